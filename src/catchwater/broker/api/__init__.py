@@ -1,0 +1,1 @@
+"""One handler per Kafka API key, named `kNN_name`; each head lists versions and omissions."""

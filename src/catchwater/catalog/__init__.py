@@ -1,0 +1,5 @@
+"""Chapter 6: who has what.
+
+The SQL tables that say which runs exist and in which order, the committed group offsets, pins
+and sink epochs. One `.sql` file per statement.
+"""

@@ -1,0 +1,5 @@
+"""Chapter 10: what a restore would need.
+
+Reads checkpoints without Spark, computes the contract of each, and makes it binding on the log
+by pins.
+"""
