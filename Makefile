@@ -1,0 +1,74 @@
+# Two commands for a newcomer: `make demo` and `make test`. Each sets up what it needs first.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+TESTS ?= tests
+ARGS ?=
+SEEDS ?= 50
+
+.PHONY: help setup style format types tidy unit test sim e2e bench demo docs check lock clean
+.DEFAULT_GOAL := help
+
+help:            ## show this list
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP)  ## environment in .venv, with a Java runtime where the machine has none
+
+$(STAMP): requirements/uv.lock requirements/build.lock requirements/dev.lock requirements/java.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Catchwater needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Name one: make setup PYTHON=python3.12")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/uv.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements/build.lock -r requirements/dev.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
+	$(BIN)/catchwater doctor --check java >/dev/null 2>&1 || $(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements/java.lock
+	$(BIN)/catchwater doctor --warm
+	@touch $@
+
+lock:            ## resolve the dependencies again (hashed, no registry named)
+	for group in uv build java; do \
+	  $(BIN)/uv pip compile -q -U --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	    --no-emit-find-links --no-header --no-annotate requirements/$$group.in -o requirements/$$group.lock || exit 1; done
+	$(BIN)/uv pip compile -q -U --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
+	  --no-header --no-annotate pyproject.toml --extra spark --extra fast --group test --group tidy -o requirements/dev.lock
+
+style: $(STAMP)  ## formatting and lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+format: $(STAMP) ## mend the formatting
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+types: $(STAMP)  ## mypy --strict on src
+	$(BIN)/mypy
+
+tidy: style types ## what can be enforced: style, types, layers, sizes, the repository against STYLE.md
+	$(BIN)/python -m pytest -q tests/test_tidy.py
+
+unit: $(STAMP)   ## pure code only (seconds)
+	$(BIN)/python -m pytest -q tests/unit
+
+test: $(STAMP)   ## every test a newcomer should run (minutes; real clients, real Spark)
+	$(BIN)/python -m pytest $(TESTS)
+
+sim: $(STAMP)    ## whole broker on virtual time, SEEDS seeds
+	$(BIN)/python -m pytest -q tests/simulation --seeds $(SEEDS)
+
+e2e: $(STAMP)    ## real Spark
+	$(BIN)/python -m pytest tests/e2e
+
+bench: $(STAMP)  ## every claim beside its peer; writes benchmarks/results/*.json
+	$(BIN)/python -m benchmarks $(ARGS)
+
+demo: $(STAMP)   ## the main job, killed and restored, with a verdict: make demo ARGS="--data FILE.csv --json"
+	@$(BIN)/catchwater demo $(ARGS)
+
+docs: $(STAMP)   ## regenerate what is generated (protocol coverage)
+	$(BIN)/python -m docs.generate
+
+check: tidy test demo ## what CI runs
+
+clean:           ## forget the environment and the caches
+	rm -rf $(VENV) .cache .java .mypy_cache .ruff_cache .pytest_cache .hypothesis
