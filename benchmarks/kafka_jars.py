@@ -1,0 +1,65 @@
+"""Jars of Apache Kafka and of Spark's Kafka connector, fetched once with Maven into `.cache`.
+
+`jars("kafka")` is Kafka's server, console tools and client; `jars("connector-4.2")` is what
+`spark.jars` needs for Spark's own Kafka source. Maven finds its repositories in the user's
+settings. Raises `MavenMissing` when there is no `mvn` on the path.
+"""
+
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+CACHE = ROOT / ".cache"
+
+KAFKA_VERSION = "4.3.1"
+SPARK_PEER_VERSION = "4.2.0"
+
+SETS = {
+    "kafka": [
+        ("org.apache.kafka", "kafka_2.13", KAFKA_VERSION),
+        ("org.apache.kafka", "kafka-tools", KAFKA_VERSION),
+        ("org.apache.logging.log4j", "log4j-slf4j2-impl", "2.25.3"),
+    ],
+    "connector": [
+        ("org.apache.spark", "spark-sql-kafka-0-10_2.13", SPARK_PEER_VERSION),
+    ],
+}
+"""What each set asks for; Maven brings what these need."""
+
+POM = """<project><modelVersion>4.0.0</modelVersion>
+<groupId>x</groupId><artifactId>x</artifactId><version>1</version>
+<dependencies>{dependencies}</dependencies></project>"""
+DEPENDENCY = """<dependency><groupId>{0}</groupId><artifactId>{1}</artifactId>
+<version>{2}</version>{exclusions}</dependency>"""
+ALONE = """<exclusions><exclusion><groupId>org.apache.spark</groupId>
+<artifactId>spark-sql_2.13</artifactId></exclusion></exclusions>"""
+
+
+class MavenMissing(Exception):
+    """There is no `mvn`; the peers of the benchmarks and the Java clients come through it."""
+
+
+def jars(name: str) -> Path:
+    """The folder that holds the set's jars, fetched on first use (about 60 MB for Kafka)."""
+    folder = CACHE / f"{name}-{KAFKA_VERSION if name == 'kafka' else SPARK_PEER_VERSION}"
+    if folder.exists():
+        return folder
+    if shutil.which("mvn") is None:
+        raise MavenMissing("mvn is not on the path; install Maven, then run this again.")
+    CACHE.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+        work = Path(scratch)
+        exclusions = ALONE if name == "connector" else ""
+        dependencies = "".join(DEPENDENCY.format(*d, exclusions=exclusions) for d in SETS[name])
+        (work / "pom.xml").write_text(POM.format(dependencies=dependencies))
+        command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime"]
+        subprocess.run([*command, f"-DoutputDirectory={work / 'jars'}"], cwd=work, check=True)
+        (work / "jars").rename(folder)
+    return folder
+
+
+if __name__ == "__main__":
+    for each in SETS:
+        print(jars(each))
