@@ -1,0 +1,200 @@
+"""Objects as files below one directory.
+
+An object is written to a file of its own in `.incoming`, synced, and only then given its name by
+rename (or by link, which fails if the name is taken); the directories on the way are synced too.
+What a killed process leaves in `.incoming` is invisible and removed a day later at the next open.
+Relies on POSIX rename and link within one file system; does not cache (the page cache does).
+"""
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from catchwater.clock import SYSTEM, Clock
+from catchwater.objects.base import (
+    Buffer,
+    ObjectExists,
+    ObjectInfo,
+    ObjectMissing,
+    StoreError,
+    StoreFull,
+    check_key,
+    check_range,
+)
+
+_INCOMING = ".incoming"
+_ABANDONED_MS = 24 * 3600 * 1000
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_MAX_PARTS = 1024  # IOV_MAX on Linux
+
+
+class LocalStore:
+    """An object store in a local directory, shared by all processes that see the directory."""
+
+    def __init__(self, root: Path, clock: Clock = SYSTEM) -> None:
+        """Open the store, creating the directory. Raises `StoreError` where that fails."""
+        self.root = root.absolute()
+        self._incoming = self.root / _INCOMING
+        with _named(self.root, "opened"):
+            self._incoming.mkdir(parents=True, exist_ok=True)
+            self._remove_abandoned(clock.now_ms() - _ABANDONED_MS)
+
+    def put(self, key: str, parts: Sequence[Buffer]) -> int:
+        """Store the object durably under its key, replacing what was there."""
+        path = self._path(key)
+        with _named(path, "written"), self._incoming_file(parts) as (temporary, size):
+            self._make_parents(path)
+            os.replace(temporary, path)
+            _sync_directory(path.parent)
+        return size
+
+    def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> int:
+        """Store the object durably, or raise `ObjectExists` if its key is taken."""
+        path = self._path(key)
+        with _named(path, "written"), self._incoming_file(parts) as (temporary, size):
+            self._make_parents(path)
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                raise ObjectExists(f"There is an object {key} already, at {path}.") from None
+            _sync_directory(path.parent)
+        return size
+
+    def get(self, key: str) -> bytes:
+        """The whole object."""
+        path = self._path(key)
+        with _named(path, "read"):
+            return path.read_bytes()
+
+    def get_range(self, key: str, offset: int, size: int) -> bytes:
+        """Exactly these bytes of the object."""
+        path = self._path(key)
+        with _named(path, "read"):
+            return read_file_range(path, offset, size)
+
+    def size(self, key: str) -> int:
+        """The object's size in bytes."""
+        path = self._path(key)
+        with _named(path, "found"):
+            return path.stat().st_size
+
+    def delete(self, key: str) -> None:
+        """Remove the object if it is there."""
+        path = self._path(key)
+        with _named(path, "deleted"):
+            path.unlink(missing_ok=True)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """The objects whose key starts with the prefix, in key order."""
+        for path in sorted(self._files(self.root / prefix.rpartition("/")[0])):
+            key = path.relative_to(self.root).as_posix()
+            if key.startswith(prefix):
+                try:
+                    status = path.stat()
+                except FileNotFoundError:
+                    continue  # deleted since the directory was read
+                yield ObjectInfo(key, status.st_size, status.st_mtime_ns // 1_000_000)
+
+    def url(self, key: str) -> str:
+        """The file's `file://` URL."""
+        return self._path(key).as_uri()
+
+    def _path(self, key: str) -> Path:
+        return self.root / check_key(key)
+
+    def _files(self, directory: Path) -> Iterator[Path]:
+        for parent, names, files in os.walk(directory):
+            names[:] = [name for name in names if not name.startswith(".")]
+            yield from (Path(parent, name) for name in files if not name.startswith("."))
+
+    @contextmanager
+    def _incoming_file(self, parts: Sequence[Buffer]) -> Iterator[tuple[str, int]]:
+        """A synced file with these bytes and no name a reader knows; gone afterwards."""
+        descriptor, temporary = tempfile.mkstemp(dir=self._incoming)
+        try:
+            try:
+                os.fchmod(descriptor, 0o644)
+                size = _write_all(descriptor, parts)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            yield temporary, size
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+
+    def _make_parents(self, path: Path) -> None:
+        """Create the directories on the way to the file, and make their names durable."""
+        missing = []
+        parent = path.parent
+        while not parent.exists():
+            missing.append(parent)
+            parent = parent.parent
+        for directory in reversed(missing):
+            directory.mkdir(exist_ok=True)
+            _sync_directory(directory.parent)
+
+    def _remove_abandoned(self, modified_before_ms: int) -> None:
+        for path in self._incoming.iterdir():
+            try:
+                if path.stat().st_mtime_ns // 1_000_000 < modified_before_ms:
+                    path.unlink()
+            except FileNotFoundError:
+                continue  # another process finished or removed it
+
+
+def read_file_range(path: Path, offset: int, size: int) -> bytes:
+    """Exactly `size` bytes of a file from `offset`. Raises `ObjectTruncated` and `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        check_range(str(path), offset, size, os.fstat(descriptor).st_size)
+        data = os.pread(descriptor, size, offset)
+        while len(data) < size:  # one call reads at most 2 GiB
+            more = os.pread(descriptor, size - len(data), offset + len(data))
+            check_range(str(path), offset, size, offset + len(data) + (len(more) or -1))
+            data += more
+        return data
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _named(path: Path, done: str) -> Iterator[None]:
+    """Turn the system's errors into ours, naming the file and what could not be done."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ObjectMissing(f"There is no object at {path}.") from error
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            raise StoreFull(
+                f"{path} was not written: the file system is full.",
+                hint="Free some space; nothing was left behind and the write may be repeated.",
+            ) from error
+        raise StoreError(f"{path} could not be {done}: {error.strerror or error}.") from error
+
+
+def _write_all(descriptor: int, parts: Sequence[Buffer]) -> int:
+    """Write all the parts in as few calls as the system allows; return their size."""
+    pending = [memoryview(part).cast("B") for part in parts if len(part)]
+    total = sum(map(len, pending))
+    while pending:
+        written = os.writev(descriptor, pending[:_MAX_PARTS])
+        done = 0
+        while done < len(pending) and written >= len(pending[done]):
+            written -= len(pending[done])
+            done += 1
+        pending = pending[done:]
+        if written:
+            pending[0] = pending[0][written:]
+    return total
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
