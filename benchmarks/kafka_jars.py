@@ -24,17 +24,21 @@ SETS = {
     ],
     "connector": [
         ("org.apache.spark", "spark-sql-kafka-0-10_2.13", SPARK_PEER_VERSION),
+        ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
+        ("org.apache.kafka", "kafka-clients", "3.9.1"),
+        ("org.apache.commons", "commons-pool2", "2.12.1"),
     ],
 }
-"""What each set asks for; Maven brings what these need."""
+"""What each set asks for; Maven brings what Kafka needs, and of the connector these alone."""
 
 POM = """<project><modelVersion>4.0.0</modelVersion>
 <groupId>x</groupId><artifactId>x</artifactId><version>1</version>
 <dependencies>{dependencies}</dependencies></project>"""
 DEPENDENCY = """<dependency><groupId>{0}</groupId><artifactId>{1}</artifactId>
 <version>{2}</version>{exclusions}</dependency>"""
-ALONE = """<exclusions><exclusion><groupId>org.apache.spark</groupId>
-<artifactId>spark-sql_2.13</artifactId></exclusion></exclusions>"""
+ALONE = (
+    "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+)
 
 
 class MavenMissing(Exception):
