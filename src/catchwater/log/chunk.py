@@ -1,0 +1,132 @@
+"""A chunk: batches of many partitions side by side, with an index in front of them.
+
+One chunk is the payload of one WAL frame, or one staged object of a sink. The byte table is in
+`docs/format/chunk.md`. Encoding copies no batch: it returns a list of buffers to be written one
+after the other. Decoding reads the header and the index only; a batch has its own CRC, which
+whoever reads the batch checks.
+
+Batches keep the base offset they came with: their real offsets are in the catalog.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from catchwater.catalog.base import PartitionKey
+from catchwater.config import CatchwaterError
+from catchwater.objects.base import Buffer
+from catchwater.wire.batch import BatchHeader
+
+MAGIC = b"CWCK"
+VERSION = 1
+MAX_CHUNK_BYTES = 2**32 - 1
+
+_HEADER = struct.Struct(">4sHHqIII")
+_CRC = struct.Struct(">I")
+_ENTRY = struct.Struct(">16siIIqhiiiqh")
+HEADER_BYTES = _HEADER.size + _CRC.size
+ENTRY_BYTES = _ENTRY.size
+
+
+class ChunkError(CatchwaterError):
+    """These bytes are no chunk, or a damaged one."""
+
+
+class Entry(NamedTuple):
+    """What the index says of one batch; the numbers are those of the batch's own header."""
+
+    topic_id: bytes
+    partition: int
+    byte_offset: int
+    """From the first byte of the chunk."""
+    size_bytes: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    last_offset_delta: int
+    record_count: int
+    max_timestamp: int
+    attributes: int
+
+
+class Chunk(NamedTuple):
+    """A decoded index; `size_bytes` is the length the whole chunk must have."""
+
+    created_ms: int
+    entries: list[Entry]
+    size_bytes: int
+
+
+def encode(
+    batches: Sequence[tuple[PartitionKey, BatchHeader, Buffer]], created_ms: int
+) -> tuple[list[Buffer], Chunk]:
+    """The buffers of a chunk that holds these batches, and the index as a reader will see it.
+
+    The batches are laid down in the order given: bring those of one partition together, and
+    they become one run. `created_ms` is the time of the append, milliseconds.
+    """
+    at = HEADER_BYTES + ENTRY_BYTES * len(batches)
+    entries: list[Entry] = []
+    parts: list[Buffer] = [b""]
+    for (topic_id, partition), header, data in batches:
+        assert len(data) == header.size_bytes, "a batch is as long as its header says"
+        entries.append(
+            Entry(
+                topic_id,
+                partition,
+                at,
+                header.size_bytes,
+                header.producer_id,
+                header.producer_epoch,
+                header.base_sequence,
+                header.last_offset_delta,
+                header.record_count,
+                header.max_timestamp,
+                header.attributes,
+            )
+        )
+        parts.append(data)
+        at += header.size_bytes
+    assert at <= MAX_CHUNK_BYTES, "the appender bounds a chunk far below the format's limit"
+    index = b"".join([_ENTRY.pack(*entry) for entry in entries])
+    head = _HEADER.pack(MAGIC, VERSION, 0, created_ms, len(entries), len(index), crc32c(index))
+    parts[0] = b"".join((head, _CRC.pack(crc32c(head)), index))
+    return parts, Chunk(created_ms, entries, at)
+
+
+def decode_index(view: Buffer) -> Chunk:
+    """Read header and index. Raises `ChunkError`; the batches are not looked at."""
+    view = memoryview(view)
+    if len(view) < HEADER_BYTES:
+        raise ChunkError(f"A chunk has at least {HEADER_BYTES} bytes, this one has {len(view)}.")
+    head = view[: _HEADER.size]
+    magic, version, _flags, created_ms, count, index_bytes, index_crc = _HEADER.unpack(head)
+    if magic != MAGIC:
+        raise ChunkError(f"A chunk begins with {MAGIC!r}, this begins with {bytes(magic)!r}.")
+    if _CRC.unpack_from(view, _HEADER.size)[0] != crc32c(head):
+        raise ChunkError("The chunk's header is damaged: its checksum is wrong.")
+    if version > VERSION:
+        raise ChunkError(
+            f"The chunk has format version {version}; this release reads up to {VERSION}.",
+            hint="Upgrade Catchwater.",
+        )
+    index = view[HEADER_BYTES : HEADER_BYTES + index_bytes]
+    if len(index) != index_bytes or index_bytes != count * ENTRY_BYTES:
+        raise ChunkError(f"The chunk's index of {count} batches is cut short or too long.")
+    if crc32c(index) != index_crc:
+        raise ChunkError("The chunk's index is damaged: its checksum is wrong.")
+    entries = [Entry._make(fields) for fields in _ENTRY.iter_unpack(index)]
+    return Chunk(created_ms, entries, _end(entries, HEADER_BYTES + index_bytes))
+
+
+def _end(entries: Sequence[Entry], at: int) -> int:
+    """Where the last batch ends, if they lie side by side from `at` on."""
+    for entry in entries:
+        if entry.byte_offset != at:
+            raise ChunkError(
+                f"The chunk's index has a batch at byte {entry.byte_offset}, not {at}."
+            )
+        at += entry.size_bytes
+    return at
