@@ -1,4 +1,20 @@
-"""Errors every command can print, and the reading of configuration."""
+"""Errors every command can print, and the reading of the broker's configuration.
+
+A broker's file is Kafka's `server.properties` syntax or, where its name ends in `.toml`, TOML.
+Kafka's keys keep Kafka's names; ours stand under `catchwater.`. Every key may also be set in the
+environment, where it wins: `num.partitions` is `CATCHWATER_BROKER__NUM_PARTITIONS`. A key we do
+not know stops the start, because a setting that is silently ignored is worse than none.
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ENVIRONMENT_PREFIX = "CATCHWATER_BROKER__"
 
 
 class CatchwaterError(Exception):
@@ -9,3 +25,223 @@ class CatchwaterError(Exception):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+
+
+class ConfigError(CatchwaterError):
+    """A configuration that cannot be used; names the file, the line and the key."""
+
+    exit_code = 2
+
+
+class Address(NamedTuple):
+    """A host and a TCP port; port 0 asks the operating system for a free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+DEFAULT_LISTENER = Address("127.0.0.1", 9092)
+DEFAULT_CONTROL_LISTENER = Address("127.0.0.1", 9644)
+
+
+@dataclass(frozen=True)
+class BrokerConfig:
+    """One broker's settings. Times are milliseconds, sizes bytes; -1 means without limit.
+
+    A field's key in files is its name with dots for underscores.
+    """
+
+    listeners: Address = DEFAULT_LISTENER
+    advertised_listeners: Address | None = None
+    node_id: int = 1
+    log_dirs: Path = Path("catchwater-data")
+    num_partitions: int = 1
+    auto_create_topics_enable: bool = True
+    log_retention_ms: int = 604_800_000
+    log_retention_bytes: int = -1
+    message_max_bytes: int = 1_048_588
+    fetch_max_bytes: int = 57_671_680
+    socket_request_max_bytes: int = 104_857_600
+    max_connections: int = 4_096
+    max_connections_per_ip: int = 2_048
+    connections_max_idle_ms: int = 600_000
+    group_initial_rebalance_delay_ms: int = 0
+    group_min_session_timeout_ms: int = 6_000
+    group_max_session_timeout_ms: int = 1_800_000
+    group_max_size: int = 10_000
+    catchwater_control_listener: Address = DEFAULT_CONTROL_LISTENER
+    catchwater_wal_segment_bytes: int = 67_108_864
+    catchwater_pack_interval_ms: int = 10_000
+    catchwater_pack_min_bytes: int = 16_777_216
+    catchwater_retention_interval_ms: int = 10_000
+    catchwater_delete_grace_ms: int = 60_000
+    catchwater_cache_bytes: int = 268_435_456
+    catchwater_ready_file: Path | None = None
+
+
+_LEAST = {
+    "log.retention.ms": -1,
+    "log.retention.bytes": -1,
+    "num.partitions": 1,
+    "message.max.bytes": 1,
+    "fetch.max.bytes": 1024,
+    "socket.request.max.bytes": 1024,
+    "max.connections": 1,
+    "max.connections.per.ip": 1,
+    "connections.max.idle.ms": 1,
+    "group.max.size": 1,
+    "catchwater.wal.segment.bytes": 4096,
+    "catchwater.pack.interval.ms": 1,
+    "catchwater.retention.interval.ms": 1,
+}
+"""The smallest number each key may have; 0 where it is not named."""
+
+_FIELDS = {f.name.replace("_", "."): f for f in fields(BrokerConfig)}
+
+
+class _Setting(NamedTuple):
+    """One value as it was found: a text, or what TOML made of it; `where` is for messages."""
+
+    key: str
+    value: Any
+    where: str
+
+
+def load_broker_config(
+    path: Path | None, environment: Mapping[str, str], overrides: Mapping[str, str] | None = None
+) -> BrokerConfig:
+    """The settings of a file, then the environment's, then `overrides` (the command line's).
+
+    Raises `ConfigError` for a file that cannot be read, an unknown or repeated key, a value of
+    the wrong type or out of range.
+    """
+    values: dict[str, Any] = {}
+    settings = [*(_read_file(path) if path else ()), *_environment(environment)]
+    settings += [_Setting(k, v, "the command line") for k, v in (overrides or {}).items()]
+    for setting in settings:
+        target = _FIELDS.get(setting.key)
+        if target is None:
+            raise _unknown_key(setting)
+        values[target.name] = _convert(setting, target.type)
+    return BrokerConfig(**values)
+
+
+def _read_file(path: Path) -> list[_Setting]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ConfigError(
+            f"The configuration file {path} cannot be read: {problem}.",
+            hint="Name an existing UTF-8 text file.",
+        ) from problem
+    if path.suffix == ".toml":
+        return list(_toml_settings(path, text))
+    return list(_properties_settings(path, text))
+
+
+def _properties_settings(path: Path, text: str) -> Iterator[_Setting]:
+    """Java's properties syntax as far as Kafka's files use it: `key=value`, `#` and `!` remarks."""
+    lines_of: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        stripped = line.strip()
+        if not stripped or stripped[0] in "#!":
+            continue
+        key, separator, value = (part.strip() for part in stripped.partition("="))
+        if not separator or not key:
+            raise ConfigError(
+                f"{path}, line {number}: expected key=value, found {stripped!r}.",
+                hint="Write one key=value a line; remarks begin with #.",
+            )
+        if key in lines_of:
+            raise ConfigError(
+                f"{path}, line {number}: {key} was already set in line {lines_of[key]}.",
+                hint="Keep one of the two lines.",
+            )
+        lines_of[key] = number
+        yield _Setting(key, value, f"{path}, line {number}")
+
+
+def _toml_settings(path: Path, text: str) -> Iterator[_Setting]:
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as problem:
+        raise ConfigError(f"{path}: not valid TOML: {problem}.") from problem
+    for key, value in _flatten(document, ""):
+        yield _Setting(key, value, f"{path}, line {_toml_line(text, key)}")
+
+
+def _flatten(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _toml_line(text: str, key: str) -> int:
+    """The line where the key's last part is set; TOML's parser keeps no positions."""
+    last = re.escape(key.rpartition(".")[2])
+    pattern = re.compile(rf'^\s*(?:[\w."-]+\.)?"?(?:[\w.-]+\.)?{last}"?\s*=')
+    numbered = enumerate(text.splitlines(), start=1)
+    return next((number for number, line in numbered if pattern.match(line)), 1)
+
+
+def _environment(environment: Mapping[str, str]) -> Iterator[_Setting]:
+    for name, value in sorted(environment.items()):
+        if name.startswith(ENVIRONMENT_PREFIX):
+            key = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("_", ".")
+            yield _Setting(key, value, f"the environment variable {name}")
+
+
+def _unknown_key(setting: _Setting) -> ConfigError:
+    nearest = difflib.get_close_matches(setting.key, _FIELDS, n=1, cutoff=0.0)
+    return ConfigError(
+        f"{setting.where}: there is no setting {setting.key}.",
+        hint=f"The nearest is {nearest[0]}.",
+    )
+
+
+def _convert(setting: _Setting, wanted: Any) -> Any:
+    """The setting's value as the field's type wants it."""
+    try:
+        if wanted is bool:
+            return _boolean(setting.value)
+        if wanted is int:
+            return _integer(setting.value, _LEAST.get(setting.key, 0))
+        if not isinstance(setting.value, str) or not setting.value:
+            raise ValueError("a text")
+        if wanted in (Path, Path | None):
+            return Path(setting.value)
+        return _address(setting.value)
+    except ValueError as expected:
+        raise ConfigError(
+            f"{setting.where}: {setting.key} must be {expected}, not {setting.value!r}."
+        ) from None
+
+
+def _boolean(value: Any) -> bool:
+    match value:
+        case bool():
+            return value
+        case str() if value.lower() in ("true", "false"):
+            return value.lower() == "true"
+    raise ValueError("true or false")
+
+
+def _integer(value: Any, least: int) -> int:
+    text = str(value)
+    if isinstance(value, bool) or not re.fullmatch(r"-?\d{1,18}", text) or int(text) < least:
+        raise ValueError(f"a whole number of at least {least}")
+    return int(text)
+
+
+def _address(value: str) -> Address:
+    """`host:port` or Kafka's `PLAINTEXT://host:port`; an IPv6 host stands in brackets."""
+    match = re.fullmatch(r"(?:PLAINTEXT://)?(\[[0-9a-fA-F:]+\]|[^:/\[\],]+):(\d{1,5})", value)
+    if match is None or int(match[2]) > 65_535:
+        raise ValueError("one address like PLAINTEXT://127.0.0.1:9092")
+    return Address(match[1].strip("[]"), int(match[2]))

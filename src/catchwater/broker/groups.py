@@ -1,0 +1,482 @@
+"""Consumer groups of the classic protocol as a pure state machine, one `Group` per group id.
+
+Rules:
+- `EMPTY` has no members. A join moves any state to `PREPARING`: everybody must join again.
+- `PREPARING` ends when every known member has joined, or when the slowest member's rebalance
+  timeout has passed (who has not joined is then removed): the generation rises by one, the leader
+  gets the list of members, and the state is `COMPLETING`.
+- `COMPLETING` ends when the leader's assignment arrives: `STABLE`. A member that has not asked for
+  its assignment within the rebalance timeout is removed.
+- A member that is silent for its session timeout is removed; one that waits for an answer is not
+  silent.
+- A static member (KIP-345) that comes back under a new member id takes over its old place; a
+  stable group is then not disturbed, and whoever still uses the old id is fenced.
+
+Every method takes `now_ms` and returns the answers that became due, each for a `Waiter`: whatever
+token the caller handed in (the broker uses futures). Nothing here waits, stores or opens anything.
+Membership does not outlive the broker: after a restart members are told UNKNOWN_MEMBER_ID and
+join again at once, so nobody waits for a timeout. Committed offsets are kept by the log, not here.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple
+
+from catchwater.wire.errors import ErrorCode
+
+Waiter = Any
+"""Names the request an answer belongs to; opaque to this module."""
+
+NO_GENERATION = -1
+
+
+class GroupState(Enum):
+    """The states by the names that Kafka's tools print."""
+
+    EMPTY = "Empty"
+    PREPARING = "PreparingRebalance"
+    COMPLETING = "CompletingRebalance"
+    STABLE = "Stable"
+
+
+@dataclass(frozen=True)
+class GroupLimits:
+    """What a member may ask for; times in milliseconds."""
+
+    min_session_timeout_ms: int = 6_000
+    max_session_timeout_ms: int = 1_800_000
+    initial_rebalance_delay_ms: int = 0
+    max_members: int = 10_000
+
+
+class Join(NamedTuple):
+    """A JoinGroup request. `fresh_id` becomes the member's id where it brought none."""
+
+    member_id: str
+    fresh_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocol_type: str
+    protocols: tuple[tuple[str, bytes], ...]
+    must_return_with_id: bool
+    """JoinGroup v4 and later: a new dynamic member is told its id and must join again with it."""
+
+
+class Joined(NamedTuple):
+    """The answer to a `Join`; `members` (id, instance id, metadata) is filled for the leader."""
+
+    error: ErrorCode
+    member_id: str
+    generation: int = NO_GENERATION
+    protocol_type: str | None = None
+    protocol: str | None = None
+    leader: str = ""
+    skip_assignment: bool = False
+    members: tuple[tuple[str, str | None, bytes], ...] = ()
+
+
+class Synced(NamedTuple):
+    """The answer to a SyncGroup request."""
+
+    error: ErrorCode
+    assignment: bytes = b""
+    protocol_type: str | None = None
+    protocol: str | None = None
+
+
+Answers = list[tuple[Waiter, Joined | Synced]]
+
+
+@dataclass
+class Member:
+    """One member. At most one of `joining` and `syncing` is set: the request it waits in."""
+
+    id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+    last_seen_ms: int
+    assignment: bytes = b""
+    joining: Waiter | None = None
+    syncing: Waiter | None = None
+
+    @property
+    def session_deadline_ms(self) -> int | None:
+        """When it counts as gone; None while it waits for our answer."""
+        if self.joining is not None or self.syncing is not None:
+            return None
+        return self.last_seen_ms + self.session_timeout_ms
+
+    def metadata(self, protocol: str | None) -> bytes:
+        """What it said under this protocol name."""
+        return dict(self.protocols).get(protocol or "", b"")
+
+
+@dataclass
+class Group:
+    """One group. `members` keeps the order of joining; the first joined leads."""
+
+    id: str
+    limits: GroupLimits
+    state: GroupState = GroupState.EMPTY
+    generation: int = 0
+    protocol_type: str | None = None
+    protocol: str | None = None
+    leader: str | None = None
+    members: dict[str, Member] = field(default_factory=dict)
+    promised: dict[str, int] = field(default_factory=dict)
+    """Ids handed out with MEMBER_ID_REQUIRED, and until when (ms) they may be used."""
+    earliest_end_ms: int = 0
+    """In PREPARING: the rebalance does not end before, so that a starting fleet joins once."""
+    deadline_ms: int = 0
+    """In PREPARING and COMPLETING: who has not joined or synced by then is removed."""
+
+    # --- joining -------------------------------------------------------------------------
+
+    def join(self, request: Join, waiter: Waiter, now_ms: int) -> Answers:
+        """A member wants to take part in the next generation (KIP-62, KIP-345, KIP-394)."""
+        error = self._refusal(request)
+        if error is not ErrorCode.NONE:
+            return [(waiter, Joined(error, request.member_id))]
+        static = self._static(request.instance_id)
+        if request.member_id == "":
+            if static is not None:
+                return self._replace_static(static, request, waiter, now_ms)
+            return self._join_new(request, waiter, now_ms)
+        if static is not None and static.id != request.member_id:
+            return [(waiter, Joined(ErrorCode.FENCED_INSTANCE_ID, request.member_id))]
+        if self.promised.pop(request.member_id, None) is not None:
+            return self._admit(request.member_id, request, waiter, now_ms)
+        member = self.members.get(request.member_id)
+        if member is None:
+            return [(waiter, Joined(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id))]
+        return self._join_again(member, request, waiter, now_ms)
+
+    def _refusal(self, request: Join) -> ErrorCode:
+        limits = self.limits
+        if not (
+            limits.min_session_timeout_ms
+            <= request.session_timeout_ms
+            <= limits.max_session_timeout_ms
+        ):
+            return ErrorCode.INVALID_SESSION_TIMEOUT
+        if not request.protocol_type or not request.protocols:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        others = [m for m in self.members.values() if m.id != request.member_id]
+        if others:
+            common = set.intersection(*({name for name, _ in m.protocols} for m in others))
+            if request.protocol_type != self.protocol_type or common.isdisjoint(
+                name for name, _ in request.protocols
+            ):
+                return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        is_known = request.member_id in self.members or self._static(request.instance_id)
+        if not is_known and len(self.members) + len(self.promised) >= limits.max_members:
+            if request.member_id not in self.promised:
+                return ErrorCode.GROUP_MAX_SIZE_REACHED
+        return ErrorCode.NONE
+
+    def _join_new(self, request: Join, waiter: Waiter, now_ms: int) -> Answers:
+        if request.must_return_with_id and request.instance_id is None:
+            self.promised[request.fresh_id] = now_ms + request.session_timeout_ms
+            return [(waiter, Joined(ErrorCode.MEMBER_ID_REQUIRED, request.fresh_id))]
+        return self._admit(request.fresh_id, request, waiter, now_ms)
+
+    def _admit(self, member_id: str, request: Join, waiter: Waiter, now_ms: int) -> Answers:
+        member = Member(
+            id=member_id,
+            instance_id=request.instance_id,
+            client_id=request.client_id,
+            client_host=request.client_host,
+            session_timeout_ms=request.session_timeout_ms,
+            rebalance_timeout_ms=request.rebalance_timeout_ms,
+            protocols=request.protocols,
+            last_seen_ms=now_ms,
+            joining=waiter,
+        )
+        was_empty = not self.members
+        self.members[member_id] = member
+        self.protocol_type = request.protocol_type
+        answers = self._prepare(now_ms)
+        if was_empty:
+            self.earliest_end_ms = now_ms + self.limits.initial_rebalance_delay_ms
+        return answers + self._end_joining_if_all_joined(now_ms)
+
+    def _join_again(self, member: Member, request: Join, waiter: Waiter, now_ms: int) -> Answers:
+        answers = self._answer_join(member, ErrorCode.REBALANCE_IN_PROGRESS)
+        unchanged = member.protocols == request.protocols
+        member.session_timeout_ms = request.session_timeout_ms
+        member.rebalance_timeout_ms = request.rebalance_timeout_ms
+        member.protocols = request.protocols
+        member.last_seen_ms = now_ms
+        is_retry = self.state is GroupState.COMPLETING or (
+            self.state is GroupState.STABLE and member.id != self.leader
+        )
+        if unchanged and is_retry:
+            return [*answers, (waiter, self._joined(member))]
+        member.joining = waiter
+        answers += self._prepare(now_ms)
+        return answers + self._end_joining_if_all_joined(now_ms)
+
+    def _replace_static(self, old: Member, request: Join, waiter: Waiter, now_ms: int) -> Answers:
+        answers = self._answer_join(old, ErrorCode.FENCED_INSTANCE_ID)
+        answers += self._answer_sync(old, ErrorCode.FENCED_INSTANCE_ID)
+        new = Member(
+            id=request.fresh_id,
+            instance_id=request.instance_id,
+            client_id=request.client_id,
+            client_host=request.client_host,
+            session_timeout_ms=request.session_timeout_ms,
+            rebalance_timeout_ms=request.rebalance_timeout_ms,
+            protocols=request.protocols,
+            last_seen_ms=now_ms,
+            assignment=old.assignment,
+        )
+        # Rebuilt, so that the new member stands where the old one stood.
+        self.members = {
+            (new.id if m is old else m.id): (new if m is old else m) for m in self.members.values()
+        }
+        if self.leader == old.id:
+            self.leader = new.id
+        same = old.metadata(self.protocol) == new.metadata(self.protocol)
+        if self.state is GroupState.STABLE and same:
+            joined = self._joined(new)._replace(skip_assignment=new.id == self.leader)
+            return [*answers, (waiter, joined)]
+        new.joining = waiter
+        answers += self._prepare(now_ms)
+        return answers + self._end_joining_if_all_joined(now_ms)
+
+    def _prepare(self, now_ms: int) -> Answers:
+        """Ask everybody to join again, unless they are already being asked."""
+        if self.state is GroupState.PREPARING:
+            return []
+        answers: Answers = []
+        for member in self.members.values():
+            answers += self._answer_sync(member, ErrorCode.REBALANCE_IN_PROGRESS)
+        self.state = GroupState.PREPARING
+        self.earliest_end_ms = now_ms
+        self.deadline_ms = now_ms + self._slowest_rebalance_ms()
+        return answers
+
+    def _slowest_rebalance_ms(self) -> int:
+        return max((m.rebalance_timeout_ms for m in self.members.values()), default=0)
+
+    def _end_joining_if_all_joined(self, now_ms: int) -> Answers:
+        if self.state is not GroupState.PREPARING or now_ms < self.earliest_end_ms:
+            return []
+        if self.promised or any(m.joining is None for m in self.members.values()):
+            return []
+        return self._end_joining(now_ms)
+
+    def _end_joining(self, now_ms: int) -> Answers:
+        """The next generation begins with the members there are."""
+        if not self.members:
+            self._become_empty()
+            return []
+        joined = [m for m in self.members.values() if m.joining is not None]
+        if not joined:
+            # Only silent static members are left; their session timeouts decide about them.
+            self.deadline_ms = now_ms + self._slowest_rebalance_ms()
+            return []
+        if self.leader not in {m.id for m in joined}:
+            self.leader = joined[0].id
+        self.generation += 1
+        self.protocol = self._vote()
+        self.state = GroupState.COMPLETING
+        self.deadline_ms = now_ms + self._slowest_rebalance_ms()
+        answers: Answers = []
+        for member in joined:
+            member.assignment = b""
+            member.last_seen_ms = now_ms
+            answers.append((member.joining, self._joined(member)))
+            member.joining = None
+        return answers
+
+    def _vote(self) -> str:
+        """Each member votes for the first of its protocols that all know; the most votes win."""
+        known = set.intersection(*({n for n, _ in m.protocols} for m in self.members.values()))
+        votes: dict[str, int] = {}
+        for member in self.members.values():
+            choice = next(name for name, _ in member.protocols if name in known)
+            votes[choice] = votes.get(choice, 0) + 1
+        return max(votes, key=lambda name: votes[name])
+
+    def _become_empty(self) -> None:
+        self.state = GroupState.EMPTY
+        self.generation += 1
+        self.protocol = self.leader = None
+
+    def _joined(self, member: Member) -> Joined:
+        is_leader = member.id == self.leader
+        members = self.members.values() if is_leader else ()
+        return Joined(
+            ErrorCode.NONE,
+            member.id,
+            self.generation,
+            self.protocol_type,
+            self.protocol,
+            self.leader or "",
+            False,
+            tuple((m.id, m.instance_id, m.metadata(self.protocol)) for m in members),
+        )
+
+    # --- syncing -------------------------------------------------------------------------
+
+    def sync(
+        self,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        protocol: tuple[str | None, str | None],
+        assignments: dict[str, bytes],
+        waiter: Waiter,
+        now_ms: int,
+    ) -> Answers:
+        """A member asks for its assignment; the leader brings everybody's.
+
+        `protocol` is the (type, name) that the member believes in; None where it did not say.
+        """
+        error = self.check_member(member_id, instance_id, generation)
+        if error is ErrorCode.NONE and any(
+            said not in (None, meant)
+            for said, meant in zip(protocol, (self.protocol_type, self.protocol), strict=True)
+        ):
+            error = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if error is ErrorCode.NONE and self.state is GroupState.PREPARING:
+            error = ErrorCode.REBALANCE_IN_PROGRESS
+        if error is not ErrorCode.NONE:
+            return [(waiter, Synced(error))]
+        member = self.members[member_id]
+        member.last_seen_ms = now_ms
+        answers = self._answer_sync(member, ErrorCode.REBALANCE_IN_PROGRESS)
+        member.syncing = waiter
+        if self.state is GroupState.COMPLETING:
+            if member_id != self.leader:
+                return answers
+            self.state = GroupState.STABLE
+            for other in self.members.values():
+                other.assignment = assignments.get(other.id, b"")
+        for other in self.members.values():
+            answers += self._answer_sync(other, ErrorCode.NONE, now_ms)
+        return answers
+
+    def _answer_sync(self, member: Member, error: ErrorCode, now_ms: int | None = None) -> Answers:
+        waiter, member.syncing = member.syncing, None
+        if waiter is None:
+            return []
+        if now_ms is not None:
+            member.last_seen_ms = now_ms
+        if error is not ErrorCode.NONE:
+            return [(waiter, Synced(error))]
+        return [(waiter, Synced(error, member.assignment, self.protocol_type, self.protocol))]
+
+    def _answer_join(self, member: Member, error: ErrorCode) -> Answers:
+        waiter, member.joining = member.joining, None
+        return [] if waiter is None else [(waiter, Joined(error, member.id))]
+
+    # --- staying and leaving -------------------------------------------------------------
+
+    def heartbeat(
+        self, member_id: str, instance_id: str | None, generation: int, now_ms: int
+    ) -> ErrorCode:
+        """A member lives; REBALANCE_IN_PROGRESS tells it to join again."""
+        error = self.check_member(member_id, instance_id, generation)
+        if error is not ErrorCode.NONE:
+            return error
+        self.members[member_id].last_seen_ms = now_ms
+        if self.state is GroupState.PREPARING:
+            return ErrorCode.REBALANCE_IN_PROGRESS
+        return ErrorCode.NONE
+
+    def leave(
+        self, member_id: str, instance_id: str | None, now_ms: int
+    ) -> tuple[ErrorCode, Answers]:
+        """A member goes; a static one may be named by its instance id alone (KIP-345)."""
+        if self.promised.pop(member_id, None) is not None:
+            return ErrorCode.NONE, self._end_joining_if_all_joined(now_ms)
+        static = self._static(instance_id)
+        if instance_id is not None and static is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID, []
+        if static is not None and member_id not in ("", static.id):
+            return ErrorCode.FENCED_INSTANCE_ID, []
+        member = static or self.members.get(member_id)
+        if member is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID, []
+        return ErrorCode.NONE, self._remove([member], now_ms)
+
+    def check_commit(
+        self, member_id: str, instance_id: str | None, generation: int, now_ms: int
+    ) -> ErrorCode:
+        """Whether these offsets may be committed; a group without members takes anybody's."""
+        if generation < 0 and not self.members:
+            return ErrorCode.NONE
+        error = self.check_member(member_id, instance_id, generation)
+        if error is not ErrorCode.NONE:
+            return error
+        if self.state is GroupState.COMPLETING:
+            return ErrorCode.REBALANCE_IN_PROGRESS
+        self.members[member_id].last_seen_ms = now_ms
+        return ErrorCode.NONE
+
+    def check_member(self, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
+        """Whether this is a member of the running generation."""
+        static = self._static(instance_id)
+        if instance_id is not None and static is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if static is not None and static.id != member_id:
+            return ErrorCode.FENCED_INSTANCE_ID
+        if member_id not in self.members:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if generation != self.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        return ErrorCode.NONE
+
+    def _static(self, instance_id: str | None) -> Member | None:
+        if instance_id is None:
+            return None
+        return next((m for m in self.members.values() if m.instance_id == instance_id), None)
+
+    def _remove(self, gone: list[Member], now_ms: int) -> Answers:
+        answers: Answers = []
+        for member in gone:
+            del self.members[member.id]
+            answers += self._answer_join(member, ErrorCode.UNKNOWN_MEMBER_ID)
+            answers += self._answer_sync(member, ErrorCode.UNKNOWN_MEMBER_ID)
+        answers += self._prepare(now_ms)
+        if not self.members and not self.promised:
+            self._become_empty()
+            return answers
+        return answers + self._end_joining_if_all_joined(now_ms)
+
+    # --- time ----------------------------------------------------------------------------
+
+    def tick(self, now_ms: int) -> Answers:
+        """Time has passed: silent members are removed, overdue rebalances end."""
+        self.promised = {i: until for i, until in self.promised.items() if until > now_ms}
+        silent = [
+            m
+            for m in self.members.values()
+            if m.session_deadline_ms is not None and m.session_deadline_ms <= now_ms
+        ]
+        answers = self._remove(silent, now_ms) if silent else []
+        if self.state is GroupState.COMPLETING and now_ms >= self.deadline_ms:
+            late = [m for m in self.members.values() if m.syncing is None]
+            if late:
+                answers += self._remove(late, now_ms)
+        answers += self._end_joining_if_all_joined(now_ms)
+        if self.state is GroupState.PREPARING and now_ms >= self.deadline_ms:
+            for member in list(self.members.values()):
+                if member.joining is None and member.instance_id is None:
+                    del self.members[member.id]
+            answers += self._end_joining(now_ms)
+        return answers
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing would be lost by forgetting it."""
+        return not self.members and not self.promised

@@ -1,0 +1,130 @@
+"""The broker's configuration: both syntaxes, the environment, and every way to get it wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from catchwater.config import Address, BrokerConfig, ConfigError, load_broker_config
+
+
+def written(tmp_path: Path, text: str, name: str = "server.properties") -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def refusal(path: Path | None, environment: dict[str, str] | None = None) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load_broker_config(path, environment or {})
+    assert caught.value.exit_code == 2
+    return caught.value
+
+
+def test_without_anything_the_defaults_bind_loopback_only() -> None:
+    config = load_broker_config(None, {})
+    assert config == BrokerConfig()
+    assert config.listeners.host == config.catchwater_control_listener.host == "127.0.0.1"
+
+
+def test_properties_and_toml_say_the_same(tmp_path: Path) -> None:
+    properties = written(
+        tmp_path,
+        "# a remark\n! another\n\nlisteners=PLAINTEXT://127.0.0.1:0\nlog.dirs = /tmp/data\n"
+        "auto.create.topics.enable=FALSE\nlog.retention.ms=-1\ncatchwater.pack.min.bytes=5\n",
+    )
+    toml = written(
+        tmp_path,
+        'listeners = "PLAINTEXT://127.0.0.1:0"\nlog.dirs = "/tmp/data"\n'
+        "log.retention.ms = -1\nauto.create.topics.enable = false\n"
+        "[catchwater]\npack.min.bytes = 5\n",
+        "broker.toml",
+    )
+    config = load_broker_config(properties, {})
+    assert config == load_broker_config(toml, {})
+    assert config.listeners == Address("127.0.0.1", 0)
+    assert config.log_dirs == Path("/tmp/data")
+    assert config.catchwater_pack_min_bytes == 5
+
+
+def test_the_environment_wins_over_the_file_and_the_command_line_over_both(tmp_path: Path) -> None:
+    path = written(tmp_path, "num.partitions=3\nnode.id=1\n")
+    environment = {"CATCHWATER_BROKER__NUM_PARTITIONS": "4", "CATCHWATER_BROKER__NODE_ID": "5"}
+    config = load_broker_config(path, {**environment, "HOME": "/"}, {"node.id": "6"})
+    assert (config.num_partitions, config.node_id) == (4, 6)
+
+
+def test_an_unknown_key_names_file_line_and_the_nearest_key(tmp_path: Path) -> None:
+    path = written(tmp_path, "node.id=1\nnum.partition=3\n")
+    error = refusal(path)
+    assert str(error) == f"{path}, line 2: there is no setting num.partition."
+    assert error.hint == "The nearest is num.partitions."
+
+
+def test_an_unknown_key_in_a_toml_table_names_its_line(tmp_path: Path) -> None:
+    path = written(tmp_path, "node.id = 1\n\n[catchwater]\npak.min.bytes = 4\n", "b.toml")
+    error = refusal(path)
+    assert f"{path}, line 4: there is no setting catchwater.pak.min.bytes." in str(error)
+    assert error.hint == "The nearest is catchwater.pack.min.bytes."
+
+
+def test_an_unknown_environment_variable_is_named() -> None:
+    error = refusal(None, {"CATCHWATER_BROKER__NUM_PARTITION": "1"})
+    assert "CATCHWATER_BROKER__NUM_PARTITION" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("num.partitions=0", "a whole number of at least 1"),
+        ("num.partitions=ten", "a whole number of at least 1"),
+        ("log.retention.ms=-2", "a whole number of at least -1"),
+        ("catchwater.cache.bytes=-1", "a whole number of at least 0"),
+        ("catchwater.cache.bytes=1e6", "a whole number of at least 0"),
+        ("node.id=" + "9" * 400, "a whole number of at least 0"),
+        ("auto.create.topics.enable=yes", "true or false"),
+        ("listeners=PLAINTEXT://127.0.0.1", "one address like"),
+        ("listeners=SSL://127.0.0.1:9093", "one address like"),
+        ("listeners=PLAINTEXT://a:1,PLAINTEXT://b:2", "one address like"),
+        ("listeners=127.0.0.1:70000", "one address like"),
+        ("log.dirs=", "a text"),
+    ],
+)
+def test_a_wrong_value_says_what_would_be_right(tmp_path: Path, line: str, expected: str) -> None:
+    error = refusal(written(tmp_path, f"\n{line}\n"))
+    assert "line 2" in str(error)
+    assert f"{line.partition('=')[0]} must be {expected}" in str(error)
+
+
+@pytest.mark.parametrize("value", ['"4"', "true", "1.5", "[1]"])
+def test_toml_numbers_are_numbers(tmp_path: Path, value: str) -> None:
+    path = written(tmp_path, f"num.partitions = {value}\n", "b.toml")
+    if value == '"4"':
+        assert load_broker_config(path, {}).num_partitions == 4
+    else:
+        assert "whole number" in str(refusal(path))
+
+
+def test_a_key_set_twice_names_both_lines(tmp_path: Path) -> None:
+    error = refusal(written(tmp_path, "node.id=1\n\nnode.id=2\n"))
+    assert "line 3: node.id was already set in line 1" in str(error)
+
+
+def test_a_line_without_a_value_is_refused(tmp_path: Path) -> None:
+    assert "line 1: expected key=value" in str(refusal(written(tmp_path, "node.id\n")))
+
+
+def test_a_missing_file_and_a_binary_file_are_refused_by_name(tmp_path: Path) -> None:
+    assert "nowhere.properties cannot be read" in str(refusal(tmp_path / "nowhere.properties"))
+    binary = tmp_path / "x.properties"
+    binary.write_bytes(b"\xff\xfe\x00")
+    assert "x.properties cannot be read" in str(refusal(binary))
+
+
+def test_broken_toml_is_refused_with_its_position(tmp_path: Path) -> None:
+    assert "not valid TOML" in str(refusal(written(tmp_path, "a = = 1", "b.toml")))
+
+
+def test_an_ipv6_address_stands_in_brackets(tmp_path: Path) -> None:
+    config = load_broker_config(written(tmp_path, "listeners=PLAINTEXT://[::1]:9092"), {})
+    assert config.listeners == Address("::1", 9092)
+    assert str(config.listeners) == "[::1]:9092"
