@@ -1,16 +1,17 @@
 """What the catalog knows and promises.
 
 The catalog says which runs exist and in which order. It follows the write-ahead log: every
-chunk, once sequenced, is handed to `apply`, which returns at once; what was applied can be
-read back from that moment on, and is durable within a second. Everything else that changes it
-(a topic, an offset commit, a pin, a sink epoch, a block of producer ids, packed runs) is a
-*barrier*: it returns a future that is done when the change, and every chunk applied before it,
-are synced together. So what is on disk is always a prefix of what happened.
+chunk, once sequenced, is handed to `apply`, which returns at once and is durable within a
+second. Everything else that changes it (a topic, an offset commit, a pin, a sink epoch, a block
+of producer ids, packed runs) is a *barrier*: it returns a future that is done when the change,
+and every chunk applied before it, are synced together. So what is on disk is always a prefix of
+what happened.
 
-A barrier whose future fails has changed nothing. Queries block and may run in any thread.
+A barrier whose future fails has changed nothing. Queries see what is durable, block, and may run
+in any thread; `on_applied` tells the reader which chunks they cover by now.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
@@ -184,6 +185,9 @@ class Catalog(Protocol):
     def load(self) -> Snapshot:
         """The state to start from."""
         ...
+
+    on_applied: Callable[[int], None]
+    """Called in the catalog's own thread with the newest sequence that queries now cover."""
 
     def apply(self, sequence: int, changes: Changes) -> None:
         """Take one chunk's changes; chunks come in order. Durable within a second."""
