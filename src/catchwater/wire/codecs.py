@@ -1,0 +1,181 @@
+"""Compression by Kafka's codec numbers: none, gzip, snappy, lz4, zstd.
+
+A batch's records are compressed as one block, in the framing that the Java client settled for each
+codec: gzip members, xerial's snappy blocks, the lz4 frame with independent blocks, zstd frames.
+Other producers write raw snappy, and frames that say how much they hold or do not; all are read.
+
+Relies on the caller to choose the cap. Promises never to hold more than the cap of output, however
+small the input that claims to be more. Does not look at what is compressed.
+"""
+
+from collections.abc import Callable
+from enum import IntEnum
+from struct import Struct
+
+import cramjam
+import lz4.frame
+
+from catchwater.config import CatchwaterError
+
+Buffer = bytes | bytearray | memoryview
+
+MAX_DECOMPRESSED_BYTES = 128 * 2**20
+"""Far above any honest batch (message.max.bytes is 1 MiB unless set), far below a worker's RAM."""
+
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_XERIAL_HEADER = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
+_XERIAL_BLOCK_BYTES = 32 * 1024
+_LENGTH = Struct(">i")
+
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_LZ4_MAGIC = b"\x04\x22\x4d\x18"
+_LZ4_CONTENT_SIZE_BIT = 0x08
+
+_FIRST_GUESS = 8
+_GROWTH = 4
+# What cramjam says when the output buffer is full; every other message means damaged input.
+_OUTPUT_FULL = "failed to write whole buffer"
+
+
+class Codec(IntEnum):
+    """Kafka's codec numbers: the low three bits of a batch's attributes."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+class CodecError(CatchwaterError):
+    """Compressed bytes that cannot be read, or a codec that does not exist."""
+
+
+class DecompressionBomb(CodecError):
+    """Input that would unfold to more bytes than the cap."""
+
+
+def compress(codec: int, data: Buffer) -> Buffer:
+    """`data` in the framing that Kafka's clients expect of this codec; raises `CodecError`."""
+    match codec:
+        case Codec.NONE:
+            return data
+        case Codec.GZIP:
+            return bytes(cramjam.gzip.compress(data))
+        case Codec.SNAPPY:
+            return _compress_xerial(memoryview(data))
+        case Codec.LZ4:
+            # The Java client refuses frames whose blocks build on each other.
+            return bytes(lz4.frame.compress(data, block_linked=False, store_size=False))
+        case Codec.ZSTD:
+            return bytes(cramjam.zstd.compress(data))
+    raise CodecError(f"Kafka has no compression codec {codec}; it numbers them from 0 to 4.")
+
+
+def decompress(codec: int, data: Buffer, *, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> memoryview:
+    """What was compressed into `data`; raises `CodecError`, `DecompressionBomb` above the cap."""
+    view = memoryview(data)
+    match codec:
+        case Codec.NONE:
+            return view
+        case Codec.GZIP:
+            return _unfold(cramjam.gzip.decompress_into, view, _gzip_size(view), max_bytes)
+        case Codec.SNAPPY:
+            return _decompress_snappy(view, max_bytes)
+        case Codec.LZ4:
+            return _unfold(cramjam.lz4.decompress_into, view, _lz4_size(view), max_bytes)
+        case Codec.ZSTD:
+            return _unfold(cramjam.zstd.decompress_into, view, _zstd_size(view), max_bytes)
+    raise CodecError(f"Kafka has no compression codec {codec}; it numbers them from 0 to 4.")
+
+
+def _unfold(
+    decompress_into: Callable[[memoryview, bytearray], int],
+    view: memoryview,
+    claimed_bytes: int | None,
+    max_bytes: int,
+) -> memoryview:
+    """Decompress into a buffer of the claimed size, or of a guessed size that grows to the cap."""
+    size = len(view) * _FIRST_GUESS if claimed_bytes is None else claimed_bytes
+    if claimed_bytes is not None and claimed_bytes > max_bytes:
+        raise _bomb(len(view), max_bytes)
+    while True:
+        size = min(size, max_bytes)
+        output = bytearray(size)
+        try:
+            return memoryview(output)[: decompress_into(view, output)]
+        except cramjam.DecompressionError as error:
+            if str(error) != _OUTPUT_FULL:
+                raise CodecError(f"The compressed records are damaged: {error}.") from error
+        if size == max_bytes:
+            raise _bomb(len(view), max_bytes)
+        size = max(size, _XERIAL_BLOCK_BYTES) * _GROWTH
+
+
+def _bomb(input_bytes: int, max_bytes: int) -> DecompressionBomb:
+    return DecompressionBomb(
+        f"{input_bytes} compressed bytes unfold to more than the {max_bytes} bytes allowed.",
+        hint="No honest producer writes such a batch; look at who wrote it.",
+    )
+
+
+def _gzip_size(view: memoryview) -> int | None:
+    """The last four bytes: the size of the last member modulo 2**32; right for a single member."""
+    return int.from_bytes(view[-4:], "little") if len(view) >= 18 else None
+
+
+def _lz4_size(view: memoryview) -> int | None:
+    if len(view) < 14 or view[:4] != _LZ4_MAGIC or not view[4] & _LZ4_CONTENT_SIZE_BIT:
+        return None
+    return int.from_bytes(view[6:14], "little")
+
+
+def _zstd_size(view: memoryview) -> int | None:
+    """The frame's content size (RFC 8878, 3.1.1.1), which streaming producers leave out."""
+    if len(view) < 6 or view[:4] != _ZSTD_MAGIC:
+        return None
+    descriptor = view[4]
+    single_segment = bool(descriptor & 0x20)
+    width = (1 if single_segment else 0, 2, 4, 8)[descriptor >> 6]
+    if width == 0:
+        return None
+    at = 5 + (not single_segment) + (0, 1, 2, 4)[descriptor & 0x03]
+    return int.from_bytes(view[at : at + width], "little") + (256 if width == 2 else 0)
+
+
+def _compress_xerial(view: memoryview) -> bytes:
+    parts = [_XERIAL_HEADER]
+    for at in range(0, len(view), _XERIAL_BLOCK_BYTES):
+        block = bytes(cramjam.snappy.compress_raw(view[at : at + _XERIAL_BLOCK_BYTES]))
+        parts += [_LENGTH.pack(len(block)), block]
+    return b"".join(parts)
+
+
+def _decompress_snappy(view: memoryview, max_bytes: int) -> memoryview:
+    try:
+        blocks = _snappy_blocks(view)
+        sizes = [cramjam.snappy.decompress_raw_len(block) for block in blocks]
+        if sum(sizes) > max_bytes:
+            raise _bomb(len(view), max_bytes)
+        output = memoryview(bytearray(sum(sizes)))
+        at = 0
+        for block, size in zip(blocks, sizes, strict=True):
+            cramjam.snappy.decompress_raw_into(block, output[at : at + size])
+            at += size
+        return output
+    except cramjam.DecompressionError as error:
+        raise CodecError(f"The snappy-compressed records are damaged: {error}.") from error
+
+
+def _snappy_blocks(view: memoryview) -> list[memoryview]:
+    if view[: len(_XERIAL_MAGIC)] != _XERIAL_MAGIC:
+        return [view]
+    blocks = []
+    at = len(_XERIAL_HEADER)
+    while at < len(view):
+        size = _LENGTH.unpack_from(view, at)[0] if at + 4 <= len(view) else -1
+        if size < 0 or at + 4 + size > len(view):
+            raise CodecError(f"The snappy block at byte {at} ends past the {len(view)} bytes.")
+        blocks.append(view[at + 4 : at + 4 + size])
+        at += 4 + size
+    return blocks

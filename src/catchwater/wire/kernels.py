@@ -1,0 +1,283 @@
+"""The compiled loops of `records`: varints in and out, and bytes moved in blocks.
+
+Three loops read (`parse` finds every field of every record, `parse_headers` does it for record
+headers, `gather` copies fields into Arrow's layout) and one writes (`write_records`). They are
+plain loops over NumPy arrays that numba compiles on first use and caches: beside this file, in
+HOME, in a private temporary folder, or, where nothing can be written, for the process only.
+
+Relies on the caller for arrays that are large enough. Promises not to read a byte outside the
+range it was given, whatever the bytes say: every position is checked before it is used, and
+`gather` only follows positions that `parse` has checked. Knows no compression and no Arrow.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+# Columns of the table that describes the batches of a group to `parse`.
+START, END, COUNT, BASE_OFFSET, BASE_TIMESTAMP, APPEND_TIMESTAMP = range(6)
+# Rows of the table of fields that `parse` fills: where each begins, and its length (null: -1).
+KEY_AT, KEY_SIZE, VALUE_AT, VALUE_SIZE, HEADERS_AT, HEADER_COUNT = range(6)
+# Entries of the totals that `parse` fills.
+ROWS, KEY_BYTES, VALUE_BYTES, HEADERS, BAD_BATCH = range(5)
+
+NO_APPEND_TIMESTAMP = np.iinfo(np.int64).min
+"""In APPEND_TIMESTAMP: the batch's records carry the times their producer gave them."""
+
+# A varint of 64 bits takes at most ten bytes; a record's length, two deltas, three counts.
+_MOST_VARINT_BYTES = 10
+MOST_RECORD_OVERHEAD_BYTES = 6 * _MOST_VARINT_BYTES + 1
+
+
+def _private_cache_folder() -> Path | None:
+    """A folder under the temporary one that only this user can write, or None.
+
+    Compiled code is loaded from it, so a folder that someone else made is never used.
+    """
+    folder = Path(tempfile.gettempdir()) / f"catchwater-numba-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError:
+        return None
+    is_ours = status.st_uid == os.getuid() and status.st_mode & 0o77777 == 0o40700
+    return folder if is_ours and os.access(folder, os.W_OK) else None
+
+
+def _compiled(function: Callable[..., Any]) -> Any:
+    """`function` under numba, its machine code cached in the first place that can be written."""
+    try:
+        return numba.njit(cache=True, nogil=True)(function)
+    except RuntimeError:  # numba's word for "neither the package's folder nor HOME is writable"
+        folder = _private_cache_folder()
+    if folder is None:
+        return numba.njit(nogil=True)(function)
+    numba.config.CACHE_DIR = str(folder)
+    return numba.njit(cache=True, nogil=True)(function)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _copy(typing_context: Any, to: Any, source: Any, size: Any) -> Any:
+    """memcpy between two addresses: 4 GB/s where a loop over bytes makes 0.7."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        to_address, source_address, count = arguments
+        pointer = cgutils.voidptr_t
+        cgutils.raw_memcpy(
+            builder,
+            builder.inttoptr(to_address, pointer),
+            builder.inttoptr(source_address, pointer),
+            count,
+            1,
+        )
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.intp), generate
+
+
+@_compiled
+def _varint(source, at, end):  # type: ignore[no-untyped-def]
+    """A zigzag varint and the position behind it, which is -1 if it does not end before `end`.
+
+    A position of -1 handed in comes out again, so a chain of reads is checked once, at its end.
+    """
+    bits = np.uint64(0)
+    shift = np.uint64(0)
+    while 0 <= at < end and shift < np.uint64(70):
+        byte = np.uint64(source[at])
+        at += 1
+        bits |= (byte & np.uint64(127)) << shift
+        if byte < np.uint64(128):
+            value = np.int64(bits >> np.uint64(1)) ^ -np.int64(bits & np.uint64(1))
+            return value, at
+        shift += np.uint64(7)
+    return np.int64(0), np.int64(-1)
+
+
+@_compiled
+def _field(source, at, end):  # type: ignore[no-untyped-def]
+    """A length, then so many bytes: where they begin, how many, and the position behind them."""
+    size, at = _varint(source, at, end)
+    if at < 0 or size < -1 or size > end - at:
+        return np.int64(0), np.int64(-1), np.int64(-1)
+    if size < 0:
+        return at, np.int64(-1), at
+    return at, size, at + size
+
+
+@_compiled
+def _skip_headers(source, at, end, count):  # type: ignore[no-untyped-def]
+    """The position behind `count` record headers, -1 if they do not lie before `end`."""
+    for _ in range(count):
+        _, size, at = _field(source, at, end)
+        if size < 0:  # a header's key may not be null
+            return np.int64(-1)
+        _, _, at = _field(source, at, end)
+        if at < 0:
+            return np.int64(-1)
+    return at
+
+
+@_compiled
+def parse(source, batches, first, stop, fields, offsets, times, append_times, totals):  # type: ignore[no-untyped-def]
+    """Find the fields of every record whose offset is in [first, stop).
+
+    Fills one column of `fields` and one entry of the others a record, and `totals`; BAD_BATCH is
+    the index of the first batch whose records do not fill it exactly, or -1.
+    """
+    row = 0
+    totals[:] = 0
+    totals[BAD_BATCH] = -1
+    for batch in range(batches.shape[0]):
+        at = batches[batch, START]
+        end = batches[batch, END]
+        append_time = batches[batch, APPEND_TIMESTAMP]
+        is_append_time = append_time != NO_APPEND_TIMESTAMP
+        for _ in range(batches[batch, COUNT]):
+            size, at = _varint(source, at, end)
+            # The smallest record: attributes, two deltas, two lengths, a header count.
+            if at < 0 or size < 6 or size > end - at:
+                totals[BAD_BATCH] = batch
+                return
+            record_end = at + size
+            time_delta, at = _varint(source, at + 1, record_end)
+            offset_delta, at = _varint(source, at, record_end)
+            key_at, key_size, at = _field(source, at, record_end)
+            value_at, value_size, at = _field(source, at, record_end)
+            header_count, headers_at = _varint(source, at, record_end)
+            if headers_at < 0 or header_count < 0 or header_count > record_end - headers_at:
+                totals[BAD_BATCH] = batch
+                return
+            at = headers_at
+            if header_count > 0:
+                at = _skip_headers(source, at, record_end, header_count)
+            if at != record_end:
+                totals[BAD_BATCH] = batch
+                return
+            offset = batches[batch, BASE_OFFSET] + offset_delta
+            if offset < first or offset >= stop:
+                continue
+            fields[KEY_AT, row] = key_at
+            fields[KEY_SIZE, row] = key_size
+            fields[VALUE_AT, row] = value_at
+            fields[VALUE_SIZE, row] = value_size
+            fields[HEADERS_AT, row] = headers_at
+            fields[HEADER_COUNT, row] = header_count
+            offsets[row] = offset
+            times[row] = (
+                append_time if is_append_time else batches[batch, BASE_TIMESTAMP] + time_delta
+            )
+            append_times[row] = is_append_time
+            totals[KEY_BYTES] += max(key_size, 0)
+            totals[VALUE_BYTES] += max(value_size, 0)
+            totals[HEADERS] += header_count
+            row += 1
+        if at != end:
+            totals[BAD_BATCH] = batch
+            return
+    totals[ROWS] = row
+
+
+@_compiled
+def parse_headers(source, headers_at, counts, fields, totals):  # type: ignore[no-untyped-def]
+    """Find key and value of every record header; `parse` has checked that they are all there."""
+    header = 0
+    totals[:] = 0
+    for row in range(counts.shape[0]):
+        at = np.int64(headers_at[row])
+        for _ in range(counts[row]):
+            key_at, key_size, at = _field(source, at, source.shape[0])
+            value_at, value_size, at = _field(source, at, source.shape[0])
+            fields[KEY_AT, header] = key_at
+            fields[KEY_SIZE, header] = key_size
+            fields[VALUE_AT, header] = value_at
+            fields[VALUE_SIZE, header] = value_size
+            totals[KEY_BYTES] += max(key_size, 0)
+            totals[VALUE_BYTES] += max(value_size, 0)
+            header += 1
+
+
+@_compiled
+def gather(source, starts, sizes, ends, target):  # type: ignore[no-untyped-def]
+    """Copy the fields side by side into `target`, and their ends into `ends` (which begins at 0).
+
+    Returns how many fields are null.
+    """
+    at = np.int64(0)
+    nulls = 0
+    ends[0] = 0
+    from_address = source.ctypes.data
+    to_address = target.ctypes.data
+    for row in range(starts.shape[0]):
+        size = np.int64(sizes[row])
+        if size > 0:
+            _copy(to_address + at, from_address + np.int64(starts[row]), size)
+            at += size
+        elif size < 0:
+            nulls += 1
+        ends[row + 1] = at
+    return nulls
+
+
+@_compiled
+def _put_varint(target, at, value):  # type: ignore[no-untyped-def]
+    bits = np.uint64((value << np.int64(1)) ^ (value >> np.int64(63)))
+    while bits >= np.uint64(128):
+        target[at] = (bits & np.uint64(127)) | np.uint64(128)
+        bits >>= np.uint64(7)
+        at += 1
+    target[at] = bits
+    return at + 1
+
+
+@_compiled
+def _varint_size(value):  # type: ignore[no-untyped-def]
+    bits = np.uint64((value << np.int64(1)) ^ (value >> np.int64(63)))
+    size = np.int64(1)
+    while bits >= np.uint64(128):
+        bits >>= np.uint64(7)
+        size += 1
+    return size
+
+
+@_compiled
+def write_records(time_deltas, keys, key_sizes, values, value_sizes, headers, header_sizes, target):  # type: ignore[no-untyped-def]
+    """Write records (KIP-98) one after the other into `target`; returns the bytes written.
+
+    Keys, values and encoded headers lie side by side in their arrays; a size of -1 is null.
+    """
+    at = np.int64(0)
+    key_at = np.int64(0)
+    value_at = np.int64(0)
+    headers_at = np.int64(0)
+    for row in range(time_deltas.shape[0]):
+        key_size = np.int64(key_sizes[row])
+        value_size = np.int64(value_sizes[row])
+        key_bytes = key_size if key_size > 0 else np.int64(0)
+        value_bytes = value_size if value_size > 0 else np.int64(0)
+        header_bytes = np.int64(header_sizes[row])
+        delta = np.int64(time_deltas[row])
+        size = 1 + _varint_size(delta) + _varint_size(np.int64(row)) + _varint_size(key_size)
+        size += key_bytes + _varint_size(value_size) + value_bytes + header_bytes
+        at = _put_varint(target, at, size)
+        target[at] = 0
+        at = _put_varint(target, at + 1, delta)
+        at = _put_varint(target, at, np.int64(row))
+        at = _put_varint(target, at, key_size)
+        _copy(target.ctypes.data + at, keys.ctypes.data + key_at, key_bytes)
+        at = _put_varint(target, at + key_bytes, value_size)
+        _copy(target.ctypes.data + at, values.ctypes.data + value_at, value_bytes)
+        at += value_bytes
+        _copy(target.ctypes.data + at, headers.ctypes.data + headers_at, header_bytes)
+        at += header_bytes
+        key_at += key_bytes
+        value_at += value_bytes
+        headers_at += header_bytes
+    return at

@@ -1,0 +1,419 @@
+"""A record batch opened: record batches to Arrow, and records to one record batch.
+
+Reading goes by groups of batches (about 4 MiB or 64k records): the records are decompressed, parsed
+in one compiled pass and gathered into Arrow arrays in another, and only the columns asked for are
+built. Writing makes one batch, as a producer sends it. Needs the `spark` extra (numba, pyarrow).
+
+Relies on `batch` for headers and checksums and on `codecs` for compression. Promises: damaged bytes
+raise `RecordsDamaged` naming the offset, and are never read past their end, even where a checksum
+fits them; a batch that is cut short is an error unless the caller expects one; control batches and
+aborted transactions (if their list is given) yield no rows; no row is dropped in silence.
+Does not know topics, partitions, or where the bytes came from.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from struct import Struct
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from crc32c import crc32c
+
+from catchwater.config import CatchwaterError
+from catchwater.wire import codecs, kernels
+from catchwater.wire.batch import (
+    HEADER_BYTES,
+    NO_PRODUCER_ID,
+    BatchError,
+    BatchHeader,
+    check_crc,
+    read_header,
+)
+from catchwater.wire.codecs import Buffer, Codec, CodecError
+
+HEADERS_TYPE = pa.list_(
+    pa.field(
+        "element",
+        pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]),
+    )
+)
+COLUMNS: Mapping[str, pa.DataType] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("ms", "UTC"),
+    "timestampType": pa.int32(),
+    "headers": HEADERS_TYPE,
+}
+"""What `decode` can build; `timestampType` is 0 for the producer's time, 1 for the broker's."""
+
+MAX_OFFSET = 2**63 - 1
+
+GROUP_BYTES = 4 * 2**20
+GROUP_RECORDS = 64 * 1024
+
+_SMALLEST_RECORD_BYTES = 7
+_LENGTH_AT = 8
+_LENGTH_FIELD_END = 12
+_MAGIC = 2
+_TRANSACTIONAL_BIT = 0x10
+_BEFORE_CRC = Struct(">qiibI")
+_COVERED_BY_CRC = Struct(">hiqqqhii")
+_NO_HEADERS = b"\x00"
+_ABORT = 0  # the type in a control record's key that ends a transaction without effect
+_CONTROL_KEY = Struct(">hh")
+
+_Bytes = npt.NDArray[np.uint8]
+_Ints = npt.NDArray[np.int32]
+
+
+class RecordsDamaged(CatchwaterError):
+    """Bytes that should be record batches and are not; `offset` is where the damage begins."""
+
+    def __init__(self, message: str, *, offset: int) -> None:
+        super().__init__(message)
+        self.offset = offset
+
+
+class PlacedBatch(NamedTuple):
+    """A batch in a buffer: its header, the byte it begins at, and the offset it has in the log."""
+
+    header: BatchHeader
+    at: int
+    base_offset: int
+
+    @property
+    def end(self) -> int:
+        """The byte behind it."""
+        return self.at + self.header.size_bytes
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.header.last_offset_delta + 1
+
+
+class AbortedTransaction(NamedTuple):
+    """A producer whose records from this offset to its next abort marker must not be read."""
+
+    producer_id: int
+    first_offset: int
+
+
+def place(
+    data: Buffer, *, base_offset: int | None = None, partial_tail: bool = False
+) -> list[PlacedBatch]:
+    """The batches that lie side by side in `data`, and their offsets.
+
+    With a `base_offset` the batches are numbered on from there, as the bytes in a chunk are, which
+    carry no offsets yet; without, their headers are right. `partial_tail` allows the last batch to
+    be cut short, as in a Fetch reply; it is then left out. Raises `RecordsDamaged`.
+    """
+    view = memoryview(data)
+    batches: list[PlacedBatch] = []
+    at, offset = 0, base_offset
+    while at < len(view):
+        if partial_tail and _is_cut_short(view, at):
+            break
+        try:
+            header = read_header(view, at)
+        except BatchError as error:
+            last = batches[-1].next_offset if batches else (base_offset or 0)
+            raise RecordsDamaged(str(error), offset=last) from error
+        batches.append(PlacedBatch(header, at, header.base_offset if offset is None else offset))
+        at += header.size_bytes
+        if offset is not None:
+            offset = batches[-1].next_offset
+    return batches
+
+
+def _is_cut_short(view: memoryview, at: int) -> bool:
+    if len(view) - at < HEADER_BYTES:
+        return True
+    length = int.from_bytes(view[at + _LENGTH_AT : at + _LENGTH_FIELD_END], "big", signed=True)
+    return at + _LENGTH_FIELD_END + length > len(view)
+
+
+class _OpenBatch(NamedTuple):
+    """A batch whose checksum holds, and its records uncompressed."""
+
+    placed: PlacedBatch
+    body: memoryview
+
+
+def decode(
+    data: Buffer,
+    batches: Sequence[PlacedBatch],
+    *,
+    first: int = 0,
+    stop: int = MAX_OFFSET,
+    columns: Sequence[str] = tuple(COLUMNS),
+    aborted: Sequence[AbortedTransaction] = (),
+) -> Iterator[pa.RecordBatch]:
+    """The records of `batches` with offsets in [first, stop), in order, as Arrow.
+
+    `batches` are what `place` found in `data`. The Arrow batches hold about GROUP_RECORDS rows and
+    are never empty. `aborted` is what a Fetch reply lists for a reader of committed records.
+    Raises `RecordsDamaged`, and `ValueError` for a column that does not exist.
+    """
+    unknown = set(columns) - set(COLUMNS)
+    if unknown:
+        raise ValueError(f"No column is called {sorted(unknown)[0]!r}; there are {list(COLUMNS)}.")
+    view = memoryview(data)
+    opened = (
+        _open(view, batch)
+        for batch in _visible(view, batches, aborted)
+        if batch.base_offset < stop and batch.next_offset > first
+    )
+    for group in _groups(opened):
+        rows = _decode_group(view, group, first, stop, columns)
+        if rows.num_rows:
+            yield rows
+
+
+def _visible(
+    view: memoryview, batches: Sequence[PlacedBatch], aborted: Sequence[AbortedTransaction]
+) -> Iterator[PlacedBatch]:
+    """The batches that carry records for readers: no control batches, no aborted transactions."""
+    pending = sorted(aborted, key=lambda transaction: transaction.first_offset, reverse=True)
+    open_producers: set[int] = set()
+    for batch in batches:
+        while pending and pending[-1].first_offset < batch.next_offset:
+            open_producers.add(pending.pop().producer_id)
+        producer_id = batch.header.producer_id
+        if batch.header.is_control:
+            if producer_id in open_producers and _is_abort_marker(view, batch):
+                open_producers.discard(producer_id)
+        elif not (batch.header.is_transactional and producer_id in open_producers):
+            yield batch
+
+
+def _is_abort_marker(view: memoryview, batch: PlacedBatch) -> bool:
+    rows = _decode_group(view, [_open(view, batch)], 0, MAX_OFFSET, ("key",))
+    key = rows.column(0)[0].as_py() if rows.num_rows else None
+    return (
+        key is not None
+        and len(key) >= _CONTROL_KEY.size
+        and _CONTROL_KEY.unpack_from(key)[1] == _ABORT
+    )
+
+
+def _open(view: memoryview, batch: PlacedBatch) -> _OpenBatch:
+    """Check the batch's sum and unfold its records; raises `RecordsDamaged`."""
+    try:
+        check_crc(view[batch.at : batch.end], batch.header)
+        body = view[batch.at + HEADER_BYTES : batch.end]
+        if batch.header.compression:
+            body = codecs.decompress(batch.header.compression, body)
+    except (BatchError, CodecError) as error:
+        raise _damaged(batch, str(error)) from error
+    if not 0 <= batch.header.record_count * _SMALLEST_RECORD_BYTES <= len(body):
+        reason = f"{batch.header.record_count} records cannot lie in {len(body)} bytes"
+        raise _damaged(batch, reason)
+    return _OpenBatch(batch, body)
+
+
+def _damaged(batch: PlacedBatch, reason: str) -> RecordsDamaged:
+    return RecordsDamaged(
+        f"The batch at offset {batch.base_offset} (byte {batch.at} of what was read) is damaged: "
+        f"{reason}",
+        offset=batch.base_offset,
+    )
+
+
+def _groups(batches: Iterator[_OpenBatch]) -> Iterator[list[_OpenBatch]]:
+    """Neighbours to decode together: all of them compressed or none, bounded in bytes and rows."""
+    group: list[_OpenBatch] = []
+    size_bytes = records = 0
+    for batch in batches:
+        header = batch.placed.header
+        if group and (
+            size_bytes + len(batch.body) > GROUP_BYTES
+            or records + header.record_count > GROUP_RECORDS
+            or bool(header.compression) != bool(group[0].placed.header.compression)
+        ):
+            yield group
+            group, size_bytes, records = [], 0, 0
+        group.append(batch)
+        size_bytes += len(batch.body)
+        records += header.record_count
+    if group:
+        yield group
+
+
+def _source(view: memoryview, group: list[_OpenBatch]) -> tuple[_Bytes, list[int]]:
+    """One array that holds all records of the group, and where each batch's begin in it.
+
+    Records that were not compressed are read where they lie.
+    """
+    if len(group) == 1:
+        source, starts = np.frombuffer(group[0].body, np.uint8), [0]
+    elif not group[0].placed.header.compression:
+        begin = group[0].placed.at
+        source = np.frombuffer(view[begin : group[-1].placed.end], np.uint8)
+        starts = [batch.placed.at - begin + HEADER_BYTES for batch in group]
+    else:
+        bodies = [np.frombuffer(batch.body, np.uint8) for batch in group]
+        source = np.concatenate(bodies)
+        starts = np.cumsum([0] + [len(body) for body in bodies[:-1]]).tolist()
+    source.flags.writeable = False  # numba compiles once more for arrays that can be written
+    return source, starts
+
+
+def _describe(batch: _OpenBatch, start: int) -> tuple[int, int, int, int, int, int]:
+    """One row of the table that `kernels.parse` reads; the order is that of its constants."""
+    header = batch.placed.header
+    append_time = header.max_timestamp if header.log_append_time else kernels.NO_APPEND_TIMESTAMP
+    return (
+        start,
+        start + len(batch.body),
+        header.record_count,
+        batch.placed.base_offset,
+        header.base_timestamp,
+        append_time,
+    )
+
+
+def _decode_group(
+    view: memoryview, group: list[_OpenBatch], first: int, stop: int, columns: Sequence[str]
+) -> pa.RecordBatch:
+    source, starts = _source(view, group)
+    assert len(source) < 2**31, "positions in a group are 32 bits wide"
+    table = np.array([_describe(*pair) for pair in zip(group, starts, strict=True)], np.int64)
+    count = int(table[:, kernels.COUNT].sum())
+    fields = np.empty((6, count), np.int32)
+    offsets = np.empty(count, np.int64)
+    times = np.empty(count, np.int64)
+    append_times = np.empty(count, np.int32)
+    totals = np.empty(5, np.int64)
+    kernels.parse(source, table, first, stop, fields, offsets, times, append_times, totals)
+    rows, key_bytes, value_bytes, headers, bad_batch = totals.tolist()
+    if bad_batch >= 0:
+        raise _damaged(group[bad_batch].placed, "its records do not fill it exactly.")
+    fields = fields[:, :rows]
+    builders = {
+        "key": lambda: _binary(pa.binary(), source, fields[0], fields[1], key_bytes),
+        "value": lambda: _binary(pa.binary(), source, fields[2], fields[3], value_bytes),
+        "offset": lambda: pa.array(offsets[:rows]),
+        "timestamp": lambda: pa.array(times[:rows]).view(COLUMNS["timestamp"]),
+        "timestampType": lambda: pa.array(append_times[:rows]),
+        "headers": lambda: _headers(source, fields[4], fields[5], headers),
+    }
+    schema = pa.schema([(name, COLUMNS[name]) for name in columns])
+    return pa.RecordBatch.from_arrays([builders[name]() for name in columns], schema=schema)
+
+
+def _binary(
+    kind: pa.DataType, source: _Bytes, starts: _Ints, sizes: _Ints, total_bytes: int
+) -> pa.Array:
+    ends = np.empty(len(starts) + 1, np.int32)
+    target = np.empty(total_bytes, np.uint8)
+    nulls = kernels.gather(source, starts, sizes, ends, target)
+    valid = pa.py_buffer(np.packbits(sizes >= 0, bitorder="little")) if nulls else None
+    buffers = [valid, pa.py_buffer(ends), pa.py_buffer(target)]
+    return pa.Array.from_buffers(kind, len(starts), buffers, null_count=nulls)
+
+
+def _headers(source: _Bytes, starts: _Ints, counts: _Ints, total: int) -> pa.Array:
+    """Lists of (key, value); null, as in Spark's Kafka source, for a record without headers."""
+    fields = np.empty((4, total), np.int32)
+    totals = np.empty(5, np.int64)
+    kernels.parse_headers(source, starts, counts, fields, totals)
+    key = _binary(pa.string(), source, fields[0], fields[1], int(totals[kernels.KEY_BYTES]))
+    value = _binary(pa.binary(), source, fields[2], fields[3], int(totals[kernels.VALUE_BYTES]))
+    element = HEADERS_TYPE.value_type
+    ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    pairs = pa.StructArray.from_arrays([key, value], fields=list(element))
+    lists = pa.ListArray.from_arrays(pa.array(ends), pairs, type=HEADERS_TYPE)
+    return pc.if_else(pa.array(counts > 0), lists, pa.scalar(None, HEADERS_TYPE))
+
+
+Record = tuple[bytes | None, bytes | None, int, Sequence[tuple[str, bytes | None]]]
+"""What `encode_batch` takes: key, value, timestamp in milliseconds since 1970, headers."""
+
+
+def encode_batch(
+    records: Sequence[Record],
+    *,
+    codec: int = Codec.NONE,
+    base_offset: int = 0,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    transactional: bool = False,
+) -> bytes:
+    """One v2 record batch (KIP-98) of these records, in this order, ready for a Produce request.
+
+    Raises `ValueError` without records (Kafka has no empty batch from a producer), and `CodecError`
+    for a codec that does not exist.
+    """
+    if not records:
+        raise ValueError("A record batch holds at least one record.")
+    keys, values, timestamps, headers = zip(*records, strict=True)
+    times = np.array(timestamps, np.int64)
+    body = codecs.compress(codec, _encode_records(times - times[0], keys, values, headers))
+    attributes = int(codec) | (_TRANSACTIONAL_BIT if transactional else 0)
+    covered = _COVERED_BY_CRC.pack(
+        attributes,
+        len(records) - 1,
+        int(times[0]),
+        int(times.max()),
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        len(records),
+    )
+    crc = crc32c(body, crc32c(covered))
+    size_bytes = HEADER_BYTES + len(body)
+    head = _BEFORE_CRC.pack(base_offset, size_bytes - _LENGTH_FIELD_END, -1, _MAGIC, crc)
+    return b"".join((head, covered, body))
+
+
+def _encode_records(
+    time_deltas: npt.NDArray[np.int64],
+    keys: Sequence[bytes | None],
+    values: Sequence[bytes | None],
+    headers: Sequence[Sequence[tuple[str, bytes | None]]],
+) -> memoryview:
+    encoded = [_encode_headers(pairs) if pairs else _NO_HEADERS for pairs in headers]
+    columns = [_side_by_side(column) for column in (keys, values, encoded)]
+    content_bytes = sum(len(content) for content, _ in columns)
+    most_bytes = content_bytes + len(keys) * kernels.MOST_RECORD_OVERHEAD_BYTES
+    target = np.empty(most_bytes, np.uint8)
+    arrays = [array for column in columns for array in column]
+    written = kernels.write_records(time_deltas, *arrays, target)
+    return target[:written].data
+
+
+def _side_by_side(column: Sequence[bytes | None]) -> tuple[_Bytes, npt.NDArray[np.int64]]:
+    """The values in one array, and their sizes; -1 is null."""
+    sizes = np.array([-1 if value is None else len(value) for value in column], np.int64)
+    content = b"".join([value for value in column if value is not None])
+    return np.frombuffer(content, np.uint8), sizes
+
+
+def _encode_headers(pairs: Sequence[tuple[str, bytes | None]]) -> bytes:
+    parts = [_varint(len(pairs))]
+    for key, value in pairs:
+        name = key.encode()
+        parts += [_varint(len(name)), name]
+        parts += [_varint(-1)] if value is None else [_varint(len(value)), value]
+    return b"".join(parts)
+
+
+def _varint(value: int) -> bytes:
+    bits = (value << 1) ^ (value >> 63)
+    encoded = bytearray()
+    while bits >= 0x80:
+        encoded.append(bits & 0x7F | 0x80)
+        bits >>= 7
+    encoded.append(bits)
+    return bytes(encoded)
+
+
+def warm() -> None:
+    """Compile every loop and put it into the cache: seconds once, instead of in the first task."""
+    batch = encode_batch([(b"key", b"value", 0, [("header", b"value")]), (None, None, 0, [])])
+    for _ in decode(batch, place(batch)):
+        pass
