@@ -1,0 +1,95 @@
+"""A real Apache Kafka, one node in KRaft combined mode on loopback, for as long as a `with` lasts.
+
+`flush_every_message=True` syncs before acknowledging, which is what Catchwater always does; the
+default leaves durability to the page cache.
+"""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.kafka_jars import jars
+
+START_S = 60.0
+
+
+def free_port() -> int:
+    """A port nobody listens on just now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def java(main_class: str, *arguments: str) -> list[str]:
+    """A command that runs one of Kafka's own classes."""
+    executable = shutil.which("java") or "java"
+    return [executable, "-cp", f"{jars('kafka')}/*", "-Xmx1g", main_class, *arguments]
+
+
+def properties(folder: Path, port: int, controller: int, flush_every_message: bool) -> str:
+    lines = {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "controller.listener.names": "CONTROLLER",
+        "log.dirs": str(folder / "logs"),
+        "num.partitions": "1",
+        "offsets.topic.num.partitions": "1",
+        "offsets.topic.replication.factor": "1",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "group.initial.rebalance.delay.ms": "0",
+    }
+    if flush_every_message:
+        lines["log.flush.interval.messages"] = "1"
+    return "".join(f"{name}={value}\n" for name, value in lines.items())
+
+
+def wait_until_listening(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"Apache Kafka stopped while starting:\n{log.read_text()[-2000:]}")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.5):
+            return
+        time.sleep(0.2)
+    raise TimeoutError(f"Apache Kafka did not listen within {START_S:.0f} s.")
+
+
+@contextlib.contextmanager
+def apache_kafka(*, flush_every_message: bool = False) -> Iterator[tuple[str, int]]:
+    """Yields (bootstrap servers, pid of the broker's process)."""
+    folder = Path(tempfile.mkdtemp(prefix="apache-kafka-"))
+    port, controller = free_port(), free_port()
+    config = folder / "server.properties"
+    config.write_text(properties(folder, port, controller, flush_every_message))
+    cluster_id = "MkU3OEVBNTcwNTJENDM2Qg"
+    format_command = ["format", "-t", cluster_id, "-c", str(config)]
+    subprocess.run(
+        java("kafka.tools.StorageTool", *format_command), check=True, capture_output=True
+    )
+    log = folder / "broker.log"
+    environment = {**os.environ, "KAFKA_LOG4J_OPTS": ""}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            java("kafka.Kafka", str(config)), stdout=output, stderr=output, env=environment
+        )
+    try:
+        wait_until_listening(port, process, log)
+        yield f"127.0.0.1:{port}", process.pid
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
