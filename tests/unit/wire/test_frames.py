@@ -38,6 +38,7 @@ bodies_of_all_sizes = st.lists(
 chops_of_all_sizes = st.lists(st.integers(1, 400), min_size=1, max_size=10)
 
 
+@settings(deadline=None)
 @given(bodies_of_all_sizes, chops_of_all_sizes)
 def test_any_chopping_of_a_stream_gives_the_same_frames(
     bodies: list[bytes], chops: list[int]
@@ -47,6 +48,7 @@ def test_any_chopping_of_a_stream_gives_the_same_frames(
     assert [bytes(frame.data) for frame in frames] == bodies
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.binary(min_size=1, max_size=600), st.integers(0, 5)), max_size=40),
     chops_of_all_sizes,
@@ -152,7 +154,7 @@ def test_an_announced_frame_takes_memory_only_as_its_bytes_arrive() -> None:
         buffer.close()
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=5))
 def test_a_prefixed_reply_is_received_as_one_frame(parts: list[bytes]) -> None:
     if not any(parts):

@@ -1,0 +1,84 @@
+"""A place in a received message, and the only way forward in it: never past its end.
+
+Whoever sends a message says how long its strings and arrays are. Here every such claim is checked
+against the bytes that are really there, before anything is allocated for it (CVE-2026-111108,
+CVE-2026-111115: a few bytes that announce millions of elements). It knows Kafka's encodings of
+numbers, strings and tagged fields (KIP-482), and no message.
+"""
+
+from struct import Struct
+from typing import Any
+
+from catchwater.config import CatchwaterError
+
+# Arrays, their elements and tagged fields of one request. A request for each of 100,000
+# partitions is within Kafka's habits; each element costs a server about 3 µs and 200 bytes.
+MAX_REQUEST_ELEMENTS = 250_000
+
+
+class MalformedMessage(CatchwaterError):
+    """The bytes are no message of the API and version they claim to be."""
+
+
+class Cursor:
+    """A place in a received message. Every step forward is checked against its end."""
+
+    __slots__ = ("_elements_left", "at", "end", "view")
+
+    def __init__(
+        self, view: memoryview, at: int = 0, max_elements: int = MAX_REQUEST_ELEMENTS
+    ) -> None:
+        self.view = view
+        self.at = at
+        self.end = len(view)
+        self._elements_left = max_elements
+
+    def take(self, size_bytes: int) -> int:
+        """Where the next `size_bytes` begin; the cursor stands behind them."""
+        start = self.at
+        if not 0 <= size_bytes <= self.end - start:
+            raise MalformedMessage(
+                f"At byte {start} of a message {size_bytes} bytes were announced, but "
+                f"{self.end - start} are left."
+            )
+        self.at = start + size_bytes
+        return start
+
+    def number(self, form: Struct) -> Any:
+        """The next number, big-endian."""
+        return form.unpack_from(self.view, self.take(form.size))[0]
+
+    def varint(self) -> int:
+        """The next unsigned varint, of at most 5 bytes (KIP-482)."""
+        value = shift = 0
+        while True:
+            byte = self.view[self.take(1)]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+            if shift > 28:
+                raise MalformedMessage(f"The varint that ends at byte {self.at} is too long.")
+
+    def string(self, size_bytes: int) -> str:
+        start = self.take(size_bytes)
+        try:
+            return str(self.view[start : self.at], "utf-8")
+        except UnicodeDecodeError:
+            raise MalformedMessage(f"The string at byte {start} is not UTF-8.") from None
+
+    def bytes(self, size_bytes: int) -> bytes:
+        start = self.take(size_bytes)
+        return bytes(self.view[start : self.at])
+
+    def elements(self, count: int) -> int:
+        """`count` as announced, if that many elements can follow: each has a byte at least."""
+        if not 0 <= count <= min(self.end - self.at, self._elements_left):
+            raise MalformedMessage(f"At byte {self.at} {count} elements were announced.")
+        self._elements_left -= count
+        return count
+
+    def skip_tagged_fields(self) -> None:
+        for _ in range(self.elements(self.varint())):
+            self.varint()
+            self.take(self.varint())

@@ -1,0 +1,313 @@
+"""Typed messages out of frames and back: every API but the hot ones, in both directions.
+
+The messages are kio's dataclasses, generated from Kafka's own descriptions; this is the one place
+that imports kio. Encoding is kio's. Decoding is ours, driven by kio's descriptions: kio's native
+reader allocates whatever an array claims to hold, so that one small frame aborts the process.
+
+Promises of decoding: any input gives a message or `MalformedMessage`, in time and memory bounded
+by the size of the frame, and for requests also by `cursor.MAX_REQUEST_ELEMENTS`. Bytes after the
+last field are ignored, as Kafka's brokers do. It does not know which versions are served, nor what
+a message means; times are `timedelta` and `datetime`, error codes kio's, absent topic ids None.
+"""
+
+import io
+import types
+from collections.abc import Callable
+from dataclasses import Field, fields
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from struct import Struct
+from typing import Any, NamedTuple, TypeAlias, Union, get_args, get_origin
+from uuid import UUID
+
+from kio.index import KioIndexError, load_request_schema, load_response_schema
+from kio.schema.errors import ErrorCode as KioErrorCode
+from kio.serial import entity_writer
+from kio.serial._implicit_defaults import get_tagged_field_default
+from kio.static.protocol import Entity, RequestPayload, ResponsePayload
+
+from catchwater.wire.cursor import Cursor, MalformedMessage
+
+_FIXED_HEADER = Struct(">hhi")
+_I8, _I16, _I32, _I64 = Struct(">b"), Struct(">h"), Struct(">i"), Struct(">q")
+_U16, _F64 = Struct(">H"), Struct(">d")
+_NO_TAGGED_FIELDS = b"\x00"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class RequestHeader(NamedTuple):
+    """What precedes every request; the body begins at byte `body_at` of the frame."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    body_at: int
+
+
+Reader: TypeAlias = Callable[[Cursor], Any]
+
+
+def decode_header(frame: memoryview) -> RequestHeader:
+    """The header of the request in `frame`. Raises `MalformedMessage`.
+
+    Also for an API or version that does not exist: its reply needs the correlation id. Then
+    `body_at` means nothing.
+    """
+    cursor = Cursor(frame)
+    api_key, api_version, correlation_id = _FIXED_HEADER.unpack_from(
+        frame, cursor.take(_FIXED_HEADER.size)
+    )
+    client_id = _short_string(cursor)
+    entity = _request_type(api_key, api_version)
+    if entity is not None and entity.__header_schema__.__flexible__:
+        cursor.skip_tagged_fields()
+    return RequestHeader(api_key, api_version, correlation_id, client_id, cursor.at)
+
+
+def decode_request(header: RequestHeader, frame: memoryview) -> RequestPayload:
+    """The request in `frame`, whose header has been read. Raises `MalformedMessage`."""
+    entity = _request_type(header.api_key, header.api_version)
+    if entity is None:
+        raise MalformedMessage(
+            f"There is no API with key {header.api_key} and version {header.api_version}."
+        )
+    message: RequestPayload = _entity_reader(entity)(Cursor(frame, header.body_at))
+    return message
+
+
+def encode_reply(correlation_id: int, message: ResponsePayload) -> list[bytes]:
+    """The reply as the body of a frame; its type says in which version."""
+    head = _I32.pack(correlation_id)
+    if message.__header_schema__.__flexible__:
+        head += _NO_TAGGED_FIELDS
+    return [head, encode(message)]
+
+
+def reply_type(api_key: int, api_version: int) -> type[ResponsePayload]:
+    """The message that replies to a request of this API and version; both must exist."""
+    return load_response_schema(api_key, api_version)
+
+
+def encode_request(
+    correlation_id: int, client_id: str | None, message: RequestPayload
+) -> list[bytes]:
+    """The request as the body of a frame; its type says which API and version."""
+    name = b"" if client_id is None else client_id.encode()
+    head = (
+        _FIXED_HEADER.pack(message.__api_key__, message.__version__, correlation_id)
+        + _I16.pack(-1 if client_id is None else len(name))
+        + name
+    )
+    if message.__header_schema__.__flexible__:
+        head += _NO_TAGGED_FIELDS
+    return [head, encode(message)]
+
+
+def decode_reply(api_key: int, api_version: int, frame: memoryview) -> tuple[int, ResponsePayload]:
+    """Correlation id and reply to a request of this API and version. Raises `MalformedMessage`."""
+    entity = load_response_schema(api_key, api_version)
+    cursor = Cursor(frame, max_elements=len(frame))
+    correlation_id: int = cursor.number(_I32)
+    if entity.__header_schema__.__flexible__:
+        cursor.skip_tagged_fields()
+    return correlation_id, _entity_reader(entity)(cursor)
+
+
+def encode(message: Entity) -> bytes:
+    """A message, or another of kio's entities (a group's assignment), without any header."""
+    buffer = io.BytesIO()
+    entity_writer(type(message))(buffer, message)
+    return buffer.getvalue()
+
+
+def decode(entity: type[Entity], data: bytes | memoryview) -> Any:
+    """The reverse of `encode`, with the bounds of a request. Raises `MalformedMessage`."""
+    return _entity_reader(entity)(Cursor(memoryview(data)))
+
+
+@cache
+def _request_type_by_key(api_key: int, api_version: int) -> type[RequestPayload]:
+    return load_request_schema(api_key, api_version)
+
+
+def _request_type(api_key: int, api_version: int) -> type[RequestPayload] | None:
+    try:
+        return _request_type_by_key(api_key, api_version)
+    except KioIndexError:
+        return None
+
+
+# From here on: readers, one for each field type of Kafka's message descriptions. A reader takes
+# its value from the cursor; compact types belong to flexible versions (KIP-482).
+
+
+@cache
+def _entity_reader(entity: type[Entity]) -> Reader:
+    plain: list[tuple[str, Reader]] = []
+    tagged: dict[int, tuple[str, Reader]] = {}
+    defaults: dict[str, Any] = {}
+    for field in fields(entity):
+        reader = _field_reader(field, entity.__flexible__)
+        if (tag := field.metadata.get("tag")) is None:
+            plain.append((field.name, reader))
+        else:
+            tagged[tag] = (field.name, reader)
+            defaults[field.name] = get_tagged_field_default(field)
+
+    def read(cursor: Cursor) -> Any:
+        values = {name: reader(cursor) for name, reader in plain}
+        if entity.__flexible__:
+            values |= defaults
+            _read_tagged_fields(cursor, tagged, values)
+        return entity(**values)
+
+    return read
+
+
+def _read_tagged_fields(
+    cursor: Cursor, known: dict[int, tuple[str, Reader]], values: dict[str, Any]
+) -> None:
+    """Known tagged fields into `values`, the last of duplicates; unknown ones are skipped."""
+    for _ in range(cursor.elements(cursor.varint())):
+        tag, size_bytes = cursor.varint(), cursor.varint()
+        start = cursor.take(size_bytes)
+        if tag in known:
+            name, reader = known[tag]
+            cursor.at, end, cursor.end = start, cursor.end, cursor.at
+            values[name] = reader(cursor)
+            cursor.at, cursor.end = cursor.end, end
+
+
+def _field_reader(field: Field[Any], flexible: bool) -> Reader:
+    kafka_type = field.metadata.get("kafka_type")
+    value_type, nullable = _without_none(field.type)
+    if get_origin(value_type) is tuple:
+        element_type, _ = _without_none(get_args(value_type)[0])
+        element = _value_reader(element_type, kafka_type, flexible, nullable=False)
+        return _array_reader(element, flexible, nullable)
+    return _value_reader(value_type, kafka_type, flexible, nullable)
+
+
+def _without_none(annotation: Any) -> tuple[Any, bool]:
+    """The type that is not None in an annotation, and whether None is the other one."""
+    if get_origin(annotation) not in (Union, types.UnionType):
+        return annotation, False
+    (inner,) = (choice for choice in get_args(annotation) if choice is not types.NoneType)
+    return inner, True
+
+
+def _value_reader(
+    value_type: Any, kafka_type: str | None, flexible: bool, nullable: bool
+) -> Reader:
+    match kafka_type:
+        case None:
+            return _struct_reader(_entity_reader(value_type), nullable)
+        case "string":
+            return _sized_reader(Cursor.string, _varint_size if flexible else _i16_size, nullable)
+        case "bytes" | "records":
+            return _sized_reader(Cursor.bytes, _varint_size if flexible else _i32_size, nullable)
+        case "datetime_i64":
+            return _read_nullable_datetime if nullable else _read_datetime
+        case _:
+            return _FIXED_SIZE_READERS[kafka_type]
+
+
+def _struct_reader(read_entity: Reader, nullable: bool) -> Reader:
+    def read(cursor: Cursor) -> Any:
+        # A byte in front of a struct that may be null: negative if it is (KIP-893).
+        return None if cursor.number(_I8) < 0 else read_entity(cursor)
+
+    return read if nullable else read_entity
+
+
+def _array_reader(element: Reader, flexible: bool, nullable: bool) -> Reader:
+    read_size = _varint_size if flexible else _i32_size
+
+    def read(cursor: Cursor) -> Any:
+        count = read_size(cursor)
+        if count == -1 and nullable:
+            return None
+        return tuple([element(cursor) for _ in range(cursor.elements(count))])
+
+    return read
+
+
+def _sized_reader(
+    take: Callable[[Cursor, int], Any], read_size: Callable[[Cursor], int], nullable: bool
+) -> Reader:
+    def read(cursor: Cursor) -> Any:
+        size_bytes = read_size(cursor)
+        return None if size_bytes == -1 and nullable else take(cursor, size_bytes)
+
+    return read
+
+
+def _number_reader(form: Struct) -> Callable[[Cursor], int]:
+    return lambda cursor: cursor.number(form)
+
+
+_i16_size = _number_reader(_I16)
+_i32_size = _number_reader(_I32)
+
+
+def _varint_size(cursor: Cursor) -> int:
+    return cursor.varint() - 1
+
+
+_short_string = _sized_reader(Cursor.string, _i16_size, nullable=True)
+
+
+def _read_uuid(cursor: Cursor) -> UUID | None:
+    data = cursor.bytes(16)
+    return UUID(bytes=data) if any(data) else None
+
+
+def _read_error_code(cursor: Cursor) -> KioErrorCode:
+    code = cursor.number(_I16)
+    try:
+        return KioErrorCode(code)
+    except ValueError:
+        raise MalformedMessage(f"There is no error code {code}.") from None
+
+
+def _timedelta_reader(form: Struct) -> Reader:
+    def read(cursor: Cursor) -> timedelta:
+        milliseconds = cursor.number(form)
+        try:
+            return timedelta(milliseconds=milliseconds)
+        except OverflowError:
+            raise MalformedMessage(f"A duration of {milliseconds} ms is too long.") from None
+
+    return read
+
+
+def _read_nullable_datetime(cursor: Cursor) -> datetime | None:
+    milliseconds = cursor.number(_I64)
+    return None if milliseconds == -1 else _datetime(milliseconds)
+
+
+def _read_datetime(cursor: Cursor) -> datetime:
+    return _datetime(cursor.number(_I64))
+
+
+def _datetime(milliseconds: int) -> datetime:
+    try:
+        return _EPOCH + timedelta(milliseconds=milliseconds)
+    except OverflowError:
+        raise MalformedMessage(f"There is no date at {milliseconds} ms since 1970.") from None
+
+
+_FIXED_SIZE_READERS: dict[str, Reader] = {
+    "bool": lambda cursor: cursor.number(_I8) != 0,
+    "int8": _number_reader(_I8),
+    "int16": _number_reader(_I16),
+    "uint16": _number_reader(_U16),
+    "int32": _number_reader(_I32),
+    "int64": _number_reader(_I64),
+    "float64": _number_reader(_F64),
+    "uuid": _read_uuid,
+    "error_code": _read_error_code,
+    "timedelta_i32": _timedelta_reader(_I32),
+    "timedelta_i64": _timedelta_reader(_I64),
+}
