@@ -1,17 +1,37 @@
-"""Offset to run to bytes: tail reads from memory, lagging reads from storage, never mixed up.
+"""Offset to run to bytes: those who follow read memory, those who lag read storage.
 
-`Reader` keeps two bounded caches. The *tail* holds the chunks just written, with their runs, and
-is filled and read on the event loop; it also bridges the second by which the catalog trails. The
-*lagging* cache holds pieces read back from WAL files and segments, in a worker pool of its own.
+`Reader` has two bounded caches that cannot push each other's content out. The tail holds the
+chunks just written and is filled and read on the event loop. Everything else comes from WAL files
+and segments, in a small worker pool of its own: storage never blocks the loop, and a crowd of
+lagging readers waits for itself.
+
+Relies on the catalog showing a chunk's runs before the chunk is handed to `appended`. A damaged
+or lost object is an error value for the one who reads it and a line in the operator's log.
 """
 
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from catchwater.catalog.base import Catalog, PartitionKey, RunRow
-from catchwater.clock import Clock
-from catchwater.objects.base import Buffer, ObjectStore
-from catchwater.wal.base import Wal
+from catchwater.log.batches import DamagedObject, StoredBatch
+from catchwater.log.history import History, LostBytes, PlanRange
+from catchwater.log.segment import SegmentTooNew
+from catchwater.log.storage import Storage
+from catchwater.log.tail import Tail
+from catchwater.objects.base import Buffer, StoreError
 from catchwater.wire.errors import ErrorCode
+
+__all__ = ["Found", "PlanRange", "Reader"]
+
+_LOG = logging.getLogger(__name__)
+_WORKERS = 2
+_LOOKUPS = 3
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -22,66 +42,122 @@ class Found:
     size_bytes: int = 0
     error: ErrorCode = ErrorCode.NONE
 
-
-@dataclass(frozen=True, slots=True)
-class PlanRange:
-    """Bytes that hold the batches of `base_offset` to `last_offset` of one partition.
-
-    In a `segment` the batches carry their final offsets; in a `chunk` they carry base offset 0
-    and take consecutive offsets from `base_offset` on.
-    """
-
-    partition: int
-    kind: str
-    url: str
-    byte_offset: int
-    byte_size: int
-    base_offset: int
-    last_offset: int
-    max_timestamp: int
+    def take(
+        self,
+        batches: Iterable[StoredBatch],
+        offset: int,
+        max_bytes: int,
+        *,
+        at_least_one: bool,
+    ) -> None:
+        """Add the batches from the one that holds `offset` on, as long as they fit."""
+        for batch in batches:
+            if batch.header.last_offset < offset:
+                continue
+            size = self.size_bytes + batch.header.size_bytes
+            if size > max_bytes and (self.parts or not at_least_one):
+                return
+            self.parts += batch.parts()
+            self.size_bytes = size
 
 
 class Reader:
-    """Everything the log reads for its clients. One per `Log`; created and used on its loop."""
+    """Everything the log reads for its clients. One per `Log`, used on the log's event loop."""
 
     def __init__(
-        self,
-        catalog: Catalog,
-        wal: Wal,
-        objects: ObjectStore,
-        *,
-        tail_bytes: int,
-        lagging_bytes: int,
-    ) -> None: ...
+        self, catalog: Catalog, storage: Storage, *, tail_bytes: int, lagging_bytes: int
+    ) -> None:
+        self._tail = Tail(tail_bytes)
+        self._history = History(catalog, storage, lagging_bytes)
+        self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="lagging-read")
 
-    def appended(self, sequence: int, runs: Sequence[RunRow], start: int, payload: Buffer) -> None:
-        """Take a chunk that was just sequenced: its runs, and its bytes for the tail.
+    def appended(self, runs: Sequence[RunRow], start: int, payload: Buffer) -> None:
+        """Take a chunk that was just sequenced and applied to the catalog.
 
         `start` is where the payload lies in the WAL file; the runs' byte offsets count from the
         beginning of that file. The payload is kept as it is, not copied.
         """
-
-    def cataloged(self, sequence: int) -> None:
-        """The catalog now holds the runs of all chunks up to this one."""
-
-    def forget(self, key: PartitionKey, log_start: int) -> None:
-        """Runs of the partition that end before this offset are gone (retention, deletion)."""
+        self._tail.add(runs, start, payload)
 
     async def read(
         self, key: PartitionKey, offset: int, max_bytes: int, *, at_least_one: bool
     ) -> Found:
         """Whole batches from the one that holds `offset` on, about `max_bytes` of them.
 
-        The caller has checked that the offset lies in [log start, high watermark).
+        The caller has checked that the offset lies in [log start, high watermark). Errors are
+        values: OFFSET_OUT_OF_RANGE where retention was faster, CORRUPT_MESSAGE for damaged or
+        lost bytes, KAFKA_STORAGE_ERROR for a store that does not answer.
         """
+        batches = self._tail.batches(key, offset)
+        if batches is not None:
+            found = Found()
+            found.take(batches, offset, max_bytes, at_least_one=at_least_one)
+            return found
+        return await self._in_worker(
+            lambda: self._read_history(key, offset, max_bytes, at_least_one)
+        )
 
     async def offset_for_timestamp(
         self, key: PartitionKey, timestamp_ms: int
     ) -> tuple[int, int] | None:
-        """Offset and timestamp of the first record that is not older than `timestamp_ms`."""
+        """Offset and timestamp of the first record that is not older than `timestamp_ms`.
+
+        None when all are older. The answer is exact to the record, as Kafka's, except in a batch
+        that cannot be opened: then it is the batch's first record. Raises as `plan` does.
+        """
+        return await self._in_worker(
+            lambda: _looked_up(lambda: self._history.first_at(key, timestamp_ms))
+        )
 
     async def plan(self, key: PartitionKey, start: int, end: int) -> list[PlanRange]:
-        """Where the bytes of the offsets [start, end) lie, in offset order."""
+        """Where the bytes of the offsets [start, end) lie, in offset order, from batch to batch.
+
+        Ends early where the catalog holds no consecutive run. Raises `DamagedObject`,
+        `SegmentTooNew` or `StoreError`.
+        """
+        return await self._in_worker(
+            lambda: _looked_up(lambda: self._history.plan(key, start, end))
+        )
 
     async def close(self) -> None:
         """Wait for the reads under way and stop the worker threads."""
+        await asyncio.to_thread(self._workers.shutdown)
+
+    async def _in_worker(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+
+    def _read_history(
+        self, key: PartitionKey, offset: int, max_bytes: int, at_least_one: bool
+    ) -> Found:
+        def attempt() -> Found:
+            found = Found()
+            batches = self._history.batches(key, offset, max_bytes)
+            try:
+                found.take(batches, offset, max_bytes, at_least_one=at_least_one)
+            except (DamagedObject, SegmentTooNew, StoreError):
+                # What lies before the damage is served; the next read begins with the damage.
+                if not found.parts:
+                    raise
+            return found
+
+        try:
+            found = _looked_up(attempt)
+        except (DamagedObject, SegmentTooNew) as error:
+            _LOG.error("Offset %d of partition %d cannot be read: %s", offset, key[1], error)
+            return Found(error=ErrorCode.CORRUPT_MESSAGE)
+        except StoreError as error:
+            _LOG.error("Offset %d of partition %d cannot be read: %s", offset, key[1], error)
+            return Found(error=ErrorCode.KAFKA_STORAGE_ERROR)
+        if not found.parts and at_least_one:
+            found.error = ErrorCode.OFFSET_OUT_OF_RANGE
+        return found
+
+
+def _looked_up(work: Callable[[], T]) -> T:
+    """Do the work; where an object was packed away between look-up and read, look up again."""
+    for _ in range(_LOOKUPS - 1):
+        try:
+            return work()
+        except LostBytes:
+            continue
+    return work()

@@ -1,0 +1,133 @@
+"""Stored batches of one partition, taken one after the other.
+
+Batches lie side by side with consecutive offsets, both in a run of a chunk and in a segment. In a
+chunk they still carry base offset 0, in a segment the final one. `walk` gives each with its final
+offset, and notices every changed byte when it is told to verify: the record CRC covers most of a
+batch, and the rest of its header (base offset, leader epoch) is known from the place it lies in.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from catchwater.config import CatchwaterError
+from catchwater.objects.base import Buffer
+from catchwater.wire.batch import (
+    HEADER_BYTES,
+    BatchError,
+    BatchHeader,
+    check_crc,
+    patched,
+    read_header,
+)
+from catchwater.wire.codecs import CodecError, decompress
+
+LEADER_EPOCH = 0
+"""No partition of ours has a leader, so the epoch that clients compare never changes."""
+
+
+class DamagedObject(CatchwaterError):
+    """Stored bytes are not those that were written; both bytes are inclusive."""
+
+    def __init__(self, key: str, first_byte: int, last_byte: int, reason: str) -> None:
+        super().__init__(
+            f"{key} is damaged in bytes {first_byte} to {last_byte}: {reason}",
+            hint="Restore this object from a copy; what lies in other objects is still served.",
+        )
+        self.key = key
+        self.first_byte = first_byte
+        self.last_byte = last_byte
+
+
+class StoredBatch(NamedTuple):
+    """A batch where it lies. `header.base_offset` is final; the bytes may say otherwise."""
+
+    header: BatchHeader
+    position: int
+    """Of its first byte in the object."""
+    data: memoryview
+
+    def parts(self) -> tuple[Buffer, memoryview]:
+        """The batch as a client must see it: 16 patched bytes, and the rest uncopied."""
+        return patched(self.data, self.header.base_offset, LEADER_EPOCH)
+
+
+def walk(
+    data: Buffer, base_offset: int, *, key: str, position: int, placed: bool, verify: bool = True
+) -> Iterator[StoredBatch]:
+    """The batches in `data`, which begins at byte `position` of the object `key`.
+
+    `base_offset` is the first batch's; `placed` says that the batches carry final offsets.
+    Without `verify` the bytes are trusted. Raises `DamagedObject`.
+    """
+    view = memoryview(data)
+    at = 0
+    while at < len(view):
+        try:
+            header = read_header(view, at)
+        except BatchError as error:
+            last = position + len(view) - 1
+            raise DamagedObject(key, position + at, last, error.reason) from None
+        batch = view[at : at + header.size_bytes]
+        if verify:
+            _verify(batch, header, base_offset if placed else None, key, position + at)
+        yield StoredBatch(header._replace(base_offset=base_offset), position + at, batch)
+        base_offset += header.last_offset_delta + 1
+        at += header.size_bytes
+
+
+def _verify(
+    batch: memoryview, header: BatchHeader, base_offset: int | None, key: str, position: int
+) -> None:
+    last = position + len(batch) - 1
+    if base_offset is not None and header.base_offset != base_offset:
+        reason = f"the batch says offset {header.base_offset}, but {base_offset} lies here."
+        raise DamagedObject(key, position, last, reason)
+    if base_offset is not None and header.leader_epoch != LEADER_EPOCH:
+        reason = f"the batch says leader epoch {header.leader_epoch}, which was never written."
+        raise DamagedObject(key, position, last, reason)
+    try:
+        check_crc(batch, header)
+    except BatchError as error:
+        raise DamagedObject(key, position, last, error.reason) from None
+
+
+def first_record_at(batch: StoredBatch, timestamp_ms: int) -> tuple[int, int]:
+    """Offset and timestamp of the batch's first record that is not older than `timestamp_ms`.
+
+    The caller knows from the header that there is one. The batch is opened for it, but only
+    timestamps and offsets are looked at. One that cannot be opened, or whose records carry the
+    broker's time, answers for its first record.
+    """
+    header = batch.header
+    if not header.log_append_time:
+        try:
+            records = decompress(header.compression, batch.data[HEADER_BYTES:])
+            for offset_delta, timestamp_delta in _places(records, header.record_count):
+                timestamp = header.base_timestamp + timestamp_delta
+                if timestamp >= timestamp_ms:
+                    return header.base_offset + offset_delta, timestamp
+        except (CodecError, IndexError):
+            pass
+    return header.base_offset, header.max_timestamp
+
+
+def _places(records: memoryview, count: int) -> Iterator[tuple[int, int]]:
+    """Offset delta and timestamp delta of each record. Raises `IndexError` past the end."""
+    at = 0
+    for _ in range(count):
+        size, at = _varint(records, at)
+        timestamp_delta, inside = _varint(records, at + 1)  # a byte of attributes comes first
+        offset_delta, _ = _varint(records, inside)
+        yield offset_delta, timestamp_delta
+        at += max(size, 0)
+
+
+def _varint(view: memoryview, at: int) -> tuple[int, int]:
+    """A zig-zag varint, and where it ends. Raises `IndexError` past the end."""
+    value = shift = 0
+    while (byte := view[at]) & 0x80:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        at += 1
+    value |= byte << shift
+    return (value >> 1) ^ -(value & 1), at + 1

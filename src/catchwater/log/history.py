@@ -1,0 +1,255 @@
+"""Runs read back from storage: verified, in pieces, through a cache of their own.
+
+A run is read in pieces of about a megabyte, cut where a batch begins, so that a small fetch from
+a large segment costs what it returns. A piece is verified once, when it comes from storage, and
+cached; the tail's cache is never touched, so those who lag cannot hurt those who follow.
+
+Everything here blocks and runs in worker threads. Damage is raised, never skipped.
+"""
+
+import threading
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from catchwater.catalog.base import Catalog, PartitionKey, RunRow
+from catchwater.log.batches import DamagedObject, StoredBatch, first_record_at, walk
+from catchwater.log.segment import Footer, IndexEntry, read_footer
+from catchwater.log.storage import SEGMENTS, UNREADABLE, Storage
+
+PIECE_BYTES = 1024 * 1024
+PLAN_RANGE_BYTES = 8 * 1024 * 1024
+_RUNS_SPLIT = 1024
+
+
+class LostBytes(DamagedObject):
+    """The catalog knows of these bytes, but they are not there; or no longer there (see packing)."""
+
+
+class Piece(NamedTuple):
+    """Whole batches of one run: what is read, verified and cached as one."""
+
+    base_offset: int
+    last_offset: int
+    position: int
+    size_bytes: int
+    max_timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRange:
+    """Bytes that hold the batches of `base_offset` to `last_offset` of one partition.
+
+    In a `segment` the batches carry their final offsets; in a `chunk` they carry base offset 0
+    and take consecutive offsets from `base_offset` on.
+    """
+
+    partition: int
+    kind: str
+    url: str
+    byte_offset: int
+    byte_size: int
+    base_offset: int
+    last_offset: int
+    max_timestamp: int
+
+
+class History:
+    """What the catalog says is there, read from storage."""
+
+    def __init__(self, catalog: Catalog, storage: Storage, max_cached_bytes: int) -> None:
+        self._catalog = catalog
+        self._storage = storage
+        self._cache = _PieceCache(max_cached_bytes)
+        self._pieces = lru_cache(maxsize=_RUNS_SPLIT)(self._split)
+
+    def batches(self, key: PartitionKey, offset: int, max_bytes: int) -> Iterator[StoredBatch]:
+        """About `max_bytes` of batches from the piece that holds `offset` on.
+
+        Ends early where the catalog holds no consecutive run; is empty if none holds `offset`.
+        Raises `DamagedObject`, `SegmentTooNew` or `StoreError`.
+        """
+        expected = offset
+        for run in self._catalog.runs(key, offset, max_bytes=max_bytes):
+            if run.base_offset > expected:
+                return
+            for piece in _from_offset(self._pieces(run), offset):
+                yield from self._load(run, piece)
+            expected = run.last_offset + 1
+
+    def first_at(self, key: PartitionKey, timestamp_ms: int) -> tuple[int, int] | None:
+        """Offset and timestamp of the first record not older than this; None if all are."""
+        run = self._catalog.run_for_timestamp(key, timestamp_ms)
+        if run is None:
+            return None
+        for piece in self._pieces(run):
+            if piece.max_timestamp < timestamp_ms:
+                continue
+            for batch in self._load(run, piece):
+                if batch.header.max_timestamp >= timestamp_ms:
+                    return first_record_at(batch, timestamp_ms)
+        return None
+
+    def plan(self, key: PartitionKey, start: int, end: int) -> list[PlanRange]:
+        """Where the offsets [start, end) lie: ranges of about 8 MiB that begin with a batch.
+
+        Ends early where the catalog holds no consecutive run.
+        """
+        ranges: list[PlanRange] = []
+        for run in self._consecutive(key, start, end):
+            kind = "segment" if run.object.startswith(SEGMENTS) else "chunk"
+            url = self._storage.url(run.object)
+            pieces = [p for p in _from_offset(self._pieces(run), start) if p.base_offset < end]
+            ranges += (
+                _plan_range(key[1], kind, url, piece) for piece in _joined(pieces, PLAN_RANGE_BYTES)
+            )
+        return ranges
+
+    def _consecutive(self, key: PartitionKey, start: int, end: int) -> Iterator[RunRow]:
+        """The runs that hold [start, end), up to the first hole."""
+        while start < end:
+            runs = self._catalog.runs(key, start)
+            if not runs:
+                return
+            for run in runs:
+                if run.base_offset > start or start >= end:
+                    return
+                yield run
+                start = run.last_offset + 1
+
+    def _split(self, run: RunRow) -> tuple[Piece, ...]:
+        """The pieces of a run, by its segment's index or by a look at its batches."""
+        if run.object.startswith(SEGMENTS):
+            with _lost(run, _whole(run)):
+                footer = read_footer(self._storage.objects, run.object)
+            return tuple(_joined(_segment_pieces(footer), PIECE_BYTES))
+        if run.byte_size <= PIECE_BYTES:
+            return (_whole(run),)
+        return tuple(_joined(map(_batch_piece, self._read(run, _whole(run))), PIECE_BYTES))
+
+    def _load(self, run: RunRow, piece: Piece) -> list[StoredBatch]:
+        cached = self._cache.get((run.object, piece.position))
+        if cached is None:
+            cached = self._read(run, piece)
+            self._cache.put((run.object, piece.position), cached, piece.size_bytes)
+        return cached
+
+    def _read(self, run: RunRow, piece: Piece) -> list[StoredBatch]:
+        """The piece from storage, every byte verified."""
+        with _lost(run, piece):
+            data = self._storage.read(run.object, piece.position, piece.size_bytes)
+        placed = run.object.startswith(SEGMENTS)
+        batches = list(
+            walk(data, piece.base_offset, key=run.object, position=piece.position, placed=placed)
+        )
+        last_offset = batches[-1].header.last_offset
+        if last_offset != piece.last_offset:
+            reason = f"offset {piece.last_offset} should be the last, but it is {last_offset}."
+            last_byte = piece.position + piece.size_bytes - 1
+            raise DamagedObject(run.object, piece.position, last_byte, reason)
+        return batches
+
+
+class _PieceCache:
+    """Least recently used pieces out first; shared by the worker threads."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._pieces: OrderedDict[tuple[str, int], tuple[list[StoredBatch], int]] = OrderedDict()
+
+    def get(self, key: tuple[str, int]) -> list[StoredBatch] | None:
+        with self._lock:
+            if key not in self._pieces:
+                return None
+            self._pieces.move_to_end(key)
+            return self._pieces[key][0]
+
+    def put(self, key: tuple[str, int], batches: list[StoredBatch], size: int) -> None:
+        with self._lock:
+            if key not in self._pieces:
+                self._pieces[key] = (batches, size)
+                self._bytes += size
+            while self._bytes > self._max_bytes:
+                _, (_, dropped) = self._pieces.popitem(last=False)
+                self._bytes -= dropped
+
+
+@contextmanager
+def _lost(run: RunRow, piece: Piece) -> Iterator[None]:
+    try:
+        yield
+    except UNREADABLE as error:
+        last_byte = piece.position + piece.size_bytes - 1
+        raise LostBytes(run.object, piece.position, last_byte, str(error)) from error
+
+
+def _whole(run: RunRow) -> Piece:
+    return Piece(
+        run.base_offset, run.last_offset, run.byte_offset, run.byte_size, run.max_timestamp
+    )
+
+
+def _batch_piece(batch: StoredBatch) -> Piece:
+    header = batch.header
+    return Piece(
+        header.base_offset,
+        header.last_offset,
+        batch.position,
+        header.size_bytes,
+        header.max_timestamp,
+    )
+
+
+def _segment_pieces(footer: Footer) -> Iterator[Piece]:
+    """What lies between one index entry and the next, as pieces."""
+    end = IndexEntry(footer.last_offset + 1, footer.index_position, 0)
+    following = (*footer.index[1:], end)
+    for entry, after in zip(footer.index, following, strict=True):
+        size = after.position - entry.position
+        last_offset = after.base_offset - 1
+        yield Piece(entry.base_offset, last_offset, entry.position, size, entry.max_timestamp)
+
+
+def _joined(pieces: Iterable[Piece], max_bytes: int) -> Iterator[Piece]:
+    """Neighbouring pieces joined up to this size; a larger one stays as it is."""
+    joined: Piece | None = None
+    for piece in pieces:
+        if joined is None:
+            joined = piece
+        elif joined.size_bytes + piece.size_bytes > max_bytes:
+            yield joined
+            joined = piece
+        else:
+            joined = Piece(
+                joined.base_offset,
+                piece.last_offset,
+                joined.position,
+                joined.size_bytes + piece.size_bytes,
+                max(joined.max_timestamp, piece.max_timestamp),
+            )
+    if joined is not None:
+        yield joined
+
+
+def _from_offset(pieces: tuple[Piece, ...], offset: int) -> tuple[Piece, ...]:
+    """The piece that holds the offset and those after it."""
+    return pieces[bisect_left(pieces, offset, key=lambda piece: piece.last_offset) :]
+
+
+def _plan_range(partition: int, kind: str, url: str, piece: Piece) -> PlanRange:
+    return PlanRange(
+        partition=partition,
+        kind=kind,
+        url=url,
+        byte_offset=piece.position,
+        byte_size=piece.size_bytes,
+        base_offset=piece.base_offset,
+        last_offset=piece.last_offset,
+        max_timestamp=piece.max_timestamp,
+    )

@@ -1,0 +1,77 @@
+"""The chunks just written, kept in memory for those who read at the end of the log.
+
+Bounded in bytes, oldest chunk out first, no matter who reads. Filled and read on the event loop
+only, so it needs no lock. Bytes here come straight from an append and are trusted.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from catchwater.catalog.base import PartitionKey, RunRow
+from catchwater.log.batches import StoredBatch, walk
+from catchwater.objects.base import Buffer
+
+_RUN_OVERHEAD_BYTES = 512  # what Python keeps per run, whatever the size of its batches
+
+
+class _Kept(NamedTuple):
+    run: RunRow
+    data: memoryview
+
+
+class Tail:
+    """The newest runs of every partition, with their bytes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._chunks: deque[tuple[int, list[PartitionKey]]] = deque()
+        # Invariant: the runs of a partition, in offset order, are those of the chunks kept. They
+        # are consecutive but for epochs of a sink, which come from storage and leave a hole.
+        self._runs: dict[PartitionKey, deque[_Kept]] = {}
+
+    def add(self, runs: Sequence[RunRow], start: int, payload: Buffer) -> None:
+        """Keep a chunk whose first byte lies at `start` of the file its runs point into."""
+        view = memoryview(payload)
+        keys = []
+        for run in runs:
+            key = (run.topic_id, run.partition)
+            at = run.byte_offset - start
+            kept = _Kept(run, view[at : at + run.byte_size])
+            self._runs.setdefault(key, deque()).append(kept)
+            keys.append(key)
+        size = len(view) + _RUN_OVERHEAD_BYTES * len(runs)
+        self._chunks.append((size, keys))
+        self._bytes += size
+        while self._bytes > self._max_bytes:
+            self._drop_oldest()
+
+    def batches(self, key: PartitionKey, offset: int) -> Iterator[StoredBatch] | None:
+        """The batches from the run that holds `offset` on; None if that run is not kept."""
+        runs = self._runs.get(key, ())
+        first = bisect_right(runs, offset, key=lambda kept: kept.run.base_offset) - 1
+        if first < 0 or runs[first].run.last_offset < offset:
+            return None
+        return self._walk(runs, first)
+
+    def _walk(self, runs: Sequence[_Kept], first: int) -> Iterator[StoredBatch]:
+        expected = runs[first].run.base_offset
+        for index in range(first, len(runs)):
+            run, data = runs[index]
+            if run.base_offset != expected:
+                return
+            yield from walk(
+                data, expected, key=run.object, position=run.byte_offset, placed=False, verify=False
+            )
+            expected = run.last_offset + 1
+
+    def _drop_oldest(self) -> None:
+        size, keys = self._chunks.popleft()
+        self._bytes -= size
+        for key in keys:
+            runs = self._runs[key]
+            runs.popleft()
+            if not runs:
+                del self._runs[key]
