@@ -60,6 +60,7 @@ class CardRisk(Keyed[Txn, Risk, Alert]):
         if e.amount < 1:
             s.small_at = e.at
             ctx.timer("forget", e.at + 60_000)
+        return None
 
     def on_timer(self, name: str, at: int, s: Risk, ctx: Context) -> Out[Alert]:
         """The minute is over: forget the small payment."""

@@ -50,12 +50,13 @@ def invoice_lines(path: Path) -> Iterator[InvoiceLine]:
 
 
 def csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line number, column -> text) of every row. Raises `BadCsv`."""
+    """(line number, column -> text) of every row, at least one. Raises `BadCsv`."""
     try:
         with _open_text(path) as text:
             reader = csv.reader(text, strict=True)
             header = next(reader, [])
             _check_header(path, header)
+            rows = 0
             for row in reader:
                 if len(row) != len(header):
                     raise BadCsv(
@@ -63,7 +64,10 @@ def csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
                         f"{len(header)}",
                         hint="mend or remove the row",
                     )
+                rows += 1
                 yield reader.line_num, dict(zip(header, row, strict=True))
+            if not rows:
+                raise BadCsv(f"{path}, line 2: no rows after the header")
     except OSError as error:
         raise BadCsv(f"{path} cannot be read: {error.strerror or error}") from error
     except (EOFError, zlib.error) as error:

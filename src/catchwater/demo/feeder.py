@@ -1,0 +1,62 @@
+"""Events into a topic, each once, through whatever happens to the broker in between.
+
+Relies on the client to send a batch again until it is acknowledged, and on the producer id and
+sequence in each batch to make that harmless. A round goes out as one request, so that a reader
+never sees one partition far ahead of another.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+from zlib import crc32
+
+from catchwater.wire.client import Client
+from catchwater.wire.records import Record, encode_batch
+
+ROUND_EVENTS = 4_000
+"""Most events of a round: below the broker's largest batch even if all have the same key."""
+
+
+class Event(NamedTuple):
+    """What goes into the topic; `at` is the record's timestamp, ms since the Unix epoch."""
+
+    key: bytes
+    value: bytes
+    at: int
+
+
+class Feeder:
+    """One idempotent producer for one topic; the same key always goes to the same partition."""
+
+    def __init__(self, client: Client, topic: str, partitions: int, round_events: int) -> None:
+        self._client = client
+        self._topic = topic
+        self._round_events = max(1, min(ROUND_EVENTS, round_events))
+        self._producer_id, self._producer_epoch = client.init_producer_id()
+        self._sequences = [0] * partitions
+        self.acknowledged = 0
+
+    def feed(self, events: Iterator[Event], count: int) -> None:
+        """Send the next `count` events and wait until each is acknowledged."""
+        chosen = islice(events, count)
+        while batch := list(islice(chosen, self._round_events)):
+            self._send(batch)
+            self.acknowledged += len(batch)
+
+    def _send(self, events: list[Event]) -> None:
+        records: list[list[Record]] = [[] for _ in self._sequences]
+        for event in events:
+            partition = crc32(event.key) % len(records)
+            records[partition].append((event.key, event.value, event.at, ()))
+        batches = []
+        for partition, chosen in enumerate(records):
+            if chosen:
+                batch = encode_batch(
+                    chosen,
+                    producer_id=self._producer_id,
+                    producer_epoch=self._producer_epoch,
+                    base_sequence=self._sequences[partition],
+                )
+                batches.append(((self._topic, partition), batch))
+                self._sequences[partition] += len(chosen)
+        self._client.produce(batches)
