@@ -10,22 +10,46 @@ written once however often it is sent. Batches without may be repeated or change
 connection breaks. Does not do groups, transactions, TLS or SASL. Not thread-safe.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self, TypeVar
+from datetime import timedelta
+from typing import Any, Self, TypeVar
+
+from kio.schema.create_topics.v5 import CreateTopicsRequest
+from kio.schema.create_topics.v5.request import CreatableTopic, CreatableTopicConfig
+from kio.schema.describe_configs.v4 import DescribeConfigsRequest
+from kio.schema.describe_configs.v4.request import DescribeConfigsResource
+from kio.schema.init_producer_id.v4 import InitProducerIdRequest
+from kio.schema.list_offsets.v5 import ListOffsetsRequest
+from kio.schema.list_offsets.v5.request import ListOffsetsPartition, ListOffsetsTopic
+from kio.schema.metadata.v9 import MetadataRequest
+from kio.schema.metadata.v9.request import MetadataRequestTopic
+from kio.schema.types import BrokerId, ProducerId, TopicName
+from kio.static.primitive import i8, i16, i32, i32Timedelta, i64
+from kio.static.protocol import RequestPayload
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
+from catchwater.wire import exchange
 from catchwater.wire.codecs import Buffer
+from catchwater.wire.connection import Connection, ConnectionLost
 from catchwater.wire.errors import ErrorCode
+from catchwater.wire.exchange import Fetched, TopicPartition
+from catchwater.wire.messages import decode_reply, encode_request
 
-TopicPartition = tuple[str, int]
+_Answer = TypeVar("_Answer")
 
 EARLIEST = -2
 LATEST = -1
 """Timestamps that `list_offsets` takes for the two ends of a partition."""
+
+_FIRST_BACKOFF_S = 0.05
+_LONGEST_BACKOFF_S = 1.0
+_MOST_IN_FLIGHT = 5
+_REQUEST_BYTES = 2**20
+_BROKER = 4  # the resource type of DescribeConfigs
+_ANY_COUNT = -1  # KIP-464: the broker's default number of replicas
 
 
 class RequestRefused(CatchwaterError):
@@ -56,19 +80,11 @@ class Cluster:
         return sorted({name for name, _ in self.leaders})
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """One partition's part of a Fetch reply; `records` may end in a batch that is cut short.
+class _Again(Exception):
+    """The attempt failed in a way that a repetition may cure; says what it met."""
 
-    `error` is NONE or OFFSET_OUT_OF_RANGE; `aborted` lists (producer id, first offset).
-    """
 
-    records: memoryview
-    high_watermark: int
-    log_start: int
-    error: ErrorCode
-    aborted: tuple[tuple[int, int], ...] = ()
-class Client(AbstractContextManager["Client"]):
+class Client:
     """A connection to each broker it has needed so far; `bootstrap` is "host:port[,host:port]"."""
 
     def __init__(
@@ -78,15 +94,52 @@ class Client(AbstractContextManager["Client"]):
         client_id: str = "catchwater",
         timeout_s: float = 30.0,
         clock: Clock = SYSTEM,
-    ) -> None: ...
-    def close(self) -> None: ...
-    def __exit__(self, *exception: object) -> None: ...
+    ) -> None:
+        self._bootstrap = parse_bootstrap(bootstrap)
+        self._client_id = client_id
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._connections: dict[tuple[str, int], Connection] = {}
+        # What the last Metadata reply said, for the topics asked for since a leader last moved.
+        self._brokers: dict[int, tuple[str, int]] = {}
+        self._leaders: dict[TopicPartition, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection; the client may be used again and then connects anew."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
     def metadata(self, topics: Sequence[str] | None = None) -> Cluster:
         """Brokers and leaders, of all topics unless some are named; absent ones are left out."""
+        return self._repeat(lambda: self._metadata(topics))
+
     def list_offsets(
         self, wanted: Mapping[TopicPartition, int], *, read_committed: bool = False
     ) -> dict[TopicPartition, int]:
         """The first offset at or after each timestamp (ms), EARLIEST or LATEST; -1 if none."""
+        found: dict[TopicPartition, int] = {}
+
+        def attempt() -> dict[TopicPartition, int]:
+            left = {key: wanted[key] for key in wanted if key not in found}
+            for broker, keys in self._by_leader(left).items():
+                request = _list_offsets({key: left[key] for key in keys}, read_committed)
+                reply = self._exchange(self._brokers[broker], request)
+                for topic in reply.topics:
+                    for partition in topic.partitions:
+                        key = (str(topic.name), int(partition.partition_index))
+                        _check(partition.error_code, "ListOffsets", key)
+                        found[key] = int(partition.offset)
+            return found
+
+        return self._repeat(attempt)
+
     def fetch(
         self,
         wanted: Mapping[TopicPartition, int],
@@ -97,14 +150,311 @@ class Client(AbstractContextManager["Client"]):
         max_wait_ms: int = 500,
         read_committed: bool = False,
     ) -> dict[TopicPartition, Fetched]:
-        """Raw batches from each partition's offset on, one round; a first batch is always whole."""
+        """Raw batches from each partition's offset on, in one round over the leaders.
+
+        Partitions may be left out of the answer when `max_bytes` is used up; the first batch of an
+        answer is always whole. The broker waits `max_wait_ms` for `min_bytes` to be there.
+        """
+        limits = exchange.FetchLimits(
+            max_bytes, max_partition_bytes, min_bytes, max_wait_ms, read_committed
+        )
+
+        def attempt() -> dict[TopicPartition, Fetched]:
+            asked = []
+            for broker, keys in self._by_leader(wanted).items():
+                connection = self._connect(self._brokers[broker])
+                request = exchange.encode_fetch({key: wanted[key] for key in keys}, limits)
+                self._send(connection, exchange.FETCH, request)
+                asked.append(connection)
+            fetched: dict[TopicPartition, Fetched] = {}
+            for connection in asked:
+                throttle_ms, part = exchange.parse_fetch_reply(connection.receive())
+                connection.throttle(throttle_ms)
+                fetched.update(part)
+            for key, answer in fetched.items():
+                if answer.error is not ErrorCode.OFFSET_OUT_OF_RANGE:
+                    _check(answer.error, "Fetch", key)
+            return fetched
+
+        return self._repeat(attempt)
+
     def produce(
         self, batches: Sequence[tuple[TopicPartition, Buffer]], *, acks: int = -1
     ) -> list[int]:
-        """Append the batches, several in flight; the base offset each was given, in order."""
-    def create_topics(self, topics: Mapping[str, int], config: Mapping[str, str] | None = None) -> None:
+        """Append the batches; the base offset each was given, in the same order.
+
+        Neighbours for different partitions travel in one request, and several requests at a time.
+        An offset is -1 for a batch with a sequence number that the broker had already and no
+        longer remembers where.
+        """
+        offsets: list[int | None] = [None] * len(batches)
+
+        def attempt() -> list[int]:
+            left = [index for index, offset in enumerate(offsets) if offset is None]
+            by_leader = self._by_leader(batches[index][0] for index in left)
+            failure = ErrorCode.NONE
+            for broker, keys in by_leader.items():
+                mine = [index for index in left if batches[index][0] in keys]
+                requests = _requests(mine, batches)
+                failure = self._produce_to(broker, requests, batches, acks, offsets) or failure
+            if failure:
+                raise _Again(f"Produce was answered {failure.name}")
+            return [offset for offset in offsets if offset is not None]
+
+        return self._repeat(attempt)
+
+    def create_topics(
+        self, topics: Mapping[str, int], config: Mapping[str, str] | None = None
+    ) -> None:
         """Create topics with so many partitions; one that exists already is left as it is."""
+        request = CreateTopicsRequest(
+            topics=tuple(
+                CreatableTopic(
+                    name=TopicName(name),
+                    num_partitions=i32(partitions),
+                    replication_factor=i16(_ANY_COUNT),
+                    assignments=(),
+                    configs=tuple(
+                        CreatableTopicConfig(name=key, value=value)
+                        for key, value in (config or {}).items()
+                    ),
+                )
+                for name, partitions in topics.items()
+            ),
+            timeout=_milliseconds(self._timeout_s),
+        )
+
+        def attempt() -> None:
+            for topic in self._exchange(self._controller(), request).topics:
+                if topic.error_code.value != ErrorCode.TOPIC_ALREADY_EXISTS:
+                    _check(topic.error_code, "CreateTopics", str(topic.name), topic.error_message)
+
+        self._repeat(attempt)
+
     def init_producer_id(self) -> tuple[int, int]:
         """A new producer id and its epoch, for batches that must be written once."""
+        request = InitProducerIdRequest(
+            transactional_id=None,
+            transaction_timeout=_milliseconds(self._timeout_s),
+            producer_id=ProducerId(-1),
+            producer_epoch=i16(-1),
+        )
+
+        def attempt() -> tuple[int, int]:
+            reply = self._exchange(self._any_broker(), request)
+            _check(reply.error_code, "InitProducerId", "a new producer")
+            return int(reply.producer_id), int(reply.producer_epoch)
+
+        return self._repeat(attempt)
+
     def broker_config(self) -> dict[str, str]:
-        """The configuration of the broker that answers first (DescribeConfigs)."""
+        """The configuration of one broker of the cluster (DescribeConfigs)."""
+
+        def attempt() -> dict[str, str]:
+            cluster = self._metadata(())
+            broker = min(cluster.brokers)
+            resource = DescribeConfigsResource(
+                resource_type=i8(_BROKER), resource_name=str(broker), configuration_keys=None
+            )
+            request = DescribeConfigsRequest(resources=(resource,))
+            (result,) = self._exchange(cluster.brokers[broker], request).results
+            _check(result.error_code, "DescribeConfigs", f"broker {broker}", result.error_message)
+            return {each.name: each.value for each in result.configs if each.value is not None}
+
+        return self._repeat(attempt)
+
+    def _repeat(self, attempt: Callable[[], _Answer]) -> _Answer:
+        """Call until it succeeds or is refused; raises `RequestTimedOut`, `ConnectionLost`."""
+        deadline_s = self._clock.monotonic_s() + self._timeout_s
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            try:
+                return attempt()
+            except (_Again, ConnectionLost) as error:
+                # Replies still under way would be taken for those of the next attempt.
+                self.close()
+                self._leaders.clear()
+                if self._clock.monotonic_s() + backoff_s > deadline_s:
+                    if isinstance(error, ConnectionLost):
+                        raise
+                    raise RequestTimedOut(
+                        f"Gave up after {self._timeout_s:g} s at {self._addresses()}: {error}."
+                    ) from error
+            self._clock.pause(backoff_s * self._clock.random.uniform(0.5, 1.0))
+            backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+
+    def _addresses(self) -> str:
+        return ",".join(f"{host}:{port}" for host, port in self._bootstrap)
+
+    def _metadata(self, topics: Sequence[str] | None) -> Cluster:
+        named = (MetadataRequestTopic(name=TopicName(name)) for name in topics or ())
+        request = MetadataRequest(
+            topics=None if topics is None else tuple(named),
+            allow_auto_topic_creation=False,
+            include_cluster_authorized_operations=False,
+            include_topic_authorized_operations=False,
+        )
+        reply = self._exchange(self._any_broker(), request)
+        absent = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NONE)
+        leaders = {}
+        for topic in reply.topics:
+            if topic.error_code.value not in absent:
+                _check(topic.error_code, "Metadata", str(topic.name))
+            for partition in topic.partitions:
+                # A partition without a leader is listed all the same: it exists.
+                leaders[str(topic.name), int(partition.partition_index)] = int(partition.leader_id)
+        self._brokers = {int(b.node_id): (b.host, int(b.port)) for b in reply.brokers}
+        self._controller_id = int(reply.controller_id)
+        return Cluster(reply.cluster_id, dict(self._brokers), leaders)
+
+    def _by_leader(self, keys: Iterable[TopicPartition]) -> dict[int, set[TopicPartition]]:
+        wanted = set(keys)
+        unknown = {topic for topic, partition in wanted if (topic, partition) not in self._leaders}
+        if unknown:
+            self._leaders.update(self._metadata(sorted(unknown)).leaders)
+        by_leader: dict[int, set[TopicPartition]] = defaultdict(set)
+        for key in wanted:
+            leader = self._leaders.get(key, -1)
+            if leader not in self._brokers:
+                raise _Again(f"Partition {key[0]}-{key[1]} does not exist or has no leader")
+            by_leader[leader].add(key)
+        return by_leader
+
+    def _produce_to(
+        self,
+        broker: int,
+        requests: Iterable[dict[TopicPartition, int]],
+        batches: Sequence[tuple[TopicPartition, Buffer]],
+        acks: int,
+        offsets: list[int | None],
+    ) -> ErrorCode:
+        """Send batches, given by their indices, to one broker in order, and note their offsets.
+
+        Returns the last error that is worth a repetition.
+        """
+        connection = self._connect(self._brokers[broker])
+        failure = ErrorCode.NONE
+        unsent = deque(requests)
+        sent: deque[dict[TopicPartition, int]] = deque()
+        while sent or (unsent and not failure):
+            if unsent and not failure and len(sent) < _MOST_IN_FLIGHT:
+                sent.append(unsent.popleft())
+                content = {key: batches[index][1] for key, index in sent[-1].items()}
+                body = exchange.encode_produce(content, acks, int(self._timeout_s * 1000))
+                self._send(connection, exchange.PRODUCE, body)
+                continue
+            indices = sent.popleft()
+            throttle_ms, produced = exchange.parse_produce_reply(connection.receive())
+            connection.throttle(throttle_ms)
+            for key, (error, offset) in produced.items():
+                # A batch behind one that must be sent again is out of order until that arrives.
+                out_of_order = failure and error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+                if error.is_retriable or out_of_order:
+                    failure = error
+                    continue
+                if error is not ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
+                    _check(error, "Produce", key)
+                offsets[indices[key]] = offset
+        return failure
+
+    def _any_broker(self) -> tuple[str, int]:
+        """An address that takes a connection: one in use, or the first of the bootstrap list."""
+        for address in self._connections:
+            return address
+        lost: ConnectionLost | None = None
+        for address in self._bootstrap:
+            try:
+                self._connect(address)
+            except ConnectionLost as error:
+                lost = error
+            else:
+                return address
+        assert lost is not None, "a bootstrap list names at least one broker"
+        raise lost
+
+    def _controller(self) -> tuple[str, int]:
+        self._metadata(())
+        return self._brokers.get(self._controller_id) or self._any_broker()
+
+    def _connect(self, address: tuple[str, int]) -> Connection:
+        if address not in self._connections:
+            self._connections[address] = Connection(
+                *address, timeout_s=self._timeout_s, clock=self._clock
+            )
+        return self._connections[address]
+
+    def _send(self, connection: Connection, api: exchange.Api, body: Sequence[Buffer]) -> None:
+        header = exchange.encode_header(api, connection.correlation_id(), self._client_id)
+        connection.send([header, *body])
+
+    def _exchange(self, address: tuple[str, int], request: RequestPayload) -> Any:
+        """One cold request and its reply."""
+        connection = self._connect(address)
+        connection.send(encode_request(connection.correlation_id(), self._client_id, request))
+        _, reply = decode_reply(request.__api_key__, request.__version__, connection.receive())
+        throttle: timedelta = getattr(reply, "throttle_time", timedelta())
+        connection.throttle(throttle // timedelta(milliseconds=1))
+        return reply
+
+
+def parse_bootstrap(servers: str) -> list[tuple[str, int]]:
+    """The addresses of "host:port[,host:port]", as in Kafka's `bootstrap.servers`."""
+    addresses = []
+    for server in servers.split(","):
+        host, _, port = server.strip().rpartition(":")
+        if not host or not port.isdigit():
+            raise CatchwaterError(
+                f"{server.strip()!r} in bootstrap.servers is not of the form host:port."
+            )
+        addresses.append((host.strip("[]"), int(port)))
+    return addresses
+
+
+def _check(
+    code: Any, request: str, subject: TopicPartition | str, message: str | None = None
+) -> None:
+    """Nothing for NONE; `_Again` or `RequestRefused` for an error about a partition or a name."""
+    error = ErrorCode(int(code))
+    if error is ErrorCode.NONE:
+        return
+    about = subject if isinstance(subject, str) else f"{subject[0]}-{subject[1]}"
+    text = f"{request} for {about} was answered {error.name}"
+    if error.is_retriable:
+        raise _Again(text)
+    raise RequestRefused(f"{text}: {message}" if message else f"{text}.", code=error)
+
+
+def _requests(
+    indices: Iterable[int], batches: Sequence[tuple[TopicPartition, Buffer]]
+) -> list[dict[TopicPartition, int]]:
+    """Which batches travel together: one for each partition, and about a megabyte in all."""
+    requests: list[dict[TopicPartition, int]] = []
+    size_bytes = 0
+    for index in indices:
+        key, batch = batches[index]
+        size_bytes += len(batch)
+        if not requests or key in requests[-1] or size_bytes > _REQUEST_BYTES:
+            requests.append({})
+            size_bytes = len(batch)
+        requests[-1][key] = index
+    return requests
+
+
+def _milliseconds(seconds: float) -> i32Timedelta:
+    return i32Timedelta.parse(timedelta(seconds=seconds))
+
+
+def _list_offsets(wanted: Mapping[TopicPartition, int], read_committed: bool) -> ListOffsetsRequest:
+    by_topic: dict[str, list[ListOffsetsPartition]] = defaultdict(list)
+    for (topic, partition), timestamp in wanted.items():
+        by_topic[topic].append(
+            ListOffsetsPartition(partition_index=i32(partition), timestamp=i64(timestamp))
+        )
+    return ListOffsetsRequest(
+        replica_id=BrokerId(-1),
+        isolation_level=i8(read_committed),
+        topics=tuple(
+            ListOffsetsTopic(name=TopicName(topic), partitions=tuple(partitions))
+            for topic, partitions in by_topic.items()
+        ),
+    )
