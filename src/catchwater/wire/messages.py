@@ -5,7 +5,7 @@ that imports kio. Encoding is kio's. Decoding is ours, driven by kio's descripti
 reader allocates whatever an array claims to hold, so that one small frame aborts the process.
 
 Promises of decoding: any input gives a message or `MalformedMessage`, in time and memory bounded
-by the size of the frame, and for requests also by `cursor.MAX_REQUEST_ELEMENTS`. Bytes after the
+by the size of the frame, and for requests also by `fields.MAX_REQUEST_ELEMENTS`. Bytes after the
 last field are ignored, as Kafka's brokers do. It does not know which versions are served, nor what
 a message means; times are `timedelta` and `datetime`, error codes kio's, absent topic ids None.
 """
@@ -26,12 +26,19 @@ from kio.serial import entity_writer
 from kio.serial._implicit_defaults import get_tagged_field_default
 from kio.static.protocol import Entity, RequestPayload, ResponsePayload
 
-from catchwater.wire.cursor import Cursor, MalformedMessage
+from catchwater.wire.fields import (
+    I8,
+    I16,
+    I32,
+    I64,
+    NO_TAGGED_FIELDS,
+    Cursor,
+    MalformedMessage,
+    encode_text,
+)
 
 _FIXED_HEADER = Struct(">hhi")
-_I8, _I16, _I32, _I64 = Struct(">b"), Struct(">h"), Struct(">i"), Struct(">q")
 _U16, _F64 = Struct(">H"), Struct(">d")
-_NO_TAGGED_FIELDS = b"\x00"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -58,7 +65,7 @@ def decode_header(frame: memoryview) -> RequestHeader:
     api_key, api_version, correlation_id = _FIXED_HEADER.unpack_from(
         frame, cursor.take(_FIXED_HEADER.size)
     )
-    client_id = _short_string(cursor)
+    client_id = cursor.nullable_text(flexible=False)
     entity = _request_type(api_key, api_version)
     if entity is not None and entity.__header_schema__.__flexible__:
         cursor.skip_tagged_fields()
@@ -78,9 +85,9 @@ def decode_request(header: RequestHeader, frame: memoryview) -> RequestPayload:
 
 def encode_reply(correlation_id: int, message: ResponsePayload) -> list[bytes]:
     """The reply as the body of a frame; its type says in which version."""
-    head = _I32.pack(correlation_id)
+    head = I32.pack(correlation_id)
     if message.__header_schema__.__flexible__:
-        head += _NO_TAGGED_FIELDS
+        head += NO_TAGGED_FIELDS
     return [head, encode(message)]
 
 
@@ -93,14 +100,11 @@ def encode_request(
     correlation_id: int, client_id: str | None, message: RequestPayload
 ) -> list[bytes]:
     """The request as the body of a frame; its type says which API and version."""
-    name = b"" if client_id is None else client_id.encode()
-    head = (
-        _FIXED_HEADER.pack(message.__api_key__, message.__version__, correlation_id)
-        + _I16.pack(-1 if client_id is None else len(name))
-        + name
-    )
+    head = _FIXED_HEADER.pack(message.__api_key__, message.__version__, correlation_id)
+    # In every version of the header the client id is written the old way.
+    head += encode_text(client_id, flexible=False)
     if message.__header_schema__.__flexible__:
-        head += _NO_TAGGED_FIELDS
+        head += NO_TAGGED_FIELDS
     return [head, encode(message)]
 
 
@@ -108,7 +112,7 @@ def decode_reply(api_key: int, api_version: int, frame: memoryview) -> tuple[int
     """Correlation id and reply to a request of this API and version. Raises `MalformedMessage`."""
     entity = load_response_schema(api_key, api_version)
     cursor = Cursor(frame, max_elements=len(frame))
-    correlation_id: int = cursor.number(_I32)
+    correlation_id: int = cursor.number(I32)
     if entity.__header_schema__.__flexible__:
         cursor.skip_tagged_fields()
     return correlation_id, _entity_reader(entity)(cursor)
@@ -204,9 +208,10 @@ def _value_reader(
         case None:
             return _struct_reader(_entity_reader(value_type), nullable)
         case "string":
-            return _sized_reader(Cursor.string, _varint_size if flexible else _i16_size, nullable)
+            read_text = Cursor.nullable_text if nullable else Cursor.text
+            return lambda cursor: read_text(cursor, flexible)
         case "bytes" | "records":
-            return _sized_reader(Cursor.bytes, _varint_size if flexible else _i32_size, nullable)
+            return _bytes_reader(flexible, nullable)
         case "datetime_i64":
             return _read_nullable_datetime if nullable else _read_datetime
         case _:
@@ -216,16 +221,14 @@ def _value_reader(
 def _struct_reader(read_entity: Reader, nullable: bool) -> Reader:
     def read(cursor: Cursor) -> Any:
         # A byte in front of a struct that may be null: negative if it is (KIP-893).
-        return None if cursor.number(_I8) < 0 else read_entity(cursor)
+        return None if cursor.number(I8) < 0 else read_entity(cursor)
 
     return read if nullable else read_entity
 
 
 def _array_reader(element: Reader, flexible: bool, nullable: bool) -> Reader:
-    read_size = _varint_size if flexible else _i32_size
-
     def read(cursor: Cursor) -> Any:
-        count = read_size(cursor)
+        count = cursor.size(flexible)
         if count == -1 and nullable:
             return None
         return tuple([element(cursor) for _ in range(cursor.elements(count))])
@@ -233,29 +236,16 @@ def _array_reader(element: Reader, flexible: bool, nullable: bool) -> Reader:
     return read
 
 
-def _sized_reader(
-    take: Callable[[Cursor, int], Any], read_size: Callable[[Cursor], int], nullable: bool
-) -> Reader:
+def _bytes_reader(flexible: bool, nullable: bool) -> Reader:
     def read(cursor: Cursor) -> Any:
-        size_bytes = read_size(cursor)
-        return None if size_bytes == -1 and nullable else take(cursor, size_bytes)
+        size_bytes = cursor.size(flexible)
+        return None if size_bytes == -1 and nullable else cursor.bytes(size_bytes)
 
     return read
 
 
-def _number_reader(form: Struct) -> Callable[[Cursor], int]:
+def _number_reader(form: Struct) -> Reader:
     return lambda cursor: cursor.number(form)
-
-
-_i16_size = _number_reader(_I16)
-_i32_size = _number_reader(_I32)
-
-
-def _varint_size(cursor: Cursor) -> int:
-    return cursor.varint() - 1
-
-
-_short_string = _sized_reader(Cursor.string, _i16_size, nullable=True)
 
 
 def _read_uuid(cursor: Cursor) -> UUID | None:
@@ -264,7 +254,7 @@ def _read_uuid(cursor: Cursor) -> UUID | None:
 
 
 def _read_error_code(cursor: Cursor) -> KioErrorCode:
-    code = cursor.number(_I16)
+    code = cursor.number(I16)
     try:
         return KioErrorCode(code)
     except ValueError:
@@ -283,12 +273,12 @@ def _timedelta_reader(form: Struct) -> Reader:
 
 
 def _read_nullable_datetime(cursor: Cursor) -> datetime | None:
-    milliseconds = cursor.number(_I64)
+    milliseconds = cursor.number(I64)
     return None if milliseconds == -1 else _datetime(milliseconds)
 
 
 def _read_datetime(cursor: Cursor) -> datetime:
-    return _datetime(cursor.number(_I64))
+    return _datetime(cursor.number(I64))
 
 
 def _datetime(milliseconds: int) -> datetime:
@@ -299,15 +289,15 @@ def _datetime(milliseconds: int) -> datetime:
 
 
 _FIXED_SIZE_READERS: dict[str, Reader] = {
-    "bool": lambda cursor: cursor.number(_I8) != 0,
-    "int8": _number_reader(_I8),
-    "int16": _number_reader(_I16),
+    "bool": lambda cursor: cursor.number(I8) != 0,
+    "int8": _number_reader(I8),
+    "int16": _number_reader(I16),
     "uint16": _number_reader(_U16),
-    "int32": _number_reader(_I32),
-    "int64": _number_reader(_I64),
+    "int32": _number_reader(I32),
+    "int64": _number_reader(I64),
     "float64": _number_reader(_F64),
     "uuid": _read_uuid,
     "error_code": _read_error_code,
-    "timedelta_i32": _timedelta_reader(_I32),
-    "timedelta_i64": _timedelta_reader(_I64),
+    "timedelta_i32": _timedelta_reader(I32),
+    "timedelta_i64": _timedelta_reader(I64),
 }

@@ -20,7 +20,7 @@ from kio.schema.index import api_key_map, schema_name_map
 from kio.serial import entity_reader
 from kio.static.constants import EntityType
 
-from catchwater.wire.cursor import MAX_REQUEST_ELEMENTS, MalformedMessage
+from catchwater.wire.fields import MAX_REQUEST_ELEMENTS, MalformedMessage
 from catchwater.wire.messages import (
     decode,
     decode_header,

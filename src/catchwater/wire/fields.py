@@ -1,9 +1,10 @@
-"""A place in a received message, and the only way forward in it: never past its end.
+"""Kafka's encodings of numbers, lengths, strings and tagged fields, both ways; no message.
 
-Whoever sends a message says how long its strings and arrays are. Here every such claim is checked
-against the bytes that are really there, before anything is allocated for it (CVE-2026-111108,
-CVE-2026-111115: a few bytes that announce millions of elements). It knows Kafka's encodings of
-numbers, strings and tagged fields (KIP-482), and no message.
+Whoever sends a message says how long its strings and arrays are. A `Cursor` checks every such
+claim against the bytes that are really there, before anything is allocated for it
+(CVE-2026-111108, CVE-2026-111115: a few bytes that announce millions of elements), and never
+goes past the end. *Flexible* versions of a message write lengths as varints, one more than the
+length, and end structs with tagged fields (KIP-482); the others write 2 or 4 bytes.
 """
 
 from struct import Struct
@@ -14,6 +15,12 @@ from catchwater.config import CatchwaterError
 # Arrays, their elements and tagged fields of one request. A request for each of 100,000
 # partitions is within Kafka's habits; each element costs a server about 3 µs and 200 bytes.
 MAX_REQUEST_ELEMENTS = 250_000
+
+I8, I16, I32, I64 = Struct(">b"), Struct(">h"), Struct(">i"), Struct(">q")
+NO_TAGGED_FIELDS = b"\x00"
+
+# Nearly every length is one byte.
+_ONE_BYTE_VARINTS = [bytes([value]) for value in range(0x80)]
 
 
 class MalformedMessage(CatchwaterError):
@@ -47,6 +54,10 @@ class Cursor:
     def number(self, form: Struct) -> Any:
         """The next number, big-endian."""
         return form.unpack_from(self.view, self.take(form.size))[0]
+
+    def numbers(self, form: Struct) -> tuple[Any, ...]:
+        """The next numbers that lie side by side, big-endian."""
+        return form.unpack_from(self.view, self.take(form.size))
 
     def varint(self) -> int:
         """The next unsigned varint, of at most 5 bytes (KIP-482)."""
@@ -82,3 +93,43 @@ class Cursor:
         for _ in range(self.elements(self.varint())):
             self.varint()
             self.take(self.varint())
+
+    def size(self, flexible: bool) -> int:
+        """The length announced of an array or of bytes; -1 is null."""
+        size: int = self.varint() - 1 if flexible else self.number(I32)
+        return size
+
+    def count(self, flexible: bool) -> int:
+        """The length of an array that is not null and can be there."""
+        return self.elements(self.size(flexible))
+
+    def text(self, flexible: bool) -> str:
+        return self.string(self.varint() - 1 if flexible else self.number(I16))
+
+    def nullable_text(self, flexible: bool) -> str | None:
+        size_bytes = self.varint() - 1 if flexible else self.number(I16)
+        return None if size_bytes == -1 else self.string(size_bytes)
+
+
+def encode_size(size: int, flexible: bool) -> bytes:
+    """The length of an array or of bytes; -1 is null."""
+    return encode_varint(size + 1) if flexible else I32.pack(size)
+
+
+def encode_text(text: str | None, flexible: bool) -> bytes:
+    """A string that may be null."""
+    if text is None:
+        return b"\x00" if flexible else b"\xff\xff"
+    data = text.encode()
+    return (encode_varint(len(data) + 1) if flexible else I16.pack(len(data))) + data
+
+
+def encode_varint(value: int) -> bytes:
+    if value < 0x80:
+        return _ONE_BYTE_VARINTS[value]
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
