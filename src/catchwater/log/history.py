@@ -27,7 +27,7 @@ _RUNS_SPLIT = 1024
 
 
 class LostBytes(DamagedObject):
-    """The catalog knows of these bytes, but they are not there; or no longer there (see packing)."""
+    """The catalog named these bytes, but they are not there; they may have been packed away."""
 
 
 class Piece(NamedTuple):

@@ -1,0 +1,205 @@
+"""The packer: runs that lie scattered over chunks become segments of one partition each.
+
+For each group of runs: read and verify them, write the segment, and only then put it in the place
+of the runs by one catalog commit. A crash before the commit leaves an object nobody knows (swept
+later) and the runs as they were; after it, chunks nobody needs (see `retain.Sweeper`). So nothing
+is lost and nothing shows twice, wherever it happens.
+
+Small segments are packed again together with what follows them, but only when that is at least as
+large: a byte is then rewritten a logarithmic number of times, and few small objects remain.
+
+Everything here blocks and runs in one thread. It rests as long as it works, so that producers and
+readers keep half of the disk and of the processor at the worst.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from catchwater.catalog.base import Catalog, ObjectRow, PartitionKey, RunRow, RunsChanged
+from catchwater.clock import Clock
+from catchwater.log.batches import DamagedObject, StoredBatch, walk
+from catchwater.log.segment import HEADER_BYTES, Footer, encode
+from catchwater.log.storage import SEGMENTS, UNREADABLE, Storage
+
+_LOG = logging.getLogger(__name__)
+_RUNS_A_PASS = 10_000
+
+
+@dataclass(frozen=True)
+class PackConfig:
+    """When to pack, and how large a segment may become; bytes and milliseconds."""
+
+    target_bytes: int = 64 * 1024 * 1024
+    min_bytes: int = 32 * 1024 * 1024
+    """Pack once this much was appended since the last time …"""
+    interval_ms: int = 60_000
+    """… or once this time has passed since, if anything was appended."""
+
+
+class Packer:
+    """Turns chunks into segments. `appended` is called on the event loop, the rest in a thread."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        storage: Storage,
+        clock: Clock,
+        config: PackConfig,
+        topic_name: Callable[[bytes], str | None],
+    ) -> None:
+        self._catalog = catalog
+        self._storage = storage
+        self._clock = clock
+        self._config = config
+        self._topic_name = topic_name
+        self._unpacked_bytes = 1  # unknown after a start, so there may be something
+        self._packed_at_ms = clock.now_ms()
+        self._damaged: set[tuple[str, int]] = set()
+        self._stopping = threading.Event()
+
+    def appended(self, size_bytes: int) -> None:
+        """Take note of bytes that were added in chunks."""
+        self._unpacked_bytes += size_bytes
+
+    def is_due(self) -> bool:
+        """Whether enough bytes or time have passed since the last packing."""
+        waited_ms = self._clock.now_ms() - self._packed_at_ms
+        return self._unpacked_bytes >= self._config.min_bytes or (
+            self._unpacked_bytes > 0 and waited_ms >= self._config.interval_ms
+        )
+
+    def stop(self) -> None:
+        """Make a `pack` under way return after the segment it is writing."""
+        self._stopping.set()
+
+    def pack(self) -> int:
+        """Pack what lies in chunks now; return the number of segments written.
+
+        Damaged runs stay where they are and are logged. Raises `StoreError` (`StoreFull` among
+        them), `CatalogFull` or `CatalogDead`; what was committed until then stays packed.
+        """
+        self._unpacked_bytes = 0
+        self._packed_at_ms = self._clock.now_ms()
+        segments = 0
+        while not self._stopping.is_set():
+            runs = self._catalog.chunk_runs(limit=_RUNS_A_PASS)
+            written = sum(map(self._pack_in_turn, groups(self._intact(runs), self._config)))
+            segments += written
+            if not written or len(runs) < _RUNS_A_PASS:
+                break
+        return segments
+
+    def _intact(self, runs: Iterable[RunRow]) -> Iterator[RunRow]:
+        return (run for run in runs if (run.object, run.byte_offset) not in self._damaged)
+
+    def _pack_in_turn(self, group: list[RunRow]) -> bool:
+        """Pack one group, then rest as long as that took."""
+        if self._stopping.is_set():
+            return False
+        began_s = self._clock.monotonic_s()
+        packed = self._pack_group(group)
+        self._clock.pause(self._clock.monotonic_s() - began_s)
+        return packed
+
+    def _pack_group(self, group: list[RunRow]) -> bool:
+        topic_id, partition = key_of(group[0])
+        topic = self._topic_name(topic_id)
+        if topic is None:
+            return False  # deleted meanwhile
+        group = self._with_small_segments_before(group)
+        try:
+            parts, footer = encode(topic_id, topic, partition, self._batches(group))
+        except _LostRun:
+            return False
+        name = f"{footer.base_offset:020d}-{self._clock.token()}.seg"
+        object_key = f"{SEGMENTS}{topic_id.hex()}/{partition}/{name}"
+        size = self._storage.objects.put_if_absent(object_key, parts)
+        row = ObjectRow(object_key, "segment", "live", size, self._clock.now_ms())
+        try:
+            self._catalog.replace_runs(group, [segment_run(footer, object_key)], [row]).result()
+        except RunsChanged:
+            self._storage.objects.delete(object_key)  # trimmed or deleted while it was packed
+            return False
+        return True
+
+    def _with_small_segments_before(self, group: list[RunRow]) -> list[RunRow]:
+        """The group, with the segments before it that are no larger than what follows them."""
+        size = sum(run.byte_size for run in group)
+        while group[0].base_offset > 0:
+            before = self._catalog.runs(key_of(group[0]), group[0].base_offset - 1, limit=1)
+            intact = list(self._intact(before))
+            if not intact or not _is_worth_joining(intact[0], group[0], size, self._config):
+                break
+            group = [*intact, *group]
+            size += intact[0].byte_size
+        return group
+
+    def _batches(self, group: list[RunRow]) -> Iterator[StoredBatch]:
+        for run in group:
+            try:
+                data = self._storage.read(run.object, run.byte_offset, run.byte_size)
+                yield from walk(
+                    data,
+                    run.base_offset,
+                    key=run.object,
+                    position=run.byte_offset,
+                    placed=run.object.startswith(SEGMENTS),
+                )
+            except (DamagedObject, *UNREADABLE) as error:
+                self._damaged.add((run.object, run.byte_offset))
+                _LOG.error("Offsets %d to %d are not packed: %s", *run[2:4], error)
+                raise _LostRun from error
+
+
+class _LostRun(Exception):
+    """A run of a group cannot be packed; it was logged, and the next pass goes around it."""
+
+
+def key_of(run: RunRow) -> PartitionKey:
+    """The partition a run belongs to."""
+    return run.topic_id, run.partition
+
+
+def groups(runs: Iterable[RunRow], config: PackConfig) -> Iterator[list[RunRow]]:
+    """Consecutive runs of one partition that make up one segment each, in order.
+
+    A group keeps to the target size unless a single run is larger.
+    """
+    for _, of_partition in groupby(runs, key=key_of):
+        group: list[RunRow] = []
+        size = 0
+        for run in of_partition:
+            follows = group and run.base_offset == group[-1].last_offset + 1
+            if group and (not follows or size + run.byte_size > config.target_bytes):
+                yield group
+                group, size = [], 0
+            group.append(run)
+            size += run.byte_size
+        yield group
+
+
+def segment_run(footer: Footer, object_key: str) -> RunRow:
+    """The run that a whole segment is."""
+    return RunRow(
+        topic_id=footer.topic_id,
+        partition=footer.partition,
+        base_offset=footer.base_offset,
+        last_offset=footer.last_offset,
+        object=object_key,
+        byte_offset=HEADER_BYTES,
+        byte_size=footer.index_position - HEADER_BYTES,
+        max_timestamp=footer.max_timestamp,
+        record_count=footer.record_count,
+    )
+
+
+def _is_worth_joining(before: RunRow, first: RunRow, size: int, config: PackConfig) -> bool:
+    return (
+        before.object.startswith(SEGMENTS)
+        and before.last_offset + 1 == first.base_offset
+        and before.byte_size <= size
+        and before.byte_size + size <= config.target_bytes
+    )

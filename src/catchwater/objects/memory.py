@@ -1,0 +1,87 @@
+"""Objects in this process's memory: for tests and simulations, where a crash is not the disk's.
+
+Keeps the same contract as a store on disk, but for durability. `max_bytes` makes it run full.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+
+from catchwater.clock import SYSTEM, Clock
+from catchwater.objects.base import (
+    Buffer,
+    ObjectExists,
+    ObjectInfo,
+    ObjectMissing,
+    StoreFull,
+    check_key,
+    check_range,
+)
+
+
+class MemoryStore:
+    """An object store that ends with its process."""
+
+    def __init__(self, clock: Clock = SYSTEM, max_bytes: int | None = None) -> None:
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._objects: dict[str, tuple[bytes, int]] = {}
+
+    def put(self, key: str, parts: Sequence[Buffer]) -> int:
+        """Store the object under its key, replacing what was there."""
+        data = b"".join(parts)
+        with self._lock:
+            self._store(check_key(key), data)
+        return len(data)
+
+    def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> int:
+        """Store the object, or raise `ObjectExists` if its key is taken."""
+        data = b"".join(parts)
+        with self._lock:
+            if check_key(key) in self._objects:
+                raise ObjectExists(f"There is an object {key} already.")
+            self._store(key, data)
+        return len(data)
+
+    def get(self, key: str) -> bytes:
+        """The whole object."""
+        return self._entry(key)[0]
+
+    def get_range(self, key: str, offset: int, size: int) -> bytes:
+        """Exactly these bytes of the object."""
+        data = self.get(key)
+        check_range(key, offset, size, len(data))
+        return data[offset : offset + size]
+
+    def size(self, key: str) -> int:
+        """The object's size in bytes."""
+        return len(self.get(key))
+
+    def delete(self, key: str) -> None:
+        """Remove the object if it is there."""
+        with self._lock:
+            self._objects.pop(check_key(key), None)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """The objects whose key starts with the prefix, in key order."""
+        with self._lock:
+            entries = sorted(self._objects.items())
+        for key, (data, modified_ms) in entries:
+            if key.startswith(prefix):
+                yield ObjectInfo(key, len(data), modified_ms)
+
+    def url(self, key: str) -> str:
+        """A name for messages; nobody outside this process can read it."""
+        return f"memory:///{check_key(key)}"
+
+    def _entry(self, key: str) -> tuple[bytes, int]:
+        with self._lock:
+            if check_key(key) not in self._objects:
+                raise ObjectMissing(f"There is no object {key}.")
+            return self._objects[key]
+
+    def _store(self, key: str, data: bytes) -> None:
+        others = sum(len(kept) for name, (kept, _) in self._objects.items() if name != key)
+        if self._max_bytes is not None and others + len(data) > self._max_bytes:
+            raise StoreFull(f"{key} was not stored: the store holds {self._max_bytes} bytes.")
+        self._objects[key] = (data, self._clock.now_ms())
