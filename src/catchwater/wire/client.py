@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 
 from kio.schema.create_topics.v5 import CreateTopicsRequest
 from kio.schema.create_topics.v5.request import CreatableTopic, CreatableTopicConfig
+from kio.schema.delete_topics.v5 import DeleteTopicsRequest
 from kio.schema.describe_configs.v4 import DescribeConfigsRequest
 from kio.schema.describe_configs.v4.request import DescribeConfigsResource
 from kio.schema.init_producer_id.v4 import InitProducerIdRequest
@@ -179,7 +180,7 @@ class Client:
         return self._repeat(attempt)
 
     def produce(
-        self, batches: Sequence[tuple[TopicPartition, Buffer]], *, acks: int = -1
+        self, batches: Sequence[tuple[TopicPartition, Buffer]]
     ) -> list[int]:
         """Append the batches; the base offset each was given, in the same order.
 
@@ -196,8 +197,8 @@ class Client:
             for broker, keys in by_leader.items():
                 mine = [index for index in left if batches[index][0] in keys]
                 requests = _requests(mine, batches)
-                failure = self._produce_to(broker, requests, batches, acks, offsets) or failure
-            if failure:
+                failure = self._produce_to(broker, requests, batches, offsets) or failure
+            if None in offsets:
                 raise _Again(f"Produce was answered {failure.name}")
             return [offset for offset in offsets if offset is not None]
 
@@ -228,6 +229,19 @@ class Client:
             for topic in self._exchange(self._controller(), request).topics:
                 if topic.error_code.value != ErrorCode.TOPIC_ALREADY_EXISTS:
                     _check(topic.error_code, "CreateTopics", str(topic.name), topic.error_message)
+
+        self._repeat(attempt)
+
+    def delete_topics(self, names: Sequence[str]) -> None:
+        """Delete topics and their records; one that does not exist is passed over."""
+        request = DeleteTopicsRequest(
+            topic_names=tuple(map(TopicName, names)), timeout=_milliseconds(self._timeout_s)
+        )
+
+        def attempt() -> None:
+            for topic in self._exchange(self._controller(), request).responses:
+                if topic.error_code.value != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    _check(topic.error_code, "DeleteTopics", str(topic.name), topic.error_message)
 
         self._repeat(attempt)
 
@@ -325,7 +339,6 @@ class Client:
         broker: int,
         requests: Iterable[dict[TopicPartition, int]],
         batches: Sequence[tuple[TopicPartition, Buffer]],
-        acks: int,
         offsets: list[int | None],
     ) -> ErrorCode:
         """Send batches, given by their indices, to one broker in order, and note their offsets.
@@ -340,7 +353,7 @@ class Client:
             if unsent and not failure and len(sent) < _MOST_IN_FLIGHT:
                 sent.append(unsent.popleft())
                 content = {key: batches[index][1] for key, index in sent[-1].items()}
-                body = exchange.encode_produce(content, acks, int(self._timeout_s * 1000))
+                body = exchange.encode_produce(content, timeout_ms=int(self._timeout_s * 1000))
                 self._send(connection, exchange.PRODUCE, body)
                 continue
             indices = sent.popleft()
