@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 240
 
+HERE = "127.0.0.1:9092"
+"""Where a broker listens if nobody says otherwise."""
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 Bootstrap = Annotated[
     str,

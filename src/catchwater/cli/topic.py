@@ -1,0 +1,114 @@
+"""`catchwater topic …`: the topics of any Kafka broker, over the Kafka protocol."""
+
+from typing import Annotated
+
+import typer
+
+from catchwater.cli.console import (
+    HERE,
+    AsJson,
+    Bootstrap,
+    DryRun,
+    Yes,
+    print_json,
+    print_table,
+    talk,
+)
+from catchwater.config import CatchwaterError
+from catchwater.wire.client import EARLIEST, LATEST, Client
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
+
+
+class UnknownTopic(CatchwaterError):
+    """The named topic does not exist."""
+
+
+@app.callback()
+def topic() -> None:
+    """List, create, delete and describe topics."""
+
+
+@app.command("list")
+def list_topics(bootstrap: Bootstrap = HERE, as_json: AsJson = False) -> None:
+    """Every topic with its number of partitions."""
+    with Client(bootstrap) as client:
+        cluster = client.metadata()
+    counts = {name: len(cluster.partitions(name)) for name in cluster.topics()}
+    if as_json:
+        print_json([{"topic": name, "partitions": count} for name, count in counts.items()])
+    else:
+        print_table(["topic", "partitions"], list(counts.items()))
+
+
+@app.command()
+def create(
+    name: Name,
+    partitions: Annotated[int, typer.Option("--partitions", "-p", min=1)] = 1,
+    config: Annotated[
+        list[str] | None,
+        typer.Option("--config", "-c", metavar="KEY=VALUE", help="A topic setting; repeatable."),
+    ] = None,
+    bootstrap: Bootstrap = HERE,
+    dry_run: DryRun = False,
+) -> None:
+    """Create a topic; one that exists already is left as it is."""
+    settings = dict(_setting(text) for text in config or ())
+    with Client(bootstrap) as client:
+        if client.metadata([name]).partitions(name):
+            talk(f"{name} exists already; nothing was changed")
+        elif dry_run:
+            talk(f"would create {name} with {partitions} partitions")
+        else:
+            client.create_topics({name: partitions}, settings)
+            talk(f"created {name} with {partitions} partitions")
+
+
+@app.command()
+def delete(
+    name: Name, bootstrap: Bootstrap = HERE, dry_run: DryRun = False, yes: Yes = False
+) -> None:
+    """Delete a topic and all its records."""
+    with Client(bootstrap) as client:
+        _existing(client, name)
+        if dry_run:
+            talk(f"would delete {name} and all its records")
+            return
+        if not yes:
+            typer.confirm(f"Delete {name} and all its records?", abort=True, err=True)
+        client.delete_topics([name])
+    talk(f"deleted {name}")
+
+
+@app.command()
+def describe(name: Name, bootstrap: Bootstrap = HERE, as_json: AsJson = False) -> None:
+    """Each partition's leader, first offset and end."""
+    with Client(bootstrap) as client:
+        leaders = _existing(client, name)
+        keys = [(name, partition) for partition in leaders]
+        first = client.list_offsets(dict.fromkeys(keys, EARLIEST))
+        end = client.list_offsets(dict.fromkeys(keys, LATEST))
+    rows = [(p, leader, first[name, p], end[name, p]) for p, leader in leaders.items()]
+    columns = ["partition", "leader", "first_offset", "end_offset"]
+    if as_json:
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+    else:
+        print_table(columns, rows)
+
+
+def _existing(client: Client, name: str) -> dict[int, int]:
+    """Partition to leader. Raises `UnknownTopic`."""
+    cluster = client.metadata([name])
+    partitions = cluster.partitions(name)
+    if not partitions:
+        raise UnknownTopic(f"There is no topic {name}.", hint="catchwater topic list")
+    return {partition: cluster.leaders[name, partition] for partition in partitions}
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator:
+        raise typer.BadParameter(f"{text!r} is not KEY=VALUE")
+    return key, value

@@ -1,0 +1,38 @@
+"""What the sink lacks or has too often is counted, and decides."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from catchwater.demo.reference import Expected
+from catchwater.demo.verdict import Verdict, differences
+
+GOOD = Verdict(
+    events=10, alerts=2, rows=2, missing=0, duplicate=0, duplicates_dropped=1,
+    duplicates_expected=1, late_dropped=3, late_expected=3, kills=2, restore_s=5.0,
+    estimate_s=None, seconds=60.0,
+)  # fmt: skip
+
+
+def test_a_sink_that_holds_every_row_once_is_correct() -> None:
+    assert GOOD.correct
+
+
+@pytest.mark.parametrize("field", ["missing", "duplicate", "duplicates_dropped", "late_dropped"])
+def test_any_other_count_is_not_correct(field: str) -> None:
+    assert not replace(GOOD, **{field: 7}).correct
+
+
+def test_the_summary_holds_exactly_what_the_command_promises() -> None:
+    assert list(GOOD.summary()) == [
+        "events", "alerts", "duplicates_dropped", "missing", "duplicate",
+        "kills", "restore_s", "estimate_s", "seconds",
+    ]  # fmt: skip
+
+
+def test_rows_are_compared_with_how_often_they_occur() -> None:
+    expected = Expected(Counter({b"a": 1, b"b": 1, b"c": 1}))
+    assert differences(expected, Counter({b"a": 1, b"b": 1, b"c": 1})) == (0, 0)
+    assert differences(expected, Counter({b"a": 2, b"c": 1})) == (1, 1)
+    assert differences(expected, Counter({b"a": 1, b"b": 1, b"c": 1, b"x": 2})) == (0, 2)
