@@ -1,17 +1,17 @@
 """What the catalog knows and promises.
 
 The catalog says which runs exist and in which order. It follows the write-ahead log: every
-chunk, once sequenced, is handed to `apply`, which returns at once and is durable within a
-second. Everything else that changes it (a topic, an offset commit, a pin, a sink epoch, a block
-of producer ids, packed runs) is a *barrier*: it returns a future that is done when the change,
-and every chunk applied before it, are synced together. So what is on disk is always a prefix of
-what happened.
+chunk, once sequenced, is handed to `apply`, which returns at once; what was applied can be read
+back from that moment on and is durable within a second. Everything else that changes it (a
+topic, an offset commit, a pin, a sink epoch, a block of producer ids, packed runs) is a
+*barrier*: it returns a future that is done when the change, and every chunk applied before it,
+are synced together. So what is on disk is always a prefix of what happened.
 
-A barrier whose future fails has changed nothing. Queries see what is durable, block, and may run
-in any thread; `on_applied` tells the reader which chunks they cover by now.
+A barrier whose future fails has changed nothing. Queries block and may run in any thread; they
+see what is durable, and `runs` and `run_for_timestamp` also what was applied just now.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
@@ -153,7 +153,7 @@ class Changes:
     partitions: Sequence[PartitionRow] = ()
     producers: Sequence[ProducerRow] = ()
     objects: Sequence[ObjectRow] = ()
-    """Objects that the runs lie in; those already known are left as they are."""
+    """Objects that the runs lie in; one already known only grows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +186,11 @@ class Catalog(Protocol):
         """The state to start from."""
         ...
 
-    on_applied: Callable[[int], None]
-    """Called in the catalog's own thread with the newest sequence that queries now cover."""
-
     def apply(self, sequence: int, changes: Changes) -> None:
-        """Take one chunk's changes; chunks come in order. Durable within a second."""
+        """Take one chunk's changes; chunks come in order. Durable within a second.
+
+        Raises `CatalogDead`.
+        """
         ...
 
     def flush(self) -> Future[None]:
@@ -276,6 +276,10 @@ class Catalog(Protocol):
         Stops after `limit` runs, or with the run that reaches `max_bytes`. From the oldest run:
         offset 0.
         """
+        ...
+
+    def chunk_runs(self, limit: int) -> list[RunRow]:
+        """Runs that lie in chunks, not in segments, by topic id, partition and offset."""
         ...
 
     def run_for_timestamp(self, key: PartitionKey, timestamp_ms: int) -> RunRow | None:

@@ -151,7 +151,7 @@ def _known_or_refused(entry: Entry, state: PartitionState, now_ms: int) -> Resul
 
 def _remember(entry: Entry, state: PartitionState, base_offset: int, now_ms: int) -> None:
     producer = _standing(state, entry.producer_id, now_ms)
-    kept = ()
+    kept: tuple[tuple[int, int, int], ...] = ()
     if producer is not None and producer.epoch == entry.producer_epoch:
         kept = producer.batches[1 - BATCHES_KEPT :]
     batch = (entry.base_sequence, _last_sequence(entry), base_offset)

@@ -109,6 +109,10 @@ class Wal(Protocol):
         """Bytes of a file as they are; the caller checks them. Raises `WalReadError`."""
         ...
 
+    def url(self, file: str) -> str:
+        """Where a reader in another process finds the file: see `objects.urls.read_range`."""
+        ...
+
     def files(self) -> list[WalFile]:
         """The files that hold frames, oldest first; the last one is being written."""
         ...

@@ -1,0 +1,1 @@
+SELECT DISTINCT group_id FROM group_offset ORDER BY group_id;

@@ -1,0 +1,1 @@
+UPDATE log SET applied_sequence = max(applied_sequence, ?);

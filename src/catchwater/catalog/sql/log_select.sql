@@ -1,0 +1,1 @@
+SELECT cluster_id, applied_sequence FROM log;

@@ -1,0 +1,1 @@
+DELETE FROM object WHERE key = ? AND state = 'deleting';

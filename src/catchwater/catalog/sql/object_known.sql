@@ -1,0 +1,1 @@
+SELECT key FROM object WHERE key = ?;

@@ -1,0 +1,1 @@
+DELETE FROM partition WHERE topic_id = ?;

@@ -1,0 +1,1 @@
+DELETE FROM pin WHERE id = ? RETURNING id;

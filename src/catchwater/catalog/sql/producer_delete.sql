@@ -1,0 +1,1 @@
+DELETE FROM producer WHERE topic_id = ?;

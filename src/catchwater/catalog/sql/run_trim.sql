@@ -1,0 +1,1 @@
+DELETE FROM run WHERE topic_id = ? AND partition = ? AND last_offset < ?;

@@ -1,0 +1,1 @@
+DELETE FROM topic WHERE id = ? RETURNING name;

@@ -1,0 +1,1 @@
+INSERT INTO topic (id, name, partitions, config) VALUES (?, ?, ?, ?);

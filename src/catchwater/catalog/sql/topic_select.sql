@@ -1,0 +1,1 @@
+SELECT id, name, partitions, config FROM topic ORDER BY name;
