@@ -1,0 +1,87 @@
+"""A Spark checkpoint folder read from outside: which epochs it can go back to, and how large.
+
+Spark writes `offsets/N` before it runs batch N and `commits/N` after; a batch with both is a
+checkpoint one can restore. The state of the first operator lies in `state/0/<partition>/`: after
+batch N its version is N + 1. Reads only, needs no Spark, and expects the local file layout.
+"""
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from catchwater.recovery.ledger import LedgerDamaged, SourceOffset, numbered, read_offset
+
+STATE_SUFFIXES = (".changelog", ".zip", ".delta", ".snapshot")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One epoch that Spark committed: where its input ended, and when it began."""
+
+    epoch: int
+    end: SourceOffset
+    planned_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """What a checkpoint folder holds."""
+
+    committed: list[Checkpoint]
+    """Oldest first; each can be restored as long as the log still has its offsets."""
+    planned: SourceOffset | None
+    """The end of a batch that was planned and not committed: it runs again at the next start."""
+    state_bytes: int
+    """Files of Spark's state store, all versions together."""
+
+    @property
+    def last(self) -> Checkpoint | None:
+        """The newest committed one."""
+        return self.committed[-1] if self.committed else None
+
+    def retained(self, count: int) -> list[Checkpoint]:
+        """The newest so many."""
+        return self.committed[-count:]
+
+
+def read(folder: Path) -> Checkpoints:
+    """Read the folder; one that does not exist yet has nothing. Raises `LedgerDamaged`.
+
+    A batch whose offset file is damaged is an error; Spark itself would stop there as well.
+    """
+    offsets = set(numbered(folder / "offsets"))
+    commits = set(numbered(folder / "commits"))
+    both = (_checkpoint(folder, epoch) for epoch in sorted(offsets & commits))
+    committed = [checkpoint for checkpoint in both if checkpoint]
+    newest = max(offsets, default=-1)
+    planned = None if newest in commits or newest < 0 else _checkpoint(folder, newest)
+    end = planned.end if planned else None
+    return Checkpoints(committed, end, _state_bytes(folder / "state"))
+
+
+def last_commit(folder: Path) -> int:
+    """The newest batch that Spark committed, -1 if none; one listing, for polling."""
+    return max(numbered(folder / "commits"), default=-1)
+
+
+def _checkpoint(folder: Path, epoch: int) -> Checkpoint | None:
+    """The checkpoint, None if Spark has purged it since the folder was listed."""
+    path = folder / "offsets" / str(epoch)
+    try:
+        end = read_offset(path)
+        planned_ms = int(json.loads(path.read_text().splitlines()[1])["batchTimestampMs"])
+    except FileNotFoundError:
+        return None
+    if end.epoch != epoch:
+        raise LedgerDamaged(f"{path} says that it ends epoch {end.epoch}, not {epoch}.")
+    return Checkpoint(epoch, end, planned_ms)
+
+
+def _state_bytes(state: Path) -> int:
+    """The sum of the files' sizes; Spark may take some away meanwhile."""
+    total = 0
+    for path in state.rglob("*"):
+        with suppress(FileNotFoundError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total

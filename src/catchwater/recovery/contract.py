@@ -1,0 +1,296 @@
+"""The recovery contract: what a restore from one checkpoint would need, and how long it takes.
+
+Written as JSON beside every checkpoint (`contract.schema.json` says its shape) and compared with
+what the log holds by `check`. The estimate is a straight line: start-up, state at so many bytes a
+second, replay at so many records a second, with the constants taken from the restores that were
+measured before, and from cautious defaults where there are none yet.
+
+Pure: numbers in, a contract or findings out; files and the log are read by others.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from catchwater.recovery.ledger import EpochEntry, SinkEpoch
+
+FORMAT = 1
+
+DEFAULT_STARTUP_S = 20.0
+DEFAULT_STATE_BYTES_PER_S = 20e6
+DEFAULT_REPLAY_RECORDS_PER_S = 40e3
+UNMEASURED_SPREAD = 0.6
+"""Half-width of the error bar, as a share of the estimate, before any restore was measured."""
+LEAST_SPREAD = 0.25
+LAST_SAMPLES = 10
+"""Older restores say little of today's machine."""
+
+_LEAST_S = 0.05
+"""Shorter spans are noise of the clock, not a rate."""
+
+
+class FunctionVersion(msgspec.Struct, frozen=True):
+    """Which code made the state: the function's name and version, and its source's SHA-256."""
+
+    name: str
+    version: int
+    code: str
+
+
+class InputPosition(msgspec.Struct, frozen=True):
+    """From where a partition would be replayed, and how much there is to the tail."""
+
+    topic: str
+    partition: int
+    offset: int
+    log_start: int
+    high_watermark: int
+    records: int
+    bytes: int
+
+
+class StateSize(msgspec.Struct, frozen=True):
+    """What a restore reads of the state, and the token of each shard's newest delta."""
+
+    bytes: int
+    tokens: dict[str, str]
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """How long a restore takes until the pipeline has caught up, seconds, with its error bar."""
+
+    seconds: float
+    low_s: float
+    high_s: float
+    samples: int
+    """Measured restores it rests on; 0: defaults."""
+
+
+class Retention(msgspec.Struct, frozen=True):
+    """What the log must keep: from these offsets on, which is about this far back in time."""
+
+    ms: int
+    pin: str
+
+
+class Contract(msgspec.Struct, frozen=True):
+    """One checkpoint's contract. Times are milliseconds since 1970 where their name ends in ms."""
+
+    pipeline: str
+    epoch: int
+    written_ms: int
+    function: FunctionVersion
+    watermark_ms: int
+    clock_ms: int
+    inputs: list[InputPosition]
+    replay_records: int
+    replay_bytes: int
+    state: StateSize
+    restore: Estimate
+    max_restore_s: float | None
+    retention: Retention
+    sinks: dict[str, SinkEpoch]
+    versions: dict[str, str]
+    format: int = FORMAT
+
+
+class RestoreSample(msgspec.Struct, frozen=True):
+    """One restore as it was measured; a line of `restores.jsonl`."""
+
+    epoch: int
+    startup_s: float
+    """From the start of the process to the first epoch, without rebuilding state."""
+    state_bytes: int
+    state_s: float
+    replay_records: int
+    replay_s: float
+    """From the first epoch's end until the tail of the moment of the start was reached."""
+
+    @property
+    def seconds(self) -> float:
+        """The whole of it."""
+        return self.startup_s + self.state_s + self.replay_s
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionTail:
+    """What the log says of one input partition."""
+
+    log_start: int
+    high_watermark: int
+    bytes: int
+    """Of the records from log start to high watermark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What does not change from checkpoint to checkpoint."""
+
+    pipeline: str
+    function: FunctionVersion
+    needs_history_ms: int
+    max_restore_s: float | None
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """What the log says now, for `check`."""
+
+    tails: Mapping[tuple[str, int], PartitionTail]
+    pins: frozenset[str]
+    sink_epochs: Mapping[str, int]
+    """Sink → the last epoch it has."""
+
+
+Verdict = Literal["pass", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of `contract check`."""
+
+    verdict: Verdict
+    subject: str
+    message: str
+
+
+def pin_id(pipeline: str, epoch: int) -> str:
+    """The name of the pin that keeps this checkpoint's input."""
+    return f"{pipeline}/{epoch}"
+
+
+def compute(
+    entry: EpochEntry,
+    tails: Mapping[tuple[str, int], PartitionTail],
+    terms: Terms,
+    samples: Sequence[RestoreSample],
+    *,
+    oldest_clock_ms: int,
+    now_ms: int,
+) -> Contract:
+    """The contract of the checkpoint that this epoch ends at.
+
+    `oldest_clock_ms` is the clock of the oldest checkpoint that is still retained.
+    """
+    inputs = [
+        _input(topic, int(partition), offset, tails[topic, int(partition)])
+        for topic, partitions in sorted(entry.end.offsets.items())
+        for partition, offset in sorted(partitions.items(), key=lambda item: int(item[0]))
+    ]
+    records = sum(position.records for position in inputs)
+    state_bytes = entry.total("state_bytes")
+    restore = estimate(samples, state_bytes=state_bytes, replay_records=records)
+    kept_ms = now_ms - oldest_clock_ms + round(restore.high_s * 1000)
+    return Contract(
+        pipeline=terms.pipeline,
+        epoch=entry.epoch,
+        written_ms=now_ms,
+        function=terms.function,
+        watermark_ms=entry.end.watermark_ms,
+        clock_ms=entry.end.clock_ms,
+        inputs=inputs,
+        replay_records=records,
+        replay_bytes=sum(position.bytes for position in inputs),
+        state=StateSize(state_bytes, {str(shard.label): shard.token for shard in entry.shards}),
+        restore=restore,
+        max_restore_s=terms.max_restore_s,
+        retention=Retention(
+            max(kept_ms, terms.needs_history_ms), pin_id(terms.pipeline, entry.epoch)
+        ),
+        sinks=entry.sinks,
+        versions=dict(terms.versions),
+    )
+
+
+def _input(topic: str, partition: int, offset: int, tail: PartitionTail) -> InputPosition:
+    """Bytes to the tail are taken in proportion: batches differ less than they are worth asking."""
+    held = tail.high_watermark - tail.log_start
+    records = max(0, tail.high_watermark - offset)
+    size = round(tail.bytes * records / held) if held > 0 else 0
+    return InputPosition(
+        topic, partition, offset, tail.log_start, tail.high_watermark, records, size
+    )
+
+
+def estimate(
+    samples: Sequence[RestoreSample], *, state_bytes: int, replay_records: int
+) -> Estimate:
+    """Seconds until caught up, by the last measured restores."""
+    recent = samples[-LAST_SAMPLES:]
+    seconds = _predict(recent, state_bytes, replay_records)
+    if not recent:
+        spread = UNMEASURED_SPREAD
+    else:
+        misses = [
+            abs(_predict(recent, s.state_bytes, s.replay_records) - s.seconds) / s.seconds
+            for s in recent
+        ]
+        spread = max(LEAST_SPREAD, *misses)
+    low, high = seconds * (1 - spread), seconds * (1 + spread)
+    return Estimate(round(seconds, 2), round(max(0.0, low), 2), round(high, 2), len(recent))
+
+
+def _predict(samples: Sequence[RestoreSample], state_bytes: int, replay_records: int) -> float:
+    startups = sorted(sample.startup_s for sample in samples)
+    startup_s = startups[len(startups) // 2] if startups else DEFAULT_STARTUP_S
+    state = _rate([(s.state_bytes, s.state_s) for s in samples], DEFAULT_STATE_BYTES_PER_S)
+    replay = _rate([(s.replay_records, s.replay_s) for s in samples], DEFAULT_REPLAY_RECORDS_PER_S)
+    return startup_s + state_bytes / state + replay_records / replay
+
+
+def _rate(measured: Sequence[tuple[int, float]], default: float) -> float:
+    """Units a second over all that were long enough to be a measurement."""
+    told = [(units, seconds) for units, seconds in measured if units and seconds > _LEAST_S]
+    if not told:
+        return default
+    return sum(units for units, _ in told) / sum(seconds for _, seconds in told)
+
+
+def check(contract: Contract, log: LogState) -> list[Finding]:
+    """What of the contract holds now: input, pin, estimate against budget, sinks."""
+    findings = [_covered(position, log) for position in contract.inputs]
+    pin = contract.retention.pin
+    if pin in log.pins:
+        findings.append(Finding("pass", "pin", f"{pin} keeps the log from these offsets on"))
+    else:
+        findings.append(Finding("warn", "pin", f"nothing keeps the log: there is no pin {pin}"))
+    findings.append(_in_time(contract))
+    findings += [_sink(contract, name, log) for name in sorted(contract.sinks)]
+    return findings
+
+
+def _covered(position: InputPosition, log: LogState) -> Finding:
+    name = f"{position.topic}-{position.partition}"
+    tail = log.tails.get((position.topic, position.partition))
+    if tail is None:
+        return Finding("fail", name, "the log has no such partition")
+    if position.offset < tail.log_start:
+        lost = f"needs offset {position.offset}, the log begins at {tail.log_start}"
+        return Finding("fail", name, f"{lost}: {tail.log_start - position.offset} records are gone")
+    if position.offset > tail.high_watermark:
+        ahead = f"stands at offset {position.offset}, the log ends at {tail.high_watermark}"
+        return Finding("fail", name, f"{ahead}: this is not the log it was written from")
+    return Finding("pass", name, f"offset {position.offset} to {tail.high_watermark} is there")
+
+
+def _in_time(contract: Contract) -> Finding:
+    restore = contract.restore
+    told = f"{restore.seconds:.1f} s ({restore.low_s:.1f} to {restore.high_s:.1f})"
+    if contract.max_restore_s is None:
+        return Finding("pass", "restore", f"{told}; the function declares no max_restore")
+    verdict: Verdict = "pass"
+    if restore.high_s > contract.max_restore_s:
+        verdict = "warn" if restore.seconds <= contract.max_restore_s else "fail"
+    return Finding(verdict, "restore", f"{told} of {contract.max_restore_s:.0f} s")
+
+
+def _sink(contract: Contract, name: str, log: LogState) -> Finding:
+    has = log.sink_epochs.get(name)
+    if has is None:
+        return Finding("fail", name, "the sink has no epoch of this pipeline")
+    if has < contract.epoch:
+        return Finding("fail", name, f"the sink ends at epoch {has}, before this checkpoint")
+    return Finding("pass", name, f"the sink has epoch {contract.epoch} (last: {has})")
