@@ -187,6 +187,11 @@ class SqliteCatalog:
                 break
         return found
 
+    def chunk_runs(self, limit: int) -> list[RunRow]:
+        """Runs that lie in chunks, by topic id, partition and offset."""
+        with self._reading() as db:
+            return [RunRow._make(row) for row in db.execute(sql("run_chunks"), (limit,))]
+
     def run_for_timestamp(self, key: PartitionKey, timestamp_ms: int) -> RunRow | None:
         """The first run with a timestamp at or after this one."""
         unwritten = self._writer.unwritten_runs(key)

@@ -89,8 +89,9 @@ class LocalStore:
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """The objects whose key starts with the prefix, in key order."""
-        for path in sorted(self._files(self.root / prefix.rpartition("/")[0])):
-            key = path.relative_to(self.root).as_posix()
+        folder = self.root / prefix.rpartition("/")[0]
+        paths = {path.relative_to(self.root).as_posix(): path for path in self._files(folder)}
+        for key, path in sorted(paths.items()):
             if key.startswith(prefix):
                 try:
                     status = path.stat()

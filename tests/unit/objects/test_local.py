@@ -1,0 +1,154 @@
+"""A directory as an object store: durable, atomic, and clean after every failure."""
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from catchwater.objects.base import ObjectMissing, StoreError, StoreFull
+from catchwater.objects.local import LocalStore
+
+DAY_S = 24 * 3600
+
+
+def files(root: Path) -> set[str]:
+    return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+
+
+def failing(code: int) -> Callable[..., int]:
+    def call(*args: object, **more: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    return call
+
+
+@pytest.mark.parametrize("method", ["put", "put_if_absent"])
+@pytest.mark.parametrize("call", ["writev", "fsync"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, call: str, code: int
+) -> None:
+    store = LocalStore(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, failing(code))
+        with pytest.raises(StoreFull, match=r"a/b was not written: .* full"):
+            getattr(store, method)("a/b", [b"x"])
+    assert files(tmp_path) == set()
+    getattr(store, method)("a/b", [b"x"])
+    assert store.get("a/b") == b"x"
+
+
+def test_a_failing_disk_is_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a", [b"old"])
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", failing(errno.EIO))
+        with pytest.raises(StoreError, match="could not be written") as failed:
+            store.put("a", [b"new"])
+    assert not isinstance(failed.value, StoreFull)
+    assert store.get("a") == b"old"
+    assert files(tmp_path) == {"a"}
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_byte_at_a_time(descriptor: int, parts: list[memoryview]) -> int:
+        return os.write(descriptor, parts[0][:1])
+
+    monkeypatch.setattr(os, "writev", one_byte_at_a_time)
+    store = LocalStore(tmp_path)
+    assert store.put("a", [b"abc", b"", b"def"]) == 6
+    assert store.get("a") == b"abcdef"
+
+
+def test_the_file_is_synced_before_it_is_named_and_the_name_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStore(tmp_path)
+    done = []
+    fsync, replace = os.fsync, os.replace
+
+    def traced_fsync(descriptor: int) -> None:
+        done.append(("sync", os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def traced_replace(source: str, target: Path) -> None:
+        done.append(("name", str(target)))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", traced_fsync)
+    monkeypatch.setattr(os, "replace", traced_replace)
+    store.put("x/y/z", [b"1"])
+    root = str(tmp_path)
+    assert done[0][1].startswith(f"{root}/.incoming/")
+    assert done[1:] == [
+        ("sync", root),
+        ("sync", f"{root}/x"),
+        ("name", f"{root}/x/y/z"),
+        ("sync", f"{root}/x/y"),
+    ]
+
+
+WRITER = """
+import os, sys
+from pathlib import Path
+from catchwater.objects.local import LocalStore
+store = LocalStore(Path(sys.argv[1]))
+call, point = sys.argv[2], int(sys.argv[3])
+original = getattr(os, call)
+def dying(*args, **more):
+    global point
+    point -= 1
+    if point == 0:
+        os._exit(9)
+    return original(*args, **more)
+setattr(os, call, dying)
+store.put("a/b", [b"new" * 1000])
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "point"), [("writev", 1), ("fsync", 1), ("fsync", 2), ("replace", 1), ("fsync", 3)]
+)
+def test_a_killed_writer_leaves_the_old_object_or_the_new(
+    tmp_path: Path, call: str, point: int
+) -> None:
+    arguments = [sys.executable, "-c", WRITER, str(tmp_path), call, str(point)]
+    killed = subprocess.run(arguments, timeout=60, check=False)
+    assert killed.returncode == 9
+    store = LocalStore(tmp_path)
+    found = [info.key for info in store.list("")]
+    assert found in ([], ["a/b"])
+    if found:
+        assert store.get("a/b") == b"new" * 1000
+
+
+def test_what_a_killed_writer_left_is_removed_a_day_later(tmp_path: Path) -> None:
+    LocalStore(tmp_path)
+    left = tmp_path / ".incoming" / "tmpabc"
+    left.write_bytes(b"half")
+    store = LocalStore(tmp_path)
+    assert left.exists()
+    assert list(store.list("")) == []
+    old_s = left.stat().st_mtime - DAY_S - 60
+    os.utime(left, (old_s, old_s))
+    LocalStore(tmp_path)
+    assert not left.exists()
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreError, match=r"file/objects could not be opened"):
+        LocalStore(tmp_path / "file" / "objects")
+
+
+def test_a_directory_is_no_object(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a/b", [b"x"])
+    with pytest.raises(StoreError):
+        store.get("a")
+    with pytest.raises(ObjectMissing):
+        store.get("b")

@@ -1,0 +1,44 @@
+"""Ranges by URL, as a Spark task reads them."""
+
+from pathlib import Path
+
+import pytest
+
+from catchwater.objects.base import ObjectMissing, ObjectTruncated, StoreError
+from catchwater.objects.local import LocalStore
+from catchwater.objects.urls import read_range
+
+
+def test_any_range_of_a_local_object_is_read_by_its_url(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 64
+    store = LocalStore(tmp_path / "with space and ü")
+    store.put("a/b", [data])
+    url = store.url("a/b")
+    for offset, size in [(0, len(data)), (1, 10), (4096, 4096), (4095, 8193), (16384, 0)]:
+        assert read_range(url, offset, size) == data[offset : offset + size]
+
+
+def test_the_bytes_outlive_the_name(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a", [b"hello world"])
+    view = read_range(store.url("a"), 6, 5)
+    store.delete("a")
+    assert view == b"world"
+    assert view.readonly
+
+
+def test_a_missing_or_short_object_is_an_error(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a", [b"hello"])
+    with pytest.raises(ObjectTruncated, match="ends at byte 5"):
+        read_range(store.url("a"), 3, 3)
+    with pytest.raises(ObjectMissing):
+        read_range(store.url("b"), 0, 1)
+    with pytest.raises(StoreError):
+        read_range(tmp_path.as_uri(), 0, 1)
+
+
+@pytest.mark.parametrize("url", ["memory:///a", "https://x/y", "file://other-host/a", "/a"])
+def test_a_url_that_is_no_local_file_is_refused(url: str) -> None:
+    with pytest.raises(StoreError, match="cannot be read from here"):
+        read_range(url, 0, 1)
