@@ -13,15 +13,15 @@ import re
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from operator import attrgetter, itemgetter
 from random import Random  # noqa: TID251  (seeded by key and event: a replay draws the same)
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from catchwater.config import CatchwaterError
 from catchwater.pipeline import encoding
-from catchwater.pipeline.encoding import KeyType, KeyValue
+from catchwater.pipeline.encoding import KeyType, KeyValue, Record, RecordCodec
 
 EventT = TypeVar("EventT")
 StateT = TypeVar("StateT")
@@ -116,8 +116,6 @@ class FunctionSpec:
     key_type: KeyType
     target: Callable[..., Any]
 
-    _CACHED: ClassVar = ("decode_event", "encode_output", "key_of", "event_time_of", "id_of")
-
     def handlers(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """A fresh (on_event, on_timer); the instance lives for one run, state is never in it."""
         if isinstance(self.target, type):
@@ -136,6 +134,16 @@ class FunctionSpec:
         return encoding.json_encoder()
 
     @cached_property
+    def decode_key(self) -> Callable[[bytes], Any]:
+        """Key bytes to the key's value."""
+        return encoding.key_decoder(self.key_type)
+
+    @cached_property
+    def record_codec(self) -> RecordCodec[Any]:
+        """What is kept for a key, to bytes and back."""
+        return RecordCodec(self.state_type, self.version, self.migrations())
+
+    @cached_property
     def key_of(self) -> Callable[[Any], KeyValue]:
         """The key of an event: a value, or a tuple if the key has several fields."""
         return self._getter(*self.key)
@@ -150,6 +158,11 @@ class FunctionSpec:
         """The identity of an event, by which duplicates are known; only if `dedup` is declared."""
         assert self.dedup is not None
         return self._getter(self.dedup)
+
+    @cached_property
+    def encode_id(self) -> Callable[[Any], bytes]:
+        """An event's identity as bytes."""
+        return encoding.id_encoder(typing.get_type_hints(self.event_type)[self.dedup or ""])
 
     def stored_key_of(self, event: Any) -> bytes:
         """Where the state of this event's key lies (see `encoding.stored_key`)."""
@@ -169,7 +182,7 @@ class FunctionSpec:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the cached decoders, which do not pickle and are cheap to make again."""
-        return {k: v for k, v in self.__dict__.items() if k not in self._CACHED}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def function(
@@ -315,8 +328,8 @@ class _Declaration:
                 f"the state {_label(state_type)} must be total=False: a new key starts empty"
             )
         try:
-            codec: encoding.RecordCodec[Any] = encoding.RecordCodec(state_type, 1, {})
-            codec.decode(codec.encode(encoding.Record(0, {}, state_type())))
+            codec: RecordCodec[Any] = RecordCodec(state_type, 1, {})
+            codec.decode(codec.encode(Record(0, {}, state_type())))
         except (TypeError, ValueError) as error:
             raise self.wrong(
                 f"the state {_label(state_type)} must have a default for every field "

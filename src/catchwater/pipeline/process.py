@@ -1,14 +1,35 @@
-"""One function over one shard's events of one epoch. Pure: bytes and events in, outputs out."""
+"""One function over one shard's events of one epoch: the semantics of the pipeline, and no more.
+
+An epoch first fires the timers that are due at its watermark, in the order (time, key hash,
+name), then handles the events in the order given. What is older than the watermark is late; an id
+seen for the key less than `dedup_ttl` before the watermark is a duplicate. The watermark stands
+still within an epoch.
+
+A key's record is decoded once per epoch and encoded once at its end. State outlives its last
+write by `state_ttl`. A write is an event or timer handled, whether or not it changed the state:
+that alone does not depend on where epochs begin. A late event that the policy lets through counts
+as written at the watermark.
+
+Pure: entries, events and times come in as arguments.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from heapq import heapify, heappop, heappush
 from typing import Any
 
+from catchwater.pipeline.context import EpochContext
+from catchwater.pipeline.encoding import NEVER, Record
+from catchwater.pipeline.expiry import Journal, take_due
 from catchwater.pipeline.function import FunctionSpec
-from catchwater.pipeline.state import ShardState
+from catchwater.pipeline.state import ShardState, Table, pack_time, unpack_time
 
 Batch = tuple[Sequence[bytes], Sequence[Any]]
 """Stored keys and, side by side with them, decoded events; in log order."""
+
+_LONGEST_ID_BYTES = 128
+_LENGTH = tuple(bytes([n]) for n in range(256))
 
 
 @dataclass
@@ -17,14 +38,16 @@ class Processed:
 
     outputs: list[Any] = field(default_factory=list)
     output_keys: list[bytes] = field(default_factory=list)
-    """The stored key that each output came from."""
+    """Side by side with the outputs: the stored key each came from."""
     events: int = 0
+    """Events read, with the late and the duplicate ones."""
     late: int = 0
     duplicates: int = 0
     timers: int = 0
+    """Timers fired."""
     max_event_time_ms: int | None = None
     next_due_ms: int | None = None
-    """The watermark at which the shard wants a tick even without input; None: never."""
+    """The watermark at which the shard wants an epoch even without input; None: never."""
 
 
 def process(
@@ -34,4 +57,222 @@ def process(
     watermark_ms: int,
     clock_ms: int,
 ) -> Processed:
-    """Fire what is due at the watermark, handle the events in order, put changes in `state`."""
+    """Fire what is due, handle the events, leave the changes in `state`; see the module."""
+    epoch = _Epoch(spec, state, watermark_ms, clock_ms)
+    epoch.fire_timers()
+    epoch.delete_expired()
+    for keys, events in batches:
+        epoch.handle(keys, events)
+    epoch.store()
+    return epoch.done
+
+
+def read_record(spec: FunctionSpec, state: ShardState, key: bytes) -> Record[Any] | None:
+    """The record of a stored key, if there is one."""
+    data = state.get_many(Table.RECORD, [key]).get(key)
+    return None if data is None else spec.record_codec.decode(data)
+
+
+class _Epoch:
+    """The records an epoch has touched, decoded, and what it gave so far."""
+
+    def __init__(
+        self, spec: FunctionSpec, state: ShardState, watermark_ms: int, clock_ms: int
+    ) -> None:
+        self._spec = spec
+        self._state = state
+        self._watermark = watermark_ms
+        self._on_event, self._on_timer = spec.handlers()
+        self._codec = spec.record_codec
+        self._live: dict[bytes, Record[Any]] = {}
+        self._stored: dict[bytes, bytes] = {}
+        """The bytes that live records were decoded from; a live record without is new."""
+        self._seen_journal = Journal(Table.SEEN, spec.dedup_ttl_ms)
+        self._record_journal = Journal(Table.RECORD, spec.state_ttl_ms or 0)
+        self._context = EpochContext(spec, watermark_ms, clock_ms)
+        self.done = Processed()
+
+    def fire_timers(self) -> None:
+        """Fire all that is due; a timer set meanwhile for later than the one that set it, too.
+
+        One set for the same time or before waits for the next epoch: no handler can go in circles.
+        """
+        due = [key for key, _ in self._state.below(Table.TIMER, pack_time(self._watermark + 1))]
+        queued = set(due)
+        heapify(due)
+        self._load(_timer_of(entry)[1] for entry in due)
+        while due:
+            at, key, name = _timer_of(heappop(due))
+            record = self._live[key]
+            if record.timers.get(name) != at:
+                continue
+            self._fire(at, key, name, record)
+            for other, then in record.timers.items():
+                entry = _timer_key(then, key, other)
+                if at < then <= self._watermark and entry not in queued:
+                    queued.add(entry)
+                    heappush(due, entry)
+
+    def _fire(self, at: int, key: bytes, name: str, record: Record[Any]) -> None:
+        context = self._context
+        context.stored_key, context.record, context.cause = key, record, (at, name)
+        context.cancel_timer(name)
+        self._forget_expired_state(record, at)
+        record.written = max(record.written, at)
+        self._give(key, self._on_timer(name, at, record.state, context))
+        self.done.timers += 1
+
+    def delete_expired(self) -> None:
+        """Delete what the journal says is due and has expired; from here on no state is expired."""
+        due = take_due(self._state, self._watermark)
+        self._delete_seen(due[Table.SEEN])
+        self._delete_records(due[Table.RECORD])
+        for record in self._live.values():
+            self._forget_expired_state(record, self._watermark)
+
+    def _delete_seen(self, keys: list[bytes]) -> None:
+        oldest = self._watermark - self._spec.dedup_ttl_ms
+        for key, seen_at in self._state.get_many(Table.SEEN, keys).items():
+            if unpack_time(seen_at) <= oldest:
+                self._state.delete(Table.SEEN, key)
+
+    def _delete_records(self, keys: list[bytes]) -> None:
+        """A key with timers still to come keeps its record, and is looked at again."""
+        ttl_ms = self._spec.state_ttl_ms or 0
+        self._load(keys)
+        for key in keys:
+            record = self._live[key]
+            written = max((record.written, *(at - ttl_ms for at in record.timers.values())))
+            if written + ttl_ms > self._watermark:
+                self._record_journal.written([key], [written])
+            else:
+                self._state.delete(Table.RECORD, key)
+                del self._live[key], self._stored[key]
+
+    def handle(self, keys: Sequence[bytes], events: Sequence[Any]) -> None:
+        """Handle one batch of events."""
+        if not keys:
+            return
+        done = self.done
+        done.events += len(keys)
+        times = list(map(self._spec.event_time_of, events))
+        done.max_event_time_ms = max(max(times), done.max_event_time_ms or NEVER)
+        if min(times) < self._watermark:
+            keys, events, times = self._without_late(keys, events, times)
+        if self._spec.dedup is not None:
+            keys, events, times = self._without_duplicates(keys, events, times)
+        for record in self._load(keys):
+            self._forget_expired_state(record, self._watermark)
+        self._run(keys, events, times)
+
+    def _without_late(
+        self, keys: Sequence[bytes], events: Sequence[Any], times: list[int]
+    ) -> tuple[Sequence[bytes], Sequence[Any], list[int]]:
+        kept = [i for i, at in enumerate(times) if at >= self._watermark]
+        self.done.late += len(times) - len(kept)
+        if self._spec.late == "process":
+            return keys, events, [max(at, self._watermark) for at in times]
+        return [keys[i] for i in kept], [events[i] for i in kept], [times[i] for i in kept]
+
+    def _without_duplicates(
+        self, keys: Sequence[bytes], events: Sequence[Any], times: list[int]
+    ) -> tuple[Sequence[bytes], Sequence[Any], list[int]]:
+        ids = self._seen_keys(keys, events)
+        oldest = pack_time(self._watermark - self._spec.dedup_ttl_ms)
+        stored = self._state.get_many(Table.SEEN, ids)
+        known = {entry for entry, seen_at in stored.items() if seen_at > oldest}
+        kept = []
+        for i, entry in enumerate(ids):
+            if entry not in known:
+                known.add(entry)
+                kept.append(i)
+        if len(kept) < len(ids):
+            self.done.duplicates += len(ids) - len(kept)
+            keys, events = [keys[i] for i in kept], [events[i] for i in kept]
+            ids, times = [ids[i] for i in kept], [times[i] for i in kept]
+        self._state.put_many(Table.SEEN, zip(ids, map(pack_time, times), strict=True))
+        self._seen_journal.written(ids, times)
+        return keys, events, times
+
+    def _seen_keys(self, keys: Sequence[bytes], events: Sequence[Any]) -> list[bytes]:
+        ids = list(map(self._spec.encode_id, map(self._spec.id_of, events)))
+        if max(map(len, ids), default=0) > _LONGEST_ID_BYTES:
+            ids = [blake2b(i).digest() if len(i) > _LONGEST_ID_BYTES else i for i in ids]
+        return [key + i + _LENGTH[len(i)] for key, i in zip(keys, ids, strict=True)]
+
+    def _run(self, keys: Sequence[bytes], events: Sequence[Any], times: list[int]) -> None:
+        """The loop that decides what an event costs."""
+        on_event, context, live = self._on_event, self._context, self._live
+        outputs, output_keys = self.done.outputs, self.done.output_keys
+        for key, event, at in zip(keys, events, times, strict=True):
+            record = live[key]
+            if at > record.written:
+                record.written = at
+            context.stored_key, context.record, context.cause = key, record, event
+            given = on_event(event, record.state, context)
+            if given:
+                outputs.extend(given)
+                new = len(outputs) - len(output_keys)
+                if new:
+                    output_keys.extend([key] * new)
+
+    def store(self) -> None:
+        """Put the records, timers and journal pages that changed into the shard's state."""
+        written = {key: r for key, r in self._live.items() if r.written != NEVER}
+        data = zip(written, map(self._codec.encode, written.values()), strict=True)
+        stored = self._stored
+        self._state.put_many(Table.RECORD, [kv for kv in data if stored.get(kv[0]) != kv[1]])
+        if self._spec.state_ttl_ms is not None:
+            new = [key for key in written if key not in stored]
+            self._record_journal.written(new, [written[key].written for key in new])
+        self._store_timers()
+        self._seen_journal.store(self._state)
+        self._record_journal.store(self._state)
+        firsts = (self._state.first(Table.TIMER), self._state.first(Table.EXPIRY))
+        self.done.next_due_ms = min((unpack_time(f) for f in firsts if f is not None), default=None)
+
+    def _store_timers(self) -> None:
+        for key, before in self._context.timers_before.items():
+            record = self._live.get(key)
+            now = record.timers if record is not None else {}
+            for name, at in before.items():
+                if now.get(name) != at:
+                    self._state.delete(Table.TIMER, _timer_key(at, key, name))
+            for name, at in now.items():
+                if before.get(name) != at:
+                    self._state.put(Table.TIMER, _timer_key(at, key, name), b"")
+
+    def _give(self, key: bytes, given: Iterable[Any] | None) -> None:
+        done = self.done
+        done.outputs.extend(given or ())
+        done.output_keys.extend([key] * (len(done.outputs) - len(done.output_keys)))
+
+    def _load(self, keys: Iterable[bytes]) -> list[Record[Any]]:
+        """Make records live, a new one for an unknown key; gives those that were stored."""
+        live, decode = self._live, self._codec.decode
+        missing = [key for key in dict.fromkeys(keys) if key not in live]
+        found = self._state.get_many(Table.RECORD, missing)
+        self._stored.update(found)
+        loaded = {key: decode(data) for key, data in found.items()}
+        live.update(loaded)
+        if len(found) < len(missing):
+            new_state = self._spec.state_type
+            for key in missing:
+                if key not in live:
+                    live[key] = Record(NEVER, {}, new_state())
+        return list(loaded.values())
+
+    def _forget_expired_state(self, record: Record[Any], now: int) -> None:
+        ttl = self._spec.state_ttl_ms
+        if ttl is not None and NEVER < record.written <= now - ttl:
+            record.state = self._spec.state_type()
+
+
+def _timer_key(at: int, key: bytes, name: str) -> bytes:
+    return pack_time(at) + key + name.encode() + len(key).to_bytes(2, "big")
+
+
+def _timer_of(entry: bytes) -> tuple[int, bytes, str]:
+    """(time, stored key, name) of an entry of the timer table."""
+    end = 8 + int.from_bytes(entry[-2:], "big")
+    return unpack_time(entry), entry[8:end], entry[end:-2].decode()
