@@ -476,6 +476,14 @@ class Group:
             answers += self._end_joining(now_ms)
         return answers
 
+    def abandon(self) -> Answers:
+        """The broker stops: whoever waits is sent to look for its coordinator again."""
+        answers: Answers = []
+        for member in self.members.values():
+            answers += self._answer_join(member, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            answers += self._answer_sync(member, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return answers
+
     @property
     def is_idle(self) -> bool:
         """Whether nothing would be lost by forgetting it."""

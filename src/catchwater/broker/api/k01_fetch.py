@@ -1,0 +1,148 @@
+"""Fetch (1), v4-18: whole batches from the offsets asked for, waiting for `min_bytes` if need be.
+
+The request's partitions are served in the order the client gives (it rotates them), until
+`max_bytes` are gathered; the first batch of the request is sent whatever its size, so that nobody
+is stuck behind a large one, and only the first, so that a reply has a bound. Batches go out as
+the buffers the log returns.
+
+Every fetch is a full one: session id 0 is answered, which tells the client that there are no
+incremental sessions (KIP-227). Without transactions the last stable offset is the high watermark
+and nothing is aborted.
+
+Version notes: v7 sessions, v9 leader epochs (there is one, 0), v13 topic ids (KIP-516), v15 the
+replica's state moves to a tagged field (KIP-903). A replica id is refused: only brokers have one.
+
+Not implemented: incremental sessions, preferred replicas.
+"""
+
+import asyncio
+from functools import partial
+from typing import NamedTuple
+
+from catchwater.broker.broker import Api, Broker, Call, Later
+from catchwater.catalog.base import PartitionKey
+from catchwater.objects.base import Buffer
+from catchwater.wire.errors import ErrorCode
+from catchwater.wire.hot import (
+    FETCH_VERSIONS,
+    FetchPartition,
+    FetchReplyPartition,
+    FetchReplyTopic,
+    FetchRequest,
+    FetchTopic,
+    encode_fetch_reply,
+    parse_fetch,
+)
+
+LONGEST_WAIT_MS = 60_000
+"""A longer `max_wait_ms` is cut to this; the client simply asks again."""
+
+_FINAL_EPOCH, _FIRST_EPOCH = -1, 0
+
+
+class _Fetched(NamedTuple):
+    """One pass over the request. `must_answer`: an error, which is not to wait for data."""
+
+    topics: list[FetchReplyTopic]
+    size_bytes: int
+    must_answer: bool
+
+
+def start(broker: Broker, call: Call) -> Later:
+    """Read the request, let go of its frame, and gather the reply in a task of its own."""
+    request = parse_fetch(call.frame.data, call.version, call.header.body_at)
+    call.frame.release()
+    future = asyncio.ensure_future(_gather(broker, request))
+    return Later(future, partial(_encode, call.correlation_id, call.version))
+
+
+def _encode(
+    correlation_id: int, version: int, gathered: tuple[ErrorCode, list[FetchReplyTopic]]
+) -> list[Buffer]:
+    error, topics = gathered
+    return encode_fetch_reply(correlation_id, version, topics, error=error)
+
+
+async def _gather(broker: Broker, request: FetchRequest) -> tuple[ErrorCode, list[FetchReplyTopic]]:
+    if request.replica_id >= 0:
+        return ErrorCode.CLUSTER_AUTHORIZATION_FAILED, []
+    if request.session_id != 0:
+        return ErrorCode.FETCH_SESSION_ID_NOT_FOUND, []
+    if request.session_epoch not in (_FINAL_EPOCH, _FIRST_EPOCH):
+        return ErrorCode.INVALID_FETCH_SESSION_EPOCH, []
+    fetched = await _read(broker, request)
+    wait_s = min(request.max_wait_ms, LONGEST_WAIT_MS) / 1000
+    if fetched.must_answer or fetched.size_bytes >= request.min_bytes or wait_s <= 0:
+        return ErrorCode.NONE, fetched.topics
+    try:
+        async with asyncio.timeout(wait_s):
+            while not (fetched.must_answer or fetched.size_bytes >= request.min_bytes):
+                # Asked for before reading, so that no append falls between reading and waiting.
+                appended = broker.log.wait_for(_keys(broker, request))
+                try:
+                    fetched = await _read(broker, request)
+                    if fetched.size_bytes < request.min_bytes and not fetched.must_answer:
+                        await broker.wait_unless_draining(appended)
+                finally:
+                    appended.cancel()
+                if broker.draining.is_set():
+                    break
+    except TimeoutError:
+        pass
+    return ErrorCode.NONE, fetched.topics
+
+
+def _keys(broker: Broker, request: FetchRequest) -> list[PartitionKey]:
+    keys = []
+    for wanted in request.topics:
+        topic = broker.find_topic(wanted.name, wanted.id or b"")
+        if topic is not None:
+            keys += [(topic.id, index) for index, *_ in wanted.partitions]
+    return keys
+
+
+async def _read(broker: Broker, request: FetchRequest) -> _Fetched:
+    left = min(request.max_bytes, broker.config.fetch_max_bytes)
+    total = 0
+    must_answer = not request.topics
+    topics = []
+    for wanted in request.topics:
+        partitions = []
+        for partition in wanted.partitions:
+            answer = await _read_partition(broker, wanted, partition, left, total == 0)
+            size_bytes = sum(map(len, answer.records))
+            left -= size_bytes
+            total += size_bytes
+            must_answer = must_answer or answer.error != ErrorCode.NONE
+            partitions.append(answer)
+        topics.append(FetchReplyTopic(wanted.name, wanted.id, partitions))
+    return _Fetched(topics, total, must_answer)
+
+
+async def _read_partition(
+    broker: Broker, wanted: FetchTopic, partition: FetchPartition, left: int, is_first: bool
+) -> FetchReplyPartition:
+    index, offset, wanted_bytes, leader_epoch = partition
+    topic = broker.find_topic(wanted.name, wanted.id or b"")
+    if topic is None:
+        by_id = wanted.id is not None
+        unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return FetchReplyPartition(index, unknown)
+    if not 0 <= index < topic.partitions:
+        return FetchReplyPartition(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if leader_epoch > 0:
+        return FetchReplyPartition(index, ErrorCode.UNKNOWN_LEADER_EPOCH)
+    key = (topic.id, index)
+    max_bytes = max(0, min(wanted_bytes, left))
+    read = await broker.log.read(key, offset, max_bytes, at_least_one=is_first)
+    return FetchReplyPartition(
+        index,
+        read.error,
+        read.high_watermark,
+        read.high_watermark,
+        read.log_start,
+        read.parts,
+    )
+
+
+API = Api(1, "Fetch", FETCH_VERSIONS, start=start, notes="no incremental sessions")

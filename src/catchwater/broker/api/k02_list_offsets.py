@@ -1,0 +1,59 @@
+"""ListOffsets (2), v1-6: first, last, or by time.
+
+A timestamp of -1 asks for the high watermark, -2 for the log's start; any other for the first
+record that is not older, found by batch headers and the one batch that holds it.
+
+Version notes: v2 adds the isolation level; without transactions both levels read the same. v4
+adds leader epochs, of which there is one, 0.
+
+Not implemented: v7 and later (-3, the newest timestamp; -4 to -6, tiers).
+"""
+
+from typing import Any
+
+from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.wire.errors import ErrorCode
+
+LATEST, EARLIEST = -1, -2
+_NOT_FOUND = (-1, -1)
+
+
+async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    return {
+        "topics": [
+            {
+                "name": topic.name,
+                "partitions": [await _partition(broker, topic.name, p) for p in topic.partitions],
+            }
+            for topic in request.topics
+        ]
+    }
+
+
+async def _partition(broker: Broker, name: str, wanted: Any) -> dict[str, Any]:
+    topic = broker.find_topic(name)
+    fields = {"partition_index": wanted.partition_index, "offset": -1, "timestamp": -1}
+    if topic is None or not 0 <= wanted.partition_index < topic.partitions:
+        return fields | {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    if getattr(wanted, "current_leader_epoch", -1) > 0:
+        return fields | {"error_code": ErrorCode.UNKNOWN_LEADER_EPOCH}
+    key = (topic.id, wanted.partition_index)
+    state = broker.log.state(key)
+    if wanted.timestamp == LATEST:
+        offset, timestamp = state.high_watermark, -1
+    elif wanted.timestamp == EARLIEST:
+        offset, timestamp = state.log_start, -1
+    elif wanted.timestamp < 0:
+        return fields | {"error_code": ErrorCode.INVALID_REQUEST}
+    else:
+        found = await broker.log.offset_for_timestamp(key, wanted.timestamp)
+        offset, timestamp = found or _NOT_FOUND
+    return fields | {
+        "error_code": ErrorCode.NONE,
+        "offset": offset,
+        "timestamp": timestamp,
+        "leader_epoch": 0 if offset >= 0 else -1,
+    }
+
+
+API = Api(2, "ListOffsets", range(1, 7), handle)

@@ -1,0 +1,59 @@
+"""OffsetFetch (9), v1-9: a group's committed positions; -1 where there is none.
+
+Version notes: v2 lets null topics mean all, v8 (KIP-709) asks for several groups at once, v9
+(KIP-848) adds the member, which the classic protocol leaves empty. Without transactions every
+position is stable, so `require_stable` (v7) changes nothing.
+
+Not implemented: v10 (topic ids).
+"""
+
+from typing import Any
+
+from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.catalog.base import OffsetCommit
+from catchwater.wire.errors import ErrorCode
+
+_NONE = OffsetCommit(offset=-1)
+
+
+async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    if call.version < 8:
+        return await _group(broker, request)
+    return {"groups": [await _group(broker, group) for group in request.groups]}
+
+
+async def _group(broker: Broker, group: Any) -> dict[str, Any]:
+    """One group's part; `group` has `group_id` and `topics`, in every version."""
+    committed = await broker.log.committed(group.group_id)
+    if group.topics is None:
+        wanted: dict[str, list[int]] = {}
+        for topic, partition in sorted(committed):
+            wanted.setdefault(topic, []).append(partition)
+    else:
+        wanted = {topic.name: list(topic.partition_indexes) for topic in group.topics}
+    return {
+        "group_id": group.group_id,
+        "error_code": ErrorCode.NONE,
+        "topics": [
+            {
+                "name": name,
+                "partitions": [
+                    _partition(index, committed.get((name, index), _NONE)) for index in indexes
+                ],
+            }
+            for name, indexes in wanted.items()
+        ],
+    }
+
+
+def _partition(index: int, commit: OffsetCommit) -> dict[str, Any]:
+    return {
+        "partition_index": index,
+        "committed_offset": commit.offset,
+        "committed_leader_epoch": commit.leader_epoch,
+        "metadata": commit.metadata,
+        "error_code": ErrorCode.NONE,
+    }
+
+
+API = Api(9, "OffsetFetch", range(1, 10), handle)

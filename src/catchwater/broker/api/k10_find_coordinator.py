@@ -1,0 +1,44 @@
+"""FindCoordinator (10), v0-5: which broker coordinates a group. Always this one.
+
+Version notes: v1 adds the key type, v4 (KIP-699) asks for several keys at once.
+
+Not implemented: transaction coordinators; such a key is refused with
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which clients take as final.
+"""
+
+from typing import Any
+
+from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.wire.errors import ErrorCode
+
+_GROUP = 0
+
+
+async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    if call.version >= 4:
+        keys = request.coordinator_keys
+        return {"coordinators": [_coordinator(broker, request.key_type, key) for key in keys]}
+    return _coordinator(broker, getattr(request, "key_type", _GROUP), request.key)
+
+
+def _coordinator(broker: Broker, key_type: int, key: str) -> dict[str, Any]:
+    if key_type != _GROUP:
+        return {
+            "error_code": ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            "error_message": "This broker does not serve transactions.",
+            "key": key,
+            "node_id": -1,
+            "host": "",
+            "port": -1,
+        }
+    return {
+        "error_code": ErrorCode.NONE,
+        "error_message": None,
+        "key": key,
+        "node_id": broker.config.node_id,
+        "host": broker.kafka_address.host,
+        "port": broker.kafka_address.port,
+    }
+
+
+API = Api(10, "FindCoordinator", range(0, 6), handle, notes="groups only")

@@ -1,0 +1,17 @@
+"""Heartbeat (12), v0-4: a member lives; the error tells it to join again.
+
+Version notes: v3 (KIP-345) adds static members.
+"""
+
+from typing import Any
+
+from catchwater.broker.broker import Api, Broker, Call, Fields
+
+
+async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    instance_id = getattr(request, "group_instance_id", None)
+    member = (request.member_id, instance_id, request.generation_id)
+    return {"error_code": broker.groups.heartbeat(request.group_id, member)}
+
+
+API = Api(12, "Heartbeat", range(0, 5), handle)

@@ -1,0 +1,28 @@
+"""LeaveGroup (13), v0-5: members go, and the group rebalances without waiting for their timeout.
+
+Version notes: v3 (KIP-345) takes several members, also by instance id alone; v5 (KIP-800) a
+reason, which is not used.
+"""
+
+from typing import Any
+
+from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.wire.errors import ErrorCode
+
+
+async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    if call.version < 3:
+        error = broker.groups.leave(request.group_id, request.member_id, None)
+        return {"error_code": error}
+    members = [
+        {
+            "member_id": m.member_id,
+            "group_instance_id": m.group_instance_id,
+            "error_code": broker.groups.leave(request.group_id, m.member_id, m.group_instance_id),
+        }
+        for m in request.members
+    ]
+    return {"error_code": ErrorCode.NONE, "members": members}
+
+
+API = Api(13, "LeaveGroup", range(0, 6), handle)

@@ -1,0 +1,29 @@
+"""SyncGroup (14), v0-5: a member gets its assignment; the leader brings everybody's.
+
+Version notes: v3 (KIP-345) adds static members, v5 (KIP-559) the protocol type and name, which
+must be the group's.
+"""
+
+from typing import Any
+
+from catchwater.broker.broker import Api, Broker, Call, Fields
+
+
+async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    instance_id = getattr(request, "group_instance_id", None)
+    protocol_type = getattr(request, "protocol_type", None)
+    synced = await broker.groups.sync(
+        request.group_id,
+        (request.member_id, instance_id, request.generation_id),
+        (protocol_type, getattr(request, "protocol_name", None)),
+        {a.member_id: bytes(a.assignment) for a in request.assignments},
+    )
+    return {
+        "error_code": synced.error,
+        "protocol_type": synced.protocol_type,
+        "protocol_name": synced.protocol,
+        "assignment": synced.assignment,
+    }
+
+
+API = Api(14, "SyncGroup", range(0, 6), handle)

@@ -1,0 +1,35 @@
+"""ApiVersions (18), v0-4: which APIs and versions this broker serves.
+
+Version notes: v3 sends the client's name and version and is flexible, but its reply keeps the
+header of v0 so that any client can read it (KIP-511). A version we do not serve is answered in v0
+with UNSUPPORTED_VERSION and the ranges.
+
+Not implemented: feature levels (none are finalized).
+"""
+
+from typing import Any
+
+from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.wire.errors import ErrorCode
+
+
+async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    return _fields(broker, ErrorCode.NONE)
+
+
+def unsupported(broker: Broker) -> Fields:
+    """The reply, in v0, to a version outside our range."""
+    return _fields(broker, ErrorCode.UNSUPPORTED_VERSION)
+
+
+def _fields(broker: Broker, error: ErrorCode) -> Fields:
+    return {
+        "error_code": error,
+        "api_keys": [
+            {"api_key": a.key, "min_version": a.versions[0], "max_version": a.versions[-1]}
+            for a in broker.apis.values()
+        ],
+    }
+
+
+API = Api(18, "ApiVersions", range(0, 5), handle)

@@ -1,0 +1,38 @@
+"""DeleteTopics (20), v1-6: topics go, with their offsets; their objects are swept later.
+
+Version notes: v5 adds a message, v6 (KIP-516) takes topic ids as well as names.
+"""
+
+from typing import Any
+from uuid import UUID
+
+from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call, Fields, error_fields
+from catchwater.catalog.base import CatalogFull, TopicUnknown
+from catchwater.wire.errors import ErrorCode
+
+
+async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    if call.version >= 6:
+        wanted = [(t.name, t.topic_id) for t in request.topics]
+    else:
+        wanted = [(name, None) for name in request.topic_names]
+    return {"responses": [await _delete(broker, name, topic_id) for name, topic_id in wanted]}
+
+
+async def _delete(broker: Broker, name: str | None, topic_id: UUID | None) -> dict[str, Any]:
+    topic = broker.find_topic(name, topic_id.bytes if topic_id else NO_TOPIC_ID)
+    if topic is None:
+        by_id = topic_id is not None
+        error = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return {"name": name, "topic_id": topic_id, **error_fields(error)}
+    fields = {"name": topic.name, "topic_id": topic.id}
+    try:
+        await broker.log.delete_topic(topic.name)
+    except TopicUnknown:
+        return fields | error_fields(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    except CatalogFull as full:
+        return fields | error_fields(ErrorCode.KAFKA_STORAGE_ERROR, str(full))
+    return fields | error_fields(ErrorCode.NONE)
+
+
+API = Api(20, "DeleteTopics", range(1, 7), handle)

@@ -1,0 +1,40 @@
+"""OffsetForLeaderEpoch (23), v2-4: where a leader epoch ended.
+
+No partition has a leader here, so there is one epoch, 0, which ends at the high watermark: no
+client ever has to truncate. Any other epoch is answered as unknown (-1).
+"""
+
+from typing import Any
+
+from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.wire.errors import ErrorCode
+
+_ONLY_EPOCH = 0
+
+
+async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    return {
+        "topics": [
+            {
+                "topic": topic.topic,
+                "partitions": [_partition(broker, topic.topic, p) for p in topic.partitions],
+            }
+            for topic in request.topics
+        ]
+    }
+
+
+def _partition(broker: Broker, name: str, wanted: Any) -> dict[str, Any]:
+    topic = broker.find_topic(name)
+    fields = {"partition": wanted.partition, "leader_epoch": -1, "end_offset": -1}
+    if topic is None or not 0 <= wanted.partition < topic.partitions:
+        return fields | {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    if wanted.current_leader_epoch > _ONLY_EPOCH:
+        return fields | {"error_code": ErrorCode.UNKNOWN_LEADER_EPOCH}
+    if wanted.leader_epoch == _ONLY_EPOCH:
+        end_offset = broker.log.state((topic.id, wanted.partition)).high_watermark
+        fields |= {"leader_epoch": _ONLY_EPOCH, "end_offset": end_offset}
+    return fields | {"error_code": ErrorCode.NONE}
+
+
+API = Api(23, "OffsetForLeaderEpoch", range(2, 5), handle)

@@ -1,0 +1,101 @@
+"""What a handler may use, and how it answers.
+
+A handler module serves one API key and exports one `Api`. Most are plain coroutines from a decoded
+request to the fields of a reply (`Cold`); Produce, Fetch and Metadata parse and encode their own
+bytes (`Hot`). A reply's fields are named as in Kafka's message definitions, in snake case, and
+include those of the newest served version; fields that the asked version lacks are left out.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from catchwater.broker.coordinator import Coordinator
+from catchwater.broker.metrics import Metrics
+from catchwater.catalog.base import Topic
+from catchwater.clock import Clock
+from catchwater.config import Address, BrokerConfig
+from catchwater.log.log import Log
+from catchwater.objects.base import Buffer
+from catchwater.wire.errors import ErrorCode
+from catchwater.wire.frames import Frame
+from catchwater.wire.messages import RequestHeader
+
+NO_TOPIC_ID = bytes(16)
+
+
+@dataclass
+class Broker:
+    """The parts that handlers share; lives as long as the process."""
+
+    config: BrokerConfig
+    log: Log
+    clock: Clock
+    groups: Coordinator
+    metrics: Metrics
+    kafka_address: Address
+    """What clients are told to connect to."""
+    apis: "Mapping[int, Api]"
+    """What is served; ApiVersions tells."""
+    control_url: str = ""
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the broker is about to stop: long polls end at once."""
+
+    def find_topic(self, name: str | None, topic_id: bytes = NO_TOPIC_ID) -> Topic | None:
+        """The topic of this name or, where no name was given, of this id."""
+        return self.log.topics.get(name) if name else self.log.topics.by_id(topic_id)
+
+    async def wait_unless_draining(self, future: asyncio.Future[None]) -> None:
+        """Wait for the future, or for the broker's end."""
+        draining = asyncio.ensure_future(self.draining.wait())
+        try:
+            await asyncio.wait((future, draining), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            draining.cancel()
+
+
+class Call(NamedTuple):
+    """One request as it came; whoever answers it releases the frame."""
+
+    header: RequestHeader
+    client_host: str
+    frame: Frame
+
+    @property
+    def version(self) -> int:
+        return self.header.api_version
+
+    @property
+    def correlation_id(self) -> int:
+        return self.header.correlation_id
+
+
+Fields = Mapping[str, Any]
+Cold = Callable[[Broker, Call, Any], Awaitable[Fields]]
+
+
+class Later(NamedTuple):
+    """A reply to come: `encode` makes its bytes from the future's result, [] for no reply."""
+
+    future: asyncio.Future[Any]
+    encode: Callable[[Any], Sequence[Buffer]]
+
+
+Hot = Callable[[Broker, Call], Later]
+
+
+class Api(NamedTuple):
+    """One API key: exactly one of `handle` and `start` is set. `notes` go into docs/protocol.md."""
+
+    key: int
+    name: str
+    versions: range
+    handle: Cold | None = None
+    start: Hot | None = None
+    notes: str = ""
+
+
+def error_fields(error: ErrorCode, message: str | None = None) -> dict[str, Any]:
+    """The two fields by which most replies say what went wrong."""
+    return {"error_code": error, "error_message": message}

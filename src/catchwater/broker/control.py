@@ -1,0 +1,292 @@
+"""The HTTP port for people and machines that are not Kafka clients.
+
+    GET    /healthz                                   the process is up
+    GET    /readyz                                    it takes requests; 503 while it stops
+    GET    /metrics                                   Prometheus
+    GET    /api/v1/topics                             {"topics": [{"name", "id", "partitions"}]}
+    GET    /api/v1/topics/{topic}                     offsets, bytes and places of each partition
+    POST   /api/v1/plans                              where ranges of offsets lie in storage
+    GET    /api/v1/pins                               {"pins": [...]}
+    PUT    /api/v1/pins/{id}                          {"owner", "positions", "lease_until_ms"}
+    DELETE /api/v1/pins/{id}
+    GET    /api/v1/sinks/{pipeline}/{sink}            the sink's last epoch
+    PUT    /api/v1/sinks/{pipeline}/{sink}/epochs/{epoch}   write an epoch once
+    GET    /api/v1/storage                            {"objects": url}
+
+Every error is JSON: {"error": code, "message": sentence, "hint": sentence or null}; a plan that
+asks for offsets that are gone is answered 416 with the missing ranges. Bodies are bounded. It
+binds loopback unless the configuration says otherwise, and knows no users yet.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from catchwater.broker.broker import Broker
+from catchwater.catalog.base import (
+    CatalogFull,
+    EpochCommit,
+    EpochGap,
+    Pin,
+    Topic,
+    TopicExists,
+    TopicUnknown,
+)
+from catchwater.config import CatchwaterError
+from catchwater.log.log import RangeMissing, StagedDamaged
+
+MAX_BODY_BYTES = 4 * 1024 * 1024
+
+T = TypeVar("T")
+
+
+class _Range(msgspec.Struct):
+    partition: int
+    start: int
+    end: int
+
+
+class _PlanBody(msgspec.Struct):
+    topic: str
+    ranges: list[_Range]
+
+
+class _Position(msgspec.Struct):
+    topic: str
+    partition: int
+    offset: int
+
+
+class _PinBody(msgspec.Struct):
+    owner: str
+    positions: list[_Position]
+    lease_until_ms: int | None = None
+
+
+class _EpochBody(msgspec.Struct):
+    topic: str
+    staged: list[str]
+    checksum: str = ""
+
+
+class Refusal(CatchwaterError):
+    """A request that is answered with an HTTP error status."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+_STATUSES: Mapping[type[CatchwaterError], tuple[int, str]] = {
+    TopicUnknown: (404, "UNKNOWN_TOPIC"),
+    TopicExists: (409, "TOPIC_EXISTS"),
+    EpochGap: (409, "EPOCH_GAP"),
+    StagedDamaged: (422, "STAGED_DAMAGED"),
+    CatalogFull: (507, "STORAGE_FULL"),
+}
+
+
+def create_app(broker: Broker) -> Starlette:
+    """The application; it keeps nothing of its own."""
+    api = _Control(broker)
+    return Starlette(
+        routes=[
+            Route("/healthz", api.healthz),
+            Route("/readyz", api.readyz),
+            Route("/metrics", api.metrics),
+            Route("/api/v1/topics", api.topics),
+            Route("/api/v1/topics/{topic}", api.topic),
+            Route("/api/v1/plans", api.plan, methods=["POST"]),
+            Route("/api/v1/pins", api.pins),
+            Route("/api/v1/pins/{id}", api.set_pin, methods=["PUT"]),
+            Route("/api/v1/pins/{id}", api.release_pin, methods=["DELETE"]),
+            Route("/api/v1/sinks/{pipeline}/{sink}", api.last_epoch),
+            Route(
+                "/api/v1/sinks/{pipeline}/{sink}/epochs/{epoch:int}",
+                api.commit_epoch,
+                methods=["PUT"],
+            ),
+            Route("/api/v1/storage", api.storage),
+        ],
+        exception_handlers={HTTPException: _http_error, CatchwaterError: _operating_error},
+    )
+
+
+class _Control:
+    """The endpoints, as methods of what they share."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._log = broker.log
+
+    async def healthz(self, request: Request) -> Response:
+        return _json({"status": "up"})
+
+    async def readyz(self, request: Request) -> Response:
+        if self._broker.draining.is_set():
+            raise Refusal(503, "NOT_READY", "The broker is stopping.")
+        return _json({"status": "ready"})
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._broker.metrics.page(), media_type="text/plain; version=0.0.4")
+
+    async def topics(self, request: Request) -> Response:
+        return _json({"topics": [_topic(topic) for topic in self._log.topics]})
+
+    async def topic(self, request: Request) -> Response:
+        topic = self._find(request.path_params["topic"])
+        places = {row.partition: row for row in await self._log.storage(topic.name)}
+        states = [(index, self._log.state((topic.id, index))) for index in range(topic.partitions)]
+        return _json(
+            _topic(topic)
+            | {
+                "config": dict(topic.config),
+                "offsets": [
+                    {
+                        "partition": index,
+                        "log_start": state.log_start,
+                        "high_watermark": state.high_watermark,
+                        "bytes": state.bytes,
+                        "earliest_timestamp": state.earliest_timestamp,
+                    }
+                    for index, state in states
+                ],
+                "storage": [row._asdict() for row in places.values()],
+            }
+        )
+
+    async def plan(self, request: Request) -> Response:
+        body = await _body(request, _PlanBody)
+        topic = self._find(body.topic)
+        for wanted in body.ranges:
+            if not 0 <= wanted.partition < topic.partitions:
+                raise Refusal(
+                    404, "UNKNOWN_PARTITION", f"{topic.name} has no partition {wanted.partition}."
+                )
+        ranges = [(wanted.partition, wanted.start, wanted.end) for wanted in body.ranges]
+        planned = await self._log.plan(topic.name, ranges)
+        states = {p: self._log.state((topic.id, p)) for p in range(topic.partitions)}
+        return _json(
+            {
+                "topic": topic.name,
+                "ranges": planned,
+                "log_start": {str(p): state.log_start for p, state in states.items()},
+                "high_watermark": {str(p): state.high_watermark for p, state in states.items()},
+            }
+        )
+
+    async def pins(self, request: Request) -> Response:
+        return _json({"pins": [_pin(pin) for pin in await self._log.pins()]})
+
+    async def set_pin(self, request: Request) -> Response:
+        body = await _body(request, _PinBody)
+        positions = {(p.topic, p.partition): p.offset for p in body.positions}
+        now_ms = self._broker.clock.now_ms()
+        pin = Pin(request.path_params["id"], body.owner, positions, body.lease_until_ms, now_ms)
+        await self._log.set_pin(pin)
+        return _json(_pin(pin))
+
+    async def release_pin(self, request: Request) -> Response:
+        if not await self._log.release_pin(request.path_params["id"]):
+            raise Refusal(404, "UNKNOWN_PIN", f"There is no pin {request.path_params['id']}.")
+        return _json({"released": request.path_params["id"]})
+
+    async def last_epoch(self, request: Request) -> Response:
+        pipeline, sink = request.path_params["pipeline"], request.path_params["sink"]
+        commit = await self._log.last_epoch(pipeline, sink)
+        if commit is None:
+            raise Refusal(404, "NO_EPOCH", f"Sink {sink} of {pipeline} has written no epoch yet.")
+        return _json(_epoch(commit))
+
+    async def commit_epoch(self, request: Request) -> Response:
+        body = await _body(request, _EpochBody)
+        path = request.path_params
+        commit = await self._log.commit_epoch(
+            path["pipeline"], path["sink"], path["epoch"], body.topic, body.staged, body.checksum
+        )
+        return _json(_epoch(commit))
+
+    async def storage(self, request: Request) -> Response:
+        return _json({"objects": self._log.objects.url("")})
+
+    def _find(self, name: str) -> Topic:
+        topic = self._log.topics.get(name)
+        if topic is None:
+            raise TopicUnknown(f"There is no topic {name}.")
+        return topic
+
+
+def _topic(topic: Topic) -> dict[str, Any]:
+    return {"name": topic.name, "id": topic.id.hex(), "partitions": topic.partitions}
+
+
+def _pin(pin: Pin) -> dict[str, Any]:
+    return {
+        "id": pin.id,
+        "owner": pin.owner,
+        "positions": [
+            {"topic": topic, "partition": partition, "offset": offset}
+            for (topic, partition), offset in sorted(pin.positions.items())
+        ],
+        "lease_until_ms": pin.lease_until_ms,
+        "created_ms": pin.created_ms,
+    }
+
+
+def _epoch(commit: EpochCommit) -> dict[str, Any]:
+    return {
+        "already": commit.already,
+        "epoch": commit.epoch,
+        "topic": commit.topic,
+        "records": commit.records,
+        "checksum": commit.checksum,
+        "offsets": {str(p): list(offsets) for p, offsets in commit.offsets.items()},
+    }
+
+
+async def _body(request: Request, kind: type[T]) -> T:
+    """The request's body as this type. Raises `Refusal` for too much, or for anything else."""
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > MAX_BODY_BYTES:
+            raise Refusal(413, "BODY_TOO_LARGE", f"A body has up to {MAX_BODY_BYTES} bytes.")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+        raise Refusal(400, "INVALID_BODY", f"The body is not what is wanted: {problem}.") from None
+
+
+def _json(content: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+def _error(status: int, code: str, message: str, hint: str | None, **more: Any) -> Response:
+    return _json({"error": code, "message": message, "hint": hint, **more}, status)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}.get(error.status_code, "HTTP_ERROR")
+    message = f"{request.method} {request.url.path}: {error.detail}."
+    return _error(error.status_code, code, message, "docs/control.md lists the paths.")
+
+
+async def _operating_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, CatchwaterError)
+    if isinstance(error, Refusal):
+        return _error(error.status, error.code, str(error), error.hint)
+    if isinstance(error, RangeMissing):
+        missing = [{"partition": p, "start": s, "end": e} for p, s, e in error.missing]
+        return _error(416, "OFFSET_OUT_OF_RANGE", str(error), error.hint, missing=missing)
+    status, code = next(
+        (found for kind, found in _STATUSES.items() if isinstance(error, kind)), (500, "FAILED")
+    )
+    return _error(status, code, str(error), error.hint)

@@ -1,0 +1,108 @@
+"""API key and version to handler: the table of what this broker serves.
+
+Promises that a request of an API or version outside the table never reaches a handler: ApiVersions
+is answered in v0 with the ranges (KIP-511), anything else ends the connection.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from catchwater.broker.api import (
+    k00_produce,
+    k01_fetch,
+    k02_list_offsets,
+    k03_metadata,
+    k08_offset_commit,
+    k09_offset_fetch,
+    k10_find_coordinator,
+    k11_join_group,
+    k12_heartbeat,
+    k13_leave_group,
+    k14_sync_group,
+    k15_describe_groups,
+    k16_list_groups,
+    k18_api_versions,
+    k19_create_topics,
+    k20_delete_topics,
+    k22_init_producer_id,
+    k23_offset_for_leader_epoch,
+    k32_describe_configs,
+    k60_describe_cluster,
+)
+from catchwater.broker.broker import Api, Broker, Call, Fields, Later
+from catchwater.broker.reply import reply
+from catchwater.config import CatchwaterError
+from catchwater.objects.base import Buffer
+from catchwater.wire.frames import Frame
+from catchwater.wire.messages import decode_header, decode_request, encode_reply
+
+APIS: Mapping[int, Api] = {
+    module.API.key: module.API
+    for module in (
+        k00_produce,
+        k01_fetch,
+        k02_list_offsets,
+        k03_metadata,
+        k08_offset_commit,
+        k09_offset_fetch,
+        k10_find_coordinator,
+        k11_join_group,
+        k12_heartbeat,
+        k13_leave_group,
+        k14_sync_group,
+        k15_describe_groups,
+        k16_list_groups,
+        k18_api_versions,
+        k19_create_topics,
+        k20_delete_topics,
+        k22_init_producer_id,
+        k23_offset_for_leader_epoch,
+        k32_describe_configs,
+        k60_describe_cluster,
+    )
+}
+
+
+class NotServed(CatchwaterError):
+    """A request of an API or version that is not in the table."""
+
+
+def start(broker: Broker, frame: Frame, client_host: str) -> tuple[Api, Later]:
+    """Begin to answer a request. Whatever is raised, the frame is then still the caller's.
+
+    Raises `MalformedMessage` for bytes that are no request, `NotServed`.
+    """
+    header = decode_header(frame.data)
+    api = APIS.get(header.api_key)
+    if api is None or header.api_version not in api.versions:
+        if api is not k18_api_versions.API:
+            raise NotServed(f"API {header.api_key} v{header.api_version} is not served here.")
+        frame.release()
+        return api, _done(header.correlation_id, k18_api_versions.unsupported(broker))
+    call = Call(header, client_host, frame)
+    if api.start is not None:
+        return api, api.start(broker, call)
+    assert api.handle is not None
+    request = decode_request(header, frame.data)
+    frame.release()
+    fields = asyncio.ensure_future(api.handle(broker, call, request))
+    return api, Later(fields, partial(_encode, api.key, call.version, call.correlation_id))
+
+
+def _done(correlation_id: int, fields: Fields) -> Later:
+    future: asyncio.Future[Fields] = asyncio.get_running_loop().create_future()
+    future.set_result(fields)
+    return Later(future, partial(_encode, k18_api_versions.API.key, 0, correlation_id))
+
+
+def _encode(api_key: int, version: int, correlation_id: int, fields: Fields) -> Sequence[Buffer]:
+    return encode_reply(correlation_id, reply(api_key, version, fields))
+
+
+def coverage_table() -> str:
+    """The table of docs/protocol.md, in Markdown; a test keeps the page equal to it."""
+    lines = ["| key | API | versions | notes |", "|---:|---|---|---|"]
+    for key, api in sorted(APIS.items()):
+        lines.append(f"| {key} | {api.name} | {api.versions[0]}–{api.versions[-1]} | {api.notes} |")
+    return "\n".join(lines) + "\n"

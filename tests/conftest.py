@@ -1,0 +1,124 @@
+"""A real broker process for the tests that need one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+START_S = 30.0
+STOP_S = 20.0
+
+
+class BrokerProcess:
+    """One broker on loopback. Its ports are free ones, and stay the same through restarts."""
+
+    def __init__(self, home: Path, settings: dict[str, str]) -> None:
+        self.home = home
+        self.data_dir = home / "data"
+        self.ready_file = home / "ready.json"
+        self.stderr_file = home / "broker.log"
+        self.settings = {
+            "listeners": "PLAINTEXT://127.0.0.1:0",
+            "catchwater.control.listener": "127.0.0.1:0",
+            "log.dirs": str(self.data_dir),
+            "catchwater.ready.file": str(self.ready_file),
+        } | settings
+        self.bootstrap = ""
+        self.control_url = ""
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *wrapper: str) -> None:
+        """Start it, under another command (strace) if one is given, and wait until it is ready."""
+        self.spawn(*wrapper)
+        deadline = time.monotonic() + START_S
+        while not self.ready_file.exists():
+            assert self.process is not None
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"The broker did not start:\n{self.log()}")
+            time.sleep(0.01)
+        self._learn_addresses()
+
+    def spawn(self, *wrapper: str) -> None:
+        """Start it and do not wait."""
+        self.ready_file.unlink(missing_ok=True)
+        arguments = [f"{key}={value}" for key, value in self.settings.items()]
+        with self.stderr_file.open("ab") as stderr:
+            self.process = subprocess.Popen(
+                [*wrapper, sys.executable, "-m", "catchwater.broker.main", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=stderr,
+                stderr=stderr,
+                start_new_session=True,
+            )
+
+    def _learn_addresses(self) -> None:
+        ready = json.loads(self.ready_file.read_text())
+        self.bootstrap = ready["kafka"]
+        self.control_url = ready["control"]
+        self.settings["listeners"] = f"PLAINTEXT://{self.bootstrap}"
+        self.settings["catchwater.control.listener"] = self.control_url.removeprefix("http://")
+
+    @property
+    def port(self) -> int:
+        return int(self.bootstrap.rpartition(":")[2])
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def kill(self) -> None:
+        """kill -9, the wrapper included."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """SIGTERM, and wait until it has drained and closed."""
+        self._end(signal.SIGTERM)
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def _end(self, number: signal.Signals) -> None:
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, number)
+        self.process.wait(STOP_S)
+        self.process = None
+
+    def log(self) -> str:
+        """What it has written to stderr, over all starts."""
+        return self.stderr_file.read_text() if self.stderr_file.exists() else ""
+
+
+@pytest.fixture(scope="session")
+def make_broker(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[..., BrokerProcess]]:
+    """`make_broker({"num.partitions": "4"})`: a started broker, ended with the session."""
+    made: list[BrokerProcess] = []
+
+    def make(settings: dict[str, str] | None = None, *, start: bool = True) -> BrokerProcess:
+        broker = BrokerProcess(tmp_path_factory.mktemp("broker"), settings or {})
+        made.append(broker)
+        if start:
+            broker.start()
+        return broker
+
+    yield make
+    for broker in made:
+        broker.kill()
+
+
+@pytest.fixture(scope="module")
+def broker(make_broker: Callable[..., BrokerProcess]) -> Iterator[BrokerProcess]:
+    """A started broker of the test module's own."""
+    process = make_broker()
+    yield process
+    process.kill()
