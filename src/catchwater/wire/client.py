@@ -179,9 +179,7 @@ class Client:
 
         return self._repeat(attempt)
 
-    def produce(
-        self, batches: Sequence[tuple[TopicPartition, Buffer]]
-    ) -> list[int]:
+    def produce(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
         """Append the batches; the base offset each was given, in the same order.
 
         Neighbours for different partitions travel in one request, and several requests at a time.

@@ -15,8 +15,8 @@ from struct import Struct
 from typing import NamedTuple
 
 from catchwater.wire.codecs import Buffer
-from catchwater.wire.cursor import Cursor
 from catchwater.wire.errors import ErrorCode
+from catchwater.wire.fields import Cursor
 
 TopicPartition = tuple[str, int]
 
@@ -40,6 +40,7 @@ _FETCH_PARTITION = Struct(">iiqqi")
 # Transactional id (absent), acks, timeout, number of topics.
 _PRODUCE_HEAD = Struct(">hhii")
 _NO_TRANSACTION = -1
+_ALL_REPLICAS = -1
 _NO_SESSION = (0, -1)
 _NO_FORGOTTEN_TOPICS = _I32.pack(0)
 _NO_RACK = _I16.pack(0)
@@ -142,14 +143,14 @@ def _parse_partition(cursor: Cursor) -> Fetched:
     return Fetched(records, high_watermark, log_start, error, tuple(aborted))
 
 
-def encode_produce(
-    batches: Mapping[TopicPartition, Buffer], acks: int, timeout_ms: int
-) -> list[Buffer]:
-    """A Produce request that carries one batch for each partition."""
+def encode_produce(batches: Mapping[TopicPartition, Buffer], timeout_ms: int) -> list[Buffer]:
+    """A Produce request that carries one batch for each partition, for all replicas to have."""
     by_topic: dict[str, list[tuple[int, Buffer]]] = defaultdict(list)
     for (topic, partition), batch in batches.items():
         by_topic[topic].append((partition, batch))
-    parts: list[Buffer] = [_PRODUCE_HEAD.pack(_NO_TRANSACTION, acks, timeout_ms, len(by_topic))]
+    parts: list[Buffer] = [
+        _PRODUCE_HEAD.pack(_NO_TRANSACTION, _ALL_REPLICAS, timeout_ms, len(by_topic))
+    ]
     for topic, partitions in by_topic.items():
         parts += [_string(topic), _I32.pack(len(partitions))]
         for partition, batch in partitions:

@@ -1,0 +1,170 @@
+"""The control API from the other side: plans, pins and sink epochs of a Catchwater log.
+
+Every call may be repeated without harm (a plan changes nothing, a pin and an epoch have names), so
+a call that meets a broker on its way down or up is repeated with backoff until `timeout_s` is over.
+
+Relies on the JSON of the control API. Promises that a refusal keeps the API's code, sentence and
+hint. Does not read data: plans say where it lies.
+"""
+
+import http.client
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from catchwater.clock import SYSTEM, Clock
+from catchwater.config import CatchwaterError
+from catchwater.replay.plan import Missing, PlanRange, Wanted
+
+CONTROL_URL = "catchwater.control.url"
+"""The broker configuration, and the option of ours, that says where the control API is."""
+
+_ATTEMPT_TIMEOUT_S = 30.0
+_FIRST_BACKOFF_S = 0.05
+_LONGEST_BACKOFF_S = 1.0
+_UNAVAILABLE = 503
+_NOT_FOUND = 404
+
+
+class ControlUnreachable(CatchwaterError):
+    """The control API did not answer in time."""
+
+
+class ControlRefused(CatchwaterError):
+    """The control API refused; `code` is its name for the reason, `status` HTTP's."""
+
+    def __init__(self, status: int, answer: Mapping[str, Any]) -> None:
+        super().__init__(
+            str(answer.get("message", f"The control API answered with status {status}.")),
+            hint=answer.get("hint"),
+        )
+        self.status = status
+        self.code = str(answer.get("error", "UNKNOWN"))
+        self.missing = tuple(
+            (int(each["partition"]), int(each["start"]), int(each["end"]))
+            for each in answer.get("missing", ())
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where the wanted offsets of a topic lie, or which of them are gone."""
+
+    ranges: tuple[PlanRange, ...]
+    missing: tuple[Missing, ...] = ()
+
+
+class Control:
+    """The control API at `url`, such as `http://127.0.0.1:9644`."""
+
+    def __init__(self, url: str, *, timeout_s: float = 60.0, clock: Clock = SYSTEM) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise CatchwaterError(f"The control URL {url!r} is not of the form http://host:port.")
+        self.url = url.rstrip("/")
+        self._host, self._port = parts.hostname, parts.port or 80
+        self._timeout_s = timeout_s
+        self._clock = clock
+
+    def plan(self, wanted: Sequence[Wanted]) -> Plan:
+        """Where these offsets of one topic lie; `missing` names what retention has deleted."""
+        topic = wanted[0].topic
+        ranges = [{"partition": w.partition, "start": w.start, "end": w.end} for w in wanted]
+        try:
+            answer = self.request("POST", "/api/v1/plans", {"topic": topic, "ranges": ranges})
+        except ControlRefused as refusal:
+            if not refusal.missing:
+                raise
+            return Plan((), tuple(Missing(topic, *gap) for gap in refusal.missing))
+        return Plan(tuple(PlanRange.from_json(topic, each) for each in answer["ranges"]))
+
+    def pins(self) -> list[dict[str, Any]]:
+        """The pins there are: id, owner, positions, lease, creation time."""
+        pins: list[dict[str, Any]] = self.request("GET", "/api/v1/pins")["pins"]
+        return pins
+
+    def set_pin(self, pin_id: str, pin: Mapping[str, Any]) -> dict[str, Any]:
+        """Create or replace the pin of this id."""
+        return self.request("PUT", _path("pins", pin_id), pin)
+
+    def release_pin(self, pin_id: str) -> None:
+        """Remove the pin; one that is not there is no error."""
+        try:
+            self.request("DELETE", _path("pins", pin_id))
+        except ControlRefused as refusal:
+            if refusal.status != _NOT_FOUND:
+                raise
+
+    def commit_epoch(
+        self,
+        pipeline: str,
+        sink: str,
+        epoch: int,
+        *,
+        topic: str,
+        staged: Iterable[str],
+        checksum: str,
+    ) -> dict[str, Any]:
+        """Commit the staged objects as this epoch; `already` tells a repetition."""
+        content = {"topic": topic, "staged": list(staged), "checksum": checksum}
+        return self.request("PUT", _path("sinks", pipeline, sink, "epochs", str(epoch)), content)
+
+    def last_epoch(self, pipeline: str, sink: str) -> dict[str, Any] | None:
+        """The last epoch that this sink of the pipeline committed, if any."""
+        try:
+            return self.request("GET", _path("sinks", pipeline, sink))
+        except ControlRefused as refusal:
+            if refusal.status == _NOT_FOUND:
+                return None
+            raise
+
+    def objects_url(self) -> str:
+        """Where staged objects are to be put."""
+        return str(self.request("GET", "/api/v1/storage")["objects"])
+
+    def request(self, method: str, path: str, content: object = None) -> dict[str, Any]:
+        """One call, repeated while the API is not there or not ready; its JSON answer.
+
+        Raises `ControlRefused`, `ControlUnreachable`.
+        """
+        deadline_s = self._clock.monotonic_s() + self._timeout_s
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            try:
+                return self._attempt(method, path, content)
+            except (OSError, http.client.HTTPException, ControlRefused) as error:
+                if isinstance(error, ControlRefused) and error.status != _UNAVAILABLE:
+                    raise
+                if self._clock.monotonic_s() + backoff_s > deadline_s:
+                    raise ControlUnreachable(
+                        f"The control API at {self.url} did not answer {method} {path} within "
+                        f"{self._timeout_s:g} s: {error}.",
+                        hint=f"Is the broker running, and is {CONTROL_URL} right?",
+                    ) from error
+            self._clock.pause(backoff_s * self._clock.random.uniform(0.5, 1.0))
+            backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+
+    def _attempt(self, method: str, path: str, content: object) -> dict[str, Any]:
+        connection = http.client.HTTPConnection(
+            self._host, self._port, timeout=min(self._timeout_s, _ATTEMPT_TIMEOUT_S)
+        )
+        try:
+            body = None if content is None else json.dumps(content)
+            connection.request(method, path, body, {"content-type": "application/json"})
+            response = connection.getresponse()
+            text = response.read()
+        finally:
+            connection.close()
+        try:
+            answer = json.loads(text) if text else {}
+        except ValueError:
+            answer = {}
+        if response.status >= 400 or not isinstance(answer, dict):
+            raise ControlRefused(response.status, answer if isinstance(answer, dict) else {})
+        return answer
+
+
+def _path(*names: str) -> str:
+    return "/api/v1/" + "/".join(quote(name, safe="") for name in names)

@@ -1,0 +1,78 @@
+"""Arithmetic on offsets: how much to admit, what is new, what is gone. Pure.
+
+Offsets are those of the next record, so a partition read from a to b brings b - a offsets.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from catchwater.config import CatchwaterError
+from catchwater.replay.options import Offsets
+from catchwater.replay.plan import Missing, Wanted
+from catchwater.wire.exchange import TopicPartition
+
+
+class HistoryLost(CatchwaterError):
+    """Offsets that a query must read are not in the log any more; `missing` names them."""
+
+    exit_code = 5
+
+    def __init__(self, missing: Iterable[Missing], reason: str) -> None:
+        self.missing = tuple(missing)
+        super().__init__(
+            f"{reason}: {'; '.join(map(str, self.missing))}.",
+            hint="Restore the missing range, start from a later offset, or set failOnDataLoss to "
+            "false to go on without it.",
+        )
+
+
+def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+    """The form of Spark's Kafka source: `{"topic": {"0": 23}}`, in order."""
+    content: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in sorted(offsets.items()):
+        content.setdefault(topic, {})[str(partition)] = offset
+    return content
+
+
+def from_json(content: Mapping[str, Any]) -> Offsets:
+    """The reverse of `to_json`."""
+    return {
+        (topic, int(partition)): int(offset)
+        for topic, partitions in content.items()
+        for partition, offset in partitions.items()
+    }
+
+
+def wanted(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]) -> list[Wanted]:
+    """What lies between; a partition that is not in `start` is new and read from offset 0.
+
+    Raises `HistoryLost` where a partition ends before its start: it was made anew.
+    """
+    ranges = [Wanted(*key, start.get(key, 0), end[key]) for key in sorted(end)]
+    backwards = [Missing(r.topic, r.partition, r.end, r.start) for r in ranges if r.end < r.start]
+    if backwards:
+        raise HistoryLost(backwards, "The log ends before the query's position, so it has lost")
+    return [each for each in ranges if each.start < each.end]
+
+
+def admit(
+    start: Mapping[TopicPartition, int],
+    latest: Mapping[TopicPartition, int],
+    most: int | None,
+) -> Offsets:
+    """Where the next micro-batch ends so that it brings about `most` offsets; None: everything.
+
+    Each partition gets its share by how far behind it is, at least one, as in Spark's Kafka
+    source; so all of them arrive at the end together, and none waits for ever.
+    """
+    behind = {key: max(0, end - start.get(key, 0)) for key, end in latest.items()}
+    total = sum(behind.values())
+    if most is None or total <= most:
+        return dict(latest)
+    end = {}
+    for key, lag in behind.items():
+        share = most * lag / total
+        begin = start.get(key, 0)
+        # Never before the start, so that a partition made anew is noticed, not read again.
+        end[key] = min(begin + max(int(share), 1), latest[key]) if lag else latest[key]
+    return end

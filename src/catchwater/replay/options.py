@@ -1,0 +1,231 @@
+"""The options of the data source: those of Spark's own Kafka source, and a few of ours.
+
+An unknown option stops with the nearest known one. Of the `kafka.` options those that change what
+is read are obeyed, those on security are refused, and the others, which tune the Java consumer,
+have no effect here. Pure: it reads a mapping of strings and nothing else.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import Enum
+
+from catchwater.config import CatchwaterError
+from catchwater.replay.control import CONTROL_URL
+from catchwater.wire.client import EARLIEST, LATEST
+from catchwater.wire.exchange import TopicPartition
+
+Offsets = dict[TopicPartition, int]
+"""Per partition the offset that is read next."""
+
+COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
+
+_BOOTSTRAP = "kafka.bootstrap.servers"
+_ISOLATION = "kafka.isolation.level"
+_SECURITY = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
+_KNOWN = (
+    _BOOTSTRAP,
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "startingOffsets",
+    "startingTimestamp",
+    "endingOffsets",
+    "endingTimestamp",
+    "maxOffsetsPerTrigger",
+    "minPartitions",
+    "failOnDataLoss",
+    "includeHeaders",
+    "columns",
+    "catchwater.read",
+    CONTROL_URL,
+)
+
+
+class BadOption(CatchwaterError):
+    """An option that does not exist, or a value that it does not take."""
+
+    exit_code = 2
+
+
+class ReadPath(Enum):
+    """Where the records come from: storage if the log is ours, storage, or the leaders."""
+
+    AUTO = "auto"
+    DIRECT = "direct"
+    KAFKA = "kafka"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in every partition: EARLIEST, LATEST, by timestamp, or given one by one."""
+
+    everywhere: int = LATEST
+    timestamp_ms: int | None = None
+    each: Mapping[TopicPartition, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """What a query reads, how much of it at a time, and from where."""
+
+    bootstrap: str
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    assigned: tuple[TopicPartition, ...] = ()
+    starting: Position | None = None
+    ending: Position = Position(LATEST)
+    max_offsets_per_trigger: int | None = None
+    min_partitions: int | None = None
+    fail_on_data_loss: bool = True
+    columns: tuple[str, ...] = COLUMNS[:-1]
+    read_path: ReadPath = ReadPath.AUTO
+    control_url: str | None = None
+    read_committed: bool = False
+
+    def wants(self, topic: str, partition: int) -> bool:
+        """Whether the query reads this partition."""
+        if self.assigned:
+            return (topic, partition) in self.assigned
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, topic) is not None
+        return topic in self.topics
+
+
+def parse_options(options: Mapping[str, str]) -> SourceOptions:
+    """The options as Spark hands them over, in any case. Raises `BadOption`."""
+    given = {name.lower(): str(value) for name, value in options.items()}
+    _refuse_unknown(given)
+    bootstrap = given.get(_BOOTSTRAP)
+    if not bootstrap:
+        raise BadOption(f"The option {_BOOTSTRAP} is missing: it says where the brokers are.")
+    topics, pattern, assigned = _subscription(given)
+    return SourceOptions(
+        bootstrap,
+        topics,
+        pattern,
+        assigned,
+        starting=_position(given, "starting"),
+        ending=_position(given, "ending") or Position(LATEST),
+        max_offsets_per_trigger=_count(given, "maxOffsetsPerTrigger"),
+        min_partitions=_count(given, "minPartitions"),
+        fail_on_data_loss=_flag(given, "failOnDataLoss", True),
+        columns=_columns(given),
+        read_path=ReadPath(
+            _choice(given, "catchwater.read", [path.value for path in ReadPath], "auto")
+        ),
+        control_url=given.get(CONTROL_URL),
+        read_committed=_choice(
+            given, _ISOLATION, ["read_uncommitted", "read_committed"], "read_uncommitted"
+        )
+        == "read_committed",
+    )
+
+
+def parse_offsets(text: str, option: str) -> Offsets:
+    """Offsets as Spark's Kafka source writes them: `{"topic": {"0": 23, "1": -2}}`."""
+    try:
+        content = json.loads(text)
+        offsets = {
+            (topic, int(partition)): int(offset)
+            for topic, partitions in content.items()
+            for partition, offset in partitions.items()
+        }
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BadOption(
+            f'{option} is {text!r}, which is not of the form {{"topic": {{"0": 23}}}}.'
+        ) from error
+    below = [offset for offset in offsets.values() if offset < EARLIEST]
+    if below:
+        raise BadOption(f"{option} holds the offset {below[0]}; the least is -2 (earliest).")
+    return offsets
+
+
+def _refuse_unknown(given: Mapping[str, str]) -> None:
+    known = {name.lower(): name for name in (*_KNOWN, _ISOLATION)}
+    for name in given:
+        if name.startswith(_SECURITY):
+            if given[name].upper() != "PLAINTEXT":
+                raise BadOption(f"The option {name} asks for what this source cannot do yet.")
+        elif name not in known and not name.startswith("kafka."):
+            nearest = get_close_matches(name, known, 1)
+            hint = f"Did you mean {known[nearest[0]]}?" if nearest else None
+            raise BadOption(f"There is no option {name!r} of the catchwater source.", hint=hint)
+
+
+def _subscription(
+    given: Mapping[str, str],
+) -> tuple[tuple[str, ...], str | None, tuple[TopicPartition, ...]]:
+    """Topics, pattern and partitions: exactly one of them is given."""
+    ways = [name for name in ("subscribe", "subscribepattern", "assign") if given.get(name)]
+    if len(ways) != 1:
+        raise BadOption("Give exactly one of the options subscribe, subscribePattern, assign.")
+    text = given[ways[0]]
+    if ways[0] == "subscribe":
+        return tuple(name.strip() for name in text.split(",") if name.strip()), None, ()
+    if ways[0] == "subscribepattern":
+        try:
+            return (), re.compile(text).pattern, ()
+        except re.error as error:
+            raise BadOption(f"subscribePattern {text!r} is no pattern: {error}.") from error
+    try:
+        content = json.loads(text)
+        return (), None, tuple((t, int(p)) for t, numbers in content.items() for p in numbers)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BadOption(
+            f'assign is {text!r}, which is not of the form {{"topic": [0, 1]}}.'
+        ) from error
+
+
+def _position(given: Mapping[str, str], end: str) -> Position | None:
+    """As in Spark, a timestamp goes before offsets."""
+    timestamp = _count(given, f"{end}Timestamp", least=0)
+    if timestamp is not None:
+        return Position(timestamp_ms=timestamp)
+    option = f"{end}Offsets"
+    text = given.get(option.lower())
+    if text is None:
+        return None
+    match text.strip().lower():
+        case "latest":
+            return Position(LATEST)
+        case "earliest" if end == "starting":
+            return Position(EARLIEST)
+    offsets = parse_offsets(text, option)
+    if end == "ending" and EARLIEST in offsets.values():
+        raise BadOption("endingOffsets cannot be -2 (earliest): a query must end behind its start.")
+    return Position(each=offsets)
+
+
+def _count(given: Mapping[str, str], option: str, *, least: int = 1) -> int | None:
+    text = given.get(option.lower())
+    if text is None:
+        return None
+    if not text.strip().isdigit() or int(text) < least:
+        raise BadOption(f"{option} is {text!r}, but takes a whole number from {least} on.")
+    return int(text)
+
+
+def _flag(given: Mapping[str, str], option: str, default: bool) -> bool:
+    return _choice(given, option, ["true", "false"], str(default).lower()) == "true"
+
+
+def _choice(given: Mapping[str, str], option: str, choices: list[str], default: str) -> str:
+    text = given.get(option.lower(), default).strip().lower()
+    if text not in choices:
+        raise BadOption(f"{option} is {text!r}, but takes one of: {', '.join(choices)}.")
+    return text
+
+
+def _columns(given: Mapping[str, str]) -> tuple[str, ...]:
+    with_headers = _flag(given, "includeHeaders", False)
+    text = given.get("columns")
+    if text is None:
+        return COLUMNS if with_headers else COLUMNS[:-1]
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    unknown = [name for name in names if name not in COLUMNS]
+    if unknown or not names or len(set(names)) < len(names):
+        raise BadOption(f"columns is {text!r}, but takes some of: {', '.join(COLUMNS)}; each once.")
+    return names

@@ -1,0 +1,158 @@
+"""From offsets wanted to tasks of even size. Pure: it opens nothing and asks nobody.
+
+A plan lists ranges of bytes, each beginning with a batch; a slice is the part of one range (or,
+over the Kafka protocol, of a partition) that a query wants; a task is what one Spark task reads.
+Tasks are cut from all slices in order, by bytes where the plan knows them and by offsets where
+nobody does, so that one large partition is read by many tasks and many small ones by few.
+
+Promises that the slices of all tasks together are exactly the wanted offsets that the plan covers,
+each once and in order within a partition, and that offsets it does not cover are named.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, NamedTuple
+
+CHUNK = "chunk"
+SEGMENT = "segment"
+
+TASK_BYTES = 64 * 2**20
+"""A task that reads more is cut, so that one large partition keeps every core busy."""
+
+
+class Wanted(NamedTuple):
+    """The offsets [start, end) of a partition."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+class Missing(NamedTuple):
+    """Offsets [start, end) that were asked for and are not there."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition} offsets {self.start} to {self.end - 1}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRange:
+    """Whole batches of one partition in one object, as the control API describes them.
+
+    In a chunk they are numbered on from `base_offset`; in a segment they carry their offsets.
+    """
+
+    topic: str
+    partition: int
+    kind: str
+    url: str
+    byte_offset: int
+    byte_size: int
+    base_offset: int
+    last_offset: int
+
+    @classmethod
+    def from_json(cls, topic: str, fields: Mapping[str, Any]) -> "PlanRange":
+        return cls(
+            topic,
+            int(fields["partition"]),
+            str(fields["kind"]),
+            str(fields["url"]),
+            int(fields["byte_offset"]),
+            int(fields["byte_size"]),
+            int(fields["base_offset"]),
+            int(fields["last_offset"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The offsets [first, stop) of a partition: in `range`, or from the leader if that is None."""
+
+    topic: str
+    partition: int
+    first: int
+    stop: int
+    range: PlanRange | None = None
+
+    @property
+    def weight(self) -> int:
+        """What reading it costs: bytes if they are known, else offsets."""
+        return self.range.byte_size if self.range else self.stop - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one Spark task reads, in this order."""
+
+    slices: tuple[Slice, ...]
+
+
+def slices_of(wanted: Sequence[Wanted], ranges: Iterable[PlanRange]) -> list[Slice]:
+    """The wanted part of each range, in order of topic, partition and offset."""
+    starts = {(w.topic, w.partition): w for w in wanted}
+    slices = []
+    for each in ranges:
+        want = starts.get((each.topic, each.partition))
+        if want is not None:
+            first, stop = max(want.start, each.base_offset), min(want.end, each.last_offset + 1)
+            if first < stop:
+                slices.append(Slice(each.topic, each.partition, first, stop, each))
+    return sorted(slices, key=lambda s: (s.topic, s.partition, s.first))
+
+
+def uncovered(wanted: Sequence[Wanted], slices: Iterable[Slice]) -> list[Missing]:
+    """The wanted offsets that no slice holds; `slices` are in the order of `slices_of`."""
+    grouped = groupby(slices, key=lambda s: (s.topic, s.partition))
+    by_partition = {key: list(group) for key, group in grouped}
+    missing = []
+    for topic, partition, start, end in wanted:
+        at = start
+        for each in by_partition.get((topic, partition), ()):
+            if each.first > at:
+                missing.append(Missing(topic, partition, at, each.first))
+            at = max(at, each.stop)
+        if at < end:
+            missing.append(Missing(topic, partition, at, end))
+    return missing
+
+
+def cut(slices: Sequence[Slice], count: int | None = None) -> list[Task]:
+    """About `count` tasks of even weight; fewer where there is less than a range for each.
+
+    Without a count: one for each partition with data, more where that would exceed TASK_BYTES.
+    """
+    total = sum(each.weight for each in slices)
+    if count is None:
+        partitions = len({(each.topic, each.partition) for each in slices})
+        known_bytes = sum(each.weight for each in slices if each.range)
+        count = max(partitions, -(-known_bytes // TASK_BYTES))
+    tasks: list[Task] = []
+    current: list[Slice] = []
+    done = 0
+    for piece in _pieces(slices, max(1, -(-total // max(1, count)))):
+        current.append(piece)
+        done += piece.weight
+        # Compared with the whole, so that rounding does not add up to one task more.
+        if done * count >= total * (len(tasks) + 1):
+            tasks.append(Task(tuple(current)))
+            current = []
+    assert not current, "the last task ends where the last slice ends"
+    return tasks
+
+
+def _pieces(slices: Iterable[Slice], share: int) -> Iterable[Slice]:
+    """The slices; those that can be cut anywhere, in pieces of at most a task's share."""
+    for each in slices:
+        if each.range is not None:
+            yield each
+            continue
+        for first in range(each.first, each.stop, share):
+            yield replace(each, first=first, stop=min(first + share, each.stop))

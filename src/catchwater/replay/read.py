@@ -1,0 +1,208 @@
+"""A task's records as Arrow, in the columns of Spark's Kafka source. No Spark.
+
+A slice with a range is read from storage, without any broker; if its object is gone since the plan
+was made (a chunk that was packed meanwhile), a new plan is asked for. A slice without one is
+fetched from its leader, on any Kafka. Both meet in the same decoder.
+
+Promises every wanted offset that holds a record, once, in order; or an error that names topic,
+partition and offset. Holds one range, or one Fetch reply, at a time.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from catchwater.config import CatchwaterError
+from catchwater.objects.base import ObjectMissing
+from catchwater.objects.urls import read_range
+from catchwater.replay.control import Control
+from catchwater.replay.offsets import HistoryLost
+from catchwater.replay.plan import CHUNK, Missing, PlanRange, Slice, Task, Wanted, slices_of
+from catchwater.wire.client import Client, RequestTimedOut
+from catchwater.wire.errors import ErrorCode
+from catchwater.wire.exchange import Fetched
+from catchwater.wire.records import (
+    COLUMNS,
+    HEADERS_TYPE,
+    AbortedTransaction,
+    PlacedBatch,
+    RecordsDamaged,
+    decode,
+    place,
+)
+
+ROWS = 10_000
+"""Rows of an Arrow batch: what Spark takes best; a tenth of it halves the speed."""
+
+_TYPES = {
+    **COLUMNS,
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "headers": HEADERS_TYPE,
+}
+_TIMEOUT_S = 60.0
+_FETCH_WAIT_MS = 500
+_EMPTY_FETCHES = int(_TIMEOUT_S * 1000 / _FETCH_WAIT_MS)
+# What Spark's connector is tuned to; a reply is decoded in groups, so size costs memory only.
+_FETCH_BYTES = 8 * 2**20
+
+
+class RangeDamaged(CatchwaterError):
+    """A range of storage does not hold what the plan says."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    """How tasks read; `control_url` is None where records come from the leaders only."""
+
+    bootstrap: str
+    columns: tuple[str, ...]
+    control_url: str | None = None
+    read_committed: bool = False
+    fail_on_data_loss: bool = True
+
+
+def arrow_schema(columns: Sequence[str]) -> pa.Schema:
+    """The schema of what `read_task` yields for these columns."""
+    return pa.schema([(name, _TYPES[name]) for name in columns])
+
+
+def read_task(task: Task, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
+    """The task's records, in batches of up to ROWS rows.
+
+    Raises `HistoryLost`, `RangeDamaged`, `RecordsDamaged`, and the errors of store and client.
+    """
+    schema = arrow_schema(settings.columns)
+    decoded = [name for name in settings.columns if name in COLUMNS] or ["offset"]
+    for each in task.slices:
+        source = _from_leader if each.range is None else _from_storage
+        for rows in source(each, decoded, settings):
+            complete = _complete(rows, each, schema)
+            for at in range(0, complete.num_rows, ROWS):
+                yield complete.slice(at, ROWS)
+
+
+def _complete(rows: pa.RecordBatch, origin: Slice, schema: pa.Schema) -> pa.RecordBatch:
+    """The decoded columns with those that are the same in every row, as Spark names and types."""
+    arrays = []
+    for field in schema:
+        if field.name == "topic":
+            arrays.append(pa.repeat(pa.scalar(origin.topic), rows.num_rows))
+        elif field.name == "partition":
+            arrays.append(pa.repeat(pa.scalar(origin.partition, pa.int32()), rows.num_rows))
+        elif field.name == "timestamp":
+            arrays.append(_microseconds(rows.column("timestamp"), origin))
+        else:
+            arrays.append(rows.column(field.name))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _microseconds(times: pa.Array, origin: Slice) -> pa.Array:
+    try:
+        return times.cast(_TYPES["timestamp"])
+    except pa.ArrowInvalid as error:
+        raise CatchwaterError(
+            f"A record of {origin.topic}-{origin.partition} from offset {origin.first} on has a "
+            f"timestamp that Spark cannot hold: {error}.",
+            hint="Leave the column timestamp out to read the rest.",
+        ) from error
+
+
+def _from_storage(
+    each: Slice, columns: Sequence[str], settings: ReadSettings
+) -> Iterator[pa.RecordBatch]:
+    assert each.range is not None
+    try:
+        data = read_range(each.range.url, each.range.byte_offset, each.range.byte_size)
+    except ObjectMissing:
+        # Packed or deleted since the plan: ask once more, and believe the new plan.
+        for newer in _planned_again(each, settings):
+            assert newer.range is not None
+            data = read_range(newer.range.url, newer.range.byte_offset, newer.range.byte_size)
+            yield from _decode_range(data, newer, newer.range, columns)
+        return
+    yield from _decode_range(data, each, each.range, columns)
+
+
+def _decode_range(
+    data: memoryview, each: Slice, where: PlanRange, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    place_name = f"{where.url} bytes {where.byte_offset} to {where.byte_offset + where.byte_size}"
+    try:
+        batches = place(data, base_offset=where.base_offset if where.kind == CHUNK else None)
+        if not batches or (batches[0].base_offset, batches[-1].next_offset) != (
+            where.base_offset,
+            where.last_offset + 1,
+        ):
+            raise RangeDamaged(
+                f"{place_name} should hold {each.topic}-{each.partition} offsets "
+                f"{where.base_offset} to {where.last_offset}, and does not.",
+                hint="Check the log's storage before reading on; nothing was skipped.",
+            )
+        yield from decode(data, batches, first=each.first, stop=each.stop, columns=columns)
+    except RecordsDamaged as error:
+        raise RangeDamaged(f"{each.topic}-{each.partition} in {place_name}: {error}") from error
+
+
+def _planned_again(each: Slice, settings: ReadSettings) -> list[Slice]:
+    if settings.control_url is None:
+        return [each]
+    wanted = Wanted(each.topic, each.partition, each.first, each.stop)
+    plan = Control(settings.control_url).plan([wanted])
+    if plan.missing:
+        raise HistoryLost(plan.missing, "Deleted while the query was reading it")
+    return slices_of([wanted], plan.ranges)
+
+
+def _from_leader(
+    each: Slice, columns: Sequence[str], settings: ReadSettings
+) -> Iterator[pa.RecordBatch]:
+    offset = each.first
+    with Client(settings.bootstrap, timeout_s=_TIMEOUT_S) as client:
+        while offset < each.stop:
+            fetched, batches = _fetch(client, each, offset, settings)
+            if fetched.error is ErrorCode.OFFSET_OUT_OF_RANGE:
+                offset = _after_loss(each, offset, fetched.log_start, settings)
+                continue
+            yield from decode(
+                fetched.records,
+                batches,
+                first=offset,
+                stop=each.stop,
+                columns=columns,
+                aborted=[AbortedTransaction(*pair) for pair in fetched.aborted],
+            )
+            offset = batches[-1].next_offset
+
+
+def _fetch(
+    client: Client, each: Slice, offset: int, settings: ReadSettings
+) -> tuple[Fetched, list[PlacedBatch]]:
+    """What the leader has from `offset` on: at least one batch, or an error and none."""
+    key = (each.topic, each.partition)
+    for _ in range(_EMPTY_FETCHES):
+        fetched = client.fetch(
+            {key: offset},
+            max_partition_bytes=_FETCH_BYTES,
+            max_wait_ms=_FETCH_WAIT_MS,
+            read_committed=settings.read_committed,
+        ).get(key)
+        batches = place(fetched.records, partial_tail=True) if fetched else []
+        if fetched and (fetched.error or batches):
+            return fetched, batches
+    raise RequestTimedOut(
+        f"{each.topic}-{each.partition} should hold offsets up to {each.stop - 1}, but its leader "
+        f"has sent nothing from offset {offset} on for {_TIMEOUT_S:g} s.",
+        hint="Is a transaction open, or a replica behind?",
+    )
+
+
+def _after_loss(each: Slice, offset: int, log_start: int, settings: ReadSettings) -> int:
+    """Where to go on when the leader does not have `offset` (any more)."""
+    end = min(each.stop, log_start) if log_start > offset else each.stop
+    missing = Missing(each.topic, each.partition, offset, end)
+    if settings.fail_on_data_loss:
+        raise HistoryLost([missing], "Deleted while the query was reading it")
+    return end

@@ -1,0 +1,216 @@
+"""What a query reads: its partitions, their offsets, and the tasks that bring them. No Spark.
+
+Names, offsets and timestamps come over the Kafka protocol from any Kafka. Where the bytes lie comes
+from the control API if the log is ours and storage is to be read; else every slice is left to be
+fetched from its leader.
+
+Relies on `options` for what is wanted. Promises that a partition or a range that is gone is an
+error that names it, unless the options allow to go on; then it is a warning in the log. Opens no
+connection before it is asked something, so that it can be sent to another process. Not thread-safe.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from catchwater.clock import SYSTEM, Clock
+from catchwater.config import CatchwaterError
+from catchwater.replay import plan
+from catchwater.replay.control import CONTROL_URL, Control
+from catchwater.replay.offsets import HistoryLost, wanted
+from catchwater.replay.options import BadOption, Offsets, Position, ReadPath, SourceOptions
+from catchwater.replay.plan import Missing, Slice, Task, Wanted
+from catchwater.wire.client import EARLIEST, LATEST, Client
+from catchwater.wire.exchange import TopicPartition
+
+_LOG = logging.getLogger(__name__)
+
+TIMEOUT_S = 60.0
+"""Longer than a broker takes to come back from kill -9, shorter than anyone's patience."""
+
+
+class Subscription:
+    """The partitions that the options name, as they are in the log now."""
+
+    def __init__(self, options: SourceOptions, clock: Clock = SYSTEM) -> None:
+        self.options = options
+        self._clock = clock
+        self._client: Client | None = None
+        self._control_url: str | None = None
+        self._control_asked = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_client": None}
+
+    def close(self) -> None:
+        """Close the connections; the next question opens them anew."""
+        if self._client is not None:
+            self._client.close()
+
+    def partitions(self) -> list[TopicPartition]:
+        """The partitions that exist and are wanted. Raises `TopicUnknown` if a named one is not."""
+        options = self.options
+        names = options.topics or tuple({topic for topic, _ in options.assigned})
+        cluster = self._connected().metadata(None if options.pattern else names)
+        found = sorted(key for key in cluster.leaders if options.wants(*key))
+        absent = {*options.topics} - {topic for topic, _ in found} or {*options.assigned} - {*found}
+        if absent:
+            raise TopicUnknown(
+                f"There is no topic or partition {', '.join(sorted(map(str, absent)))} at "
+                f"{options.bootstrap}.",
+                hint="Is the name right? Topics are not created by reading them.",
+            )
+        return found
+
+    def starting(self, default: int) -> Offsets:
+        """Where a new query begins; `default` is EARLIEST or LATEST."""
+        return self._resolve(self.options.starting or Position(default), "starting")
+
+    def ending(self) -> Offsets:
+        """Where a batch query ends."""
+        return self._resolve(self.options.ending, "ending")
+
+    def latest(self) -> Offsets:
+        """The ends of all partitions now, new ones among them."""
+        return self._list(dict.fromkeys(self.partitions(), LATEST))
+
+    def check_present(self, start: Iterable[TopicPartition], now: Mapping[Any, int]) -> None:
+        """Raise `PartitionsGone`, or warn, if a partition that was being read is not there."""
+        gone = sorted(f"{topic}-{number}" for topic, number in set(start) - set(now))
+        if gone:
+            text = f"The query was reading {', '.join(gone)}, which is not in the log any more."
+            if self.options.fail_on_data_loss:
+                raise PartitionsGone(text, hint="Set failOnDataLoss to false to go on without it.")
+            _LOG.warning(text)
+
+    def control_url(self) -> str | None:
+        """Where to ask for plans; None if records are to be fetched from the leaders."""
+        if self.options.read_path is ReadPath.KAFKA or self.options.read_committed:
+            return None
+        if not self._control_asked:
+            given = self.options.control_url
+            self._control_url = given or self._connected().broker_config().get(CONTROL_URL)
+            self._control_asked = True
+        if self._control_url is None and self.options.read_path is ReadPath.DIRECT:
+            raise BadOption(
+                f"catchwater.read is direct, but the broker at {self.options.bootstrap} names no "
+                f"{CONTROL_URL}.",
+                hint="Only a Catchwater log can be read from storage; others need auto or kafka.",
+            )
+        return self._control_url
+
+    def tasks(
+        self,
+        start: Mapping[TopicPartition, int],
+        end: Mapping[TopicPartition, int],
+        count: int | None = None,
+    ) -> list[Task]:
+        """The offsets between, cut into about `count` tasks; raises `HistoryLost`.
+
+        Without a count: as many as `minPartitions` says, or one a partition, or more if large.
+        """
+        slices = self._slices(wanted(start, end))
+        if count is None:
+            tasks = plan.cut(slices)
+            least = self.options.min_partitions or 0
+            return tasks if len(tasks) >= least else plan.cut(slices, least)
+        return plan.cut(slices, count)
+
+    def _slices(self, left: Sequence[Wanted]) -> list[Slice]:
+        while True:
+            slices, missing = self._plan(left)
+            if not missing:
+                return slices
+            lost = HistoryLost(missing, "The log does not hold any more")
+            if self.options.fail_on_data_loss:
+                raise lost
+            _LOG.warning("failOnDataLoss is false, so the query goes on without. %s", lost)
+            left = _without(left, missing)
+
+    def _plan(self, left: Sequence[Wanted]) -> tuple[list[Slice], list[Missing]]:
+        """The slices that bring these offsets, and what is missing for good."""
+        control_url = self.control_url() if left else None
+        if control_url is None:
+            firsts = self._list({(w.topic, w.partition): EARLIEST for w in left})
+            missing = [
+                Missing(*w[:3], min(w.end, firsts[w.topic, w.partition]))
+                for w in left
+                if w.start < firsts[w.topic, w.partition]
+            ]
+            return [Slice(*each) for each in left], missing
+        control = Control(control_url, timeout_s=TIMEOUT_S, clock=self._clock)
+        slices: list[Slice] = []
+        missing = []
+        for _, group in groupby(left, key=lambda each: each.topic):
+            of_topic = list(group)
+            answer = control.plan(of_topic)
+            found = plan.slices_of(of_topic, answer.ranges)
+            missing += answer.missing or plan.uncovered(of_topic, found)
+            slices += found
+        return slices, missing
+
+    def _resolve(self, position: Position, which: str) -> Offsets:
+        partitions = self.partitions()
+        if position.each is not None:
+            if set(position.each) != set(partitions):
+                differing = sorted(set(position.each) ^ set(partitions))
+                raise BadOption(
+                    f"{which}Offsets must name exactly the partitions that are read; it differs in "
+                    f"{', '.join(f'{topic}-{number}' for topic, number in differing)}.",
+                    hint="Use -2 for earliest and -1 for latest.",
+                )
+            symbolic = {key: offset for key, offset in position.each.items() if offset < 0}
+            return {**position.each, **self._list(symbolic)}
+        if position.timestamp_ms is None:
+            return self._list(dict.fromkeys(partitions, position.everywhere))
+        return self._by_timestamp(partitions, position.timestamp_ms, which)
+
+    def _by_timestamp(
+        self, partitions: Sequence[TopicPartition], timestamp_ms: int, which: str
+    ) -> Offsets:
+        found = self._list(dict.fromkeys(partitions, timestamp_ms))
+        later = {key: LATEST for key, offset in found.items() if offset < 0}
+        if later and which == "starting":
+            raise BadOption(
+                f"No record of {', '.join(f'{topic}-{number}' for topic, number in later)} is as "
+                f"new as startingTimestamp {timestamp_ms}.",
+                hint="Choose an earlier time, or use startingOffsets.",
+            )
+        return {**found, **self._list(later)}
+
+    def _list(self, positions: Mapping[TopicPartition, int]) -> Offsets:
+        if not positions:
+            return {}
+        committed = self.options.read_committed
+        return self._connected().list_offsets(positions, read_committed=committed)
+
+    def _connected(self) -> Client:
+        if self._client is None:
+            self._client = Client(self.options.bootstrap, timeout_s=TIMEOUT_S, clock=self._clock)
+        return self._client
+
+
+class TopicUnknown(CatchwaterError):
+    """A topic or partition that the query names does not exist."""
+
+
+class PartitionsGone(CatchwaterError):
+    """A partition that the query was reading has been deleted."""
+
+    exit_code = 5
+
+
+def _without(left: Iterable[Wanted], missing: Iterable[Missing]) -> list[Wanted]:
+    """What is wanted before, between and after the gaps."""
+    gaps: dict[TopicPartition, list[Missing]] = {}
+    for gap in sorted(missing):
+        gaps.setdefault((gap.topic, gap.partition), []).append(gap)
+    rest = []
+    for topic, partition, start, end in left:
+        at = start
+        for gap in gaps.get((topic, partition), ()):
+            rest.append(Wanted(topic, partition, at, gap.start))
+            at = gap.end
+        rest.append(Wanted(topic, partition, at, end))
+    return [each for each in rest if each.start < each.end]
