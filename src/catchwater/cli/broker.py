@@ -31,7 +31,10 @@ def run(
         Path | None, typer.Option(help="Where to write the addresses once both ports are open.")
     ] = None,
 ) -> None:
-    """Run a broker until SIGTERM or Ctrl-C; options win over the environment, that over the file."""
+    """Run a broker until SIGTERM or Ctrl-C.
+
+    An option wins over the environment (CATCHWATER_BROKER__…), and that over the file.
+    """
     from catchwater.broker.main import run as run_broker
     from catchwater.config import load_broker_config
 

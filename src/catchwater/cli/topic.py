@@ -1,6 +1,6 @@
 """`catchwater topic …`: the topics of any Kafka broker, over the Kafka protocol."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,9 @@ from catchwater.cli.console import (
     talk,
 )
 from catchwater.config import CatchwaterError
-from catchwater.wire.client import EARLIEST, LATEST, Client
+
+if TYPE_CHECKING:
+    from catchwater.wire.client import Client
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
@@ -34,7 +36,7 @@ def topic() -> None:
 @app.command("list")
 def list_topics(bootstrap: Bootstrap = HERE, as_json: AsJson = False) -> None:
     """Every topic with its number of partitions."""
-    with Client(bootstrap) as client:
+    with _client(bootstrap) as client:
         cluster = client.metadata()
     counts = {name: len(cluster.partitions(name)) for name in cluster.topics()}
     if as_json:
@@ -56,7 +58,7 @@ def create(
 ) -> None:
     """Create a topic; one that exists already is left as it is."""
     settings = dict(_setting(text) for text in config or ())
-    with Client(bootstrap) as client:
+    with _client(bootstrap) as client:
         if client.metadata([name]).partitions(name):
             talk(f"{name} exists already; nothing was changed")
         elif dry_run:
@@ -71,7 +73,7 @@ def delete(
     name: Name, bootstrap: Bootstrap = HERE, dry_run: DryRun = False, yes: Yes = False
 ) -> None:
     """Delete a topic and all its records."""
-    with Client(bootstrap) as client:
+    with _client(bootstrap) as client:
         _existing(client, name)
         if dry_run:
             talk(f"would delete {name} and all its records")
@@ -85,7 +87,9 @@ def delete(
 @app.command()
 def describe(name: Name, bootstrap: Bootstrap = HERE, as_json: AsJson = False) -> None:
     """Each partition's leader, first offset and end."""
-    with Client(bootstrap) as client:
+    from catchwater.wire.client import EARLIEST, LATEST
+
+    with _client(bootstrap) as client:
         leaders = _existing(client, name)
         keys = [(name, partition) for partition in leaders]
         first = client.list_offsets(dict.fromkeys(keys, EARLIEST))
@@ -98,7 +102,13 @@ def describe(name: Name, bootstrap: Bootstrap = HERE, as_json: AsJson = False) -
         print_table(columns, rows)
 
 
-def _existing(client: Client, name: str) -> dict[int, int]:
+def _client(bootstrap: str) -> "Client":
+    from catchwater.wire.client import Client
+
+    return Client(bootstrap, client_id="catchwater-topic", timeout_s=10.0)
+
+
+def _existing(client: "Client", name: str) -> dict[int, int]:
     """Partition to leader. Raises `UnknownTopic`."""
     cluster = client.metadata([name])
     partitions = cluster.partitions(name)

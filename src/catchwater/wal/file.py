@@ -203,12 +203,7 @@ class FileWal:
 
     def describe(self) -> WalDescription:
         """What this WAL is and who can read it."""
-        return WalDescription(
-            kind="file",
-            latency_class="one fdatasync of a local file system",
-            failure_domain=f"the file system that holds {self._root / 'wal'}",
-            readers="this broker only",
-        )
+        return description(self._root)
 
     def close(self) -> None:
         """Let go of the file being written."""
@@ -277,6 +272,16 @@ class FileWal:
         os.fsync(self._fd)
         self._at, self._salt = newest.end, newest.salt
         return max(0, dropped)
+
+
+def description(root: Path) -> WalDescription:
+    """What the WAL in `<root>/wal` is, whether or not it is open."""
+    return WalDescription(
+        kind="file",
+        latency_class="one fdatasync of a local file system",
+        failure_domain=f"the file system that holds {root / 'wal'}",
+        readers="this broker only",
+    )
 
 
 def _name(first_sequence: int) -> str:

@@ -29,7 +29,9 @@ def test_a_repeated_payment_alerts_once_and_is_counted() -> None:
 
 def test_a_payment_behind_the_watermark_counts_as_late_and_for_nothing_else() -> None:
     late = Txn("c1", "0", 1_000, 0.5)
-    expected = reference.card_risk([Txn("c2", "1", 32_000, 5.0), late, Txn("c1", "2", 32_000, 900.0)])
+    expected = reference.card_risk(
+        [Txn("c2", "1", 32_000, 5.0), late, Txn("c1", "2", 32_000, 900.0)]
+    )
     assert (expected.late, expected.rows.total()) == (1, 0)
 
 
@@ -52,9 +54,7 @@ def test_a_cancellation_takes_units_from_the_newest_purchases_first(tmp_path: Pa
 
 
 def test_returning_more_than_was_bought_is_the_alert(tmp_path: Path) -> None:
-    (row,) = cancellations(
-        tmp_path, "1,A,,1,2010-12-01,1.00,7,UK", "C2,A,,-3,2011-02-01,1.00,7,UK"
-    )
+    (row,) = cancellations(tmp_path, "1,A,,1,2010-12-01,1.00,7,UK", "C2,A,,-3,2011-02-01,1.00,7,UK")
     assert (row["rule"], row["never_bought"]) == ("returned-more-than-bought", 2)
     assert row["spend_30d_thousandths"] == -3_000
 

@@ -1,0 +1,127 @@
+"""`catchwater demo`: the main job with its accidents, and a verdict one can read at a glance."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from catchwater.cli.console import AsJson, console, print_json, talk
+from catchwater.config import CatchwaterError
+
+if TYPE_CHECKING:
+    from catchwater.demo.run import Tell
+    from catchwater.demo.scenarios import Scenario
+    from catchwater.demo.verdict import Verdict
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command()
+def demo(
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.csv[.gz]", help="Online-retail rows instead of payments."),
+    ] = None,
+    events: Annotated[int, typer.Option(min=1, help="How many payments to generate.")] = 400_000,
+    seed: Annotated[int, typer.Option(help="The generator's seed.")] = 1,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Where to work, and leave everything; empty.")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary directory.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """See a pipeline lose its process and its broker, and come back with nothing missing."""
+    from catchwater.demo.run import run
+    from catchwater.demo.scenarios import card_payments, online_retail
+    from catchwater.pipeline import session
+
+    session.check_packages()
+    session.find_java()
+    scenario = online_retail(data) if data else card_payments(events, seed)
+    folder = _fresh_folder(directory)
+    try:
+        with _progress() as tell:
+            verdict = run(scenario, folder, tell)
+    except (CatchwaterError, KeyboardInterrupt):
+        talk(f"the logs of broker and pipeline are in {folder}")
+        raise
+    if as_json:
+        print_json(verdict.summary())
+    else:
+        _print_verdict(scenario, verdict)
+    if verdict.correct and directory is None and not keep:
+        shutil.rmtree(folder)
+    else:
+        talk(f"everything is in {folder}")
+    raise typer.Exit(0 if verdict.correct else 1)
+
+
+def _fresh_folder(chosen: Path | None) -> Path:
+    if chosen is None:
+        return Path(tempfile.mkdtemp(prefix="catchwater-demo-"))
+    if chosen.exists() and any(chosen.iterdir()):
+        raise typer.BadParameter(f"{chosen} is not empty", param_hint="--dir")
+    chosen.mkdir(parents=True, exist_ok=True)
+    return chosen.absolute()
+
+
+@contextmanager
+def _progress() -> "Iterator[Tell]":
+    """A bar on a terminal; elsewhere a line on stderr for each act."""
+    terminal = console(stderr=True)
+    if not terminal.is_terminal:
+        yield lambda what, share: talk(what)
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description:<42}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=terminal, transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda what, share: bar.update(task, description=what, completed=share)
+
+
+def _print_verdict(scenario: "Scenario", verdict: "Verdict") -> None:
+    from rich import box
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    good = verdict.correct
+    color = "green" if good else "red"
+    table = Table.grid(padding=(0, 3))
+    for label, told in _findings(verdict):
+        table.add_row(Text(label, style="bold"), told)
+    spec = scenario.spec
+    headline = "CORRECT ✔" if good else "WRONG ✘"
+    console().print(
+        Panel(
+            table,
+            title=Text(f" {spec.name} v{spec.version} · {headline} ", style=f"bold {color}"),
+            border_style=color,
+            box=box.ROUNDED,
+            padding=(1, 2),
+            expand=False,
+        )
+    )
+
+
+def _findings(verdict: "Verdict") -> Iterator[tuple[str, str]]:
+    yield "events", f"{_spaced(verdict.events)} through a broker and a pipeline"
+    yield "killed", f"{verdict.kills} processes with SIGKILL: the pipeline in mid-batch, the broker"
+    yield "alerts", f"{_spaced(verdict.alerts)} of {_spaced(verdict.rows)} rows in the sink"
+    yield "missing", _spaced(verdict.missing)
+    yield "duplicate", _spaced(verdict.duplicate)
+    repeats = f"{_spaced(verdict.duplicates_dropped)} of {_spaced(verdict.duplicates_expected)}"
+    yield "repeats dropped", repeats
+    yield "late dropped", f"{_spaced(verdict.late_dropped)} of {_spaced(verdict.late_expected)}"
+    estimate = "unknown" if verdict.estimate_s is None else f"{verdict.estimate_s:.1f} s"
+    yield "restore", f"{verdict.restore_s:.1f} s measured, {estimate} estimated by the contract"
+    yield "in all", f"{verdict.seconds:.0f} s"
+
+
+def _spaced(number: int) -> str:
+    return f"{number:_}".replace("_", " ")

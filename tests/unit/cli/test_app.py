@@ -1,0 +1,102 @@
+"""The root command: quick, quiet, one line for an error."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from catchwater.cli import app, doctor
+from catchwater.config import CatchwaterError
+
+
+class Broken(CatchwaterError):
+    exit_code = 5
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make `catchwater doctor` raise an error."""
+
+    def raising(error: Exception) -> None:
+        def look() -> doctor.Finding:
+            raise error
+
+        monkeypatch.setattr(doctor, "CHECKS", {"broken": look})
+
+    return raising
+
+
+def test_help_names_every_noun(catchwater: Any) -> None:
+    answer = catchwater("--help")
+    assert answer.code == 0
+    for noun in app.NOUNS:
+        assert f"\n  {noun} " in answer.out
+
+
+@pytest.mark.parametrize("noun", app.NOUNS)
+def test_every_noun_explains_itself(catchwater: Any, noun: str) -> None:
+    answer = catchwater(noun, "--help")
+    assert answer.code == 0
+    assert "Usage: catchwater " + noun in answer.out
+
+
+def test_help_imports_nothing_heavy() -> None:
+    look = (
+        "import sys; sys.argv = ['catchwater', '--help']\n"
+        "from catchwater.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'pyspark', 'pyarrow', 'numba', 'numpy', 'kio', 'rich', 'starlette', 'sqlite3'}\n"
+        "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()\n"
+    )
+    subprocess.run([sys.executable, "-c", look], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["doctor", "--nonsense"], ["topic", "shout"]])
+def test_a_mistyped_command_is_a_usage_error(catchwater: Any, arguments: list[str]) -> None:
+    answer = catchwater(*arguments)
+    assert (answer.code, answer.out) == (2, "")
+    assert "Usage:" in answer.err
+
+
+def test_an_operating_error_is_one_line_a_hint_and_its_exit_code(
+    catchwater: Any, broken: Any
+) -> None:
+    broken(Broken("the log\nbegins at 7", hint="restore another"))
+    answer = catchwater("doctor")
+    assert answer == (5, "", "error: the log begins at 7\nhint: restore another\n")
+
+
+def test_a_bug_is_one_line_too(catchwater: Any, broken: Any) -> None:
+    broken(KeyError("x"))
+    answer = catchwater("doctor")
+    assert answer.code == 1
+    assert answer.err.startswith("error: KeyError: 'x'\nhint: ")
+    assert "Traceback" not in answer.err
+
+
+def test_the_traceback_is_shown_on_request(
+    catchwater: Any, broken: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CATCHWATER_DEBUG", "1")
+    broken(KeyError("x"))
+    assert "Traceback" in catchwater("doctor").err
+
+
+def test_ctrl_c_ends_without_a_traceback(catchwater: Any, broken: Any) -> None:
+    broken(KeyboardInterrupt())
+    answer = catchwater("doctor")
+    assert answer.code == 130
+    assert "Traceback" not in answer.err
+
+
+def test_a_reader_that_went_away_is_no_error_to_talk_about() -> None:
+    command = f"{sys.executable} -c 'from catchwater.cli import main; main()' --help | true"
+    ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert "Traceback" not in ended.stderr
+    assert "Exception" not in ended.stderr
+
+
+def test_the_version_is_told(catchwater: Any) -> None:
+    assert catchwater("--version").out.startswith("catchwater ")
