@@ -70,7 +70,7 @@ class SqliteCatalog:
         with self._reading() as db:
             cluster_id, applied = db.execute(sql("log_select")).fetchone()
             producers = [
-                ProducerRow(*standing, _batches(batches), last_ms)
+                ProducerRow._make((*standing, _batches(batches), last_ms))
                 for *standing, batches, last_ms in db.execute(sql("producer_select"))
             ]
             partitions = [PartitionRow._make(row) for row in db.execute(sql("partition_select"))]

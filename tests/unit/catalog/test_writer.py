@@ -1,0 +1,145 @@
+"""The writer thread under full, locked and failing databases; its group commit and its trail."""
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from concurrent.futures import wait
+from pathlib import Path
+
+import pytest
+
+from catchwater.catalog.base import (
+    CatalogDead,
+    CatalogFull,
+    Changes,
+    ObjectRow,
+    PartitionRow,
+    RunRow,
+)
+from catchwater.catalog.statements import migrations, sql
+from catchwater.catalog.writer import Writer
+
+T1 = b"1" * 16
+KEY = (T1, 0)
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    db = connected(tmp_path, timeout=0.01)
+    db.executescript(migrations()[0])
+    db.execute(sql("log_insert"), ("c-1",))
+    yield db
+    db.close()
+
+
+def connected(folder: Path, timeout: float = 5) -> sqlite3.Connection:
+    return sqlite3.connect(
+        folder / "catalog.db", isolation_level=None, check_same_thread=False, timeout=timeout
+    )
+
+
+def chunk(n: int) -> Changes:
+    return Changes(
+        runs=[RunRow(T1, 0, n, n, "wal/a", n, 1, -1, 1)],
+        partitions=[PartitionRow(T1, 0, 0, n + 1, n + 1, -1)],
+        objects=[ObjectRow("wal/a", "chunk", "live", n + 1, 0)],
+    )
+
+
+def applied(db: sqlite3.Connection) -> int:
+    (sequence,) = db.execute("SELECT applied_sequence FROM log").fetchone()
+    return int(sequence)
+
+
+def test_chunks_reach_the_file_without_anybody_waiting(
+    db: sqlite3.Connection, tmp_path: Path
+) -> None:
+    writer = Writer(db, "catalog.db", lag_s=0.01)
+    writer.apply(1, chunk(0))
+    other = connected(tmp_path)
+    for _ in range(1000):
+        if applied(other) == 1:
+            break
+        threading.Event().wait(0.01)
+    assert applied(other) == 1
+    other.close()
+    writer.close()
+
+
+def test_many_waiting_barriers_share_few_transactions(db: sqlite3.Connection) -> None:
+    commits: list[str] = []
+    db.set_trace_callback(lambda text: commits.append(text) if text == "COMMIT" else None)
+    writer = Writer(db, "catalog.db", lag_s=3600)
+    entered, gate = threading.Event(), threading.Event()
+
+    def first(_: sqlite3.Connection) -> None:
+        entered.set()
+        gate.wait(10)
+
+    futures = [writer.commit(first)]
+    entered.wait(10)
+    futures += [writer.commit(lambda _, n=n: n) for n in range(2000)]
+    gate.set()
+    assert [future.result(10) for future in futures[1:]] == list(range(2000))
+    assert len(commits) == 2
+    writer.close()
+
+
+def test_a_full_disk_refuses_barriers_and_keeps_the_trail(db: sqlite3.Connection) -> None:
+    writer = Writer(db, "catalog.db", lag_s=3600)
+    [(pages,)] = db.execute("PRAGMA page_count").fetchall()
+    db.execute(f"PRAGMA max_page_count = {pages}")
+    writer.apply(1, chunk(0))
+
+    def large(db: sqlite3.Connection) -> None:
+        db.execute(sql("pin_upsert"), ("p", "o" * 100_000, "[]", None, 0))
+
+    with pytest.raises(CatalogFull, match="no space"):
+        writer.commit(large).result(10)
+    writer.apply(2, chunk(1))
+    assert [run.base_offset for run in writer.unwritten_runs(KEY)] == [0, 1]
+    db.execute("PRAGMA max_page_count = 1000000")
+    writer.commit(large).result(10)
+    assert applied(db) == 2
+    assert writer.unwritten_runs(KEY) == []
+    writer.close()
+
+
+def test_a_locked_database_is_waited_for(db: sqlite3.Connection, tmp_path: Path) -> None:
+    writer = Writer(db, "catalog.db", lag_s=3600)
+    other = connected(tmp_path)
+    other.execute("BEGIN EXCLUSIVE")
+    writer.apply(1, chunk(0))
+    future = writer.commit(lambda _: "done")
+    done, _ = wait([future], timeout=0.2)
+    assert not done
+    writer.apply(2, chunk(1))
+    other.execute("ROLLBACK")
+    other.close()
+    assert future.result(10) == "done"
+    writer.close()
+    assert applied(db) == 2
+
+
+def test_after_an_unknown_failure_nothing_is_taken_any_more(db: sqlite3.Connection) -> None:
+    writer = Writer(db, "catalog.db", lag_s=3600)
+
+    def broken(db: sqlite3.Connection) -> None:
+        db.execute("INSERT INTO nowhere VALUES (1)")
+
+    with pytest.raises(CatalogDead, match="could not be written"):
+        writer.commit(broken).result(10)
+    with pytest.raises(CatalogDead):
+        writer.commit(lambda _: None).result(10)
+    with pytest.raises(CatalogDead):
+        writer.apply(1, chunk(0))
+    with pytest.raises(CatalogDead):
+        writer.close()
+    assert applied(db) == 0
+
+
+def test_closing_writes_the_trail(db: sqlite3.Connection) -> None:
+    writer = Writer(db, "catalog.db", lag_s=3600)
+    writer.apply(1, chunk(0))
+    writer.close()
+    assert applied(db) == 1
