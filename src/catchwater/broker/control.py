@@ -105,8 +105,8 @@ def create_app(broker: Broker) -> Starlette:
             Route("/api/v1/topics/{topic}", api.topic),
             Route("/api/v1/plans", api.plan, methods=["POST"]),
             Route("/api/v1/pins", api.pins),
-            Route("/api/v1/pins/{id}", api.set_pin, methods=["PUT"]),
-            Route("/api/v1/pins/{id}", api.release_pin, methods=["DELETE"]),
+            Route("/api/v1/pins/{id:path}", api.set_pin, methods=["PUT"]),
+            Route("/api/v1/pins/{id:path}", api.release_pin, methods=["DELETE"]),
             Route("/api/v1/sinks/{pipeline}/{sink}", api.last_epoch),
             Route(
                 "/api/v1/sinks/{pipeline}/{sink}/epochs/{epoch:int}",
