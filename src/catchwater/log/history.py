@@ -95,7 +95,7 @@ class History:
         return None
 
     def plan(self, key: PartitionKey, start: int, end: int) -> list[PlanRange]:
-        """Where the offsets [start, end) lie: ranges of about 8 MiB that begin with a batch.
+        """Where the offsets [start, end) lie: ranges of about 8 MiB, made of whole pieces.
 
         Ends early where the catalog holds no consecutive run.
         """

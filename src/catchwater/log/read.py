@@ -110,8 +110,9 @@ class Reader:
         )
 
     async def plan(self, key: PartitionKey, start: int, end: int) -> list[PlanRange]:
-        """Where the bytes of the offsets [start, end) lie, in offset order, from batch to batch.
+        """Where the bytes of the offsets [start, end) lie, in offset order.
 
+        Whole batches, and up to a piece (1 MiB) of them before `start` and behind `end`.
         Ends early where the catalog holds no consecutive run. Raises `DamagedObject`,
         `SegmentTooNew` or `StoreError`.
         """

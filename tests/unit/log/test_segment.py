@@ -1,0 +1,155 @@
+"""Segments: what was written is read back, and damage anywhere is noticed and named."""
+
+import struct
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from catchwater.log.batches import DamagedObject, StoredBatch, walk
+from catchwater.log.segment import (
+    HEADER_BYTES,
+    INDEX_STRIDE_BYTES,
+    Footer,
+    SegmentTooNew,
+    decode_ending,
+    encode,
+    read_footer,
+)
+from catchwater.objects.memory import MemoryStore
+
+MakeBatch = Callable[..., bytes]
+TOPIC = bytes(range(16))
+KEY = "segments/00/0/a.seg"
+
+
+def stored(batches: list[bytes], base_offset: int = 0) -> list[StoredBatch]:
+    data = b"".join(batches)
+    return list(walk(data, base_offset, key="wal/1", position=0, placed=False))
+
+
+def segment(batches: list[bytes], base_offset: int = 0, topic: str = "payments") -> bytes:
+    parts, _ = encode(TOPIC, topic, 3, stored(batches, base_offset))
+    return b"".join(parts)
+
+
+def opened(data: bytes) -> tuple[Footer, list[StoredBatch]]:
+    """Everything a reader may do with a segment, every byte of the batches verified."""
+    store = MemoryStore()
+    store.put(KEY, [data])
+    footer = read_footer(store, KEY)
+    body = store.get_range(KEY, HEADER_BYTES, footer.index_position - HEADER_BYTES)
+    walked = walk(body, footer.base_offset, key=KEY, position=HEADER_BYTES, placed=True)
+    return footer, list(walked)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=20),
+    base_offset=st.integers(0, 2**60),
+    topic=st.text(st.characters(exclude_categories=["Cs"]), max_size=50),
+)
+def test_a_segment_describes_itself(
+    make_batch: MakeBatch, sizes: list[int], base_offset: int, topic: str
+) -> None:
+    batches = [make_batch([b"x"] * size, list(range(9, 9 + size))) for size in sizes]
+    footer, found = opened(segment(batches, base_offset, topic))
+    assert (footer.topic_id, footer.topic, footer.partition) == (TOPIC, topic, 3)
+    assert footer.base_offset == base_offset
+    assert footer.last_offset == base_offset + sum(sizes) - 1
+    assert (footer.batch_count, footer.record_count) == (len(sizes), sum(sizes))
+    assert (footer.min_timestamp, footer.max_timestamp) == (9, 8 + max(sizes))
+    assert [batch.data[16:] for batch in found] == [batch[16:] for batch in batches]
+    expected = base_offset
+    for batch, size in zip(found, sizes, strict=True):
+        assert struct.unpack_from(">qii", batch.data) == (expected, len(batch.data) - 12, 0)
+        expected += size
+
+
+def test_the_index_is_sparse_and_leads_to_every_offset(make_batch: MakeBatch) -> None:
+    batches = [make_batch([b"x" * 1000] * 3, [i, i + 7, i]) for i in range(400)]
+    footer, found = opened(segment(batches, base_offset=1000))
+    gaps = [b.position - a.position for a, b in pairwise(footer.index)]
+    assert len(gaps) > 10
+    assert all(INDEX_STRIDE_BYTES <= gap < INDEX_STRIDE_BYTES + len(batches[0]) for gap in gaps)
+    starts = {batch.position: batch.header for batch in found}
+    for number, entry in enumerate(footer.index):
+        assert starts[entry.position].base_offset == entry.base_offset
+        following = [*footer.index, None][number + 1]
+        after = following.base_offset if following else footer.last_offset + 1
+        inside = [h for h in starts.values() if entry.base_offset <= h.base_offset < after]
+        assert entry.max_timestamp == max(header.max_timestamp for header in inside)
+        assert footer.entry_at(entry.base_offset) == footer.entry_at(after - 1) == number
+
+
+def test_a_very_large_index_takes_a_second_read(
+    make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("catchwater.log.segment.INDEX_STRIDE_BYTES", 1)
+    monkeypatch.setattr("catchwater.log.segment._ENDING_BYTES", 200)
+    footer, found = opened(segment([make_batch([b"x"])] * 500))
+    assert len(footer.index) == len(found) == 500
+
+
+def test_a_segment_cut_off_anywhere_is_refused(make_batch: MakeBatch) -> None:
+    whole = segment([make_batch([b"abc", b"def"]), make_batch([b"g"])])
+    for size in range(len(whole)):
+        with pytest.raises(DamagedObject, match=r"segments/00/0/a\.seg is damaged in bytes"):
+            opened(whole[:size])
+
+
+def test_a_segment_with_bytes_added_is_refused(make_batch: MakeBatch) -> None:
+    whole = segment([make_batch([b"abc"])])
+    with pytest.raises(DamagedObject):
+        opened(b"\0" + whole)
+    with pytest.raises(DamagedObject):
+        opened(whole + b"\0")
+    with pytest.raises(DamagedObject):
+        opened(whole + whole[-90:])
+
+
+def test_every_flipped_bit_gives_the_right_bytes_or_a_named_error(make_batch: MakeBatch) -> None:
+    whole = segment([make_batch([b"abc", b"def"], [5, 6]), make_batch([b"g"])], base_offset=7)
+    right = opened(whole)
+    wrong_but_silent = 0
+    for position in range(len(whole)):
+        for bit in range(8):
+            changed = bytearray(whole)
+            changed[position] ^= 1 << bit
+            try:
+                if opened(bytes(changed)) != right:
+                    wrong_but_silent += 1
+            except DamagedObject as damage:
+                assert damage.key == KEY
+                assert 0 <= damage.first_byte <= damage.last_byte < len(whole)
+                assert damage.first_byte <= position, "the damage lies in the range that is named"
+            except SegmentTooNew:
+                assert position == len(whole) - 8 or position == len(whole) - 7
+    assert wrong_but_silent == 0
+
+
+def test_a_newer_format_is_refused_by_name(make_batch: MakeBatch) -> None:
+    whole = bytearray(segment([make_batch([b"abc"])]))
+    whole[-8:-6] = struct.pack(">H", 2)
+    with pytest.raises(SegmentTooNew, match=r"a\.seg has format version 2"):
+        decode_ending(KEY, whole, len(whole))
+
+
+def test_nothing_at_all_is_no_segment() -> None:
+    with pytest.raises(DamagedObject, match="0 bytes are too few"):
+        decode_ending(KEY, b"", 0)
+
+
+def test_encoding_copies_no_records(make_batch: MakeBatch) -> None:
+    batches = stored([make_batch([b"x" * 100])] * 10)
+    parts, _ = encode(TOPIC, "t", 0, batches)
+    views = [part for part in parts if isinstance(part, memoryview)]
+    assert {id(view.obj) for view in views} == {id(batches[0].data.obj)}
+
+
+def test_the_format_page_has_the_sizes_of_the_code() -> None:
+    page = Path(__file__).parents[3].joinpath("docs/format/segment.md").read_text()
+    assert f"## Header ({HEADER_BYTES} bytes)" in page
+    assert "## Tail (12 bytes)" in page
