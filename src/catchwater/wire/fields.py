@@ -61,6 +61,11 @@ class Cursor:
 
     def varint(self) -> int:
         """The next unsigned varint, of at most 5 bytes (KIP-482)."""
+        at = self.at
+        if at < self.end and (byte := self.view[at]) < 0x80:
+            # Nearly every length is one byte.
+            self.at = at + 1
+            return byte
         value = shift = 0
         while True:
             byte = self.view[self.take(1)]
@@ -90,7 +95,9 @@ class Cursor:
         return count
 
     def skip_tagged_fields(self) -> None:
-        for _ in range(self.elements(self.varint())):
+        if (count := self.varint()) == 0:
+            return
+        for _ in range(self.elements(count)):
             self.varint()
             self.take(self.varint())
 
