@@ -52,14 +52,14 @@ def register(spark: SparkSession) -> None:
 
 
 @dataclass
-class SourcePartition(InputPartition):
+class SourcePartition(InputPartition):  # type: ignore[misc]
     """One task, and where it may ask for a new plan."""
 
     task: Task
     control_url: str | None
 
 
-class CatchwaterSource(DataSource):
+class CatchwaterSource(DataSource):  # type: ignore[misc]
     """What Spark looks up by name; it reads the options and opens nothing."""
 
     @classmethod
@@ -79,7 +79,7 @@ class CatchwaterSource(DataSource):
         return parse_options(self.options)
 
 
-class BatchReader(DataSourceReader):
+class BatchReader(DataSourceReader):  # type: ignore[misc]
     """From the starting to the ending offsets, once; by default everything there is."""
 
     def __init__(self, options: SourceOptions) -> None:
@@ -97,7 +97,7 @@ class BatchReader(DataSourceReader):
         return read_partition(self._subscription.options, partition)
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
     """From one set of offsets to the next; partitions that appear are read from their beginning."""
 
     def __init__(self, options: SourceOptions) -> None:

@@ -155,11 +155,13 @@ def decode(
 
     `batches` are what `place` found in `data`. The Arrow batches hold about GROUP_RECORDS rows and
     are never empty. `aborted` is what a Fetch reply lists for a reader of committed records.
-    Raises `RecordsDamaged`, and `ValueError` for a column that does not exist.
+    Raises `RecordsDamaged`, and `ValueError` for a column that does not exist, or for none.
     """
     unknown = set(columns) - set(COLUMNS)
     if unknown:
         raise ValueError(f"No column is called {sorted(unknown)[0]!r}; there are {list(COLUMNS)}.")
+    if not columns:
+        raise ValueError("Arrow cannot say how many rows there are without at least one column.")
     view = memoryview(data)
     opened = (
         _open(view, batch)

@@ -1,0 +1,368 @@
+"""Records in and out of batches, against aiokafka's and kafka-python's own code; and damage."""
+
+import random
+import warnings
+from collections.abc import Sequence
+from struct import pack_into
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from aiokafka.record.memory_records import MemoryRecords
+from crc32c import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from catchwater.wire import records as records_module
+from catchwater.wire.batch import read_header
+from catchwater.wire.codecs import Codec
+from catchwater.wire.records import (
+    COLUMNS,
+    AbortedTransaction,
+    Record,
+    RecordsDamaged,
+    decode,
+    encode_batch,
+    place,
+)
+
+with warnings.catch_warnings():  # kafka-python reads its schemas in a way that Python deprecates
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from kafka.record.memory_records import MemoryRecords as OtherMemoryRecords
+
+CRC_AT, CRC_FROM, COUNT_AT, ATTRIBUTES_AT, LAST_DELTA_AT = 17, 21, 57, 21, 23
+TIMES = st.integers(0, 2**45)
+RECORDS = st.lists(
+    st.tuples(
+        st.none() | st.binary(max_size=40),
+        st.none() | st.binary(max_size=200),
+        TIMES,
+        st.lists(st.tuples(st.text(max_size=10), st.none() | st.binary(max_size=20)), max_size=3),
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+def by_aiokafka(records: Sequence[Record], codec: int = 0) -> bytes:
+    builder = DefaultRecordBatchBuilder(2, codec, False, -1, -1, -1, 10_000_000)
+    for number, (key, value, timestamp, headers) in enumerate(records):
+        builder.append(number, timestamp, key, value, list(headers))
+    return bytes(builder.build())
+
+
+def rows(data: bytes, **wanted: object) -> list[Record]:
+    base_offset = wanted.pop("base_offset", None)
+    found = pa.Table.from_batches(
+        decode(data, place(data, base_offset=base_offset), **wanted),  # type: ignore[arg-type]
+        schema=pa.schema(list(COLUMNS.items())),
+    )
+    found.validate(full=True)
+    times = found["timestamp"].cast(pa.int64())
+    columns = [found[name].to_pylist() for name in ("offset", "key", "value")]
+    headers = [
+        [(each["key"], each["value"]) for each in pairs or ()]
+        for pairs in found["headers"].to_pylist()
+    ]
+    return list(zip(*columns, times.to_pylist(), headers, strict=True))
+
+
+def offsets(data: bytes, **wanted: object) -> list[int]:
+    return [row[0] for row in rows(data, **wanted)]
+
+
+def resealed(batch: bytearray) -> bytes:
+    """The batch with a checksum that fits its bytes again."""
+    pack_into(">I", batch, CRC_AT, crc32c(batch[CRC_FROM:]))
+    return bytes(batch)
+
+
+def some(count: int, base_offset: int = 0, **more: object) -> bytes:
+    plain = [(b"k%d" % n, b"v%d" % n, 1000 + n, ()) for n in range(count)]
+    return encode_batch(plain, base_offset=base_offset, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+@settings(deadline=None)
+@given(records=RECORDS)
+def test_what_another_client_writes_is_read(codec: Codec, records: list[Record]) -> None:
+    expected = [(n, *record) for n, record in enumerate(records)]
+    assert rows(by_aiokafka(records, codec)) == expected
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+@settings(deadline=None)
+@given(records=RECORDS)
+def test_what_is_written_other_clients_read(codec: Codec, records: list[Record]) -> None:
+    data = encode_batch(records, codec=codec, base_offset=7)
+    readers = [MemoryRecords]
+    if codec in (Codec.NONE, Codec.GZIP, Codec.LZ4):  # the others need packages kafka-python lacks
+        readers.append(OtherMemoryRecords)
+    for reader in readers:
+        batch = reader(data).next_batch()
+        assert batch.validate_crc()
+        found = [
+            (r.offset, r.key, r.value, r.timestamp, [(k, v) for k, v in r.headers]) for r in batch
+        ]
+        assert found == [(7 + n, *record) for n, record in enumerate(records)]
+
+
+def test_an_uncompressed_batch_is_the_same_to_the_byte() -> None:
+    records = [(b"k", b"v" * 300, 5000, [("h", b"x"), ("n", None)]), (None, None, 4000, [])]
+    ours, theirs = bytearray(encode_batch(records)), bytearray(by_aiokafka(records))
+    leader_epoch = slice(12, 16)  # ours says unknown, aiokafka writes 0
+    ours[leader_epoch] = theirs[leader_epoch]
+    assert ours == theirs
+
+
+def test_a_batch_carries_its_producer_and_sequence() -> None:
+    data = some(3, producer_id=9, producer_epoch=2, base_sequence=40, transactional=True)
+    header = read_header(memoryview(data))
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (9, 2, 40)
+    assert header.is_transactional
+    assert header.last_offset_delta == 2 and header.record_count == 3
+    assert (header.base_timestamp, header.max_timestamp) == (1000, 1002)
+
+
+def test_a_batch_without_records_is_not_written() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        encode_batch([])
+
+
+def test_batches_of_a_chunk_take_consecutive_offsets() -> None:
+    data = some(3) + some(2, codec=Codec.LZ4) + some(1)
+    assert offsets(data, base_offset=100) == [100, 101, 102, 103, 104, 105]
+    assert [batch.base_offset for batch in place(data, base_offset=100)] == [100, 103, 105]
+
+
+def test_batches_of_a_segment_keep_their_offsets() -> None:
+    assert offsets(some(2, 10) + some(2, 50)) == [10, 11, 50, 51]
+
+
+def test_only_the_wanted_offsets_are_read() -> None:
+    data = some(3, 10) + some(3, 13, codec=Codec.ZSTD) + some(3, 16)
+    assert offsets(data, first=11, stop=17) == [11, 12, 13, 14, 15, 16]
+    assert offsets(data, first=12, stop=12) == []
+    assert offsets(data, first=100) == []
+
+
+def test_batches_outside_the_range_are_not_even_checked() -> None:
+    data = bytearray(some(2, 0) + some(2, 2))
+    data[70] ^= 1
+    assert offsets(bytes(data), first=2) == [2, 3]
+
+
+def test_only_the_columns_asked_for_are_built() -> None:
+    data = some(2)
+    (found,) = decode(data, place(data), columns=["offset", "value"])
+    assert found.schema.names == ["offset", "value"]
+    with pytest.raises(ValueError, match="'colour'"):
+        list(decode(data, place(data), columns=["colour"]))
+    with pytest.raises(ValueError, match="at least one column"):
+        list(decode(data, place(data), columns=[]))
+
+
+def test_records_without_headers_have_null_as_in_spark() -> None:
+    data = encode_batch([(b"k", b"v", 1, ()), (b"k", b"v", 1, [("a", b"")])])
+    (found,) = decode(data, place(data), columns=["headers"])
+    assert found["headers"].to_pylist() == [None, [{"key": "a", "value": b""}]]
+
+
+def test_the_broker_s_time_replaces_the_producer_s() -> None:
+    batch = bytearray(some(3))
+    batch[ATTRIBUTES_AT + 1] |= 0x08
+    pack_into(">q", batch, 35, 9999)
+    data = resealed(batch) + some(1, 3)
+    (found,) = decode(data, place(data), columns=["timestamp", "timestampType"])
+    assert found["timestamp"].cast(pa.int64()).to_pylist() == [9999, 9999, 9999, 1000]
+    assert found["timestampType"].to_pylist() == [1, 1, 1, 0]
+
+
+def test_a_compacted_batch_keeps_its_gaps() -> None:
+    batch = bytearray(some(2))
+    pack_into(">i", batch, LAST_DELTA_AT, 9)
+    data = resealed(batch)
+    assert offsets(data) == [0, 1]
+    assert place(data)[0].next_offset == 10
+
+
+def control(producer_id: int, base_offset: int, kind: int) -> bytes:
+    key = b"\x00\x00" + kind.to_bytes(2, "big")
+    batch = bytearray(
+        encode_batch(
+            [(key, b"\x00\x00\x00\x00\x00\x00", 1, ())],
+            base_offset=base_offset,
+            producer_id=producer_id,
+            producer_epoch=0,
+            transactional=True,
+        )
+    )
+    batch[ATTRIBUTES_AT + 1] |= 0x20
+    return resealed(batch)
+
+
+def test_control_batches_are_no_records() -> None:
+    data = some(1, 0, producer_id=5, transactional=True) + control(5, 1, 1) + some(1, 2)
+    assert offsets(data) == [0, 2]
+
+
+def test_aborted_transactions_are_left_out_up_to_their_marker() -> None:
+    mine = {"producer_id": 5, "producer_epoch": 0, "transactional": True}
+    data = b"".join(
+        (
+            some(2, 0, **mine),
+            some(1, 2, producer_id=6, producer_epoch=0, transactional=True),
+            control(5, 3, 0),
+            some(1, 4, **mine),
+            control(5, 5, 1),
+            some(1, 6),
+        )
+    )
+    assert offsets(data) == [0, 1, 2, 4, 6]
+    assert offsets(data, aborted=[AbortedTransaction(5, 0)]) == [2, 4, 6]
+
+
+def test_a_batch_that_is_cut_short_is_an_error_unless_expected() -> None:
+    data = some(2) + some(2, 2)
+    whole = len(some(2))
+    for size in range(whole + 1, len(data)):
+        with pytest.raises(RecordsDamaged) as caught:
+            place(data[:size])
+        assert caught.value.offset == 2
+        assert [batch.end for batch in place(data[:size], partial_tail=True)] == [whole]
+
+
+def test_a_length_that_cannot_be_is_an_error_even_in_a_fetch() -> None:
+    for length in (0, -1, 48, -(2**31)):
+        batch = bytearray(some(2))
+        pack_into(">i", batch, 8, length)
+        with pytest.raises(RecordsDamaged):
+            place(bytes(batch), partial_tail=True)
+
+
+def test_damage_is_named_by_offset() -> None:
+    data = bytearray(some(2, 10) + some(2, 12))
+    data[len(some(2)) + 65] ^= 1
+    with pytest.raises(RecordsDamaged, match=r"offset 12 .*CRC") as caught:
+        rows(bytes(data))
+    assert caught.value.offset == 12
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.SNAPPY])
+@pytest.mark.parametrize("count", [-1, 0, 1, 3, 1000, 2**31 - 1])
+def test_a_wrong_count_is_damage(codec: Codec, count: int) -> None:
+    batch = bytearray(some(2, codec=codec))
+    pack_into(">i", batch, COUNT_AT, count)
+    with pytest.raises(RecordsDamaged):
+        rows(resealed(batch))
+
+
+def test_an_unknown_codec_is_damage() -> None:
+    batch = bytearray(some(2))
+    batch[ATTRIBUTES_AT + 1] |= 7
+    with pytest.raises(RecordsDamaged, match="codec 7"):
+        rows(resealed(batch))
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
+def test_no_byte_out_of_bounds_is_read_even_where_the_checksum_fits(codec: Codec) -> None:
+    """Any damage under a right checksum gives rows or `RecordsDamaged`; every row is in bounds."""
+    chance = random.Random(2)
+    records = [
+        (b"key-%d" % n, b"value" * (n % 9), n, [("h", b"x" * (n % 5))] if n % 3 else ())
+        for n in range(30)
+    ]
+    plain = encode_batch(records)
+    outcomes = {"rows": 0, "damage": 0}
+    for _ in range(3000):
+        batch = bytearray(plain)
+        for _ in range(chance.choice((1, 1, 2, 8))):
+            batch[chance.randrange(61, len(batch))] = chance.choice((0, 1, 127, 128, 255)) ^ (
+                chance.randrange(4)
+            )
+        if chance.random() < 0.2:
+            del batch[chance.randrange(62, len(batch)) :]
+            pack_into(">i", batch, 8, len(batch) - 12)
+        if codec:
+            body = records_module.codecs.compress(codec, bytes(batch[61:]))
+            batch[61:] = body
+            batch[ATTRIBUTES_AT + 1] |= codec
+            pack_into(">i", batch, 8, len(batch) - 12)
+        data = resealed(batch)
+        try:
+            for found in decode(data, place(data)):
+                for name in ("key", "value"):
+                    found[name].validate(full=True)
+                assert found["headers"].flatten().field("value").nbytes >= 0
+            outcomes["rows"] += 1
+        except RecordsDamaged:
+            outcomes["damage"] += 1
+    assert min(outcomes.values()) > 100, outcomes
+
+
+def test_every_truncation_under_a_right_checksum_is_damage() -> None:
+    whole = encode_batch([(b"key", b"value" * 20, 1, [("h", b"x")]), (None, b"v", 2, ())])
+    for size in range(61, len(whole)):
+        batch = bytearray(whole[:size])
+        pack_into(">i", batch, 8, size - 12)
+        with pytest.raises(RecordsDamaged):
+            rows(resealed(batch))
+
+
+@settings(deadline=None, max_examples=300)
+@given(body=st.binary(max_size=200), count=st.integers(0, 40))
+def test_random_bytes_under_a_right_checksum_are_bounded(body: bytes, count: int) -> None:
+    batch = bytearray(some(1)[:61]) + body
+    pack_into(">i", batch, 8, len(batch) - 12)
+    pack_into(">i", batch, COUNT_AT, count)
+    data = resealed(batch)
+    try:
+        for found in decode(data, place(data)):
+            assert found.num_rows <= count
+    except RecordsDamaged:
+        pass
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 9, 11, 12])
+def test_a_varint_of_any_length_is_read_to_ten_bytes(size: int) -> None:
+    """The timestamp delta, padded with continuation bytes: legal up to ten bytes, as in Java."""
+    padded = b"\x80" * (size - 1) + b"\x00"
+    body = b"\x00" + padded + b"\x00\x01\x01\x00"
+    record = bytes([len(body) * 2]) + body
+    batch = bytearray(some(1)[:61]) + record
+    pack_into(">i", batch, 8, len(batch) - 12)
+    data = resealed(batch)
+    if size <= 10:
+        assert rows(data) == [(0, None, None, 1000, [])]
+    else:
+        with pytest.raises(RecordsDamaged):
+            rows(data)
+
+
+def test_groups_are_bounded_in_rows_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = b"".join(some(10, 10 * n) for n in range(20))
+    monkeypatch.setattr(records_module, "GROUP_RECORDS", 35)
+    assert [found.num_rows for found in decode(data, place(data))] == [30] * 6 + [20]
+    monkeypatch.setattr(records_module, "GROUP_BYTES", (len(some(10)) - 61) * 2)
+    assert {found.num_rows for found in decode(data, place(data))} == {20}
+
+
+def test_codecs_may_change_from_batch_to_batch() -> None:
+    data = b"".join(some(4, 4 * n, codec=Codec(n % 5)) for n in range(25))
+    assert offsets(data) == list(range(100))
+
+
+def test_nothing_to_read_gives_nothing() -> None:
+    assert place(b"") == []
+    assert list(decode(b"", [])) == []
+
+
+def test_any_buffer_will_do() -> None:
+    for data in (
+        some(3),
+        bytearray(some(3)),
+        memoryview(some(3)),
+        np.frombuffer(some(3), "u1").data,
+    ):
+        assert offsets(data) == [0, 1, 2]
