@@ -1,0 +1,171 @@
+"""Going back to an older checkpoint, and looking before the leap.
+
+Restoring epoch N moves everything Spark wrote after it into `catchwater/replayed/`: offset and
+commit files, and versions of the state beyond N + 1. Nothing is deleted. The moved offset files
+are what the source issues again, so that the epochs after N are the same epochs.
+
+A marker stands while files are being moved; whoever opens the checkpoint next finishes the move.
+A checkpoint whose input the log no longer holds is refused with both offsets.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from catchwater.config import CatchwaterError
+from catchwater.recovery import checkpoint
+from catchwater.recovery.checkpoint import STATE_SUFFIXES, Checkpoint
+from catchwater.recovery.contract import Contract, PartitionTail, RestoreSample
+from catchwater.recovery.ledger import (
+    Ledger,
+    SourceOffset,
+    numbered,
+    read_json,
+    sync_folder,
+    write_whole,
+)
+
+
+class HistoryGone(CatchwaterError):
+    """The log does not reach back to a checkpoint's offsets; replaying would skip records."""
+
+    exit_code = 5
+
+
+class LogBehind(CatchwaterError):
+    """The log ends before a checkpoint's offsets: it is not the log the checkpoint came from."""
+
+    exit_code = 5
+
+
+class NoSuchCheckpoint(CatchwaterError):
+    """The epoch asked for is not one that Spark committed and still has."""
+
+    exit_code = 2
+
+
+class _Marker(msgspec.Struct, frozen=True):
+    """A restore that is under way."""
+
+    epoch: int
+
+
+def check_covered(end: SourceOffset, tails: Mapping[tuple[str, int], PartitionTail]) -> None:
+    """Raise `HistoryGone` or `LogBehind` unless the log can go on from these offsets."""
+    for topic, partitions in end.offsets.items():
+        for partition, offset in partitions.items():
+            tail = tails.get((topic, int(partition)))
+            if tail is None:
+                raise HistoryGone(f"The log has no partition {topic}-{partition} any more.")
+            if offset < tail.log_start:
+                raise HistoryGone(
+                    f"The checkpoint of epoch {end.epoch} needs {topic}-{partition} from offset "
+                    f"{offset} on, and the log begins at offset {tail.log_start}: "
+                    f"{tail.log_start - offset} records are gone.",
+                    hint="Restore a newer checkpoint, or rebuild from what the log still holds.",
+                )
+            if offset > tail.high_watermark:
+                raise LogBehind(
+                    f"The checkpoint of epoch {end.epoch} stands at offset {offset} of "
+                    f"{topic}-{partition}, and the log ends at offset {tail.high_watermark}.",
+                    hint="Is this the log that the checkpoint was written from?",
+                )
+
+
+def find(folder: Path, epoch: int) -> Checkpoint:
+    """The committed checkpoint of this epoch. Raises `NoSuchCheckpoint` naming those there are."""
+    committed = checkpoint.read(folder).committed
+    for each in committed:
+        if each.epoch == epoch:
+            return each
+    there = ", ".join(str(each.epoch) for each in committed) or "none"
+    raise NoSuchCheckpoint(f"{folder} has no checkpoint {epoch}; there are: {there}.")
+
+
+def restore(folder: Path, epoch: int, tails: Mapping[tuple[str, int], PartitionTail]) -> Checkpoint:
+    """Make the checkpoint of this epoch the newest one. The pipeline must not be running.
+
+    Raises `NoSuchCheckpoint`, `HistoryGone`, `LogBehind`; then nothing was moved.
+    """
+    found = find(folder, epoch)
+    check_covered(found.end, tails)
+    write_whole(_marker(folder), msgspec.json.encode(_Marker(epoch)))
+    finish(folder)
+    return found
+
+
+def finish(folder: Path) -> None:
+    """Complete a restore that was interrupted; without one, do nothing."""
+    marker = read_json(_marker(folder), _Marker)
+    if marker is None:
+        return
+    aside = Ledger(folder).replayed
+    for path in list(_later(folder, marker.epoch)):
+        target = aside / path.relative_to(folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(target)
+        sync_folder(target.parent)
+        sync_folder(path.parent)
+    _marker(folder).unlink()
+    sync_folder(_marker(folder).parent)
+
+
+def _marker(folder: Path) -> Path:
+    return Ledger(folder).folder / "restoring.json"
+
+
+def _later(folder: Path, epoch: int) -> Iterator[Path]:
+    """Spark's files of what came after the epoch, with the checksum files beside them."""
+    for log in ("commits", "offsets"):
+        for number in sorted(numbered(folder / log), reverse=True):
+            if number > epoch:
+                yield from _with_checksum(folder / log / str(number))
+    for store in sorted((folder / "state").glob("*/*")):
+        for suffix in STATE_SUFFIXES:
+            for version in numbered(store, suffix):
+                if version > epoch + 1:
+                    yield from _with_checksum(store / f"{version}{suffix}")
+
+
+def _with_checksum(path: Path) -> Iterator[Path]:
+    yield path
+    beside = path.with_name(f".{path.name}.crc")
+    if beside.exists():
+        yield beside
+
+
+def load_contracts(folder: Path) -> list[Contract]:
+    """The contracts in a checkpoint folder, oldest first."""
+    contracts = Ledger(folder).folder / "contracts"
+    found = (
+        read_json(contracts / f"{n}.json", Contract) for n in sorted(numbered(contracts, ".json"))
+    )
+    return [contract for contract in found if contract]
+
+
+def write_contract(folder: Path, contract: Contract) -> None:
+    """Keep a contract beside its checkpoint, durably."""
+    path = Ledger(folder).folder / "contracts" / f"{contract.epoch}.json"
+    write_whole(path, msgspec.json.format(msgspec.json.encode(contract), indent=1))
+
+
+def forget_contracts_before(folder: Path, epoch: int) -> None:
+    """Drop the contracts of checkpoints that are not retained any more."""
+    contracts = Ledger(folder).folder / "contracts"
+    for number in list(numbered(contracts, ".json")):
+        if number < epoch:
+            (contracts / f"{number}.json").unlink(missing_ok=True)
+
+
+def load_samples(folder: Path) -> list[RestoreSample]:
+    """The restores measured so far, oldest first."""
+    path = Ledger(folder).folder / "restores.jsonl"
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return [msgspec.json.decode(line, type=RestoreSample) for line in lines]
+
+
+def add_sample(folder: Path, sample: RestoreSample) -> None:
+    """Remember one more measured restore."""
+    lines = [msgspec.json.encode(each) for each in [*load_samples(folder), sample]]
+    write_whole(Ledger(folder).folder / "restores.jsonl", b"\n".join(lines) + b"\n")
