@@ -1,1 +1,75 @@
-"""`catchwater config check`: a configuration file read as its user would read it."""
+"""`catchwater config check`: a configuration file read exactly as its command would read it."""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from catchwater.cli.console import AsJson, print_json, print_table
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+
+class Kind(StrEnum):
+    """Whose configuration a file is."""
+
+    BROKER = "broker"
+    PIPELINE = "pipeline"
+
+
+@app.callback()
+def config() -> None:
+    """Check configuration files."""
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(show_default=False)],
+    kind: Annotated[
+        Kind | None, typer.Option(help="Whose file it is; otherwise its sections tell.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read a file, with the environment over it, and print every setting; exit 2 if it is wrong."""
+    settings = _pipeline(file) if (kind or _guess(file)) is Kind.PIPELINE else _broker(file)
+    if as_json:
+        print_json(settings)
+    else:
+        print_table(["setting", "value"], list(settings.items()))
+
+
+def _guess(file: Path) -> Kind:
+    """A pipeline's file is TOML with a [pipeline] section; all else is a broker's to judge."""
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return Kind.BROKER
+    return Kind.PIPELINE if "pipeline" in document else Kind.BROKER
+
+
+def _broker(file: Path) -> dict[str, Any]:
+    from catchwater.config import load_broker_config
+
+    settings = load_broker_config(file, os.environ)
+    return {
+        field.name.replace("_", "."): _plain(getattr(settings, field.name))
+        for field in fields(settings)
+    }
+
+
+def _pipeline(file: Path) -> dict[str, Any]:
+    from catchwater.pipeline.spark.settings import load
+
+    settings = load(file, os.environ)
+    return {field.name: _plain(getattr(settings, field.name)) for field in fields(settings)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value if isinstance(value, str | int) or value is None else str(value)

@@ -1,7 +1,7 @@
 """How commands speak: data on stdout as a table or as JSON, talk on stderr.
 
-Rich is imported only when something is drawn; it honours NO_COLOR and turns itself plain where
-the output is no terminal.
+Rich is imported only when something is drawn in colour; it honours NO_COLOR and turns itself plain
+where the output is no terminal.
 """
 
 import sys
@@ -37,26 +37,38 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Rows under their headings on stdout; numbers stand right, and nothing is cut off."""
-    from rich import box
-    from rich.table import Table
-
+    """Rows under their headings on stdout, two spaces apart; numbers stand right."""
     cells = [list(row) for row in rows]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, name in enumerate(columns):
-        numeric = bool(cells) and all(isinstance(row[index], int | float) for row in cells)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for row in cells:
-        table.add_row(*(_cell(value) for value in row))
-    console().print(table)
+    lines = [list(columns), *([_cell(value) for value in row] for row in cells)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    numeric = [
+        bool(cells) and all(isinstance(row[index], int | float) for row in cells)
+        for index in range(len(columns))
+    ]
+    for line in lines:
+        padded = (
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(line, widths, numeric, strict=True)
+        )
+        typer.echo("  ".join(padded).rstrip())
 
 
 def _cell(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:_}".replace("_", " ")
-    return "" if value is None else str(value)
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return spaced(value)
+        case dict():
+            return ", ".join(f"{key}={_cell(each)}" for key, each in value.items())
+        case None:
+            return ""
+    return str(value)
+
+
+def spaced(number: int) -> str:
+    """A number for a person: 1 234 567."""
+    return f"{number:_}".replace("_", " ")
 
 
 def console(*, stderr: bool = False) -> "Console":

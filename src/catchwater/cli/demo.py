@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from catchwater.cli.console import AsJson, console, print_json, talk
+from catchwater.cli.console import AsJson, console, print_json, spaced, talk
 from catchwater.config import CatchwaterError
 
 if TYPE_CHECKING:
@@ -110,18 +110,14 @@ def _print_verdict(scenario: "Scenario", verdict: "Verdict") -> None:
 
 
 def _findings(verdict: "Verdict") -> Iterator[tuple[str, str]]:
-    yield "events", f"{_spaced(verdict.events)} through a broker and a pipeline"
+    yield "events", f"{spaced(verdict.events)} through a broker and a pipeline"
     yield "killed", f"{verdict.kills} processes with SIGKILL: the pipeline in mid-batch, the broker"
-    yield "alerts", f"{_spaced(verdict.alerts)} of {_spaced(verdict.rows)} rows in the sink"
-    yield "missing", _spaced(verdict.missing)
-    yield "duplicate", _spaced(verdict.duplicate)
-    repeats = f"{_spaced(verdict.duplicates_dropped)} of {_spaced(verdict.duplicates_expected)}"
+    yield "alerts", f"{spaced(verdict.alerts)} of {spaced(verdict.rows)} rows in the sink"
+    yield "missing", spaced(verdict.missing)
+    yield "duplicate", spaced(verdict.duplicate)
+    repeats = f"{spaced(verdict.duplicates_dropped)} of {spaced(verdict.duplicates_expected)}"
     yield "repeats dropped", repeats
-    yield "late dropped", f"{_spaced(verdict.late_dropped)} of {_spaced(verdict.late_expected)}"
+    yield "late dropped", f"{spaced(verdict.late_dropped)} of {spaced(verdict.late_expected)}"
     estimate = "unknown" if verdict.estimate_s is None else f"{verdict.estimate_s:.1f} s"
     yield "restore", f"{verdict.restore_s:.1f} s measured, {estimate} estimated by the contract"
     yield "in all", f"{verdict.seconds:.0f} s"
-
-
-def _spaced(number: int) -> str:
-    return f"{number:_}".replace("_", " ")

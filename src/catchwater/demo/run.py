@@ -42,13 +42,15 @@ Tell = Callable[[str, float], None]
 PIPELINE_FILE = """\
 [pipeline]
 function = "{function}"
-checkpoint = "{checkpoint}"
+checkpoint = "{folder}/checkpoint"
+local = "{folder}/local"
 
 [source]
 "kafka.bootstrap.servers" = "{bootstrap}"
 subscribe = "{topic}"
 startingOffsets = "earliest"
 maxOffsetsPerTrigger = {epoch_events}
+recordKeyIsFunctionKey = true
 
 [sink.alerts]
 topic = "{output_topic}"
@@ -179,7 +181,7 @@ class _Demo:
         path.write_text(
             PIPELINE_FILE.format(
                 function=self._scenario.function,
-                checkpoint=self._folder / "checkpoint",
+                folder=self._folder,
                 bootstrap=self._kafka,
                 topic=self._scenario.topic,
                 output_topic=self._scenario.output_topic,
