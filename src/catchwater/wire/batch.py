@@ -204,10 +204,11 @@ def _check_count(header: BatchHeader) -> None:
             "leaves no gaps.",
         )
     # A compressed batch may hold any number of records; only opening it would tell.
-    if header.compression == 0 and count * _SMALLEST_RECORD_BYTES > header.size_bytes:
+    records_bytes = header.size_bytes - HEADER_BYTES
+    if header.compression == 0 and count * _SMALLEST_RECORD_BYTES > records_bytes:
         raise BatchError(
             ErrorCode.INVALID_RECORD,
-            f"{count} records cannot lie in a batch of {header.size_bytes} bytes.",
+            f"{count} records cannot lie in {records_bytes} bytes.",
         )
 
 

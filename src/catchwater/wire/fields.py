@@ -19,6 +19,7 @@ MAX_REQUEST_ELEMENTS = 250_000
 I8, I16, I32, I64 = Struct(">b"), Struct(">h"), Struct(">i"), Struct(">q")
 NO_TAGGED_FIELDS = b"\x00"
 
+_VARINT_SHIFTS = (0, 7, 14, 21, 28)
 # Nearly every length is one byte.
 _ONE_BYTE_VARINTS = [bytes([value]) for value in range(0x80)]
 
@@ -62,19 +63,21 @@ class Cursor:
     def varint(self) -> int:
         """The next unsigned varint, of at most 5 bytes (KIP-482)."""
         at = self.at
+        # Nearly every length, and every absence of tagged fields, is one byte.
         if at < self.end and (byte := self.view[at]) < 0x80:
-            # Nearly every length is one byte.
             self.at = at + 1
             return byte
-        value = shift = 0
-        while True:
-            byte = self.view[self.take(1)]
+        value = 0
+        for shift in _VARINT_SHIFTS:
+            if at == self.end:
+                break
+            byte = self.view[at]
+            at += 1
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
+                self.at = at
                 return value
-            shift += 7
-            if shift > 28:
-                raise MalformedMessage(f"The varint that ends at byte {self.at} is too long.")
+        raise MalformedMessage(f"The varint at byte {self.at} is cut short or too long.")
 
     def string(self, size_bytes: int) -> str:
         start = self.take(size_bytes)
