@@ -6,6 +6,7 @@ where the output is no terminal.
 
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,6 +25,9 @@ Bootstrap = Annotated[
     typer.Option(
         envvar="CATCHWATER_BOOTSTRAP", metavar="HOST:PORT", help="A broker's Kafka address."
     ),
+]
+PipelineFile = Annotated[
+    Path, typer.Argument(metavar="FILE", show_default=False, help="The pipeline's TOML file.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would change; change nothing.")]

@@ -1,0 +1,100 @@
+"""`catchwater pipeline …`: run a pipeline's file, and see how a pipeline is from its checkpoint."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from catchwater.cli.console import AsJson, PipelineFile, print_json, print_table
+from catchwater.config import CatchwaterError
+
+if TYPE_CHECKING:
+    from catchwater.pipeline.spark.settings import PipelineConfig
+    from catchwater.recovery.checkpoint import Checkpoint
+    from catchwater.recovery.contract import PartitionTail
+    from catchwater.replay.control import Control
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+
+class NotOurLog(CatchwaterError):
+    """The command needs the control API of a Catchwater log, and the source is another Kafka."""
+
+
+@app.callback()
+def pipeline() -> None:
+    """Run a pipeline and see how it is."""
+
+
+@app.command()
+def status(file: PipelineFile, as_json: AsJson = False) -> None:
+    """What the pipeline has done so far, by the files of its checkpoint."""
+    from catchwater.recovery import checkpoint
+    from catchwater.recovery.ledger import Ledger
+
+    folder = load_here(file).checkpoint
+    found = checkpoint.read(folder)
+    ledger = Ledger(folder)
+    entries = [entry for epoch in ledger.epochs() if (entry := ledger.read(epoch))]
+    told: dict[str, Any] = {
+        "checkpoint": str(folder),
+        "committed_epoch": found.last.epoch if found.last else None,
+        "planned_epoch": found.planned.epoch if found.planned else None,
+        "restorable": [each.epoch for each in found.committed],
+        "watermark_ms": found.last.end.watermark_ms if found.last else None,
+        "state_bytes": found.state_bytes,
+        "recent_epochs": [
+            {
+                "epoch": entry.epoch,
+                **{name: entry.total(name) for name in ("events", "outputs", "late", "duplicates")},
+                "finished_ms": entry.finished_ms,
+            }
+            for entry in entries
+        ],
+    }
+    if as_json:
+        print_json(told)
+        return
+    recent = told.pop("recent_epochs")
+    told["restorable"] = ", ".join(map(str, told["restorable"]))
+    print_table(["pipeline", str(file)], list(told.items()))
+    if recent:
+        typer.echo()
+        print_table(list(recent[0]), [list(epoch.values()) for epoch in recent])
+
+
+def load_here(file: Path) -> "PipelineConfig":
+    """The pipeline's file with this environment over it. Raises `ConfigError`."""
+    from catchwater.pipeline.spark.settings import load
+
+    return load(file, os.environ)
+
+
+def control_of(config: "PipelineConfig") -> "Control":
+    """The control API of the log that the pipeline reads. Raises `NotOurLog`."""
+    from catchwater.replay.control import Control
+    from catchwater.replay.options import parse_options
+    from catchwater.replay.subscription import Subscription
+
+    subscription = Subscription(parse_options(config.source))
+    try:
+        url = subscription.control_url()
+    finally:
+        subscription.close()
+    if url is None:
+        raise NotOurLog(
+            "The pipeline's source is read as a Kafka without Catchwater's control API."
+        )
+    return Control(url, timeout_s=10.0)
+
+
+def tails_of(
+    config: "PipelineConfig", checkpoints: "Iterable[Checkpoint]"
+) -> "dict[tuple[str, int], PartitionTail]":
+    """What the log holds now of the topics that these checkpoints read."""
+    from catchwater.recovery.pins import read_tails
+
+    topics = {topic for each in checkpoints for topic in each.end.offsets}
+    return read_tails(control_of(config), sorted(topics)) if topics else {}

@@ -1,0 +1,95 @@
+"""`catchwater recovery …`: what a restore would do, and doing it. Nothing is ever deleted."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from catchwater.cli.console import (
+    AsJson,
+    DryRun,
+    PipelineFile,
+    Yes,
+    print_json,
+    print_table,
+    spaced,
+    talk,
+)
+
+if TYPE_CHECKING:
+    from catchwater.recovery.checkpoint import Checkpoint
+    from catchwater.recovery.contract import PartitionTail
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+
+@app.callback()
+def recovery() -> None:
+    """Explain and carry out a restore."""
+
+
+@app.command()
+def explain(file: PipelineFile, as_json: AsJson = False) -> None:
+    """Every checkpoint that can be restored: what would be replayed, and whether it is there."""
+    from catchwater.cli.pipeline import load_here, tails_of
+    from catchwater.config import CatchwaterError
+    from catchwater.recovery import checkpoint
+    from catchwater.recovery.restore import check_covered
+
+    config = load_here(file)
+    committed = checkpoint.read(config.checkpoint).committed
+    tails = tails_of(config, committed)
+    rows = []
+    for each in committed:
+        try:
+            check_covered(each.end, tails)
+            restorable, why = True, ""
+        except CatchwaterError as error:
+            restorable, why = False, str(error)
+        rows.append((each.epoch, restorable, _to_replay(each, tails), why))
+    columns = ["checkpoint", "restorable", "replay_records", "why_not"]
+    if as_json:
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+    else:
+        print_table(columns, rows)
+
+
+@app.command()
+def restore(
+    file: PipelineFile,
+    checkpoint: Annotated[int, typer.Option("--checkpoint", metavar="N", help="The epoch.")],
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
+    """Make an older checkpoint the newest; what came after is moved aside and replayed alike.
+
+    The pipeline must not be running. Exit 5 if the log no longer holds what would be replayed.
+    """
+    from catchwater.cli.pipeline import load_here, tails_of
+    from catchwater.recovery.restore import check_covered, find
+    from catchwater.recovery.restore import restore as carry_out
+
+    config = load_here(file)
+    chosen = find(config.checkpoint, checkpoint)
+    tails = tails_of(config, [chosen])
+    check_covered(chosen.end, tails)
+    plan = f"restore checkpoint {checkpoint} of {config.checkpoint} and replay "
+    plan += f"{spaced(_to_replay(chosen, tails))} records"
+    if dry_run:
+        talk(f"would {plan}")
+        return
+    if not yes:
+        typer.confirm(f"{plan[0].upper()}{plan[1:]}?", abort=True, err=True)
+    carry_out(config.checkpoint, checkpoint, tails)
+    talk(f"checkpoint {checkpoint} is the newest now; start the pipeline: "
+         f"catchwater pipeline run {file}")  # fmt: skip
+
+
+def _to_replay(checkpoint: "Checkpoint", tails: "Mapping[tuple[str, int], PartitionTail]") -> int:
+    """Records between the checkpoint and the end of what the log holds of its input."""
+    return sum(
+        max(0, tails[topic, int(partition)].high_watermark - offset)
+        for topic, partitions in checkpoint.end.offsets.items()
+        for partition, offset in partitions.items()
+        if (topic, int(partition)) in tails
+    )
