@@ -54,7 +54,7 @@ test: $(STAMP)   ## every test a newcomer should run (minutes; real clients, rea
 	$(BIN)/python -m pytest $(TESTS)
 
 sim: $(STAMP)    ## whole broker on virtual time, SEEDS seeds
-	$(BIN)/python -m pytest -q tests/simulation --seeds $(SEEDS)
+	SEEDS=$(SEEDS) $(BIN)/python -m pytest -q tests/simulation
 
 e2e: $(STAMP)    ## real Spark
 	$(BIN)/python -m pytest tests/e2e
