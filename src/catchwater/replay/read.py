@@ -8,6 +8,7 @@ Promises every wanted offset that holds a record, once, in order; or an error th
 partition and offset. Holds one range, or one Fetch reply, at a time.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from catchwater.objects.urls import read_range
 from catchwater.replay.control import Control
 from catchwater.replay.offsets import HistoryLost
 from catchwater.replay.plan import CHUNK, Missing, PlanRange, Slice, Task, Wanted, slices_of
-from catchwater.wire.client import Client, RequestTimedOut
+from catchwater.wire.client import EARLIEST, Client, RequestTimedOut
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.exchange import Fetched
 from catchwater.wire.records import (
@@ -31,6 +32,8 @@ from catchwater.wire.records import (
     decode,
     place,
 )
+
+_LOG = logging.getLogger(__name__)
 
 ROWS = 10_000
 """Rows of an Arrow batch: what Spark takes best; a tenth of it halves the speed."""
@@ -164,7 +167,7 @@ def _from_leader(
         while offset < each.stop:
             fetched, batches = _fetch(client, each, offset, settings)
             if fetched.error is ErrorCode.OFFSET_OUT_OF_RANGE:
-                offset = _after_loss(each, offset, fetched.log_start, settings)
+                offset = _after_loss(client, each, offset, settings)
                 continue
             yield from decode(
                 fetched.records,
@@ -199,10 +202,13 @@ def _fetch(
     )
 
 
-def _after_loss(each: Slice, offset: int, log_start: int, settings: ReadSettings) -> int:
+def _after_loss(client: Client, each: Slice, offset: int, settings: ReadSettings) -> int:
     """Where to go on when the leader does not have `offset` (any more)."""
+    key = (each.topic, each.partition)
+    log_start = client.list_offsets({key: EARLIEST})[key]
     end = min(each.stop, log_start) if log_start > offset else each.stop
-    missing = Missing(each.topic, each.partition, offset, end)
+    lost = HistoryLost([Missing(*key, offset, end)], "Deleted while the query was reading it")
     if settings.fail_on_data_loss:
-        raise HistoryLost([missing], "Deleted while the query was reading it")
+        raise lost
+    _LOG.warning("failOnDataLoss is false, so the query goes on without. %s", lost)
     return end

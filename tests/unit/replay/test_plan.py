@@ -1,0 +1,119 @@
+"""Plans into tasks: everything wanted, once, in order, in even shares."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from catchwater.replay.plan import (
+    CHUNK,
+    SEGMENT,
+    TASK_BYTES,
+    Missing,
+    PlanRange,
+    Slice,
+    Task,
+    Wanted,
+    cut,
+    slices_of,
+    uncovered,
+)
+
+
+def a_range(partition: int, base: int, last: int, size: int = 1000) -> PlanRange:
+    return PlanRange("t", partition, SEGMENT, f"file:///{base}", 0, size, base, last)
+
+
+def offsets(tasks: list[Task]) -> list[tuple[str, int, int]]:
+    return [
+        (each.topic, each.partition, offset)
+        for task in tasks
+        for each in task.slices
+        for offset in range(each.first, each.stop)
+    ]
+
+
+def test_a_range_is_described_as_the_control_api_does() -> None:
+    fields = {
+        "partition": 3,
+        "kind": "chunk",
+        "url": "file:///x",
+        "byte_offset": 7,
+        "byte_size": 8,
+        "base_offset": 9,
+        "last_offset": 10,
+        "max_timestamp": 11,
+    }
+    assert PlanRange.from_json("t", fields) == PlanRange("t", 3, CHUNK, "file:///x", 7, 8, 9, 10)
+
+
+def test_a_slice_is_the_wanted_part_of_a_range() -> None:
+    slices = slices_of([Wanted("t", 0, 5, 25)], [a_range(0, 20, 29), a_range(0, 0, 19)])
+    assert [(each.first, each.stop) for each in slices] == [(5, 20), (20, 25)]
+
+
+def test_ranges_nobody_asked_for_are_left_out() -> None:
+    assert slices_of([Wanted("t", 0, 5, 6)], [a_range(1, 0, 9), a_range(0, 6, 9)]) == []
+
+
+def test_what_no_slice_holds_is_named() -> None:
+    wanted = [Wanted("t", 0, 0, 100), Wanted("t", 1, 5, 6)]
+    slices = slices_of(wanted, [a_range(0, 10, 19), a_range(0, 30, 39)])
+    assert uncovered(wanted, slices) == [
+        Missing("t", 0, 0, 10),
+        Missing("t", 0, 20, 30),
+        Missing("t", 0, 40, 100),
+        Missing("t", 1, 5, 6),
+    ]
+    assert str(Missing("t", 0, 20, 30)) == "t-0 offsets 20 to 29"
+
+
+def test_nothing_wanted_is_no_task() -> None:
+    assert cut([]) == [] and cut([], 4) == []
+
+
+def test_by_default_each_partition_has_a_task() -> None:
+    slices = [Slice("t", number, 0, 10, a_range(number, 0, 9)) for number in range(5)]
+    assert len(cut(slices)) == 5
+
+
+def test_a_large_partition_is_read_by_many_tasks() -> None:
+    pieces = [a_range(0, 10 * n, 10 * n + 9, TASK_BYTES // 8) for n in range(80)]
+    slices = slices_of([Wanted("t", 0, 0, 800)], pieces)
+    tasks = cut(slices)
+    assert len(tasks) == 10
+    assert {len(task.slices) for task in tasks} == {8}
+
+
+def test_offsets_without_known_bytes_are_cut_anywhere() -> None:
+    tasks = cut([Slice("t", 0, 0, 1000), Slice("t", 1, 0, 10)], 4)
+    assert len(tasks) == 4
+    sizes = [sum(each.weight for each in task.slices) for task in tasks]
+    assert max(sizes) - min(sizes) < 20
+
+
+@given(
+    lengths=st.lists(
+        st.tuples(st.integers(1, 50), st.integers(1, 10_000)), min_size=1, max_size=30
+    ),
+    count=st.none() | st.integers(1, 40),
+    known=st.booleans(),
+)
+def test_tasks_together_are_what_was_wanted(
+    lengths: list[tuple[int, int]], count: int | None, known: bool
+) -> None:
+    ranges, at = [], 0
+    for number, (length, size) in enumerate(lengths):
+        if number % 7 == 0:
+            at = 0
+        ranges.append(a_range(number // 7, at, at + length - 1, size))
+        at += length
+    slices = [
+        Slice("t", r.partition, r.base_offset, r.last_offset + 1, r if known else None)
+        for r in ranges
+    ]
+    tasks = cut(slices, count)
+    assert offsets(tasks) == offsets([Task(tuple(slices))])
+    assert all(task.slices for task in tasks)
+    if count is not None:
+        assert len(tasks) <= count
+    if count is not None and not known:
+        assert len(tasks) == min(count, len(offsets(tasks))) or len(tasks) >= count // 2
