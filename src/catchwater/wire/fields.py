@@ -135,6 +135,7 @@ def encode_text(text: str | None, flexible: bool) -> bytes:
 
 
 def encode_varint(value: int) -> bytes:
+    """An unsigned varint: seven bits a byte, the lowest first."""
     if value < 0x80:
         return _ONE_BYTE_VARINTS[value]
     out = bytearray()

@@ -42,6 +42,8 @@ _ZERO_ID = bytes(16)
 
 
 class ProducePartition(NamedTuple):
+    """A partition's batch as a view of the frame; null, as Kafka allows, is None."""
+
     partition: int
     records: memoryview | None
 
@@ -55,6 +57,8 @@ class ProduceTopic(NamedTuple):
 
 
 class ProduceRequest(NamedTuple):
+    """`acks` is 0, 1 or -1 (all) from a good client; anything else is for the handler to refuse."""
+
     transactional_id: str | None
     acks: int
     timeout_ms: int
@@ -73,12 +77,16 @@ class ProduceReplyPartition(NamedTuple):
 
 
 class ProduceReplyTopic(NamedTuple):
+    """A topic by `name`, or from version 13 by its 16-byte `id`, as it was asked for."""
+
     name: str | None
     id: bytes | None
     partitions: Sequence[ProduceReplyPartition]
 
 
 class FetchPartition(NamedTuple):
+    """`leader_epoch` is the newest the client knows, -1 if none (KIP-320)."""
+
     partition: int
     offset: int
     max_bytes: int
@@ -94,6 +102,8 @@ class FetchTopic(NamedTuple):
 
 
 class ForgottenTopic(NamedTuple):
+    """Partitions that an incremental fetch drops from its session (KIP-227)."""
+
     name: str | None
     id: bytes | None
     partitions: list[int]
@@ -126,12 +136,16 @@ class FetchReplyPartition(NamedTuple):
 
 
 class FetchReplyTopic(NamedTuple):
+    """A topic by `name`, or from version 13 by its 16-byte `id`, as it was asked for."""
+
     name: str | None
     id: bytes | None
     partitions: Sequence[FetchReplyPartition]
 
 
 class MetadataBroker(NamedTuple):
+    """Where a client reaches a broker; `rack` is its zone."""
+
     node_id: int
     host: str
     port: int
@@ -159,6 +173,8 @@ class MetadataTopic(NamedTuple):
 
 
 class MetadataReply(NamedTuple):
+    """The cluster as one client is to see it; each version takes the fields it has."""
+
     brokers: Sequence[MetadataBroker]
     cluster_id: str
     controller_id: int

@@ -157,6 +157,7 @@ def _entity_reader(entity: type[Entity]) -> Reader:
             plain.append((field.name, reader))
         else:
             tagged[tag] = (field.name, reader)
+            # Not always the dataclass's own: a few tagged structs have none there.
             defaults[field.name] = get_tagged_field_default(field)
 
     def read(cursor: Cursor) -> Any:

@@ -1,5 +1,6 @@
 """The hot messages: byte for byte what kio writes, value for value what it reads, no copies."""
 
+import tracemalloc
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,7 +13,7 @@ from kio.index import load_payload_module, load_request_schema
 from kio.schema.errors import ErrorCode as KioErrorCode
 from kio.static.constants import EntityType
 
-from catchwater.wire.fields import MalformedMessage
+from catchwater.wire.fields import MAX_REQUEST_ELEMENTS, MalformedMessage
 from catchwater.wire.hot import (
     FETCH_VERSIONS,
     METADATA_VERSIONS,
@@ -506,3 +507,35 @@ def test_a_request_cut_short_at_any_byte_is_malformed(
     for size in range(len(body)):
         with pytest.raises(MalformedMessage):
             parse(body[:size], version, 0)
+
+
+HOSTILE_COUNTS = [
+    (3, b"\x7f\xff\xff\xff"),
+    (3, b"\xff\xff\xff\xff"),
+    (3, b"\xff\xff\xff\xfe"),
+    (9, b"\xff\xff\xff\xff\x0f"),
+    (9, b"\xff\xff\xff\xff\x7f"),
+    (9, b"\x00"),
+]
+
+
+@pytest.mark.parametrize(("version", "count"), HOSTILE_COUNTS)
+def test_a_count_that_cannot_be_is_refused_before_anything_is_allocated(
+    version: int, count: bytes
+) -> None:
+    no_transaction = b"\x00" if version == 9 else b"\xff\xff"
+    acks_and_timeout = bytes(6)
+    body = no_transaction + acks_and_timeout + count + bytes(3)
+    tracemalloc.start()
+    with pytest.raises(MalformedMessage):
+        parse_produce(memoryview(body), version, 0)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 1024 * 1024
+
+
+def test_a_fetch_with_more_partitions_than_a_request_may_name_is_refused() -> None:
+    head = bytes(4 + 13) + b"\x00\x00\x00\x01" + b"\x00\x01t"
+    partitions = (MAX_REQUEST_ELEMENTS + 1).to_bytes(4) + bytes(16 * (MAX_REQUEST_ELEMENTS + 1))
+    with pytest.raises(MalformedMessage):
+        parse_fetch(memoryview(head + partitions), 4, 0)
