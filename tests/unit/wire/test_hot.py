@@ -190,7 +190,7 @@ def _kio_fetch_request(version: int, request: FetchRequest, other: int, text: st
 
 
 @pytest.mark.parametrize("version", PRODUCE_VERSIONS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(st.data(), st.binary(max_size=20))
 def test_a_produce_request_is_read_as_it_was_written(
     version: int, data: st.DataObject, before: bytes
@@ -201,7 +201,7 @@ def test_a_produce_request_is_read_as_it_was_written(
 
 
 @pytest.mark.parametrize("version", FETCH_VERSIONS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(st.data(), st.binary(max_size=20))
 def test_a_fetch_request_is_read_as_it_was_written(
     version: int, data: st.DataObject, before: bytes
@@ -250,7 +250,7 @@ produced = st.lists(
 
 
 @pytest.mark.parametrize("version", PRODUCE_VERSIONS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(st.data(), i32s, i32s)
 def test_a_produce_reply_is_byte_for_byte_kios(
     version: int, data: st.DataObject, correlation_id: int, throttle_ms: int
@@ -306,7 +306,7 @@ fetched = st.lists(
 
 
 @pytest.mark.parametrize("version", FETCH_VERSIONS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(st.data(), i32s, i32s, i32s, error_codes)
 def test_a_fetch_reply_is_byte_for_byte_kios(
     version: int,
@@ -420,7 +420,7 @@ def metadata_replies(draw: st.DrawFn, version: int) -> tuple[MetadataReply, Any]
 
 
 @pytest.mark.parametrize("version", METADATA_VERSIONS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(st.data(), i32s)
 def test_a_metadata_reply_is_byte_for_byte_kios(
     version: int, data: st.DataObject, correlation_id: int
@@ -447,7 +447,7 @@ IDS = [f"{parse.__name__}-{version}" for _, parse, _, version in HOT_REQUESTS]
 
 
 @pytest.mark.parametrize(("api_key", "parse", "requests", "version"), HOT_REQUESTS, ids=IDS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_a_mutated_request_is_read_as_the_generic_decoder_reads_it(
     api_key: int, parse: Any, requests: Any, version: int, data: st.DataObject
