@@ -13,7 +13,7 @@ from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from catchwater.config import CatchwaterError
 from catchwater.demo.retail import InvoiceLine
@@ -34,23 +34,31 @@ class BadCsv(CatchwaterError):
     """A file that is not readable as invoice lines."""
 
 
-def invoice_lines(path: Path) -> Iterator[InvoiceLine]:
-    """Every row of the file, in file order.
+class Row(NamedTuple):
+    """One row of the file: its cells by column, and the invoice line they make."""
+
+    cells: dict[str, str]
+    line: InvoiceLine
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """Every row of the file, in file order, at least one.
 
     Rows without a customer belong to `guest:<invoice>`. Raises `BadCsv`.
     """
-    for line, row in csv_rows(path):
+    for number, cells in _cells(path):
         try:
-            yield _invoice_line(row)
+            line = _invoice_line(cells)
         except _BadCell as bad:
             raise BadCsv(
-                f"{path}, line {line}, column {bad.column}: {bad.value!r} is not {bad.wanted}",
+                f"{path}, line {number}, column {bad.column}: {bad.value!r} is not {bad.wanted}",
                 hint="mend or remove the row",
             ) from None
+        yield Row(cells, line)
 
 
-def csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line number, column -> text) of every row, at least one. Raises `BadCsv`."""
+def _cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """(line number, column -> text) of every row."""
     try:
         with _open_text(path) as text:
             reader = csv.reader(text, strict=True)
@@ -81,11 +89,6 @@ def csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         raise BadCsv(f"{path}, line {reader.line_num}: {error}") from error
 
 
-def row_id(row: dict[str, str]) -> str:
-    """The same for two rows exactly when all their columns are the same."""
-    return blake2b("\x1f".join(row.values()).encode(), digest_size=10).hexdigest()
-
-
 def _open_text(path: Path) -> IO[str]:
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
@@ -113,7 +116,8 @@ def _invoice_line(row: dict[str, str]) -> InvoiceLine:
         raise _BadCell("InvoiceNo", invoice, "an invoice number")
     return InvoiceLine(
         customer=row["CustomerID"].removesuffix(".0") or f"guest:{invoice}",
-        id=row_id(row),
+        # The same for two rows exactly when all their columns are the same.
+        id=blake2b("\x1f".join(row.values()).encode(), digest_size=10).hexdigest(),
         at=_milliseconds(row["InvoiceDate"]),
         invoice=invoice,
         stock_code=row["StockCode"],

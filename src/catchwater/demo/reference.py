@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from catchwater.demo.card_risk import Txn
-from catchwater.demo.online_retail import csv_rows, row_id
+from catchwater.demo.online_retail import read_rows
 
 
 @dataclass
@@ -74,12 +74,12 @@ def retail(path: Path) -> Expected:
     seen: set[str] = set()
     shelves: dict[tuple[str, str], list[str]] = defaultdict(list)
     paid: dict[str, list[tuple[datetime, Decimal]]] = defaultdict(list)
-    for _, row in csv_rows(path):
+    for row, line in read_rows(path):
         expected.events += 1
-        if row_id(row) in seen:
+        if line.id in seen:
             expected.duplicates += 1
             continue
-        seen.add(row_id(row))
+        seen.add(line.id)
         customer = row["CustomerID"].removesuffix(".0") or "guest:" + row["InvoiceNo"]
         units = int(row["Quantity"])
         moment = datetime.fromisoformat(row["InvoiceDate"])
@@ -93,7 +93,7 @@ def retail(path: Path) -> Expected:
             expected.add(
                 {
                     "customer": customer,
-                    "id": row_id(row),
+                    "id": line.id,
                     "rule": "returned-more-than-bought" if never_bought else "cancellation",
                     "invoice": row["InvoiceNo"],
                     "stock_code": row["StockCode"],

@@ -10,7 +10,7 @@ from catchwater.demo import reference
 from catchwater.demo.card_risk import CardRisk
 from catchwater.demo.feeder import Event
 from catchwater.demo.generator import Recipe, payments
-from catchwater.demo.online_retail import invoice_lines
+from catchwater.demo.online_retail import read_rows
 from catchwater.demo.reference import Expected
 from catchwater.demo.retail import RetailReturns
 from catchwater.pipeline.function import FunctionSpec, spec_of
@@ -63,7 +63,7 @@ def online_retail(path: Path) -> Scenario:
 
     def stream() -> Iterator[Event]:
         encode = msgspec.json.Encoder().encode
-        for line in invoice_lines(path):
+        for _, line in read_rows(path):
             yield Event(line.customer.encode(), encode(line), line.at)
 
     return Scenario(

@@ -1,0 +1,65 @@
+"""A restore is explained, asked for, refused where history is gone, and deletes nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from catchwater.recovery.contract import PartitionTail
+
+
+@pytest.fixture(autouse=True)
+def log_begins_at_15(monkeypatch: pytest.MonkeyPatch) -> None:
+    tails = {("payments", 0): PartitionTail(15, 100, 1_000)}
+    monkeypatch.setattr("catchwater.cli.pipeline.tails_of", lambda config, checkpoints: tails)
+
+
+def test_every_checkpoint_is_explained(catchwater: Any, pipeline_file: Path) -> None:
+    rows = json.loads(catchwater("recovery", "explain", pipeline_file, "--json").out)
+    assert [(row["checkpoint"], row["restorable"], row["replay_records"]) for row in rows] == [
+        (0, False, 90), (1, True, 80), (2, True, 70),
+    ]  # fmt: skip
+    assert "begins at offset 15" in rows[0]["why_not"]
+
+
+def test_a_restore_moves_what_came_after_aside(catchwater: Any, pipeline_file: Path) -> None:
+    answer = catchwater("recovery", "restore", pipeline_file, "--checkpoint", 1, "--yes")
+    folder = pipeline_file.parent / "checkpoint"
+    assert answer.code == 0
+    assert {path.name for path in (folder / "commits").iterdir()} == {"0", "1"}
+    aside = folder / "catchwater" / "replayed"
+    assert {path.name for path in (aside / "offsets").iterdir()} == {"2", "3"}
+
+
+def test_a_dry_run_changes_nothing(catchwater: Any, pipeline_file: Path) -> None:
+    answer = catchwater("recovery", "restore", pipeline_file, "--checkpoint", 1, "--dry-run")
+    assert answer.code == 0
+    assert "80 records" in answer.err
+    assert (pipeline_file.parent / "checkpoint" / "commits" / "2").exists()
+
+
+def test_without_yes_and_without_an_answer_nothing_changes(
+    catchwater: Any, pipeline_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda *prompt: "n")
+    answer = catchwater("recovery", "restore", pipeline_file, "--checkpoint", 1)
+    assert answer.code == 1
+    assert (pipeline_file.parent / "checkpoint" / "commits" / "2").exists()
+
+
+def test_a_checkpoint_whose_history_is_gone_is_refused_with_exit_5(
+    catchwater: Any, pipeline_file: Path
+) -> None:
+    answer = catchwater("recovery", "restore", pipeline_file, "--checkpoint", 0, "--yes")
+    assert answer.code == 5
+    assert "from offset 10 on, and the log begins at offset 15" in answer.err
+    assert (pipeline_file.parent / "checkpoint" / "commits" / "2").exists()
+
+
+def test_a_checkpoint_that_is_not_there_is_a_usage_error(
+    catchwater: Any, pipeline_file: Path
+) -> None:
+    answer = catchwater("recovery", "restore", pipeline_file, "--checkpoint", 9, "--yes")
+    assert answer.code == 2
+    assert "there are: 0, 1, 2" in answer.err
