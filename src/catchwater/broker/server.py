@@ -70,7 +70,9 @@ class Connection(asyncio.BufferedProtocol):
         self._held_bytes = 0
         self._unsent: deque[memoryview] = deque()
         self.host = ""
-        self.made_s = self.last_frame_s = server.broker.clock.monotonic_s()
+        self.is_new = True
+        """Until the first good request."""
+        self.last_frame_s = server.broker.clock.monotonic_s()
 
     # --- asyncio's side ------------------------------------------------------------------
 
@@ -164,6 +166,7 @@ class Connection(asyncio.BufferedProtocol):
             frame.release()
             return
         api, later = started
+        self.is_new = False
         self._frames.max_frame_bytes = self._broker.config.socket_request_max_bytes
         self._in_flight.append(Slot(api, later, size_bytes, started_s))
         later.future.add_done_callback(self._answer)
@@ -302,8 +305,7 @@ class Server:
             await self.broker.clock.sleep(1.0)
             now_s = self.broker.clock.monotonic_s()
             for connection in list(self._connections):
-                is_new = connection.last_frame_s == connection.made_s
-                limit_s = min(FIRST_REQUEST_S, idle_s) if is_new else idle_s
+                limit_s = min(FIRST_REQUEST_S, idle_s) if connection.is_new else idle_s
                 if not connection.is_busy and now_s - connection.last_frame_s > limit_s:
                     connection.refuse("idle", f"no request for {limit_s:.0f} seconds.")
 

@@ -18,6 +18,7 @@ MAX_METADATA_BYTES = 4096
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """Store all good positions together, then answer each."""
     instance_id = getattr(request, "group_instance_id", None)
     member = (request.member_id, instance_id, request.generation_id_or_member_epoch)
     refusal = ErrorCode.INVALID_GROUP_ID

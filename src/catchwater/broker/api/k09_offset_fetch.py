@@ -17,6 +17,7 @@ _NONE = OffsetCommit(offset=-1)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """Read the groups' positions from the catalog."""
     if call.version < 8:
         return await _group(broker, request)
     return {"groups": [await _group(broker, group) for group in request.groups]}

@@ -15,6 +15,7 @@ _GROUP = 0
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """Name this broker for every group."""
     if call.version >= 4:
         keys = request.coordinator_keys
         return {"coordinators": [_coordinator(broker, request.key_type, key) for key in keys]}

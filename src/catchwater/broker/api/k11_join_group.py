@@ -20,6 +20,7 @@ _LONGEST_CLIENT_ID = 64
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """Wait for the next generation, or refuse."""
     error = _refusal(request)
     if error is not ErrorCode.NONE:
         return _fields(Joined(error, request.member_id), call.version)

@@ -9,6 +9,7 @@ from catchwater.broker.broker import Api, Broker, Call, Fields
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """Note that the member lives."""
     instance_id = getattr(request, "group_instance_id", None)
     member = (request.member_id, instance_id, request.generation_id)
     return {"error_code": broker.groups.heartbeat(request.group_id, member)}

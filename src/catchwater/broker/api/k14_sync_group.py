@@ -10,6 +10,7 @@ from catchwater.broker.broker import Api, Broker, Call, Fields
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """Wait for the leader's assignment."""
     instance_id = getattr(request, "group_instance_id", None)
     protocol_type = getattr(request, "protocol_type", None)
     synced = await broker.groups.sync(

@@ -1,33 +1,27 @@
 """DescribeGroups (15), v0-6: a group's state and members.
 
+A group without members is Empty while it has committed positions, and does not exist without.
+
 Version notes: v4 (KIP-345) adds instance ids, v6 (KIP-1043) says GROUP_ID_NOT_FOUND for a group
-without members, which before was shown as Dead.
+that does not exist, which before was shown as Dead.
 """
 
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.groups import Group, Member
+from catchwater.broker.groups import Group, GroupState, Member
 from catchwater.wire.errors import ErrorCode
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    return {"groups": [_group(broker, name, call.version) for name in request.groups]}
+    """Describe the groups that have members."""
+    return {"groups": [await _group(broker, name, call.version) for name in request.groups]}
 
 
-def _group(broker: Broker, group_id: str, version: int) -> dict[str, Any]:
+async def _group(broker: Broker, group_id: str, version: int) -> dict[str, Any]:
     group = broker.groups.groups.get(group_id)
     if group is None:
-        error = ErrorCode.GROUP_ID_NOT_FOUND if version >= 6 else ErrorCode.NONE
-        message = f"Group {group_id} has no members." if version >= 6 else None
-        return {
-            "error_code": error,
-            "error_message": message,
-            "group_id": group_id,
-            "group_state": "Dead",
-            "protocol_type": "",
-            "protocol_data": "",
-        }
+        return await _without_members(broker, group_id, version)
     return {
         "error_code": ErrorCode.NONE,
         "error_message": None,
@@ -36,6 +30,19 @@ def _group(broker: Broker, group_id: str, version: int) -> dict[str, Any]:
         "protocol_type": group.protocol_type or "",
         "protocol_data": group.protocol or "",
         "members": [_member(group, member) for member in group.members.values()],
+    }
+
+
+async def _without_members(broker: Broker, group_id: str, version: int) -> dict[str, Any]:
+    exists = bool(await broker.log.committed(group_id))
+    says_so = not exists and version >= 6
+    return {
+        "error_code": ErrorCode.GROUP_ID_NOT_FOUND if says_so else ErrorCode.NONE,
+        "error_message": f"There is no group {group_id}." if says_so else None,
+        "group_id": group_id,
+        "group_state": GroupState.EMPTY.value if exists else "Dead",
+        "protocol_type": "consumer" if exists else "",
+        "protocol_data": "",
     }
 
 

@@ -14,6 +14,7 @@ _TYPE = "classic"
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """List what the filters leave."""
     states = {state.lower() for state in getattr(request, "states_filter", ())}
     types = {kind.lower() for kind in getattr(request, "types_filter", ())}
     return {

@@ -14,6 +14,7 @@ from catchwater.wire.errors import ErrorCode
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """List the router's table."""
     return _fields(broker, ErrorCode.NONE)
 
 

@@ -12,6 +12,7 @@ from catchwater.wire.errors import ErrorCode
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """Delete each topic for itself; a request may succeed in part."""
     if call.version >= 6:
         wanted = [(t.name, t.topic_id) for t in request.topics]
     else:

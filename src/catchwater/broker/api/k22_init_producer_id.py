@@ -15,6 +15,7 @@ from catchwater.wire.errors import ErrorCode
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """Give the next id."""
     if request.transactional_id is not None:
         return {
             "error_code": ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,

@@ -13,6 +13,7 @@ _ONLY_EPOCH = 0
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """Tell where the only epoch ends."""
     return {
         "topics": [
             {

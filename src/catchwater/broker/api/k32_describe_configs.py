@@ -22,6 +22,7 @@ _FROM_TOPIC, _FROM_STATIC_BROKER, _FROM_DEFAULT = 1, 4, 5
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """Describe each resource for itself."""
     return {"results": [_resource(broker, resource) for resource in request.resources]}
 
 

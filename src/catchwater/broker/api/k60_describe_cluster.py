@@ -13,6 +13,7 @@ _BROKERS = 1
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """Describe this broker."""
     endpoint_type = getattr(request, "endpoint_type", _BROKERS)
     if endpoint_type != _BROKERS:
         return error_fields(ErrorCode.UNSUPPORTED_ENDPOINT_TYPE) | {"cluster_id": ""}

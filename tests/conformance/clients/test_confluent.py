@@ -1,0 +1,178 @@
+"""librdkafka (confluent-kafka) with its default settings against a real broker."""
+
+import time
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
+
+DEADLINE_S = 60.0
+
+
+def producer(broker, **settings):
+    settings = {key.replace("_", "."): value for key, value in settings.items()}
+    return Producer({"bootstrap.servers": broker.bootstrap} | settings)
+
+
+def consumer(broker, group, **settings):
+    settings = {key.replace("_", "."): value for key, value in settings.items()}
+    return Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+        | settings
+    )
+
+
+def write(broker, topic, records, **settings):
+    failed = []
+    client = producer(broker, queue_buffering_max_messages=1_000_000, **settings)
+    for index, (key, value) in enumerate(records):
+        client.produce(
+            topic, value, key, on_delivery=lambda error, _: error and failed.append(error)
+        )
+        if index % 10_000 == 0:
+            client.poll(0)
+    assert client.flush(DEADLINE_S) == 0
+    assert not failed
+
+
+def read(client, count):
+    records = []
+    deadline = time.monotonic() + DEADLINE_S
+    while len(records) < count and time.monotonic() < deadline:
+        for message in client.consume(10_000, 1.0):
+            assert message.error() is None, message.error()
+            records.append((message.offset(), message.key().decode(), message.value().decode()))
+    return records
+
+
+def test_an_idempotent_producer_and_an_assigned_consumer_agree(broker, codec, wanted, assert_read):
+    topic = f"confluent-{codec}"
+    write(broker, topic, wanted, compression_type=codec, enable_idempotence=True)
+    client = consumer(broker, "unused")
+    client.assign([TopicPartition(topic, 0, 0)])
+    assert_read(read(client, len(wanted)), wanted)
+    assert client.get_watermark_offsets(TopicPartition(topic, 0)) == (0, len(wanted))
+    client.close()
+
+
+@pytest.mark.parametrize("acks", [0, 1])
+def test_weaker_acks_are_taken(broker, acks, wanted, assert_read):
+    topic = f"confluent-acks-{acks}"
+    write(broker, topic, wanted[:1000], acks=acks)
+    client = consumer(broker, "unused")
+    client.assign([TopicPartition(topic, 0, 0)])
+    assert_read(read(client, 1000), wanted[:1000])
+    client.close()
+
+
+def test_a_group_shares_partitions_and_goes_on_where_it_stopped(broker, wanted):
+    topic = "confluent-group"
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.create_topics([NewTopic(topic, 4, 1)])[topic].result(10)
+    write(broker, topic, wanted[:20_000])
+    first, second = consumer(broker, "sharing"), consumer(broker, "sharing")
+    first.subscribe([topic])
+    second.subscribe([topic])
+    seen = []
+    deadline = time.monotonic() + DEADLINE_S
+    while len(seen) < 20_000 and time.monotonic() < deadline:
+        for client in (first, second):
+            for message in client.consume(1000, 0.1):
+                assert message.error() is None, message.error()
+                seen.append((message.partition(), message.offset()))
+            if len(client.assignment()) == 2:
+                client.commit(asynchronous=False)
+    assert {len(first.assignment()), len(second.assignment())} == {2}
+    first.commit(asynchronous=False)
+    second.commit(asynchronous=False)
+    first.close()
+    second.close()
+    assert len(set(seen)) == 20_000
+
+    third = consumer(broker, "sharing")
+    committed = third.committed([TopicPartition(topic, p) for p in range(4)], 10)
+    assert sum(position.offset for position in committed) == 20_000
+    write(broker, topic, wanted[:10])
+    third.subscribe([topic])
+    assert len(read(third, 10)) == 10
+    third.close()
+
+
+def test_committed_positions_outlive_the_broker(make_broker, wanted):
+    broker = make_broker()
+    write(broker, "t", wanted[:100])
+    client = consumer(broker, "lasting")
+    client.commit(offsets=[TopicPartition("t", 0, 42)], asynchronous=False)
+    broker.kill()
+    broker.start()
+    assert client.committed([TopicPartition("t", 0)], 20)[0].offset == 42
+    client.close()
+
+
+def test_a_subscribed_consumer_goes_on_after_a_restart(make_broker, wanted):
+    broker = make_broker()
+    write(broker, "t", wanted[:100])
+    client = consumer(broker, "g")
+    client.subscribe(["t"])
+    assert len(read(client, 100)) == 100
+    client.commit(asynchronous=False)
+    broker.restart()
+    write(broker, "t", wanted[:10])
+    started_s = time.monotonic()
+    offsets = []
+    while len(offsets) < 10 and time.monotonic() < started_s + DEADLINE_S:
+        offsets += [m.offset() for m in client.consume(10, 1.0) if m.error() is None]
+    assert offsets == list(range(100, 110))
+    client.close()
+
+
+def test_admin_creates_describes_and_deletes(broker):
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    topic = "confluent-admin"
+    new = NewTopic(topic, 3, 1, config={"retention.ms": "12345"})
+    admin.create_topics([new])[topic].result(10)
+    assert len(admin.list_topics(topic, 10).topics[topic].partitions) == 3
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    config = admin.describe_configs([resource])[resource].result(10)
+    assert config["retention.ms"].value == "12345"
+    assert config["cleanup.policy"].value == "delete"
+    with pytest.raises(KafkaException) as caught:
+        admin.create_topics([new])[topic].result(10)
+    assert caught.value.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
+    admin.delete_topics([topic])[topic].result(10)
+    assert topic not in admin.list_topics(timeout=10).topics
+
+
+def test_the_broker_tells_where_its_control_api_is(broker):
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    resource = ConfigResource(ConfigResource.Type.BROKER, "1")
+    config = admin.describe_configs([resource])[resource].result(10)
+    assert config["catchwater.control.url"].value == broker.control_url
+
+
+def test_a_transactional_producer_is_told_no_at_once(broker):
+    client = producer(broker, transactional_id="tx")
+    with pytest.raises(KafkaException) as caught:
+        client.init_transactions(20)
+    assert caught.value.args[0].code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+
+
+def test_offsets_are_found_by_time(broker):
+    topic = "confluent-times"
+    client = producer(broker, acks=-1)
+    for second in range(10):
+        client.produce(topic, b"x", timestamp=1_700_000_000_000 + second * 1000)
+        client.flush(10)
+    reader = consumer(broker, "unused")
+    asked = {1_700_000_000_000: 0, 1_700_000_004_500: 5, 1_700_000_009_000: 9}
+    for time_ms, offset in asked.items():
+        (found,) = reader.offsets_for_times([TopicPartition(topic, 0, time_ms)], 10)
+        assert found.offset == offset
+    (none,) = reader.offsets_for_times([TopicPartition(topic, 0, 1_800_000_000_000)], 10)
+    assert none.offset == -1
+    reader.close()

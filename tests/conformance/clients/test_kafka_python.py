@@ -1,0 +1,69 @@
+"""kafka-python against a real broker: produce, subscribe, seek."""
+
+import io
+from types import SimpleNamespace
+
+import cramjam
+import pytest
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition, codec
+
+
+@pytest.fixture(autouse=True)
+def codecs(monkeypatch):
+    """kafka-python's optional codecs, out of the library that we have anyway."""
+    snappy = SimpleNamespace(
+        compress=lambda data: bytes(cramjam.snappy.compress_raw(bytes(data))),
+        decompress=lambda data: bytes(cramjam.snappy.decompress_raw(bytes(data))),
+    )
+    zstd = SimpleNamespace(
+        ZstdCompressor=lambda: SimpleNamespace(
+            compress=lambda data: bytes(cramjam.zstd.compress(bytes(data)))
+        ),
+        ZstdDecompressor=lambda: SimpleNamespace(
+            stream_reader=lambda stream, **_: io.BytesIO(
+                bytes(cramjam.zstd.decompress(stream.read()))
+            )
+        ),
+    )
+    monkeypatch.setattr(codec, "snappy", snappy)
+    monkeypatch.setattr(codec, "zstd", zstd)
+
+
+def test_what_is_written_is_read_by_a_group(broker, codec, wanted, assert_read):
+    topic = f"kafka-python-{codec}"
+    producer = KafkaProducer(
+        bootstrap_servers=broker.bootstrap,
+        compression_type=None if codec == "none" else codec,
+        linger_ms=20,
+        batch_size=65_536,
+    )
+    futures = [producer.send(topic, v.encode(), k.encode()) for k, v in wanted]
+    producer.flush(60)
+    assert futures[-1].get(10).offset == len(wanted) - 1
+    producer.close()
+    consumer = KafkaConsumer(
+        topic,
+        bootstrap_servers=broker.bootstrap,
+        group_id=f"kafka-python-{codec}",
+        auto_offset_reset="earliest",
+        consumer_timeout_ms=20_000,
+    )
+    messages = (next(consumer) for _ in wanted)
+    assert_read(((m.offset, m.key.decode(), m.value.decode()) for m in messages), wanted)
+    consumer.close()
+
+
+def test_an_assigned_consumer_seeks(broker):
+    producer = KafkaProducer(bootstrap_servers=broker.bootstrap)
+    for index in range(100):
+        producer.send("kafka-python-seek", b"%d" % index)
+    producer.flush(20)
+    producer.close()
+    consumer = KafkaConsumer(bootstrap_servers=broker.bootstrap, consumer_timeout_ms=10_000)
+    partition = TopicPartition("kafka-python-seek", 0)
+    consumer.assign([partition])
+    consumer.seek(partition, 90)
+    assert [int(next(consumer).value) for _ in range(10)] == list(range(90, 100))
+    assert consumer.beginning_offsets([partition]) == {partition: 0}
+    assert consumer.end_offsets([partition]) == {partition: 100}
+    consumer.close()

@@ -1,0 +1,179 @@
+"""Fetch: whole batches, in the client's order, with a bound, waiting when there is nothing."""
+
+import asyncio
+import uuid
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from kio.schema.fetch.v11 import request as v11
+from kio.schema.fetch.v13 import request as v13
+from kio.static.primitive import i32Timedelta
+
+from catchwater.log.append import Submission
+from catchwater.wire.batch import read_single
+
+LARGE = 10_000_000
+
+
+def fetch(*partitions, topic="t", **changes: Any) -> v11.FetchRequest:
+    """Each partition is (index, offset) or (index, offset, max_bytes)."""
+    wait_ms = changes.pop("wait_ms", 0)
+    values = {"min_bytes": 1, "max_bytes": LARGE, "isolation_level": 0} | changes
+    wanted = [p if len(p) == 3 else (*p, LARGE) for p in partitions]
+    return v11.FetchRequest(
+        replica_id=values.pop("replica_id", -1),
+        max_wait=i32Timedelta.parse(timedelta(milliseconds=wait_ms)),
+        topics=(
+            v11.FetchTopic(
+                topic=topic,
+                partitions=tuple(
+                    v11.FetchPartition(partition=i, fetch_offset=o, partition_max_bytes=m)
+                    for i, o, m in wanted
+                ),
+            ),
+        )
+        if wanted
+        else (),
+        forgotten_topics_data=(),
+        **values,
+    )
+
+
+def answers(reply) -> list[tuple[int, str, int]]:
+    return [
+        (p.partition_index, p.error_code.name, len(p.records or b""))
+        for p in reply.responses[0].partitions
+    ]
+
+
+@pytest.fixture
+async def topic(client):
+    return await client.log.create_topic("t", 3)
+
+
+@pytest.fixture
+def append(client, topic, batch):
+    def append(index: int, data: bytes | None = None) -> int:
+        view = memoryview(data or batch(10))
+        client.log.submit([Submission((topic.id, index), read_single(view), view, None)])
+        return len(view)
+
+    return append
+
+
+async def test_whole_batches_are_sent_with_their_final_offsets(client, append) -> None:
+    size = append(0)
+    append(0)
+    reply = await client.send(fetch((0, 5)))
+    assert answers(reply) == [(0, "none", 2 * size)]
+    partition = reply.responses[0].partitions[0]
+    assert (partition.high_watermark, partition.last_stable_offset) == (20, 20)
+    first, second = partition.records[:8], partition.records[size : size + 8]
+    assert (int.from_bytes(first, "big"), int.from_bytes(second, "big")) == (0, 10)
+
+
+async def test_only_the_first_batch_of_a_request_may_exceed_its_bounds(client, append) -> None:
+    size = append(0)
+    append(1)
+    assert answers(await client.send(fetch((0, 0, 1), (1, 0, 1)))) == [
+        (0, "none", size),
+        (1, "none", 0),
+    ]
+    # The client's order decides who is first.
+    assert answers(await client.send(fetch((1, 0), (0, 0), max_bytes=0))) == [
+        (1, "none", size),
+        (0, "none", 0),
+    ]
+
+
+@pytest.mark.parametrize("offset", [-1, 11, 2**63 - 1])
+async def test_an_offset_out_of_range_is_answered_at_once(client, append, offset) -> None:
+    append(0)
+    reply = await client.send(fetch((0, offset), wait_ms=60_000))
+    assert answers(reply) == [(0, "offset_out_of_range", 0)]
+
+
+async def test_an_append_ends_the_wait(client, append) -> None:
+    waiting = asyncio.ensure_future(client.send(fetch((0, 0), wait_ms=60_000)))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    size = append(0)
+    assert answers(await waiting) == [(0, "none", size)]
+
+
+async def test_the_wait_goes_on_until_there_is_enough(client, append) -> None:
+    waiting = asyncio.ensure_future(client.send(fetch((0, 0), wait_ms=60_000, min_bytes=300)))
+    sizes = 0
+    while not waiting.done():
+        assert sizes < 1000
+        sizes += append(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+    assert answers(await waiting) == [(0, "none", sizes)]
+
+
+async def test_the_wait_ends_empty_when_its_time_is_over(client, topic) -> None:
+    reply = await client.send(fetch((0, 0), wait_ms=1))
+    assert answers(reply) == [(0, "none", 0)]
+
+
+async def test_unknown_topics_partitions_and_epochs_are_named(client, topic) -> None:
+    assert answers(await client.send(fetch((0, 0), topic="x", wait_ms=9))) == [
+        (0, "unknown_topic_or_partition", 0)
+    ]
+    assert answers(await client.send(fetch((7, 0), wait_ms=9))) == [
+        (7, "unknown_topic_or_partition", 0)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"session_id": 5, "session_epoch": 1}, "fetch_session_id_not_found"),
+        ({"session_id": 0, "session_epoch": 3}, "invalid_fetch_session_epoch"),
+        ({"replica_id": 1}, "cluster_authorization_failed"),
+    ],
+)
+async def test_sessions_and_replicas_are_refused(client, topic, changes, error) -> None:
+    reply = await client.send(fetch((0, 0), **changes))
+    assert reply.error_code.name == error
+    assert not reply.responses
+
+
+async def test_a_full_fetch_that_wants_a_session_is_answered_without_one(client, append) -> None:
+    append(0)
+    reply = await client.send(fetch((0, 0), session_id=0, session_epoch=0))
+    assert reply.session_id == 0
+    assert reply.error_code.name == "none"
+
+
+async def test_an_empty_fetch_is_answered_at_once(client, topic) -> None:
+    assert (await client.send(fetch(wait_ms=60_000))).responses == ()
+
+
+async def test_topics_are_found_by_id(client, append, topic) -> None:
+    size = append(0)
+    for topic_id, expected in (
+        (topic.id, (0, "none", size)),
+        (b"\x09" * 16, (0, "unknown_topic_id", 0)),
+    ):
+        partition = v13.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=LARGE)
+        request = v13.FetchRequest(
+            replica_id=-1,
+            max_wait=i32Timedelta.parse(timedelta(0)),
+            min_bytes=1,
+            isolation_level=0,
+            topics=(v13.FetchTopic(topic_id=uuid.UUID(bytes=topic_id), partitions=(partition,)),),
+            forgotten_topics_data=(),
+        )
+        assert answers(await client.send(request)) == [expected]
+
+
+async def test_a_stopping_broker_ends_all_waits(client, topic) -> None:
+    waiting = asyncio.ensure_future(client.send(fetch((0, 0), wait_ms=60_000)))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    client.broker.draining.set()
+    assert answers(await waiting) == [(0, "none", 0)]

@@ -1,0 +1,66 @@
+"""Metadata: all topics, some topics, new topics."""
+
+import uuid
+
+import pytest
+from kio.schema.metadata.v0 import request as v0
+from kio.schema.metadata.v12 import request as v12
+
+from catchwater.config import BrokerConfig
+
+
+def ask(*names, create=True):
+    return v12.MetadataRequest(
+        topics=tuple(v12.MetadataRequestTopic(name=n, topic_id=None) for n in names),
+        allow_auto_topic_creation=create,
+        include_topic_authorized_operations=False,
+    )
+
+
+async def test_null_means_all_topics_and_an_empty_list_none(client) -> None:
+    await client.log.create_topic("b", 1)
+    await client.log.create_topic("a", 2)
+    everything = v12.MetadataRequest(topics=None, include_topic_authorized_operations=False)
+    reply = await client.send(everything)
+    assert [(t.name, len(t.partitions)) for t in reply.topics] == [("a", 2), ("b", 1)]
+    assert (await client.send(ask())).topics == ()
+    assert len((await client.send(v0.MetadataRequest(topics=()))).topics) == 2
+
+
+async def test_this_broker_is_the_cluster(client) -> None:
+    await client.log.create_topic("a", 1)
+    reply = await client.send(ask("a"))
+    ((broker,), (topic,)) = (reply.brokers, reply.topics)
+    assert (broker.node_id, broker.host, broker.port) == (1, "127.0.0.1", 9092)
+    assert (reply.controller_id, reply.cluster_id) == (1, "memory")
+    (partition,) = topic.partitions
+    assert (partition.leader_id, partition.leader_epoch, partition.isr_nodes) == (1, 0, (1,))
+
+
+async def test_a_missing_topic_is_created_when_both_sides_allow_it(client) -> None:
+    (topic,) = (await client.send(ask("new"))).topics
+    assert (topic.error_code.name, len(topic.partitions)) == ("none", 2)
+    (topic,) = (await client.send(ask("other", create=False))).topics
+    assert topic.error_code.name == "unknown_topic_or_partition"
+    client.broker.config = BrokerConfig(auto_create_topics_enable=False)
+    (topic,) = (await client.send(ask("other"))).topics
+    assert topic.error_code.name == "unknown_topic_or_partition"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ä", "a\x00", "x" * 250])
+async def test_an_illegal_name_is_never_created(client, name) -> None:
+    (topic,) = (await client.send(ask(name))).topics
+    assert topic.error_code.name in ("invalid_topic_exception",)
+    assert len(client.log.topics) == 0
+
+
+async def test_topics_are_found_by_id(client) -> None:
+    topic = await client.log.create_topic("a", 1)
+    for topic_id, name, error in (
+        (topic.id, "a", "none"),
+        (b"\x09" * 16, None, "unknown_topic_id"),
+    ):
+        wanted = v12.MetadataRequestTopic(name=None, topic_id=uuid.UUID(bytes=topic_id))
+        request = v12.MetadataRequest(topics=(wanted,), include_topic_authorized_operations=False)
+        (found,) = (await client.send(request)).topics
+        assert (found.name, found.error_code.name) == (name, error)

@@ -1,0 +1,88 @@
+"""CreateTopics: what is made, and every reason not to."""
+
+from typing import Any
+
+import pytest
+from kio.schema.create_topics.v7 import request as v7
+
+
+def create(*topics: dict[str, Any], validate_only: bool = False) -> v7.CreateTopicsRequest:
+    return v7.CreateTopicsRequest(
+        topics=tuple(
+            v7.CreatableTopic(
+                name=t.get("name", "t"),
+                num_partitions=t.get("partitions", 1),
+                replication_factor=t.get("replicas", 1),
+                assignments=tuple(
+                    v7.CreatableReplicaAssignment(partition_index=i, broker_ids=ids)
+                    for i, ids in t.get("assignments", ())
+                ),
+                configs=tuple(
+                    v7.CreatableTopicConfig(name=n, value=v) for n, v in t.get("configs", ())
+                ),
+            )
+            for t in topics
+        ),
+        validate_only=validate_only,
+    )
+
+
+def errors(reply) -> list[str]:
+    return [t.error_code.name for t in reply.topics]
+
+
+async def test_a_topic_is_made_as_asked(client) -> None:
+    reply = await client.send(create({"partitions": 3, "configs": [("retention.ms", "5")]}))
+    (made,) = reply.topics
+    assert (made.error_code.name, made.num_partitions, made.replication_factor) == ("none", 3, 1)
+    topic = client.log.topics.get("t")
+    assert made.topic_id.bytes == topic.id
+    assert (topic.partitions, topic.config) == (3, {"retention.ms": "5"})
+
+
+async def test_minus_one_means_the_brokers_default(client) -> None:
+    await client.send(create({"partitions": -1, "replicas": -1}))
+    assert client.log.topics.get("t").partitions == 2
+
+
+async def test_a_manual_assignment_to_this_broker_is_taken(client) -> None:
+    wanted = {"partitions": -1, "replicas": -1, "assignments": [(0, (1,)), (1, (1,))]}
+    assert errors(await client.send(create(wanted))) == ["none"]
+    assert client.log.topics.get("t").partitions == 2
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error"),
+    [
+        ({"name": "a/b"}, "invalid_topic_exception"),
+        ({"name": ".."}, "invalid_topic_exception"),
+        ({"partitions": 0}, "invalid_partitions"),
+        ({"partitions": -2}, "invalid_partitions"),
+        ({"partitions": 1_000_000}, "invalid_partitions"),
+        ({"replicas": 99}, "invalid_replication_factor"),
+        ({"assignments": [(1, (1,))]}, "invalid_replica_assignment"),
+        ({"assignments": [(0, (1, 2))]}, "invalid_replica_assignment"),
+        ({"configs": [("retention.msx", "1")]}, "invalid_config"),
+        ({"configs": [("retention.ms", "soon")]}, "invalid_config"),
+        ({"configs": [("retention.ms", None)]}, "invalid_config"),
+        ({"configs": [("retention.ms", "-2")]}, "invalid_config"),
+        ({"configs": [("retention.ms", "9" * 30)]}, "invalid_config"),
+        ({"configs": [("cleanup.policy", "compact")]}, "invalid_config"),
+    ],
+)
+async def test_what_cannot_be_is_refused_and_not_made(client, wanted, error) -> None:
+    (refused,) = (await client.send(create(wanted))).topics
+    assert refused.error_code.name == error
+    assert refused.error_message
+    assert len(client.log.topics) == 0
+
+
+async def test_a_topic_is_made_once(client) -> None:
+    assert errors(await client.send(create({}, {}))) == ["invalid_request"] * 2
+    assert errors(await client.send(create({}))) == ["none"]
+    assert errors(await client.send(create({}))) == ["topic_already_exists"]
+
+
+async def test_validation_alone_makes_nothing(client) -> None:
+    assert errors(await client.send(create({}, validate_only=True))) == ["none"]
+    assert len(client.log.topics) == 0

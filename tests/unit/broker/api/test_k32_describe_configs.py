@@ -1,0 +1,154 @@
+"""DescribeConfigs, DescribeCluster, InitProducerId, FindCoordinator, DeleteTopics, ListOffsets."""
+
+import uuid
+from datetime import timedelta
+
+import pytest
+from kio.schema.delete_topics.v6 import request as delete_v6
+from kio.schema.describe_cluster.v1.request import DescribeClusterRequest
+from kio.schema.describe_configs.v4 import request as v4
+from kio.schema.find_coordinator.v1.request import FindCoordinatorRequest as FindOne
+from kio.schema.find_coordinator.v4.request import FindCoordinatorRequest as FindMany
+from kio.schema.init_producer_id.v4.request import InitProducerIdRequest
+from kio.schema.list_offsets.v6 import request as list_v6
+from kio.schema.offset_for_leader_epoch.v4 import request as epoch_v4
+from kio.static.primitive import i32Timedelta
+
+SECOND = i32Timedelta.parse(timedelta(seconds=1))
+
+
+def describe(kind: int, name: str, *keys: str) -> v4.DescribeConfigsRequest:
+    resource = v4.DescribeConfigsResource(
+        resource_type=kind, resource_name=name, configuration_keys=keys or None
+    )
+    return v4.DescribeConfigsRequest(resources=(resource,))
+
+
+async def test_the_brokers_settings_lead_to_the_control_api(client) -> None:
+    client.broker.control_url = "http://127.0.0.1:1"
+    (result,) = (await client.send(describe(4, "1", "catchwater.control.url"))).results
+    assert [(c.name, c.value) for c in result.configs] == [
+        ("catchwater.control.url", "http://127.0.0.1:1")
+    ]
+    (result,) = (await client.send(describe(4, "1"))).results
+    values = {c.name: c.value for c in result.configs}
+    assert values["num.partitions"] == "2"
+    assert values["auto.create.topics.enable"] == "true"
+    assert values["listeners"] == "127.0.0.1:9092"
+
+
+async def test_a_topics_settings_show_where_they_come_from(client) -> None:
+    await client.log.create_topic("t", 1, {"retention.ms": "5"})
+    (result,) = (await client.send(describe(2, "t"))).results
+    found = {c.name: (c.value, c.config_source) for c in result.configs}
+    assert found["retention.ms"] == ("5", 1)
+    assert found["cleanup.policy"] == ("delete", 5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "error"),
+    [
+        (2, "x", "unknown_topic_or_partition"),
+        (4, "7", "invalid_request"),
+        (99, "", "invalid_request"),
+    ],
+)
+async def test_what_is_not_there_is_not_described(client, kind, name, error) -> None:
+    (result,) = (await client.send(describe(kind, name))).results
+    assert (result.error_code.name, result.configs) == (error, ())
+
+
+async def test_the_cluster_is_this_broker(client) -> None:
+    ask = DescribeClusterRequest(include_cluster_authorized_operations=False)
+    reply = await client.send(ask)
+    assert (reply.cluster_id, [b.port for b in reply.brokers]) == ("memory", [9092])
+    controllers = DescribeClusterRequest(
+        include_cluster_authorized_operations=False, endpoint_type=2
+    )
+    assert (await client.send(controllers)).error_code.name == "unsupported_endpoint_type"
+
+
+async def test_producer_ids_are_given_once_and_transactions_refused(client) -> None:
+    ask = InitProducerIdRequest(transactional_id=None, transaction_timeout=SECOND)
+    first, second = await client.send(ask), await client.send(ask)
+    assert (first.error_code.name, first.producer_epoch) == ("none", 0)
+    assert first.producer_id != second.producer_id
+    ask = InitProducerIdRequest(transactional_id="x", transaction_timeout=SECOND)
+    refused = await client.send(ask)
+    assert refused.error_code.name == "transactional_id_authorization_failed"
+    assert refused.producer_id == -1
+
+
+async def test_every_group_is_coordinated_here_and_no_transaction(client) -> None:
+    one = await client.send(FindOne(key="g", key_type=0))
+    assert (one.node_id, one.port) == (1, 9092)
+    many = await client.send(FindMany(key_type=0, coordinator_keys=("a", "b")))
+    assert [(c.key, c.node_id) for c in many.coordinators] == [("a", 1), ("b", 1)]
+    (refused,) = (await client.send(FindMany(key_type=1, coordinator_keys=("x",)))).coordinators
+    assert refused.error_code.name == "transactional_id_authorization_failed"
+
+
+async def test_topics_are_deleted_by_name_or_id(client) -> None:
+    by_id = await client.log.create_topic("b", 1)
+    await client.log.create_topic("a", 1)
+    wanted = [("a", None), (None, uuid.UUID(bytes=by_id.id)), ("x", None), (None, uuid.UUID(int=9))]
+    request = delete_v6.DeleteTopicsRequest(
+        topics=tuple(delete_v6.DeleteTopicState(name=n, topic_id=i) for n, i in wanted),
+        timeout=SECOND,
+    )
+    reply = await client.send(request)
+    assert [(r.name, r.error_code.name) for r in reply.responses] == [
+        ("a", "none"),
+        ("b", "none"),
+        ("x", "unknown_topic_or_partition"),
+        (None, "unknown_topic_id"),
+    ]
+    assert len(client.log.topics) == 0
+
+
+async def test_first_and_last_offsets_are_told_and_odd_timestamps_refused(client) -> None:
+    await client.log.create_topic("t", 1)
+    request = list_v6.ListOffsetsRequest(
+        replica_id=-1,
+        isolation_level=0,
+        topics=(
+            list_v6.ListOffsetsTopic(
+                name="t",
+                partitions=tuple(
+                    list_v6.ListOffsetsPartition(partition_index=index, timestamp=timestamp)
+                    for index, timestamp in ((0, -1), (0, -2), (0, -3), (0, 2**63 - 1), (5, -1))
+                ),
+            ),
+        ),
+    )
+    (topic,) = (await client.send(request)).topics
+    assert [(p.error_code.name, p.offset) for p in topic.partitions] == [
+        ("none", 0),
+        ("none", 0),
+        ("invalid_request", -1),
+        ("none", -1),
+        ("unknown_topic_or_partition", -1),
+    ]
+
+
+async def test_the_only_leader_epoch_ends_at_the_high_watermark(client) -> None:
+    await client.log.create_topic("t", 1)
+    partition = epoch_v4.OffsetForLeaderPartition
+    request = epoch_v4.OffsetForLeaderEpochRequest(
+        topics=(
+            epoch_v4.OffsetForLeaderTopic(
+                topic="t",
+                partitions=(
+                    partition(partition=0, leader_epoch=0),
+                    partition(partition=0, leader_epoch=3),
+                    partition(partition=9, leader_epoch=0),
+                ),
+            ),
+        ),
+    )
+    (topic,) = (await client.send(request)).topics
+    assert [(p.error_code.name, p.leader_epoch, p.end_offset) for p in topic.partitions] == [
+        ("none", 0, 0),
+        ("none", -1, -1),
+        ("unknown_topic_or_partition", -1, -1),
+    ]

@@ -1,0 +1,193 @@
+"""A broker without sockets: a log in memory, and requests answered as the server would."""
+
+import asyncio
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from catchwater.broker.broker import Broker
+from catchwater.broker.coordinator import Coordinator
+from catchwater.broker.groups import GroupLimits
+from catchwater.broker.metrics import Metrics
+from catchwater.broker.router import APIS, start
+from catchwater.catalog.base import OffsetCommit, PartitionKey, Topic, TopicExists, TopicUnknown
+from catchwater.clock import ManualClock
+from catchwater.config import Address, BrokerConfig
+from catchwater.log.append import Appended, Submission
+from catchwater.log.log import Read
+from catchwater.log.sequence import PartitionState
+from catchwater.wire.batch import patched
+from catchwater.wire.errors import ErrorCode
+from catchwater.wire.frames import ArenaPool, Frame, FrameBuffer, prefixed
+from catchwater.wire.messages import decode_reply, encode_request
+
+
+class MemoryTopics:
+    def __init__(self) -> None:
+        self.all: dict[str, Topic] = {}
+
+    def get(self, name: str) -> Topic | None:
+        return self.all.get(name)
+
+    def by_id(self, topic_id: bytes) -> Topic | None:
+        return next((t for t in self.all.values() if t.id == topic_id), None)
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter([self.all[name] for name in sorted(self.all)])
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+
+@dataclass
+class MemoryLog:
+    """As much of `catchwater.log.log.Log` as handlers use, each batch kept as bytes."""
+
+    cluster_id: str = "memory"
+    topics: MemoryTopics = field(default_factory=MemoryTopics)
+
+    def __post_init__(self) -> None:
+        self.batches: dict[PartitionKey, list[tuple[int, int, bytes]]] = {}
+        self.waiters: list[asyncio.Future[None]] = []
+        self.offsets: dict[str, dict[tuple[str, int], OffsetCommit]] = {}
+        self.ids = itertools.count(1)
+        self.held: list[asyncio.Future[list[Appended]]] | None = None
+
+    async def create_topic(
+        self, name: str, partitions: int, config: Mapping[str, str] | None = None
+    ) -> Topic:
+        if name in self.topics.all:
+            raise TopicExists(f"{name} exists.")
+        topic = Topic(next(self.ids).to_bytes(16, "big"), name, partitions, config or {})
+        self.topics.all[name] = topic
+        self.batches |= {(topic.id, index): [] for index in range(partitions)}
+        return topic
+
+    async def delete_topic(self, name: str) -> None:
+        if name not in self.topics.all:
+            raise TopicUnknown(f"{name} is not there.")
+        del self.topics.all[name]
+
+    def state(self, key: PartitionKey) -> PartitionState:
+        batches = self.batches[key]
+        return PartitionState(high_watermark=batches[-1][1] + 1 if batches else 0)
+
+    def submit(self, batches: Sequence[Submission]) -> asyncio.Future[list[Appended]]:
+        answers = []
+        for key, header, data, frame in batches:
+            base = self.state(key).high_watermark
+            head, rest = patched(data, base)
+            self.batches[key].append((base, base + header.last_offset_delta, head + bytes(rest)))
+            answers.append(Appended(ErrorCode.NONE, base, 0, 0))
+            if frame is not None:
+                frame.release()
+        future: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
+        future.set_result(answers)
+        waiters, self.waiters = self.waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        return future
+
+    async def read(
+        self, key: PartitionKey, offset: int, max_bytes: int, *, at_least_one: bool
+    ) -> Read:
+        end = self.state(key).high_watermark
+        if not 0 <= offset <= end:
+            return Read((), 0, end, 0, ErrorCode.OFFSET_OUT_OF_RANGE)
+        parts: list[bytes] = []
+        size = 0
+        for _, last, data in self.batches[key]:
+            if last >= offset:
+                if size + len(data) > max_bytes and not (at_least_one and not parts):
+                    break
+                parts.append(data)
+                size += len(data)
+        return Read(parts, size, end, 0)
+
+    def wait_for(self, keys: Iterable[PartitionKey]) -> asyncio.Future[None]:
+        self.waiters.append(asyncio.get_running_loop().create_future())
+        return self.waiters[-1]
+
+    async def offset_for_timestamp(self, key: PartitionKey, ms: int) -> tuple[int, int] | None:
+        return None
+
+    async def allocate_producer_id(self) -> int:
+        return next(self.ids)
+
+    async def commit_offsets(
+        self, group: str, offsets: Mapping[tuple[str, int], OffsetCommit]
+    ) -> None:
+        self.offsets.setdefault(group, {}).update(offsets)
+
+    async def committed(
+        self, group: str, keys: Iterable[tuple[str, int]] | None = None
+    ) -> dict[tuple[str, int], OffsetCommit]:
+        return dict(self.offsets.get(group, {}))
+
+
+class Client:
+    """Sends requests to the router as the server does, and decodes the replies by kio."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.arenas = ArenaPool()
+
+    @property
+    def log(self) -> Any:
+        return self.broker.log
+
+    def frame(self, data: bytes) -> Frame:
+        buffer = FrameBuffer(100_000_000, self.arenas)
+        (whole,) = [b"".join(prefixed([data]))]
+        view = buffer.get_buffer(len(whole))
+        assert len(view) >= len(whole)
+        view[: len(whole)] = whole
+        (frame,) = buffer.receive(len(whole))
+        return frame
+
+    async def send_bytes(self, data: bytes) -> bytes:
+        """One request without its length, to its reply without its length."""
+        _, later = start(self.broker, self.frame(data), "10.0.0.1")
+        return b"".join(later.encode(await later.future))
+
+    async def send(self, message: Any) -> Any:
+        """One of kio's requests, to kio's reply in the same version."""
+        data = await self.send_bytes(b"".join(encode_request(7, "test", message)))
+        if not data:
+            return None
+        correlation_id, reply = decode_reply(
+            message.__api_key__, message.__version__, memoryview(data)
+        )
+        assert correlation_id == 7
+        return reply
+
+
+@pytest.fixture
+def broker() -> Broker:
+    clock = ManualClock()
+    config = BrokerConfig(num_partitions=2)
+    log: Any = MemoryLog()
+    groups = Coordinator(GroupLimits(), clock)
+    return Broker(config, log, clock, groups, Metrics(), Address("127.0.0.1", 9092), APIS)
+
+
+@pytest.fixture
+def client(broker: Broker) -> Client:
+    return Client(broker)
+
+
+def encode(count: int = 1, **settings: Any) -> bytes:
+    """A batch of so many small records."""
+    from catchwater.wire.records import encode_batch
+
+    records = [(b"k", b"v%d" % i, 1_700_000_000_000 + i, ()) for i in range(count)]
+    return encode_batch(records, **settings)
+
+
+@pytest.fixture
+def batch() -> Any:
+    return encode

@@ -1,0 +1,61 @@
+"""What is served and what is not, over every API and version of the table."""
+
+from pathlib import Path
+
+import pytest
+from kio.index import load_request_schema
+from kio.schema.api_versions.v0.response import ApiVersionsResponse
+
+from catchwater.broker.broker import Broker
+from catchwater.broker.router import APIS, NotServed, coverage_table, start
+from catchwater.wire.fields import MalformedMessage
+from catchwater.wire.messages import decode_reply
+
+PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
+
+SERVED = [(key, version) for key, api in sorted(APIS.items()) for version in api.versions]
+
+
+def test_every_api_is_served_in_one_way() -> None:
+    for api in APIS.values():
+        assert (api.handle is None) != (api.start is None)
+        assert load_request_schema(api.key, api.versions[0])
+        assert load_request_schema(api.key, api.versions[-1])
+
+
+def test_the_page_on_the_protocol_is_current() -> None:
+    assert coverage_table() in PAGE.read_text()
+
+
+async def test_an_unknown_version_of_api_versions_is_answered_in_v0(client) -> None:
+    data = await client.send_bytes(b"\x00\x12\x00\x63\x00\x00\x00\x07\x00\x01c\x00rest")
+    correlation_id, reply = decode_reply(18, 0, memoryview(data))
+    assert correlation_id == 7
+    assert isinstance(reply, ApiVersionsResponse)
+    assert reply.error_code.name == "unsupported_version"
+    assert {a.api_key for a in reply.api_keys} == set(APIS)
+
+
+@pytest.mark.parametrize(("key", "version"), [(999, 0), (-1, 0), (0, 2), (1, 99), (27, 0), (4, 0)])
+async def test_what_is_not_in_the_table_is_refused(client, broker: Broker, key, version) -> None:
+    frame = client.frame(
+        key.to_bytes(2, "big", signed=True) + version.to_bytes(2, "big") + bytes(6)
+    )
+    with pytest.raises(NotServed):
+        start(broker, frame, "h")
+
+
+@pytest.mark.parametrize(("key", "version"), SERVED)
+async def test_a_request_cut_short_anywhere_is_malformed_or_complete(
+    client, broker: Broker, key, version
+) -> None:
+    """Arrays announced with nothing behind them, headers cut in half: never another exception."""
+    head = key.to_bytes(2, "big") + version.to_bytes(2, "big") + bytes(4) + b"\x00\x01c"
+    for body in (b"", b"\x00", b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff\x0f" * 3, b"\x01" * 64):
+        data = head + body
+        for size in range(1, len(data) + 1):
+            try:
+                _, later = start(broker, client.frame(data[:size]), "h")
+            except MalformedMessage:
+                continue
+            later.future.cancel()

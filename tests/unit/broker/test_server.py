@@ -1,0 +1,319 @@
+"""One connection: order of replies, back-pressure, and every way to be thrown out."""
+
+import asyncio
+import logging
+import os
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from kio.schema.fetch.v4.request import FetchPartition as Partition
+from kio.schema.fetch.v4.request import FetchRequest, FetchTopic
+from kio.schema.heartbeat.v0.request import HeartbeatRequest
+from kio.schema.produce.v9 import request as v9
+from kio.static.primitive import i32Timedelta
+
+from catchwater.broker import server as server_module
+from catchwater.broker.broker import Broker
+from catchwater.broker.server import Connection, Server
+from catchwater.wire.frames import prefixed
+from catchwater.wire.messages import encode_request
+
+
+class PipeTransport(asyncio.Transport):
+    """What a connection writes goes into a pipe of the kernel's; nothing comes out of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read_fd, self.write_fd = os.pipe()
+        os.set_blocking(self.write_fd, False)
+        os.set_blocking(self.read_fd, False)
+        self.buffer = bytearray()
+        self.is_reading = True
+        self.is_aborted = False
+        self.protocol: Any = None
+
+    def fileno(self) -> int:
+        return self.write_fd
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return {"socket": self, "peername": ("10.0.0.1", 4)}.get(name, default)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        assert high == 0
+
+    def write(self, data: Any) -> None:
+        self.buffer += data
+        self.protocol.pause_writing()
+
+    def pause_reading(self) -> None:
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        self.is_reading = True
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def close(self) -> None:
+        self.is_aborted = True
+
+    def read_all(self) -> bytes:
+        """What a client would read: the pipe, then what the transport has, until all is still."""
+        data = b""
+        while True:
+            try:
+                piece = os.read(self.read_fd, 1 << 20)
+            except BlockingIOError:
+                piece = b""
+            if not piece and not self.buffer:
+                return data
+            data += piece
+            if not piece:
+                data += self.buffer
+                self.buffer.clear()
+                self.protocol.resume_writing()
+
+
+@pytest.fixture
+def server(broker: Broker) -> Server:
+    return Server(broker)
+
+
+@pytest.fixture
+def connect(server: Server):
+    made = []
+
+    def connect() -> tuple[Connection, PipeTransport]:
+        transport = PipeTransport()
+        connection = Connection(server)
+        transport.protocol = connection
+        connection.connection_made(transport)
+        made.append((connection, transport))
+        return connection, transport
+
+    yield connect
+    for connection, transport in made:
+        connection.connection_lost(None)
+        os.close(transport.read_fd)
+        os.close(transport.write_fd)
+
+
+def receive(connection: Connection, data: bytes) -> None:
+    while data:
+        view = connection.get_buffer(-1)
+        size = min(len(view), len(data))
+        view[:size] = data[:size]
+        connection.buffer_updated(size)
+        data = data[size:]
+
+
+def framed(correlation_id: int, message: Any) -> bytes:
+    return b"".join(prefixed(encode_request(correlation_id, "c", message)))
+
+
+def api_versions(correlation_id: int) -> bytes:
+    from kio.schema.api_versions.v0.request import ApiVersionsRequest
+
+    return framed(correlation_id, ApiVersionsRequest())
+
+
+def produce(correlation_id: int, records: bytes) -> bytes:
+    partition = v9.PartitionProduceData(index=0, records=records)
+    topic = v9.TopicProduceData(name="t", partition_data=(partition,))
+    request = v9.ProduceRequest(
+        acks=-1, timeout=i32Timedelta.parse(timedelta(seconds=1)), topic_data=(topic,)
+    )
+    return framed(correlation_id, request)
+
+
+def fetch(correlation_id: int, offset: int = 0, wait_s: int = 0) -> bytes:
+    partition = Partition(partition=0, fetch_offset=offset, partition_max_bytes=10_000_000)
+    request = FetchRequest(
+        replica_id=-1,
+        max_wait=i32Timedelta.parse(timedelta(seconds=wait_s)),
+        min_bytes=1,
+        isolation_level=0,
+        topics=(FetchTopic(topic="t", partitions=(partition,)),),
+    )
+    return framed(correlation_id, request)
+
+
+def correlation_ids(data: bytes) -> list[int]:
+    ids = []
+    while data:
+        size = int.from_bytes(data[:4], "big")
+        ids.append(int.from_bytes(data[4:8], "big"))
+        data = data[4 + size :]
+    return ids
+
+
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_replies_leave_in_the_order_of_requests(connect) -> None:
+    connection, transport = connect()
+    receive(connection, b"".join(api_versions(i) for i in range(300)))
+    await turns(2000)
+    assert correlation_ids(transport.read_all()) == list(range(300))
+    assert transport.is_reading
+
+
+async def test_a_request_may_come_byte_by_byte(connect) -> None:
+    connection, transport = connect()
+    for byte in api_versions(5):
+        receive(connection, bytes([byte]))
+    await turns()
+    assert correlation_ids(transport.read_all()) == [5]
+
+
+async def test_produce_requests_overlap_and_are_answered_in_order(
+    connect, broker, batch, monkeypatch
+) -> None:
+    await broker.log.create_topic("t", 1)
+    held: list[tuple[asyncio.Future[Any], Any]] = []
+    submit = broker.log.submit
+
+    def hold(batches):
+        future = asyncio.get_running_loop().create_future()
+        held.append((future, submit(batches).result()))
+        return future
+
+    monkeypatch.setattr(broker.log, "submit", hold)
+    connection, transport = connect()
+    receive(connection, b"".join(produce(i, batch(1)) for i in range(3)) + api_versions(9))
+    assert len(held) == 3
+    for future, result in reversed(held):
+        future.set_result(result)
+        await turns()
+    assert correlation_ids(transport.read_all()) == [0, 1, 2, 9]
+
+
+async def test_other_requests_wait_for_their_turn(connect, broker, batch) -> None:
+    await broker.log.create_topic("t", 1)
+    connection, transport = connect()
+    receive(connection, fetch(1, wait_s=30) + produce(2, batch(1)))
+    await turns()
+    assert transport.read_all() == b""
+    other, _ = connect()
+    receive(other, produce(3, batch(1)))
+    await turns()
+    assert correlation_ids(transport.read_all()) == [1, 2]
+
+
+async def test_a_client_that_does_not_read_is_not_read_from(connect, broker, batch) -> None:
+    await broker.log.create_topic("t", 1)
+    connection, transport = connect()
+    for _ in range(3):
+        receive(connection, produce(0, batch(20_000)))
+        await turns()
+    transport.read_all()
+    receive(connection, b"".join(fetch(i) for i in range(50)))
+    await turns(200)
+    assert not transport.is_reading
+    assert len(transport.buffer) <= 64 * 1024
+    ids = []
+    for _ in range(60):
+        ids += correlation_ids(transport.read_all())
+        await turns()
+    assert ids == list(range(50))
+    assert transport.is_reading
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"\xff\xff\xff\xff",
+        b"\x00\x00\x00\x00",
+        b"\x7f\xff\xff\xff",
+        b"\x00\x00\x00\x01\x00",
+        b"\x00\x00\x00\x0a\x7f\xff\x00\x00\x00\x00\x00\x00\xff\xff",
+        b"\x00\x00\x00\x0e\x00\x03\x00\x01\x00\x00\x00\x00\xff\xff\x7f\xff\xff\xff",
+        (512 * 1024 + 1).to_bytes(4, "big"),
+    ],
+    ids=repr,
+)
+async def test_what_is_not_kafka_is_closed_at_once_with_one_line(
+    connect, broker: Broker, caplog: pytest.LogCaptureFixture, data: bytes
+) -> None:
+    connection, transport = connect()
+    bystander, other = connect()
+    with caplog.at_level(logging.INFO):
+        receive(connection, data)
+        receive(connection, b"more") if not transport.is_aborted else None
+    assert transport.is_aborted
+    (record,) = caplog.records
+    assert "\n" not in record.getMessage() and record.exc_info is None
+    assert b'catchwater_connections_closed_total{reason="bad_' in broker.metrics.page()
+    receive(bystander, api_versions(1))
+    await turns()
+    assert correlation_ids(other.read_all()) == [1]
+
+
+async def test_larger_frames_are_taken_after_the_first_good_request(connect) -> None:
+    connection, transport = connect()
+    receive(connection, api_versions(1))
+    receive(connection, (600 * 1024).to_bytes(4, "big"))
+    assert not transport.is_aborted
+
+
+async def test_too_many_connections_are_refused_and_the_count_recovers(
+    connect, broker, server
+) -> None:
+    broker.config = type(broker.config)(max_connections=3, max_connections_per_ip=2)
+    connections = [connect() for _ in range(3)]
+    assert [transport.is_aborted for _, transport in connections] == [False, False, True]
+    connections[2][0].connection_lost(None)
+    connections[0][0].connection_lost(None)
+    assert not connect()[1].is_aborted
+
+
+async def test_silent_connections_are_closed(connect, server, broker) -> None:
+    _, silent = connect()
+    active, used = connect()
+    receive(active, api_versions(1))
+    sweep = asyncio.ensure_future(server.sweep())
+    await turns(80)
+    assert silent.is_aborted
+    assert not used.is_aborted
+    await turns(1500)
+    assert used.is_aborted
+    sweep.cancel()
+
+
+async def test_a_defect_of_ours_closes_that_connection_only(
+    connect, broker, monkeypatch, caplog
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(broker.groups, "heartbeat", fail)
+    connection, transport = connect()
+    request = HeartbeatRequest(group_id="g", generation_id=1, member_id="m")
+    receive(connection, framed(1, request))
+    await turns()
+    assert transport.is_aborted
+    assert "please report" in caplog.text
+
+
+async def test_draining_answers_what_is_in_flight_and_starts_nothing(
+    connect, server, broker, batch
+) -> None:
+    await broker.log.create_topic("t", 1)
+    connection, transport = connect()
+    receive(connection, fetch(1, wait_s=30))
+    await turns()
+    broker.draining.set()
+
+    class Listener:
+        def close(self) -> None: ...
+
+    server._listener = Listener()
+    await server.drain()
+    assert correlation_ids(transport.read_all()) == [1]
+    assert transport.is_aborted
+    assert server_module.DRAIN_S > 0
