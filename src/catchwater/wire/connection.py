@@ -33,7 +33,7 @@ class Connection:
         self.address = f"{host}:{port}"
         self._clock = clock
         self._next_correlation_id = 0
-        self._in_flight: deque[int] = deque()
+        self._awaited: deque[int] = deque()
         self._silent_until_s = 0.0
         try:
             self._socket = socket.create_connection((host, port), timeout_s)
@@ -43,11 +43,6 @@ class Connection:
                 hint="Is the broker running, and is the address right?",
             ) from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    @property
-    def in_flight(self) -> int:
-        """Requests sent whose replies have not been received."""
-        return len(self._in_flight)
 
     def correlation_id(self) -> int:
         """The number that the next request must carry."""
@@ -62,7 +57,7 @@ class Connection:
             self._socket.sendall(b"".join((_LENGTH.pack(sum(map(len, parts))), *parts)))
         except OSError as error:
             raise self._lost(error) from error
-        self._in_flight.append(self._next_correlation_id)
+        self._awaited.append(self._next_correlation_id)
         self._next_correlation_id = (self._next_correlation_id + 1) & 0x7FFFFFFF
 
     def receive(self) -> memoryview:
@@ -72,7 +67,7 @@ class Connection:
             if not _LENGTH.size <= length <= MAX_REPLY_BYTES:
                 raise OSError(f"a reply of {length} bytes was announced; is this a Kafka port?")
             reply = self._exactly(length)
-            expected = self._in_flight.popleft()
+            expected = self._awaited.popleft()
             if _LENGTH.unpack_from(reply)[0] != expected:
                 raise OSError(f"the reply is not to request {expected}")
         except OSError as error:

@@ -1,0 +1,111 @@
+"""One connection over a scripted socket: order, throttling, and everything that can break it."""
+
+import socket
+from struct import pack
+
+import pytest
+
+from catchwater.clock import ManualClock
+from catchwater.wire.connection import Connection, ConnectionLost
+
+
+class ScriptedSocket:
+    """Receives what it is told, in pieces of three bytes, and remembers what was sent."""
+
+    def __init__(self) -> None:
+        self.incoming = b""
+        self.sent = b""
+        self.closed = False
+
+    def setsockopt(self, *_: int) -> None:
+        pass
+
+    def sendall(self, data: bytes) -> None:
+        if self.closed:
+            raise OSError("it is closed")
+        self.sent += data
+
+    def recv_into(self, view: memoryview) -> int:
+        piece = self.incoming[: min(3, len(view))]
+        view[: len(piece)] = piece
+        self.incoming = self.incoming[len(piece) :]
+        return len(piece)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedSocket:
+    scripted = ScriptedSocket()
+    monkeypatch.setattr(socket, "create_connection", lambda *_: scripted)
+    return scripted
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def connection(scripted: ScriptedSocket, clock: ManualClock) -> Connection:
+    return Connection("h", 1, timeout_s=1, clock=clock)
+
+
+def reply(correlation_id: int, body: bytes) -> bytes:
+    return pack(">ii", 4 + len(body), correlation_id) + body
+
+
+def test_requests_are_prefixed_and_replies_come_in_order(
+    connection: Connection, scripted: ScriptedSocket
+) -> None:
+    connection.send([b"one", b"two"])
+    connection.send([b"three"])
+    assert scripted.sent == b"\x00\x00\x00\x06onetwo\x00\x00\x00\x05three"
+    scripted.incoming = reply(0, b"first") + reply(1, b"")
+    assert connection.receive()[4:] == b"first"
+    assert connection.receive()[4:] == b""
+    assert connection.correlation_id() == 2
+
+
+@pytest.mark.parametrize(
+    ("incoming", "reason"),
+    [
+        (b"", "closed by the broker"),
+        (reply(0, b"body")[:-1], "closed by the broker"),
+        (reply(7, b"body"), "not to request 0"),
+        (b"HTTP/1.1 400 Bad Request", "is this a Kafka port"),
+        (pack(">i", -1), "is this a Kafka port"),
+    ],
+)
+def test_what_is_no_reply_ends_the_connection(
+    connection: Connection, scripted: ScriptedSocket, incoming: bytes, reason: str
+) -> None:
+    connection.send([b"request"])
+    scripted.incoming = incoming
+    with pytest.raises(ConnectionLost, match=f"h:1 broke: .*{reason}"):
+        connection.receive()
+    assert scripted.closed
+    with pytest.raises(ConnectionLost):
+        connection.send([b"another"])
+
+
+def test_a_throttled_client_is_silent_for_as_long_as_asked(
+    connection: Connection, clock: ManualClock
+) -> None:
+    connection.throttle(0)
+    connection.send([b"at once"])
+    before = clock.now_ms()
+    connection.throttle(1500)
+    connection.send([b"later"])
+    assert clock.now_ms() - before == 1500
+
+
+def test_a_broker_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ConnectionRefusedError("refused")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    with pytest.raises(ConnectionLost, match="broker at h:1: refused") as caught:
+        Connection("h", 1, timeout_s=1, clock=ManualClock())
+    assert caught.value.hint is not None
