@@ -2,11 +2,14 @@
 
 Batches lie side by side with consecutive offsets, both in a run of a chunk and in a segment. In a
 chunk they still carry base offset 0, in a segment the final one. `walk` gives each with its final
-offset, and notices every changed byte when it is told to verify: the record CRC covers most of a
-batch, and the rest of its header (base offset, leader epoch) is known from the place it lies in.
+offset, and notices every changed byte: the record CRC covers most of a batch, and the rest of its
+header (base offset, leader epoch) is known from the place it lies in.
+`place` writes the final offsets into the bytes, so that many batches can be sent as one.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from struct import Struct
 from typing import NamedTuple
 
 from catchwater.config import CatchwaterError
@@ -16,13 +19,19 @@ from catchwater.wire.batch import (
     BatchError,
     BatchHeader,
     check_crc,
-    patched,
     read_header,
 )
 from catchwater.wire.codecs import CodecError, decompress
 
 LEADER_EPOCH = 0
 """No partition of ours has a leader, so the epoch that clients compare never changes."""
+
+_OFFSET = Struct(">q")
+_EPOCH = Struct(">i")
+_EPOCH_AT = 12
+# The length, which counts from behind itself, and the last offset delta.
+_EXTENT = Struct(">8xi11xi")
+_LENGTH_FIELD_END = 12
 
 
 class DamagedObject(CatchwaterError):
@@ -46,18 +55,52 @@ class StoredBatch(NamedTuple):
     """Of its first byte in the object."""
     data: memoryview
 
-    def parts(self) -> tuple[Buffer, memoryview]:
-        """The batch as a client must see it: 16 patched bytes, and the rest uncopied."""
-        return patched(self.data, self.header.base_offset, LEADER_EPOCH)
+
+class Block(NamedTuple):
+    """Batches side by side that carry their final offsets; both lists are by batch."""
+
+    data: memoryview
+    last_offsets: list[int]
+    ends: list[int]
+    """Where each batch ends, in bytes from the beginning of the block."""
+
+    def span(self, offset: int, max_bytes: int, *, at_least_one: bool) -> tuple[int, int]:
+        """First byte and end of the batches from the one that holds `offset` on that fit."""
+        first = bisect_left(self.last_offsets, offset)
+        start = self.ends[first - 1] if first else 0
+        after = bisect_right(self.ends, start + max_bytes)
+        if at_least_one:
+            after = max(after, first + 1)
+        return start, self.ends[after - 1] if after > first else start
+
+
+def place(data: bytearray | memoryview, base_offset: int) -> Block:
+    """Write final offsets and leader epochs into batches whose bytes are known to be right.
+
+    This runs for every batch that is read at the tail, so it looks at two fields and no more.
+    """
+    view = memoryview(data)
+    last_offsets, ends = [], []
+    at = 0
+    while at < len(view):
+        length, last_offset_delta = _EXTENT.unpack_from(view, at)
+        _OFFSET.pack_into(view, at, base_offset)
+        _EPOCH.pack_into(view, at + _EPOCH_AT, LEADER_EPOCH)
+        base_offset += last_offset_delta + 1
+        at += length + _LENGTH_FIELD_END
+        last_offsets.append(base_offset - 1)
+        ends.append(at)
+    assert at == len(view), "the batches fill the run"
+    return Block(view.toreadonly(), last_offsets, ends)
 
 
 def walk(
-    data: Buffer, base_offset: int, *, key: str, position: int, placed: bool, verify: bool = True
+    data: Buffer, base_offset: int, *, key: str, position: int, placed: bool
 ) -> Iterator[StoredBatch]:
     """The batches in `data`, which begins at byte `position` of the object `key`.
 
     `base_offset` is the first batch's; `placed` says that the batches carry final offsets.
-    Without `verify` the bytes are trusted. Raises `DamagedObject`.
+    Raises `DamagedObject`.
     """
     view = memoryview(data)
     at = 0
@@ -68,8 +111,7 @@ def walk(
             last = position + len(view) - 1
             raise DamagedObject(key, position + at, last, error.reason) from None
         batch = view[at : at + header.size_bytes]
-        if verify:
-            _verify(batch, header, base_offset if placed else None, key, position + at)
+        _verify(batch, header, base_offset if placed else None, key, position + at)
         yield StoredBatch(header._replace(base_offset=base_offset), position + at, batch)
         base_offset += header.last_offset_delta + 1
         at += header.size_bytes

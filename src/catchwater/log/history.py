@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from catchwater.catalog.base import Catalog, PartitionKey, RunRow
-from catchwater.log.batches import DamagedObject, StoredBatch, first_record_at, walk
+from catchwater.log.batches import Block, DamagedObject, StoredBatch, first_record_at, place, walk
 from catchwater.log.segment import Footer, IndexEntry, read_footer
 from catchwater.log.storage import SEGMENTS, UNREADABLE, Storage
 
@@ -64,11 +64,11 @@ class History:
     def __init__(self, catalog: Catalog, storage: Storage, max_cached_bytes: int) -> None:
         self._catalog = catalog
         self._storage = storage
-        self._cache = _PieceCache(max_cached_bytes)
+        self._cache = _BlockCache(max_cached_bytes)
         self._pieces = lru_cache(maxsize=_RUNS_SPLIT)(self._split)
 
-    def batches(self, key: PartitionKey, offset: int, max_bytes: int) -> Iterator[StoredBatch]:
-        """About `max_bytes` of batches from the piece that holds `offset` on.
+    def blocks(self, key: PartitionKey, offset: int, max_bytes: int) -> Iterator[Block]:
+        """About `max_bytes` of batches, from the piece that holds `offset` on, piece by piece.
 
         Ends early where the catalog holds no consecutive run; is empty if none holds `offset`.
         Raises `DamagedObject`, `SegmentTooNew` or `StoreError`.
@@ -78,7 +78,7 @@ class History:
             if run.base_offset > expected:
                 return
             for piece in _from_offset(self._pieces(run), offset):
-                yield from self._load(run, piece)
+                yield self._block(run, piece)
             expected = run.last_offset + 1
 
     def first_at(self, key: PartitionKey, timestamp_ms: int) -> tuple[int, int] | None:
@@ -89,7 +89,7 @@ class History:
         for piece in self._pieces(run):
             if piece.max_timestamp < timestamp_ms:
                 continue
-            for batch in self._load(run, piece):
+            for batch in self._walk(run, piece, self._read(run, piece)):
                 if batch.header.max_timestamp >= timestamp_ms:
                     return first_record_at(batch, timestamp_ms)
         return None
@@ -129,55 +129,63 @@ class History:
             return tuple(_joined(_segment_pieces(footer), PIECE_BYTES))
         if run.byte_size <= PIECE_BYTES:
             return (_whole(run),)
-        return tuple(_joined(map(_batch_piece, self._read(run, _whole(run))), PIECE_BYTES))
+        batches = self._walk(run, _whole(run), self._read(run, _whole(run)))
+        return tuple(_joined(map(_batch_piece, batches), PIECE_BYTES))
 
-    def _load(self, run: RunRow, piece: Piece) -> list[StoredBatch]:
-        cached = self._cache.get((run.object, piece.position))
-        if cached is None:
-            cached = self._read(run, piece)
-            self._cache.put((run.object, piece.position), cached, piece.size_bytes)
-        return cached
+    def _block(self, run: RunRow, piece: Piece) -> Block:
+        """The piece, from the cache or from storage, every byte verified."""
+        block = self._cache.get((run.object, piece.position))
+        if block is None:
+            data = self._read(run, piece)
+            for _ in self._walk(run, piece, data):
+                pass
+            block = place(data, piece.base_offset)
+            self._cache.put((run.object, piece.position), block)
+        return block
 
-    def _read(self, run: RunRow, piece: Piece) -> list[StoredBatch]:
-        """The piece from storage, every byte verified."""
+    def _read(self, run: RunRow, piece: Piece) -> bytearray:
         with _lost(run, piece):
-            data = self._storage.read(run.object, piece.position, piece.size_bytes)
+            return bytearray(self._storage.read(run.object, piece.position, piece.size_bytes))
+
+    def _walk(self, run: RunRow, piece: Piece, data: bytearray) -> Iterator[StoredBatch]:
+        """The batches of the piece, verified; raises if they do not end with its last offset."""
         placed = run.object.startswith(SEGMENTS)
-        batches = list(
-            walk(data, piece.base_offset, key=run.object, position=piece.position, placed=placed)
-        )
-        last_offset = batches[-1].header.last_offset
+        last_offset = piece.base_offset - 1
+        for batch in walk(
+            data, piece.base_offset, key=run.object, position=piece.position, placed=placed
+        ):
+            last_offset = batch.header.last_offset
+            yield batch
         if last_offset != piece.last_offset:
             reason = f"offset {piece.last_offset} should be the last, but it is {last_offset}."
             last_byte = piece.position + piece.size_bytes - 1
             raise DamagedObject(run.object, piece.position, last_byte, reason)
-        return batches
 
 
-class _PieceCache:
-    """Least recently used pieces out first; shared by the worker threads."""
+class _BlockCache:
+    """Least recently used blocks out first; shared by the worker threads."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
         self._lock = threading.Lock()
-        self._pieces: OrderedDict[tuple[str, int], tuple[list[StoredBatch], int]] = OrderedDict()
+        self._blocks: OrderedDict[tuple[str, int], Block] = OrderedDict()
 
-    def get(self, key: tuple[str, int]) -> list[StoredBatch] | None:
+    def get(self, key: tuple[str, int]) -> Block | None:
         with self._lock:
-            if key not in self._pieces:
+            if key not in self._blocks:
                 return None
-            self._pieces.move_to_end(key)
-            return self._pieces[key][0]
+            self._blocks.move_to_end(key)
+            return self._blocks[key]
 
-    def put(self, key: tuple[str, int], batches: list[StoredBatch], size: int) -> None:
+    def put(self, key: tuple[str, int], block: Block) -> None:
         with self._lock:
-            if key not in self._pieces:
-                self._pieces[key] = (batches, size)
-                self._bytes += size
+            if key not in self._blocks:
+                self._blocks[key] = block
+                self._bytes += len(block.data)
             while self._bytes > self._max_bytes:
-                _, (_, dropped) = self._pieces.popitem(last=False)
-                self._bytes -= dropped
+                _, dropped = self._blocks.popitem(last=False)
+                self._bytes -= len(dropped.data)
 
 
 @contextmanager

@@ -20,8 +20,8 @@ from itertools import groupby
 
 from catchwater.catalog.base import Catalog, ObjectRow, PartitionKey, RunRow, RunsChanged
 from catchwater.clock import Clock
-from catchwater.log.batches import DamagedObject, StoredBatch, walk
-from catchwater.log.segment import HEADER_BYTES, Footer, encode
+from catchwater.log.batches import DamagedObject, walk
+from catchwater.log.segment import HEADER_BYTES, Footer, SegmentWriter
 from catchwater.log.storage import SEGMENTS, UNREADABLE, Storage
 
 _LOG = logging.getLogger(__name__)
@@ -110,10 +110,10 @@ class Packer:
         if topic is None:
             return False  # deleted meanwhile
         group = self._with_small_segments_before(group)
-        try:
-            parts, footer = encode(topic_id, topic, partition, self._batches(group))
-        except _LostRun:
-            return False
+        segment = SegmentWriter(topic_id, topic, partition)
+        if not all(self._add(run, segment) for run in group):
+            return False  # the next pass goes around the damaged run
+        parts, footer = segment.finish()
         name = f"{footer.base_offset:020d}-{self._clock.token()}.seg"
         object_key = f"{SEGMENTS}{topic_id.hex()}/{partition}/{name}"
         size = self._storage.objects.put_if_absent(object_key, parts)
@@ -137,25 +137,25 @@ class Packer:
             size += intact[0].byte_size
         return group
 
-    def _batches(self, group: list[RunRow]) -> Iterator[StoredBatch]:
-        for run in group:
-            try:
-                data = self._storage.read(run.object, run.byte_offset, run.byte_size)
-                yield from walk(
-                    data,
-                    run.base_offset,
-                    key=run.object,
-                    position=run.byte_offset,
-                    placed=run.object.startswith(SEGMENTS),
-                )
-            except (DamagedObject, *UNREADABLE) as error:
-                self._damaged.add((run.object, run.byte_offset))
-                _LOG.error("Offsets %d to %d are not packed: %s", *run[2:4], error)
-                raise _LostRun from error
-
-
-class _LostRun(Exception):
-    """A run of a group cannot be packed; it was logged, and the next pass goes around it."""
+    def _add(self, run: RunRow, segment: SegmentWriter) -> bool:
+        """Read, verify and add a run; False (and a line in the log) if it is damaged or lost."""
+        try:
+            data = bytearray(self._storage.read(run.object, run.byte_offset, run.byte_size))
+            placed = run.object.startswith(SEGMENTS)
+            segment.add(
+                data,
+                run.base_offset,
+                walk(
+                    data, run.base_offset, key=run.object, position=run.byte_offset, placed=placed
+                ),
+            )
+        except (DamagedObject, *UNREADABLE) as error:
+            self._damaged.add((run.object, run.byte_offset))
+            _LOG.error(
+                "Offsets %d to %d are not packed: %s", run.base_offset, run.last_offset, error
+            )
+            return False
+        return True
 
 
 def key_of(run: RunRow) -> PartitionKey:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from catchwater.catalog.base import Catalog, PartitionKey, RunRow
-from catchwater.log.batches import DamagedObject, StoredBatch
+from catchwater.log.batches import Block, DamagedObject
 from catchwater.log.history import History, LostBytes, PlanRange
 from catchwater.log.segment import SegmentTooNew
 from catchwater.log.storage import Storage
@@ -43,22 +43,17 @@ class Found:
     error: ErrorCode = ErrorCode.NONE
 
     def take(
-        self,
-        batches: Iterable[StoredBatch],
-        offset: int,
-        max_bytes: int,
-        *,
-        at_least_one: bool,
+        self, blocks: Iterable[Block], offset: int, max_bytes: int, *, at_least_one: bool
     ) -> None:
         """Add the batches from the one that holds `offset` on, as long as they fit."""
-        for batch in batches:
-            if batch.header.last_offset < offset:
-                continue
-            size = self.size_bytes + batch.header.size_bytes
-            if size > max_bytes and (self.parts or not at_least_one):
+        for block in blocks:
+            left = max_bytes - self.size_bytes
+            start, end = block.span(offset, left, at_least_one=at_least_one and not self.parts)
+            if end > start:
+                self.parts.append(block.data[start:end])
+                self.size_bytes += end - start
+            if end < len(block.data):
                 return
-            self.parts += batch.parts()
-            self.size_bytes = size
 
 
 class Reader:
@@ -71,11 +66,11 @@ class Reader:
         self._history = History(catalog, storage, lagging_bytes)
         self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="lagging-read")
 
-    def appended(self, runs: Sequence[RunRow], start: int, payload: Buffer) -> None:
+    def appended(self, runs: Sequence[RunRow], start: int, payload: bytearray) -> None:
         """Take a chunk that was just sequenced and applied to the catalog.
 
         `start` is where the payload lies in the WAL file; the runs' byte offsets count from the
-        beginning of that file. The payload is kept as it is, not copied.
+        beginning of that file. The payload is not copied: it belongs to the reader from now on.
         """
         self._tail.add(runs, start, payload)
 
@@ -88,10 +83,12 @@ class Reader:
         values: OFFSET_OUT_OF_RANGE where retention was faster, CORRUPT_MESSAGE for damaged or
         lost bytes, KAFKA_STORAGE_ERROR for a store that does not answer.
         """
-        batches = self._tail.batches(key, offset)
-        if batches is not None:
+        if max_bytes <= 0 and not at_least_one:
+            return Found()
+        blocks = self._tail.blocks(key, offset)
+        if blocks is not None:
             found = Found()
-            found.take(batches, offset, max_bytes, at_least_one=at_least_one)
+            found.take(blocks, offset, max_bytes, at_least_one=at_least_one)
             return found
         return await self._in_worker(
             lambda: self._read_history(key, offset, max_bytes, at_least_one)
@@ -132,9 +129,9 @@ class Reader:
     ) -> Found:
         def attempt() -> Found:
             found = Found()
-            batches = self._history.batches(key, offset, max_bytes)
+            blocks = self._history.blocks(key, offset, max_bytes)
             try:
-                found.take(batches, offset, max_bytes, at_least_one=at_least_one)
+                found.take(blocks, offset, max_bytes, at_least_one=at_least_one)
             except (DamagedObject, SegmentTooNew, StoreError):
                 # What lies before the damage is served; the next read begins with the damage.
                 if not found.parts:

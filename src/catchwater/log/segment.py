@@ -17,8 +17,9 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from catchwater.config import CatchwaterError
-from catchwater.log.batches import DamagedObject, StoredBatch
+from catchwater.log.batches import DamagedObject, StoredBatch, place
 from catchwater.objects.base import Buffer, ObjectStore
+from catchwater.wire.batch import BatchHeader
 
 VERSION = 1
 INDEX_STRIDE_BYTES = 64 * 1024
@@ -71,43 +72,61 @@ class Footer:
         return bisect_right(self.index, offset, key=lambda entry: entry.base_offset) - 1
 
 
-def encode(
-    topic_id: bytes, topic: str, partition: int, batches: Iterable[StoredBatch]
-) -> tuple[list[Buffer], Footer]:
-    """A segment as parts to be written one after the other, and its footer.
+class SegmentWriter:
+    """Gathers the runs of one segment, in offset order; at least one."""
 
-    The batches have consecutive offsets; there is at least one.
-    """
-    parts: list[Buffer] = [_HEADER.pack(_MAGIC, VERSION, 0)]
-    index: list[IndexEntry] = []
-    position = HEADER_BYTES
-    placed: list[StoredBatch] = []
-    for batch in batches:
-        header = batch.header
-        assert not placed or header.base_offset == placed[-1].header.last_offset + 1
-        if not index or position - index[-1].position >= INDEX_STRIDE_BYTES:
-            index.append(IndexEntry(header.base_offset, position, header.max_timestamp))
-        elif header.max_timestamp > index[-1].max_timestamp:
-            index[-1] = index[-1]._replace(max_timestamp=header.max_timestamp)
-        parts += batch.parts()
-        position += header.size_bytes
-        placed.append(batch)
-    headers = [batch.header for batch in placed]
-    footer = Footer(
-        topic_id=topic_id,
-        topic=topic,
-        partition=partition,
-        base_offset=headers[0].base_offset,
-        last_offset=headers[-1].last_offset,
-        batch_count=len(headers),
-        record_count=sum(header.record_count for header in headers),
-        min_timestamp=min(header.base_timestamp for header in headers),
-        max_timestamp=max(header.max_timestamp for header in headers),
-        index_position=position,
-        index=tuple(index),
-    )
-    parts.append(_encode_ending(footer))
-    return parts, footer
+    def __init__(self, topic_id: bytes, topic: str, partition: int) -> None:
+        self._place = (topic_id, topic, partition)
+        self._parts: list[Buffer] = [_HEADER.pack(_MAGIC, VERSION, 0)]
+        self._position = HEADER_BYTES
+        self._index: list[IndexEntry] = []
+        self._first_offset = self._last_offset = -1
+        self._batches = self._records = 0
+        self._min_timestamp = self._max_timestamp = -1
+
+    def add(self, data: bytearray, base_offset: int, batches: Iterable[StoredBatch]) -> None:
+        """Add the batches that lie side by side in `data`, and write their offsets into it.
+
+        `batches` are the same batches as `walk` gives them; what it raises, this raises.
+        """
+        if self._batches == 0:
+            self._first_offset, self._last_offset = base_offset, base_offset - 1
+        for batch in batches:
+            self._note(batch.header)
+        self._parts.append(place(data, base_offset).data)
+
+    def _note(self, header: BatchHeader) -> None:
+        assert header.base_offset == self._last_offset + 1, "offsets are consecutive"
+        index, newest = self._index, header.max_timestamp
+        if not index or self._position - index[-1].position >= INDEX_STRIDE_BYTES:
+            index.append(IndexEntry(header.base_offset, self._position, newest))
+        elif newest > index[-1].max_timestamp:
+            index[-1] = index[-1]._replace(max_timestamp=newest)
+        if self._batches == 0 or header.base_timestamp < self._min_timestamp:
+            self._min_timestamp = header.base_timestamp
+        self._max_timestamp = max(self._max_timestamp, newest)
+        self._last_offset = header.last_offset
+        self._batches += 1
+        self._records += header.record_count
+        self._position += header.size_bytes
+
+    def finish(self) -> tuple[list[Buffer], Footer]:
+        """The segment as parts to be written one after the other, and its footer."""
+        topic_id, topic, partition = self._place
+        footer = Footer(
+            topic_id=topic_id,
+            topic=topic,
+            partition=partition,
+            base_offset=self._first_offset,
+            last_offset=self._last_offset,
+            batch_count=self._batches,
+            record_count=self._records,
+            min_timestamp=self._min_timestamp,
+            max_timestamp=self._max_timestamp,
+            index_position=self._position,
+            index=tuple(self._index),
+        )
+        return [*self._parts, _encode_ending(footer)], footer
 
 
 def _encode_ending(footer: Footer) -> bytes:

@@ -7,18 +7,25 @@ only, so it needs no lock. Bytes here come straight from an append and are trust
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from functools import cached_property
 
 from catchwater.catalog.base import PartitionKey, RunRow
-from catchwater.log.batches import StoredBatch, walk
-from catchwater.objects.base import Buffer
+from catchwater.log.batches import Block, place
 
 _RUN_OVERHEAD_BYTES = 512  # what Python keeps per run, whatever the size of its batches
 
 
-class _Kept(NamedTuple):
-    run: RunRow
-    data: memoryview
+class _Kept:
+    """A run in memory. Offsets are written into its bytes when it is first read, not before."""
+
+    def __init__(self, run: RunRow, data: memoryview) -> None:
+        self.base_offset = run.base_offset
+        self.last_offset = run.last_offset
+        self._data = data
+
+    @cached_property
+    def block(self) -> Block:
+        return place(self._data, self.base_offset)
 
 
 class Tail:
@@ -32,15 +39,18 @@ class Tail:
         # are consecutive but for epochs of a sink, which come from storage and leave a hole.
         self._runs: dict[PartitionKey, deque[_Kept]] = {}
 
-    def add(self, runs: Sequence[RunRow], start: int, payload: Buffer) -> None:
-        """Keep a chunk whose first byte lies at `start` of the file its runs point into."""
+    def add(self, runs: Sequence[RunRow], start: int, payload: bytearray) -> None:
+        """Keep a chunk whose first byte lies at `start` of the file its runs point into.
+
+        The payload now belongs to the tail, which writes the offsets into it.
+        """
         view = memoryview(payload)
         keys = []
         for run in runs:
             key = (run.topic_id, run.partition)
             at = run.byte_offset - start
-            kept = _Kept(run, view[at : at + run.byte_size])
-            self._runs.setdefault(key, deque()).append(kept)
+            data = view[at : at + run.byte_size]
+            self._runs.setdefault(key, deque()).append(_Kept(run, data))
             keys.append(key)
         size = len(view) + _RUN_OVERHEAD_BYTES * len(runs)
         self._chunks.append((size, keys))
@@ -48,24 +58,21 @@ class Tail:
         while self._bytes > self._max_bytes:
             self._drop_oldest()
 
-    def batches(self, key: PartitionKey, offset: int) -> Iterator[StoredBatch] | None:
-        """The batches from the run that holds `offset` on; None if that run is not kept."""
+    def blocks(self, key: PartitionKey, offset: int) -> Iterator[Block] | None:
+        """The blocks from the one that holds `offset` on; None if that one is not kept."""
         runs = self._runs.get(key, ())
-        first = bisect_right(runs, offset, key=lambda kept: kept.run.base_offset) - 1
-        if first < 0 or runs[first].run.last_offset < offset:
+        first = bisect_right(runs, offset, key=lambda kept: kept.base_offset) - 1
+        if first < 0 or runs[first].last_offset < offset:
             return None
-        return self._walk(runs, first)
+        return self._consecutive(runs, first)
 
-    def _walk(self, runs: Sequence[_Kept], first: int) -> Iterator[StoredBatch]:
-        expected = runs[first].run.base_offset
+    def _consecutive(self, runs: Sequence[_Kept], first: int) -> Iterator[Block]:
+        expected = runs[first].base_offset
         for index in range(first, len(runs)):
-            run, data = runs[index]
-            if run.base_offset != expected:
+            if runs[index].base_offset != expected:
                 return
-            yield from walk(
-                data, expected, key=run.object, position=run.byte_offset, placed=False, verify=False
-            )
-            expected = run.last_offset + 1
+            yield runs[index].block
+            expected = runs[index].last_offset + 1
 
     def _drop_oldest(self) -> None:
         size, keys = self._chunks.popleft()

@@ -17,6 +17,7 @@ from catchwater.log.pack import PackConfig, Packer, groups
 from catchwater.log.retain import Sweeper
 from catchwater.log.segment import read_footer
 from catchwater.objects.base import StoreFull
+from catchwater.wire.batch import split
 
 MakeBatch = Callable[..., bytes]
 OpenLog = Callable[..., Any]
@@ -57,12 +58,14 @@ def tidy(log: Any) -> None:
 def content(log: Any, key: PartitionKey) -> list[bytes]:
     """The batches of a partition without what is patched, as a reader finds them from 0 on."""
     history = History(log.catalog, log.storage, 0)
-    found = list(history.batches(key, 0, 1 << 40))
+    found = []
+    for block in history.blocks(key, 0, 1 << 40):
+        found += split(block.data)
     expected = 0
-    for batch in found:
-        assert batch.header.base_offset == expected
-        expected = batch.header.last_offset + 1
-    return [bytes(batch.data[16:]) for batch in found]
+    for header, _ in found:
+        assert header.base_offset == expected
+        expected = header.last_offset + 1
+    return [bytes(batch[16:]) for _, batch in found]
 
 
 def fill(log: Any, make_batch: MakeBatch, keys: list[PartitionKey], chunks: int = 6) -> None:

@@ -29,7 +29,7 @@ def reader_of(log: Any, tail_bytes: int = 1 << 20, lagging_bytes: int = 1 << 20)
 
 def append(log: Any, reader: Reader, *batches: tuple[PartitionKey, bytes]) -> None:
     position, runs, payload = log.append(*batches)
-    reader.appended(runs, position.offset, payload)
+    reader.appended(runs, position.offset, bytearray(payload))
 
 
 def pack(log: Any) -> int:
