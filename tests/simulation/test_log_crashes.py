@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from catchwater.catalog.base import OffsetCommit
-from catchwater.clock import ManualClock
+from catchwater.clock import Clock
 from catchwater.log.append import Submission
 from catchwater.log.log import Log, LogConfig
 from catchwater.wire.batch import read_header
@@ -123,7 +123,7 @@ def crash(data: Path, catalog: Path, after: Path, world: World) -> None:
     """What a power loss leaves: an older catalog, every synced frame, a torn one behind them."""
     after.mkdir()
     shutil.copytree(data / "wal", after / "wal")
-    shutil.copytree(data / "objects", after / "objects", dirs_exist_ok=True)
+    shutil.copytree(data / "objects", after / "objects", ignore=shutil.ignore_patterns(".*"))
     shutil.copy(data / "format", after / "format")
     shutil.copy(catalog, after / "catalog.db")
     last = max((after / "wal").glob("*.wal"))
@@ -139,8 +139,8 @@ def copy_catalog(data: Path, to: Path) -> None:
 
 
 async def live(data: Path, after: Path, world: World) -> None:
-    config = LogConfig(wal_segment_bytes=4096, pack_min_bytes=2048, pack_interval_ms=10)
-    log = await Log.open(data, config, ManualClock(seed=world.random.randrange(1 << 30)))
+    config = LogConfig(wal_segment_bytes=4096, pack_min_bytes=2048, pack_interval_ms=50)
+    log = await Log.open(data, config, Clock(seed=world.random.randrange(1 << 30)))
     try:
         if log.topics.get(TOPIC) is None:
             await log.create_topic(TOPIC, PARTITIONS)
