@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catchwater.catalog.base import PartitionKey, PartitionRow, Pin, RunRow, Topic
+from catchwater.catalog.base import PartitionKey, Pin, RunRow, Topic
 from catchwater.log.pack import PackConfig, Packer
 from catchwater.log.retain import Policy, Retention, Sweeper, log_start_after, pinned_offsets
 from catchwater.log.sequence import PartitionState
@@ -135,13 +135,8 @@ class Stage:
                 self.states[key].log_start = log_start
 
     async def trim(self, log_starts: Mapping[PartitionKey, int]) -> None:
-        rows = [
-            PartitionRow(*key, start, self.log.ends[key], 0, -1)
-            for key, start in log_starts.items()
-        ]
-        await asyncio.wrap_future(self.log.catalog.trim(rows))
-        for key, start in log_starts.items():
-            self.states[key].log_start = start
+        for row in await asyncio.wrap_future(self.log.catalog.trim(log_starts)):
+            self.states[row[:2]].log_start = row.log_start
 
     async def apply(self) -> int:
         self.look()
