@@ -214,7 +214,7 @@ class _Control:
         return _json(_epoch(commit))
 
     async def storage(self, request: Request) -> Response:
-        return _json({"objects": self._log.objects.url("")})
+        return _json({"objects": self._log.objects.url()})
 
     def _find(self, name: str) -> Topic:
         topic = self._log.topics.get(name)

@@ -83,8 +83,11 @@ class ObjectStore(Protocol):
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """The objects whose key starts with the prefix, in key order."""
 
-    def url(self, key: str) -> str:
-        """Where a reader without this store finds the bytes: see `objects.urls.read_range`."""
+    def url(self, key: str = "") -> str:
+        """Where a reader without this store finds the bytes: see `objects.urls.read_range`.
+
+        Without a key: where the store itself lies.
+        """
 
 
 def check_key(key: str) -> str:

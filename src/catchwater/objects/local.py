@@ -99,9 +99,9 @@ class LocalStore:
                     continue  # deleted since the directory was read
                 yield ObjectInfo(key, status.st_size, status.st_mtime_ns // 1_000_000)
 
-    def url(self, key: str) -> str:
-        """The file's `file://` URL."""
-        return self._path(key).as_uri()
+    def url(self, key: str = "") -> str:
+        """The file's `file://` URL, or the root directory's."""
+        return (self._path(key) if key else self.root).as_uri()
 
     def _path(self, key: str) -> Path:
         return self.root / check_key(key)

@@ -70,9 +70,9 @@ class MemoryStore:
             if key.startswith(prefix):
                 yield ObjectInfo(key, len(data), modified_ms)
 
-    def url(self, key: str) -> str:
+    def url(self, key: str = "") -> str:
         """A name for messages; nobody outside this process can read it."""
-        return f"memory:///{check_key(key)}"
+        return f"memory:///{check_key(key) if key else ''}"
 
     def _entry(self, key: str) -> tuple[bytes, int]:
         with self._lock:
