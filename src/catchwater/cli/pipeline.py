@@ -1,9 +1,12 @@
 """`catchwater pipeline …`: run a pipeline's file, and see how a pipeline is from its checkpoint."""
 
+import logging
 import os
+import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,6 +29,29 @@ class NotOurLog(CatchwaterError):
 @app.callback()
 def pipeline() -> None:
     """Run a pipeline and see how it is."""
+
+
+@app.command()
+def run(
+    file: PipelineFile,
+    available_now: Annotated[
+        bool, typer.Option("--available-now", help="End when what is in the log now is done.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Start sooner and run slower: for demos and tests.")
+    ] = False,
+) -> None:
+    """Run a pipeline until SIGTERM or Ctrl-C; an epoch that was cut short runs again."""
+    from catchwater.pipeline.run import run_pipeline
+    from catchwater.pipeline.spark.settings import AVAILABLE_NOW
+
+    config = load_here(file)
+    if available_now:
+        config = replace(config, trigger=AVAILABLE_NOW)
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    run_pipeline(config, quick=quick)
 
 
 @app.command()

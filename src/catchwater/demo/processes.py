@@ -107,5 +107,7 @@ class Child:
         return ChildStuck(f"the {self.name} {what}: {self._last_line()}", hint=f"read {self._log}")
 
     def _last_line(self) -> str:
+        """The child's error if it named one, else the last thing it said."""
         lines = self._log.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        return (errors or lines or ["it said nothing"])[-1]

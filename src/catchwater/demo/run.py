@@ -164,6 +164,7 @@ class _Demo:
             f"catchwater.control.listener={self._control}\n"
             f"catchwater.ready.file={ready}\n"
             f"log.dirs={self._folder / 'data'}\n"
+            "log.retention.ms=-1\n"  # the events are older than any retention in days
         )
         broker = self._start("broker", ["broker", "run", "--config", str(settings)])
         broker.wait_until(ready.exists, "opened its ports", READY_S)
