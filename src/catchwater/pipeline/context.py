@@ -4,7 +4,7 @@ from hashlib import blake2b
 from random import Random  # noqa: TID251  (seeded by key and event: a replay draws the same)
 from typing import Any
 
-from catchwater.pipeline.encoding import HASH_BYTES, NEVER, Record
+from catchwater.pipeline.encoding import HASH_BYTES, Record, new_record
 from catchwater.pipeline.function import FunctionSpec
 
 MAX_TIMER_NAME_BYTES = 100
@@ -32,7 +32,7 @@ class EpochContext:
         self.watermark = watermark_ms
         self.now = clock_ms
         self.stored_key = b""
-        self.record: Record[Any] = Record(NEVER, {}, None)
+        self.record: Record[Any] = new_record(None)
         self.cause: Any = None
         """The event, or (time, name) of the timer, that is being handled."""
         self.timers_before: dict[bytes, dict[str, int]] = {}

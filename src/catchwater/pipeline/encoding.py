@@ -30,7 +30,7 @@ MAX_KEY_BYTES = 255
 """An entry of the embedded store has at most 511 bytes of key; the rest is for names and ids."""
 
 NEVER = -(2**63)
-"""The last write of a record that no event has reached yet."""
+"""A time before all others: the last write of a record that no event has reached yet."""
 
 
 class KeyTooLong(CatchwaterError):
@@ -116,11 +116,22 @@ def id_encoder(id_type: type) -> Callable[[Any], bytes]:
 
 
 class Record(msgspec.Struct, Generic[StateT], array_like=True, gc=False):
-    """Everything kept for one key: last write (event time, ms), timers by name, state."""
+    """Everything kept for one key."""
 
     written: int
+    """The last write: event time (ms) of the last event or timer handled."""
     timers: dict[str, int]
+    """Due time by name."""
+    seen: dict[Any, int]
+    """Event time by id, of the last few events; expired ones may linger."""
+    spilled: int
+    """The youngest event time among the ids that went to the SEEN table; NEVER: none went."""
     state: StateT
+
+
+def new_record(state: StateT) -> Record[StateT]:
+    """The record of a key that no event has reached yet."""
+    return Record(NEVER, {}, {}, NEVER, state)
 
 
 class RecordCodec(Generic[StateT]):

@@ -1,8 +1,8 @@
-"""The expiry journal of a table: which of its keys to look at once the watermark has passed.
+"""The expiry journal: at whose entries to look once the watermark has passed a time.
 
 Whether an entry has expired is decided from its own time wherever it is read; the journal only
-bounds the store. It is made of pages of keys by a sixteenth of the lifetime, so an entry costs no
-index entry of its own, and is deleted at most that much too late.
+bounds the store. It is made of pages of stored keys by a sixteenth of the lifetime, so an entry
+costs no index entry of its own, and is deleted at most that much too late.
 """
 
 from collections import defaultdict
@@ -17,24 +17,25 @@ _PAGE_KEYS = 1024
 
 
 class Journal:
-    """The keys of one table that an epoch wrote, by when they are to be looked at."""
+    """Whose entries in one table an epoch wrote, by when they are to be looked at."""
 
     def __init__(self, table: Table, ttl_ms: int) -> None:
         self._table = table
         self._ttl_ms = ttl_ms
         self._step_ms = max(ttl_ms // _STEPS, 1)
-        self._steps: defaultdict[int, list[bytes]] = defaultdict(list)
+        self._steps: defaultdict[int, dict[bytes, None]] = defaultdict(dict)
 
     def written(self, keys: Iterable[bytes], times: Iterable[int]) -> None:
-        """Keys whose lifetime began at these times (ms)."""
+        """Stored keys, and when (ms) an entry of theirs was written."""
         ttl_ms, step_ms, steps = self._ttl_ms, self._step_ms, self._steps
         for key, at in zip(keys, times, strict=True):
-            steps[(at + ttl_ms) // step_ms].append(key)
+            steps[(at + ttl_ms) // step_ms][key] = None
 
     def store(self, state: ShardState) -> None:
         """Put the pages into the shard's state; once an epoch."""
         version = state.version.to_bytes(8, "big")
-        for step, keys in self._steps.items():
+        for step, stored_keys in self._steps.items():
+            keys = list(stored_keys)
             due = pack_time((step + 1) * self._step_ms)
             for page, start in enumerate(range(0, len(keys), _PAGE_KEYS)):
                 entry = due + bytes([self._table]) + version + page.to_bytes(4, "big")
@@ -42,10 +43,12 @@ class Journal:
                 state.put(Table.EXPIRY, entry, data)
 
 
-def take_due(state: ShardState, watermark_ms: int) -> dict[Table, list[bytes]]:
-    """Per table the keys whose time has come; their pages are deleted."""
-    due: dict[Table, list[bytes]] = {Table.RECORD: [], Table.SEEN: []}
-    for entry, page in state.below(Table.EXPIRY, pack_time(watermark_ms + 1)):
+def take_due(state: ShardState, watermark_ms: int) -> dict[Table, dict[bytes, None]]:
+    """Per table the stored keys whose time has come, each once; their pages are deleted."""
+    due: dict[Table, dict[bytes, None]] = {Table.RECORD: {}, Table.SEEN: {}}
+    pages = state.committed.scan(Table.EXPIRY, until=pack_time(watermark_ms + 1))
+    for entry, page in pages:
         state.delete(Table.EXPIRY, entry)
-        due[Table(entry[8])] += msgspec.msgpack.decode(page, type=list[bytes])
+        keys = msgspec.msgpack.decode(page, type=list[bytes])
+        due[Table(entry[8])].update(dict.fromkeys(keys))
     return due

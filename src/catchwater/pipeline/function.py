@@ -21,7 +21,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from catchwater.config import CatchwaterError
 from catchwater.pipeline import encoding
-from catchwater.pipeline.encoding import KeyType, KeyValue, Record, RecordCodec
+from catchwater.pipeline.encoding import KeyType, KeyValue, RecordCodec
 
 EventT = TypeVar("EventT")
 StateT = TypeVar("StateT")
@@ -122,6 +122,13 @@ class FunctionSpec:
             instance = self.target()
             return instance.on_event, instance.on_timer
         return self.target, _no_timer
+
+    @property
+    def record_ttl_ms(self) -> int | None:
+        """How long a key's record outlives its last write: its state and the ids seen are in it."""
+        if self.state_ttl_ms is None:
+            return None
+        return max(self.state_ttl_ms, self.dedup_ttl_ms if self.dedup else 0)
 
     @cached_property
     def decode_event(self) -> Callable[[bytes], Any]:
@@ -329,7 +336,7 @@ class _Declaration:
             )
         try:
             codec: RecordCodec[Any] = RecordCodec(state_type, 1, {})
-            codec.decode(codec.encode(Record(0, {}, state_type())))
+            codec.decode(codec.encode(encoding.new_record(state_type())))
         except (TypeError, ValueError) as error:
             raise self.wrong(
                 f"the state {_label(state_type)} must have a default for every field "

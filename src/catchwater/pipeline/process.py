@@ -8,7 +8,8 @@ still within an epoch.
 A key's record is decoded once per epoch and encoded once at its end. State outlives its last
 write by `state_ttl`. A write is an event or timer handled, whether or not it changed the state:
 that alone does not depend on where epochs begin. A late event that the policy lets through counts
-as written at the watermark.
+as written at the watermark. The ids seen lie in the key's record; a key with many has all but the
+latest in a table of their own, so that no record grows with its traffic.
 
 Pure: entries, events and times come in as arguments.
 """
@@ -17,10 +18,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from heapq import heapify, heappop, heappush
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from catchwater.pipeline.context import EpochContext
-from catchwater.pipeline.encoding import NEVER, Record
+from catchwater.pipeline.encoding import NEVER, Record, new_record
 from catchwater.pipeline.expiry import Journal, take_due
 from catchwater.pipeline.function import FunctionSpec
 from catchwater.pipeline.state import ShardState, Table, pack_time, unpack_time
@@ -28,8 +30,11 @@ from catchwater.pipeline.state import ShardState, Table, pack_time, unpack_time
 Batch = tuple[Sequence[bytes], Sequence[Any]]
 """Stored keys and, side by side with them, decoded events; in log order."""
 
+_SEEN_IN_RECORD = 64
+_SEEN_KEPT = 32
+"""A record with more ids than the one keeps as many as the other; the rest go to the SEEN table."""
 _LONGEST_ID_BYTES = 128
-_LENGTH = tuple(bytes([n]) for n in range(256))
+_AFTER_ANY_ID = bytes([255]) * (_LONGEST_ID_BYTES + 2)
 
 
 @dataclass
@@ -73,6 +78,19 @@ def read_record(spec: FunctionSpec, state: ShardState, key: bytes) -> Record[Any
     return None if data is None else spec.record_codec.decode(data)
 
 
+class _Batch(NamedTuple):
+    """Side by side: what the loop needs of each event."""
+
+    keys: Sequence[bytes]
+    events: Sequence[Any]
+    times: list[int]
+    records: list[Record[Any]]
+
+    def only(self, kept: list[int]) -> "_Batch":
+        """The rows of these indexes."""
+        return _Batch(*([column[i] for i in kept] for column in self))  # type: ignore[arg-type]
+
+
 class _Epoch:
     """The records an epoch has touched, decoded, and what it gave so far."""
 
@@ -88,7 +106,7 @@ class _Epoch:
         self._stored: dict[bytes, bytes] = {}
         """The bytes that live records were decoded from; a live record without is new."""
         self._seen_journal = Journal(Table.SEEN, spec.dedup_ttl_ms)
-        self._record_journal = Journal(Table.RECORD, spec.state_ttl_ms or 0)
+        self._record_journal = Journal(Table.RECORD, spec.record_ttl_ms or 0)
         self._context = EpochContext(spec, watermark_ms, clock_ms)
         self.done = Processed()
 
@@ -97,7 +115,8 @@ class _Epoch:
 
         One set for the same time or before waits for the next epoch: no handler can go in circles.
         """
-        due = [key for key, _ in self._state.below(Table.TIMER, pack_time(self._watermark + 1))]
+        until = pack_time(self._watermark + 1)
+        due = [entry for entry, _ in self._state.committed.scan(Table.TIMER, until=until)]
         queued = set(due)
         heapify(due)
         self._load(_timer_of(entry)[1] for entry in due)
@@ -130,15 +149,17 @@ class _Epoch:
         for record in self._live.values():
             self._forget_expired_state(record, self._watermark)
 
-    def _delete_seen(self, keys: list[bytes]) -> None:
-        oldest = self._watermark - self._spec.dedup_ttl_ms
-        for key, seen_at in self._state.get_many(Table.SEEN, keys).items():
-            if unpack_time(seen_at) <= oldest:
-                self._state.delete(Table.SEEN, key)
+    def _delete_seen(self, keys: Iterable[bytes]) -> None:
+        oldest = pack_time(self._watermark - self._spec.dedup_ttl_ms)
+        scan = self._state.committed.scan
+        for key in keys:
+            for entry, seen_at in scan(Table.SEEN, key, key + _AFTER_ANY_ID):
+                if seen_at <= oldest:
+                    self._state.delete(Table.SEEN, entry)
 
-    def _delete_records(self, keys: list[bytes]) -> None:
+    def _delete_records(self, keys: Iterable[bytes]) -> None:
         """A key with timers still to come keeps its record, and is looked at again."""
-        ttl_ms = self._spec.state_ttl_ms or 0
+        ttl_ms = self._spec.record_ttl_ms or 0
         self._load(keys)
         for key in keys:
             record = self._live[key]
@@ -157,58 +178,82 @@ class _Epoch:
         done.events += len(keys)
         times = list(map(self._spec.event_time_of, events))
         done.max_event_time_ms = max(max(times), done.max_event_time_ms or NEVER)
-        if min(times) < self._watermark:
-            keys, events, times = self._without_late(keys, events, times)
-        if self._spec.dedup is not None:
-            keys, events, times = self._without_duplicates(keys, events, times)
         for record in self._load(keys):
             self._forget_expired_state(record, self._watermark)
-        self._run(keys, events, times)
+        batch = _Batch(keys, events, times, list(map(self._live.__getitem__, keys)))
+        if min(times) < self._watermark:
+            batch = self._without_late(batch)
+        if self._spec.dedup is not None:
+            batch = self._without_duplicates(batch)
+        self._run(batch)
 
-    def _without_late(
-        self, keys: Sequence[bytes], events: Sequence[Any], times: list[int]
-    ) -> tuple[Sequence[bytes], Sequence[Any], list[int]]:
-        kept = [i for i, at in enumerate(times) if at >= self._watermark]
-        self.done.late += len(times) - len(kept)
+    def _without_late(self, batch: _Batch) -> _Batch:
+        kept = [i for i, at in enumerate(batch.times) if at >= self._watermark]
+        self.done.late += len(batch.times) - len(kept)
         if self._spec.late == "process":
-            return keys, events, [max(at, self._watermark) for at in times]
-        return [keys[i] for i in kept], [events[i] for i in kept], [times[i] for i in kept]
+            return batch._replace(times=[max(at, self._watermark) for at in batch.times])
+        return batch.only(kept)
 
-    def _without_duplicates(
-        self, keys: Sequence[bytes], events: Sequence[Any], times: list[int]
-    ) -> tuple[Sequence[bytes], Sequence[Any], list[int]]:
-        ids = self._seen_keys(keys, events)
-        oldest = pack_time(self._watermark - self._spec.dedup_ttl_ms)
-        stored = self._state.get_many(Table.SEEN, ids)
-        known = {entry for entry, seen_at in stored.items() if seen_at > oldest}
+    def _without_duplicates(self, batch: _Batch) -> _Batch:
+        ids = list(map(self._spec.id_of, batch.events))
+        oldest = self._watermark - self._spec.dedup_ttl_ms
+        spilled = self._spilled_ids(batch, ids, oldest)
         kept = []
-        for i, entry in enumerate(ids):
-            if entry not in known:
-                known.add(entry)
+        for i, (event_id, at, record) in enumerate(
+            zip(ids, batch.times, batch.records, strict=True)
+        ):
+            seen = record.seen
+            if seen.get(event_id, NEVER) <= oldest and i not in spilled:
+                seen[event_id] = at
                 kept.append(i)
-        if len(kept) < len(ids):
-            self.done.duplicates += len(ids) - len(kept)
-            keys, events = [keys[i] for i in kept], [events[i] for i in kept]
-            ids, times = [ids[i] for i in kept], [times[i] for i in kept]
-        self._state.put_many(Table.SEEN, zip(ids, map(pack_time, times), strict=True))
-        self._seen_journal.written(ids, times)
-        return keys, events, times
+        if len(kept) == len(ids):
+            return batch
+        self.done.duplicates += len(ids) - len(kept)
+        return batch.only(kept)
 
-    def _seen_keys(self, keys: Sequence[bytes], events: Sequence[Any]) -> list[bytes]:
-        ids = list(map(self._spec.encode_id, map(self._spec.id_of, events)))
-        if max(map(len, ids), default=0) > _LONGEST_ID_BYTES:
-            ids = [blake2b(i).digest() if len(i) > _LONGEST_ID_BYTES else i for i in ids]
-        return [key + i + _LENGTH[len(i)] for key, i in zip(keys, ids, strict=True)]
+    def _spilled_ids(self, batch: _Batch, ids: list[Any], oldest: int) -> set[int]:
+        """Which of a batch are known from the SEEN table and have not expired, by index."""
+        asked = {
+            i: self._seen_entry(batch.keys[i], ids[i])
+            for i, record in enumerate(batch.records)
+            if record.spilled > oldest
+        }
+        if not asked:
+            return set()
+        found = self._state.get_many(Table.SEEN, list(asked.values()))
+        known = {entry for entry, at in found.items() if unpack_time(at) > oldest}
+        return {i for i, entry in asked.items() if entry in known}
 
-    def _run(self, keys: Sequence[bytes], events: Sequence[Any], times: list[int]) -> None:
+    def _seen_entry(self, key: bytes, event_id: Any) -> bytes:
+        data = self._spec.encode_id(event_id)
+        if len(data) > _LONGEST_ID_BYTES:
+            data = blake2b(data, digest_size=32).digest()
+        return key + data + bytes([len(data)])
+
+    def _spill(self) -> None:
+        """Move the older ids of keys with many out of their records, so that no record grows."""
+        oldest = self._watermark - self._spec.dedup_ttl_ms
+        for key, record in self._live.items():
+            if len(record.seen) <= _SEEN_IN_RECORD:
+                continue
+            by_age = sorted(record.seen.items(), key=itemgetter(1))
+            kept, moved = by_age[-_SEEN_KEPT:], by_age[:-_SEEN_KEPT]
+            moved = [(event_id, at) for event_id, at in moved if at > oldest]
+            record.seen = dict(kept)
+            if moved:
+                record.spilled = max(record.spilled, moved[-1][1])
+                entries = ((self._seen_entry(key, i), pack_time(at)) for i, at in moved)
+                self._state.put_many(Table.SEEN, entries)
+                self._seen_journal.written([key] * len(moved), [at for _, at in moved])
+
+    def _run(self, batch: _Batch) -> None:
         """The loop that decides what an event costs."""
-        on_event, context, live = self._on_event, self._context, self._live
+        on_event, context = self._on_event, self._context
         outputs, output_keys = self.done.outputs, self.done.output_keys
-        for key, event, at in zip(keys, events, times, strict=True):
-            record = live[key]
+        for key, event, at, record in zip(*batch, strict=True):
             if at > record.written:
                 record.written = at
-            context.stored_key, context.record, context.cause = key, record, event
+            context.stored_key, context.cause, context.record = key, event, record
             given = on_event(event, record.state, context)
             if given:
                 outputs.extend(given)
@@ -218,11 +263,12 @@ class _Epoch:
 
     def store(self) -> None:
         """Put the records, timers and journal pages that changed into the shard's state."""
+        self._spill()
         written = {key: r for key, r in self._live.items() if r.written != NEVER}
         data = zip(written, map(self._codec.encode, written.values()), strict=True)
         stored = self._stored
         self._state.put_many(Table.RECORD, [kv for kv in data if stored.get(kv[0]) != kv[1]])
-        if self._spec.state_ttl_ms is not None:
+        if self._spec.record_ttl_ms is not None:
             new = [key for key in written if key not in stored]
             self._record_journal.written(new, [written[key].written for key in new])
         self._store_timers()
@@ -259,7 +305,7 @@ class _Epoch:
             new_state = self._spec.state_type
             for key in missing:
                 if key not in live:
-                    live[key] = Record(NEVER, {}, new_state())
+                    live[key] = new_record(new_state())
         return list(loaded.values())
 
     def _forget_expired_state(self, record: Record[Any], now: int) -> None:

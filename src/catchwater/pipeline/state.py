@@ -5,6 +5,7 @@ changes lie over it until the epoch is committed, and are what its delta is made
 holds a stored key (`encoding`), so a shard can be split by ranges of the key's hash.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Protocol
@@ -20,7 +21,7 @@ class Table(IntEnum):
     SEEN = 2
     """stored key, event id, length of the id (1) → event time (8)"""
     EXPIRY = 3
-    """due (8), table (1), version (8), page (4) → msgpack array of that table's keys"""
+    """due (8), table (1), version (8), page (4) → msgpack array of stored keys"""
 
 
 Changes = tuple[dict[bytes, bytes | None], ...]
@@ -33,8 +34,10 @@ class Entries(Protocol):
     def get_many(self, table: Table, keys: Iterable[bytes]) -> dict[bytes, bytes]:
         """The entries that exist among these keys."""
 
-    def scan(self, table: Table, until: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """Entries in the order of their keys, those below `until` if it is given."""
+    def scan(
+        self, table: Table, start: bytes = b"", until: bytes | None = None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Entries in the order of their keys, from `start` and below `until`."""
 
 
 def no_changes() -> Changes:
@@ -59,18 +62,20 @@ class ShardState:
         self.version = version
         """The version that committing the changes will make."""
         self.changes = no_changes()
-        self._committed = committed
+        self.committed = committed
+        """For scans, which an epoch makes before it changes anything."""
 
     def get_many(self, table: Table, keys: list[bytes]) -> dict[bytes, bytes]:
         """The entries that exist among these keys."""
-        found = self._committed.get_many(table, keys)
+        found = self.committed.get_many(table, keys)
         changed = self.changes[table]
-        for key in changed.keys() & keys:
-            value = changed[key]
-            if value is None:
-                found.pop(key, None)
-            else:
-                found[key] = value
+        if changed:
+            for key in filter(changed.__contains__, keys):
+                value = changed[key]
+                if value is None:
+                    found.pop(key, None)
+                else:
+                    found[key] = value
         return found
 
     def put(self, table: Table, key: bytes, value: bytes) -> None:
@@ -85,17 +90,11 @@ class ShardState:
         """Delete an entry, if there is one."""
         self.changes[table][key] = None
 
-    def below(self, table: Table, until: bytes) -> list[tuple[bytes, bytes]]:
-        """The entries whose keys are below `until`, in order."""
-        found: dict[bytes, bytes | None] = dict(self._committed.scan(table, until))
-        found.update((key, v) for key, v in self.changes[table].items() if key < until)
-        return sorted((key, value) for key, value in found.items() if value is not None)
-
     def first(self, table: Table) -> bytes | None:
         """The lowest key of a table."""
         changed = self.changes[table]
         lowest = min((key for key, value in changed.items() if value is not None), default=None)
-        for key, _ in self._committed.scan(table, lowest):
+        for key, _ in self.committed.scan(table, until=lowest):
             if key not in changed:
                 return key
         return lowest
@@ -113,12 +112,16 @@ class DictEntries:
         entries = self.tables[table]
         return {key: entries[key] for key in keys if key in entries}
 
-    def scan(self, table: Table, until: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """Entries in the order of their keys, those below `until` if it is given."""
+    def scan(
+        self, table: Table, start: bytes = b"", until: bytes | None = None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Entries in the order of their keys, from `start` and below `until`."""
         entries = self.tables[table]
         if table not in self._order:
             self._order[table] = sorted(entries)
-        for key in self._order[table]:
+        order = self._order[table]
+        for at in range(bisect_left(order, start), len(order)):
+            key = order[at]
             if until is not None and key >= until:
                 return
             yield key, entries[key]
