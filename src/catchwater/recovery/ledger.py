@@ -1,8 +1,9 @@
 """The pipeline's own folder in a checkpoint: what it is, and what each epoch saw.
 
 Everything lies under `<checkpoint>/catchwater/`: `pipeline.json` (identity), `epochs/N.json` (one
-entry an epoch, written before Spark commits it), `contracts/N.json`, `restores.jsonl`, and
-`replayed/` (the epochs that a restore went back behind, to be issued again with the same ends).
+entry an epoch, written before Spark commits it), `contracts/N.json`, `beginning.json` (where epoch
+0 starts), `restores.jsonl`, and `replayed/` (the epochs that a restore went back behind, to be
+issued again with the same ends).
 
 A file is written whole or not at all and is synced, with its folder, before the call returns.
 Relies on the checkpoint being a local or shared directory. Imports no Spark: the source, the
@@ -119,6 +120,7 @@ class Ledger:
         self.checkpoint = checkpoint
         self.folder = checkpoint / FOLDER
         self._epochs = self.folder / "epochs"
+        self._beginning = self.folder / "beginning.json"
         self.replayed = self.folder / "replayed"
 
     def write(self, entry: EpochEntry) -> None:
@@ -139,10 +141,37 @@ class Ledger:
             if number < epoch:
                 (self._epochs / f"{number}.json").unlink(missing_ok=True)
 
+    def begin(self, first: SourceOffset) -> SourceOffset:
+        """Where the pipeline's first epoch starts: `first`, or what an earlier start has kept.
+
+        Spark does not keep it; an epoch 0 that runs again must not start somewhere else.
+        """
+        kept = self.beginning()
+        if kept is None:
+            write_whole(self._beginning, msgspec.json.encode(first))
+        return kept or first
+
+    def beginning(self) -> SourceOffset | None:
+        """What `begin` has kept, None before the first start."""
+        return read_json(self._beginning, SourceOffset)
+
+    def start_of(self, epoch: int) -> SourceOffset:
+        """Where an epoch that Spark has planned starts. Raises `LedgerDamaged`."""
+        if epoch > 0:
+            return read_offset(self.checkpoint / "offsets" / str(epoch - 1))
+        first = self.beginning()
+        if first is None:
+            raise LedgerDamaged(f"{self._beginning} is missing: where does epoch 0 start?")
+        return first
+
     def recorded_end(self, epoch: int) -> SourceOffset | None:
         """Where this epoch ended when it ran before a restore went back behind it."""
         path = self.replayed / "offsets" / str(epoch)
         return read_offset(path) if path.exists() else None
+
+    def recorded_epochs(self) -> list[int]:
+        """The epochs that ran before a restore went back behind them."""
+        return sorted(numbered(self.replayed / "offsets"))
 
 
 def read_offset(path: Path) -> SourceOffset:

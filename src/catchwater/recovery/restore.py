@@ -16,7 +16,7 @@ import msgspec
 from catchwater.config import CatchwaterError
 from catchwater.recovery import checkpoint
 from catchwater.recovery.checkpoint import STATE_SUFFIXES, Checkpoint
-from catchwater.recovery.contract import Contract, PartitionTail, RestoreSample
+from catchwater.recovery.contract import Contract, PartitionTail
 from catchwater.recovery.ledger import (
     Ledger,
     SourceOffset,
@@ -156,16 +156,3 @@ def forget_contracts_before(folder: Path, epoch: int) -> None:
     for number in list(numbered(contracts, ".json")):
         if number < epoch:
             (contracts / f"{number}.json").unlink(missing_ok=True)
-
-
-def load_samples(folder: Path) -> list[RestoreSample]:
-    """The restores measured so far, oldest first."""
-    path = Ledger(folder).folder / "restores.jsonl"
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return [msgspec.json.decode(line, type=RestoreSample) for line in lines]
-
-
-def add_sample(folder: Path, sample: RestoreSample) -> None:
-    """Remember one more measured restore."""
-    lines = [msgspec.json.encode(each) for each in [*load_samples(folder), sample]]
-    write_whole(Ledger(folder).folder / "restores.jsonl", b"\n".join(lines) + b"\n")

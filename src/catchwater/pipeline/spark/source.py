@@ -123,9 +123,13 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         return self._settings.code.load()
 
     def initialOffset(self) -> dict[str, Any]:
-        """Before the first epoch."""
-        offsets = to_json(self._subscription.starting(LATEST))
-        return SourceOffset(-1, offsets, BEFORE_ALL_MS, self._clock.now_ms()).to_json()
+        """Before the first epoch: where the first start of this pipeline found it."""
+        kept = self._ledger.beginning()
+        if kept is None:
+            offsets = to_json(self._subscription.starting(LATEST))
+            first = SourceOffset(-1, offsets, BEFORE_ALL_MS, self._clock.now_ms())
+            kept = self._ledger.begin(first)
+        return kept.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """As `maxOffsetsPerTrigger` says."""

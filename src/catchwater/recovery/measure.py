@@ -1,0 +1,69 @@
+"""How long a restore took, measured while it happens: what the next estimates rest on.
+
+A restore begins with the pipeline's process and is over when an epoch ends at or behind the tail
+that the log had then. It is measured only where there was something to catch up with; else the
+time would be that of waiting for input. Pure but for the file of samples.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from catchwater.recovery.contract import RestoreSample
+from catchwater.recovery.ledger import EpochEntry, Ledger, write_whole
+
+
+class RestoreWatch:
+    """Watches the epochs of one start, from `began_s` (monotonic) on."""
+
+    def __init__(self, began_s: float, tail: Mapping[tuple[str, int], int], tasks: int) -> None:
+        self._began_s = began_s
+        self._tail = tail
+        self._tasks = tasks
+        self._first: EpochEntry | None = None
+        self._first_s = 0.0
+        self._records = 0
+
+    def epoch_done(self, entry: EpochEntry, now_s: float) -> RestoreSample | None:
+        """Take an epoch that was committed; the sample, once the tail is reached."""
+        if self._first is None:
+            self._first, self._first_s = entry, now_s
+        else:
+            self._records += entry.total("events")
+        if not self._reached(entry):
+            return None
+        first = self._first
+        state_s = sum(shard.restore_s for shard in first.shards) / self._tasks
+        return RestoreSample(
+            epoch=first.epoch,
+            startup_s=round(self._first_s - self._began_s - state_s, 3),
+            state_bytes=first.total("rebuilt_bytes"),
+            state_s=round(state_s, 3),
+            replay_records=self._records,
+            replay_s=round(now_s - self._first_s, 3),
+        )
+
+    def _reached(self, entry: EpochEntry) -> bool:
+        offsets = entry.end.offsets
+        return all(
+            offsets.get(topic, {}).get(str(partition), 0) >= end
+            for (topic, partition), end in self._tail.items()
+        )
+
+
+def load_samples(folder: Path) -> list[RestoreSample]:
+    """The restores measured so far, oldest first."""
+    path = _path(folder)
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return [msgspec.json.decode(line, type=RestoreSample) for line in lines]
+
+
+def add_sample(folder: Path, sample: RestoreSample) -> None:
+    """Remember one more measured restore."""
+    lines = [msgspec.json.encode(each) for each in [*load_samples(folder), sample]]
+    write_whole(_path(folder), b"\n".join(lines) + b"\n")
+
+
+def _path(folder: Path) -> Path:
+    return Ledger(folder).folder / "restores.jsonl"

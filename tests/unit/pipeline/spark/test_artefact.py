@@ -1,0 +1,105 @@
+"""Workers run the code that was published, and no other."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from catchwater.config import ConfigError
+from catchwater.pipeline.function import DeclarationError
+from catchwater.pipeline.spark.artefact import CodeChanged, find_function, publish, state_schema
+
+SOURCE = """\
+from dataclasses import dataclass
+from catchwater import Context, Keyed, Out, function
+
+LIMIT = {limit}
+
+@dataclass
+class Event:
+    key: str
+    at: int
+
+@dataclass
+class State:
+    seen: int = 0
+
+@function(name="counter", key="key", event_time="at")
+class Counter(Keyed[Event, State, Event]):
+    def on_event(self, e: Event, s: State, ctx: Context) -> Out[Event]:
+        return [e] * LIMIT
+
+not_a_function = 7
+
+def plain() -> None: ...
+"""
+
+
+@pytest.fixture(autouse=True)
+def leave_the_interpreter_as_it_was() -> Iterator[None]:
+    path = list(sys.path)
+    yield
+    sys.path[:] = path
+    sys.modules.pop("counter_module", None)
+
+
+def write(folder: Path, limit: int = 1) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "counter_module.py").write_text(SOURCE.format(limit=limit))
+
+
+def test_a_worker_runs_the_published_code_though_the_file_has_changed(tmp_path: Path) -> None:
+    write(tmp_path)
+    code = publish(find_function("counter_module:Counter", tmp_path), tmp_path / "checkpoint")
+    write(tmp_path, limit=2)
+    sys.modules.pop("counter_module")
+    spec = code.load()
+    assert sys.modules["counter_module"].LIMIT == 1
+    assert spec.name == "counter"
+    assert code.load() is spec
+
+
+def test_a_worker_that_imported_another_version_before_runs_the_published_one(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path)
+    find_function("counter_module:Counter", tmp_path)
+    write(tmp_path, limit=2)
+    spec = find_function("counter_module:Counter", tmp_path)
+    code = publish(spec, tmp_path / "checkpoint")
+    code.load()
+    assert sys.modules["counter_module"].LIMIT == 2
+
+
+def test_code_that_was_tampered_with_is_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    code = publish(find_function("counter_module:Counter", tmp_path), tmp_path / "checkpoint")
+    Path(code.path).write_text("raise SystemExit")
+    with pytest.raises(CodeChanged, match="is not what was published"):
+        code.load()
+
+
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [
+        ("counter_module", "not of the form module:Class"),
+        ("absent_module:Counter", "cannot be imported"),
+        ("counter_module:Absent", "has no 'Absent'"),
+    ],
+)
+def test_a_function_that_cannot_be_found_is_told(tmp_path: Path, named: str, told: str) -> None:
+    write(tmp_path)
+    with pytest.raises(ConfigError, match=told):
+        find_function(named, tmp_path)
+
+
+def test_what_was_not_declared_is_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    with pytest.raises(DeclarationError):
+        find_function("counter_module:plain", tmp_path)
+
+
+def test_the_schema_of_the_state_names_its_fields(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert '"seen"' in state_schema(find_function("counter_module:Counter", tmp_path))

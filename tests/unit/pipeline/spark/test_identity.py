@@ -1,0 +1,56 @@
+"""A checkpoint belongs to one pipeline, and to one process at a time."""
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from catchwater.clock import ManualClock
+from catchwater.pipeline.spark.identity import (
+    CheckpointInUse,
+    Identity,
+    OtherPipeline,
+    claim,
+    lock,
+)
+
+CARDS = Identity("cards", "card-risk", 2, "{}", 4, ["payments"], {"alerts": "alerts"})
+
+
+def test_the_same_pipeline_may_come_back(tmp_path: Path) -> None:
+    claim(tmp_path, CARDS)
+    claim(tmp_path, CARDS)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"function": "other"}, "the function was card-risk and is now other"),
+        ({"version": 3}, "the function's version was 2 and is now 3"),
+        ({"state_schema": "[]"}, "the schema of the function's state was {} and is now []"),
+        ({"shards": 8}, "the number of shards was 4 and is now 8"),
+        ({"topics": ["x"]}, "the input was"),
+    ],
+)
+def test_another_one_is_refused_before_anything_is_touched(
+    tmp_path: Path, change: dict[str, object], told: str
+) -> None:
+    claim(tmp_path, CARDS)
+    with pytest.raises(OtherPipeline) as error:
+        claim(tmp_path, msgspec.structs.replace(CARDS, **change))
+    assert told in str(error.value)
+    assert error.value.exit_code == 5
+    claim(tmp_path, CARDS)
+
+
+def test_a_second_process_is_refused_with_the_first_ones_id(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with (
+        lock(tmp_path, clock),
+        pytest.raises(CheckpointInUse, match=f"in use by process {os.getpid()}"),
+        lock(tmp_path, clock),
+    ):
+        pass
+    with lock(tmp_path, clock) as descriptor:
+        assert descriptor > 2

@@ -1,0 +1,97 @@
+"""A pipeline's file: what it may say, and how a mistake in it is told."""
+
+from pathlib import Path
+
+import pytest
+
+from catchwater.config import ConfigError
+from catchwater.pipeline.spark.settings import AVAILABLE_NOW, PipelineConfig, load
+
+FILE = """\
+[pipeline]
+function = "card_risk:CardRisk"
+checkpoint = "checkpoint"
+
+[source]
+kafka.bootstrap.servers = "127.0.0.1:9092"
+subscribe = "payments"
+maxOffsetsPerTrigger = 1000
+
+[sink.alerts]
+topic = "alerts"
+"""
+
+
+def read(tmp_path: Path, text: str = FILE, **environment: str) -> PipelineConfig:
+    path = tmp_path / "pipeline.toml"
+    path.write_text(text)
+    return load(path, environment)
+
+
+def test_paths_are_relative_to_the_file_and_the_rest_has_defaults(tmp_path: Path) -> None:
+    config = read(tmp_path)
+    assert config.checkpoint == tmp_path / "checkpoint"
+    assert config.source == {
+        "kafka.bootstrap.servers": "127.0.0.1:9092",
+        "subscribe": "payments",
+        "maxOffsetsPerTrigger": "1000",
+    }
+    assert config.sinks == {"alerts": "alerts"}
+    assert (config.tasks, config.shard_count, config.retain) == (2, 4, 5)
+
+
+def test_dotted_keys_may_be_quoted_or_not(tmp_path: Path) -> None:
+    quoted = FILE.replace("kafka.bootstrap.servers", '"kafka.bootstrap.servers"')
+    assert read(tmp_path, quoted).source == read(tmp_path).source
+
+
+def test_every_key_may_come_from_the_environment_which_wins(tmp_path: Path) -> None:
+    config = read(
+        tmp_path,
+        CATCHWATER_PIPELINE__TASKS="3",
+        CATCHWATER_SOURCE__KAFKA_BOOTSTRAP_SERVERS="h:1",
+        CATCHWATER_SINK__ALERTS__TOPIC="other",
+        CATCHWATER_CACHE="not a setting of ours",
+        HOME="/",
+    )
+    assert (config.tasks, config.sinks) == (3, {"alerts": "other"})
+    assert config.source["kafka.bootstrap.servers"] == "h:1"
+
+
+def test_durations_and_triggers_are_read(tmp_path: Path) -> None:
+    text = FILE.replace("[source]", 'trigger = "2s"\n[recovery]\nmax_restore = "10m"\n[source]')
+    config = read(tmp_path, text)
+    assert (config.trigger, config.max_restore_ms) == ("2000 milliseconds", 600_000)
+    assert read(tmp_path, text.replace("2s", "available-now")).trigger == AVAILABLE_NOW
+
+
+@pytest.mark.parametrize(
+    ("change", "into", "told", "hint"),
+    [
+        ("subscribe =", "subscibe =", "line 7: there is no subscibe", "nearest is subscribe"),
+        ("[pipeline]", "[pipelin]", "line 1: there is no [pipelin]", "nearest is pipeline"),
+        ("checkpoint =", "chekpoint =", "line 3: there is no chekpoint", "nearest is checkpoint"),
+        ('function = "card_risk:CardRisk"\n', "", "function in [pipeline] is missing", None),
+        ('subscribe = "payments"\n', "", "subscribe in [source] is missing", None),
+        ('topic = "alerts"', "", "no sink", "[sink.alerts]"),
+        ("[sink.alerts]\n", "[sink]\n", "line 11: a sink has a name", None),
+        ("[source]", "tasks = 0\n[source]", "line 5: tasks must be a whole number", None),
+        ("[source]", "tasks = [1]\n[source]", "tasks must be a text", None),
+        ("[source]", 'trigger = "soon"\n[source]', "line 5: trigger: 'soon' is not a dur", None),
+        ("[source]", "[source", "not valid TOML", None),
+    ],
+)
+def test_a_mistake_is_told_with_its_line_and_the_way_out(
+    tmp_path: Path, change: str, into: str, told: str, hint: str | None
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        read(tmp_path, FILE.replace(change, into))
+    assert told in str(error.value)
+    assert hint is None or hint in (error.value.hint or "")
+
+
+def test_an_unknown_variable_and_an_absent_file_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="variable CATCHWATER_PIPELINE__TASK"):
+        read(tmp_path, CATCHWATER_PIPELINE__TASK="3")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path / "absent.toml", {})

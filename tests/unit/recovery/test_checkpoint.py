@@ -1,0 +1,61 @@
+"""A Spark checkpoint folder, read without Spark."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from catchwater.recovery import checkpoint
+from catchwater.recovery.ledger import LedgerDamaged, SourceOffset
+
+
+def plan(folder: Path, epoch: int, *, says: int | None = None) -> None:
+    """What Spark writes before batch `epoch`."""
+    end = SourceOffset(epoch if says is None else says, {"t": {"0": epoch * 10}}, 0, 0)
+    path = folder / "offsets" / str(epoch)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'v1\n{{"batchTimestampMs":{epoch}}}\n{msgspec.json.encode(end).decode()}')
+
+
+def commit(folder: Path, epoch: int) -> None:
+    """What Spark writes after it."""
+    path = folder / "commits" / str(epoch)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text('v1\n{"nextBatchWatermarkMs":0}')
+
+
+def test_a_folder_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
+    found = checkpoint.read(tmp_path / "absent")
+    assert (found.committed, found.planned, found.last, found.state_bytes) == ([], None, None, 0)
+    assert checkpoint.last_commit(tmp_path) == -1
+
+
+def test_a_batch_with_both_files_is_a_checkpoint_and_one_without_commit_is_planned(
+    tmp_path: Path,
+) -> None:
+    for epoch in range(4):
+        plan(tmp_path, epoch)
+    for epoch in range(3):
+        commit(tmp_path, epoch)
+    found = checkpoint.read(tmp_path)
+    assert [each.epoch for each in found.committed] == [0, 1, 2]
+    assert found.planned is not None and found.planned.epoch == 3
+    assert found.last is not None and found.last.end.offsets == {"t": {"0": 20}}
+    assert found.last.planned_ms == 2
+    assert [each.epoch for each in found.retained(2)] == [1, 2]
+    assert checkpoint.last_commit(tmp_path) == 2
+
+
+def test_state_is_measured_over_all_its_files(tmp_path: Path) -> None:
+    store = tmp_path / "state" / "0" / "1"
+    store.mkdir(parents=True)
+    (store / "1.changelog").write_bytes(bytes(10))
+    (store / "1.zip").write_bytes(bytes(5))
+    assert checkpoint.read(tmp_path).state_bytes == 15
+
+
+def test_an_offset_file_of_another_epoch_is_named(tmp_path: Path) -> None:
+    plan(tmp_path, 4, says=5)
+    commit(tmp_path, 4)
+    with pytest.raises(LedgerDamaged, match="ends epoch 5, not 4"):
+        checkpoint.read(tmp_path)

@@ -1,0 +1,33 @@
+"""A restore is measured from the process's start to the tail of that moment."""
+
+from pathlib import Path
+
+from catchwater.recovery.contract import RestoreSample
+from catchwater.recovery.ledger import EpochEntry, ShardEpoch, SourceOffset
+from catchwater.recovery.measure import RestoreWatch, add_sample, load_samples
+
+
+def entry(epoch: int, end: int, events: int, rebuilt: int = 0) -> EpochEntry:
+    offset = SourceOffset(epoch, {"t": {"0": end}}, 0, 0)
+    shards = [ShardEpoch(s, events=events, rebuilt_bytes=rebuilt, restore_s=1.0) for s in (0, 1)]
+    return EpochEntry(epoch, offset, offset, shards, {}, 0)
+
+
+def test_start_up_state_and_replay_are_told_apart() -> None:
+    watch = RestoreWatch(100.0, {("t", 0): 50}, tasks=2)
+    assert watch.epoch_done(entry(7, 20, 5, rebuilt=30), 110.0) is None
+    assert watch.epoch_done(entry(8, 40, 10), 112.0) is None
+    assert watch.epoch_done(entry(9, 60, 10), 114.0) == RestoreSample(7, 9.0, 60, 1.0, 40, 4.0)
+
+
+def test_one_epoch_may_be_all_there_was_to_catch_up_with() -> None:
+    watch = RestoreWatch(100.0, {("t", 0): 20}, tasks=1)
+    assert watch.epoch_done(entry(7, 20, 5), 105.0) == RestoreSample(7, 3.0, 0, 2.0, 0, 0.0)
+
+
+def test_samples_are_kept_in_order(tmp_path: Path) -> None:
+    assert load_samples(tmp_path) == []
+    samples = [RestoreSample(e, 1.0, 2, 3.0, 4, 5.0) for e in range(3)]
+    for sample in samples:
+        add_sample(tmp_path, sample)
+    assert load_samples(tmp_path) == samples

@@ -1,0 +1,62 @@
+"""Pins: one for each retained checkpoint, none beyond."""
+
+from typing import Any
+
+from catchwater.recovery.checkpoint import Checkpoint
+from catchwater.recovery.contract import PartitionTail
+from catchwater.recovery.ledger import SourceOffset
+from catchwater.recovery.pins import hold, read_log_state, stale
+
+
+class FakeControl:
+    """A log with two partitions that remembers its pins."""
+
+    def __init__(self, *pins: str) -> None:
+        self.held: dict[str, Any] = {name: {} for name in pins}
+
+    def pins(self) -> list[dict[str, Any]]:
+        return [{"id": name} for name in self.held]
+
+    def set_pin(self, pin_id: str, pin: Any) -> None:
+        self.held[pin_id] = pin
+
+    def release_pin(self, pin_id: str) -> None:
+        del self.held[pin_id]
+
+    def last_epoch(self, pipeline: str, sink: str) -> dict[str, Any] | None:
+        return {"epoch": 4} if sink == "alerts" else None
+
+    def request(self, method: str, path: str) -> dict[str, Any]:
+        assert (method, path) == ("GET", "/api/v1/topics/t")
+        return {"offsets": [{"partition": 0, "log_start": 1, "high_watermark": 9, "bytes": 80}]}
+
+
+def retained(*epochs: int) -> list[Checkpoint]:
+    return [Checkpoint(e, SourceOffset(e, {"t": {"0": e * 10}}, 0, 0), 0) for e in epochs]
+
+
+def test_retained_checkpoints_are_pinned_at_their_offsets_and_older_ones_released() -> None:
+    control = FakeControl("cards/1", "cards/2", "other/1")
+    hold(control, "cards", retained(2, 3))  # type: ignore[arg-type]
+    assert sorted(control.held) == ["cards/2", "cards/3", "other/1"]
+    assert control.held["cards/3"] == {
+        "owner": "cards",
+        "positions": [{"topic": "t", "partition": 0, "offset": 30}],
+    }
+
+
+def test_pins_of_others_and_pins_set_by_hand_are_left_alone() -> None:
+    held = ["cards/1", "cards/keep-for-audit", "cards-2/1", "backfill"]
+    assert stale("cards", [], held) == ["cards/1"]
+
+
+def test_what_a_check_needs_is_asked_of_the_log() -> None:
+    state = read_log_state(
+        FakeControl("cards/1"),
+        "cards",
+        ["t"],
+        ["alerts", "never"],  # type: ignore[arg-type]
+    )
+    assert state.tails == {("t", 0): PartitionTail(1, 9, 80)}
+    assert state.pins == {"cards/1"}
+    assert state.sink_epochs == {"alerts": 4}

@@ -1,0 +1,93 @@
+"""Going back: what is moved, what is refused, and that an interrupted move is finished."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from catchwater.recovery import checkpoint, restore
+from catchwater.recovery.contract import PartitionTail
+from catchwater.recovery.ledger import Ledger, SourceOffset
+from catchwater.recovery.restore import HistoryGone, LogBehind, NoSuchCheckpoint
+
+TAILS = {("t", 0): PartitionTail(0, 1000, 1)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Epochs 0 to 5 planned, 0 to 4 committed, state up to version 5."""
+    for log in ("offsets", "commits", "state/0/0"):
+        (tmp_path / log).mkdir(parents=True)
+    for epoch in range(6):
+        end = SourceOffset(epoch, {"t": {"0": epoch * 10}}, 0, 0)
+        text = f'v1\n{{"batchTimestampMs":{epoch}}}\n{msgspec.json.encode(end).decode()}'
+        (tmp_path / "offsets" / str(epoch)).write_text(text)
+        (tmp_path / "offsets" / f".{epoch}.crc").touch()
+    for epoch in range(5):
+        (tmp_path / "commits" / str(epoch)).write_text("v1\n{}")
+        (tmp_path / "state" / "0" / "0" / f"{epoch + 1}.changelog").touch()
+    return tmp_path
+
+
+def test_what_came_after_is_moved_aside_and_nothing_is_deleted(folder: Path) -> None:
+    before = {path.name for path in folder.rglob("*") if path.is_file()}
+    restore.restore(folder, 2, TAILS)
+    found = checkpoint.read(folder)
+    assert [each.epoch for each in found.committed] == [0, 1, 2]
+    assert found.planned is None
+    versions = sorted(path.name for path in (folder / "state/0/0").iterdir())
+    assert versions == ["1.changelog", "2.changelog", "3.changelog"]
+    ledger = Ledger(folder)
+    assert ledger.recorded_epochs() == [3, 4, 5]
+    recorded = ledger.recorded_end(4)
+    assert recorded is not None and recorded.offsets == {"t": {"0": 40}}
+    assert {path.name for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_restore_that_was_cut_short_is_finished_by_the_next_start(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[Path] = []
+    real = Path.replace
+
+    def die_at_the_third_move(self: Path, target: Path) -> Path:
+        if "replayed" in str(target):
+            moved.append(self)
+            if len(moved) == 3:
+                raise KeyboardInterrupt
+        return real(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", die_at_the_third_move)
+        with pytest.raises(KeyboardInterrupt):
+            restore.restore(folder, 1, TAILS)
+    restore.finish(folder)
+    assert [each.epoch for each in checkpoint.read(folder).committed] == [0, 1]
+    assert Ledger(folder).recorded_epochs() == [2, 3, 4, 5]
+    restore.finish(folder)
+
+
+def test_a_checkpoint_that_the_log_no_longer_covers_is_refused_with_both_offsets(
+    folder: Path,
+) -> None:
+    with pytest.raises(HistoryGone, match="from offset 20 on, and the log begins at offset 35"):
+        restore.restore(folder, 2, {("t", 0): PartitionTail(35, 1000, 1)})
+    assert checkpoint.last_commit(folder) == 4
+    assert HistoryGone.exit_code == 5
+
+
+def test_a_log_that_is_shorter_or_lacks_the_partition_is_not_gone_on_with(folder: Path) -> None:
+    with pytest.raises(LogBehind, match="stands at offset 20 of t-0, and the log ends at offset 5"):
+        restore.restore(folder, 2, {("t", 0): PartitionTail(0, 5, 1)})
+    with pytest.raises(HistoryGone, match="no partition t-0"):
+        restore.restore(folder, 2, {})
+
+
+def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(folder: Path) -> None:
+    with pytest.raises(NoSuchCheckpoint, match="no checkpoint 9; there are: 0, 1, 2, 3, 4"):
+        restore.restore(folder, 9, TAILS)
+
+
+def test_one_that_was_planned_only_is_none(folder: Path) -> None:
+    with pytest.raises(NoSuchCheckpoint):
+        restore.find(folder, 5)
