@@ -247,10 +247,11 @@ class Catalog(Protocol):
         """
         ...
 
-    def trim(self, partitions: Sequence[PartitionRow]) -> Future[None]:
-        """Retention's commit: store these rows and drop runs that end before `log_start`.
+    def trim(self, log_starts: Mapping[PartitionKey, int]) -> Future[list[PartitionRow]]:
+        """Retention's commit: move log starts up and drop the runs that end before them.
 
-        Call it through `Log.trim`, which moves the log's own state along.
+        Returns the partitions as they are then, without those whose topic is gone. Call it
+        through `Log.trim`, which moves the log's own states along.
         """
         ...
 

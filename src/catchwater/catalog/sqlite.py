@@ -138,14 +138,9 @@ class SqliteCatalog:
         """Take runs out and put others in their place. Fails with `RunsChanged`."""
         return self._writer.commit(partial(_replace_runs, old, Changes(new, objects=objects)))
 
-    def trim(self, partitions: Sequence[PartitionRow]) -> Future[None]:
-        """Store these rows and drop the runs that end before their `log_start`."""
-
-        def change(db: sqlite3.Connection) -> None:
-            db.executemany(sql("partition_upsert"), partitions)
-            db.executemany(sql("run_trim"), [row[:3] for row in partitions])
-
-        return self._writer.commit(change)
+    def trim(self, log_starts: Mapping[PartitionKey, int]) -> Future[list[PartitionRow]]:
+        """Move log starts up and drop the runs that end before them."""
+        return self._writer.commit(partial(_trim, dict(log_starts)))
 
     def mark_deleting(self, keys: Iterable[str]) -> Future[list[str]]:
         """Move objects without runs to state `deleting`; returns those that were moved."""
@@ -346,6 +341,17 @@ def _replace_runs(old: Sequence[RunRow], new: Changes, db: sqlite3.Connection) -
                 "not in the catalog any more."
             )
     write_changes(db, new)
+
+
+def _trim(log_starts: Mapping[PartitionKey, int], db: sqlite3.Connection) -> list[PartitionRow]:
+    rows = []
+    for key, log_start in log_starts.items():
+        dropped = sum(size for (size,) in db.execute(sql("run_trim"), (*key, log_start)).fetchall())
+        oldest = db.execute(sql("run_select"), (*key, log_start, 1)).fetchone()
+        timestamp = RunRow._make(oldest).max_timestamp if oldest else -1
+        trimmed = db.execute(sql("partition_trim"), (log_start, dropped, timestamp, *key))
+        rows += [PartitionRow._make(row) for row in trimmed.fetchall()]
+    return rows
 
 
 def _mark_deleting(keys: Sequence[str], db: sqlite3.Connection) -> list[str]:

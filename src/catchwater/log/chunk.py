@@ -17,7 +17,7 @@ from crc32c import crc32c
 from catchwater.catalog.base import PartitionKey
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import Buffer
-from catchwater.wire.batch import BatchHeader
+from catchwater.wire.batch import BatchError, BatchHeader, check, read_single
 
 MAGIC = b"CWCK"
 VERSION = 1
@@ -119,6 +119,29 @@ def decode_index(view: Buffer) -> Chunk:
         raise ChunkError("The chunk's index is damaged: its checksum is wrong.")
     entries = [Entry._make(fields) for fields in _ENTRY.iter_unpack(index)]
     return Chunk(created_ms, entries, _end(entries, HEADER_BYTES + index_bytes))
+
+
+def decode(view: Buffer) -> Chunk:
+    """Read a whole chunk and check all of it: its length, its index, and every batch.
+
+    Raises `ChunkError`.
+    """
+    view = memoryview(view)
+    chunk = decode_index(view)
+    if chunk.size_bytes != len(view):
+        raise ChunkError(f"The chunk has {len(view)} bytes, but its index says {chunk.size_bytes}.")
+    for entry in chunk.entries:
+        batch = view[entry.byte_offset : entry.byte_offset + entry.size_bytes]
+        try:
+            header = read_single(batch)
+            check(batch, header)
+        except BatchError as error:
+            raise ChunkError(
+                f"The chunk's batch at byte {entry.byte_offset} is refused: {error.reason}"
+            ) from error
+        if entry[4:] != tuple(getattr(header, name) for name in entry._fields[4:]):
+            raise ChunkError(f"The chunk's index and its batch at {entry.byte_offset} disagree.")
+    return chunk
 
 
 def _end(entries: Sequence[Entry], at: int) -> int:

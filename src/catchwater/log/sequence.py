@@ -15,14 +15,24 @@ Idempotence follows Apache Kafka (`ProducerAppendInfo.checkProducerEpoch`, `chec
   OUT_OF_ORDER_SEQUENCE_NUMBER;
 - a producer nothing is known of (new, or forgotten after a day of silence) may begin with any
   sequence, so that losing its state can never block it; UNKNOWN_PRODUCER_ID is not answered.
+
+Kafka's stricter rule for transactional producers (KIP-890) comes with transactions.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from catchwater.catalog.base import PartitionKey
-from catchwater.log.chunk import Entry
+from catchwater.catalog.base import (
+    Changes,
+    ObjectRow,
+    PartitionKey,
+    PartitionRow,
+    ProducerRow,
+    RunRow,
+    Snapshot,
+)
+from catchwater.log.chunk import Chunk, Entry
 from catchwater.wire.errors import ErrorCode
 
 BATCHES_KEPT = 5
@@ -47,7 +57,7 @@ class PartitionState:
     high_watermark: int = 0
     bytes: int = 0
     earliest_timestamp: int = -1
-    """Largest timestamp of the oldest run, ms; -1 when the partition holds nothing."""
+    """Largest timestamp of the oldest batch or run, ms; -1 when the partition holds nothing."""
     producers: dict[int, ProducerState] = field(default_factory=dict)
 
 
@@ -112,6 +122,69 @@ def sequence(
             _remember(entry, state, base_offset, created_ms)
         _extend(runs, key, entry, base_offset)
     return Sequenced(results, runs, changed)
+
+
+def sequence_staged(
+    chunks: Mapping[str, Chunk], states: Mapping[PartitionKey, PartitionState]
+) -> tuple[dict[PartitionKey, PartitionState], Changes]:
+    """The states and the catalog's rows as they will be once these staged chunks are committed.
+
+    `chunks` is by object key. The states given are left as they are; of the partitions the chunks
+    append to, all of which must have one, the new ones are returned.
+    """
+    keys = {(entry.topic_id, entry.partition) for c in chunks.values() for entry in c.entries}
+    after = {key: replace(states[key]) for key in sorted(keys)}
+    changes = []
+    for object_key, chunk in chunks.items():
+        done = sequence(chunk.entries, after, chunk.created_ms)
+        row = ObjectRow(object_key, "chunk", "live", chunk.size_bytes, chunk.created_ms)
+        changes.append(catalog_changes(done, after, row, 0))
+    return after, Changes(
+        runs=[run for change in changes for run in change.runs],
+        partitions=[partition_row(key, state) for key, state in after.items()],
+        objects=[row for change in changes for row in change.objects],
+    )
+
+
+def catalog_changes(
+    done: Sequenced, states: Mapping[PartitionKey, PartitionState], object_row: ObjectRow, at: int
+) -> Changes:
+    """What the catalog has to store of a sequenced chunk that begins at byte `at` of an object."""
+    runs = [
+        RunRow(
+            *run.key,
+            run.base_offset,
+            run.last_offset,
+            object_row.key,
+            at + run.byte_offset,
+            run.byte_size,
+            run.max_timestamp,
+            run.record_count,
+        )
+        for run in done.runs
+    ]
+    producers = [
+        ProducerRow._make((*key, producer_id, *states[key].producers[producer_id]))
+        for key, changed in done.changed.items()
+        for producer_id in changed
+    ]
+    partitions = [partition_row(key, states[key]) for key in done.changed]
+    return Changes(runs, partitions, producers, [object_row])
+
+
+def states_of(snapshot: Snapshot) -> dict[PartitionKey, PartitionState]:
+    """The states that the catalog knows."""
+    states = {row[:2]: PartitionState(*row[2:]) for row in snapshot.partitions}
+    for topic_id, index, producer_id, *standing in snapshot.producers:
+        states[topic_id, index].producers[producer_id] = ProducerState._make(standing)
+    return states
+
+
+def partition_row(key: PartitionKey, state: PartitionState) -> PartitionRow:
+    """A state as the catalog keeps it."""
+    return PartitionRow(
+        *key, state.log_start, state.high_watermark, state.bytes, state.earliest_timestamp
+    )
 
 
 _UNKNOWN_PARTITION = Result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1)

@@ -54,6 +54,20 @@ class Recovered:
     damage: tuple[Damage, ...]
     """Damaged frames that the catalog had already applied: what lies elsewhere is served."""
 
+    def findings(self) -> list[str]:
+        """What an operator should know, in sentences."""
+        found = [
+            f"{file} is damaged in bytes {first_byte} to {last_byte}: reading what lies there is "
+            "answered with CORRUPT_MESSAGE."
+            for file, first_byte, last_byte, *_ in self.damage
+        ]
+        if self.dropped_bytes:
+            found.append(
+                f"The write-ahead log ended in an unfinished frame: {self.dropped_bytes} bytes "
+                f"behind frame {self.last_sequence}, never acknowledged, were cut off."
+            )
+        return found
+
 
 @dataclass(frozen=True)
 class WalDescription:

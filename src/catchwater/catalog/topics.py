@@ -1,0 +1,43 @@
+"""The topics there are, kept in memory by name and by id."""
+
+from collections.abc import Iterable, Iterator
+
+from catchwater.catalog.base import Topic, TopicUnknown
+
+
+class Topics:
+    """Iterates in name order; changed only by the log, after the catalog has been."""
+
+    def __init__(self, topics: Iterable[Topic] = ()) -> None:
+        self._by_name = {topic.name: topic for topic in topics}
+        self._by_id = {topic.id: topic for topic in self._by_name.values()}
+
+    def get(self, name: str) -> Topic | None:
+        """The topic of this name, if there is one."""
+        return self._by_name.get(name)
+
+    def by_id(self, topic_id: bytes) -> Topic | None:
+        """The topic with this id, if there is one."""
+        return self._by_id.get(topic_id)
+
+    def find(self, name: str) -> Topic:
+        """The topic of this name. Raises `TopicUnknown`."""
+        topic = self._by_name.get(name)
+        if topic is None:
+            raise TopicUnknown(f"There is no topic {name}.")
+        return topic
+
+    def add(self, topic: Topic) -> None:
+        """A topic was created."""
+        self._by_name[topic.name] = self._by_id[topic.id] = topic
+
+    def remove(self, topic: Topic) -> None:
+        """A topic was deleted."""
+        del self._by_name[topic.name]
+        del self._by_id[topic.id]
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(sorted(self._by_name.values(), key=lambda topic: topic.name))
+
+    def __len__(self) -> int:
+        return len(self._by_name)

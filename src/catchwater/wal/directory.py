@@ -1,0 +1,125 @@
+"""The data directory: its lock, its format, and what lies in it.
+
+    catchwater.lock   locked for the life of the broker, holds its process id
+    format            the number of this layout
+    catalog.db        the catalog
+    wal/              the write-ahead log
+    objects/          the local object store
+
+The lock goes with the process, however that ends. Opening checks the WAL behind what the catalog
+has applied; it is for the log to replay it.
+"""
+
+import fcntl
+import os
+from base64 import urlsafe_b64encode
+from contextlib import ExitStack
+from pathlib import Path
+
+from catchwater.catalog.sqlite import SqliteCatalog
+from catchwater.clock import Clock
+from catchwater.config import CatchwaterError
+from catchwater.objects.local import LocalStore
+from catchwater.wal.file import SEGMENT_BYTES, FileWal
+
+FORMAT = 1
+
+
+class DirectoryInUse(CatchwaterError):
+    """Another process has the data directory."""
+
+
+class DirectoryTooNew(CatchwaterError):
+    """A newer release wrote the data directory."""
+
+
+class DirectoryUnusable(CatchwaterError):
+    """The data directory cannot be created, read or written."""
+
+
+class DataDirectory:
+    """A data directory that this process holds, with its stores open, until `close`."""
+
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock,
+        *,
+        catalog_lag_s: float = 1.0,
+        wal_segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        """Create the directory if need be, lock it, and open what lies in it.
+
+        Raises `DirectoryInUse`, `DirectoryTooNew`, `DirectoryUnusable`, `CatalogTooNew`,
+        `CatalogDead`, `WalTooNew`, `WalCorrupt` or `StoreError`; nothing stays open then.
+        """
+        try:
+            with ExitStack() as undo:
+                path.mkdir(parents=True, exist_ok=True)
+                self._lock = os.open(
+                    path / "catchwater.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+                )
+                undo.callback(os.close, self._lock)
+                _take_lock(self._lock, path)
+                _check_format(path)
+                self.catalog = SqliteCatalog(
+                    path / "catalog.db",
+                    new_cluster_id=lambda: _short(clock.uuid().bytes),
+                    lag_s=catalog_lag_s,
+                )
+                undo.callback(self.catalog.close)
+                self.snapshot = self.catalog.load()
+                self.objects = LocalStore(path / "objects", clock)
+                applied = self.snapshot.applied_sequence
+                self.wal = FileWal(path, clock, applied=applied, segment_bytes=wal_segment_bytes)
+                undo.pop_all()
+        except OSError as error:
+            raise DirectoryUnusable(
+                f"The data directory {path} cannot be used: {error.strerror}.",
+                hint="Name a directory that this user may write to in log.dirs.",
+            ) from error
+
+    def close(self) -> None:
+        """Close the stores (the catalog writes what is left) and let another process have them.
+
+        Raises `CatalogDead`; all is closed then too.
+        """
+        with ExitStack() as closing:
+            closing.callback(os.close, self._lock)
+            closing.callback(self.wal.close)
+            closing.callback(self.catalog.close)
+
+
+def _take_lock(fd: int, path: Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(fd, 20, 0).decode(errors="replace").strip()
+        raise DirectoryInUse(
+            f"The data directory {path} is in use by process {holder or 'unknown'}.",
+            hint="Stop that broker, or give this one a data directory of its own.",
+        ) from error
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+
+
+def _check_format(path: Path) -> None:
+    file = path / "format"
+    text = file.read_text(errors="replace").strip() if file.exists() else ""
+    if not text:
+        file.write_text(f"{FORMAT}\n")
+    elif not text.isdecimal():
+        raise DirectoryUnusable(
+            f"{file} should hold the number of a data format, but it says {text[:40]!r}.",
+            hint="Name another data directory, or restore this one from a copy.",
+        )
+    elif int(text) > FORMAT:
+        raise DirectoryTooNew(
+            f"The data directory {path} has format {text}; this release reads format {FORMAT}.",
+            hint="Start the release that wrote it, or a newer one.",
+        )
+
+
+def _short(uuid: bytes) -> str:
+    """A UUID as Kafka prints a cluster id: 22 characters."""
+    return urlsafe_b64encode(uuid).decode().rstrip("=")
