@@ -1,0 +1,160 @@
+"""The control API's answers: refusals kept whole, brokers that are on their way waited for."""
+
+import http.client
+import json
+from collections import deque
+from typing import Any
+
+import pytest
+
+from catchwater.clock import ManualClock
+from catchwater.config import CatchwaterError
+from catchwater.replay.control import Control, ControlRefused, ControlUnreachable
+from catchwater.replay.plan import CHUNK, Missing, PlanRange, Wanted
+
+
+class Api:
+    """Answers in the order given; an exception is raised instead."""
+
+    def __init__(self) -> None:
+        self.answers: deque[tuple[int, Any] | Exception] = deque()
+        self.calls: list[tuple[str, str, Any]] = []
+
+    def __call__(self, host: str, port: int, timeout: float) -> "Api":
+        self.address = (host, port)
+        return self
+
+    def request(self, method: str, path: str, body: str | None, headers: object) -> None:
+        self.calls.append((method, path, None if body is None else json.loads(body)))
+
+    def getresponse(self) -> "Api":
+        answer = self.answers.popleft()
+        if isinstance(answer, Exception):
+            raise answer
+        self.status, self.content = answer
+        return self
+
+    def read(self) -> bytes:
+        return (
+            self.content if isinstance(self.content, bytes) else json.dumps(self.content).encode()
+        )
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Api:
+    api = Api()
+    monkeypatch.setattr(http.client, "HTTPConnection", api)
+    return api
+
+
+@pytest.fixture
+def control() -> Control:
+    return Control("http://h:9644/", timeout_s=5, clock=ManualClock())
+
+
+RANGE = {
+    "partition": 1,
+    "kind": "chunk",
+    "url": "file:///x",
+    "byte_offset": 1,
+    "byte_size": 2,
+    "base_offset": 3,
+    "last_offset": 4,
+    "max_timestamp": 5,
+}
+
+
+def test_a_plan_says_where_the_bytes_lie(api: Api, control: Control) -> None:
+    api.answers.append((200, {"topic": "t", "ranges": [RANGE], "log_start": {}}))
+    plan = control.plan([Wanted("t", 1, 3, 5)])
+    assert plan.ranges == (PlanRange("t", 1, CHUNK, "file:///x", 1, 2, 3, 4),)
+    assert plan.missing == ()
+    body = {"topic": "t", "ranges": [{"partition": 1, "start": 3, "end": 5}]}
+    assert api.calls == [("POST", "/api/v1/plans", body)]
+    assert api.address == ("h", 9644)
+
+
+def test_what_is_gone_is_named(api: Api, control: Control) -> None:
+    gap = {"partition": 1, "start": 3, "end": 4}
+    api.answers.append(
+        (416, {"error": "OFFSET_OUT_OF_RANGE", "message": "Gone.", "missing": [gap]})
+    )
+    assert control.plan([Wanted("t", 1, 3, 5)]).missing == (Missing("t", 1, 3, 4),)
+
+
+def test_a_refusal_keeps_code_sentence_and_hint(api: Api, control: Control) -> None:
+    api.answers.append((404, {"error": "NO_TOPIC", "message": "There is none.", "hint": "Look."}))
+    with pytest.raises(ControlRefused, match="There is none") as caught:
+        control.plan([Wanted("t", 1, 3, 5)])
+    assert (caught.value.status, caught.value.code) == (404, "NO_TOPIC")
+    assert caught.value.hint == "Look."
+
+
+def test_an_answer_that_is_no_json_is_a_refusal(api: Api, control: Control) -> None:
+    api.answers.append((500, b"<html>"))
+    with pytest.raises(ControlRefused, match="status 500"):
+        control.request("GET", "/")
+    api.answers.append((200, b"[]"))
+    with pytest.raises(ControlRefused, match="status 200"):
+        control.request("GET", "/")
+
+
+def test_a_broker_on_its_way_up_is_waited_for(api: Api, control: Control) -> None:
+    api.answers += [
+        ConnectionRefusedError("refused"),
+        http.client.RemoteDisconnected("gone"),
+        (503, {"error": "NOT_READY", "message": "Starting."}),
+        (200, {"pins": []}),
+    ]
+    assert control.pins() == []
+    assert len(api.calls) == 4
+
+
+def test_a_broker_that_stays_away_is_named(api: Api, control: Control) -> None:
+    api.answers += [ConnectionRefusedError("refused")] * 100
+    with pytest.raises(
+        ControlUnreachable, match=r"http://h:9644 did not answer GET .* 5 s: refused"
+    ):
+        control.pins()
+
+
+def test_pins_are_set_and_released_by_name(api: Api, control: Control) -> None:
+    api.answers += [(200, {"id": "a/b"}), (200, {}), (404, {"error": "NO_PIN", "message": "No."})]
+    control.set_pin("a/b", {"owner": "me"})
+    control.release_pin("a/b")
+    control.release_pin("a/b")
+    assert api.calls[0] == ("PUT", "/api/v1/pins/a%2Fb", {"owner": "me"})
+    assert api.calls[1][:2] == ("DELETE", "/api/v1/pins/a%2Fb")
+    api.answers.append((400, {"error": "INVALID", "message": "No."}))
+    with pytest.raises(ControlRefused):
+        control.release_pin("x")
+
+
+def test_an_epoch_is_committed_by_pipeline_sink_and_number(api: Api, control: Control) -> None:
+    api.answers += [(200, {"already": False}), (200, {"epoch": 3}), (404, {"message": "None."})]
+    answer = control.commit_epoch("p", "s", 3, topic="t", staged=["k"], checksum="c")
+    assert answer == {"already": False}
+    body = {"topic": "t", "staged": ["k"], "checksum": "c"}
+    assert api.calls[0] == ("PUT", "/api/v1/sinks/p/s/epochs/3", body)
+    assert control.last_epoch("p", "s") == {"epoch": 3}
+    assert control.last_epoch("p", "s") is None
+
+
+def test_a_refused_look_at_the_last_epoch_is_no_absence(api: Api, control: Control) -> None:
+    api.answers.append((400, {"error": "INVALID", "message": "No."}))
+    with pytest.raises(ControlRefused):
+        control.last_epoch("p", "s")
+
+
+def test_staged_objects_have_a_place(api: Api, control: Control) -> None:
+    api.answers.append((200, {"objects": "file:///data/objects"}))
+    assert control.objects_url() == "file:///data/objects"
+
+
+@pytest.mark.parametrize("url", ["", "h:9644", "https://h", "http://", "ftp://h"])
+def test_a_url_of_another_form_is_refused(url: str) -> None:
+    with pytest.raises(CatchwaterError, match="control URL"):
+        Control(url)
