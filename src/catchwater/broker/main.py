@@ -133,6 +133,8 @@ def _bind(address: Address) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind(address)
+        # From here on clients may connect; they are accepted as soon as uvicorn is there.
+        bound.listen()
     except OSError as problem:
         bound.close()
         raise CatchwaterError(

@@ -74,20 +74,23 @@ def test_a_group_shares_partitions_and_goes_on_where_it_stopped(broker, wanted):
     topic = "confluent-group"
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     admin.create_topics([NewTopic(topic, 4, 1)])[topic].result(10)
-    write(broker, topic, wanted[:20_000])
     first, second = consumer(broker, "sharing"), consumer(broker, "sharing")
-    first.subscribe([topic])
-    second.subscribe([topic])
     seen = []
-    deadline = time.monotonic() + DEADLINE_S
-    while len(seen) < 20_000 and time.monotonic() < deadline:
+
+    def poll():
         for client in (first, second):
             for message in client.consume(1000, 0.1):
                 assert message.error() is None, message.error()
                 seen.append((message.partition(), message.offset()))
-            if len(client.assignment()) == 2:
-                client.commit(asynchronous=False)
-    assert {len(first.assignment()), len(second.assignment())} == {2}
+
+    first.subscribe([topic])
+    second.subscribe([topic])
+    deadline = time.monotonic() + DEADLINE_S
+    while [len(c.assignment()) for c in (first, second)] != [2, 2] and time.monotonic() < deadline:
+        poll()
+    write(broker, topic, wanted[:20_000])
+    while len(seen) < 20_000 and time.monotonic() < deadline:
+        poll()
     first.commit(asynchronous=False)
     second.commit(asynchronous=False)
     first.close()

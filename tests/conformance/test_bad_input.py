@@ -1,0 +1,233 @@
+"""What a public port must stand: the broker lives, others are served, each offence is one line."""
+
+import http.client
+import json
+import os
+import random
+import socket
+import struct
+import time
+
+import pytest
+from confluent_kafka import Producer
+from kio.schema.api_versions.v3.request import ApiVersionsRequest
+from kio.schema.metadata.v9.request import MetadataRequest, MetadataRequestTopic
+
+from catchwater.wire.frames import prefixed
+from catchwater.wire.messages import encode_request
+
+CLOSED_WITHIN_S = 1.0
+
+
+def connect(broker) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", broker.port), timeout=5)
+
+
+def is_closed(connection: socket.socket, within_s: float = CLOSED_WITHIN_S) -> bool:
+    connection.settimeout(within_s)
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def resident_mb(broker) -> float:
+    with open(f"/proc/{broker.process.pid}/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def framed(message, correlation_id: int = 1) -> bytes:
+    return b"".join(prefixed(encode_request(correlation_id, "test", message)))
+
+
+def metadata(*topics: str) -> bytes:
+    names = tuple(MetadataRequestTopic(name=name) for name in topics)
+    return framed(
+        MetadataRequest(
+            topics=names,
+            allow_auto_topic_creation=False,
+            include_cluster_authorized_operations=False,
+            include_topic_authorized_operations=False,
+        )
+    )
+
+
+def receive_frame(connection: socket.socket) -> bytes:
+    def exactly(size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            piece = connection.recv(size - len(data))
+            assert piece, "closed in the middle of a reply"
+            data += piece
+        return data
+
+    return exactly(struct.unpack(">i", exactly(4))[0])
+
+
+@pytest.fixture(autouse=True)
+def the_broker_lives_and_serves(broker):
+    lines = broker.log().count("\n")
+    before_mb = resident_mb(broker)
+    yield
+    assert broker.is_running
+    assert "Traceback" not in broker.log()
+    assert resident_mb(broker) - before_mb < 64
+    errors = []
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "message.timeout.ms": 10_000})
+    producer.produce("bystander", b"x", on_delivery=lambda e, _: e and errors.append(e))
+    assert producer.flush(15) == 0
+    assert not errors
+    assert broker.log().count("\n") >= lines
+
+
+OFFENCES = {
+    "http": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "tls": bytes.fromhex("16030102000100 01fc0303") + bytes(500),
+    "negative size": struct.pack(">i", -1),
+    "size zero": struct.pack(">i", 0),
+    "size too large": struct.pack(">i", 2**31 - 1),
+    "unknown api": struct.pack(">ihhih", 10, 999, 0, 1, -1),
+    "unknown version": struct.pack(">ihhih", 10, 3, 99, 1, -1),
+    "broker-only api": struct.pack(">ihhih", 10, 27, 0, 1, -1),
+    "array of two billion": struct.pack(">ihhihi", 14, 3, 1, 1, -1, 2**31 - 1),
+    "negative array": struct.pack(">ihhihi", 14, 19, 2, 1, -1, -7),
+    "client id too long": struct.pack(">ihhih", 10, 18, 0, 1, 32_000),
+    "a million tagged fields": struct.pack(">ihhih", 15, 18, 3, 1, -1) + b"\xff\xff\xff\xff\x0f",
+    "overlong varint": struct.pack(">ihhih", 22, 18, 3, 1, -1) + b"\xff" * 12,
+}
+
+
+@pytest.mark.parametrize("offence", OFFENCES)
+def test_an_offence_is_closed_at_once_with_one_line(broker, offence):
+    lines = broker.log().count("\n")
+    with connect(broker) as connection:
+        connection.sendall(OFFENCES[offence])
+        assert is_closed(connection)
+    added = broker.log().splitlines()[lines:]
+    assert len(added) == 1
+    assert "Closed the connection from 127.0.0.1" in added[0]
+
+
+def test_random_bytes_are_closed(broker):
+    noise = random.Random(7)
+    for _ in range(200):
+        with connect(broker) as connection:
+            connection.sendall(b"\x7f" + noise.randbytes(noise.randrange(3, 2000)))
+            assert is_closed(connection)
+
+
+def test_random_requests_never_hurt(broker):
+    """Well-framed, well-headed noise for every API; closed or answered, never a traceback."""
+    noise = random.Random(11)
+    for key in range(70):
+        for version in range(0, 14, 3):
+            body = noise.randbytes(noise.randrange(0, 200))
+            request = struct.pack(">hhih", key, version, 1, -1) + body
+            with connect(broker) as connection:
+                try:
+                    connection.sendall(struct.pack(">i", len(request)) + request)
+                except ConnectionError:
+                    continue
+
+
+def test_a_request_cut_at_every_byte_leaves_no_trace(broker):
+    whole = metadata("a", "b")
+    lines = broker.log().count("\n")
+    for size in range(len(whole)):
+        with connect(broker) as connection:
+            connection.sendall(whole[:size])
+    with connect(broker) as connection:
+        connection.sendall(whole)
+        assert receive_frame(connection)
+    assert broker.log().count("\n") == lines
+
+
+def test_an_announced_frame_that_never_comes_costs_nothing(broker):
+    before_mb = resident_mb(broker)
+    connections = [connect(broker) for _ in range(50)]
+    for connection in connections:
+        connection.sendall(
+            framed(ApiVersionsRequest(client_software_name="x", client_software_version="1"))
+        )
+        receive_frame(connection)
+        connection.sendall(struct.pack(">i", 100_000_000) + b"x")
+    time.sleep(0.2)
+    assert resident_mb(broker) - before_mb < 64
+    for connection in connections:
+        connection.close()
+
+
+def test_requests_that_come_byte_by_byte_are_answered(broker):
+    with connect(broker) as connection:
+        for byte in metadata("x"):
+            connection.sendall(bytes([byte]))
+        assert receive_frame(connection)
+
+
+def test_a_client_that_never_reads_is_held_back(broker):
+    with connect(broker) as connection:
+        connection.settimeout(1)
+        request = metadata()
+        sent = 0
+        try:
+            for _ in range(100_000):
+                connection.sendall(request)
+                sent += 1
+        except TimeoutError:
+            pass
+        with connect(broker) as other:
+            other.sendall(metadata("x"))
+            assert receive_frame(other)
+
+
+def test_an_unknown_version_of_api_versions_gets_the_ranges(broker):
+    with connect(broker) as connection:
+        connection.sendall(struct.pack(">ihhih", 10, 18, 99, 77, -1))
+        reply = receive_frame(connection)
+    correlation_id, error, count = struct.unpack_from(">ihi", reply)
+    assert (correlation_id, error) == (77, 35)
+    assert count > 15
+
+
+def test_offences_are_counted(broker):
+    with connect(broker) as connection:
+        connection.sendall(OFFENCES["http"])
+        assert is_closed(connection)
+    page = request(broker, "GET", "/metrics")[1]
+    assert 'catchwater_connections_closed_total{reason="bad_frame"}' in page
+
+
+def request(broker, method: str, path: str, body: bytes | None = None) -> tuple[int, str]:
+    client = http.client.HTTPConnection(broker.control_url.removeprefix("http://"), timeout=10)
+    client.request(method, path, body)
+    reply = client.getresponse()
+    text = reply.read().decode()
+    client.close()
+    return reply.status, text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code"),
+    [
+        ("GET", "/nowhere", None, 404, "NOT_FOUND"),
+        ("GET", "/api/v1/topics/../../etc/passwd", None, 404, "NOT_FOUND"),
+        ("GET", "/healthz/x", None, 404, "NOT_FOUND"),
+        ("DELETE", "/api/v1/plans", None, 405, "METHOD_NOT_ALLOWED"),
+        ("GET", "/api/v1/topics/none", None, 404, "UNKNOWN_TOPIC"),
+        ("POST", "/api/v1/plans", b"{", 400, "INVALID_BODY"),
+        ("POST", "/api/v1/plans", b"[]", 400, "INVALID_BODY"),
+        ("POST", "/api/v1/plans", b'{"topic":"none","ranges":[]}', 404, "UNKNOWN_TOPIC"),
+        ("POST", "/api/v1/plans", b" " * 5_000_000, 413, "BODY_TOO_LARGE"),
+        ("DELETE", "/api/v1/pins/none", None, 404, "UNKNOWN_PIN"),
+        ("PUT", "/api/v1/sinks/p/s/epochs/x", b"{}", 404, "NOT_FOUND"),
+        ("GET", "/api/v1/sinks/p/s", None, 404, "NO_EPOCH"),
+    ],
+)
+def test_the_control_api_says_no_in_json(broker, method, path, body, status, code):
+    answered, text = request(broker, method, path, body)
+    error = json.loads(text)
+    assert (answered, error["error"]) == (status, code)
+    assert error["message"]
+    assert set(error) >= {"error", "message", "hint"}

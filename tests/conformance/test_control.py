@@ -1,0 +1,86 @@
+"""The control API against a real broker: topics, plans, pins, and where things are."""
+
+import json
+import urllib.error
+import urllib.request
+
+import pytest
+from confluent_kafka import Producer
+
+
+def call(broker, method, path, body=None):
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(broker.control_url + path, data, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            return reply.status, json.load(reply)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+@pytest.fixture(scope="module")
+def written(broker):
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for index in range(1000):
+        producer.produce("t", b"%d" % index)
+    assert producer.flush(20) == 0
+    return broker
+
+
+def test_it_is_up_and_ready(broker):
+    assert call(broker, "GET", "/healthz") == (200, {"status": "up"})
+    assert call(broker, "GET", "/readyz") == (200, {"status": "ready"})
+
+
+def test_topics_are_listed_and_described(written):
+    status, listed = call(written, "GET", "/api/v1/topics")
+    assert status == 200
+    assert [t["name"] for t in listed["topics"]] == ["t"]
+    status, topic = call(written, "GET", "/api/v1/topics/t")
+    (partition,) = topic["offsets"]
+    assert (partition["log_start"], partition["high_watermark"]) == (0, 1000)
+    assert partition["bytes"] > 0
+
+
+def test_a_plan_covers_exactly_what_was_asked(written):
+    wanted = [{"partition": 0, "start": 10, "end": 990}]
+    status, plan = call(written, "POST", "/api/v1/plans", {"topic": "t", "ranges": wanted})
+    assert status == 200
+    assert plan["high_watermark"] == {"0": 1000}
+    assert plan["ranges"][0]["base_offset"] <= 10
+    assert plan["ranges"][-1]["last_offset"] >= 989
+    for piece in plan["ranges"]:
+        assert piece["url"].startswith("file:///")
+        assert piece["kind"] in ("segment", "chunk")
+        assert piece["byte_size"] > 0
+
+
+def test_a_plan_of_what_is_not_there_names_the_missing_range(written):
+    wanted = [{"partition": 0, "start": 0, "end": 5000}]
+    status, error = call(written, "POST", "/api/v1/plans", {"topic": "t", "ranges": wanted})
+    assert (status, error["error"]) == (416, "OFFSET_OUT_OF_RANGE")
+    assert error["missing"] == [{"partition": 0, "start": 1000, "end": 5000}]
+
+
+def test_a_pin_lives_until_it_is_released(written):
+    body = {"owner": "me", "positions": [{"topic": "t", "partition": 0, "offset": 5}]}
+    status, pin = call(written, "PUT", "/api/v1/pins/p1", body)
+    assert status == 200
+    assert call(written, "GET", "/api/v1/pins") == (200, {"pins": [pin]})
+    assert pin["positions"] == body["positions"]
+    assert call(written, "DELETE", "/api/v1/pins/p1")[0] == 200
+    assert call(written, "GET", "/api/v1/pins") == (200, {"pins": []})
+
+
+def test_the_object_store_is_named(written):
+    status, storage = call(written, "GET", "/api/v1/storage")
+    assert status == 200
+    assert storage["objects"].startswith("file:///")
+
+
+def test_metrics_are_prometheus_text(written):
+    with urllib.request.urlopen(written.control_url + "/metrics", timeout=10) as reply:
+        page = reply.read().decode()
+    assert 'catchwater_requests_total{api="Produce"}' in page
+    assert "catchwater_loop_lag_seconds_count" in page
