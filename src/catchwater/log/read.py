@@ -6,7 +6,7 @@ and segments, in a small worker pool of its own: storage never blocks the loop, 
 lagging readers waits for itself.
 
 Relies on the catalog showing a chunk's runs before the chunk is handed to `appended`. A damaged
-or lost object is an error value for the one who reads it and a line in the operator's log.
+or lost object is an error for the one who reads it and a line in the operator's log.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from catchwater.catalog.base import Catalog, PartitionKey, RunRow
+from catchwater.config import CatchwaterError
 from catchwater.log.batches import Block, DamagedObject
 from catchwater.log.history import History, LostBytes, PlanRange
 from catchwater.log.segment import SegmentTooNew
@@ -25,13 +26,21 @@ from catchwater.log.tail import Tail
 from catchwater.objects.base import Buffer, StoreError
 from catchwater.wire.errors import ErrorCode
 
-__all__ = ["Found", "PlanRange", "Reader"]
+__all__ = ["Found", "PlanRange", "Reader", "Unreadable"]
 
 _LOG = logging.getLogger(__name__)
 _WORKERS = 2
 _LOOKUPS = 3
 
 T = TypeVar("T")
+
+
+class Unreadable(CatchwaterError):
+    """Offsets whose bytes are damaged, lost or out of reach; `code` is what a reply says."""
+
+    def __init__(self, key: PartitionKey, code: ErrorCode, reason: CatchwaterError) -> None:
+        super().__init__(f"Partition {key[1]} cannot be read: {reason}", hint=reason.hint)
+        self.code = code
 
 
 @dataclass(slots=True)
@@ -90,9 +99,24 @@ class Reader:
             found = Found()
             found.take(blocks, offset, max_bytes, at_least_one=at_least_one)
             return found
-        return await self._in_worker(
-            lambda: self._read_history(key, offset, max_bytes, at_least_one)
-        )
+
+        def from_history() -> Found:
+            found = Found()
+            try:
+                blocks = self._history.blocks(key, offset, max_bytes)
+                found.take(blocks, offset, max_bytes, at_least_one=at_least_one)
+            except (DamagedObject, SegmentTooNew, StoreError):
+                # What lies before the damage is served; the next read begins with the damage.
+                if not found.parts:
+                    raise
+            if at_least_one and not found.parts:
+                found.error = ErrorCode.OFFSET_OUT_OF_RANGE
+            return found
+
+        try:
+            return await self._in_worker(key, from_history)
+        except Unreadable as error:
+            return Found(error=error.code)
 
     async def offset_for_timestamp(
         self, key: PartitionKey, timestamp_ms: int
@@ -100,55 +124,32 @@ class Reader:
         """Offset and timestamp of the first record that is not older than `timestamp_ms`.
 
         None when all are older. The answer is exact to the record, as Kafka's, except in a batch
-        that cannot be opened: then it is the batch's first record. Raises as `plan` does.
+        that cannot be opened: then it is the batch's first record. Raises `Unreadable`.
         """
-        return await self._in_worker(
-            lambda: _looked_up(lambda: self._history.first_at(key, timestamp_ms))
-        )
+        return await self._in_worker(key, lambda: self._history.first_at(key, timestamp_ms))
 
     async def plan(self, key: PartitionKey, start: int, end: int) -> list[PlanRange]:
         """Where the bytes of the offsets [start, end) lie, in offset order.
 
         Whole batches, and up to a piece (1 MiB) of them before `start` and behind `end`.
-        Ends early where the catalog holds no consecutive run. Raises `DamagedObject`,
-        `SegmentTooNew` or `StoreError`.
+        Ends early where the catalog holds no consecutive run. Raises `Unreadable`.
         """
-        return await self._in_worker(
-            lambda: _looked_up(lambda: self._history.plan(key, start, end))
-        )
+        return await self._in_worker(key, lambda: self._history.plan(key, start, end))
 
     async def close(self) -> None:
         """Wait for the reads under way and stop the worker threads."""
         await asyncio.to_thread(self._workers.shutdown)
 
-    async def _in_worker(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._workers, work)
-
-    def _read_history(
-        self, key: PartitionKey, offset: int, max_bytes: int, at_least_one: bool
-    ) -> Found:
-        def attempt() -> Found:
-            found = Found()
-            blocks = self._history.blocks(key, offset, max_bytes)
-            try:
-                found.take(blocks, offset, max_bytes, at_least_one=at_least_one)
-            except (DamagedObject, SegmentTooNew, StoreError):
-                # What lies before the damage is served; the next read begins with the damage.
-                if not found.parts:
-                    raise
-            return found
-
+    async def _in_worker(self, key: PartitionKey, work: Callable[[], T]) -> T:
+        """Do the work in a thread, with the errors of storage as one error, logged."""
         try:
-            found = _looked_up(attempt)
+            return await asyncio.get_running_loop().run_in_executor(self._workers, _looked_up, work)
         except (DamagedObject, SegmentTooNew) as error:
-            _LOG.error("Offset %d of partition %d cannot be read: %s", offset, key[1], error)
-            return Found(error=ErrorCode.CORRUPT_MESSAGE)
+            unreadable = Unreadable(key, ErrorCode.CORRUPT_MESSAGE, error)
         except StoreError as error:
-            _LOG.error("Offset %d of partition %d cannot be read: %s", offset, key[1], error)
-            return Found(error=ErrorCode.KAFKA_STORAGE_ERROR)
-        if not found.parts and at_least_one:
-            found.error = ErrorCode.OFFSET_OUT_OF_RANGE
-        return found
+            unreadable = Unreadable(key, ErrorCode.KAFKA_STORAGE_ERROR, error)
+        _LOG.error("%s", unreadable)
+        raise unreadable
 
 
 def _looked_up(work: Callable[[], T]) -> T:

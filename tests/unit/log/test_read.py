@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from catchwater.catalog.base import ObjectRow, PartitionKey
-from catchwater.log.batches import DamagedObject
 from catchwater.log.history import PIECE_BYTES, PLAN_RANGE_BYTES
 from catchwater.log.pack import PackConfig, Packer
-from catchwater.log.read import Found, PlanRange, Reader
+from catchwater.log.read import Found, PlanRange, Reader, Unreadable
 from catchwater.objects.base import StoreError
 from catchwater.objects.urls import read_range
 from catchwater.wire.batch import split
@@ -204,8 +203,9 @@ async def test_a_lost_object_is_named_with_its_bytes(
         assert (await read(reader, key, 0)).error == ErrorCode.CORRUPT_MESSAGE
     last = run.byte_offset + run.byte_size - 1
     assert f"{run.object} is damaged in bytes {run.byte_offset} to {last}" in caplog.text
-    with pytest.raises(DamagedObject):
+    with pytest.raises(Unreadable) as unreadable:
         await reader.plan(key, 0, 1)
+    assert unreadable.value.code == ErrorCode.CORRUPT_MESSAGE
     await reader.close()
 
 
@@ -222,6 +222,22 @@ async def test_a_store_that_does_not_answer_is_a_storage_error(
 
     monkeypatch.setattr(log.storage, "read", fail)
     assert (await read(reader, key, 0)).error == ErrorCode.KAFKA_STORAGE_ERROR
+    await reader.close()
+
+
+async def test_a_time_that_leads_to_damage_is_an_error_with_a_code(
+    open_log: OpenLog, make_batch: MakeBatch
+) -> None:
+    log = open_log()
+    [key] = log.create_topic("t")
+    reader = reader_of(log)
+    log.append((key, make_batch([b"x" * 100], [10])))
+    run = log.catalog.runs(key, 0)[0]
+    flip(log.root / run.object, run.byte_offset + 90)
+    with pytest.raises(Unreadable, match="is damaged in bytes") as unreadable:
+        await reader.offset_for_timestamp(key, 10)
+    assert unreadable.value.code == ErrorCode.CORRUPT_MESSAGE
+    assert await reader.offset_for_timestamp(key, 11) is None
     await reader.close()
 
 

@@ -12,6 +12,7 @@ Not implemented: v7 and later (-3, the newest timestamp; -4 to -6, tiers).
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.log.read import Unreadable
 from catchwater.wire.errors import ErrorCode
 
 LATEST, EARLIEST = -1, -2
@@ -47,7 +48,10 @@ async def _partition(broker: Broker, name: str, wanted: Any) -> dict[str, Any]:
     elif wanted.timestamp < 0:
         return fields | {"error_code": ErrorCode.INVALID_REQUEST}
     else:
-        found = await broker.log.offset_for_timestamp(key, wanted.timestamp)
+        try:
+            found = await broker.log.offset_for_timestamp(key, wanted.timestamp)
+        except Unreadable as error:
+            return fields | {"error_code": error.code}
         offset, timestamp = found or _NOT_FOUND
     return fields | {
         "error_code": ErrorCode.NONE,
