@@ -60,6 +60,15 @@ def union_members(declared: Any) -> tuple[Any, ...]:
     return typing.get_args(declared)
 
 
+def fields_type(declared: Any, fields: tuple[str, ...], types: Any) -> type[msgspec.Struct]:
+    """A struct of some fields of a record type, to decode only these out of its JSON."""
+    names = {}
+    if isinstance(declared, type) and issubclass(declared, msgspec.Struct):
+        names = {field.name: field.encode_name for field in msgspec.structs.fields(declared)}
+    typed = zip(fields, types if isinstance(types, tuple) else (types,), strict=True)
+    return msgspec.defstruct("KeyFields", list(typed), rename=names)
+
+
 def json_decoder(declared: Any) -> Callable[[bytes], Any]:
     """JSON to a value of the type; raises msgspec.DecodeError."""
     return msgspec.json.Decoder(declared, dec_hook=_from_plain).decode

@@ -156,6 +156,16 @@ class FunctionSpec:
         return self._getter(*self.key)
 
     @cached_property
+    def decode_key_fields(self) -> Callable[[bytes], Any]:
+        """Of one JSON document only the key's fields; `key_of_fields` takes them."""
+        return encoding.json_decoder(encoding.fields_type(self.event_type, self.key, self.key_type))
+
+    @cached_property
+    def key_of_fields(self) -> Callable[[Any], KeyValue]:
+        """The key that `decode_key_fields` found."""
+        return attrgetter(*self.key)
+
+    @cached_property
     def event_time_of(self) -> Callable[[Any], int]:
         """The event time of an event, ms."""
         return self._getter(self.event_time)
