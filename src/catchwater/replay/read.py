@@ -78,13 +78,38 @@ def read_task(task: Task, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
     Raises `HistoryLost`, `RangeDamaged`, `RecordsDamaged`, and the errors of store and client.
     """
     schema = arrow_schema(settings.columns)
+    return _even(_read_slices(task, schema, settings), schema)
+
+
+def _read_slices(task: Task, schema: pa.Schema, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
     decoded = [name for name in settings.columns if name in COLUMNS] or ["offset"]
     for each in task.slices:
         source = _from_leader if each.range is None else _from_storage
         for rows in source(each, decoded, settings):
-            complete = _complete(rows, each, schema)
-            for at in range(0, complete.num_rows, ROWS):
-                yield complete.slice(at, ROWS)
+            yield _complete(rows, each, schema)
+
+
+def _even(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of up to ROWS: large ones are sliced, small ones put together."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        if waiting and rows + batch.num_rows > ROWS:
+            yield _joined(waiting, schema)
+            waiting, rows = [], 0
+        if batch.num_rows > ROWS:
+            yield from (batch.slice(at, ROWS) for at in range(0, batch.num_rows, ROWS))
+        else:
+            waiting.append(batch)
+            rows += batch.num_rows
+    if waiting:
+        yield _joined(waiting, schema)
+
+
+def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    return pa.Table.from_batches(batches, schema).combine_chunks().to_batches()[0]
 
 
 def _complete(rows: pa.RecordBatch, origin: Slice, schema: pa.Schema) -> pa.RecordBatch:

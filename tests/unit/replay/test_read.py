@@ -82,6 +82,17 @@ def test_spark_gets_batches_of_ten_thousand_rows(tmp_path: Path) -> None:
     assert sizes == [ROWS, ROWS, 5_000]
 
 
+def test_many_small_ranges_are_put_together(tmp_path: Path) -> None:
+    counts = [300, 9_000, 700, 1, 12_000, 5, 6]
+    slices, at = [], 0
+    for count in counts:
+        slices.append(stored(tmp_path, CHUNK, batch(count), at, at + count - 1))
+        at += count
+    found = list(read_task(Task(tuple(slices)), SETTINGS))
+    assert [rows.num_rows for rows in found] == [10_000, 1, 10_000, 2_000, 11]
+    assert [offset for rows in found for offset in rows["offset"].to_pylist()] == list(range(at))
+
+
 @pytest.mark.parametrize(
     ("data", "base", "last"),
     [
