@@ -1,11 +1,19 @@
 """kafka-python against a real broker: produce, subscribe, seek."""
 
 import io
+import warnings
 from types import SimpleNamespace
 
 import cramjam
 import pytest
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition, codec
+
+with warnings.catch_warnings():
+    # It reads its message schemas by a function that Python 3.11 deprecates.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+    from kafka import codec as kafka_codec
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 @pytest.fixture(autouse=True)
@@ -25,8 +33,8 @@ def codecs(monkeypatch):
             )
         ),
     )
-    monkeypatch.setattr(codec, "snappy", snappy)
-    monkeypatch.setattr(codec, "zstd", zstd)
+    monkeypatch.setattr(kafka_codec, "snappy", snappy)
+    monkeypatch.setattr(kafka_codec, "zstd", zstd)
 
 
 def test_what_is_written_is_read_by_a_group(broker, codec, wanted, assert_read):
