@@ -16,7 +16,7 @@ import msgspec
 from crc32c import crc32c
 
 from catchwater.config import CatchwaterError
-from catchwater.pipeline.state import Changes, Entries, Table
+from catchwater.pipeline.state import Changes, Entries, Table, no_changes
 
 CHUNK_BYTES = 4 << 20
 """A snapshot chunk holds about this much before compression."""
@@ -107,6 +107,31 @@ def decode_snapshot(function: str, chunks: Iterable[bytes]) -> Iterator[Chunk]:
             f"The snapshot of {function!r} at version {previous.at.version} ends after chunk "
             f"{previous.index}; its last chunk is missing."
         )
+
+
+def restore(
+    function: str, chunks: Iterable[bytes], deltas: Iterable[bytes]
+) -> Iterator[tuple[Position, Changes]]:
+    """What to apply, in order, to an empty store, and where each step leads.
+
+    Deltas that the snapshot contains are skipped. Raises ShardDamaged at a gap or a foreign part.
+    """
+    at = EMPTY
+    for chunk in decode_snapshot(function, chunks):
+        at = chunk.at
+        changes = no_changes()
+        changes[chunk.table].update(chunk.entries)
+        yield at, changes
+    for delta in map(decode_delta, deltas):
+        if delta.to.version <= at.version:
+            continue
+        if delta.base != at or delta.function != function:
+            raise ShardDamaged(
+                f"The delta of {delta.function!r} from version {delta.base.version} does not "
+                f"follow version {at.version} of {function!r}."
+            )
+        at = delta.to
+        yield at, tuple(delta.changes)
 
 
 def _parts(entries: Entries, chunk_bytes: int) -> Iterator[tuple[Table, dict[bytes, bytes]]]:

@@ -202,26 +202,14 @@ class ShardStore:
 
     def _rebuild(self, txn: lmdb.Transaction, wanted: Position, logged: Logged) -> None:
         self._clear(txn)
-        function = self._fresh.function
-        at = EMPTY
-        for chunk in log.decode_snapshot(function, logged.chunks):
-            at = chunk.at
-            txn.cursor(self._tables[chunk.table]).putmulti(chunk.entries.items())
-        for data in logged.deltas:
-            found = log.decode_delta(data)
-            if found.to.version <= at.version:
-                continue
-            if found.base != at or found.function != function:
-                raise ShardDamaged(
-                    f"The delta of {found.function!r} from version {found.base.version} does not "
-                    f"follow version {at.version} of {function!r}."
-                )
-            self._apply(txn, tuple(found.changes))
-            at = found.to
-        if at != wanted:
+        reached = EMPTY
+        for at, changes in log.restore(self._fresh.function, logged.chunks, logged.deltas):
+            self._apply(txn, changes)
+            reached = at
+        if reached != wanted:
             raise ShardDamaged(
-                f"Shard {self._fresh.shard} of {function!r} is committed at version "
-                f"{wanted.version}, but its snapshot and deltas lead to version {at.version}."
+                f"Shard {self._fresh.shard} of {self._fresh.function!r} is committed at version "
+                f"{wanted.version}, but its snapshot and deltas lead to version {reached.version}."
             )
         self._set_position(txn, wanted)
 
