@@ -130,8 +130,9 @@ def test_a_key_that_could_leave_the_store_is_refused(store: ObjectStore, key: st
         lambda: store.get_range(key, 0, 1),
         lambda: store.size(key),
         lambda: store.delete(key),
-        lambda: store.url(key),
     ]
+    if key:  # the URL of no key is the store's own
+        calls.append(lambda: store.url(key))
     for call in calls:
         with pytest.raises(BadKey):
             call()

@@ -95,12 +95,18 @@ def place(data: bytearray | memoryview, base_offset: int) -> Block:
 
 
 def walk(
-    data: Buffer, base_offset: int, *, key: str, position: int, placed: bool
+    data: Buffer,
+    base_offset: int,
+    last_offset: int,
+    *,
+    key: str,
+    position: int,
+    placed: bool,
 ) -> Iterator[StoredBatch]:
     """The batches in `data`, which begins at byte `position` of the object `key`.
 
-    `base_offset` is the first batch's; `placed` says that the batches carry final offsets.
-    Raises `DamagedObject`.
+    They are known to hold `base_offset` to `last_offset`; `placed` says that they carry final
+    offsets. Raises `DamagedObject`.
     """
     view = memoryview(data)
     at = 0
@@ -115,6 +121,9 @@ def walk(
         yield StoredBatch(header._replace(base_offset=base_offset), position + at, batch)
         base_offset += header.last_offset_delta + 1
         at += header.size_bytes
+    if base_offset != last_offset + 1:
+        reason = f"offset {last_offset} should be the last, but it is {base_offset - 1}."
+        raise DamagedObject(key, position, position + len(view) - 1, reason)
 
 
 def _verify(

@@ -126,6 +126,7 @@ class History:
         if run.object.startswith(SEGMENTS):
             with _lost(run, _whole(run)):
                 footer = read_footer(self._storage.objects, run.object)
+            _check_place(run, footer)
             return tuple(_joined(_segment_pieces(footer), PIECE_BYTES))
         if run.byte_size <= PIECE_BYTES:
             return (_whole(run),)
@@ -148,18 +149,15 @@ class History:
             return bytearray(self._storage.read(run.object, piece.position, piece.size_bytes))
 
     def _walk(self, run: RunRow, piece: Piece, data: bytearray) -> Iterator[StoredBatch]:
-        """The batches of the piece, verified; raises if they do not end with its last offset."""
-        placed = run.object.startswith(SEGMENTS)
-        last_offset = piece.base_offset - 1
-        for batch in walk(
-            data, piece.base_offset, key=run.object, position=piece.position, placed=placed
-        ):
-            last_offset = batch.header.last_offset
-            yield batch
-        if last_offset != piece.last_offset:
-            reason = f"offset {piece.last_offset} should be the last, but it is {last_offset}."
-            last_byte = piece.position + piece.size_bytes - 1
-            raise DamagedObject(run.object, piece.position, last_byte, reason)
+        """The batches of the piece, every byte verified."""
+        return walk(
+            data,
+            piece.base_offset,
+            piece.last_offset,
+            key=run.object,
+            position=piece.position,
+            placed=run.object.startswith(SEGMENTS),
+        )
 
 
 class _BlockCache:
@@ -222,6 +220,19 @@ def _segment_pieces(footer: Footer) -> Iterator[Piece]:
         size = after.position - entry.position
         last_offset = after.base_offset - 1
         yield Piece(entry.base_offset, last_offset, entry.position, size, entry.max_timestamp)
+
+
+def _check_place(run: RunRow, footer: Footer) -> None:
+    """Raise `DamagedObject` where another segment lies in the place of the one we wrote."""
+    found = (footer.topic_id, footer.partition, footer.base_offset, footer.last_offset)
+    if found != run[:4]:
+        last_byte = run.byte_offset + run.byte_size - 1
+        reason = (
+            f"it says that it holds offsets {footer.base_offset} to {footer.last_offset} of "
+            f"{footer.topic}-{footer.partition}, but offsets {run.base_offset} to "
+            f"{run.last_offset} of partition {run.partition} were written here."
+        )
+        raise DamagedObject(run.object, run.byte_offset, last_byte, reason)
 
 
 def _joined(pieces: Iterable[Piece], max_bytes: int) -> Iterator[Piece]:

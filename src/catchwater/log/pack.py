@@ -83,6 +83,7 @@ class Packer:
         """
         self._unpacked_bytes = 0
         self._packed_at_ms = self._clock.now_ms()
+        self._catalog.flush().result()  # what was appended just now is packed too
         segments = 0
         while not self._stopping.is_set():
             runs = self._catalog.chunk_runs(limit=_RUNS_A_PASS)
@@ -141,14 +142,15 @@ class Packer:
         """Read, verify and add a run; False (and a line in the log) if it is damaged or lost."""
         try:
             data = bytearray(self._storage.read(run.object, run.byte_offset, run.byte_size))
-            placed = run.object.startswith(SEGMENTS)
-            segment.add(
+            batches = walk(
                 data,
                 run.base_offset,
-                walk(
-                    data, run.base_offset, key=run.object, position=run.byte_offset, placed=placed
-                ),
+                run.last_offset,
+                key=run.object,
+                position=run.byte_offset,
+                placed=run.object.startswith(SEGMENTS),
             )
+            segment.add(data, run.base_offset, batches)
         except (DamagedObject, *UNREADABLE) as error:
             self._damaged.add((run.object, run.byte_offset))
             _LOG.error(

@@ -12,7 +12,7 @@ MakeBatch = Callable[..., bytes]
 
 def test_batches_of_a_chunk_take_consecutive_offsets(make_batch: MakeBatch) -> None:
     batches = [make_batch([b"a"] * count) for count in (1, 3, 2)]
-    found = list(walk(b"".join(batches), 40, key="k", position=100, placed=False))
+    found = list(walk(b"".join(batches), 40, 45, key="k", position=100, placed=False))
     assert [(b.header.base_offset, b.header.last_offset) for b in found] == [
         (40, 40),
         (41, 43),
@@ -40,7 +40,7 @@ def test_placed_batches_carry_their_offsets_and_can_be_cut_anywhere(make_batch: 
     assert block.span(43, sizes[1] + sizes[2] - 1, at_least_one=False) == (ends[1], ends[2])
     assert block.span(42, sizes[1] - 1, at_least_one=False) == (ends[1], ends[1])
     assert block.span(42, 0, at_least_one=True) == (ends[1], ends[2])
-    found = list(walk(data, 40, key="k", position=0, placed=True))
+    found = list(walk(data, 40, 45, key="k", position=0, placed=True))
     assert [batch.header.base_offset for batch in found] == [40, 41, 44]
 
 
@@ -49,12 +49,18 @@ def test_damage_names_the_batch_it_lies_in(make_batch: MakeBatch) -> None:
     data = bytearray(b"".join(batches))
     size = len(batches[0])
     data[10 * size + 80] ^= 1
-    walking = walk(data, 0, key="wal/1", position=1000, placed=False)
+    walking = walk(data, 0, 99, key="wal/1", position=1000, placed=False)
     for _ in range(10):
         next(walking)
     with pytest.raises(DamagedObject, match="CRC-32C") as damage:
         next(walking)
     assert (damage.value.first_byte, damage.value.last_byte) == (1000 + 10 * size, 999 + 11 * size)
+
+
+def test_fewer_records_than_there_should_be_are_damage(make_batch: MakeBatch) -> None:
+    data = make_batch([b"a"] * 3)
+    with pytest.raises(DamagedObject, match=r"offset 5 should be the last, but it is 2\."):
+        list(walk(data, 0, 5, key="k", position=0, placed=False))
 
 
 @pytest.mark.parametrize("codec", range(5))
@@ -63,7 +69,7 @@ def test_the_first_record_of_a_time_is_found_in_every_codec(
 ) -> None:
     times = [100, 90, 300, 200, 300]
     data = make_batch([b"some value"] * 5, times, codec)
-    [batch] = walk(data, 1000, key="k", position=0, placed=False)
+    [batch] = walk(data, 1000, 1004, key="k", position=0, placed=False)
     for wanted in range(80, 301):
         index = next(i for i, time in enumerate(times) if time >= wanted)
         assert first_record_at(batch, wanted) == (1000 + index, times[index])

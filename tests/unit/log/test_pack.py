@@ -233,6 +233,18 @@ def test_a_damaged_run_stays_where_it_is_and_the_others_are_packed(
     assert [run.object.split("/")[0] for run in log.catalog.runs(good, 0)] == ["segments"]
 
 
+def test_a_run_with_fewer_records_than_the_catalog_says_is_damaged_too(
+    open_log: OpenLog, make_batch: MakeBatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = open_log()
+    [key] = log.create_topic("t")
+    fill(log, make_batch, [key], chunks=1)
+    [run] = log.catalog.runs(key, 0)
+    log.catalog.replace_runs([run], [run._replace(last_offset=1)], []).result()
+    assert packer_of(log).pack() == 0
+    assert "offset 1 should be the last, but it is 0" in caplog.text
+
+
 def test_runs_trimmed_while_they_are_packed_leave_no_object(
     open_log: OpenLog, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

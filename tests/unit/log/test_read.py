@@ -126,7 +126,23 @@ async def test_a_tail_with_a_hole_leaves_the_hole_to_storage(
     await reader.close()
 
 
-async def test_a_large_run_is_read_piece_by_piece(
+async def test_a_large_run_of_a_chunk_is_read_from_any_offset(
+    open_log: OpenLog, make_batch: MakeBatch
+) -> None:
+    log = open_log(wal_bytes=1 << 26)
+    [key] = log.create_topic("t")
+    reader = reader_of(log, tail_bytes=0)
+    batch = make_batch([b"x" * 50_000] * 2, [1, 2])
+    log.append(*[(key, batch)] * 30)
+    for offset in range(0, 60, 7):
+        found = offsets(await read(reader, key, offset, 3 * len(batch)))
+        assert found[0] == (offset // 2 * 2, offset // 2 * 2 + 1)
+    assert len(await reader.plan(key, 0, 60)) == 1
+    assert await reader.offset_for_timestamp(key, 2) == (1, 2)
+    await reader.close()
+
+
+async def test_a_large_segment_is_read_piece_by_piece(
     open_log: OpenLog, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = open_log(wal_bytes=1 << 26)
@@ -170,6 +186,34 @@ async def test_damage_is_an_error_for_its_offsets_only_and_names_the_bytes(
     last = at + len(batches[0]) - 1
     assert f"{run.object} is damaged in bytes {at} to {last}" in caplog.text
     assert offsets(await read(reader, good, 0)) == [(0, 0)]
+    await reader.close()
+
+
+async def test_a_segment_in_the_place_of_another_is_damage(
+    open_log: OpenLog, make_batch: MakeBatch
+) -> None:
+    log = open_log()
+    one, two = log.create_topic("t", 2)
+    reader = reader_of(log, tail_bytes=0)
+    log.append((one, make_batch([b"one"])), (two, make_batch([b"two"])))
+    pack(log)
+    mine, other = log.catalog.runs(one, 0)[0], log.catalog.runs(two, 0)[0]
+    log.objects.put(mine.object, [log.objects.get(other.object)])
+    assert (await read(reader, one, 0)).error == ErrorCode.CORRUPT_MESSAGE
+    assert offsets(await read(reader, two, 0)) == [(0, 0)]
+    await reader.close()
+
+
+async def test_a_run_that_holds_less_than_the_catalog_says_is_damage(
+    open_log: OpenLog, make_batch: MakeBatch
+) -> None:
+    log = open_log()
+    [key] = log.create_topic("t")
+    reader = reader_of(log, tail_bytes=0)
+    _, [run], _ = log.append((key, make_batch([b"x"] * 3)))
+    longer = [run._replace(last_offset=9)]
+    log.catalog.replace_runs([run], longer, []).result()
+    assert (await read(reader, key, 0)).error == ErrorCode.CORRUPT_MESSAGE
     await reader.close()
 
 

@@ -20,6 +20,7 @@ from catchwater.log.segment import (
     read_footer,
 )
 from catchwater.objects.memory import MemoryStore
+from catchwater.wire.batch import split
 
 MakeBatch = Callable[..., bytes]
 TOPIC = bytes(range(16))
@@ -32,9 +33,11 @@ def segment(batches: list[bytes], base_offset: int = 0, topic: str = "payments")
     for run in (batches[:2], batches[2:]):
         data = bytearray(b"".join(run))
         if run:
-            walked = list(walk(data, base_offset, key="wal/1", position=0, placed=False))
+            count = sum(header.record_count for header, _ in split(memoryview(data)))
+            last = base_offset + count - 1
+            walked = walk(data, base_offset, last, key="wal/1", position=0, placed=False)
             writer.add(data, base_offset, walked)
-            base_offset = walked[-1].header.last_offset + 1
+            base_offset += count
     return b"".join(writer.finish()[0])
 
 
@@ -44,7 +47,8 @@ def opened(data: bytes) -> tuple[Footer, list[StoredBatch]]:
     store.put(KEY, [data])
     footer = read_footer(store, KEY)
     body = store.get_range(KEY, HEADER_BYTES, footer.index_position - HEADER_BYTES)
-    walked = walk(body, footer.base_offset, key=KEY, position=HEADER_BYTES, placed=True)
+    places = (footer.base_offset, footer.last_offset)
+    walked = walk(body, *places, key=KEY, position=HEADER_BYTES, placed=True)
     return footer, list(walked)
 
 
@@ -147,7 +151,7 @@ def test_nothing_at_all_is_no_segment() -> None:
 def test_writing_copies_no_records(make_batch: MakeBatch) -> None:
     data = bytearray(make_batch([b"x" * 100]) * 10)
     writer = SegmentWriter(TOPIC, "t", 0)
-    writer.add(data, 0, walk(data, 0, key="wal/1", position=0, placed=False))
+    writer.add(data, 0, walk(data, 0, 9, key="wal/1", position=0, placed=False))
     parts, _ = writer.finish()
     assert [part.obj is data for part in parts if isinstance(part, memoryview)] == [True]
 
