@@ -395,6 +395,7 @@ class Log:
 
     async def pack(self) -> int:
         """Pack what lies in chunks; returns the number of segments written."""
+        await _done(self._catalog.flush())
         return await self._to_the_end(asyncio.to_thread(self._packer.pack))
 
     async def retain(self) -> None:

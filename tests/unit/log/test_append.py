@@ -1,0 +1,309 @@
+"""The appender over a WAL that stops, fills and fails when it is told to."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from catchwater.catalog.base import CatalogDead, Changes
+from catchwater.clock import ManualClock
+from catchwater.log.append import Appender, Submission, replay
+from catchwater.log.chunk import ChunkError, decode_index
+from catchwater.log.sequence import PartitionState
+from catchwater.objects.base import Buffer
+from catchwater.wal.base import Position, WalDead, WalFull
+from catchwater.wal.file import FileWal
+from catchwater.wire.batch import read_header
+from catchwater.wire.errors import ErrorCode
+
+T1 = b"1" * 16
+FILE = f"wal/{1:020d}.wal"
+
+
+class MemoryWal:
+    """Keeps frames; a cleared `gate` stops the next append, a `failure` is raised by every one."""
+
+    def __init__(self) -> None:
+        self.payloads: list[bytes] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.failure: Exception | None = None
+
+    def append(self, parts: Sequence[Buffer]) -> Position:
+        self.entered.set()
+        assert self.gate.wait(10)
+        if self.failure is not None:
+            raise self.failure
+        self.payloads.append(b"".join(parts))
+        return self._position(len(self.payloads))
+
+    def frames(self, after: int) -> Iterator[tuple[Position, memoryview]]:
+        for sequence in range(after + 1, len(self.payloads) + 1):
+            yield self._position(sequence), memoryview(self.payloads[sequence - 1])
+
+    def _position(self, sequence: int) -> Position:
+        before = sum(map(len, self.payloads[: sequence - 1]))
+        return Position(sequence, FILE, before, len(self.payloads[sequence - 1]))
+
+
+class MemoryCatalog:
+    def __init__(self) -> None:
+        self.applied: list[tuple[int, Changes]] = []
+        self.dead = False
+
+    def apply(self, sequence: int, changes: Changes) -> None:
+        if self.dead:
+            raise CatalogDead("gone")
+        self.applied.append((sequence, changes))
+
+
+class Frame:
+    def __init__(self) -> None:
+        self.released = 0
+
+    def release(self) -> None:
+        self.released += 1
+
+
+class Bench:
+    """An appender with two partitions over a WAL and a catalog in memory."""
+
+    def __init__(self, make_batch: Callable[..., bytes], pending_bytes: int = 1 << 20) -> None:
+        self.make_batch = make_batch
+        self.wal, self.catalog = MemoryWal(), MemoryCatalog()
+        self.states = {(T1, index): PartitionState() for index in range(2)}
+        self.seen: list[Position] = []
+        self.appender = Appender(
+            self.wal,  # type: ignore[arg-type]
+            self.catalog,  # type: ignore[arg-type]
+            self.states,
+            ManualClock(now_ms=77),
+            sequenced=0,
+            pending_bytes=pending_bytes,
+            on_appended=lambda changes, position, payload: self.seen.append(position),
+        )
+
+    def batch(self, partition: int, value: bytes, frame: Any = None) -> Submission:
+        data = memoryview(self.make_batch([value]))
+        return Submission((T1, partition), read_header(data), data, frame)
+
+    async def stop_at_the_gate(self) -> "asyncio.Future[Any]":
+        """One append in the WAL's hands, so that what follows is gathered."""
+        self.wal.gate.clear()
+        self.wal.entered.clear()
+        first = self.appender.submit([self.batch(0, b"first")])
+        await asyncio.to_thread(self.wal.entered.wait, 10)
+        return first
+
+
+@pytest.fixture
+def bench(make_batch: Callable[..., bytes]) -> Callable[..., Bench]:
+    return lambda **options: Bench(make_batch, **options)
+
+
+async def test_what_arrives_during_a_sync_is_the_next_chunk(bench: Callable[..., Bench]) -> None:
+    log = bench()
+    first = await log.stop_at_the_gate()
+    rest = [log.appender.submit([log.batch(n % 2, b"%d" % n)]) for n in range(50)]
+    assert not first.done()
+    log.wal.gate.set()
+    await asyncio.wait_for(asyncio.gather(first, *rest), 10)
+    assert len(log.wal.payloads) == 2
+    assert len(log.seen) == 2
+    await log.appender.close()
+
+
+async def test_answers_come_in_the_order_of_the_batches_whatever_the_chunks_order(
+    bench: Callable[..., Bench],
+) -> None:
+    log = bench()
+    first = await log.stop_at_the_gate()
+    mixed = [log.batch(1, b"a"), log.batch(0, b"b"), log.batch(1, b"c"), log.batch(0, b"d")]
+    one, two = log.appender.submit(mixed), log.appender.submit(mixed[:2])
+    log.wal.gate.set()
+    await first
+    assert [answer.base_offset for answer in await one] == [0, 1, 1, 2]
+    assert [answer.base_offset for answer in await two] == [2, 3]
+    assert (await one)[0] == (ErrorCode.NONE, 0, 0, 77)
+    entries = decode_index(log.wal.payloads[1]).entries
+    assert [entry.partition for entry in entries] == [0, 0, 0, 1, 1, 1]
+    assert len(log.catalog.applied[1][1].runs) == 2
+    await log.appender.close()
+
+
+async def test_nothing_is_acknowledged_before_it_is_synced(bench: Callable[..., Bench]) -> None:
+    log = bench()
+    answer = await log.stop_at_the_gate()
+    await asyncio.sleep(0)
+    assert not answer.done()
+    assert log.states[T1, 0].high_watermark == 0
+    log.wal.gate.set()
+    await answer
+    assert log.catalog.applied[0][0] == 1
+    await log.appender.close()
+
+
+async def test_a_frame_is_released_once_and_not_before_the_write(
+    bench: Callable[..., Bench],
+) -> None:
+    log = bench()
+    first = await log.stop_at_the_gate()
+    frame = Frame()
+    answer = log.appender.submit([log.batch(0, b"a"), log.batch(1, b"b", frame)])
+    answer.cancel()
+    assert frame.released == 0
+    log.wal.gate.set()
+    await first
+    await log.appender.close()
+    assert frame.released == 1
+    assert log.states[T1, 1].high_watermark == 1
+
+
+async def test_too_much_waiting_is_refused_and_taken_again_later(
+    bench: Callable[..., Bench],
+) -> None:
+    log = bench(pending_bytes=400)
+    first = await log.stop_at_the_gate()
+    frame = Frame()
+    second = log.appender.submit([log.batch(0, b"x" * 200)])
+    (refused,) = await log.appender.submit([log.batch(0, b"y" * 200, frame)])
+    assert refused.error == ErrorCode.KAFKA_STORAGE_ERROR
+    assert frame.released == 1
+    log.wal.gate.set()
+    await asyncio.gather(first, second)
+    (taken,) = await log.appender.submit([log.batch(0, b"z" * 900)])
+    assert taken.base_offset == 2
+    await log.appender.close()
+
+
+async def test_a_full_disk_refuses_and_the_next_append_works(bench: Callable[..., Bench]) -> None:
+    log = bench()
+    log.wal.failure = WalFull("no space")
+    frame = Frame()
+    (refused,) = await log.appender.submit([log.batch(0, b"a", frame)])
+    assert refused.error == ErrorCode.KAFKA_STORAGE_ERROR
+    assert frame.released == 1
+    log.wal.failure = None
+    (taken,) = await log.appender.submit([log.batch(0, b"a")])
+    assert (taken.error, taken.base_offset) == (ErrorCode.NONE, 0)
+    await log.appender.close()
+
+
+async def test_after_a_failed_sync_nothing_is_acknowledged(bench: Callable[..., Bench]) -> None:
+    log = bench()
+    log.wal.failure = WalDead("sync failed")
+    for _ in range(2):
+        (refused,) = await log.appender.submit([log.batch(0, b"a")])
+        assert refused.error == ErrorCode.KAFKA_STORAGE_ERROR
+    log.wal.failure = None
+    (refused,) = await log.appender.submit([log.batch(0, b"a")])
+    assert refused.error == ErrorCode.KAFKA_STORAGE_ERROR
+    assert not log.wal.payloads
+    await log.appender.close()
+
+
+async def test_without_a_catalog_nothing_is_acknowledged(bench: Callable[..., Bench]) -> None:
+    log = bench()
+    log.catalog.dead = True
+    (refused,) = await log.appender.submit([log.batch(0, b"a")])
+    assert refused.error == ErrorCode.KAFKA_STORAGE_ERROR
+    log.catalog.dead = False
+    (refused,) = await log.appender.submit([log.batch(0, b"b")])
+    assert refused.error == ErrorCode.KAFKA_STORAGE_ERROR
+    assert not log.catalog.applied
+    await log.appender.close()
+
+
+async def test_between_chunks_nothing_is_sequenced_and_after_it_all_in_order(
+    bench: Callable[..., Bench],
+) -> None:
+    log = bench()
+    answers = []
+    with pytest.raises(KeyError):
+        async with log.appender.between_chunks():
+            for n in range(3):
+                log.wal.entered.clear()
+                answers.append(log.appender.submit([log.batch(0, b"%d" % n)]))
+                await asyncio.to_thread(log.wal.entered.wait, 10)
+            await asyncio.to_thread(lambda: None)
+            assert log.states[T1, 0].high_watermark == 0
+            assert not any(answer.done() for answer in answers)
+            raise KeyError
+    offsets = [(await answer)[0].base_offset for answer in answers]
+    assert offsets == [0, 1, 2]
+    await log.appender.close()
+
+
+async def test_a_waiter_wakes_at_an_append_to_one_of_its_partitions(
+    bench: Callable[..., Bench],
+) -> None:
+    log = bench()
+    both = log.appender.wait_for([(T1, 0), (T1, 1)])
+    other = log.appender.wait_for([(T1, 1)])
+    await log.appender.submit([log.batch(0, b"a")])
+    await both
+    assert not other.done()
+    other.cancel()
+    await asyncio.sleep(0)
+    assert not log.appender._waiters
+    await log.appender.close()
+
+
+async def test_closing_answers_what_was_submitted(bench: Callable[..., Bench]) -> None:
+    log = bench()
+    first = await log.stop_at_the_gate()
+    second = log.appender.submit([log.batch(0, b"a")])
+    closing = asyncio.ensure_future(log.appender.close())
+    log.wal.gate.set()
+    await closing
+    assert first.done() and second.done()
+
+
+async def test_a_replay_gives_the_catalog_what_it_was_given_before(
+    bench: Callable[..., Bench],
+) -> None:
+    log = bench()
+    for n in range(5):
+        await log.appender.submit([log.batch(n % 2, b"%d" % n), log.batch(0, b"x")])
+    await log.appender.close()
+    again, states = MemoryCatalog(), {(T1, index): PartitionState() for index in range(2)}
+    assert replay(log.wal, again, states, 0) == 5  # type: ignore[arg-type]
+    assert again.applied == log.catalog.applied
+    assert states == log.states
+
+
+async def test_a_frame_that_is_no_chunk_is_named(bench: Callable[..., Bench]) -> None:
+    log = bench()
+    await log.appender.close()
+    log.wal.payloads = [b"x" * 100]
+    with pytest.raises(ChunkError, match=f"Frame 1 at byte 0 of {FILE}"):
+        replay(log.wal, log.catalog, {}, 0)  # type: ignore[arg-type]
+
+
+async def test_cut_at_every_byte_the_replay_gives_a_prefix_with_the_same_offsets(
+    make_batch: Callable[..., bytes], tmp_path: Path
+) -> None:
+    bench = Bench(make_batch)
+    bench.appender._wal = wal = FileWal(tmp_path, ManualClock(), applied=0)
+    path = tmp_path / "wal" / f"{1:020d}.wal"
+    acknowledged = []
+    for n in range(7):
+        submissions = [bench.batch(n % 2, b"%d" % n), bench.batch(0, b"x" * n)]
+        offsets = [answer.base_offset for answer in await bench.appender.submit(submissions)]
+        acknowledged.append((path.stat().st_size, offsets))
+    await bench.appender.close()
+    wal.close()
+    whole = path.read_bytes()
+    for cut in range(len(whole), -1, -1):
+        path.write_bytes(whole[:cut])
+        again = FileWal(tmp_path, ManualClock(), applied=0)
+        catalog, states = MemoryCatalog(), {(T1, index): PartitionState() for index in range(2)}
+        replay(again, catalog, states, 0)  # type: ignore[arg-type]
+        again.close()
+        applied = catalog.applied
+        assert applied == bench.catalog.applied[: len(applied)]
+        assert len(applied) >= sum(size <= cut for size, _ in acknowledged)
