@@ -8,12 +8,12 @@ Relies on Spark 4.2's admission control for Python sources. Promises that a micr
 after a restart reads exactly the same offsets. Does not write.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession, types
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -34,15 +34,17 @@ from catchwater.replay.read import ReadSettings, read_task
 from catchwater.replay.subscription import Subscription
 from catchwater.wire.client import EARLIEST, LATEST
 
-_SPARK_TYPES = {
-    "key": "binary",
-    "value": "binary",
-    "topic": "string",
-    "partition": "int",
-    "offset": "bigint",
-    "timestamp": "timestamp",
-    "timestampType": "int",
-    "headers": "array<struct<key: string, value: binary>>",
+_SPARK_TYPES: Mapping[str, types.DataType] = {
+    "key": types.BinaryType(),
+    "value": types.BinaryType(),
+    "topic": types.StringType(),
+    "partition": types.IntegerType(),
+    "offset": types.LongType(),
+    "timestamp": types.TimestampType(),
+    "timestampType": types.IntegerType(),
+    "headers": types.ArrayType(
+        types.StructType().add("key", types.StringType()).add("value", types.BinaryType())
+    ),
 }
 
 
@@ -66,8 +68,9 @@ class CatchwaterSource(DataSource):  # type: ignore[misc]
     def name(cls) -> str:
         return "catchwater"
 
-    def schema(self) -> str:
-        return ", ".join(f"`{name}` {_SPARK_TYPES[name]}" for name in self._parsed().columns)
+    def schema(self) -> types.StructType:
+        fields = [types.StructField(name, _SPARK_TYPES[name]) for name in self._parsed().columns]
+        return types.StructType(fields)
 
     def reader(self, schema: object) -> DataSourceReader:
         return BatchReader(self._parsed())

@@ -1,0 +1,198 @@
+"""`format("catchwater")` on real Spark: batch and streaming, from storage and over the protocol."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+
+from catchwater.clock import SYSTEM
+from catchwater.pipeline import session
+from catchwater.replay.source import register
+from catchwater.wire.client import EARLIEST, Client
+from catchwater.wire.records import encode_batch
+
+pytestmark = pytest.mark.spark
+
+COUNT = 3_000
+"""Records of each of the two partitions of the topic that the batch queries read."""
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    spark = session.start("replay", quick=True)
+    register(spark)
+    yield spark
+    session.stop(spark)
+
+
+@pytest.fixture(scope="module")
+def client(broker: Any) -> Iterator[Client]:
+    with Client(broker.bootstrap) as client:
+        yield client
+
+
+def produce(client: Client, topic: str, partition: int, first: int, count: int) -> None:
+    """Records numbered from `first` on, in batches of every codec."""
+    now_ms = SYSTEM.now_ms()
+    batches = []
+    for start in range(first, first + count, 100):
+        numbers = range(start, min(start + 100, first + count))
+        records = [
+            (b"k%d" % n, b"%d:%d" % (partition, n), now_ms + n, [("n", b"%d" % n)]) for n in numbers
+        ]
+        batches.append(((topic, partition), encode_batch(records, codec=start // 100 % 5)))
+    client.produce(batches)
+
+
+@pytest.fixture(scope="module")
+def topic(client: Client) -> str:
+    client.create_topics({"replayed": 2})
+    for partition in (0, 1):
+        produce(client, "replayed", partition, 0, COUNT)
+    return "replayed"
+
+
+@pytest.fixture
+def reader(spark: Any, broker: Any) -> Any:
+    return lambda **options: _with_options(spark.read, broker, options)
+
+
+@pytest.fixture
+def stream(spark: Any, broker: Any) -> Any:
+    return lambda **options: _with_options(spark.readStream, broker, options)
+
+
+def _with_options(start: Any, broker: Any, options: dict[str, object]) -> Any:
+    source = start.format("catchwater").option("kafka.bootstrap.servers", broker.bootstrap)
+    for name, value in options.items():
+        source = source.option("catchwater.read" if name == "read" else name, value)
+    return source.load()
+
+
+@pytest.mark.parametrize("path", ["direct", "kafka"])
+def test_a_batch_query_reads_every_record_once(reader: Any, topic: str, path: str) -> None:
+    frame = reader(subscribe=topic, includeHeaders="true", read=path)
+    rows = frame.orderBy("partition", "offset").collect()
+    assert [(r.partition, r.offset) for r in rows] == [(p, n) for p in (0, 1) for n in range(COUNT)]
+    for row in (rows[0], rows[4567], rows[-1]):
+        assert row.topic == topic and row.timestampType == 0
+        assert bytes(row.key) == b"k%d" % row.offset
+        assert bytes(row.value) == b"%d:%d" % (row.partition, row.offset)
+        assert row.headers[0].key == "n" and bytes(row.headers[0].value) == b"%d" % row.offset
+    assert frame.columns == [
+        "key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers",
+    ]  # fmt: skip
+
+
+def test_ranges_columns_and_splits_are_as_asked(reader: Any, topic: str) -> None:
+    frame = reader(
+        subscribe=topic,
+        columns="value,offset",
+        startingOffsets=f'{{"{topic}": {{"0": 150, "1": -1}}}}',
+        endingOffsets=f'{{"{topic}": {{"0": 1234, "1": -1}}}}',
+        minPartitions=3,
+        read="kafka",
+    )
+    assert frame.columns == ["value", "offset"]
+    assert sorted(row.offset for row in frame.collect()) == list(range(150, 1234))
+    assert frame.rdd.getNumPartitions() == 3
+    by_pattern = reader(subscribePattern="replay.*", endingOffsets="latest")
+    assert by_pattern.count() == 2 * COUNT
+    assert reader(assign=f'{{"{topic}": [1]}}').select("partition").distinct().count() == 1
+
+
+def test_an_empty_range_is_an_empty_frame(reader: Any, topic: str) -> None:
+    assert reader(subscribe=topic, startingOffsets="latest").count() == 0
+
+
+def run(frame: Any, folder: Path, **trigger: Any) -> Any:
+    query = (
+        frame.selectExpr("cast(value as string) value", "partition", "offset")
+        .writeStream.format("parquet")
+        .option("path", str(folder / "out"))
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(**(trigger or {"availableNow": True}))
+        .start()
+    )
+    assert query.awaitTermination(120)
+    return query
+
+
+def written(spark: Any, folder: Path) -> list[str]:
+    return sorted(row.value for row in spark.read.parquet(str(folder / "out")).collect())
+
+
+def values(partition: int, stop: int, first: int = 0) -> list[str]:
+    return [f"{partition}:{n}" for n in range(first, stop)]
+
+
+def test_a_stream_stops_at_what_there_was_goes_on_and_repeats_nothing(
+    spark: Any, stream: Any, client: Client, broker: Any, tmp_path: Path
+) -> None:
+    client.create_topics({"flowing": 1})
+    produce(client, "flowing", 0, 0, 1000)
+    options = {
+        "subscribePattern": "flow.*",
+        "startingOffsets": "earliest",
+        "maxOffsetsPerTrigger": 400,
+    }
+    query = run(stream(**options), tmp_path)
+    assert [each["numInputRows"] for each in query.recentProgress if each["numInputRows"]] == [
+        400, 400, 200,
+    ]  # fmt: skip
+    progress = query.lastProgress["sources"][0]
+    assert json.loads(progress["endOffset"]) == json.loads(progress["latestOffset"])
+    assert json.loads(progress["endOffset"]) == {"flowing": {"0": 1000}}
+    assert written(spark, tmp_path) == sorted(values(0, 1000))
+
+    broker.kill()
+    broker.start()
+    produce(client, "flowing", 0, 1000, 50)
+    client.create_topics({"flow-of-late": 4})
+    produce(client, "flow-of-late", 3, 0, 20)
+    run(stream(**options), tmp_path)
+    assert written(spark, tmp_path) == sorted(values(0, 1050) + values(3, 20))
+
+    last_commit = max(
+        (tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda p: int(p.name)
+    )
+    last_commit.unlink()
+    shutil.rmtree(tmp_path / "out")
+    run(stream(**options), tmp_path)
+    repeated = values(0, 1050, 1000) + values(3, 20)
+    assert written(spark, tmp_path) == sorted(repeated), "the same offsets, once more"
+
+
+def test_a_mistake_is_one_sentence(reader: Any, topic: str) -> None:
+    with pytest.raises(PySparkException, match="no topic or partition nothing"):
+        reader(subscribe="nothing").count()
+    with pytest.raises(PySparkException, match="no option 'startingoffset'"):
+        reader(subscribe=topic, startingOffset="earliest").count()
+    with pytest.raises(PySparkException, match=f"{topic}-0 offsets {COUNT} to"):
+        ahead = f'{{"{topic}": {{"0": {COUNT + 5}, "1": 0}}}}'
+        reader(subscribe=topic, startingOffsets=ahead).count()
+
+
+@pytest.mark.parametrize("path", ["direct", "kafka"])
+def test_lost_history_is_named_by_topic_partition_and_offsets(
+    spark: Any, make_broker: Callable[..., Any], path: str
+) -> None:
+    broker = make_broker({"catchwater.retention.interval.ms": "100"})
+    with Client(broker.bootstrap) as client:
+        client.create_topics({"fleeting": 1}, {"retention.ms": "1"})
+        produce(client, "fleeting", 0, 0, 300)
+        deadline_s = SYSTEM.monotonic_s() + 30
+        while client.list_offsets({("fleeting", 0): EARLIEST})["fleeting", 0] < 300:
+            assert SYSTEM.monotonic_s() < deadline_s, "retention deletes what is a second old"
+            SYSTEM.pause(0.1)
+    options = {"subscribe": "fleeting", "startingOffsets": '{"fleeting": {"0": 7}}', "read": path}
+    frame = _with_options(spark.read, broker, options)
+    with pytest.raises(PySparkException, match="fleeting-0 offsets 7 to 299"):
+        frame.count()
+    forgiving = _with_options(spark.read, broker, {**options, "failOnDataLoss": "false"})
+    assert forgiving.count() == 0
+    broker.stop()

@@ -1,0 +1,130 @@
+"""The data source's own decisions, against a scripted subscription; no session is started."""
+
+import pickle
+from typing import Any
+
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from catchwater.replay import source as source_module
+from catchwater.replay.options import COLUMNS
+from catchwater.replay.plan import Slice, Task
+from catchwater.replay.read import ReadSettings, arrow_schema
+from catchwater.replay.source import BatchReader, CatchwaterSource, SourcePartition, StreamReader
+
+LEAST = {"kafka.bootstrap.servers": "h:1", "subscribe": "t"}
+
+
+class Subscription:
+    """A topic with one partition of `end` records."""
+
+    end = 100
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+        self.checked: list[Any] = []
+
+    def starting(self, default: int) -> dict[Any, int]:
+        return {("t", 0): 0 if default == -2 else self.end}
+
+    def latest(self) -> dict[Any, int]:
+        return {("t", 0): self.end}
+
+    ending = latest
+
+    def check_present(self, start: Any, now: Any) -> None:
+        self.checked.append((dict(start), dict(now)))
+
+    def tasks(self, start: dict[Any, int], end: dict[Any, int]) -> list[Task]:
+        first, stop = start["t", 0], end["t", 0]
+        return [Task((Slice("t", 0, first, stop),))] if first < stop else []
+
+    def control_url(self) -> str:
+        return "http://c"
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "Subscription", Subscription)
+    monkeypatch.setattr(Subscription, "end", 100)
+
+
+def stream(**options: str) -> StreamReader:
+    reader = CatchwaterSource({**LEAST, **options}).streamReader(None)
+    assert isinstance(reader, StreamReader)
+    return reader
+
+
+def test_spark_s_types_and_arrow_s_are_the_same() -> None:
+    for options in ({"includeHeaders": "true"}, {"columns": "value,timestamp"}, {}):
+        source = CatchwaterSource({**LEAST, **options})
+        names = source._parsed().columns
+        fields = source.schema()
+        assert fields.names == list(names)
+        assert to_arrow_schema(fields, timezone="UTC").equals(arrow_schema(names))
+    assert len(COLUMNS) == 8
+
+
+def test_a_batch_reads_from_the_beginning_to_the_end() -> None:
+    reader = CatchwaterSource(LEAST).reader(None)
+    assert isinstance(reader, BatchReader)
+    (partition,) = reader.partitions()
+    assert partition == SourcePartition(Task((Slice("t", 0, 0, 100),)), "http://c")
+    assert pickle.loads(pickle.dumps(partition)) == partition
+
+
+def test_nothing_to_read_is_one_task_without_slices() -> None:
+    Subscription.end = 0
+    reader = CatchwaterSource(LEAST).reader(None)
+    (partition,) = reader.partitions()
+    assert list(reader.read(partition)) == []
+
+
+def test_a_stream_begins_at_the_end() -> None:
+    assert stream().initialOffset() == {"t": {"0": 100}}
+
+
+def test_a_limit_is_given_by_the_option_and_obeyed_as_handed_in() -> None:
+    assert stream().getDefaultReadLimit() == ReadAllAvailable()
+    limited = stream(maxOffsetsPerTrigger="30")
+    assert limited.getDefaultReadLimit() == ReadMaxRows(30)
+    start = {"t": {"0": 50}}
+    assert limited.latestOffset(start, ReadMaxRows(30)) == {"t": {"0": 80}}
+    assert limited.latestOffset(start, ReadAllAvailable()) == {"t": {"0": 100}}
+
+
+def test_progress_reports_the_end_of_the_log() -> None:
+    reader = stream()
+    assert reader.reportLatestOffset() is None
+    reader.latestOffset({"t": {"0": 50}}, ReadMaxRows(10))
+    assert reader.reportLatestOffset() == {"t": {"0": 100}}
+
+
+def test_available_now_reads_nothing_that_came_later() -> None:
+    reader = stream()
+    reader.prepareForTriggerAvailableNow()
+    Subscription.end = 500
+    start = {"t": {"0": 50}}
+    assert reader.latestOffset(start, ReadAllAvailable()) == {"t": {"0": 100}}
+    assert reader.latestOffset({"t": {"0": 100}}, ReadMaxRows(10)) == {"t": {"0": 100}}
+
+
+def test_a_micro_batch_is_planned_between_its_offsets() -> None:
+    reader = stream()
+    (partition,) = reader.partitions({"t": {"0": 50}}, {"t": {"0": 70}})
+    assert partition.task == Task((Slice("t", 0, 50, 70),))
+    assert reader.partitions({"t": {"0": 50}}, {"t": {"0": 50}}) == []
+    reader.stop()
+
+
+def test_a_task_reads_as_the_options_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(source_module, "read_task", lambda *given: iter(seen.append(given) or ()))
+    options = {"columns": "value", "failOnDataLoss": "false"}
+    reader = stream(**options, **{"kafka.isolation.level": "read_committed"})
+    task = Task(())
+    assert list(reader.read(SourcePartition(task, "http://c"))) == []
+    assert seen == [(task, ReadSettings("h:1", ("value",), "http://c", True, False))]

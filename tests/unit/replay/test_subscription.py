@@ -1,0 +1,190 @@
+"""What a query reads, against a scripted log: partitions, offsets, plans, and what is gone."""
+
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import pytest
+
+from catchwater.replay import subscription as subscription_module
+from catchwater.replay.control import CONTROL_URL, Plan
+from catchwater.replay.offsets import HistoryLost
+from catchwater.replay.options import BadOption, parse_options
+from catchwater.replay.plan import SEGMENT, Missing, PlanRange, Wanted
+from catchwater.replay.subscription import PartitionsGone, Subscription, TopicUnknown
+from catchwater.wire.client import EARLIEST, LATEST, Cluster
+
+A0, A1, B0 = ("a", 0), ("a", 1), ("b", 0)
+
+
+class Log:
+    """Stands in for client and control API at once."""
+
+    ends: ClassVar[dict[tuple[str, int], tuple[int, int]]] = {}
+    config: ClassVar[dict[str, str]] = {}
+    by_time: ClassVar[dict[tuple[str, int], int]] = {}
+    asked: ClassVar[list[str]] = []
+
+    def __init__(self, address: str, **_: object) -> None: ...
+
+    def close(self) -> None: ...
+
+    def metadata(self, topics: Sequence[str] | None) -> Cluster:
+        leaders = {key: 1 for key in self.ends if topics is None or key[0] in topics}
+        return Cluster("c", {}, leaders)
+
+    def list_offsets(
+        self, wanted: Mapping[tuple[str, int], int], *, read_committed: bool
+    ) -> dict[tuple[str, int], int]:
+        ends = {EARLIEST: 0, LATEST: 1}
+        return {
+            key: self.ends[key][ends[when]] if when in ends else self.by_time[key]
+            for key, when in wanted.items()
+        }
+
+    def broker_config(self) -> dict[str, str]:
+        self.asked.append("config")
+        return self.config
+
+    def plan(self, wanted: Sequence[Wanted]) -> Plan:
+        gaps, ranges = [], []
+        for topic, partition, start, end in wanted:
+            first, last = self.ends[topic, partition]
+            if start < first:
+                gaps.append(Missing(topic, partition, start, min(end, first)))
+            ranges.append(
+                PlanRange(topic, partition, SEGMENT, "file:///x", 0, 100, first, last - 1)
+            )
+        return Plan((), tuple(gaps)) if gaps else Plan(tuple(ranges))
+
+
+@pytest.fixture(autouse=True)
+def log(monkeypatch: pytest.MonkeyPatch) -> type[Log]:
+    monkeypatch.setattr(subscription_module, "Client", Log)
+    monkeypatch.setattr(subscription_module, "Control", Log)
+    Log.ends = {A0: (10, 100), A1: (0, 50), B0: (0, 7)}
+    Log.config = {CONTROL_URL: "http://c"}
+    Log.by_time, Log.asked = {}, []
+    return Log
+
+
+def subscribed(**options: str) -> Subscription:
+    least = {"kafka.bootstrap.servers": "h:1"}
+    if not options.keys() & {"subscribePattern", "assign"}:
+        least["subscribe"] = "a"
+    return Subscription(parse_options({**least, **options}))
+
+
+def test_partitions_are_found_by_name_pattern_and_number() -> None:
+    assert subscribed().partitions() == [A0, A1]
+    assert subscribed(subscribePattern="[ab]").partitions() == [A0, A1, B0]
+    assert subscribed(assign='{"a": [1], "b": [0]}').partitions() == [A1, B0]
+
+
+@pytest.mark.parametrize(
+    ("options", "absent"),
+    [({"subscribe": "a,c"}, "c"), ({"assign": '{"a": [0, 5]}'}, r"\('a', 5\)")],
+)
+def test_what_does_not_exist_is_named(options: dict[str, str], absent: str) -> None:
+    with pytest.raises(TopicUnknown, match=f"no topic or partition {absent} at h:1"):
+        subscribed(**options).partitions()
+
+
+def test_a_query_begins_and_ends_where_the_options_say() -> None:
+    assert subscribed().starting(EARLIEST) == {A0: 10, A1: 0}
+    assert subscribed().starting(LATEST) == {A0: 100, A1: 50}
+    assert subscribed(startingOffsets="earliest").starting(LATEST) == {A0: 10, A1: 0}
+    given = subscribed(startingOffsets='{"a": {"0": 33, "1": -2}}')
+    assert given.starting(LATEST) == {A0: 33, A1: 0}
+    assert subscribed().ending() == {A0: 100, A1: 50}
+    assert subscribed(endingOffsets='{"a": {"0": 33, "1": -1}}').ending() == {A0: 33, A1: 50}
+
+
+def test_offsets_given_one_by_one_must_be_complete() -> None:
+    with pytest.raises(BadOption, match="it differs in a-1, b-0"):
+        subscribed(startingOffsets='{"a": {"0": 33}, "b": {"0": 1}}').starting(LATEST)
+
+
+def test_timestamps_are_looked_up(log: type[Log]) -> None:
+    log.by_time = {A0: 40, A1: 41}
+    assert subscribed(startingTimestamp="5").starting(LATEST) == {A0: 40, A1: 41}
+    log.by_time = {A0: 40, A1: -1}
+    assert subscribed(endingTimestamp="5").ending() == {A0: 40, A1: 50}
+    with pytest.raises(BadOption, match="No record of a-1 is as new as startingTimestamp 5"):
+        subscribed(startingTimestamp="5").starting(LATEST)
+
+
+def test_our_log_is_read_from_storage_and_others_from_their_leaders(log: type[Log]) -> None:
+    query = subscribed()
+    assert query.control_url() == "http://c"
+    (task,) = query.tasks({A0: 20}, {A0: 30})
+    assert task.slices[0].range is not None
+    log.config = {}
+    query = subscribed()
+    assert query.control_url() is None and query.control_url() is None
+    assert log.asked == ["config"] * 2, "each query asks once"
+    (task,) = query.tasks({A0: 20}, {A0: 30})
+    assert task.slices[0].range is None
+
+
+def test_the_path_can_be_chosen(log: type[Log]) -> None:
+    assert subscribed(**{"catchwater.read": "kafka"}).control_url() is None
+    assert subscribed(**{CONTROL_URL: "http://other"}).control_url() == "http://other"
+    assert subscribed(**{"kafka.isolation.level": "read_committed"}).control_url() is None
+    log.config = {}
+    with pytest.raises(BadOption, match=r"catchwater.read is direct, but the broker at h:1"):
+        subscribed(**{"catchwater.read": "direct"}).control_url()
+
+
+@pytest.mark.parametrize("path", ["auto", "kafka"])
+def test_lost_history_is_an_error_that_names_it(path: str) -> None:
+    query = subscribed(**{"catchwater.read": path})
+    with pytest.raises(HistoryLost, match="a-0 offsets 3 to 9") as caught:
+        query.tasks({A0: 3, A1: 0}, {A0: 100, A1: 50})
+    assert caught.value.missing == (Missing("a", 0, 3, 10),)
+
+
+@pytest.mark.parametrize("path", ["auto", "kafka"])
+def test_it_is_left_out_with_a_warning_only_when_allowed(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = subscribed(**{"catchwater.read": path, "failOnDataLoss": "false"})
+    tasks = query.tasks({A0: 3, A1: 0}, {A0: 100, A1: 50})
+    slices = [each for task in tasks for each in task.slices]
+    read = [(each.partition, n) for each in slices for n in range(each.first, each.stop)]
+    assert read == [(0, n) for n in range(10, 100)] + [(1, n) for n in range(50)]
+    assert "a-0 offsets 3 to 9" in caplog.text
+
+
+def test_history_lost_as_a_whole_leaves_no_task() -> None:
+    assert subscribed(failOnDataLoss="false").tasks({A0: 3}, {A0: 8}) == []
+
+
+def test_tasks_are_as_many_as_asked() -> None:
+    start, end = {A0: 10, A1: 0}, {A0: 100, A1: 50}
+    by_leader = {"catchwater.read": "kafka"}
+    assert len(subscribed(**by_leader).tasks(start, end)) == 2
+    assert len(subscribed(**by_leader, minPartitions="7").tasks(start, end)) == 7
+    assert len(subscribed(**by_leader, minPartitions="1").tasks(start, end)) == 2
+    assert len(subscribed(**by_leader).tasks(start, end, 1)) == 1
+    assert subscribed().tasks(end, end) == []
+
+
+def test_partitions_that_went_away_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    query = subscribed()
+    query.check_present([A0], query.latest())
+    with pytest.raises(PartitionsGone, match="was reading a-9, b-0") as caught:
+        query.check_present([A0, ("a", 9), B0], query.latest())
+    assert caught.value.exit_code == 5
+    subscribed(failOnDataLoss="false").check_present([B0], query.latest())
+    assert "b-0" in caplog.text
+
+
+def test_a_subscription_travels_without_its_connections() -> None:
+    query = subscribed()
+    query.latest()
+    copy: Any = pickle.loads(pickle.dumps(query))
+    assert copy._client is None
+    assert copy.latest() == query.latest()
+    query.close()
+    copy.close()
