@@ -7,6 +7,7 @@ header (base offset, leader epoch) is known from the place it lies in.
 `place` writes the final offsets into the bytes, so that many batches can be sent as one.
 """
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from struct import Struct
@@ -57,11 +58,11 @@ class StoredBatch(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Batches side by side that carry their final offsets; both lists are by batch."""
+    """Batches side by side that carry their final offsets; both arrays are by batch."""
 
     data: memoryview
-    last_offsets: list[int]
-    ends: list[int]
+    last_offsets: "array[int]"
+    ends: "array[int]"
     """Where each batch ends, in bytes from the beginning of the block."""
 
     def span(self, offset: int, max_bytes: int, *, at_least_one: bool) -> tuple[int, int]:
@@ -80,7 +81,7 @@ def place(data: bytearray | memoryview, base_offset: int) -> Block:
     This runs for every batch that is read at the tail, so it looks at two fields and no more.
     """
     view = memoryview(data)
-    last_offsets, ends = [], []
+    last_offsets, ends = array("q"), array("q")
     at = 0
     while at < len(view):
         length, last_offset_delta = _EXTENT.unpack_from(view, at)

@@ -29,7 +29,7 @@ def test_placed_batches_carry_their_offsets_and_can_be_cut_anywhere(make_batch: 
     batches = [make_batch([b"a"] * count) for count in (1, 3, 2)]
     data = bytearray(b"".join(batches))
     block = place(data, 40)
-    assert block.last_offsets == [40, 43, 45]
+    assert list(block.last_offsets) == [40, 43, 45]
     ends = [0, *block.ends]
     for (header, batch), original in zip(split(block.data), batches, strict=True):
         assert batch[16:] == original[16:]
