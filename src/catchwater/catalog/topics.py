@@ -20,6 +20,11 @@ class Topics:
         """The topic with this id, if there is one."""
         return self._by_id.get(topic_id)
 
+    def name_of(self, topic_id: bytes) -> str | None:
+        """The name of the topic with this id, if there is one."""
+        topic = self._by_id.get(topic_id)
+        return topic.name if topic else None
+
     def find(self, name: str) -> Topic:
         """The topic of this name. Raises `TopicUnknown`."""
         topic = self._by_name.get(name)

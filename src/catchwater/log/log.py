@@ -139,22 +139,17 @@ class Log:
         self._appender = Appender(
             directory.wal,
             self._catalog,
-            self._states,
+            states,
             clock,
             sequenced=sequenced,
             pending_bytes=config.pending_bytes,
             on_appended=self._keep,
         )
         packing = PackConfig(min_bytes=config.pack_min_bytes, interval_ms=config.pack_interval_ms)
-        self._packer = Packer(self._catalog, storage, clock, packing, self._topic_name)
+        self._packer = Packer(self._catalog, storage, clock, packing, self.topics.name_of)
+        policy = Policy(config.retention_ms, config.retention_bytes)
         self._retention = Retention(
-            self._catalog,
-            self.topics,
-            self.state,
-            self.trim,
-            self._pins_change,
-            clock,
-            Policy(config.retention_ms, config.retention_bytes),
+            self._catalog, self.topics, self.state, self.trim, self._pins_change, clock, policy
         )
         self._sweeper = Sweeper(
             self._catalog,
@@ -209,10 +204,6 @@ class Log:
         """A partition as it is now, to be looked at only. Raises `KeyError`."""
         return self._states[key]
 
-    def _topic_name(self, topic_id: bytes) -> str | None:
-        topic = self.topics.by_id(topic_id)
-        return topic.name if topic else None
-
     # --- records ---------------------------------------------------------------------------------
 
     def submit(self, batches: Sequence[Submission]) -> asyncio.Future[list[Appended]]:
@@ -260,14 +251,9 @@ class Log:
         missing: list[tuple[int, int, int]] = []
         for partition, start, end in ranges:
             state = self._states[topic_id, partition]
-            missing += [
-                (partition, first, last)
-                for first, last in (
-                    (start, min(end, state.log_start)),
-                    (max(start, state.high_watermark), end),
-                )
-                if first < last
-            ]
+            below = (start, min(end, state.log_start))
+            above = (max(start, state.high_watermark), end)
+            missing += [(partition, *gap) for gap in (below, above) if gap[0] < gap[1]]
             first, last = max(start, state.log_start), min(end, state.high_watermark)
             found = await self._reader.plan((topic_id, partition), first, last)
             reached = found[-1].last_offset + 1 if found else first
@@ -316,13 +302,17 @@ class Log:
 
     async def set_pin(self, pin: Pin) -> None:
         """Set or replace a pin. Raises `TopicUnknown`, or `RangeMissing` if it came too late."""
-        async with self._pins_change:
-            for (topic, partition), offset in pin.positions.items():
-                state = self._states.get((self.topics.find(topic).id, partition))
-                if state is None or offset < state.log_start:
-                    end = offset + 1 if state is None else state.log_start
-                    raise RangeMissing(topic, [(partition, offset, end)])
-            await _done(self._catalog.set_pin(pin))
+
+        async def change() -> None:
+            async with self._pins_change:
+                for (topic, partition), offset in pin.positions.items():
+                    state = self._states.get((self.topics.find(topic).id, partition))
+                    log_start = offset + 1 if state is None else state.log_start
+                    if offset < log_start:
+                        raise RangeMissing(topic, [(partition, offset, log_start)])
+                await _done(self._catalog.set_pin(pin))
+
+        await self._to_the_end(change())
 
     async def release_pin(self, pin_id: str) -> bool:
         """Whether there was such a pin."""
@@ -418,11 +408,9 @@ class Log:
 
     async def _housekeeping(self) -> None:
         config = self._config
-        if not config.background:
-            return
         tick_ms = min(config.pack_interval_ms, config.retention_interval_ms, _LONGEST_TICK_MS)
         retained_ms = orphans_ms = self._clock.now_ms()
-        while True:
+        while config.background:
             await self._clock.sleep(tick_ms / 1000)
             now_ms = self._clock.now_ms()
             try:
@@ -434,11 +422,8 @@ class Log:
                 if now_ms - orphans_ms >= _ORPHAN_GRACE_MS:
                     orphans_ms = now_ms
                     await self._to_the_end(asyncio.to_thread(self._sweeper.sweep_orphans))
-            except (StoreError, CatalogFull) as error:
+            except (StoreError, CatalogFull, CatalogDead) as error:
                 _LOG.error("Packing or deleting has to wait: %s", error)
-            except CatalogDead as error:
-                _LOG.critical("Packing and deleting have stopped: %s", error)
-                return
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -453,6 +438,8 @@ class Log:
         await self._appender.close()
         await self._reader.close()
         await asyncio.to_thread(self._directory.close)
+        if not self._background.cancelled():
+            self._background.result()
 
     async def _between_chunks(self, change: Callable[[], Awaitable[T]]) -> T:
         async def held() -> T:

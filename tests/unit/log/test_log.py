@@ -24,7 +24,6 @@ from catchwater.log import chunk
 from catchwater.log.append import Appended, Submission
 from catchwater.log.log import Log, LogConfig, RangeMissing, StagedDamaged
 from catchwater.wal.base import WalCorrupt
-from catchwater.wal.directory import DirectoryInUse, DirectoryTooNew, DirectoryUnusable
 from catchwater.wire.batch import read_header, split
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.records import encode_batch
@@ -313,41 +312,6 @@ async def test_after_a_failed_sync_a_restart_shows_all_that_was_acknowledged(
     assert log.state(key).high_watermark == 1
     again = await open_log(crashed(tmp_path / "live", tmp_path / "left"))
     assert len(await everything(again, key)) >= 1
-
-
-# --- the data directory (F18, F41) ---------------------------------------------------------------
-
-
-async def test_a_directory_in_use_is_refused_with_the_process_that_has_it(
-    open_log: Open, tmp_path: Path
-) -> None:
-    await open_log()
-    with pytest.raises(DirectoryInUse, match=f"in use by process {os.getpid()}"):
-        await open_log()
-
-
-async def test_a_newer_format_is_refused_by_name(open_log: Open, tmp_path: Path) -> None:
-    (tmp_path / "format").write_text("2\n")
-    with pytest.raises(DirectoryTooNew, match="has format 2"):
-        await open_log()
-    (tmp_path / "format").write_text("1\n")
-    await open_log()
-
-
-async def test_a_directory_that_cannot_be_written_is_named(
-    open_log: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DirectoryUnusable, match="file cannot be used"):
-        await open_log(tmp_path / "file")
-
-    def read_only(*_: object, **__: object) -> int:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    with monkeypatch.context() as mounted:
-        mounted.setattr(os, "open", read_only)
-        with pytest.raises(DirectoryUnusable, match="Read-only file system"):
-            await open_log(tmp_path / "new")
 
 
 # --- sink epochs (F29) ---------------------------------------------------------------------------
