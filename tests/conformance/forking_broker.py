@@ -1,0 +1,29 @@
+"""Starts one broker after another by fork, so that a hundred starts cost the imports once.
+
+Arguments are settings (key=value). For every line on stdin a broker is started; its pid and, when
+it has ended, its wait status are printed, a line each.
+"""
+
+import os
+import sys
+
+from catchwater.broker.main import run
+from catchwater.clock import SYSTEM
+from catchwater.config import load_broker_config
+
+
+def main() -> None:
+    config = load_broker_config(None, {}, dict(a.split("=", 1) for a in sys.argv[1:]))
+    for _ in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            # A fork has its parent's random numbers; a broker's names must be its own.
+            SYSTEM.random.seed()
+            run(config)
+            os._exit(0)
+        print(pid, flush=True)
+        print(os.waitpid(pid, 0)[1], flush=True)
+
+
+if __name__ == "__main__":
+    main()
