@@ -330,9 +330,10 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
-    )
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    _log.setLevel(logging.INFO)
+    # Spark's bridge logs a traceback of its own for every error that we tell in one line.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     try:
         run_pipeline(load(arguments.file, os.environ), quick=arguments.quick)
     except CatchwaterError as error:

@@ -12,6 +12,7 @@ Java client does, and keep their order within a shard.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from crc32c import crc32c
@@ -26,7 +27,9 @@ from catchwater.recovery.ledger import SinkEpoch
 from catchwater.replay.control import Control
 from catchwater.sinks.base import EpochDiffers, OutputRecord, Staged, epoch_checksum
 from catchwater.wire.batch import BatchHeader, read_header
-from catchwater.wire.records import Record, encode_batch
+
+if TYPE_CHECKING:
+    from catchwater.wire.records import Record
 
 BATCH_BYTES = 512 * 1024
 """Keys and values of one record batch; well below any broker's `message.max.bytes`."""
@@ -66,6 +69,9 @@ class LogStager:
         self, records: Sequence[OutputRecord]
     ) -> list[tuple[PartitionKey, BatchHeader, Buffer]]:
         """Record batches of the output partitions, those of one partition side by side."""
+        # The driver has this class, too, and never encodes: loading the encoder takes a second.
+        from catchwater.wire.records import encode_batch
+
         by_partition: dict[int, list[Record]] = {}
         for key, value, timestamp_ms in records:
             partition = partition_of(key, self.partitions)
@@ -153,7 +159,7 @@ def murmur2(data: bytes) -> int:
     return h ^ h >> 15
 
 
-def _groups(records: Sequence[Record]) -> Iterable[list[Record]]:
+def _groups(records: "Sequence[Record]") -> "Iterable[list[Record]]":
     """The records in runs of about BATCH_BYTES."""
     group: list[Record] = []
     size = 0

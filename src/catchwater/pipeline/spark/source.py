@@ -32,19 +32,17 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from catchwater.clock import SYSTEM, Clock
-from catchwater.pipeline.pack import pack, shard_labels
 from catchwater.pipeline.spark.artefact import FunctionCode
 from catchwater.pipeline.spark.operator import INPUT_SCHEMA
 from catchwater.recovery.ledger import EpochEntry, Ledger, LedgerDamaged, SourceOffset
 from catchwater.replay.offsets import admit, from_json, to_json
 from catchwater.replay.options import Offsets, SourceOptions, parse_options
 from catchwater.replay.plan import Task
-from catchwater.replay.read import ReadSettings, read_task
 from catchwater.replay.subscription import Subscription
 from catchwater.wire.client import LATEST
 
-BEFORE_ALL_MS = -(2**62)
-"""The watermark before any event was seen; nothing is late."""
+FIRST_WATERMARK_MS = 0
+"""The watermark before any event was seen, as in the harness."""
 
 _COLUMNS = ("key", "value", "topic", "partition", "offset")
 _SEQUENCES_PER_TASK = 2**32
@@ -83,7 +81,7 @@ class PackedPartition(InputPartition):  # type: ignore[misc]
 
     index: int
     task: Task
-    settings: ReadSettings
+    control_url: str | None
     end: SourceOffset
 
 
@@ -127,7 +125,7 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         kept = self._ledger.beginning()
         if kept is None:
             offsets = to_json(self._subscription.starting(LATEST))
-            first = SourceOffset(-1, offsets, BEFORE_ALL_MS, self._clock.now_ms())
+            first = SourceOffset(-1, offsets, FIRST_WATERMARK_MS, self._clock.now_ms())
             kept = self._ledger.begin(first)
         return kept.to_json()
 
@@ -156,8 +154,9 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         if last is not None and last.max_event_time_ms is not None:
             watermark_ms = max(watermark_ms, last.max_event_time_ms - self._spec.watermark_ms)
         due_ms = None if last is None else last.next_due_ms
-        if ends == offsets and (due_ms is None or watermark_ms < due_ms):
-            return start
+        idle = ends == offsets and (due_ms is None or watermark_ms < due_ms)
+        if idle and last is not None:
+            return start  # Spark runs its first batch in any case, so epoch 0 may be empty.
         clock_ms = max(begin.clock_ms, self._clock.now_ms())
         return SourceOffset(begin.epoch + 1, to_json(ends), watermark_ms, clock_ms).to_json()
 
@@ -166,24 +165,29 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         until = SourceOffset.from_json(end)
         begin, finish = from_json(start["offsets"]), from_json(until.offsets)
         tasks = self._subscription.tasks(begin, finish, self._settings.tasks) or [Task(())]
-        settings = ReadSettings(
-            self._options.bootstrap,
-            _COLUMNS,
-            self._subscription.control_url(),
-            self._options.read_committed,
-            self._options.fail_on_data_loss,
-        )
-        return [PackedPartition(i, task, settings, until) for i, task in enumerate(tasks)]
+        control_url = self._subscription.control_url()
+        return [PackedPartition(i, task, control_url, until) for i, task in enumerate(tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The task's events, packed by shard, numbered in the order of the log."""
+        # Spark runs three processes of ours that only plan; the decoders cost each a second.
+        from catchwater.pipeline.pack import pack, shard_labels
+        from catchwater.replay.read import ReadSettings, read_task
+
         assert isinstance(partition, PackedPartition), "Spark hands back what it was given"
+        settings = ReadSettings(
+            self._options.bootstrap,
+            _COLUMNS,
+            partition.control_url,
+            self._options.read_committed,
+            self._options.fail_on_data_loss,
+        )
         labels = shard_labels(self._settings.shards)
         sequence = partition.index * _SEQUENCES_PER_TASK
         if partition.index == 0:
             yield _rows(partition.end, sequence, [(label, b"") for label in labels])
         with_keys = self._settings.record_key_is_function_key
-        for batch in read_task(partition.task, partition.settings):
+        for batch in read_task(partition.task, settings):
             sequence += 1
             topic, number = batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()
             packed = pack(
