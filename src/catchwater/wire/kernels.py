@@ -133,6 +133,7 @@ def parse(source, batches, first, stop, fields, offsets, times, append_times, to
     the index of the first batch whose records do not fill it exactly, or -1.
     """
     row = 0
+    key_bytes = value_bytes = headers = np.int64(0)
     totals[:] = 0
     totals[BAD_BATCH] = -1
     for batch in range(batches.shape[0]):
@@ -175,14 +176,17 @@ def parse(source, batches, first, stop, fields, offsets, times, append_times, to
                 append_time if is_append_time else batches[batch, BASE_TIMESTAMP] + time_delta
             )
             append_times[row] = is_append_time
-            totals[KEY_BYTES] += max(key_size, 0)
-            totals[VALUE_BYTES] += max(value_size, 0)
-            totals[HEADERS] += header_count
+            key_bytes += max(key_size, 0)
+            value_bytes += max(value_size, 0)
+            headers += header_count
             row += 1
         if at != end:
             totals[BAD_BATCH] = batch
             return
     totals[ROWS] = row
+    totals[KEY_BYTES] = key_bytes
+    totals[VALUE_BYTES] = value_bytes
+    totals[HEADERS] = headers
 
 
 @_compiled
