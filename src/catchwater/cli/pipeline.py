@@ -51,6 +51,7 @@ def run(
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of every connection
     run_pipeline(config, quick=quick)
 
 
