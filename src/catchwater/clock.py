@@ -12,10 +12,13 @@ import uuid
 
 
 class Clock:
-    """The machine's clock, and a random source that is seeded when a seed is given."""
+    """The machine's clock, and a random source that is seeded when a seed is given.
+
+    Without a seed the operating system draws, so that forked processes never draw alike.
+    """
 
     def __init__(self, seed: int | None = None) -> None:
-        self.random = random.Random(seed)
+        self.random = random.SystemRandom() if seed is None else random.Random(seed)
 
     def now_ms(self) -> int:
         """Wall-clock time, milliseconds since the Unix epoch; may jump."""
