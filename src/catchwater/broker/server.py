@@ -18,7 +18,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast, cast
 
 from catchwater.broker import router
 from catchwater.broker.broker import Api, Broker, Later
@@ -77,10 +77,10 @@ class Connection(asyncio.BufferedProtocol):
     # --- asyncio's side ------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not asserted: uvloop's transports are no subclass of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
         # pause_writing is called as soon as the kernel does not take everything.
-        transport.set_write_buffer_limits(high=0)
+        self._transport.set_write_buffer_limits(high=0)
         self._fd = transport.get_extra_info("socket").fileno()
         self.host = str((transport.get_extra_info("peername") or ("unknown",))[0])
         self._is_open = True
