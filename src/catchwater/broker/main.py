@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,7 +46,17 @@ def run(config: BrokerConfig) -> None:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
-    asyncio.run(serve(config, SYSTEM))
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(serve(config, SYSTEM))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's event loop where it is installed (the extra `fast`), asyncio's own elsewhere."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 async def serve(config: BrokerConfig, clock: Clock) -> None:
