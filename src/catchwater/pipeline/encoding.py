@@ -162,21 +162,16 @@ class RecordCodec(Generic[StateT]):
 
     def decode(self, data: bytes) -> Record[StateT]:
         """The record in this version's class; StateUnreadable if it cannot be brought over."""
-        if data[:2] == self._version or not self._migrations:
-            try:
-                return self._decode(data[2:])
-            except msgspec.ValidationError as error:
-                raise self._unreadable(data, str(error)) from None
-        return self._migrated(data)
-
-    def _migrated(self, data: bytes) -> Record[StateT]:
-        written_by = int.from_bytes(data[:2], "big")
-        migrate = self._migrations.get(written_by)
-        if migrate is None:
+        if self._migrations and data[:2] != self._version:
+            migrate = self._migrations.get(int.from_bytes(data[:2], "big"))
+            if migrate is not None:
+                record = self._decode_plain(data[2:])
+                record.state = migrate(record.state)
+                return record
+        try:
             return self._decode(data[2:])
-        record = self._decode_plain(data[2:])
-        record.state = migrate(record.state)
-        return record
+        except msgspec.ValidationError as error:
+            raise self._unreadable(data, str(error)) from None
 
     def _unreadable(self, data: bytes, reason: str) -> StateUnreadable:
         written_by, version = (int.from_bytes(d, "big") for d in (data[:2], self._version))

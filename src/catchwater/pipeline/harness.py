@@ -146,13 +146,15 @@ class Harness:
         """The steps since the base once more, cut and interleaved anew."""
         there = self._entries, self._at
         self._restore(self._base, [])
-        for (watermark, clock), steps in groupby(
-            self._steps, lambda step: (step.watermark_ms, step.clock_ms)
-        ):
-            events = [event for step in steps for event in step.events]
-            for part in _cut(self._interleaved(events, random), random):
-                yield self._process(part, watermark, clock)[0]
-        self._entries, self._at = there
+        try:
+            for (watermark, clock), steps in groupby(
+                self._steps, lambda step: (step.watermark_ms, step.clock_ms)
+            ):
+                events = [event for step in steps for event in step.events]
+                for part in _cut(self._interleaved(events, random), random):
+                    yield self._process(part, watermark, clock)[0]
+        finally:
+            self._entries, self._at = there
 
     def _interleaved(self, events: list[Any], random: Random) -> list[Any]:
         """The events in another order that keeps the order of each key."""

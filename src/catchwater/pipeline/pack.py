@@ -10,6 +10,7 @@ key is the function's key.
 """
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -156,8 +157,9 @@ def _undecodable(
 def _split(table: pa.RecordBatch, shards: np.ndarray) -> Iterator[tuple[int, pa.RecordBatch]]:
     order = np.argsort(shards, kind="stable")
     found, starts = np.unique(shards[order], return_index=True)
-    for shard, rows in zip(found, np.split(order, starts[1:]), strict=True):
-        yield int(shard), table.take(pa.array(rows))
+    bounds = pairwise([*starts, len(order)])
+    for shard, (start, end) in zip(found, bounds, strict=True):
+        yield int(shard), table.take(pa.array(order[start:end]))
 
 
 def _to_ipc(batch: pa.RecordBatch) -> bytes:

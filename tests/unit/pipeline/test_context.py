@@ -1,0 +1,77 @@
+"""What a handler's context tells: the same again whenever the input is the same."""
+
+from dataclasses import dataclass
+
+from catchwater import Context, Keyed, Out, function
+from catchwater.testing import Harness
+
+
+@dataclass
+class Event:
+    key: str
+    part: int
+    id: str
+    at: int
+
+
+@dataclass
+class State:
+    drawn: float = 0.0
+
+
+def dice(dedup):
+    @function(name="dice", key=("key", "part"), event_time="at", watermark="5ms", dedup=dedup)
+    class Dice(Keyed[Event, State, tuple]):
+        def on_event(self, e: Event, s: State, ctx: Context) -> Out[tuple]:
+            s.drawn = ctx.random.random()
+            ctx.timer("later", e.at + 3)
+            yield ctx.key, ctx.watermark, ctx.now, s.drawn, ctx.random.random()
+
+        def on_timer(self, name: str, at: int, s: State, ctx: Context) -> Out[tuple]:
+            return [(ctx.key, name, at, ctx.random.random())]
+
+    return Dice
+
+
+EVENTS = [Event("a", 1, "x", 10), Event("a", 2, "x", 11), Event("a", 1, "y", 12)]
+
+
+def test_key_watermark_and_clock_are_the_epochs():
+    harness = Harness(dice("id"), now=77)
+    (first, *_), *_ = [harness.send(*EVENTS)]
+    assert first[:3] == (("a", 1), 0, 77)
+    assert harness.watermark == 7
+
+
+def test_draws_depend_on_key_and_event_only():
+    for dedup in ("id", None):
+        together, apart = Harness(dice(dedup)), Harness(dice(dedup))
+        drawn = [out[3:] for out in together.send(*EVENTS)]
+        assert drawn == [out[3:] for event in reversed(EVENTS) for out in apart.send(event)][::-1]
+        assert len({draw for pair in drawn for draw in pair}) == 6
+
+
+def test_timers_draw_the_same_on_replay():
+    one, other = Harness(dice("id")), Harness(dice("id"))
+    for harness in (one, other):
+        harness.send(*EVENTS)
+    assert one.advance_watermark(50) == other.advance_watermark(50)
+    one.crash_and_restore(at=0)
+
+
+def test_a_cancelled_timer_is_forgotten():
+    @function(name="cancel", key="key", event_time="at")
+    class Cancel(Keyed[Event, State, str]):
+        def on_event(self, e: Event, s: State, ctx: Context) -> Out[str]:
+            ctx.timer("a", 20)
+            ctx.timer("b", 30)
+            ctx.cancel_timer("a")
+            ctx.cancel_timer("unknown")
+
+        def on_timer(self, name: str, at: int, s: State, ctx: Context) -> Out[str]:
+            ctx.cancel_timer("c")
+            return [f"{name}@{at}"]
+
+    harness = Harness(Cancel)
+    harness.send(EVENTS[0])
+    assert harness.advance_watermark(100) == ["b@30"]

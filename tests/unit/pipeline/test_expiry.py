@@ -1,0 +1,39 @@
+"""The expiry journal: all that was written comes up, a sixteenth of its life late at most."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from catchwater.pipeline.expiry import Journal, take_due
+from catchwater.pipeline.state import DictEntries, ShardState, Table, unpack_time
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 10_000), min_size=1), st.integers(1, 1000))
+def test_what_was_written_comes_up_after_it_expired_and_soon(times, ttl):
+    entries = DictEntries()
+    state = ShardState(entries, 1)
+    journal = Journal(Table.SEEN, ttl)
+    keys = [b"key %d" % i for i in range(len(times))]
+    journal.written(keys, times)
+    journal.store(state)
+    entries.apply(state.changes)
+    came = {}
+    for due in sorted({unpack_time(entry) for entry in entries.tables[Table.EXPIRY]}):
+        state = ShardState(entries, 2)
+        assert not take_due(state, due - 1)[Table.SEEN]
+        found = take_due(state, due)
+        entries.apply(state.changes)
+        assert not found[Table.RECORD]
+        came.update(dict.fromkeys(found[Table.SEEN], due))
+    assert not entries.tables[Table.EXPIRY]
+    for key, at in zip(keys, times, strict=True):
+        assert at + ttl <= came[key] <= at + ttl + max(ttl // 16, 1)
+
+
+def test_many_keys_are_kept_in_pages_and_each_once():
+    state = ShardState(DictEntries(), 7)
+    journal = Journal(Table.RECORD, 1600)
+    keys = [b"%d" % i for i in range(3000)]
+    journal.written(keys + keys, [5] * 6000)
+    journal.store(state)
+    assert len(state.changes[Table.EXPIRY]) == 3

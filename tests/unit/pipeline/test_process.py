@@ -1,0 +1,264 @@
+"""The semantics of an epoch, held to a plain model that knows nothing of stores."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from catchwater import Context, Keyed, Out, function
+from catchwater.pipeline import process as process_module
+from catchwater.pipeline.encoding import encode_key, stored_key
+from catchwater.pipeline.function import spec_of
+from catchwater.pipeline.process import Processed, process, read_record
+from catchwater.pipeline.state import DictEntries, ShardState, Table
+
+DEDUP_TTL, STATE_TTL = 40, 25
+
+
+@dataclass(frozen=True)
+class Event:
+    key: str
+    id: str
+    at: int
+    do: str = "count"
+    timer: str = "t"
+    due: int = 0
+
+
+@dataclass
+class State:
+    seen: list[str] = field(default_factory=list)
+
+
+class Tracer(Keyed[Event, State, str]):
+    """Tells all it sees: what it was called with, and what its state was."""
+
+    def on_event(self, e: Event, s: State, ctx: Context) -> Out[str]:
+        yield f"{ctx.key} {e.id}@{e.at} {s.seen}"
+        s.seen.append(e.id)
+        if e.do == "timer":
+            ctx.timer(e.timer, e.due)
+        if e.do == "cancel":
+            ctx.cancel_timer(e.timer)
+
+    def on_timer(self, name: str, at: int, s: State, ctx: Context) -> Out[str]:
+        s.seen.append(name)
+        if len(s.seen) % 2:
+            ctx.timer(name, at + 7)
+        return [f"{ctx.key} timer {name}@{at} {s.seen}"]
+
+
+def traced(late="drop", state_ttl=f"{STATE_TTL}ms", dedup="id"):
+    target = type("Traced", (Tracer,), {"__orig_bases__": Tracer.__orig_bases__})
+    declare = function(
+        name="trace", key="key", event_time="at", late=late, state_ttl=state_ttl,
+        dedup=dedup, dedup_ttl=f"{DEDUP_TTL}ms",
+    )  # fmt: skip
+    return spec_of(declare(target))
+
+
+class Model:
+    """One function, as the documentation says it works, over plain dicts."""
+
+    def __init__(self, spec):
+        self.spec = spec
+        self.states, self.written, self.timers, self.seen = {}, {}, {}, {}
+        self.outputs, self.count = [], Counter()
+
+    def epoch(self, events, watermark):
+        self.outputs = []
+        while due := self._due(watermark):
+            at, _, name, key = due[0]
+            del self.timers[key, name]
+            state = self._state(key, at, at)
+            state.append(name)
+            if len(state) % 2:
+                self.timers[key, name] = at + 7
+            self.outputs.append(f"{key} timer {name}@{at} {state}")
+        for event in events:
+            self._event(event, watermark)
+
+    def _due(self, watermark):
+        return sorted(
+            (at, stored_key(key.encode()), name, key)
+            for (key, name), at in self.timers.items()
+            if at <= watermark
+        )
+
+    def _state(self, key, now, at):
+        if self.spec.state_ttl_ms and self.written.get(key, now) + STATE_TTL <= now:
+            self.states.pop(key, None)
+        self.written[key] = max(self.written.get(key, at), at)
+        return self.states.setdefault(key, [])
+
+    def _event(self, event, watermark):
+        if event.at < watermark:
+            self.count["late"] += 1
+            if self.spec.late == "drop":
+                return
+        at = max(event.at, watermark)
+        identity = event.key, event.id
+        if identity in self.seen and self.seen[identity] + DEDUP_TTL > watermark:
+            self.count["duplicates"] += 1
+            return
+        self.seen[identity] = at
+        state = self._state(event.key, watermark, at)
+        self.outputs.append(f"{event.key} {event.id}@{event.at} {state}")
+        state.append(event.id)
+        if event.do == "timer":
+            self.timers[event.key, event.timer] = event.due
+        if event.do == "cancel":
+            self.timers.pop((event.key, event.timer), None)
+
+
+class Shard:
+    """A shard in memory that commits every epoch."""
+
+    def __init__(self, spec):
+        self.spec, self.entries, self.version = spec, DictEntries(), 0
+        self.count = Counter()
+
+    def epoch(self, events, watermark, cut=3) -> Processed:
+        self.version += 1
+        state = ShardState(self.entries, self.version)
+        parts = [events[i : i + cut] for i in range(0, len(events), cut)]
+        keys = [[self.spec.stored_key_of(e) for e in part] for part in parts]
+        done = process(self.spec, state, zip(keys, parts, strict=True), watermark, clock_ms=0)
+        self.entries.apply(state.changes)
+        self.count.update(late=done.late, duplicates=done.duplicates)
+        return done
+
+    def record(self, key):
+        return read_record(self.spec, ShardState(self.entries, 0), stored_key(encode_key(key)))
+
+
+@st.composite
+def epochs(draw):
+    """(events, watermark) of epochs; timers may lie anywhere, in the past of their event too."""
+    found, watermark = [], 0
+    for _ in range(draw(st.integers(1, 8))):
+        watermark += draw(st.sampled_from((0, 0, 3, 10, 30, 60)))
+        rows = draw(
+            st.lists(
+                st.tuples(
+                    st.sampled_from("abc"), st.integers(0, 5), st.integers(-5, 20),
+                    st.sampled_from(("count", "count", "timer", "cancel")),
+                    st.sampled_from("tu"), st.integers(1, 40),
+                ),
+                max_size=12,
+            )
+        )  # fmt: skip
+        events = [
+            Event(k, str(i), max(watermark + at, 0), do, t, max(watermark, watermark + at) + due)
+            for k, i, at, do, t, due in rows
+        ]
+        found.append((events, watermark))
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(epochs(), st.integers(1, 5), st.sampled_from(("drop", "process")), st.booleans())
+def test_epochs_equal_the_plain_model(history, cut, late, tiny):
+    spec = traced(late)
+    model, shard = Model(spec), Shard(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        if tiny:
+            patch.setattr(process_module, "_SEEN_IN_RECORD", 2)
+            patch.setattr(process_module, "_SEEN_KEPT", 1)
+        for events, watermark in history:
+            model.epoch(events, watermark)
+            done = shard.epoch(events, watermark, cut)
+            assert done.outputs == model.outputs
+            assert shard.count["late"] == model.count["late"]
+            assert shard.count["duplicates"] == model.count["duplicates"]
+            due = min(model.timers.values(), default=None)
+            assert due is None or done.next_due_ms <= due
+    for key, state in model.states.items():
+        if model.written[key] + STATE_TTL > history[-1][1]:
+            assert shard.record(key).written == model.written[key]
+            assert shard.record(key).state.seen == state
+
+
+@settings(max_examples=60, deadline=None)
+@given(epochs())
+def test_nothing_is_left_once_all_has_expired(history):
+    shard = Shard(traced())
+    for events, watermark in history:
+        shard.epoch(events, watermark)
+    for step in range(200):
+        done = shard.epoch([], history[-1][1] + 20 * step)
+    assert done.next_due_ms is None
+    assert not any(shard.entries.tables)
+
+
+@settings(max_examples=60, deadline=None)
+@given(epochs(), st.integers(1, 5), st.integers(1, 5))
+def test_where_batches_are_cut_does_not_matter_to_outputs_or_entries(history, one, other):
+    first, second = Shard(traced()), Shard(traced())
+    for events, watermark in history:
+        done = first.epoch(events, watermark, one)
+        assert second.epoch(events, watermark, other) == done
+    assert first.entries.tables == second.entries.tables
+
+
+def test_the_same_input_changes_the_same_entries_in_the_same_order():
+    events = [Event(f"k{i % 7}", str(i), i, "timer", "t", i + 50) for i in range(100)]
+    orders = []
+    for _ in range(2):
+        shard = Shard(traced())
+        shard.epoch(events, 0, cut=10)
+        orders.append([list(table.items()) for table in shard.entries.tables])
+    assert orders[0] == orders[1]
+
+
+def test_a_hot_key_keeps_few_ids_in_its_record():
+    shard = Shard(traced(state_ttl=None))
+    for start in range(0, 1000, 100):
+        shard.epoch([Event("hot", str(i), 1) for i in range(start, start + 100)], 0)
+    assert len(shard.record("hot").seen) <= 64
+    assert len(shard.entries.tables[Table.SEEN]) >= 900
+    done = shard.epoch([Event("hot", str(i), 1) for i in range(1000)], 0)
+    assert done.duplicates == 1000
+
+
+def test_an_id_of_any_length_is_known_again():
+    shard = Shard(traced(state_ttl=None))
+    events = [Event("k", str(i) * 500, 1) for i in range(100)]
+    shard.epoch(events, 0)
+    assert shard.epoch(events, 0).duplicates == 100
+
+
+def test_outputs_know_the_key_they_came_from():
+    shard = Shard(traced())
+    done = shard.epoch([Event("a", "1", 1), Event("b", "2", 2)], 0)
+    assert done.output_keys == [stored_key(b"a"), stored_key(b"b")]
+    assert (done.events, done.max_event_time_ms) == (2, 2)
+
+
+def test_a_timer_set_for_its_own_time_waits_for_the_next_epoch():
+    class Circle(Keyed[Event, State, str]):
+        def on_event(self, e, s, ctx):
+            ctx.timer("again", 5)
+
+        def on_timer(self, name, at, s, ctx):
+            ctx.timer("again", at)
+            return ["fired"]
+
+    spec = spec_of(function(name="c", key="key", event_time="at")(Circle))
+    shard = Shard(spec)
+    assert shard.epoch([Event("a", "1", 9)], 0).next_due_ms == 5
+    for _ in range(2):
+        done = shard.epoch([], 10)
+        assert (done.outputs, done.timers, done.next_due_ms) == (["fired"], 1, 5)
+
+
+def test_a_timer_name_must_fit_the_store():
+    class Long(Keyed[Event, State, str]):
+        def on_event(self, e, s, ctx):
+            ctx.timer("n" * 101, 5)
+
+    spec = spec_of(function(name="c", key="key", event_time="at")(Long))
+    with pytest.raises(ValueError, match="over 100 bytes"):
+        Shard(spec).epoch([Event("a", "1", 9)], 0)
