@@ -5,7 +5,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 
 def call(broker, method, path, body=None):
@@ -80,7 +80,12 @@ def test_the_object_store_is_named(written):
 
 
 def test_metrics_are_prometheus_text(written):
+    consumer = Consumer({"bootstrap.servers": written.bootstrap, "group.id": "g"})
+    consumer.commit(offsets=[TopicPartition("t", 0, 400)], asynchronous=False)
+    consumer.close()
     with urllib.request.urlopen(written.control_url + "/metrics", timeout=10) as reply:
         page = reply.read().decode()
     assert 'catchwater_requests_total{api="Produce"}' in page
     assert "catchwater_loop_lag_seconds_count" in page
+    assert 'catchwater_consumer_lag_records{group="g",partition="0",topic="t"} 600.0' in page
+    assert "catchwater_wal_unflushed_bytes 0.0" in page

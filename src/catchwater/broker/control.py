@@ -19,6 +19,7 @@ binds loopback unless the configuration says otherwise, and knows no users yet.
 """
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -29,6 +30,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from catchwater.broker.broker import Broker
+from catchwater.broker.metrics import MAX_GROUPS
 from catchwater.catalog.base import (
     CatalogFull,
     EpochCommit,
@@ -39,7 +41,8 @@ from catchwater.catalog.base import (
     TopicUnknown,
 )
 from catchwater.config import CatchwaterError
-from catchwater.log.log import RangeMissing, StagedDamaged
+from catchwater.log.log import RangeMissing
+from catchwater.log.storage import StagedDamaged
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 
@@ -135,7 +138,24 @@ class _Control:
         return _json({"status": "ready"})
 
     async def metrics(self, request: Request) -> Response:
+        await self._measure_groups()
+        self._broker.metrics.wal_unflushed_bytes.set(self._log.unflushed_bytes)
         return Response(self._broker.metrics.page(), media_type="text/plain; version=0.0.4")
+
+    async def _measure_groups(self) -> None:
+        """Lag is looked up when somebody asks, so that commits and appends pay nothing for it."""
+        metrics = self._broker.metrics
+        metrics.group_members.clear()
+        metrics.consumer_lag_records.clear()
+        for group in islice(self._broker.groups.groups.values(), MAX_GROUPS):
+            metrics.group_members.labels(group.id).set(len(group.members))
+        for group_id in (await self._log.groups())[:MAX_GROUPS]:
+            for (name, partition), commit in (await self._log.committed(group_id)).items():
+                topic = self._log.topics.get(name)
+                if topic is not None:
+                    end = self._log.state((topic.id, partition)).high_watermark
+                    lag = metrics.consumer_lag_records.labels(group_id, name, str(partition))
+                    lag.set(max(0, end - commit.offset))
 
     async def topics(self, request: Request) -> Response:
         return _json({"topics": [_topic(topic) for topic in self._log.topics]})

@@ -1,10 +1,12 @@
 """What the broker counts, as Prometheus shows it at `/metrics`; base units, bounded labels.
 
-No label takes a value that a client makes up: APIs are labelled by Kafka's names, refusals by our
-own short reasons.
+Labels are bounded: APIs are labelled by Kafka's names, refusals by our own short reasons, and of
+what clients name themselves only groups, and topics that exist. `MAX_GROUPS` of them are shown.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+MAX_GROUPS = 1_000
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
@@ -13,54 +15,47 @@ class Metrics:
     """One broker's registry; several brokers may live in one process (tests, simulations)."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "catchwater_requests", "Requests answered.", ["api"], registry=self.registry
+        self._registry = CollectorRegistry()
+        self.requests = self._counter("requests", "Requests answered.", "api")
+        self.request_seconds = self._histogram(
+            "request_seconds", "From the start of a request's handler to its reply.", "api"
         )
-        self.request_seconds = Histogram(
-            "catchwater_request_seconds",
-            "From a request's last byte to its reply's first.",
-            ["api"],
-            buckets=_SECONDS,
-            registry=self.registry,
+        self.request_queue_seconds = self._histogram(
+            "request_queue_seconds", "From a request's last byte to the start of its handler."
         )
-        self.request_queue_seconds = Histogram(
-            "catchwater_request_queue_seconds",
-            "From a request's last byte to the start of its handler.",
-            buckets=_SECONDS,
-            registry=self.registry,
+        self.bytes_in = self._counter("bytes_in", "Request bytes received.")
+        self.bytes_out = self._counter("bytes_out", "Reply bytes sent.")
+        self.connections = self._gauge("connections", "Open Kafka connections.")
+        self.connections_closed = self._counter(
+            "connections_closed", "Kafka connections that the broker closed on its own.", "reason"
         )
-        self.bytes_in = Counter(
-            "catchwater_bytes_in", "Request bytes received.", registry=self.registry
+        self.batches_refused = self._counter(
+            "batches_refused", "Record batches not appended, by Kafka's error name.", "error"
         )
-        self.bytes_out = Counter(
-            "catchwater_bytes_out", "Reply bytes sent.", registry=self.registry
+        self.group_members = self._gauge("group_members", "Members of a consumer group.", "group")
+        self.consumer_lag_records = self._gauge(
+            "consumer_lag_records",
+            "Offsets from a group's committed position to the high watermark.",
+            *("group", "topic", "partition"),
         )
-        self.connections = Gauge(
-            "catchwater_connections", "Open Kafka connections.", registry=self.registry
+        self.wal_unflushed_bytes = self._gauge(
+            "wal_unflushed_bytes", "Record bytes submitted and not yet durable."
         )
-        self.connections_closed = Counter(
-            "catchwater_connections_closed",
-            "Kafka connections that the broker closed on its own.",
-            ["reason"],
-            registry=self.registry,
-        )
-        self.batches_refused = Counter(
-            "catchwater_batches_refused",
-            "Record batches not appended, by Kafka's error name.",
-            ["error"],
-            registry=self.registry,
-        )
-        self.group_members = Gauge(
-            "catchwater_group_members", "Members of all consumer groups.", registry=self.registry
-        )
-        self.loop_lag_seconds = Histogram(
-            "catchwater_loop_lag_seconds",
-            "How late the event loop wakes a task that slept for a second.",
-            buckets=_SECONDS,
-            registry=self.registry,
+        self.loop_lag_seconds = self._histogram(
+            "loop_lag_seconds", "How late the event loop wakes a task that slept for a second."
         )
 
     def page(self) -> bytes:
         """The text that Prometheus reads."""
-        return generate_latest(self.registry)
+        return generate_latest(self._registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"catchwater_{name}", text, labels, registry=self._registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"catchwater_{name}", text, labels, registry=self._registry)
+
+    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
+        return Histogram(
+            f"catchwater_{name}", text, labels, buckets=_SECONDS, registry=self._registry
+        )

@@ -18,7 +18,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any, NamedTuple, cast, cast
+from typing import Any, NamedTuple, cast
 
 from catchwater.broker import router
 from catchwater.broker.broker import Api, Broker, Later
@@ -31,8 +31,10 @@ FIRST_FRAME_BYTES = 512 * 1024
 """The largest frame of a connection that has not yet sent a good request."""
 FIRST_REQUEST_S = 30.0
 MAX_IN_FLIGHT = 128
-MAX_HELD_BYTES = 64 * 1024 * 1024
+MAX_HELD_BYTES = 16 * 1024 * 1024
 """Request bytes that one connection may have waiting or in flight before it is not read from."""
+MAX_TOTAL_HELD_BYTES = 32 * 1024 * 1024
+"""Request bytes of all connections beyond which each may have only one request in flight."""
 DRAIN_S = 10.0
 
 _PIECE_BYTES = 64 * 1024
@@ -100,7 +102,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         if frames:
             self.last_frame_s = self._broker.clock.monotonic_s()
-            self._held_bytes += sum(len(frame.data) for frame in frames)
+            self._hold(sum(len(frame.data) for frame in frames))
             self._waiting.extend(frames)
             self._advance()
 
@@ -114,6 +116,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_open = False
+        self._hold(-self._held_bytes)
         self._server.forget(self)
         self._frames.close()
         for frame in self._waiting:
@@ -135,6 +138,7 @@ class Connection(asyncio.BufferedProtocol):
         is_full = (
             len(self._waiting) + len(self._in_flight) >= MAX_IN_FLIGHT
             or self._held_bytes >= MAX_HELD_BYTES
+            or (bool(self._in_flight) and self._server.held_bytes >= MAX_TOTAL_HELD_BYTES)
             or bool(self._unsent)
             or self._broker.draining.is_set()
         )
@@ -143,6 +147,10 @@ class Connection(asyncio.BufferedProtocol):
         elif not is_full and not self._is_reading:
             self._transport.resume_reading()
         self._is_reading = not is_full
+
+    def _hold(self, size_bytes: int) -> None:
+        self._held_bytes += size_bytes
+        self._server.held_bytes += size_bytes
 
     def _may_start(self, frame: Frame) -> bool:
         if self._unsent:
@@ -153,6 +161,7 @@ class Connection(asyncio.BufferedProtocol):
             frame.data[:2] == _PRODUCE
             and self._in_flight[-1].api.key == 0
             and len(self._in_flight) < MAX_IN_FLIGHT
+            and self._server.held_bytes < MAX_TOTAL_HELD_BYTES
         )
 
     def _start(self, frame: Frame) -> None:
@@ -177,7 +186,7 @@ class Connection(asyncio.BufferedProtocol):
         metrics = self._broker.metrics
         while self._is_open and self._in_flight and self._in_flight[0].later.future.done():
             slot = self._in_flight.popleft()
-            self._held_bytes -= slot.size_bytes
+            self._hold(-slot.size_bytes)
             parts: Sequence[Buffer] = ()
             with self._guarded():
                 parts = slot.later.encode(slot.later.future.result())
@@ -257,6 +266,8 @@ class Server:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.arenas = ArenaPool()
+        self.held_bytes = 0
+        """Request bytes waiting or in flight, of all connections."""
         self._connections: set[Connection] = set()
         self._by_host: Counter[str] = Counter()
         self._listener: asyncio.Server | None = None

@@ -174,6 +174,11 @@ class Appender:
             self._wake.notify()
         return answer
 
+    @property
+    def pending_bytes(self) -> int:
+        """Submitted and not answered yet."""
+        return self._pending_bytes
+
     def wait_for(self, keys: Iterable[PartitionKey]) -> asyncio.Future[None]:
         """Done at the next append to one of the partitions; cancel it when no longer wanted."""
         waiter: asyncio.Future[None] = self._loop.create_future()

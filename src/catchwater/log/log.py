@@ -34,7 +34,6 @@ from catchwater.catalog.topics import Topics
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.log.append import Appended, Appender, States, Submission, replay
-from catchwater.log.chunk import Chunk, ChunkError, decode
 from catchwater.log.pack import PackConfig, Packer
 from catchwater.log.read import PlanRange, Reader
 from catchwater.log.retain import Policy, Retention, Sweeper
@@ -44,11 +43,10 @@ from catchwater.log.sequence import (
     sequence_staged,
     states_of,
 )
-from catchwater.log.storage import STAGED, Storage
-from catchwater.objects.base import BadKey, Buffer, ObjectMissing, ObjectStore, StoreError
+from catchwater.log.storage import StagedDamaged, Storage, load_staged
+from catchwater.objects.base import Buffer, ObjectStore, StoreError
 from catchwater.wal.base import Position, Recovered
 from catchwater.wal.directory import DataDirectory
-from catchwater.wire.batch import NO_PRODUCER_ID
 from catchwater.wire.errors import ErrorCode
 
 _LOG = logging.getLogger(__name__)
@@ -67,10 +65,6 @@ class RangeMissing(CatchwaterError):
         ranges = ", ".join(f"{start} to {end - 1} of partition {p}" for p, start, end in missing)
         super().__init__(f"Topic {topic} does not hold the offsets {ranges}.")
         self.missing = list(missing)
-
-
-class StagedDamaged(CatchwaterError):
-    """A staged chunk is missing, damaged, or not meant for the topic; nothing was committed."""
 
 
 @dataclass(frozen=True)
@@ -231,6 +225,11 @@ class Log:
             found.parts, found.size_bytes, state.high_watermark, state.log_start, found.error
         )
 
+    @property
+    def unflushed_bytes(self) -> int:
+        """Record bytes submitted and not yet durable."""
+        return self._appender.pending_bytes
+
     def wait_for(self, keys: Iterable[PartitionKey]) -> asyncio.Future[None]:
         """Done at the next append to one of the partitions; cancel it when no longer wanted."""
         return self._appender.wait_for(keys)
@@ -300,6 +299,10 @@ class Log:
         found = await asyncio.to_thread(self._catalog.committed, group)
         return found if keys is None else {key: found[key] for key in keys if key in found}
 
+    async def groups(self) -> list[str]:
+        """The groups that have positions."""
+        return await asyncio.to_thread(self._catalog.groups)
+
     async def set_pin(self, pin: Pin) -> None:
         """Set or replace a pin. Raises `TopicUnknown`, or `RangeMissing` if it came too late."""
 
@@ -335,7 +338,7 @@ class Log:
         if known is not None:
             return known
         found = self.topics.find(topic)
-        chunks = await asyncio.to_thread(_load_staged, self.objects, found, staged)
+        chunks = await asyncio.to_thread(load_staged, self.objects, found, staged)
 
         async def change() -> EpochCommit:
             known = await asyncio.to_thread(self._catalog.epoch, pipeline, sink, epoch)
@@ -476,22 +479,3 @@ def _open(data_dir: Path, config: LogConfig, clock: Clock) -> tuple[DataDirector
         sequenced = replay(directory.wal, directory.catalog, states, applied)
         undo.pop_all()
     return directory, states, sequenced
-
-
-def _load_staged(objects: ObjectStore, topic: Topic, keys: Sequence[str]) -> dict[str, Chunk]:
-    """The indexes of staged chunks, every byte of which was checked."""
-    chunks = {}
-    for key in keys:
-        if not key.startswith(STAGED) or key in chunks:
-            raise StagedDamaged(f"{key} is named twice, or is no staged chunk.")
-        try:
-            chunk = decode(objects.get(key))
-        except (ObjectMissing, BadKey, ChunkError) as error:
-            raise StagedDamaged(f"The staged chunk {key} cannot be used: {error}") from error
-        for entry in chunk.entries:
-            if entry.topic_id != topic.id or not 0 <= entry.partition < topic.partitions:
-                raise StagedDamaged(f"The staged chunk {key} is not meant for topic {topic.name}.")
-            if entry.producer_id != NO_PRODUCER_ID:
-                raise StagedDamaged(f"The staged chunk {key} has batches with a producer id.")
-        chunks[key] = chunk
-    return chunks

@@ -4,8 +4,14 @@ The catalog's runs point into both alike. This is the one place that tells them 
 beginning of the key.
 """
 
-from catchwater.objects.base import ObjectMissing, ObjectStore, ObjectTruncated
+from collections.abc import Sequence
+
+from catchwater.catalog.base import Topic
+from catchwater.config import CatchwaterError
+from catchwater.log.chunk import Chunk, ChunkError, decode
+from catchwater.objects.base import BadKey, ObjectMissing, ObjectStore, ObjectTruncated
 from catchwater.wal.base import Wal, WalReadError
+from catchwater.wire.batch import NO_PRODUCER_ID
 
 WAL = "wal/"
 STAGED = "staged/"
@@ -13,6 +19,10 @@ SEGMENTS = "segments/"
 
 UNREADABLE = (ObjectMissing, ObjectTruncated, WalReadError)
 """What `Storage.read` raises where bytes that the catalog knows of are not there (any more)."""
+
+
+class StagedDamaged(CatchwaterError):
+    """A staged chunk is missing, damaged, or not meant for the topic; nothing was committed."""
 
 
 class Storage:
@@ -38,3 +48,25 @@ class Storage:
             self.objects.delete(key)
         elif key in {file.name for file in self.wal.files()}:
             self.wal.remove(key)
+
+
+def load_staged(objects: ObjectStore, topic: Topic, keys: Sequence[str]) -> dict[str, Chunk]:
+    """The indexes of staged chunks meant for this topic, every byte of which was checked.
+
+    Raises `StagedDamaged`.
+    """
+    chunks = {}
+    for key in keys:
+        if not key.startswith(STAGED) or key in chunks:
+            raise StagedDamaged(f"{key} is named twice, or is no staged chunk.")
+        try:
+            chunk = decode(objects.get(key))
+        except (ObjectMissing, BadKey, ChunkError) as error:
+            raise StagedDamaged(f"The staged chunk {key} cannot be used: {error}") from error
+        for entry in chunk.entries:
+            if entry.topic_id != topic.id or not 0 <= entry.partition < topic.partitions:
+                raise StagedDamaged(f"The staged chunk {key} is not meant for topic {topic.name}.")
+            if entry.producer_id != NO_PRODUCER_ID:
+                raise StagedDamaged(f"The staged chunk {key} has batches with a producer id.")
+        chunks[key] = chunk
+    return chunks

@@ -109,6 +109,7 @@ def test_the_group_tool_shows_members_and_lag(broker, java, wanted):
         *("--from-beginning", "--max-messages", "2", "--timeout-ms", "30000"),
     )
     tool = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+    assert "lagging" in java(tool, "--bootstrap-server", broker.bootstrap, "--list").split()
     out = java(
         tool,
         "--bootstrap-server",

@@ -123,6 +123,9 @@ class MemoryLog:
     ) -> None:
         self.offsets.setdefault(group, {}).update(offsets)
 
+    async def groups(self) -> list[str]:
+        return list(self.offsets)
+
     async def committed(
         self, group: str, keys: Iterable[tuple[str, int]] | None = None
     ) -> dict[tuple[str, int], OffsetCommit]:

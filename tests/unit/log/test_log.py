@@ -22,7 +22,8 @@ from catchwater.catalog.base import (
 from catchwater.clock import ManualClock
 from catchwater.log import chunk
 from catchwater.log.append import Appended, Submission
-from catchwater.log.log import Log, LogConfig, RangeMissing, StagedDamaged
+from catchwater.log.log import Log, LogConfig, RangeMissing
+from catchwater.log.storage import StagedDamaged
 from catchwater.wal.base import WalCorrupt
 from catchwater.wire.batch import read_header, split
 from catchwater.wire.errors import ErrorCode

@@ -80,7 +80,7 @@ def changed(data: bytes, at: int, value: int, size: int) -> bytes:
         (lambda batch: changed(batch(1), 0, 7, 8), "invalid_record"),
         (lambda batch: changed(batch(1), 21, 0x20, 2), "invalid_record"),
         (lambda batch: changed(batch(1), 21, 0x05, 2), "unsupported_compression_type"),
-        (lambda batch: batch(20_000, codec=0) * 1, "none"),
+        (lambda batch: batch(20_000), "none"),
         (
             lambda batch: batch(
                 1, producer_id=1, producer_epoch=0, base_sequence=0, transactional=1
