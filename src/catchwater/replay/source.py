@@ -30,7 +30,6 @@ from pyspark.sql.streaming.datasource import (
 from catchwater.replay.offsets import admit, from_json, to_json
 from catchwater.replay.options import Offsets, SourceOptions, parse_options
 from catchwater.replay.plan import Task
-from catchwater.replay.read import ReadSettings, read_task
 from catchwater.replay.subscription import Subscription
 from catchwater.wire.client import EARLIEST, LATEST
 
@@ -150,6 +149,9 @@ def input_partitions(
 
 def read_partition(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """What an executor reads for one of `input_partitions`."""
+    # Only executors decode; loading the decoder would cost the planning processes a second.
+    from catchwater.replay.read import ReadSettings, read_task
+
     assert isinstance(partition, SourcePartition), "Spark hands back the partitions it was given"
     settings = ReadSettings(
         options.bootstrap,

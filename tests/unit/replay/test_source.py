@@ -7,6 +7,7 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from catchwater.replay import read as read_module
 from catchwater.replay import source as source_module
 from catchwater.replay.options import COLUMNS
 from catchwater.replay.plan import Slice, Task
@@ -122,7 +123,7 @@ def test_a_micro_batch_is_planned_between_its_offsets() -> None:
 
 def test_a_task_reads_as_the_options_say(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(source_module, "read_task", lambda *given: iter(seen.append(given) or ()))
+    monkeypatch.setattr(read_module, "read_task", lambda *given: iter(seen.append(given) or ()))
     options = {"columns": "value", "failOnDataLoss": "false"}
     reader = stream(**options, **{"kafka.isolation.level": "read_committed"})
     task = Task(())
