@@ -85,7 +85,7 @@ def test_metrics_are_prometheus_text(written):
     consumer.close()
     with urllib.request.urlopen(written.control_url + "/metrics", timeout=10) as reply:
         page = reply.read().decode()
-    assert 'catchwater_requests_total{api="Produce"}' in page
+    assert 'catchwater_request_seconds_count{api="Produce"}' in page
     assert "catchwater_loop_lag_seconds_count" in page
     assert 'catchwater_consumer_lag_records{group="g",partition="0",topic="t"} 600.0' in page
     assert "catchwater_wal_unflushed_bytes 0.0" in page

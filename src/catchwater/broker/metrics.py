@@ -16,7 +16,6 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self.requests = self._counter("requests", "Requests answered.", "api")
         self.request_seconds = self._histogram(
             "request_seconds", "From the start of a request's handler to its reply.", "api"
         )

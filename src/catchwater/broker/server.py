@@ -183,7 +183,6 @@ class Connection(asyncio.BufferedProtocol):
     def _answer(self, _: asyncio.Future[Any]) -> None:
         """Send the replies that are ready, up to the first that is not."""
         now_s = self._broker.clock.monotonic_s()
-        metrics = self._broker.metrics
         while self._is_open and self._in_flight and self._in_flight[0].later.future.done():
             slot = self._in_flight.popleft()
             self._hold(-slot.size_bytes)
@@ -192,8 +191,7 @@ class Connection(asyncio.BufferedProtocol):
                 parts = slot.later.encode(slot.later.future.result())
             if parts:
                 self._unsent.extend(memoryview(part) for part in prefixed(parts))
-            metrics.requests.labels(slot.api.name).inc()
-            metrics.request_seconds.labels(slot.api.name).observe(now_s - slot.started_s)
+            self._server.request_seconds[slot.api.key].observe(now_s - slot.started_s)
         self._send()
         self._advance()
 
@@ -266,6 +264,8 @@ class Server:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.arenas = ArenaPool()
+        by_name = broker.metrics.request_seconds.labels
+        self.request_seconds = {api.key: by_name(api.name) for api in broker.apis.values()}
         self.held_bytes = 0
         """Request bytes waiting or in flight, of all connections."""
         self._connections: set[Connection] = set()

@@ -203,6 +203,28 @@ async def test_other_requests_wait_for_their_turn(connect, broker, batch) -> Non
     assert correlation_ids(transport.read_all()) == [1, 2]
 
 
+async def test_when_all_hold_too_much_each_has_one_request_in_flight(
+    connect, server, broker, batch, monkeypatch
+) -> None:
+    await broker.log.create_topic("t", 1)
+    submitted: list[asyncio.Future[Any]] = []
+
+    def submit(batches):
+        submitted.append(asyncio.get_running_loop().create_future())
+        return submitted[-1]
+
+    monkeypatch.setattr(broker.log, "submit", submit)
+    monkeypatch.setattr(server_module, "MAX_TOTAL_HELD_BYTES", 1)
+    connections = [connect() for _ in range(2)]
+    for connection, transport in connections:
+        receive(connection, produce(1, batch(1)) + produce(2, batch(1)))
+        assert not transport.is_reading
+    assert len(submitted) == 2
+    for connection, _ in connections:
+        connection.connection_lost(None)
+    assert server.held_bytes == 0
+
+
 async def test_a_client_that_does_not_read_is_not_read_from(connect, broker, batch) -> None:
     await broker.log.create_topic("t", 1)
     connection, transport = connect()
