@@ -53,7 +53,12 @@ class EpochContext:
         return self._random
 
     def timer(self, name: str, at: int) -> None:
-        """Set the key's timer of this name; ValueError if the name is over 100 bytes."""
+        """Set the key's timer of this name.
+
+        Raises ValueError if the name is over 100 bytes, or `at` is no whole number of ms.
+        """
+        if not isinstance(at, int):
+            raise ValueError(f"the timer {name!r} must be set for whole milliseconds, not {at!r}")
         if len(name.encode()) > MAX_TIMER_NAME_BYTES:
             raise ValueError(f"the timer name {name[:40]!r}… is over {MAX_TIMER_NAME_BYTES} bytes")
         self._remember_timers()

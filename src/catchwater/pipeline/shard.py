@@ -86,7 +86,8 @@ class ShardStore:
     def open(cls, directory: Path, function: str, shard: str, boot_id: str) -> "ShardStore":
         """Open or make the store; one of another function, shard or boot is emptied.
 
-        `function` names the function and its version. Raises ShardStoreFailed.
+        `function` is the name that state is known by. Not its version: records know theirs, and
+        an upgrade keeps the store. Raises ShardStoreFailed.
         """
         fresh = _Meta(_FORMAT, function, shard, boot_id, EMPTY)
         try:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import pytest
+
 from catchwater import Context, Keyed, Out, function
 from catchwater.testing import Harness
 
@@ -57,6 +59,19 @@ def test_timers_draw_the_same_on_replay():
         harness.send(*EVENTS)
     assert one.advance_watermark(50) == other.advance_watermark(50)
     one.crash_and_restore(at=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "words"), [("n" * 101, 5, "over 100 bytes"), ("n", 5.5, "not 5.5")]
+)
+def test_a_timer_that_cannot_be_stored_is_refused_where_it_is_set(name, at, words):
+    @function(name="wrong", key="key", event_time="at")
+    def wrong(e: Event, s: State, ctx: Context) -> Out[str]:
+        ctx.timer(name, at)
+        return None
+
+    with pytest.raises(ValueError, match=words):
+        Harness(wrong).send(EVENTS[0])
 
 
 def test_a_cancelled_timer_is_forgotten():

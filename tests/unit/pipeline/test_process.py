@@ -252,13 +252,3 @@ def test_a_timer_set_for_its_own_time_waits_for_the_next_epoch():
     for _ in range(2):
         done = shard.epoch([], 10)
         assert (done.outputs, done.timers, done.next_due_ms) == (["fired"], 1, 5)
-
-
-def test_a_timer_name_must_fit_the_store():
-    class Long(Keyed[Event, State, str]):
-        def on_event(self, e, s, ctx):
-            ctx.timer("n" * 101, 5)
-
-    spec = spec_of(function(name="c", key="key", event_time="at")(Long))
-    with pytest.raises(ValueError, match="over 100 bytes"):
-        Shard(spec).epoch([Event("a", "1", 9)], 0)
