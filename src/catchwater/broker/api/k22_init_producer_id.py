@@ -11,6 +11,7 @@ TRANSACTIONAL_ID_AUTHORIZATION_FAILED, the one answer that every client takes as
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.catalog.base import CatalogFull
 from catchwater.wire.errors import ErrorCode
 
 
@@ -22,7 +23,12 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
             "producer_id": -1,
             "producer_epoch": -1,
         }
-    producer_id = await broker.log.allocate_producer_id()
+    try:
+        producer_id = await broker.log.allocate_producer_id()
+    except CatalogFull:
+        # Retriable: the client asks again until there is space.
+        error = ErrorCode.COORDINATOR_NOT_AVAILABLE
+        return {"error_code": error, "producer_id": -1, "producer_epoch": -1}
     return {"error_code": ErrorCode.NONE, "producer_id": producer_id, "producer_epoch": 0}
 
 

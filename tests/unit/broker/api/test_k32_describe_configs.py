@@ -14,6 +14,8 @@ from kio.schema.list_offsets.v6 import request as list_v6
 from kio.schema.offset_for_leader_epoch.v4 import request as epoch_v4
 from kio.static.primitive import i32Timedelta
 
+from catchwater.catalog.base import CatalogFull
+
 SECOND = i32Timedelta.parse(timedelta(seconds=1))
 
 
@@ -77,6 +79,15 @@ async def test_producer_ids_are_given_once_and_transactions_refused(client) -> N
     refused = await client.send(ask)
     assert refused.error_code.name == "transactional_id_authorization_failed"
     assert refused.producer_id == -1
+
+
+async def test_a_full_disk_makes_a_producer_ask_again(client, monkeypatch) -> None:
+    async def full() -> int:
+        raise CatalogFull("No space.")
+
+    monkeypatch.setattr(client.log, "allocate_producer_id", full)
+    ask = InitProducerIdRequest(transactional_id=None, transaction_timeout=SECOND)
+    assert (await client.send(ask)).error_code.name == "coordinator_not_available"
 
 
 async def test_every_group_is_coordinated_here_and_no_transaction(client) -> None:
