@@ -68,6 +68,9 @@ class FileWal:
         self._at = 0
         self._salt = 0
         (root / "wal").mkdir(exist_ok=True)
+        _sync_directory(root)
+        # The files' first sequences, oldest first. One thread adds at the end while another
+        # removes, each by one atomic operation on this very list.
         self._firsts = sorted(
             int(match[1])
             for path in (root / "wal").iterdir()
@@ -185,8 +188,12 @@ class FileWal:
 
     def files(self) -> list[WalFile]:
         """The files there are, oldest first."""
-        names = [(_name(first), first) for first in self._firsts]
-        return [WalFile(name, first, (self._root / name).stat().st_size) for name, first in names]
+        found = []
+        for first in self._firsts.copy():
+            path = self._root / _name(first)
+            if path.exists():  # else it is being removed
+                found.append(WalFile(_name(first), first, path.stat().st_size))
+        return found
 
     def roll(self) -> None:
         """Let the next append begin a new file."""

@@ -277,3 +277,27 @@ def test_a_range_that_is_not_there_is_an_error_that_names_the_file(tmp_path: Pat
     with pytest.raises(WalReadError, match="No such file"):
         wal.read(f"wal/{99:020d}.wal", 0, 1)
     wal.close()
+
+
+def test_a_file_begun_while_another_is_removed_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wal = opened(tmp_path, segment_bytes=FILE_HEADER_BYTES + 40)
+    first, second = wal.append([b"one"]), wal.append([b"two"])
+    real = Path.unlink
+    during: list[str] = []
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        real(path, missing_ok=missing_ok)
+        during.append(wal.append([b"three"]).file)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    wal.remove(first.file)
+    monkeypatch.setattr(Path, "unlink", real)
+    assert [file.name for file in wal.files()] == [second.file, *during]
+    assert wal.append([b"four"]).sequence == 4
+    wal.remove(first.file)
+    wal.close()
+    again = opened(tmp_path, applied=1)
+    assert read_back(again, after=1) == [b"two", b"three", b"four"]
+    again.close()
