@@ -115,6 +115,8 @@ def _field(source, at, end):  # type: ignore[no-untyped-def]
 @_compiled
 def _skip_headers(source, at, end, count):  # type: ignore[no-untyped-def]
     """The position behind `count` record headers, -1 if they do not lie before `end`."""
+    if at < 0 or count < 0 or count > end - at:
+        return np.int64(-1)
     for _ in range(count):
         _, size, at = _field(source, at, end)
         if size < 0:  # a header's key may not be null
@@ -134,34 +136,29 @@ def parse(source, batches, first, stop, fields, offsets, times, append_times, to
     """
     row = 0
     key_bytes = value_bytes = headers = np.int64(0)
-    totals[:] = 0
     totals[BAD_BATCH] = -1
     for batch in range(batches.shape[0]):
         at = batches[batch, START]
         end = batches[batch, END]
         append_time = batches[batch, APPEND_TIMESTAMP]
-        is_append_time = append_time != NO_APPEND_TIMESTAMP
         for _ in range(batches[batch, COUNT]):
             size, at = _varint(source, at, end)
             # The smallest record: attributes, two deltas, two lengths, a header count.
             if at < 0 or size < 6 or size > end - at:
-                totals[BAD_BATCH] = batch
-                return
+                at = np.int64(-1)
+                break
             record_end = at + size
             time_delta, at = _varint(source, at + 1, record_end)
             offset_delta, at = _varint(source, at, record_end)
             key_at, key_size, at = _field(source, at, record_end)
             value_at, value_size, at = _field(source, at, record_end)
             header_count, headers_at = _varint(source, at, record_end)
-            if headers_at < 0 or header_count < 0 or header_count > record_end - headers_at:
-                totals[BAD_BATCH] = batch
-                return
             at = headers_at
-            if header_count > 0:
+            if header_count != 0:
                 at = _skip_headers(source, at, record_end, header_count)
             if at != record_end:
-                totals[BAD_BATCH] = batch
-                return
+                at = np.int64(-1)
+                break
             offset = batches[batch, BASE_OFFSET] + offset_delta
             if offset < first or offset >= stop:
                 continue
@@ -172,10 +169,9 @@ def parse(source, batches, first, stop, fields, offsets, times, append_times, to
             fields[HEADERS_AT, row] = headers_at
             fields[HEADER_COUNT, row] = header_count
             offsets[row] = offset
-            times[row] = (
-                append_time if is_append_time else batches[batch, BASE_TIMESTAMP] + time_delta
-            )
-            append_times[row] = is_append_time
+            append_times[row] = append_time != NO_APPEND_TIMESTAMP
+            time = batches[batch, BASE_TIMESTAMP] + time_delta
+            times[row] = append_time if append_times[row] else time
             key_bytes += max(key_size, 0)
             value_bytes += max(value_size, 0)
             headers += header_count
