@@ -202,11 +202,14 @@ class FileWal:
 
     def remove(self, file: str) -> None:
         """Delete a file; one that is gone already is no error."""
-        assert file != _name(self._firsts[-1]), "the newest file is never removed"
+        match = _NAME.fullmatch(file)
+        assert match, f"{file} is the name of a WAL file"
+        first = int(match[1])
+        assert first != self._firsts[-1], "the newest file is never removed"
         (self._root / file).unlink(missing_ok=True)
         _sync_directory(self._root / "wal")
-        # In place, for the packer's thread removes while the WAL's thread begins new files.
-        self._firsts.remove(int(file.removeprefix("wal/").removesuffix(".wal")))
+        if first in self._firsts:
+            self._firsts.remove(first)
 
     def describe(self) -> WalDescription:
         """What this WAL is and who can read it."""
