@@ -1,17 +1,21 @@
 """`format("catchwater")` on real Spark: batch and streaming, from storage and over the protocol."""
 
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from pyspark.errors import PySparkException
 
 from catchwater.clock import SYSTEM
 from catchwater.pipeline import session
 from catchwater.replay.source import register
-from catchwater.wire.client import EARLIEST, Client
+from catchwater.wire.client import EARLIEST, LATEST, Client
 from catchwater.wire.records import encode_batch
 
 pytestmark = pytest.mark.spark
@@ -53,6 +57,30 @@ def topic(client: Client) -> str:
     for partition in (0, 1):
         produce(client, "replayed", partition, 0, COUNT)
     return "replayed"
+
+
+@pytest.fixture(scope="module")
+def apache_kafka() -> Iterator[str]:
+    """The address of an Apache Kafka, for as long as a child process keeps it."""
+    if not (shutil.which("java") and shutil.which("mvn")):
+        pytest.skip("Apache Kafka needs java, and mvn to fetch it")
+    script = (
+        "import sys\n"
+        "from benchmarks.kafka_peer import apache_kafka\n"
+        "with apache_kafka() as (servers, _):\n"
+        "    print(servers, flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        yield child.stdout.readline().strip()
+        child.communicate()
 
 
 @pytest.fixture
@@ -203,3 +231,24 @@ def test_lost_history_is_named_by_topic_partition_and_offsets(
     forgiving = _with_options(spark.read, broker, {**options, "failOnDataLoss": "false"})
     assert forgiving.count() == 0
     broker.stop()
+
+
+def test_another_kafka_is_read_by_the_same_source(spark: Any, apache_kafka: str) -> None:
+    with Client(apache_kafka) as client:
+        client.create_topics({"foreign": 1})
+        produce(client, "foreign", 0, 0, 1000)
+        assert client.list_offsets({("foreign", 0): LATEST}) == {("foreign", 0): 1000}
+    producer = Producer({"bootstrap.servers": apache_kafka, "transactional.id": "one"})
+    producer.init_transactions(60)
+    for end in (producer.abort_transaction, producer.commit_transaction):
+        producer.begin_transaction()
+        producer.produce("foreign", end.__name__.encode())
+        producer.flush(60)
+        end(60)
+
+    options = {"kafka.bootstrap.servers": apache_kafka, "subscribe": "foreign", "minPartitions": 3}
+    everything = spark.read.format("catchwater").options(**options).load()
+    assert everything.count() == 1002
+    committed = {**options, "kafka.isolation.level": "read_committed"}
+    rows = spark.read.format("catchwater").options(**committed).load().orderBy("offset").collect()
+    assert [bytes(row.value).decode() for row in rows] == [*values(0, 1000), "commit_transaction"]

@@ -110,22 +110,36 @@ class Subscription:
 
         Without a count: as many as `minPartitions` says, or one a partition, or more if large.
         """
-        slices = self._slices(wanted(start, end))
+        slices = self._slices(self._wanted(start, end))
         if count is None:
             tasks = plan.cut(slices)
             least = self.options.min_partitions or 0
             return tasks if len(tasks) >= least else plan.cut(slices, least)
         return plan.cut(slices, count)
 
+    def _wanted(
+        self, start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]
+    ) -> list[Wanted]:
+        try:
+            return wanted(start, end)
+        except HistoryLost as lost:
+            self._go_on_without(lost)
+        return wanted(
+            {key: min(offset, end.get(key, offset)) for key, offset in start.items()}, end
+        )
+
+    def _go_on_without(self, lost: HistoryLost) -> None:
+        """Raise it, unless the options allow to go on."""
+        if self.options.fail_on_data_loss:
+            raise lost
+        _LOG.warning("failOnDataLoss is false, so the query goes on without. %s", lost)
+
     def _slices(self, left: Sequence[Wanted]) -> list[Slice]:
         while True:
             slices, missing = self._plan(left)
             if not missing:
                 return slices
-            lost = HistoryLost(missing, "The log does not hold any more")
-            if self.options.fail_on_data_loss:
-                raise lost
-            _LOG.warning("failOnDataLoss is false, so the query goes on without. %s", lost)
+            self._go_on_without(HistoryLost(missing, "The log does not hold any more"))
             left = _without(left, missing)
 
     def _plan(self, left: Sequence[Wanted]) -> tuple[list[Slice], list[Missing]]:

@@ -160,6 +160,16 @@ def test_history_lost_as_a_whole_leaves_no_task() -> None:
     assert subscribed(failOnDataLoss="false").tasks({A0: 3}, {A0: 8}) == []
 
 
+def test_a_topic_made_anew_is_noticed_and_read_on_only_when_allowed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(HistoryLost, match="a-1 offsets 50 to 69"):
+        subscribed().tasks({A0: 90, A1: 70}, {A0: 100, A1: 50})
+    (task,) = subscribed(failOnDataLoss="false").tasks({A0: 90, A1: 70}, {A0: 100, A1: 50})
+    assert [(each.first, each.stop) for each in task.slices] == [(90, 100)]
+    assert "a-1 offsets 50 to 69" in caplog.text
+
+
 def test_tasks_are_as_many_as_asked() -> None:
     start, end = {A0: 10, A1: 0}, {A0: 100, A1: 50}
     by_leader = {"catchwater.read": "kafka"}
