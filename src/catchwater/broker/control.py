@@ -135,6 +135,8 @@ class _Control:
     async def readyz(self, request: Request) -> Response:
         if self._broker.draining.is_set():
             raise Refusal(503, "NOT_READY", "The broker is stopping.")
+        if self._log.has_failed:
+            raise Refusal(503, "STORAGE_FAILED", "The log's storage failed; see the broker's log.")
         return _json({"status": "ready"})
 
     async def metrics(self, request: Request) -> Response:

@@ -144,7 +144,8 @@ class Appender:
         # Submitted and not answered yet.
         self._pending_bytes = 0
         self._max_pending_bytes = pending_bytes
-        self._dead = False
+        self.has_failed = False
+        """The WAL or the catalog has failed for good: everything is refused from then on."""
         self._held = asyncio.Lock()
         # Written while sequencing was held, in WAL order; empty while it is not.
         self._deferred: deque[_Written] = deque()
@@ -165,7 +166,7 @@ class Appender:
         request = _Request(batches, answer, size)
         over_limit = self._pending_bytes and self._pending_bytes + size > self._max_pending_bytes
         self._pending_bytes += size
-        if over_limit or self._dead:
+        if over_limit or self.has_failed:
             self._refuse([request])
             return answer
         with self._wake:
@@ -231,7 +232,7 @@ class Appender:
             self._acknowledge(self._deferred.popleft())
 
     def _acknowledge(self, written: _Written) -> None:
-        if self._dead:
+        if self.has_failed:
             self._refuse(written.requests)
             return
         position = written.position
@@ -239,7 +240,7 @@ class Appender:
             done, changes = take_chunk(self._states, self._catalog, written.chunk, position)
         except CatalogDead as error:
             _LOG.critical("%s Nothing is acknowledged any more.", error)
-            self._dead = True
+            self.has_failed = True
             self._refuse(written.requests)
             return
         self.sequenced = position.sequence
@@ -259,7 +260,7 @@ class Appender:
 
     def _failed(self, requests: list[_Request], error: WalFull | WalDead) -> None:
         _LOG.error("%s", error)
-        self._dead = self._dead or isinstance(error, WalDead)
+        self.has_failed = self.has_failed or isinstance(error, WalDead)
         self._refuse(requests)
 
     def _refuse(self, requests: Iterable[_Request]) -> None:

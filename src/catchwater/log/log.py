@@ -230,6 +230,11 @@ class Log:
         """Record bytes submitted and not yet durable."""
         return self._appender.pending_bytes
 
+    @property
+    def has_failed(self) -> bool:
+        """The WAL or the catalog is broken: nothing is acknowledged until a restart."""
+        return self._appender.has_failed
+
     def wait_for(self, keys: Iterable[PartitionKey]) -> asyncio.Future[None]:
         """Done at the next append to one of the partitions; cancel it when no longer wanted."""
         return self._appender.wait_for(keys)

@@ -308,7 +308,9 @@ async def test_after_a_failed_sync_a_restart_shows_all_that_was_acknowledged(
 
     with monkeypatch.context() as broken:
         broken.setattr(os, "fdatasync", failing)
+        assert not log.has_failed
         assert (await append(log, key, batch())).error == ErrorCode.KAFKA_STORAGE_ERROR
+    assert log.has_failed
     assert (await append(log, key, batch())).error == ErrorCode.KAFKA_STORAGE_ERROR
     assert log.state(key).high_watermark == 1
     again = await open_log(crashed(tmp_path / "live", tmp_path / "left"))
