@@ -5,8 +5,16 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catchwater.log.chunk import ENTRY_BYTES, HEADER_BYTES, ChunkError, decode_index, encode
-from catchwater.wire.batch import BatchHeader
+from catchwater.log.chunk import (
+    ENTRY_BYTES,
+    HEADER_BYTES,
+    ChunkError,
+    decode,
+    decode_index,
+    encode,
+)
+from catchwater.wire.batch import BatchHeader, read_header
+from catchwater.wire.records import encode_batch
 
 i32 = st.integers(-(2**31), 2**31 - 1)
 i64 = st.integers(-(2**63), 2**63 - 1)
@@ -95,4 +103,39 @@ def test_a_newer_format_is_refused_by_name() -> None:
     data[4:6] = (2).to_bytes(2, "big")
     data[28:32] = crc32c(bytes(data[:28])).to_bytes(4, "big")
     with pytest.raises(ChunkError, match="format version 2"):
+        decode_index(data)
+
+
+def produced(count: int) -> tuple[tuple[bytes, int], BatchHeader, bytes]:
+    data = encode_batch([(None, b"value", 7, ())] * count)
+    return (b"t" * 16, 0), read_header(memoryview(data)), data
+
+
+def test_a_whole_chunk_is_checked_batch_by_batch() -> None:
+    parts, chunk = encode([produced(1), produced(3)], 1)
+    assert decode(b"".join(parts)) == chunk
+    damaged = bytearray(b"".join(parts))
+    damaged[-1] ^= 1
+    with pytest.raises(ChunkError, match=f"batch at byte {chunk.entries[1].byte_offset}"):
+        decode(damaged)
+    with pytest.raises(ChunkError, match="but its index says"):
+        decode(b"".join(parts) + b"x")
+
+
+def test_an_index_that_says_other_than_its_batches_is_refused() -> None:
+    key, header, data = produced(3)
+    parts, _ = encode([(key, header._replace(record_count=2), data)], 1)
+    with pytest.raises(ChunkError, match="disagree"):
+        decode(b"".join(parts))
+
+
+def test_an_index_whose_batches_do_not_lie_side_by_side_is_refused() -> None:
+    parts, chunk = encode([produced(1)], 1)
+    data = bytearray(b"".join(parts))
+    at = HEADER_BYTES + 20
+    data[at : at + 4] = (chunk.entries[0].byte_offset + 1).to_bytes(4, "big")
+    index = bytes(data[HEADER_BYTES : HEADER_BYTES + ENTRY_BYTES])
+    data[24:28] = crc32c(index).to_bytes(4, "big")
+    data[28:32] = crc32c(bytes(data[:28])).to_bytes(4, "big")
+    with pytest.raises(ChunkError, match=f"not {chunk.entries[0].byte_offset}"):
         decode_index(data)

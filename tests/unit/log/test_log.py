@@ -24,6 +24,7 @@ from catchwater.log import chunk
 from catchwater.log.append import Appended, Submission
 from catchwater.log.log import Log, LogConfig, RangeMissing
 from catchwater.log.storage import StagedDamaged
+from catchwater.objects.base import StoreFull
 from catchwater.wal.base import WalCorrupt
 from catchwater.wire.batch import read_header, split
 from catchwater.wire.errors import ErrorCode
@@ -519,6 +520,39 @@ async def test_packed_retained_and_swept_the_log_reads_the_same(open_log: Open) 
     await log.retain()
     assert len(log._directory.wal.files()) == 1
     assert await everything(log, key) == before
+
+
+async def test_left_to_itself_the_log_packs_and_deletes(open_log: Open) -> None:
+    busy = replace(QUIET, background=True, retention_ms=-1, wal_segment_bytes=500)
+    log = await open_log(config=busy)
+    topic = await log.create_topic("t", 1)
+    for _ in range(10):
+        await append(log, (topic.id, 0), batch(3))
+    while len(log._directory.wal.files()) > 1:
+        await asyncio.sleep(0.001)
+    (row,) = await log.storage("t")
+    assert row.segment_bytes > 0
+    assert len(await everything(log, (topic.id, 0))) == 10
+
+
+async def test_a_store_that_fails_only_puts_packing_off(
+    open_log: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = await open_log(config=replace(QUIET, background=True, retention_ms=-1))
+    topic = await log.create_topic("t", 1)
+    real = log.objects.put_if_absent
+
+    def full(*_: object) -> int:
+        raise StoreFull("no space left")
+
+    monkeypatch.setattr(log.objects, "put_if_absent", full)
+    await append(log, (topic.id, 0), batch(3))
+    while "no space left" not in caplog.text:
+        await asyncio.sleep(0.001)
+    monkeypatch.setattr(log.objects, "put_if_absent", real)
+    await append(log, (topic.id, 0), batch(3))
+    while not (await log.storage("t"))[0].segment_bytes:
+        await asyncio.sleep(0.001)
 
 
 async def test_producers_silent_for_a_day_are_forgotten(open_log: Open, tmp_path: Path) -> None:

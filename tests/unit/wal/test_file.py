@@ -257,6 +257,42 @@ def test_a_failed_sync_is_the_end_of_acknowledging(
     wal.close()
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_failed_write_is_the_end_of_acknowledging(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    wal = opened(tmp_path)
+    if begun:
+        wal.append([b"one"])
+
+    def failing(fd: int, parts: list[memoryview], at: int) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "pwritev", failing)
+        with pytest.raises(WalDead, match="Input/output error"):
+            wal.append([b"two"])
+    with pytest.raises(WalDead):
+        wal.append([b"two"])
+    wal.close()
+
+
+def test_a_part_of_a_frame_that_cannot_be_taken_back_is_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wal = opened(tmp_path)
+    wal.append([b"one"])
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwritev", full)
+    monkeypatch.setattr(os, "ftruncate", full)
+    with pytest.raises(WalDead, match="could not be truncated"):
+        wal.append([b"two"])
+    wal.close()
+
+
 def test_a_write_is_finished_however_the_system_splits_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
