@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.kafka_jars import CACHE, ROOT, SPARK_PEER_VERSION, jars
 from benchmarks.kafka_peer import apache_kafka
-from benchmarks.load import Connection, create_topic, frame_of_batch, produce_error
+from benchmarks.load import NOW_MS, Connection, create_topic, frame_of_batch, produce_error
 from benchmarks.measure import Row, publish, row
 from benchmarks.our_broker import catchwater_broker
 from catchwater.wire.records import encode_batch
@@ -47,7 +47,7 @@ def fill(bootstrap: str) -> None:
     for index in range(RECORDS // PER_BATCH):
         first = index * PER_BATCH
         records = [
-            (b"card-%06d" % (n % 100_000), value(n), 1_700_000_000_000 + n, ())
+            (b"card-%06d" % (n % 100_000), value(n), NOW_MS + n, ())
             for n in range(first, first + PER_BATCH)
         ]
         request = frame_of_batch(TOPIC, index % PARTITIONS, encode_batch(records))
@@ -58,7 +58,7 @@ def fill(bootstrap: str) -> None:
 
 def value(n: int) -> bytes:
     text = b'{"card":"card-%06d","id":"%09d","at":%d,"amount":%d.25,"note":"' % (
-        n % 100_000, n, 1_700_000_000_000 + n, n % 1000,
+        n % 100_000, n, NOW_MS + n, n % 1000,
     )  # fmt: skip
     return text + b"x" * (VALUE_BYTES - len(text) - 2) + b'"}'
 

@@ -19,6 +19,8 @@ from kio.serial import entity_writer
 from catchwater.wire.records import encode_batch
 
 CLIENT = "bench"
+NOW_MS = int(time.time() * 1000)
+"""Records are new, so that no retention takes them away while they are measured."""
 
 
 @dataclass
@@ -48,7 +50,7 @@ def encode(entity: object) -> bytes:
 def produce_request(topic: str, partition: int, value_bytes: int, records: int) -> bytes:
     """A Produce v9 request, acks=all, with one batch of equal records."""
     value = b"x" * value_bytes
-    batch = encode_batch([(None, value, 1_700_000_000_000, ()) for _ in range(records)])
+    batch = encode_batch([(None, value, NOW_MS, ()) for _ in range(records)])
     return frame_of_batch(topic, partition, batch)
 
 
@@ -74,6 +76,7 @@ class Connection:
         self.socket = socket.create_connection((host, int(port)), 20)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.stream = self.socket.makefile("rb", buffering=1 << 20)
+        self.call(frame(18, 0, False, b""))  # ApiVersions, as every client begins
 
     def close(self) -> None:
         self.stream.close()

@@ -84,7 +84,7 @@ def publish(name: str, rows: list[Row]) -> None:
             each.claim, each.unit, f"{each.ours:,.4g}", each.peer, f"{each.theirs:,.4g}",
             f"{each.ratio:.2f}×", f"{each.low:.2f}–{each.high:.2f}",
         )  # fmt: skip
-    Console().print(table)
+    Console(width=130).print(table)
     RESULTS.mkdir(exist_ok=True)
     result = {"machine": machine(), "rows": [asdict(each) for each in rows]}
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")

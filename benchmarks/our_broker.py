@@ -38,7 +38,7 @@ def catchwater_broker(**settings: str) -> Iterator[Broker]:
     }
     config = folder / "server.properties"
     config.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
-    command = [sys.executable, "-m", "catchwater.cli", "broker", "run", "--config", str(config)]
+    command = [Path(sys.executable).with_name("catchwater"), "broker", "run", "--config", config]
     log = folder / "broker.log"
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
