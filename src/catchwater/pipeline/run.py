@@ -187,7 +187,9 @@ def _preflight(
                 "in [pipeline].",
             )
     if found.last is None:
-        return None
+        # A first start restores nothing, but its first epoch, which needs no input, says how long
+        # starting takes: without it the first estimate would be a guess.
+        return RestoreWatch(began_s, {}, config.tasks)
     restore.check_covered(found.last.end, tails)
     goal = {key: tail.high_watermark for key, tail in tails.items()}
     behind = found.planned is not None or any(
