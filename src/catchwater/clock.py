@@ -9,6 +9,7 @@ import asyncio
 import random
 import time
 import uuid
+from typing import Any
 
 
 class Clock:
@@ -19,6 +20,14 @@ class Clock:
 
     def __init__(self, seed: int | None = None) -> None:
         self.random = random.SystemRandom() if seed is None else random.Random(seed)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the operating system's source, which every process has and none can send."""
+        state = self.__dict__
+        return {k: v for k, v in state.items() if not isinstance(v, random.SystemRandom)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({"random": random.SystemRandom(), **state})
 
     def now_ms(self) -> int:
         """Wall-clock time, milliseconds since the Unix epoch; may jump."""
