@@ -233,7 +233,8 @@ def _run_query(
     finally:
         failure = None if query.isActive else query.exception()
         query.stop()
-    upkeep.look()
+    for entry in upkeep.look():
+        _tell(entry)
     if failure is not None and not stop.requested:
         raise writer.failure or _cause(str(failure), log_path)
     _log.info("Stopped after epoch %d.", checkpoint.last_commit(config.checkpoint))

@@ -75,6 +75,7 @@ _CONF: Mapping[str, str] = {
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "false",
     "spark.sql.streaming.stateStore.numStateStoreInstanceMetricsToReport": "0",
     "spark.python.worker.faulthandler.enabled": "true",
+    "spark.python.daemon.module": "catchwater.pipeline.spark.daemon",
 }
 
 

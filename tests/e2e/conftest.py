@@ -1,0 +1,232 @@
+"""One broker with card payments in it, and pipelines as processes of their own over them."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from catchwater.demo.feeder import Feeder
+from catchwater.demo.reference import canonical
+from catchwater.demo.scenarios import Scenario, card_payments
+from catchwater.recovery import checkpoint
+from catchwater.recovery.ledger import Ledger
+from catchwater.replay.control import Control
+from catchwater.wire.client import LATEST, Client
+from catchwater.wire.records import decode, place
+
+EVENTS = 12_000
+EPOCH_EVENTS = 800
+PARTITIONS = 4
+PATIENCE_S = 200.0
+DAEMON = b"catchwater.pipeline.spark.daemon"
+
+FILE = """\
+[pipeline]
+name = "{name}"
+function = "{function}"
+checkpoint = "checkpoint"
+local = "local"
+trigger = "{trigger}"
+
+[source]
+kafka.bootstrap.servers = "{bootstrap}"
+subscribe = "payments"
+startingOffsets = "earliest"
+maxOffsetsPerTrigger = {epoch_events}
+
+[sink.alerts]
+topic = "{topic}"
+partitions = 2
+
+[recovery]
+retain = 5
+"""
+
+
+@dataclass
+class Cards:
+    """The broker, its topic `payments`, and what a plain loop says of it."""
+
+    bootstrap: str
+    control: Control
+    scenario: Scenario
+
+    @property
+    def expected(self) -> Counter[bytes]:
+        return self.scenario.expected.rows
+
+    def rows(self, topic: str) -> Counter[bytes]:
+        """Every row of a topic, with how often it is there."""
+        rows: Counter[bytes] = Counter()
+        with Client(self.bootstrap) as client:
+            keys = [(topic, partition) for partition in client.metadata([topic]).partitions(topic)]
+            for key, end in client.list_offsets(dict.fromkeys(keys, LATEST)).items():
+                offset = 0
+                while offset < end:
+                    fetched = client.fetch({key: offset})[key]
+                    batches = place(fetched.records, partial_tail=True)
+                    for table in decode(fetched.records, batches, first=offset, columns=["value"]):
+                        values = table.column("value").to_pylist()
+                        rows.update(canonical(msgspec.json.decode(value)) for value in values)
+                    offset = batches[-1].next_offset
+        return rows
+
+
+@dataclass
+class Pipeline:
+    """One pipeline: its folder, and the process that runs it at the moment."""
+
+    cards: Cards
+    folder: Path
+    name: str
+    process: subprocess.Popen[bytes] | None = field(default=None)
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint"
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.checkpoint)
+
+    @property
+    def committed(self) -> int:
+        return checkpoint.last_commit(self.checkpoint)
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "pipeline.log").read_text()
+
+    def write_file(self, trigger: str, **changes: str) -> Path:
+        path = self.folder / "pipeline.toml"
+        values: dict[str, Any] = {
+            "name": self.name,
+            "function": self.cards.scenario.function,
+            "trigger": trigger,
+            "bootstrap": self.cards.bootstrap,
+            "epoch_events": EPOCH_EVENTS,
+            "topic": f"{self.name}-alerts",
+        }
+        path.write_text(FILE.format(**values | changes))
+        return path
+
+    def start(self, trigger: str = "continuous", **changes: str) -> None:
+        path = self.write_file(trigger, **changes)
+        with (self.folder / "pipeline.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "catchwater.pipeline.run", str(path), "--quick"],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    def wait(self) -> int:
+        assert self.process is not None
+        code = self.process.wait(PATIENCE_S)
+        self.process = None
+        return code
+
+    def run_to_end(self, **changes: str) -> int:
+        """Run until the input there is now was consumed; the exit code."""
+        self.start("available-now", **changes)
+        return self.wait()
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        assert self.process is not None
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert self.process.poll() is None, self.log[-3000:]
+            assert time.monotonic() < deadline, self.log[-3000:]
+            time.sleep(0.002)
+
+    def is_planned(self, epoch: int) -> bool:
+        return (self.checkpoint / "offsets" / str(epoch)).exists()
+
+    def is_written(self, epoch: int) -> bool:
+        return (self.ledger.folder / "epochs" / f"{epoch}.json").exists()
+
+    def kill(self) -> None:
+        """kill -9 of the driver; its JVM goes by itself."""
+        assert self.process is not None
+        self.process.kill()
+        self.wait()
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def python_workers(self) -> list[int]:
+        """The processes that run our operator for Spark's tasks."""
+        assert self.process is not None
+        group = os.getpgid(self.process.pid)
+        parents = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                fields = (path / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[2]) == group and DAEMON in (path / "cmdline").read_bytes():
+                    parents[int(path.name)] = int(fields[1])
+        # A worker is forked by the daemon, whose command line it keeps.
+        return [pid for pid, parent in parents.items() if parent in parents]
+
+    def lose_local_state(self) -> None:
+        shutil.rmtree(self.folder / "local")
+
+    def delete_last_commit(self) -> None:
+        last = self.committed
+        (self.checkpoint / "commits" / str(last)).unlink()
+        (self.checkpoint / "commits" / f".{last}.crc").unlink(missing_ok=True)
+
+    @property
+    def rows(self) -> Counter[bytes]:
+        return self.cards.rows(f"{self.name}-alerts")
+
+
+@pytest.fixture(scope="session")
+def cards(make_broker: Callable[..., Any]) -> Cards:
+    """A broker that deletes the input as soon as nobody holds it; here, a pin does."""
+    broker = make_broker(
+        {
+            "log.retention.ms": "-1",
+            "catchwater.retention.interval.ms": "200",
+            "catchwater.pack.interval.ms": "300",
+            "catchwater.pack.min.bytes": "10000",
+            "catchwater.wal.segment.bytes": "65536",
+            "catchwater.delete.grace.ms": "200",
+        }
+    )
+    scenario = card_payments(EVENTS, seed=7)
+    control = Control(broker.control_url)
+    with Client(broker.bootstrap) as client:
+        client.create_topics({"payments": PARTITIONS}, {"retention.ms": "1000"})
+        positions = [{"topic": "payments", "partition": p, "offset": 0} for p in range(PARTITIONS)]
+        control.set_pin("tests", {"owner": "tests", "positions": positions})
+        Feeder(client, "payments", PARTITIONS, EPOCH_EVENTS // 2).feed(scenario.events(), EVENTS)
+    return Cards(broker.bootstrap, control, scenario)
+
+
+@pytest.fixture(scope="session")
+def make_pipeline(
+    cards: Cards, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Pipeline]]:
+    """`make_pipeline("name")`: a pipeline with a folder of its own, not yet started."""
+    made: list[Pipeline] = []
+
+    def make(name: str) -> Pipeline:
+        made.append(Pipeline(cards, tmp_path_factory.mktemp(name), name))
+        return made[-1]
+
+    yield make
+    for pipeline in made:
+        if pipeline.process is not None:
+            pipeline.kill()

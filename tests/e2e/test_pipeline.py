@@ -1,0 +1,54 @@
+"""A pipeline on real Spark gives what the harness gives, whatever is killed on the way."""
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from catchwater.demo.card_risk import CardRisk, Txn
+from catchwater.demo.reference import canonical
+from catchwater.testing import Harness
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+
+def test_the_harness_gives_what_a_plain_loop_gives(cards: Any) -> None:
+    decode = msgspec.json.Decoder(Txn).decode
+    outputs = Harness(CardRisk).run(decode(event.value) for event in cards.scenario.events())
+    assert Counter(canonical(msgspec.to_builtins(output)) for output in outputs) == cards.expected
+
+
+def test_killed_at_every_turn_a_pipeline_still_writes_each_row_once(
+    make_pipeline: Callable[[str], Any],
+) -> None:
+    pipeline = make_pipeline("battered")
+
+    # The driver dies in mid-batch: planned, not yet written.
+    pipeline.start()
+    pipeline.wait_until(lambda: pipeline.is_planned(3))
+    pipeline.kill()
+
+    # It dies between the sink's commit and Spark's, and the machine's local state is lost.
+    pipeline.start()
+    pipeline.wait_until(lambda: pipeline.is_written(6))
+    pipeline.kill()
+    pipeline.lose_local_state()
+
+    # A Python worker dies: Spark tries the task again, nobody notices.
+    pipeline.start()
+    pipeline.wait_until(lambda: pipeline.is_planned(8))
+    for worker in pipeline.python_workers()[:2]:
+        os.kill(worker, signal.SIGKILL)
+    pipeline.wait_until(lambda: pipeline.committed >= 9)
+    assert pipeline.stop() == 0, pipeline.log
+
+    # Spark's last commit file is lost: the epoch runs again, under its own name.
+    before = pipeline.rows
+    pipeline.delete_last_commit()
+    assert pipeline.run_to_end() == 0, pipeline.log
+    assert before <= pipeline.rows
+    assert pipeline.rows == pipeline.cards.expected
