@@ -31,8 +31,8 @@ FED_BEFORE_KILL = 0.6
 EPOCHS_BEFORE_KILL = 3
 KILLS = 2
 
-READY_S = 30.0
-FIRST_EPOCH_S = 90.0
+READY_S = 60.0
+FIRST_EPOCH_S = 180.0
 CATCH_UP_S = 300.0
 
 Tell = Callable[[str, float], None]
