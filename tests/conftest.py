@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+COMMAND = str(Path(sys.executable).with_name("catchwater"))
 START_S = 30.0
 STOP_S = 20.0
 
@@ -50,7 +51,7 @@ class BrokerProcess:
         arguments = [f"{key}={value}" for key, value in self.settings.items()]
         with self.stderr_file.open("ab") as stderr:
             self.process = subprocess.Popen(
-                [*wrapper, sys.executable, "-m", "catchwater.broker.main", *arguments],
+                [*wrapper, COMMAND, "broker", "run", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,
                 stderr=stderr,

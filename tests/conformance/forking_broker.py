@@ -8,7 +8,6 @@ import os
 import sys
 
 from catchwater.broker.main import run
-from catchwater.clock import SYSTEM
 from catchwater.config import load_broker_config
 
 
@@ -17,8 +16,6 @@ def main() -> None:
     for _ in sys.stdin:
         pid = os.fork()
         if pid == 0:
-            # A fork has its parent's random numbers; a broker's names must be its own.
-            SYSTEM.random.seed()
             run(config)
             os._exit(0)
         print(pid, flush=True)

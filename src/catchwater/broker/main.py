@@ -5,7 +5,6 @@ are answered, and the log is closed with its catalog current. Whatever keeps a b
 starting (a data directory in use, a port taken) is a `CatchwaterError` for the caller to print.
 """
 
-import argparse
 import asyncio
 import logging
 import os
@@ -14,7 +13,6 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import msgspec
 import uvicorn
@@ -27,7 +25,7 @@ from catchwater.broker.metrics import Metrics
 from catchwater.broker.router import APIS
 from catchwater.broker.server import Server
 from catchwater.clock import SYSTEM, Clock
-from catchwater.config import Address, BrokerConfig, CatchwaterError, load_broker_config
+from catchwater.config import Address, BrokerConfig, CatchwaterError
 from catchwater.log.log import Log, LogConfig
 
 _log = logging.getLogger("catchwater.broker")
@@ -177,20 +175,3 @@ async def _measure_loop_lag(broker: Broker) -> None:
         await broker.clock.sleep(1.0)
         late_s = broker.clock.monotonic_s() - before_s - 1.0
         broker.metrics.loop_lag_seconds.observe(max(0.0, late_s))
-
-
-def main() -> None:
-    """`python -m catchwater.broker.main [--config FILE] [key=value ...]`."""
-    parser = argparse.ArgumentParser(prog="catchwater.broker.main", description=main.__doc__)
-    parser.add_argument("--config", type=Path)
-    parser.add_argument("settings", nargs="*", metavar="key=value")
-    arguments = parser.parse_args()
-    overrides = dict(setting.partition("=")[::2] for setting in arguments.settings)
-    try:
-        run(load_broker_config(arguments.config, os.environ, overrides))
-    except CatchwaterError as error:
-        parser.exit(error.exit_code, f"catchwater: {error} {error.hint or ''}\n")
-
-
-if __name__ == "__main__":
-    main()

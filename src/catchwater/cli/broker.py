@@ -16,6 +16,10 @@ def broker() -> None:
 
 @app.command()
 def run(
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Settings, by the keys of the file."),
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(help="Settings: Kafka's server.properties syntax, or TOML if it ends so."),
@@ -33,7 +37,7 @@ def run(
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
-    An option wins over the environment (CATCHWATER_BROKER__…), and that over the file.
+    What is given here wins over the environment (CATCHWATER_BROKER__…), and that over the file.
     """
     from catchwater.broker.main import run as run_broker
     from catchwater.config import load_broker_config
@@ -46,5 +50,6 @@ def run(
         ),
         "catchwater.ready.file": ready_file,
     }
-    overrides = {key: str(value) for key, value in chosen.items() if value is not None}
+    overrides = dict(setting.partition("=")[::2] for setting in settings or ())
+    overrides |= {key: str(value) for key, value in chosen.items() if value is not None}
     run_broker(load_broker_config(config, os.environ, overrides))
