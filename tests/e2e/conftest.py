@@ -28,6 +28,7 @@ from catchwater.wire.records import decode, place
 EVENTS = 12_000
 EPOCH_EVENTS = 800
 PARTITIONS = 4
+SEGMENTS = 6
 PATIENCE_S = 200.0
 DAEMON = b"catchwater.pipeline.spark.daemon"
 
@@ -211,8 +212,22 @@ def cards(make_broker: Callable[..., Any]) -> Cards:
         client.create_topics({"payments": PARTITIONS}, {"retention.ms": "1000"})
         positions = [{"topic": "payments", "partition": p, "offset": 0} for p in range(PARTITIONS)]
         control.set_pin("tests", {"owner": "tests", "positions": positions})
-        Feeder(client, "payments", PARTITIONS, EPOCH_EVENTS // 2).feed(scenario.events(), EVENTS)
+        feeder = Feeder(client, "payments", PARTITIONS, EPOCH_EVENTS // 2)
+        events = scenario.events()
+        # Retention takes whole segments, so there must be several in each partition.
+        for _ in range(SEGMENTS):
+            feeder.feed(events, EVENTS // SEGMENTS)
+            _wait_until_packed(control)
     return Cards(broker.bootstrap, control, scenario)
+
+
+def _wait_until_packed(control: Control) -> None:
+    deadline = time.monotonic() + 30
+    while any(
+        row["chunk_bytes"] for row in control.request("GET", "/api/v1/topics/payments")["storage"]
+    ):
+        assert time.monotonic() < deadline, "the packer does not pack"
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="session")

@@ -9,18 +9,31 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from catchwater.recovery.checkpoint import Checkpoint
 from catchwater.recovery.contract import LogState, PartitionTail, pin_id
-from catchwater.replay.control import Control
+from catchwater.replay.control import Control, ControlRefused
 
 
-def hold(control: Control, pipeline: str, retained: Sequence[Checkpoint]) -> None:
-    """Pin every retained checkpoint of the pipeline, and release its other pins."""
-    wanted = {pin_id(pipeline, checkpoint.epoch): checkpoint for checkpoint in retained}
-    held = {pin["id"] for pin in control.pins()}
-    for name, checkpoint in wanted.items():
-        if name not in held:
-            control.set_pin(name, {"owner": pipeline, "positions": _positions(checkpoint)})
-    for name in stale(pipeline, wanted, held):
+def hold(control: Control, pipeline: str, newest: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Pin these checkpoints (oldest first) and release the pipeline's other pins; what is held.
+
+    After a restore, checkpoints are among the newest again whose pins were released before and
+    whose input may be gone: they cannot be promised any more and are left out. Raises
+    `ControlRefused` if not even the newest can be held.
+    """
+    there = {pin["id"] for pin in control.pins()}
+    held = []
+    for checkpoint in newest:
+        name = pin_id(pipeline, checkpoint.epoch)
+        try:
+            if name not in there:
+                control.set_pin(name, {"owner": pipeline, "positions": _positions(checkpoint)})
+        except ControlRefused as refusal:
+            if not refusal.missing or checkpoint is newest[-1]:
+                raise
+            continue
+        held.append(checkpoint)
+    for name in stale(pipeline, [pin_id(pipeline, each.epoch) for each in held], there):
         control.release_pin(name)
+    return held
 
 
 def stale(pipeline: str, wanted: Iterable[str], held: Iterable[str]) -> list[str]:

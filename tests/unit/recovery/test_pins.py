@@ -2,22 +2,30 @@
 
 from typing import Any
 
+import pytest
+
 from catchwater.recovery.checkpoint import Checkpoint
 from catchwater.recovery.contract import PartitionTail
 from catchwater.recovery.ledger import SourceOffset
 from catchwater.recovery.pins import hold, read_log_state, stale
+from catchwater.replay.control import ControlRefused
 
 
 class FakeControl:
     """A log with two partitions that remembers its pins."""
 
-    def __init__(self, *pins: str) -> None:
+    def __init__(self, *pins: str, log_start: int = 0) -> None:
+        self.log_start = log_start
         self.held: dict[str, Any] = {name: {} for name in pins}
 
     def pins(self) -> list[dict[str, Any]]:
         return [{"id": name} for name in self.held]
 
     def set_pin(self, pin_id: str, pin: Any) -> None:
+        offset = pin["positions"][0]["offset"]
+        if offset < self.log_start:
+            gap = {"partition": 0, "start": offset, "end": self.log_start}
+            raise ControlRefused(416, {"error": "OFFSET_OUT_OF_RANGE", "missing": [gap]})
         self.held[pin_id] = pin
 
     def release_pin(self, pin_id: str) -> None:
@@ -43,6 +51,18 @@ def test_retained_checkpoints_are_pinned_at_their_offsets_and_older_ones_release
         "owner": "cards",
         "positions": [{"topic": "t", "partition": 0, "offset": 30}],
     }
+
+
+def test_after_a_restore_what_the_log_lost_meanwhile_is_not_promised_again() -> None:
+    control = FakeControl("cards/3", log_start=25)
+    held = hold(control, "cards", retained(1, 2, 3, 4))  # type: ignore[arg-type]
+    assert [each.epoch for each in held] == [3, 4]
+    assert sorted(control.held) == ["cards/3", "cards/4"]
+
+
+def test_a_log_that_lost_what_the_newest_checkpoint_needs_is_an_error() -> None:
+    with pytest.raises(ControlRefused):
+        hold(FakeControl(log_start=99), "cards", retained(1, 2))  # type: ignore[arg-type]
 
 
 def test_pins_of_others_and_pins_set_by_hand_are_left_alone() -> None:

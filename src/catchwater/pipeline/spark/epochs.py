@@ -127,8 +127,8 @@ class Upkeep:
             self._watch = None
 
     def _bind(self, entries: Sequence[EpochEntry]) -> None:
-        retained = checkpoint.read(self._folder).retained(self._retain)
-        pins.hold(self._control, self._terms.pipeline, retained)
+        newest = checkpoint.read(self._folder).retained(self._retain)
+        retained = pins.hold(self._control, self._terms.pipeline, newest)
         for entry in entries:
             restore.write_contract(self._folder, self._contract(entry, retained[0].end.clock_ms))
         oldest = retained[0].epoch
