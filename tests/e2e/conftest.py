@@ -30,6 +30,7 @@ EPOCH_EVENTS = 800
 PARTITIONS = 4
 SEGMENTS = 6
 PATIENCE_S = 200.0
+COMMAND = str(Path(sys.executable).with_name("catchwater"))
 DAEMON = b"catchwater.pipeline.spark.daemon"
 
 FILE = """\
@@ -126,7 +127,7 @@ class Pipeline:
         path = self.write_file(trigger, **changes)
         with (self.folder / "pipeline.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "catchwater.pipeline.run", str(path), "--quick"],
+                [COMMAND, "pipeline", "run", str(path), "--quick"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 

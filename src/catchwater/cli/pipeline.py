@@ -51,7 +51,8 @@ def run(
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
-    logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of every connection
+    # Spark's bridge tells of every connection, and logs a traceback of errors we tell in a line.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     run_pipeline(config, quick=quick)
 
 

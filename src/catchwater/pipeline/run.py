@@ -4,18 +4,15 @@ Everything that would lose state or history is refused before Spark is started: 
 on this checkpoint, a log that no longer reaches back, a sink that is ahead. Then the query is the
 packed source, one shuffle to the shards, the operator, and `foreachBatch` with the manifests.
 
-`python -m catchwater.pipeline.run FILE.toml` and `catchwater pipeline run` end up here. SIGTERM
-and Ctrl-C stop it after what Spark is doing was undone or done: at most an epoch runs again.
+`catchwater pipeline run` ends up here. SIGTERM and Ctrl-C stop it after what Spark is doing was
+undone or done: at most an epoch runs again.
 """
 
-import argparse
 import hashlib
 import importlib
 import logging
-import os
 import re
 import signal
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +26,7 @@ from catchwater.pipeline import session
 from catchwater.pipeline.function import FunctionSpec
 from catchwater.pipeline.spark import identity
 from catchwater.pipeline.spark.artefact import FunctionCode, find_function, publish, state_schema
-from catchwater.pipeline.spark.settings import AVAILABLE_NOW, CONTINUOUS, PipelineConfig, load
+from catchwater.pipeline.spark.settings import AVAILABLE_NOW, CONTINUOUS, PipelineConfig
 from catchwater.recovery import checkpoint, pins, restore
 from catchwater.recovery.contract import FunctionVersion, Terms
 from catchwater.recovery.ledger import FOLDER, EpochEntry, Ledger
@@ -325,23 +322,3 @@ def _stop_requested() -> Iterator[_Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def main() -> None:
-    """`python -m catchwater.pipeline.run FILE.toml [--quick]`."""
-    parser = argparse.ArgumentParser(prog="catchwater.pipeline.run", description=main.__doc__)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--quick", action="store_true")
-    arguments = parser.parse_args()
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
-    _log.setLevel(logging.INFO)
-    # Spark's bridge logs a traceback of its own for every error that we tell in one line.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    try:
-        run_pipeline(load(arguments.file, os.environ), quick=arguments.quick)
-    except CatchwaterError as error:
-        parser.exit(error.exit_code, f"catchwater: {error} {error.hint or ''}\n")
-
-
-if __name__ == "__main__":
-    main()
