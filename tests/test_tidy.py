@@ -129,13 +129,10 @@ def test_the_layers_hold() -> None:
 
 
 def test_no_registry_and_no_machine_is_named() -> None:
-    hosts = re.compile(
-        "|".join(
-            ["pypi" + r"\.org", "python" + "hosted", "repo1" + r"\.maven", "repo" + r"\.maven"]
-            + ["npm" + "js", "proxy" + r"\.golang", "deb" + r"\.debian", "crates" + r"\.io"]
-            + ["/work" + "/", "/ro" + "ot/", "/ho" + "me/[a-z]"]
-        )
-    )
+    # Written in pieces, so that this page does not name what it looks for.
+    names = ["pypi|.org", "python|hosted", "repo1|.maven", "repo|.maven", "npm|js", "proxy|.golang"]
+    names += ["deb|.debian", "crates|.io", "/work|/", "/ro|ot/"]
+    hosts = re.compile("|".join(re.escape(name.replace("|", "")) for name in names))
     for path in tracked():
         try:
             text = path.read_text()
