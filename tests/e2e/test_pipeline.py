@@ -1,7 +1,9 @@
 """A pipeline on real Spark gives what the harness gives, whatever is killed on the way."""
 
 import os
+import random
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +15,9 @@ from catchwater.demo.card_risk import CardRisk, Txn
 from catchwater.demo.reference import canonical
 from catchwater.testing import Harness
 
+EPOCH_EVENTS = 800
+KILLS = 10
+
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
@@ -22,17 +27,31 @@ def test_the_harness_gives_what_a_plain_loop_gives(cards: Any) -> None:
     assert Counter(canonical(msgspec.to_builtins(output)) for output in outputs) == cards.expected
 
 
+def test_a_driver_killed_at_ten_moments_still_writes_each_row_once(
+    make_pipeline: Callable[[str], Any],
+) -> None:
+    pipeline = make_pipeline("killed")
+    draw = random.Random(KILLS)
+    for kill in range(KILLS):
+        pipeline.start(epoch_events=EPOCH_EVENTS // 2)
+        epoch = pipeline.committed + 1
+        if kill % 2:
+            pipeline.wait_until(lambda epoch=epoch: pipeline.is_written(epoch))
+        else:
+            pipeline.wait_until(lambda epoch=epoch: pipeline.is_planned(epoch + 1))
+        # Somewhere in an epoch: read, processed, staged, committed to the sink or to Spark.
+        time.sleep(draw.uniform(0, 0.3))
+        pipeline.kill()
+    assert pipeline.run_to_end(epoch_events=EPOCH_EVENTS // 2) == 0, pipeline.log
+    assert pipeline.rows == pipeline.cards.expected
+
+
 def test_killed_at_every_turn_a_pipeline_still_writes_each_row_once(
     make_pipeline: Callable[[str], Any],
 ) -> None:
     pipeline = make_pipeline("battered")
 
-    # The driver dies in mid-batch: planned, not yet written.
-    pipeline.start()
-    pipeline.wait_until(lambda: pipeline.is_planned(3))
-    pipeline.kill()
-
-    # It dies between the sink's commit and Spark's, and the machine's local state is lost.
+    # The driver dies between the sink's commit and Spark's; the machine's local state is lost.
     pipeline.start()
     pipeline.wait_until(lambda: pipeline.is_written(6))
     pipeline.kill()
