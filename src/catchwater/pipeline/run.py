@@ -30,6 +30,7 @@ from catchwater.pipeline.spark.settings import AVAILABLE_NOW, CONTINUOUS, Pipeli
 from catchwater.recovery import checkpoint, pins, restore
 from catchwater.recovery.contract import FunctionVersion, Terms
 from catchwater.recovery.ledger import FOLDER, EpochEntry, Ledger
+from catchwater.recovery.lock import lock
 from catchwater.recovery.measure import RestoreWatch
 from catchwater.replay.control import CONTROL_URL, Control
 from catchwater.replay.options import parse_options
@@ -79,7 +80,7 @@ def run_pipeline(config: PipelineConfig, *, quick: bool = False, clock: Clock = 
     began_s = clock.monotonic_s()
     session.check_packages()
     session.find_java()
-    with identity.lock(config.checkpoint, clock) as descriptor:
+    with lock(config.checkpoint, clock) as descriptor:
         restore.finish(config.checkpoint)
         parts = _prepare(config, began_s, clock)
         log_path = config.checkpoint / FOLDER / "spark.log"

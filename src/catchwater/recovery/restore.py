@@ -25,6 +25,7 @@ from catchwater.recovery.ledger import (
     sync_folder,
     write_whole,
 )
+from catchwater.recovery.lock import lock
 
 
 class HistoryGone(CatchwaterError):
@@ -86,17 +87,19 @@ def find(folder: Path, epoch: int) -> Checkpoint:
 def restore(folder: Path, epoch: int, tails: Mapping[tuple[str, int], PartitionTail]) -> Checkpoint:
     """Make the checkpoint of this epoch the newest one. The pipeline must not be running.
 
-    Raises `NoSuchCheckpoint`, `HistoryGone`, `LogBehind`; then nothing was moved.
+    Raises `NoSuchCheckpoint`, `HistoryGone`, `LogBehind`, `CheckpointInUse`; then nothing was
+    moved.
     """
     found = find(folder, epoch)
     check_covered(found.end, tails)
-    write_whole(_marker(folder), msgspec.json.encode(_Marker(epoch)))
-    finish(folder)
+    with lock(folder, wait_s=0):
+        write_whole(_marker(folder), msgspec.json.encode(_Marker(epoch)))
+        finish(folder)
     return found
 
 
 def finish(folder: Path) -> None:
-    """Complete a restore that was interrupted; without one, do nothing."""
+    """Complete a restore that was interrupted, if there is one. The caller holds the lock."""
     marker = read_json(_marker(folder), _Marker)
     if marker is None:
         return

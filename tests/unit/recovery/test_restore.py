@@ -8,6 +8,7 @@ import pytest
 from catchwater.recovery import checkpoint, restore
 from catchwater.recovery.contract import PartitionTail
 from catchwater.recovery.ledger import Ledger, SourceOffset
+from catchwater.recovery.lock import CheckpointInUse, lock
 from catchwater.recovery.restore import HistoryGone, LogBehind, NoSuchCheckpoint
 
 TAILS = {("t", 0): PartitionTail(0, 1000, 1)}
@@ -30,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_what_came_after_is_moved_aside_and_nothing_is_deleted(folder: Path) -> None:
-    before = {path.name for path in folder.rglob("*") if path.is_file()}
+    before = {path.name for path in folder.rglob("*") if path.is_file()} | {"lock"}
     restore.restore(folder, 2, TAILS)
     found = checkpoint.read(folder)
     assert [each.epoch for each in found.committed] == [0, 1, 2]
@@ -91,3 +92,9 @@ def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(folder: P
 def test_one_that_was_planned_only_is_none(folder: Path) -> None:
     with pytest.raises(NoSuchCheckpoint):
         restore.find(folder, 5)
+
+
+def test_a_checkpoint_whose_pipeline_runs_is_not_touched(folder: Path) -> None:
+    with lock(folder), pytest.raises(CheckpointInUse):
+        restore.restore(folder, 2, TAILS)
+    assert checkpoint.last_commit(folder) == 4

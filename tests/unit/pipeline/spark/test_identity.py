@@ -1,19 +1,11 @@
-"""A checkpoint belongs to one pipeline, and to one process at a time."""
+"""A checkpoint belongs to one pipeline."""
 
-import os
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from catchwater.clock import ManualClock
-from catchwater.pipeline.spark.identity import (
-    CheckpointInUse,
-    Identity,
-    OtherPipeline,
-    claim,
-    lock,
-)
+from catchwater.pipeline.spark.identity import Identity, OtherPipeline, claim
 
 CARDS = Identity("cards", "card-risk", 2, "{}", 4, ["payments"], {"alerts": "alerts"})
 
@@ -42,15 +34,3 @@ def test_another_one_is_refused_before_anything_is_touched(
     assert told in str(error.value)
     assert error.value.exit_code == 5
     claim(tmp_path, CARDS)
-
-
-def test_a_second_process_is_refused_with_the_first_ones_id(tmp_path: Path) -> None:
-    clock = ManualClock()
-    with (
-        lock(tmp_path, clock),
-        pytest.raises(CheckpointInUse, match=f"in use by process {os.getpid()}"),
-        lock(tmp_path, clock),
-    ):
-        pass
-    with lock(tmp_path, clock) as descriptor:
-        assert descriptor > 2
