@@ -7,6 +7,7 @@ settings. Raises `MavenMissing` when there is no `mvn` on the path.
 
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -59,7 +60,9 @@ def jars(name: str) -> Path:
         dependencies = "".join(DEPENDENCY.format(*d, exclusions=exclusions) for d in SETS[name])
         (work / "pom.xml").write_text(POM.format(dependencies=dependencies))
         command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime"]
-        subprocess.run([*command, f"-DoutputDirectory={work / 'jars'}"], cwd=work, check=True)
+        # Maven colours even what it does not say; stdout is for our answer.
+        command.append(f"-DoutputDirectory={work / 'jars'}")
+        subprocess.run(command, cwd=work, check=True, stdout=sys.stderr)
         (work / "jars").rename(folder)
     return folder
 
