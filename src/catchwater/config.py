@@ -9,7 +9,7 @@ not know stops the start, because a setting that is silently ignored is worse th
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -170,24 +170,30 @@ def _toml_settings(path: Path, text: str) -> Iterator[_Setting]:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as problem:
         raise ConfigError(f"{path}: not valid TOML: {problem}.") from problem
-    for key, value in _flatten(document, ""):
-        yield _Setting(key, value, f"{path}, line {_toml_line(text, key)}")
+    for key, value in flatten(document):
+        yield _Setting(key, value, f"{path}, line {toml_line(text, key)}")
 
 
-def _flatten(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys, however they are written: `a.b = 1`, `"a.b" = 1` or `[section.a] b = 1`."""
     for name, value in table.items():
         if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{name}.")
+            yield from flatten(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
 
 
-def _toml_line(text: str, key: str) -> int:
-    """The line where the key's last part is set; TOML's parser keeps no positions."""
+def toml_line(text: str, key: str) -> int:
+    """The line where the key, or its last part, is set; TOML's parser keeps no positions."""
     last = re.escape(key.rpartition(".")[2])
-    pattern = re.compile(rf'^\s*(?:[\w."-]+\.)?"?(?:[\w.-]+\.)?{last}"?\s*=')
+    pattern = re.compile(rf'^\s*(\[.*\b{last}\b.*\]|"?(?:[\w."-]+\.)?{last}"?\s*=)')
     numbered = enumerate(text.splitlines(), start=1)
     return next((number for number, line in numbered if pattern.match(line)), 1)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that looks most like this one."""
+    return difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]
 
 
 def _environment(environment: Mapping[str, str]) -> Iterator[_Setting]:
@@ -198,10 +204,9 @@ def _environment(environment: Mapping[str, str]) -> Iterator[_Setting]:
 
 
 def _unknown_key(setting: _Setting) -> ConfigError:
-    nearest = difflib.get_close_matches(setting.key, _FIELDS, n=1, cutoff=0.0)
     return ConfigError(
         f"{setting.where}: there is no setting {setting.key}.",
-        hint=f"The nearest is {nearest[0]}.",
+        hint=f"The nearest is {nearest(setting.key, _FIELDS)}.",
     )
 
 

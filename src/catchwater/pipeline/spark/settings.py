@@ -8,13 +8,12 @@ for `.`. An unknown key stops the start with file, line and the nearest known on
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from catchwater.config import ConfigError
+from catchwater.config import ConfigError, flatten, nearest, toml_line
 from catchwater.pipeline.function import duration_ms
 
 _PREFIX = "CATCHWATER_"
@@ -102,17 +101,17 @@ def load(path: Path, environment: Mapping[str, str]) -> PipelineConfig:
 def _from_document(path: Path, text: str, document: Mapping[str, Any]) -> Iterator[_Setting]:
     for section, table in document.items():
         if section not in _KEYS:
-            raise _unknown(f"{path}, line {_line(text, section)}", f"[{section}]", _KEYS)
+            raise _unknown(f"{path}, line {toml_line(text, section)}", f"[{section}]", _KEYS)
         if not isinstance(table, dict):
-            raise ConfigError(f"{path}, line {_line(text, section)}: {section} is a section.")
+            raise ConfigError(f"{path}, line {toml_line(text, section)}: {section} is a section.")
         names = [f"sink.{name}" for name in table] if section == "sink" else [section]
         for name in names:
             keys = table[name.removeprefix("sink.")] if section == "sink" else table
             if not isinstance(keys, dict):
-                where = f"{path}, line {_line(text, name.removeprefix('sink.'))}"
+                where = f"{path}, line {toml_line(text, name.removeprefix('sink.'))}"
                 raise ConfigError(f"{where}: a sink has a name: [sink.NAME].")
-            for key, value in _flatten(keys, ""):
-                where = f"{path}, line {_line(text, key)}"
+            for key, value in flatten(keys):
+                where = f"{path}, line {toml_line(text, key)}"
                 if key not in _KEYS[section]:
                     raise _unknown(where, f"{key} in [{name}]", _KEYS[section])
                 yield _Setting(name, key, value, where)
@@ -212,23 +211,6 @@ def _trigger(setting: _Setting | None) -> str:
     return value
 
 
-def _flatten(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Dotted keys, however they are written: `a.b = 1`, `"a.b" = 1` or `[section.a] b = 1`."""
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
-
-
-def _line(text: str, key: str) -> int:
-    """The line where the key, or its last part, is set; TOML's parser keeps no positions."""
-    last = re.escape(key.rpartition(".")[2])
-    pattern = re.compile(rf'^\s*(\[.*\b{last}\b.*\]|"?(?:[\w.-]+\.)?{last}"?\s*=)')
-    numbered = enumerate(text.splitlines(), start=1)
-    return next((number for number, line in numbered if pattern.match(line)), 1)
-
-
-def _unknown(where: str, what: str, known: Any) -> ConfigError:
-    nearest = get_close_matches(what.split(" ")[0].strip("[]"), list(known), 1, 0.0)
-    return ConfigError(f"{where}: there is no {what}.", hint=f"The nearest is {nearest[0]}.")
+def _unknown(where: str, what: str, known: Iterable[str]) -> ConfigError:
+    closest = nearest(what.split(" ")[0].strip("[]"), known)
+    return ConfigError(f"{where}: there is no {what}.", hint=f"The nearest is {closest}.")
