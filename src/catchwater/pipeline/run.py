@@ -97,6 +97,7 @@ def run_pipeline(config: PipelineConfig, *, quick: bool = False, clock: Clock = 
                     "spark.sql.streaming.pollingDelay": "20",
                 },
             )
+            session.start_workers(spark, config.tasks)
             try:
                 _run_query(spark, parts, stop, log_path, clock)
             finally:

@@ -19,7 +19,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -75,6 +77,8 @@ _CONF: Mapping[str, str] = {
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "false",
     "spark.sql.streaming.stateStore.numStateStoreInstanceMetricsToReport": "0",
     "spark.python.worker.faulthandler.enabled": "true",
+    # Where this differs between a source and an operator, each gets a daemon of its own to start.
+    "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
     "spark.python.daemon.module": "catchwater.pipeline.spark.daemon",
 }
 
@@ -294,6 +298,25 @@ def start(
     gateway = launch_gateway(spark_conf, popen if log is not None else {"pass_fds": keep_open})
     context = SparkContext(conf=spark_conf, gateway=gateway)
     return SparkSession(context)
+
+
+def start_workers(spark: "SparkSession", tasks: int) -> None:
+    """Let Spark start its Python daemon and a worker a task while the query is still planned.
+
+    Returns at once. Should the session end meanwhile, so does this, and nobody misses it.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    def run() -> None:
+        with suppress(Py4JError, PySparkException, OSError):
+            spark.range(0, tasks, 1, tasks).mapInArrow(_as_they_are, "id long").count()
+
+    threading.Thread(target=run, name="start-workers", daemon=True).start()
+
+
+def _as_they_are(batches: Iterator[Any]) -> Iterator[Any]:
+    return batches
 
 
 def stop(spark: "SparkSession") -> None:
