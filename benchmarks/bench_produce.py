@@ -20,7 +20,7 @@ from benchmarks.load import (
 from benchmarks.measure import Row, cpu_seconds, publish, row
 from benchmarks.our_broker import catchwater_broker
 
-SECONDS = 3.0
+SECONDS = 2.0
 ROUNDS = 5
 PEERS = {
     "default": f"Apache Kafka {KAFKA_VERSION}, default (no sync)",

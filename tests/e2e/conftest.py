@@ -110,7 +110,7 @@ class Pipeline:
     def log(self) -> str:
         return (self.folder / "pipeline.log").read_text()
 
-    def write_file(self, trigger: str, **changes: str) -> Path:
+    def write_file(self, trigger: str, **changes: object) -> Path:
         path = self.folder / "pipeline.toml"
         values: dict[str, Any] = {
             "name": self.name,
@@ -123,7 +123,7 @@ class Pipeline:
         path.write_text(FILE.format(**values | changes))
         return path
 
-    def start(self, trigger: str = "continuous", **changes: str) -> None:
+    def start(self, trigger: str = "continuous", **changes: object) -> None:
         path = self.write_file(trigger, **changes)
         with (self.folder / "pipeline.log").open("ab") as log:
             self.process = subprocess.Popen(
@@ -137,7 +137,7 @@ class Pipeline:
         self.process = None
         return code
 
-    def run_to_end(self, **changes: str) -> int:
+    def run_to_end(self, **changes: object) -> int:
         """Run until the input there is now was consumed; the exit code."""
         self.start("available-now", **changes)
         return self.wait()
