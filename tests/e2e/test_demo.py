@@ -1,4 +1,7 @@
-"""The demo for real: broker, Spark, two kills, and a sink that holds every row once."""
+"""The demo for real: broker, Spark, two kills, and a sink that holds every row once.
+
+Here with rows of a file; with generated payments it runs as `make demo`, within `make check`.
+"""
 
 import csv
 import json
@@ -52,17 +55,6 @@ def write_invoices(path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_generated_payments_come_through_two_kills() -> None:
-    verdict = demo("--events", 60_000, "--seed", 3)
-    assert (verdict["missing"], verdict["duplicate"]) == (0, 0)
-    assert (verdict["events"], verdict["kills"]) == (60_000, 2)
-    assert verdict["alerts"] > 50
-    assert verdict["duplicates_dropped"] > 1_000
-    assert verdict["restore_s"] > 0
-
-
-@pytest.mark.spark
-@pytest.mark.timeout(300)
 def test_rows_of_a_csv_file_come_through_two_kills(tmp_path: Path) -> None:
     path = tmp_path / "invoices.csv"
     write_invoices(path)
@@ -72,3 +64,5 @@ def test_rows_of_a_csv_file_come_through_two_kills(tmp_path: Path) -> None:
     assert verdict["events"] == expected.events == 3_060
     assert verdict["duplicates_dropped"] == expected.duplicates == 60
     assert verdict["alerts"] > 0
+    assert verdict["kills"] == 2
+    assert verdict["restore_s"] > 0
