@@ -66,7 +66,7 @@ demo: $(STAMP)   ## the main job, killed and restored, with a verdict: make demo
 	@$(BIN)/catchwater demo $(ARGS)
 
 docs: $(STAMP)   ## regenerate what is generated (protocol coverage)
-	$(BIN)/python -m docs.generate
+	$(BIN)/python docs/generate.py
 
 check: tidy test demo ## what CI runs
 
