@@ -20,7 +20,7 @@ from benchmarks.our_broker import catchwater_broker
 from catchwater.wire.records import encode_batch
 
 RECORDS = 2_000_000
-PER_BATCH = 5_000
+PER_BATCH = 4_000
 VALUE_BYTES = 200
 PARTITIONS = 2
 ROUNDS = 5
