@@ -10,6 +10,7 @@ The lock goes with the process, however that ends. Opening checks the WAL behind
 has applied; it is for the log to replay it.
 """
 
+import errno
 import fcntl
 import os
 from base64 import urlsafe_b64encode
@@ -74,9 +75,11 @@ class DataDirectory:
                 self.wal = FileWal(path, clock, applied=applied, segment_bytes=wal_segment_bytes)
                 undo.pop_all()
         except OSError as error:
+            hint = "Name a directory that this user may write to in log.dirs."
+            if error.errno == errno.ENOSPC:
+                hint = "Make room on that disk, then start again; nothing was lost."
             raise DirectoryUnusable(
-                f"The data directory {path} cannot be used: {error.strerror}.",
-                hint="Name a directory that this user may write to in log.dirs.",
+                f"The data directory {path} cannot be used: {error.strerror}.", hint=hint
             ) from error
 
     def close(self) -> None:

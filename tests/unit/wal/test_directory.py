@@ -1,5 +1,6 @@
 """Data directories in use, read-only, damaged or from the future (F18, F41)."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -89,6 +90,15 @@ def test_a_directory_that_cannot_be_written_is_named(
         mounted.setattr(os, "open", read_only)
         with pytest.raises(DirectoryUnusable, match="Read-only file system"):
             opened(tmp_path / "new")
+
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as filled:
+        filled.setattr(os, "open", full)
+        with pytest.raises(DirectoryUnusable, match="No space left") as refused:
+            opened(tmp_path / "new")
+    assert "Make room" in (refused.value.hint or "")
 
 
 def test_a_damaged_catalog_is_named_and_nothing_stays_open(tmp_path: Path) -> None:
