@@ -22,6 +22,8 @@ from benchmarks.our_broker import catchwater_broker
 
 SECONDS = 2.0
 ROUNDS = 5
+WARM_UP = 3
+"""Turns that are not counted: a JVM takes seconds to compile what it runs."""
 PEERS = {
     "default": f"Apache Kafka {KAFKA_VERSION}, default (no sync)",
     "flush": f"Apache Kafka {KAFKA_VERSION}, sync per batch",
@@ -51,10 +53,10 @@ def compare(
 ) -> list[Row]:
     """Alternate over all brokers; a row of throughput and a row of CPU for each peer."""
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-    for turn in range(ROUNDS + 1):
+    for turn in range(WARM_UP + ROUNDS):
         for name, (run, pid) in runs.items():
             measured = figures(run, pid, by_bytes)
-            if turn:  # the first turn warms up
+            if turn >= WARM_UP:
                 taken[name].append(measured)
     unit, cost = ("MB/s", "CPU s/GB") if by_bytes else ("requests/s", "CPU s/M requests")
     rows = []

@@ -2,7 +2,7 @@
 
 Run by `bench_function`: reads the topic with our source, decodes JSON in the JVM, keeps one state
 per card, and writes alerts nowhere. Prints one JSON line: events per second of each batch after
-the first, and CPU seconds per million events of this process tree.
+the first.
 """
 
 import json
@@ -15,7 +15,6 @@ from pyspark.sql import Row
 from pyspark.sql.functions import col, from_json
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-from benchmarks.replay_child import tree_cpu_seconds
 from catchwater.pipeline import session
 from catchwater.replay.source import register
 
@@ -58,7 +57,6 @@ def main() -> None:
     alerts = events.groupBy("card").transformWithState(
         PerKey(), "card string, id string, rule string", outputMode="append", timeMode="none"
     )
-    used = tree_cpu_seconds()
     with tempfile.TemporaryDirectory() as checkpoint:
         query = (
             alerts.writeStream.foreachBatch(lambda rows, _: rows.count())
@@ -68,13 +66,11 @@ def main() -> None:
         )
         query.awaitTermination()
         progress = [each for each in query.recentProgress if each["numInputRows"]]
-    used = tree_cpu_seconds() - used
-    events_seen = sum(each["numInputRows"] for each in progress)
     rates = [
         each["numInputRows"] / each["durationMs"]["triggerExecution"] * 1000
         for each in progress[1:]
     ]
-    print(json.dumps({"rates": rates, "cpu_s_per_million": used / events_seen * 1e6}))
+    print(json.dumps({"rates": rates}))
     spark.stop()
 
 
