@@ -21,8 +21,8 @@ import pytest
 
 from catchwater.catalog.base import OffsetCommit
 from catchwater.clock import Clock
-from catchwater.log.append import Submission
 from catchwater.log.log import Log, LogConfig
+from catchwater.log.write.append import Submission
 from catchwater.wire.batch import read_header
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.records import encode_batch

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from catchwater.broker.coordinator import Coordinator
+from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.metrics import Metrics
 from catchwater.catalog.base import Topic
 from catchwater.clock import Clock

@@ -19,8 +19,8 @@ import uvicorn
 
 from catchwater.broker.broker import Broker
 from catchwater.broker.control import create_app
-from catchwater.broker.coordinator import Coordinator
-from catchwater.broker.groups import GroupLimits
+from catchwater.broker.coordination.coordinator import Coordinator
+from catchwater.broker.coordination.groups import GroupLimits
 from catchwater.broker.metrics import Metrics
 from catchwater.broker.router import APIS
 from catchwater.broker.server import Server

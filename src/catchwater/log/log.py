@@ -33,20 +33,20 @@ from catchwater.catalog.base import (
 from catchwater.catalog.topics import Topics
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
-from catchwater.log.append import Appended, Appender, States, Submission, replay
-from catchwater.log.pack import PackConfig, Packer
-from catchwater.log.read import PlanRange, Reader
-from catchwater.log.retain import Policy, Retention, Sweeper
-from catchwater.log.sequence import (
+from catchwater.log.directory import DataDirectory
+from catchwater.log.keep.pack import PackConfig, Packer
+from catchwater.log.keep.retain import Policy, Retention, Sweeper
+from catchwater.log.read.reader import PlanRange, Reader
+from catchwater.log.storage import StagedDamaged, Storage, load_staged
+from catchwater.log.write.append import Appended, Appender, States, Submission, replay
+from catchwater.log.write.sequence import (
     PRODUCER_EXPIRY_MS,
     PartitionState,
     sequence_staged,
     states_of,
 )
-from catchwater.log.storage import StagedDamaged, Storage, load_staged
 from catchwater.objects.base import Buffer, ObjectStore, StoreError
 from catchwater.wal.base import Position, Recovered
-from catchwater.wal.directory import DataDirectory
 from catchwater.wire.errors import ErrorCode
 
 _LOG = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from catchwater.catalog.base import Topic
 from catchwater.config import CatchwaterError
-from catchwater.log.chunk import Chunk, ChunkError, decode
+from catchwater.log.format.chunk import Chunk, ChunkError, decode
 from catchwater.objects.base import BadKey, ObjectMissing, ObjectStore, ObjectTruncated
 from catchwater.wal.base import Wal, WalReadError
 from catchwater.wire.batch import NO_PRODUCER_ID

@@ -20,7 +20,7 @@ from crc32c import crc32c
 from catchwater.catalog.base import PartitionKey
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
-from catchwater.log import chunk
+from catchwater.log.format import chunk
 from catchwater.objects.base import Buffer
 from catchwater.objects.local import LocalStore
 from catchwater.recovery.ledger import SinkEpoch

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from catchwater.broker.broker import Broker
-from catchwater.broker.coordinator import Coordinator
-from catchwater.broker.groups import GroupLimits
+from catchwater.broker.coordination.coordinator import Coordinator
+from catchwater.broker.coordination.groups import GroupLimits
 from catchwater.broker.metrics import Metrics
 from catchwater.broker.router import APIS, start
 from catchwater.catalog.base import OffsetCommit, PartitionKey, Topic, TopicExists, TopicUnknown
 from catchwater.clock import ManualClock
 from catchwater.config import Address, BrokerConfig
-from catchwater.log.append import Appended, Submission
 from catchwater.log.log import Read
-from catchwater.log.sequence import PartitionState
+from catchwater.log.write.append import Appended, Submission
+from catchwater.log.write.sequence import PartitionState
 from catchwater.wire.batch import patched
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.frames import ArenaPool, Frame, FrameBuffer, prefixed

@@ -20,10 +20,10 @@ from catchwater.catalog.base import (
     TopicUnknown,
 )
 from catchwater.clock import ManualClock
-from catchwater.log import chunk
-from catchwater.log.append import Appended, Submission
+from catchwater.log.format import chunk
 from catchwater.log.log import Log, LogConfig, RangeMissing
 from catchwater.log.storage import StagedDamaged
+from catchwater.log.write.append import Appended, Submission
 from catchwater.objects.base import StoreFull
 from catchwater.wal.base import WalCorrupt
 from catchwater.wire.batch import read_header, split

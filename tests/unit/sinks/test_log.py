@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catchwater.clock import Clock
-from catchwater.log import chunk
+from catchwater.log.format import chunk
 from catchwater.sinks.base import EpochDiffers, OutputRecord, Staged, epoch_checksum
 from catchwater.sinks.log import LogSink, LogStager, StoreUnsupported, murmur2, partition_of
 from catchwater.wire.records import decode, place

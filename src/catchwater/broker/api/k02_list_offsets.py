@@ -12,7 +12,7 @@ Not implemented: v7 and later (-3, the newest timestamp; -4 to -6, tiers).
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.log.read import Unreadable
+from catchwater.log.read.reader import Unreadable
 from catchwater.wire.errors import ErrorCode
 
 LATEST, EARLIEST = -1, -2

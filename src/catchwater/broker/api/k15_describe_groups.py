@@ -9,7 +9,7 @@ that does not exist, which before was shown as Dead.
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.groups import Group, GroupState, Member
+from catchwater.broker.coordination.groups import Group, GroupState, Member
 from catchwater.wire.errors import ErrorCode
 
 

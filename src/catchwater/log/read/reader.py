@@ -18,11 +18,11 @@ from typing import TypeVar
 
 from catchwater.catalog.base import Catalog, PartitionKey, RunRow
 from catchwater.config import CatchwaterError
-from catchwater.log.batches import Block, DamagedObject
-from catchwater.log.history import History, LostBytes, PlanRange
-from catchwater.log.segment import SegmentTooNew
+from catchwater.log.format.batches import Block, DamagedObject
+from catchwater.log.format.segment import SegmentTooNew
+from catchwater.log.read.history import History, LostBytes, PlanRange
+from catchwater.log.read.tail import Tail
 from catchwater.log.storage import Storage
-from catchwater.log.tail import Tail
 from catchwater.objects.base import Buffer, StoreError
 from catchwater.wire.errors import ErrorCode
 

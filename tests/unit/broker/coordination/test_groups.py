@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from catchwater.broker.groups import (
+from catchwater.broker.coordination.groups import (
     Answers,
     Group,
     GroupLimits,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catchwater.log.chunk import Entry
-from catchwater.log.sequence import (
+from catchwater.log.format.chunk import Entry
+from catchwater.log.write.sequence import (
     PRODUCER_EXPIRY_MS,
     PartitionState,
     Result,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from catchwater.catalog.base import PartitionKey, RunRow
-from catchwater.log.batches import Block, place
+from catchwater.log.format.batches import Block, place
 
 _RUN_OVERHEAD_BYTES = 512  # what Python keeps per run, whatever the size of its batches
 

@@ -23,8 +23,8 @@ from typing import NamedTuple, Protocol
 
 from catchwater.catalog.base import Catalog, CatalogDead, Changes, ObjectRow, PartitionKey
 from catchwater.clock import Clock
-from catchwater.log.chunk import Chunk, ChunkError, decode_index, encode
-from catchwater.log.sequence import PartitionState, Sequenced, catalog_changes, sequence
+from catchwater.log.format.chunk import Chunk, ChunkError, decode_index, encode
+from catchwater.log.write.sequence import PartitionState, Sequenced, catalog_changes, sequence
 from catchwater.wal.base import Position, Wal, WalDead, WalFull
 from catchwater.wire.batch import BatchHeader
 from catchwater.wire.errors import ErrorCode

@@ -10,9 +10,9 @@ import pytest
 
 from catchwater.catalog.base import CatalogDead, Changes
 from catchwater.clock import ManualClock
-from catchwater.log.append import Appender, Submission, replay
-from catchwater.log.chunk import ChunkError, decode_index
-from catchwater.log.sequence import PartitionState
+from catchwater.log.format.chunk import ChunkError, decode_index
+from catchwater.log.write.append import Appender, Submission, replay
+from catchwater.log.write.sequence import PartitionState
 from catchwater.objects.base import Buffer
 from catchwater.wal.base import Position, WalDead, WalFull
 from catchwater.wal.file import FileWal

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from catchwater.catalog.base import PartitionKey, RunRow
 from catchwater.clock import ManualClock
-from catchwater.log.history import History
-from catchwater.log.pack import PackConfig, Packer, groups
-from catchwater.log.retain import Sweeper
-from catchwater.log.segment import read_footer
+from catchwater.log.format.segment import read_footer
+from catchwater.log.keep.pack import PackConfig, Packer, groups
+from catchwater.log.keep.retain import Sweeper
+from catchwater.log.read.history import History
 from catchwater.objects.base import StoreFull
 from catchwater.wire.batch import split
 

@@ -32,7 +32,7 @@ from catchwater.catalog.base import (
     RunRow,
     Snapshot,
 )
-from catchwater.log.chunk import Chunk, Entry
+from catchwater.log.format.chunk import Chunk, Entry
 from catchwater.wire.errors import ErrorCode
 
 BATCHES_KEPT = 5

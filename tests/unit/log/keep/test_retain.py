@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catchwater.catalog.base import PartitionKey, Pin, RunRow, Topic
-from catchwater.log.pack import PackConfig, Packer
-from catchwater.log.retain import Policy, Retention, Sweeper, log_start_after, pinned_offsets
-from catchwater.log.sequence import PartitionState
+from catchwater.log.keep.pack import PackConfig, Packer
+from catchwater.log.keep.retain import Policy, Retention, Sweeper, log_start_after, pinned_offsets
+from catchwater.log.write.sequence import PartitionState
 
 MakeBatch = Callable[..., bytes]
 OpenLog = Callable[..., Any]

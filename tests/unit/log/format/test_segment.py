@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catchwater.log.batches import DamagedObject, StoredBatch, walk
-from catchwater.log.segment import (
+from catchwater.log.format.batches import DamagedObject, StoredBatch, walk
+from catchwater.log.format.segment import (
     HEADER_BYTES,
     INDEX_STRIDE_BYTES,
     Footer,
@@ -93,8 +93,8 @@ def test_the_index_is_sparse_and_leads_to_every_offset(make_batch: MakeBatch) ->
 def test_a_very_large_index_takes_a_second_read(
     make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("catchwater.log.segment.INDEX_STRIDE_BYTES", 1)
-    monkeypatch.setattr("catchwater.log.segment._ENDING_BYTES", 200)
+    monkeypatch.setattr("catchwater.log.format.segment.INDEX_STRIDE_BYTES", 1)
+    monkeypatch.setattr("catchwater.log.format.segment._ENDING_BYTES", 200)
     footer, found = opened(segment([make_batch([b"x"])] * 500))
     assert len(footer.index) == len(found) == 500
 

@@ -7,7 +7,7 @@ log's catalog.
 
 import asyncio
 
-from catchwater.broker.groups import Answers, Group, GroupLimits, Join, Joined, Synced
+from catchwater.broker.coordination.groups import Answers, Group, GroupLimits, Join, Joined, Synced
 from catchwater.clock import Clock
 from catchwater.wire.errors import ErrorCode
 

@@ -17,8 +17,15 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from catchwater.catalog.base import Catalog, PartitionKey, RunRow
-from catchwater.log.batches import Block, DamagedObject, StoredBatch, first_record_at, place, walk
-from catchwater.log.segment import Footer, IndexEntry, read_footer
+from catchwater.log.format.batches import (
+    Block,
+    DamagedObject,
+    StoredBatch,
+    first_record_at,
+    place,
+    walk,
+)
+from catchwater.log.format.segment import Footer, IndexEntry, read_footer
 from catchwater.log.storage import SEGMENTS, UNREADABLE, Storage
 
 PIECE_BYTES = 1024 * 1024

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from catchwater.config import CatchwaterError
-from catchwater.log.batches import DamagedObject, StoredBatch, place
+from catchwater.log.format.batches import DamagedObject, StoredBatch, place
 from catchwater.objects.base import Buffer, ObjectStore
 from catchwater.wire.batch import BatchHeader
 

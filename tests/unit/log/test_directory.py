@@ -10,7 +10,7 @@ import pytest
 
 from catchwater.catalog.base import CatalogDead
 from catchwater.clock import ManualClock
-from catchwater.wal.directory import (
+from catchwater.log.directory import (
     DataDirectory,
     DirectoryInUse,
     DirectoryTooNew,
@@ -46,7 +46,7 @@ def test_a_directory_in_use_is_refused_with_the_process_that_has_it(tmp_path: Pa
 def test_the_lock_goes_with_the_process(tmp_path: Path) -> None:
     hold = (
         "import os, sys\nfrom pathlib import Path\nfrom catchwater.clock import Clock\n"
-        "from catchwater.wal.directory import DataDirectory\n"
+        "from catchwater.log.directory import DataDirectory\n"
         "held = DataDirectory(Path(sys.argv[1]), Clock())\n"
         "print(os.getpid(), flush=True)\nsys.stdin.read()\n"
     )

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from catchwater.log.batches import DamagedObject, StoredBatch, first_record_at, place, walk
+from catchwater.log.format.batches import DamagedObject, StoredBatch, first_record_at, place, walk
 from catchwater.wire.batch import read_header, split
 
 MakeBatch = Callable[..., bytes]

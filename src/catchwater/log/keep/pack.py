@@ -20,8 +20,8 @@ from itertools import groupby
 
 from catchwater.catalog.base import Catalog, ObjectRow, PartitionKey, RunRow, RunsChanged
 from catchwater.clock import Clock
-from catchwater.log.batches import DamagedObject, walk
-from catchwater.log.segment import HEADER_BYTES, Footer, SegmentWriter
+from catchwater.log.format.batches import DamagedObject, walk
+from catchwater.log.format.segment import HEADER_BYTES, Footer, SegmentWriter
 from catchwater.log.storage import SEGMENTS, UNREADABLE, Storage
 
 _LOG = logging.getLogger(__name__)

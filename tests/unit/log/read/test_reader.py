@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from catchwater.catalog.base import ObjectRow, PartitionKey
-from catchwater.log.history import PIECE_BYTES, PLAN_RANGE_BYTES
-from catchwater.log.pack import PackConfig, Packer
-from catchwater.log.read import Found, PlanRange, Reader, Unreadable
+from catchwater.log.keep.pack import PackConfig, Packer
+from catchwater.log.read.history import PIECE_BYTES, PLAN_RANGE_BYTES
+from catchwater.log.read.reader import Found, PlanRange, Reader, Unreadable
 from catchwater.objects.base import StoreError
 from catchwater.objects.urls import read_range
 from catchwater.wire.batch import split

@@ -5,7 +5,7 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catchwater.log.chunk import (
+from catchwater.log.format.chunk import (
     ENTRY_BYTES,
     HEADER_BYTES,
     ChunkError,

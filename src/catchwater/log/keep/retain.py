@@ -16,8 +16,8 @@ from itertools import pairwise
 
 from catchwater.catalog.base import Catalog, PartitionKey, Pin, RunRow, Topic
 from catchwater.clock import Clock
-from catchwater.log.sequence import PartitionState
 from catchwater.log.storage import SEGMENTS, STAGED, WAL, Storage
+from catchwater.log.write.sequence import PartitionState
 
 _KEYS_A_LOOKUP = 500
 

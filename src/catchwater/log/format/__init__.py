@@ -1,0 +1,1 @@
+"""Bytes on disk: batches as they lie there, chunks, segments."""

@@ -1,0 +1,1 @@
+"""What becomes of records later: packed, compacted, retained, deleted."""

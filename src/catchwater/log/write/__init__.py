@@ -1,0 +1,1 @@
+"""From accepted batches to durable, numbered and acknowledged ones."""
