@@ -7,20 +7,22 @@ import pytest
 
 from catchwater.catalog.base import (
     Catalog,
+    EpochGap,
+    RunsChanged,
+    TopicExists,
+    TopicUnknown,
+)
+from catchwater.catalog.rows import (
     Changes,
     EpochCommit,
-    EpochGap,
     ObjectRow,
     OffsetCommit,
     PartitionRow,
     Pin,
     ProducerRow,
     RunRow,
-    RunsChanged,
     StorageRow,
     Topic,
-    TopicExists,
-    TopicUnknown,
 )
 from catchwater.catalog.sqlite import SqliteCatalog
 

@@ -19,7 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from catchwater.catalog.base import OffsetCommit
+from catchwater.catalog.rows import (
+    OffsetCommit,
+)
 from catchwater.clock import Clock
 from catchwater.log.log import Log, LogConfig
 from catchwater.log.write.append import Submission

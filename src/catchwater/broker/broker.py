@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.metrics import Metrics
-from catchwater.catalog.base import Topic
+from catchwater.catalog.rows import (
+    Topic,
+)
 from catchwater.clock import Clock
 from catchwater.config import Address, BrokerConfig
 from catchwater.log.log import Log

@@ -33,12 +33,14 @@ from catchwater.broker.broker import Broker
 from catchwater.broker.metrics import MAX_GROUPS
 from catchwater.catalog.base import (
     CatalogFull,
-    EpochCommit,
     EpochGap,
-    Pin,
-    Topic,
     TopicExists,
     TopicUnknown,
+)
+from catchwater.catalog.rows import (
+    EpochCommit,
+    Pin,
+    Topic,
 )
 from catchwater.config import CatchwaterError
 from catchwater.log.log import RangeMissing

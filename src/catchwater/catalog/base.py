@@ -1,28 +1,56 @@
 """What the catalog knows and promises.
 
-The catalog says which runs exist and in which order. It follows the write-ahead log: every
-chunk, once sequenced, is handed to `apply`, which returns at once; what was applied can be read
-back from that moment on and is durable within a second. Everything else that changes it (a
-topic, an offset commit, a pin, a sink epoch, a block of producer ids, packed runs) is a
-*barrier*: it returns a future that is done when the change, and every chunk applied before it,
-are synced together. So what is on disk is always a prefix of what happened.
+The catalog says which runs exist and in which order. There are two kinds.
 
-A barrier whose future fails has changed nothing. Queries block and may run in any thread; they
-see what is durable, and `runs` and `run_for_timestamp` also what was applied just now.
+An *embedded* catalog (SQLite, one broker) follows the write-ahead log: every chunk, once
+sequenced in memory, is handed to `apply`, which returns at once; what was applied can be read
+back from that moment on and is durable within a second. Everything else that changes it (a topic,
+an offset commit, a pin, a sink epoch, packed runs) is a *barrier*: it returns a future that is
+done when the change, and every chunk applied before it, are synced together. So what is on disk
+is always a prefix of what happened.
+
+A *shared* catalog (PostgreSQL, any number of brokers) is durable itself and the only sequencer:
+a chunk is committed by `transact`, which locks the rows it needs in one fixed order, lets the
+caller's pure function decide, and writes what it decided, in one transaction that also checks the
+broker's session.
+
+A change whose future fails has changed nothing, except `CatalogUncertain`, which says that nobody
+knows. Queries block and may run in any thread; they see what is durable, and an embedded
+catalog's `runs` and `run_for_timestamp` also what was applied just now.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Protocol, TypeVar
 
+from catchwater.catalog.rows import (
+    AbortedRow,
+    BrokerRow,
+    BrokerState,
+    Changes,
+    EpochCommit,
+    GroupClaim,
+    Notice,
+    ObjectRow,
+    ObjectState,
+    OffsetCommit,
+    OpenTxnRow,
+    PartitionKey,
+    PartitionRow,
+    Pin,
+    PinState,
+    RunRow,
+    Scope,
+    Seen,
+    Session,
+    Snapshot,
+    StorageRow,
+    Topic,
+    TxnRow,
+)
 from catchwater.config import CatchwaterError
 
-PartitionKey = tuple[bytes, int]
-"""A topic's id (16 UUID bytes) and a partition's index."""
-
-ObjectKind = Literal["chunk", "segment"]
-ObjectState = Literal["live", "deleting"]
+T = TypeVar("T")
 
 
 class CatalogFull(CatchwaterError):
@@ -35,6 +63,26 @@ class CatalogDead(CatchwaterError):
 
 class CatalogTooNew(CatchwaterError):
     """The catalog was written by a newer release; this one will not touch it."""
+
+
+class CatalogUnavailable(CatchwaterError):
+    """The database did not answer, or refused, in all the tries; nothing was changed."""
+
+
+class CatalogUncertain(CatchwaterError):
+    """The connection was lost while a transaction was committed: it may have happened or not."""
+
+
+class SessionFenced(CatchwaterError):
+    """This broker's session was superseded; nothing it still has in hand may be acknowledged."""
+
+
+class BrokerRefused(CatchwaterError):
+    """The broker may not join: its write-ahead log, or that of one already there, is its own."""
+
+
+class CoordinatorMoved(CatchwaterError):
+    """Another broker coordinates the group now; nothing was changed."""
 
 
 class TopicExists(CatchwaterError):
@@ -53,148 +101,25 @@ class RunsChanged(CatchwaterError):
     """The runs to be replaced are no longer what the caller saw; look again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Topic:
-    """A topic; partitions are numbered from 0."""
-
-    id: bytes
-    name: str
-    partitions: int
-    config: Mapping[str, str] = field(default_factory=dict)
-
-
-class PartitionRow(NamedTuple):
-    """A partition as the catalog keeps it; see `log.sequence.PartitionState`."""
-
-    topic_id: bytes
-    partition: int
-    log_start: int
-    high_watermark: int
-    bytes: int
-    earliest_timestamp: int
-    """Largest timestamp of the oldest run, ms; -1 when the partition holds nothing."""
-
-
-class ProducerRow(NamedTuple):
-    """An idempotent producer's standing on one partition."""
-
-    topic_id: bytes
-    partition: int
-    producer_id: int
-    epoch: int
-    batches: tuple[tuple[int, int, int], ...]
-    """The last five batches, oldest first: (base sequence, last sequence, base offset)."""
-    last_ms: int
-
-
-class RunRow(NamedTuple):
-    """Batches of one partition, side by side in one object, with consecutive offsets."""
-
-    topic_id: bytes
-    partition: int
-    base_offset: int
-    last_offset: int
-    object: str
-    byte_offset: int
-    byte_size: int
-    max_timestamp: int
-    record_count: int
-
-
-class ObjectRow(NamedTuple):
-    """A WAL file (`wal/…`), a staged chunk (`staged/…`) or a segment (`segments/…`)."""
-
-    key: str
-    kind: ObjectKind
-    state: ObjectState
-    size_bytes: int
-    created_ms: int
-
-
-class OffsetCommit(NamedTuple):
-    """A consumer group's position: the next offset it will read."""
-
-    offset: int
-    leader_epoch: int = -1
-    metadata: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """A promise not to delete past these offsets, until it is released or its lease ends."""
-
-    id: str
-    owner: str
-    positions: Mapping[tuple[str, int], int]
-    """(topic name, partition) -> lowest offset that must stay readable."""
-    lease_until_ms: int | None
-    created_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class EpochCommit:
-    """One epoch of one sink, written once."""
-
-    already: bool
-    """The epoch had been committed before; nothing was written by this call."""
-    epoch: int
-    records: int
-    offsets: Mapping[int, tuple[int, int]]
-    """Partition -> (first, last) offset this epoch got."""
-    checksum: str
-    topic: str
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """What one sequenced chunk changes; rows of partitions and producers replace older ones."""
-
-    runs: Sequence[RunRow] = ()
-    partitions: Sequence[PartitionRow] = ()
-    producers: Sequence[ProducerRow] = ()
-    objects: Sequence[ObjectRow] = ()
-    """Objects that the runs lie in; one already known only grows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What a log needs to go on: everything but the runs."""
-
-    cluster_id: str
-    applied_sequence: int
-    """The WAL frame whose changes, and all before it, this catalog holds; 0 = none."""
-    topics: Sequence[Topic]
-    partitions: Sequence[PartitionRow]
-    producers: Sequence[ProducerRow]
-
-
-class StorageRow(NamedTuple):
-    """Bytes of one partition that lie in chunks (WAL files, staged) and in segments."""
-
-    partition: int
-    chunk_bytes: int
-    segment_bytes: int
-    runs: int
-
-
 class Catalog(Protocol):
-    """The contract of this chapter; `sqlite.py` keeps it for one broker."""
-
-    # --- following the WAL ---------------------------------------------------------------
+    """What both kinds have in common; the contract of this chapter."""
 
     def load(self) -> Snapshot:
-        """The state to start from."""
-        ...
-
-    def apply(self, sequence: int, changes: Changes) -> None:
-        """Take one chunk's changes; chunks come in order. Durable within a second.
-
-        Raises `CatalogDead`.
-        """
+        """The state to start from; of a shared catalog without the producers' standing."""
         ...
 
     def flush(self) -> Future[None]:
-        """Done when every chunk applied so far is durable."""
+        """Done when every chunk applied so far is durable; a shared catalog is so at once."""
+        ...
+
+    def transact(self, scope: Scope, decide: Callable[[Seen], tuple[Changes, T]]) -> Future[T]:
+        """Lock and read what `scope` names, write what `decide` makes of it, all or nothing.
+
+        `decide` is pure, for it may be called again when the database asks for another try; what
+        it raises (a `CatchwaterError`) undoes everything and is the future's. Fails with
+        `SessionFenced`, `EpochGap` (an epoch in the changes that does not follow), and as every
+        change of a shared catalog with `CatalogUnavailable` or `CatalogUncertain`.
+        """
         ...
 
     # --- barriers --------------------------------------------------------------------------
@@ -215,26 +140,49 @@ class Catalog(Protocol):
         ...
 
     def commit_offsets(
-        self, group: str, offsets: Mapping[tuple[str, int], OffsetCommit]
+        self,
+        group: str,
+        offsets: Mapping[tuple[str, int], OffsetCommit],
+        *,
+        claim_epoch: int | None = None,
     ) -> Future[None]:
-        """Keep a group's positions, all or none."""
+        """Keep a group's positions, all or none.
+
+        Fails with `CoordinatorMoved` when the group's claim has another epoch than the one given.
+        """
+        ...
+
+    def add_txn_offsets(
+        self, producer_id: int, group: str, offsets: Mapping[tuple[str, int], OffsetCommit]
+    ) -> Future[None]:
+        """Keep positions that become the group's when the producer's transaction commits."""
+        ...
+
+    def claim_group(self, group: str, session: Session | None) -> Future[GroupClaim]:
+        """Become the group's coordinator, with an epoch above all earlier ones.
+
+        Fails with `SessionFenced`.
+        """
+        ...
+
+    def record_generation(self, group: str, claim: GroupClaim) -> Future[None]:
+        """Remember the claim's generation. Fails with `CoordinatorMoved`."""
+        ...
+
+    def delete_group(self, group: str) -> Future[bool]:
+        """Forget a group and its positions; whether there was anything."""
         ...
 
     def set_pin(self, pin: Pin) -> Future[None]:
         """Create a pin, or replace the one with its id."""
         ...
 
-    def release_pin(self, pin_id: str) -> Future[bool]:
-        """Whether there was such a pin."""
+    def set_pin_states(self, states: Mapping[str, PinState]) -> Future[None]:
+        """What retention has found out about pins; one that is gone is skipped."""
         ...
 
-    def commit_epoch(
-        self, pipeline: str, sink: str, commit: EpochCommit, changes: Changes
-    ) -> Future[None]:
-        """Record an epoch and make its staged chunks part of the log, together.
-
-        Fails with `EpochGap` unless it is the first of this sink or follows its last one.
-        """
+    def release_pin(self, pin_id: str) -> Future[bool]:
+        """Whether there was such a pin."""
         ...
 
     def replace_runs(
@@ -243,8 +191,17 @@ class Catalog(Protocol):
         """The packer's commit: take runs out and put others (segments) in their place.
 
         Both cover the same offsets of one partition. Fails with `RunsChanged` when an old run
-        is not there any more (trimmed, or its topic deleted).
+        is not there any more (trimmed, packed by another, or its topic deleted). The partition's
+        bytes become what its runs then hold.
         """
+        ...
+
+    def set_topic_config(self, topic_id: bytes, config: Mapping[str, str]) -> Future[None]:
+        """Replace a topic's configuration. Fails with `TopicUnknown`."""
+        ...
+
+    def add_partitions(self, topic_id: bytes, partitions: int) -> Future[None]:
+        """Let a topic have so many partitions, never fewer. Fails with `TopicUnknown`."""
         ...
 
     def trim(self, log_starts: Mapping[PartitionKey, int]) -> Future[list[PartitionRow]]:
@@ -283,12 +240,36 @@ class Catalog(Protocol):
         """Runs that lie in chunks, not in segments, by topic id, partition and offset."""
         ...
 
+    def runs_in(self, object_key: str) -> list[RunRow]:
+        """The runs that lie in an object, by byte offset; what a lost commit came to."""
+        ...
+
     def run_for_timestamp(self, key: PartitionKey, timestamp_ms: int) -> RunRow | None:
         """The first run with a timestamp at or after this one."""
         ...
 
     def committed(self, group: str) -> dict[tuple[str, int], OffsetCommit]:
         """A group's positions."""
+        ...
+
+    def partitions(self, keys: Iterable[PartitionKey]) -> list[PartitionRow]:
+        """Partitions as they are durably now; those that do not exist are left out."""
+        ...
+
+    def txns(self) -> list[TxnRow]:
+        """All transactional ids."""
+        ...
+
+    def open_txns(self, producer_id: int) -> list[OpenTxnRow]:
+        """The partitions on which a producer's transaction is open."""
+        ...
+
+    def txn_offsets(self, producer_id: int) -> dict[tuple[str, str, int], OffsetCommit]:
+        """(group, topic, partition) -> position that waits for the transaction's end."""
+        ...
+
+    def aborted(self, key: PartitionKey, start: int, end: int) -> list[AbortedRow]:
+        """Aborted transactions with records or marker in [start, end), by last offset."""
         ...
 
     def groups(self) -> list[str]:
@@ -317,4 +298,62 @@ class Catalog(Protocol):
 
     def close(self) -> None:
         """Make everything durable and let go of the files. Raises `CatalogDead`."""
+        ...
+
+
+class EmbeddedCatalog(Catalog, Protocol):
+    """The catalog of one broker, which trails its write-ahead log."""
+
+    def apply(self, sequence: int, changes: Changes) -> None:
+        """Take one chunk's changes; chunks come in order. Durable within a second.
+
+        Raises `CatalogDead`.
+        """
+        ...
+
+
+class SharedCatalog(Catalog, Protocol):
+    """The catalog of many brokers: who they are, who may still write, who does what."""
+
+    def join(self, broker: BrokerRow, ttl_ms: int) -> Future[Session]:
+        """Begin a session; an earlier one of the same id is superseded. Epoch and deadline given
+        are ignored. Fails with `BrokerRefused`.
+        """
+        ...
+
+    def heartbeat(self, session: Session, state: BrokerState, ttl_ms: int) -> Future[None]:
+        """Move the session's deadline and supersede sessions whose deadline has passed.
+
+        Fails with `SessionFenced`.
+        """
+        ...
+
+    def leave(self, session: Session) -> Future[None]:
+        """End a session; one that was superseded is no error."""
+        ...
+
+    def brokers(self) -> list[BrokerRow]:
+        """The brokers whose session has not ended and not passed its deadline, by id."""
+        ...
+
+    def take_lease(self, name: str, session: Session, ttl_ms: int) -> Future[bool]:
+        """Take or renew a lease; False while another live session holds it.
+
+        Fails with `SessionFenced`.
+        """
+        ...
+
+    def payload(self, object_key: str, offset: int, size: int) -> bytes | None:
+        """Bytes of a chunk that was committed with its payload; None if it is not there."""
+        ...
+
+    def delete_payloads(self, object_keys: Iterable[str]) -> Future[None]:
+        """Drop such bytes; keys that are not there are no error."""
+        ...
+
+    def listen(self, notify: Callable[[Notice], None]) -> None:
+        """Call back, from a thread of the catalog's, for every change by any broker.
+
+        Never silent for long about a lost connection: after one, `resync` is told.
+        """
         ...

@@ -18,9 +18,14 @@ import msgspec
 from catchwater.catalog.base import (
     CatalogDead,
     CatalogTooNew,
+    EpochGap,
+    RunsChanged,
+    TopicExists,
+    TopicUnknown,
+)
+from catchwater.catalog.rows import (
     Changes,
     EpochCommit,
-    EpochGap,
     ObjectRow,
     ObjectState,
     OffsetCommit,
@@ -29,12 +34,9 @@ from catchwater.catalog.base import (
     Pin,
     ProducerRow,
     RunRow,
-    RunsChanged,
     Snapshot,
     StorageRow,
     Topic,
-    TopicExists,
-    TopicUnknown,
 )
 from catchwater.catalog.statements import migrations, sql
 from catchwater.catalog.writer import Writer, write_changes

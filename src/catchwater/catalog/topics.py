@@ -2,7 +2,12 @@
 
 from collections.abc import Iterable, Iterator
 
-from catchwater.catalog.base import Topic, TopicUnknown
+from catchwater.catalog.base import (
+    TopicUnknown,
+)
+from catchwater.catalog.rows import (
+    Topic,
+)
 
 
 class Topics:

@@ -22,6 +22,8 @@ import msgspec
 from catchwater.catalog.base import (
     CatalogDead,
     CatalogFull,
+)
+from catchwater.catalog.rows import (
     Changes,
     ObjectRow,
     PartitionKey,

@@ -21,6 +21,9 @@ from catchwater.catalog.base import (
     Catalog,
     CatalogDead,
     CatalogFull,
+    TopicUnknown,
+)
+from catchwater.catalog.rows import (
     Changes,
     EpochCommit,
     OffsetCommit,
@@ -28,7 +31,6 @@ from catchwater.catalog.base import (
     Pin,
     StorageRow,
     Topic,
-    TopicUnknown,
 )
 from catchwater.catalog.topics import Topics
 from catchwater.clock import Clock

@@ -6,7 +6,9 @@ beginning of the key.
 
 from collections.abc import Sequence
 
-from catchwater.catalog.base import Topic
+from catchwater.catalog.rows import (
+    Topic,
+)
 from catchwater.config import CatchwaterError
 from catchwater.log.format.chunk import Chunk, ChunkError, decode
 from catchwater.objects.base import BadKey, ObjectMissing, ObjectStore, ObjectTruncated

@@ -17,7 +17,9 @@ from urllib.parse import unquote, urlsplit
 
 from crc32c import crc32c
 
-from catchwater.catalog.base import PartitionKey
+from catchwater.catalog.rows import (
+    PartitionKey,
+)
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 from catchwater.log.format import chunk

@@ -13,7 +13,15 @@ from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.groups import GroupLimits
 from catchwater.broker.metrics import Metrics
 from catchwater.broker.router import APIS, start
-from catchwater.catalog.base import OffsetCommit, PartitionKey, Topic, TopicExists, TopicUnknown
+from catchwater.catalog.base import (
+    TopicExists,
+    TopicUnknown,
+)
+from catchwater.catalog.rows import (
+    OffsetCommit,
+    PartitionKey,
+    Topic,
+)
 from catchwater.clock import ManualClock
 from catchwater.config import Address, BrokerConfig
 from catchwater.log.log import Read

@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from catchwater.catalog.base import CatalogDead, CatalogTooNew, Pin
+from catchwater.catalog.base import (
+    CatalogDead,
+    CatalogTooNew,
+)
+from catchwater.catalog.rows import (
+    Pin,
+)
 from catchwater.catalog.sqlite import SqliteCatalog
 from catchwater.catalog.statements import migrations
 

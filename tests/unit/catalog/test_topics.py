@@ -2,7 +2,12 @@
 
 import pytest
 
-from catchwater.catalog.base import Topic, TopicUnknown
+from catchwater.catalog.base import (
+    TopicUnknown,
+)
+from catchwater.catalog.rows import (
+    Topic,
+)
 from catchwater.catalog.topics import Topics
 
 A, B = Topic(b"a" * 16, "a", 1), Topic(b"b" * 16, "b", 2)

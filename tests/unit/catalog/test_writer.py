@@ -11,6 +11,8 @@ import pytest
 from catchwater.catalog.base import (
     CatalogDead,
     CatalogFull,
+)
+from catchwater.catalog.rows import (
     Changes,
     ObjectRow,
     PartitionRow,

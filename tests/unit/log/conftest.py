@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from catchwater.catalog.base import Changes, ObjectRow, PartitionKey, PartitionRow, RunRow, Topic
+from catchwater.catalog.rows import (
+    Changes,
+    ObjectRow,
+    PartitionKey,
+    PartitionRow,
+    RunRow,
+    Topic,
+)
 from catchwater.catalog.sqlite import SqliteCatalog
 from catchwater.clock import ManualClock
 from catchwater.log.storage import Storage

@@ -13,11 +13,13 @@ import pytest
 
 from catchwater.catalog.base import (
     EpochGap,
+    TopicExists,
+    TopicUnknown,
+)
+from catchwater.catalog.rows import (
     OffsetCommit,
     PartitionKey,
     Pin,
-    TopicExists,
-    TopicUnknown,
 )
 from catchwater.clock import ManualClock
 from catchwater.log.format import chunk

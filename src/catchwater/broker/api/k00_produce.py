@@ -15,7 +15,9 @@ import asyncio
 from functools import partial
 
 from catchwater.broker.broker import Api, Broker, Call, Later
-from catchwater.catalog.base import Topic
+from catchwater.catalog.rows import (
+    Topic,
+)
 from catchwater.log.write.append import Appended, Submission
 from catchwater.objects.base import Buffer
 from catchwater.wire.batch import BatchError, BatchHeader, check, read_single

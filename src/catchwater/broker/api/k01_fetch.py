@@ -20,7 +20,9 @@ from functools import partial
 from typing import NamedTuple
 
 from catchwater.broker.broker import Api, Broker, Call, Later
-from catchwater.catalog.base import PartitionKey
+from catchwater.catalog.rows import (
+    PartitionKey,
+)
 from catchwater.objects.base import Buffer
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.hot import (

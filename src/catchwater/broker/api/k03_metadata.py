@@ -16,7 +16,13 @@ from uuid import UUID
 
 from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call, Later
 from catchwater.broker.names import is_legal_topic_name
-from catchwater.catalog.base import CatalogFull, Topic, TopicExists
+from catchwater.catalog.base import (
+    CatalogFull,
+    TopicExists,
+)
+from catchwater.catalog.rows import (
+    Topic,
+)
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.hot import (
     METADATA_VERSIONS,

@@ -10,7 +10,12 @@ from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.names import is_legal_group_id
-from catchwater.catalog.base import CatalogFull, OffsetCommit
+from catchwater.catalog.base import (
+    CatalogFull,
+)
+from catchwater.catalog.rows import (
+    OffsetCommit,
+)
 from catchwater.wire.errors import ErrorCode
 
 MAX_METADATA_BYTES = 4096

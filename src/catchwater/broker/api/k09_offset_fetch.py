@@ -10,7 +10,9 @@ Not implemented: v10 (topic ids).
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.catalog.base import OffsetCommit
+from catchwater.catalog.rows import (
+    OffsetCommit,
+)
 from catchwater.wire.errors import ErrorCode
 
 _NONE = OffsetCommit(offset=-1)

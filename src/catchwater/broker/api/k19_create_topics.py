@@ -13,7 +13,10 @@ from typing import Any
 from catchwater.broker import topic_config
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.names import is_legal_topic_name
-from catchwater.catalog.base import CatalogFull, TopicExists
+from catchwater.catalog.base import (
+    CatalogFull,
+    TopicExists,
+)
 from catchwater.wire.errors import ErrorCode
 
 MAX_PARTITIONS = 10_000

@@ -7,7 +7,10 @@ from typing import Any
 from uuid import UUID
 
 from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call, Fields, error_fields
-from catchwater.catalog.base import CatalogFull, TopicUnknown
+from catchwater.catalog.base import (
+    CatalogFull,
+    TopicUnknown,
+)
 from catchwater.wire.errors import ErrorCode
 
 

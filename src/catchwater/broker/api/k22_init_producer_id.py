@@ -11,7 +11,9 @@ TRANSACTIONAL_ID_AUTHORIZATION_FAILED, the one answer that every client takes as
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.catalog.base import CatalogFull
+from catchwater.catalog.base import (
+    CatalogFull,
+)
 from catchwater.wire.errors import ErrorCode
 
 

@@ -12,7 +12,9 @@ from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.topic_config import TOPIC_SETTINGS
-from catchwater.catalog.base import Topic
+from catchwater.catalog.rows import (
+    Topic,
+)
 from catchwater.wire.errors import ErrorCode
 
 _TOPIC, _BROKER = 2, 4

@@ -14,7 +14,9 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from catchwater.catalog.base import PartitionKey
+from catchwater.catalog.rows import (
+    PartitionKey,
+)
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import Buffer
 from catchwater.wire.batch import BatchError, BatchHeader, check, read_single

@@ -18,7 +18,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from catchwater.catalog.base import Catalog, ObjectRow, PartitionKey, RunRow, RunsChanged
+from catchwater.catalog.base import (
+    Catalog,
+    RunsChanged,
+)
+from catchwater.catalog.rows import (
+    ObjectRow,
+    PartitionKey,
+    RunRow,
+)
 from catchwater.clock import Clock
 from catchwater.log.format.batches import DamagedObject, walk
 from catchwater.log.format.segment import HEADER_BYTES, Footer, SegmentWriter

@@ -14,7 +14,15 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from catchwater.catalog.base import Catalog, PartitionKey, Pin, RunRow, Topic
+from catchwater.catalog.base import (
+    Catalog,
+)
+from catchwater.catalog.rows import (
+    PartitionKey,
+    Pin,
+    RunRow,
+    Topic,
+)
 from catchwater.clock import Clock
 from catchwater.log.storage import SEGMENTS, STAGED, WAL, Storage
 from catchwater.log.write.sequence import PartitionState

@@ -16,7 +16,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from catchwater.catalog.base import Catalog, PartitionKey, RunRow
+from catchwater.catalog.base import (
+    Catalog,
+)
+from catchwater.catalog.rows import (
+    PartitionKey,
+    RunRow,
+)
 from catchwater.log.format.batches import (
     Block,
     DamagedObject,

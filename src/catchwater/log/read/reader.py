@@ -16,7 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from catchwater.catalog.base import Catalog, PartitionKey, RunRow
+from catchwater.catalog.base import (
+    Catalog,
+)
+from catchwater.catalog.rows import (
+    PartitionKey,
+    RunRow,
+)
 from catchwater.config import CatchwaterError
 from catchwater.log.format.batches import Block, DamagedObject
 from catchwater.log.format.segment import SegmentTooNew

@@ -9,7 +9,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
-from catchwater.catalog.base import PartitionKey, RunRow
+from catchwater.catalog.rows import (
+    PartitionKey,
+    RunRow,
+)
 from catchwater.log.format.batches import Block, place
 
 _RUN_OVERHEAD_BYTES = 512  # what Python keeps per run, whatever the size of its batches

@@ -21,7 +21,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from catchwater.catalog.base import Catalog, CatalogDead, Changes, ObjectRow, PartitionKey
+from catchwater.catalog.base import (
+    Catalog,
+    CatalogDead,
+)
+from catchwater.catalog.rows import (
+    Changes,
+    ObjectRow,
+    PartitionKey,
+)
 from catchwater.clock import Clock
 from catchwater.log.format.chunk import Chunk, ChunkError, decode_index, encode
 from catchwater.log.write.sequence import PartitionState, Sequenced, catalog_changes, sequence

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from catchwater.catalog.base import (
+from catchwater.catalog.rows import (
     Changes,
     ObjectRow,
     PartitionKey,

@@ -14,7 +14,9 @@ from kio.schema.list_offsets.v6 import request as list_v6
 from kio.schema.offset_for_leader_epoch.v4 import request as epoch_v4
 from kio.static.primitive import i32Timedelta
 
-from catchwater.catalog.base import CatalogFull
+from catchwater.catalog.base import (
+    CatalogFull,
+)
 
 SECOND = i32Timedelta.parse(timedelta(seconds=1))
 

@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catchwater.catalog.base import PartitionKey, RunRow
+from catchwater.catalog.rows import (
+    PartitionKey,
+    RunRow,
+)
 from catchwater.clock import ManualClock
 from catchwater.log.format.segment import read_footer
 from catchwater.log.keep.pack import PackConfig, Packer, groups

@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catchwater.catalog.base import PartitionKey, Pin, RunRow, Topic
+from catchwater.catalog.rows import (
+    PartitionKey,
+    Pin,
+    RunRow,
+    Topic,
+)
 from catchwater.log.keep.pack import PackConfig, Packer
 from catchwater.log.keep.retain import Policy, Retention, Sweeper, log_start_after, pinned_offsets
 from catchwater.log.write.sequence import PartitionState

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from catchwater.catalog.base import ObjectRow, PartitionKey
+from catchwater.catalog.rows import (
+    ObjectRow,
+    PartitionKey,
+)
 from catchwater.log.keep.pack import PackConfig, Packer
 from catchwater.log.read.history import PIECE_BYTES, PLAN_RANGE_BYTES
 from catchwater.log.read.reader import Found, PlanRange, Reader, Unreadable

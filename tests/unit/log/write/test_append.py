@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
-from catchwater.catalog.base import CatalogDead, Changes
+from catchwater.catalog.base import (
+    CatalogDead,
+)
+from catchwater.catalog.rows import (
+    Changes,
+)
 from catchwater.clock import ManualClock
 from catchwater.log.format.chunk import ChunkError, decode_index
 from catchwater.log.write.append import Appender, Submission, replay

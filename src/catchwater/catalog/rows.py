@@ -1,0 +1,271 @@
+"""The rows of the catalog, and what is read, decided and changed of them.
+
+Offsets are inclusive where they are called last, timestamps milliseconds since the Unix epoch,
+topic ids 16 UUID bytes. Rows are what both databases store, so nothing here knows either.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+Buffer = bytes | bytearray | memoryview
+PartitionKey = tuple[bytes, int]
+"""A topic's id (16 UUID bytes) and a partition's index."""
+
+ObjectKind = Literal["chunk", "segment"]
+ObjectState = Literal["live", "deleting"]
+BrokerState = Literal["live", "draining"]
+PinState = Literal["reserved", "extended", "unreserved", "lost"]
+"""As PostgreSQL's replication slots: retention would keep what it holds anyway; retention is
+held back by it; it holds more than its cap and may lose it at any time; it has lost it."""
+TxnState = Literal[
+    "empty", "ongoing", "prepare_commit", "prepare_abort", "complete_commit", "complete_abort"
+]
+"""Kafka's names of a transaction's states (KIP-98)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic; partitions are numbered from 0."""
+
+    id: bytes
+    name: str
+    partitions: int
+    config: Mapping[str, str] = field(default_factory=dict)
+
+
+class PartitionRow(NamedTuple):
+    """A partition as the catalog keeps it; see `log.sequence.PartitionState`."""
+
+    topic_id: bytes
+    partition: int
+    log_start: int
+    high_watermark: int
+    bytes: int
+    earliest_timestamp: int
+    """Largest timestamp of the oldest run, ms; -1 when the partition holds nothing."""
+
+
+class ProducerRow(NamedTuple):
+    """An idempotent producer's standing on one partition."""
+
+    topic_id: bytes
+    partition: int
+    producer_id: int
+    epoch: int
+    batches: tuple[tuple[int, int, int], ...]
+    """The last five batches, oldest first: (base sequence, last sequence, base offset)."""
+    last_ms: int
+
+
+class RunRow(NamedTuple):
+    """Batches of one partition, side by side in one object, with consecutive offsets."""
+
+    topic_id: bytes
+    partition: int
+    base_offset: int
+    last_offset: int
+    object: str
+    byte_offset: int
+    byte_size: int
+    max_timestamp: int
+    record_count: int
+
+
+class ObjectRow(NamedTuple):
+    """A WAL file (`wal/…`), a staged chunk (`staged/…`) or a segment (`segments/…`)."""
+
+    key: str
+    kind: ObjectKind
+    state: ObjectState
+    size_bytes: int
+    created_ms: int
+
+
+class OffsetCommit(NamedTuple):
+    """A consumer group's position: the next offset it will read."""
+
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+
+
+class Session(NamedTuple):
+    """One life of a broker in a shared catalog; a later epoch of the same id supersedes it."""
+
+    broker_id: int
+    epoch: int
+
+
+class BrokerRow(NamedTuple):
+    """A broker whose session has not ended; `deadline_ms` is by the catalog's own clock."""
+
+    id: int
+    epoch: int
+    zone: str
+    """Empty where none was configured (`broker.rack`)."""
+    host: str
+    port: int
+    control_url: str
+    wal: str
+    """The kind of its write-ahead log."""
+    wal_is_shared: bool
+    """Whether the other brokers can read it."""
+    state: BrokerState
+    deadline_ms: int
+
+
+class TxnRow(NamedTuple):
+    """A transactional id: its producer and where its transaction stands (KIP-98, KIP-890)."""
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+    state: TxnState
+    timeout_ms: int
+    started_ms: int
+    """Time of the chunk or request that began the transaction; -1 when none is open."""
+    version: int
+    """1: partitions are announced (AddPartitionsToTxn); 2: the epoch rises with every end."""
+    partitions: tuple[tuple[str, int], ...]
+    """What version 1 has announced: (topic id as 32 hexadecimal digits, partition)."""
+
+
+class OpenTxnRow(NamedTuple):
+    """A producer's transaction that has records on a partition and no end there yet."""
+
+    topic_id: bytes
+    partition: int
+    producer_id: int
+    first_offset: int
+
+
+class AbortedRow(NamedTuple):
+    """Records of a producer from `first_offset` up to the marker at `last_offset` are void."""
+
+    topic_id: bytes
+    partition: int
+    producer_id: int
+    first_offset: int
+    last_offset: int
+
+
+class EndedTxn(NamedTuple):
+    """The end of a transaction: its pending group offsets are kept or dropped with it."""
+
+    producer_id: int
+    committed: bool
+
+
+class GroupClaim(NamedTuple):
+    """A broker's claim to coordinate a group; it loses it when another claims with a new epoch."""
+
+    epoch: int
+    generation: int
+    """The last generation that was recorded; the next one must be higher."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A promise not to delete past these offsets, until it is released or its lease ends."""
+
+    id: str
+    owner: str
+    positions: Mapping[tuple[str, int], int]
+    """(topic name, partition) -> lowest offset that must stay readable."""
+    lease_until_ms: int | None
+    created_ms: int
+    max_bytes: int | None = None
+    """Beyond so many bytes held back from retention the promise ends; None: without limit."""
+    state: PinState = "reserved"
+    """Set by retention; a pin that is `lost` stays so until it is replaced or released."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochCommit:
+    """One epoch of one sink, written once."""
+
+    already: bool
+    """The epoch had been committed before; nothing was written by this call."""
+    epoch: int
+    records: int
+    offsets: Mapping[int, tuple[int, int]]
+    """Partition -> (first, last) offset this epoch got."""
+    checksum: str
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What one sequenced chunk changes; rows of partitions and producers replace older ones."""
+
+    runs: Sequence[RunRow] = ()
+    partitions: Sequence[PartitionRow] = ()
+    producers: Sequence[ProducerRow] = ()
+    objects: Sequence[ObjectRow] = ()
+    """Objects that the runs lie in; one already known only grows."""
+    txns: Sequence[TxnRow] = ()
+    open_txns: Sequence[OpenTxnRow] = ()
+    closed_txns: Sequence[tuple[bytes, int, int]] = ()
+    """(topic id, partition, producer id) of open transactions that end."""
+    aborted: Sequence[AbortedRow] = ()
+    ended: Sequence[EndedTxn] = ()
+    epochs: Sequence[tuple[str, str, "EpochCommit"]] = ()
+    """(pipeline, sink, epoch) to be recorded together with the chunks of that epoch."""
+    payloads: Sequence[tuple[str, Buffer]] = ()
+    """(object key, bytes) of chunks that travel in the commit itself (the WAL `postgres`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a transaction looks at; rows are locked in this order, each kind sorted."""
+
+    session: Session | None = None
+    """Fails with `SessionFenced` unless this is the broker's session; None: embedded."""
+    transactional: Sequence[int] = ()
+    """Producer ids whose transactional id is wanted, if they have one."""
+    partitions: Sequence[PartitionKey] = ()
+    producers: Sequence[tuple[bytes, int, int]] = ()
+    """(topic id, partition, producer id) whose standing is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The rows of a `Scope` that exist; of the partitions also all open transactions."""
+
+    partitions: Sequence[PartitionRow] = ()
+    producers: Sequence[ProducerRow] = ()
+    txns: Sequence[TxnRow] = ()
+    open_txns: Sequence[OpenTxnRow] = ()
+
+
+class Notice(NamedTuple):
+    """What another broker (or this one) has changed, as a shared catalog tells it."""
+
+    kind: Literal["partitions", "topics", "brokers", "resync"]
+    """`resync`: notices may have been missed; read everything again."""
+    partitions: Sequence[tuple[bytes, int, int, int]] = ()
+    """(topic id, partition, log start, high watermark)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a log needs to go on: everything but the runs."""
+
+    cluster_id: str
+    applied_sequence: int
+    """The WAL frame whose changes, and all before it, this catalog holds; 0 = none."""
+    topics: Sequence[Topic]
+    partitions: Sequence[PartitionRow]
+    producers: Sequence[ProducerRow]
+    txns: Sequence[TxnRow] = ()
+    open_txns: Sequence[OpenTxnRow] = ()
+
+
+class StorageRow(NamedTuple):
+    """Bytes of one partition that lie in chunks (WAL files, staged) and in segments."""
+
+    partition: int
+    chunk_bytes: int
+    segment_bytes: int
+    runs: int
