@@ -7,8 +7,10 @@ STAMP := $(VENV)/.ready
 TESTS ?= tests
 ARGS ?=
 SEEDS ?= 50
+POINTS ?= 300
+MINUTES ?= 10
 
-.PHONY: help setup style format types tidy unit test sim e2e bench demo docs check lock clean
+.PHONY: help setup style format types tidy unit test sim kill-points chaos soak e2e bench demo docs check lock clean
 .DEFAULT_GOAL := help
 
 help:            ## show this list
@@ -31,7 +33,7 @@ lock:            ## resolve the dependencies again (hashed, no registry named)
 	  $(BIN)/uv pip compile -q -U --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-emit-find-links --no-header --no-annotate requirements/$$group.in -o requirements/$$group.lock || exit 1; done
 	$(BIN)/uv pip compile -q -U --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
-	  --no-header --no-annotate pyproject.toml --extra spark --extra fast --group test --group tidy -o requirements/dev.lock
+	  --no-header --no-annotate pyproject.toml --extra spark --extra fast --extra postgres --extra s3 --group test --group tidy -o requirements/dev.lock
 
 style: $(STAMP)  ## formatting and lint
 	$(BIN)/ruff format --check .
@@ -55,6 +57,15 @@ test: $(STAMP)   ## every test a newcomer should run (minutes; real clients, rea
 
 sim: $(STAMP)    ## whole broker on virtual time, SEEDS seeds
 	SEEDS=$(SEEDS) $(BIN)/python -m pytest -q tests/simulation
+
+kill-points: $(STAMP) ## kill -9 of a real broker before the n-th system call, POINTS times
+	POINTS=$(POINTS) $(BIN)/python -m pytest -q tests/conformance/test_kill_points.py
+
+chaos: $(STAMP)  ## three brokers over PostgreSQL and S3, MINUTES of kills, pauses and store faults, then the checker
+	MINUTES=$(MINUTES) $(BIN)/python -m benchmarks.chaos
+
+soak: $(STAMP)   ## MINUTES of steady load: memory, descriptors, objects and catalog rows stay flat
+	MINUTES=$(MINUTES) $(BIN)/python -m benchmarks.soak
 
 e2e: $(STAMP)    ## real Spark
 	$(BIN)/python -m pytest tests/e2e

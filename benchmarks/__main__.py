@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-NAMES = ("produce", "replay", "function")
+NAMES = ("produce", "replay", "function", "catalog", "partitions")
 
 if __name__ == "__main__":
     wanted = sys.argv[1:] or list(NAMES)
