@@ -68,7 +68,7 @@ soak: $(STAMP)   ## MINUTES of steady load: memory, descriptors, objects and cat
 	MINUTES=$(MINUTES) $(BIN)/python -m benchmarks.soak
 
 e2e: $(STAMP)    ## real Spark
-	$(BIN)/python -m pytest tests/e2e
+	KILLS=10 $(BIN)/python -m pytest tests/e2e
 
 bench: $(STAMP)  ## every claim beside its peer; writes benchmarks/results/*.json
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -16,7 +16,8 @@ from catchwater.demo.reference import canonical
 from catchwater.testing import Harness
 
 EPOCH_EVENTS = 800
-KILLS = 10
+KILLS = int(os.environ.get("KILLS", "4"))
+"""Drivers killed; `make e2e` takes ten."""
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -27,11 +28,11 @@ def test_the_harness_gives_what_a_plain_loop_gives(cards: Any) -> None:
     assert Counter(canonical(msgspec.to_builtins(output)) for output in outputs) == cards.expected
 
 
-def test_a_driver_killed_at_ten_moments_still_writes_each_row_once(
+def test_a_driver_killed_again_and_again_still_writes_each_row_once(
     make_pipeline: Callable[[str], Any],
 ) -> None:
     pipeline = make_pipeline("killed")
-    draw = random.Random(KILLS)
+    draw = random.Random(10)
     for kill in range(KILLS):
         pipeline.start(epoch_events=EPOCH_EVENTS // 2)
         epoch = pipeline.committed + 1
