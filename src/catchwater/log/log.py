@@ -19,8 +19,6 @@ from typing import Any, TypeVar
 
 from catchwater.catalog.base import (
     Catalog,
-    CatalogDead,
-    CatalogFull,
     TopicUnknown,
 )
 from catchwater.catalog.rows import (
@@ -36,26 +34,22 @@ from catchwater.catalog.topics import Topics
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.log.directory import DataDirectory
-from catchwater.log.keep.pack import PackConfig, Packer
-from catchwater.log.keep.retain import Policy, Retention, Sweeper
+from catchwater.log.keep.housekeeping import Housekeeping, KeepConfig
 from catchwater.log.read.reader import PlanRange, Reader
 from catchwater.log.storage import StagedDamaged, Storage, load_staged
 from catchwater.log.write.append import Appended, Appender, States, Submission, replay
 from catchwater.log.write.sequence import (
-    PRODUCER_EXPIRY_MS,
     PartitionState,
     sequence_staged,
     states_of,
 )
-from catchwater.objects.base import Buffer, ObjectStore, StoreError
+from catchwater.objects.base import Buffer, ObjectStore
 from catchwater.wal.base import Position, Recovered
 from catchwater.wire.errors import ErrorCode
 
 _LOG = logging.getLogger(__name__)
 
 _PRODUCER_IDS_A_BLOCK = 1000
-_ORPHAN_GRACE_MS = 6 * 60 * 60 * 1000
-_LONGEST_TICK_MS = 1000
 
 T = TypeVar("T")
 
@@ -70,7 +64,7 @@ class RangeMissing(CatchwaterError):
 
 
 @dataclass(frozen=True)
-class LogConfig:
+class LogConfig(KeepConfig):
     """Sizes in bytes, times in milliseconds; the defaults suit one broker on one machine."""
 
     wal_segment_bytes: int = 64 * 1024 * 1024
@@ -79,14 +73,6 @@ class LogConfig:
     cache_bytes: int = 256 * 1024 * 1024
     lagging_cache_bytes: int = 64 * 1024 * 1024
     catalog_lag_ms: int = 1000
-    pack_interval_ms: int = 60_000
-    pack_min_bytes: int = 32 * 1024 * 1024
-    retention_interval_ms: int = 300_000
-    retention_ms: int = 7 * 24 * 60 * 60 * 1000
-    retention_bytes: int = -1
-    delete_grace_ms: int = 60_000
-    background: bool = True
-    """Pack and delete without being asked; off where a test or a simulation asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +108,7 @@ class Log:
         self._config = config
         self._clock = clock
         self._producer_ids = range(0)
-        self._pins_change = asyncio.Lock()
+        self.pins_change = asyncio.Lock()
         # Work that goes on when its caller stops waiting, and that `close` waits for.
         self._working: set[asyncio.Future[Any]] = set()
         storage = Storage(directory.wal, directory.objects)
@@ -141,21 +127,9 @@ class Log:
             pending_bytes=config.pending_bytes,
             on_appended=self._keep,
         )
-        packing = PackConfig(min_bytes=config.pack_min_bytes, interval_ms=config.pack_interval_ms)
-        self._packer = Packer(self._catalog, storage, clock, packing, self.topics.name_of)
-        policy = Policy(config.retention_ms, config.retention_bytes)
-        self._retention = Retention(
-            self._catalog, self.topics, self.state, self.trim, self._pins_change, clock, policy
+        self.keeping = Housekeeping(
+            self, self._catalog, storage, config, clock, lambda: self._appender.sequenced
         )
-        self._sweeper = Sweeper(
-            self._catalog,
-            storage,
-            clock,
-            grace_ms=config.delete_grace_ms,
-            orphan_grace_ms=_ORPHAN_GRACE_MS,
-            applied_sequence=lambda: self._appender.sequenced,
-        )
-        self._background = asyncio.ensure_future(self._housekeeping())
 
     @classmethod
     async def open(cls, data_dir: Path, config: LogConfig, clock: Clock) -> "Log":
@@ -279,7 +253,7 @@ class Log:
     def _keep(self, changes: Changes, position: Position, payload: bytearray) -> None:
         """Show a chunk that was just sequenced to readers and to the packer."""
         self._reader.appended(changes.runs, position.offset, payload)
-        self._packer.appended(position.size)
+        self.keeping.appended(position.size)
 
     # --- producers, groups, pins -----------------------------------------------------------------
 
@@ -314,7 +288,7 @@ class Log:
         """Set or replace a pin. Raises `TopicUnknown`, or `RangeMissing` if it came too late."""
 
         async def change() -> None:
-            async with self._pins_change:
+            async with self.pins_change:
                 for (topic, partition), offset in pin.positions.items():
                     state = self._states.get((self.topics.find(topic).id, partition))
                     log_start = offset + 1 if state is None else state.log_start
@@ -322,7 +296,7 @@ class Log:
                         raise RangeMissing(topic, [(partition, offset, log_start)])
                 await _done(self._catalog.set_pin(pin))
 
-        await self._to_the_end(change())
+        await self.to_the_end(change())
 
     async def release_pin(self, pin_id: str) -> bool:
         """Whether there was such a pin."""
@@ -365,7 +339,7 @@ class Log:
             commit = EpochCommit(False, epoch, records, offsets, checksum, topic)
             await _done(self._catalog.commit_epoch(pipeline, sink, commit, changes))
             self._states.update(states)
-            self._packer.appended(sum(row.size_bytes for row in changes.objects))
+            self.keeping.appended(sum(row.size_bytes for row in changes.objects))
             self._appender.wake(states)
             return commit
 
@@ -393,18 +367,7 @@ class Log:
 
         await self._between_chunks(change)
 
-    async def pack(self) -> int:
-        """Pack what lies in chunks; returns the number of segments written."""
-        await _done(self._catalog.flush())
-        return await self._to_the_end(asyncio.to_thread(self._packer.pack))
-
-    async def retain(self) -> None:
-        """Apply the topics' retention, and delete what nobody needs any more."""
-        await self._retention.apply()
-        await self._forget_producers(self._clock.now_ms() - PRODUCER_EXPIRY_MS)
-        await self._to_the_end(asyncio.to_thread(self._sweeper.sweep))
-
-    async def _forget_producers(self, last_ms_below: int) -> None:
+    async def forget_producers(self, last_ms_below: int) -> None:
         """Drop those that the sequencer would not know any more anyway."""
 
         async def change() -> None:
@@ -416,25 +379,6 @@ class Log:
 
         await self._between_chunks(change)
 
-    async def _housekeeping(self) -> None:
-        config = self._config
-        tick_ms = min(config.pack_interval_ms, config.retention_interval_ms, _LONGEST_TICK_MS)
-        retained_ms = orphans_ms = self._clock.now_ms()
-        while config.background:
-            await self._clock.sleep(tick_ms / 1000)
-            now_ms = self._clock.now_ms()
-            try:
-                if self._packer.is_due():
-                    await self.pack()
-                if now_ms - retained_ms >= config.retention_interval_ms:
-                    retained_ms = now_ms
-                    await self.retain()
-                if now_ms - orphans_ms >= _ORPHAN_GRACE_MS:
-                    orphans_ms = now_ms
-                    await self._to_the_end(asyncio.to_thread(self._sweeper.sweep_orphans))
-            except (StoreError, CatalogFull, CatalogDead) as error:
-                _LOG.error("Packing or deleting has to wait: %s", error)
-
     # --- the end ---------------------------------------------------------------------------------
 
     async def close(self) -> None:
@@ -442,23 +386,21 @@ class Log:
 
         Raises `CatalogDead` if the catalog could not be written; the WAL then has the rest.
         """
-        self._packer.stop()
-        self._background.cancel()
-        await asyncio.wait([self._background, *self._working])
+        await self.keeping.stop()
+        if self._working:
+            await asyncio.wait(self._working)
         await self._appender.close()
         await self._reader.close()
         await asyncio.to_thread(self._directory.close)
-        if not self._background.cancelled():
-            self._background.result()
 
     async def _between_chunks(self, change: Callable[[], Awaitable[T]]) -> T:
         async def held() -> T:
             async with self._appender.between_chunks():
                 return await change()
 
-        return await self._to_the_end(held())
+        return await self.to_the_end(held())
 
-    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+    async def to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for work that a caller who is cancelled leaves to itself, but never undone."""
         task = asyncio.ensure_future(work)
         self._working.add(task)

@@ -514,12 +514,12 @@ async def test_packed_retained_and_swept_the_log_reads_the_same(open_log: Open) 
     for n in range(40):
         await append(log, key, batch(3, value=b"%d" % n))
     before = await everything(log, key)
-    assert await log.pack() > 0
+    assert await log.keeping.pack() > 0
     (row,) = await log.storage("t")
     assert row.segment_bytes > 0
-    await log.retain()
+    await log.keeping.retain()
     log._clock.advance(100_000)  # type: ignore[attr-defined]
-    await log.retain()
+    await log.keeping.retain()
     assert len(log._directory.wal.files()) == 1
     assert await everything(log, key) == before
 
@@ -561,10 +561,10 @@ async def test_producers_silent_for_a_day_are_forgotten(open_log: Open, tmp_path
     log = await open_log(tmp_path / "live")
     topic = await log.create_topic("t", 1)
     await append(log, (topic.id, 0), batch(producer=(5, 0, 0)))
-    await log.retain()
+    await log.keeping.retain()
     assert 5 in log.state((topic.id, 0)).producers
     log._clock.advance(25 * 3_600_000)  # type: ignore[attr-defined]
-    await log.retain()
+    await log.keeping.retain()
     assert not log.state((topic.id, 0)).producers
     again = await open_log(crashed(tmp_path / "live", tmp_path / "left"))
     assert not again.state((topic.id, 0)).producers
