@@ -1,7 +1,8 @@
 """Starts one broker after another by fork, so that a hundred starts cost the imports once.
 
-Arguments are settings (key=value). For every line on stdin a broker is started; its pid and, when
-it has ended, its wait status are printed, a line each.
+Arguments are settings (key=value). For every line on stdin a broker is forked, and its pid is
+printed; it runs once a further byte comes, so that a tracer can be attached first. When it has
+ended, its wait status is printed.
 """
 
 import os
@@ -16,6 +17,7 @@ def main() -> None:
     for _ in sys.stdin:
         pid = os.fork()
         if pid == 0:
+            os.read(0, 1)
             run(config)
             os._exit(0)
         print(pid, flush=True)

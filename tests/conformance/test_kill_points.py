@@ -1,15 +1,19 @@
-"""kill -9 at a hundred points: what was acknowledged is there, once, at the offset that was told.
+"""kill -9 before every kind of system call: what was acknowledged is there, where it was told.
 
-An idempotent producer writes to two partitions with up to five requests in flight. The broker is
-killed at random times, and by strace right before the Nth write or sync of one of its threads
-(when strace is there). After each restart the producer repeats what was not answered, with the
-sequence numbers it had. Packing, WAL rolls and catalog commits run at a pace that makes the points
-hit them too. At the end the whole log is read.
+An idempotent producer writes to two partitions with up to five requests in flight, and a group
+commits its position. A first run is counted by strace: how often each thread makes each system
+call that writes, syncs, names, opens or sends. Then the broker is killed right before the Nth of
+them, the Ns spread over all, starting up included; the rest of the points are plain times. After
+each restart the producer repeats what was not answered, with the sequence numbers it had.
+Packing, WAL rolls and catalog commits run at a pace that makes the points hit them too. Every
+tenth restart, and at the end, the whole log is read.
+
+POINTS (40) says how many points; `make kill-points` takes 300.
 """
 
-import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -18,14 +22,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from kio.schema.create_topics.v4 import request as create_v4
 from kio.schema.fetch.v11 import request as fetch_v11
 from kio.schema.init_producer_id.v1.request import InitProducerIdRequest
+from kio.schema.offset_commit.v2 import request as commit_v2
+from kio.schema.offset_fetch.v1 import request as offset_v1
 from kio.schema.produce.v8 import request as produce_v8
 from kio.static.primitive import i32Timedelta
 
@@ -34,23 +42,45 @@ from catchwater.wire.frames import prefixed
 from catchwater.wire.messages import decode_reply, encode_request
 from catchwater.wire.records import encode_batch
 
-RANDOM_POINTS = 70
-STRACE_POINTS = 30
+POINTS = int(os.environ.get("POINTS", "40"))
+AT_A_TIME = 0.25
+"""The share of points that are times, not calls."""
+VERIFY_EVERY = 10
+COUNTED_S = 1.5
 LONGEST_RUN_S = 0.12
+LONGEST_TRACED_S = 2.5
 IN_FLIGHT = 5
 PARTITIONS = 2
 RECORDS = 3
-TOPIC = "t"
+TOPIC, GROUP = "t", "g"
 WAIT = i32Timedelta.parse(timedelta(seconds=1))
-SYSCALLS = {
-    "fdatasync": 40,
-    "pwrite64": 40,
-    "pwritev,pwritev2": 40,
-    "fsync": 3,
-    "rename,renameat,renameat2": 2,
-    "unlink": 2,
-}
-"""Calls before which strace kills, and how many of them one thread may get to make first."""
+SYSCALLS = (
+    *("write", "writev", "pwrite64", "pwritev", "pwritev2", "fdatasync", "fsync", "ftruncate"),
+    *("rename", "renameat", "renameat2", "unlink", "unlinkat", "openat", "sendto", "sendmsg"),
+)
+
+
+class Point(NamedTuple):
+    """Kill before a thread's `number`-th call of `syscall`; no call: at some time."""
+
+    syscall: str = ""
+    number: int = 0
+
+
+def points(counts: Counter[str], wanted: int, noise: random.Random) -> list[Point]:
+    """So many points: every kind of call as often as another, over all it was counted."""
+    chosen: list[Point] = []
+    left = wanted - round(wanted * AT_A_TIME) if counts else 0
+    for kinds, (syscall, count) in enumerate(sorted(counts.items(), key=lambda c: c[1])):
+        share = min(count, left // (len(counts) - kinds))
+        left -= share
+        chosen += [Point(syscall, 1 + index * count // share) for index in range(share)]
+    chosen += [Point()] * (wanted - len(chosen))
+    noise.shuffle(chosen)
+    return chosen
+
+
+Tracer = subprocess.Popen[bytes]
 
 
 class Broker:
@@ -91,17 +121,25 @@ class Broker:
             text=True,
         )
 
-    def start(self) -> None:
+    def start(self, tracing: Callable[[int], Tracer] | None = None) -> Tracer | None:
+        """Wait until it is ready or, under a tracer, has ended before it was."""
         self.ready_file.unlink(missing_ok=True)
-        self.parent.stdin.write("\n")
-        self.parent.stdin.flush()
+        self._say()
         self.pid = int(self.parent.stdout.readline())
+        tracer = tracing(self.pid) if tracing else None
+        self._say()
         deadline = time.monotonic() + 20
         while not self.ready_file.exists():
             assert time.monotonic() < deadline, self.log_file.read_text()[-3000:]
-            assert Path(f"/proc/{self.pid}/fd").exists(), self.log_file.read_text()[-3000:]
+            if not Path(f"/proc/{self.pid}").exists():
+                assert tracer is not None, self.log_file.read_text()[-3000:]
+                return tracer
             time.sleep(0.002)
-        assert json.loads(self.ready_file.read_text())["pid"] == self.pid
+        return tracer
+
+    def _say(self) -> None:
+        self.parent.stdin.write("\n")
+        self.parent.stdin.flush()
 
     def kill(self) -> None:
         try:
@@ -203,6 +241,51 @@ class Producer:
         self.unanswered.popleft()
 
 
+class Committer:
+    """A group of one that moves its position up by one at a time."""
+
+    def __init__(self) -> None:
+        self.acknowledged = self.sent = 0
+
+    def run(self, port: int) -> None:
+        """Commit until the connection breaks."""
+        try:
+            client = Client(port)
+        except OSError:
+            return
+        try:
+            while True:
+                self.sent += 1
+                assert self.commit(client, self.sent) == "none"
+                self.acknowledged = self.sent
+        except OSError:
+            pass
+        finally:
+            client.close()
+
+    def commit(self, client: Client, offset: int) -> str:
+        partition = commit_v2.OffsetCommitRequestPartition(
+            partition_index=0, committed_offset=offset, committed_metadata=None
+        )
+        topic = commit_v2.OffsetCommitRequestTopic(name=TOPIC, partitions=(partition,))
+        request = commit_v2.OffsetCommitRequest(
+            group_id=GROUP,
+            generation_id_or_member_epoch=-1,
+            member_id="",
+            retention_time=i32Timedelta.parse(timedelta(milliseconds=-1)),
+            topics=(topic,),
+        )
+        return client.call(request).topics[0].partitions[0].error_code.name
+
+    def verify(self, port: int) -> None:
+        client = Client(port)
+        topic = offset_v1.OffsetFetchRequestTopic(name=TOPIC, partition_indexes=(0,))
+        answer = client.call(offset_v1.OffsetFetchRequest(group_id=GROUP, topics=(topic,)))
+        client.close()
+        offset = max(0, answer.topics[0].partitions[0].committed_offset)
+        assert self.acknowledged <= offset <= self.sent
+
+
 def create_topic(port: int) -> None:
     client = Client(port)
     topic = create_v4.CreatableTopic(
@@ -254,57 +337,94 @@ def verify(port: int, producer: Producer) -> None:
         assert set(offsets) <= set(range(0, producer.next_sequence, RECORDS))
 
 
-def attach_strace(pid: int, noise: random.Random, home: Path) -> subprocess.Popen[bytes]:
-    """Let one thread of the broker be killed right before its Nth call of one kind."""
-    calls, most = noise.choice(sorted(SYSCALLS.items()))
-    tracer = subprocess.Popen(
-        [
-            *("strace", "-f", "-qq", "-p", str(pid), "-o", str(home / "strace")),
-            *("-e", f"trace={calls}"),
-            *("-e", f"inject={calls}:signal=SIGKILL:when={noise.randint(1, most)}"),
-        ],
-        stderr=subprocess.DEVNULL,
-    )
+def trace(pid: int, *options: str) -> Tracer:
+    """strace on all threads of the process, present and future; returns once it is there."""
+    command = ("strace", "-f", "-qq", "-p", str(pid), *options)
+    tracer = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     status = Path(f"/proc/{pid}/status")
     deadline = time.monotonic() + 5
-    while "TracerPid:\t0\n" in status.read_text() and time.monotonic() < deadline:
+    while "TracerPid:\t0\n" in status.read_text():
+        assert time.monotonic() < deadline, "strace cannot attach"
         time.sleep(0.002)
     return tracer
 
 
+def tracing_to(point: Point, home: Path) -> Callable[[int], Tracer]:
+    kill = f"inject={point.syscall}:signal=SIGKILL:when={point.number}"
+    return lambda pid: trace(
+        pid, "-o", str(home / "strace"), "-e", f"trace={point.syscall}", "-e", kill
+    )
+
+
+class Load:
+    """What runs against a broker until it is killed, and remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.producer = Producer()
+        self.committer = Committer()
+
+    def run(self, broker: Broker, longest_s: float) -> bool:
+        """Until the broker is gone, or so long; whether it was gone."""
+        runs = (self.producer.run, self.committer.run)
+        threads = [threading.Thread(target=run, args=(broker.port,)) for run in runs]
+        for thread in threads:
+            thread.start()
+        threads[0].join(longest_s)
+        is_gone = not threads[0].is_alive()
+        broker.kill()
+        for thread in threads:
+            thread.join()
+        return is_gone
+
+    def verify(self, port: int) -> None:
+        verify(port, self.producer)
+        self.committer.verify(port)
+
+
+def count_calls(broker: Broker, load: Load, home: Path) -> Counter[str]:
+    """How often the busiest thread made each system call, from its start to its kill."""
+    file = home / "calls"
+    wanted = ",".join(SYSCALLS)
+    tracer = broker.start(lambda pid: trace(pid, "-o", str(file), "-e", f"trace={wanted}"))
+    load.run(broker, COUNTED_S)
+    assert tracer is not None
+    tracer.wait(10)
+    by_thread = Counter(re.findall(r"^(\d+) +(\w+)\(", file.read_text(), re.MULTILINE))
+    most: Counter[str] = Counter()
+    for (_, syscall), count in by_thread.items():
+        most[syscall] = max(most[syscall], count)
+    return most
+
+
 @pytest.mark.parametrize("seed", [2026])
-def test_what_was_acknowledged_survives_a_hundred_kills(tmp_path: Path, seed: int) -> None:
+def test_what_was_acknowledged_survives_every_kill(tmp_path: Path, seed: int) -> None:
     noise = random.Random(seed)
-    with_strace = STRACE_POINTS if shutil.which("strace") else 0
-    points = ["time"] * (RANDOM_POINTS + STRACE_POINTS - with_strace) + ["strace"] * with_strace
-    noise.shuffle(points)
     broker = Broker(tmp_path)
-    producer = Producer()
-    hits = 0
+    load = Load()
+    hits: Counter[bool] = Counter()
     try:
         broker.start()
         create_topic(broker.port)
-        for number, point in enumerate(points):
-            if number:
-                broker.start()
-            tracer = attach_strace(broker.pid, noise, tmp_path) if point == "strace" else None
-            writing = threading.Thread(target=producer.run, args=(broker.port,))
-            writing.start()
-            # A call that never comes (no file was rolled, say) is a kill at that time instead.
-            writing.join(noise.uniform(0, LONGEST_RUN_S) if tracer is None else 1.0)
-            hits += tracer is not None and not writing.is_alive()
-            broker.kill()
-            writing.join()
+        broker.kill()
+        has_strace = shutil.which("strace") is not None
+        counts = count_calls(broker, load, tmp_path) if has_strace else Counter()
+        for number, point in enumerate(points(counts, POINTS, noise)):
+            tracer = broker.start(tracing_to(point, tmp_path) if point.syscall else None)
+            longest_s = LONGEST_TRACED_S if tracer else noise.uniform(0, LONGEST_RUN_S)
+            was_hit = load.run(broker, longest_s)
             if tracer is not None:
                 tracer.wait(10)
-            if number % 20 == 19:
+                # A call that never comes (no file was rolled, say) is a kill at that time instead.
+                hits[was_hit] += 1
+            if number % VERIFY_EVERY == VERIFY_EVERY - 1:
                 broker.start()
-                verify(broker.port, producer)
+                load.verify(broker.port)
                 broker.kill()
         broker.start()
-        assert len(producer.acknowledged) > len(points)
-        verify(broker.port, producer)
-        assert hits >= with_strace / 2, "strace is to kill, not to watch"
+        load.verify(broker.port)
+        assert len(load.producer.acknowledged) > POINTS
+        assert hits[True] >= 2 * hits[False], "strace is to kill, not to watch"
     finally:
         broker.close()
+    print(f"{POINTS} points, {dict(counts)}; before their call {hits[True]}, at some time the rest")
     assert b"Traceback" not in broker.log_file.read_bytes()
