@@ -41,7 +41,7 @@ def describe(
 
     if not (data / "wal").is_dir():
         raise NoLogThere(f"{data} holds no write-ahead log.", hint="name another with --data")
-    told = asdict(description(data))
+    told = asdict(description(data, is_shared=False))
     files = [_file(path) for path in sorted((data / "wal").glob("[0-9]*.wal"))]
     if as_json:
         print_json({**told, "files": files})

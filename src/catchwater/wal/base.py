@@ -1,11 +1,13 @@
-"""What a write-ahead log promises: durable before acknowledged, given back in order.
+"""What a write-ahead log promises: durable before acknowledged.
 
 A WAL takes byte strings (chunks, though it never looks inside), one frame each, and numbers
-them 1, 2, 3, … for ever. `append` returns when the frame is durable, and not before. After a
-crash `frames` gives the durable frames back in the same order. Damage is reported by file and
-byte range; a frame is given back whole and checked, or not at all.
+them 1, 2, 3, … within its prefix. `append` returns when the frame is durable, and not before. A
+frame is given back whole and checked, or not at all; damage is reported by file and byte range.
 
-A WAL does not know what has been applied to the catalog; whoever opens it says so.
+A broker alone has a WAL it can recover (`RecoverableWal`): after a crash `frames` gives the durable
+frames back in order, and whoever opens it says what has been applied to the catalog already.
+Of many brokers over one catalog each has a WAL of its own, under a prefix that no session before
+it had; a frame counts once the catalog has committed it, and nobody recovers anything.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from catchwater.config import CatchwaterError
-from catchwater.objects.base import Buffer
+from catchwater.objects.base import Buffer, ObjectInfo
 
 
 class Position(NamedTuple):
@@ -21,7 +23,7 @@ class Position(NamedTuple):
 
     sequence: int
     file: str
-    """`wal/<first sequence of the file, 20 digits>.wal`: also the catalog's object key."""
+    """`wal/<prefix><first sequence of the file, 20 digits>.wal`: also the catalog's object key."""
     offset: int
     size: int
 
@@ -76,7 +78,10 @@ class WalDescription:
     kind: str
     latency_class: str
     failure_domain: str
+    """What must fail together for acknowledged frames to be lost."""
     readers: str
+    is_shared: bool
+    """Whether the other brokers can read it; only then may there be others."""
 
 
 class WalFull(CatchwaterError):
@@ -85,6 +90,12 @@ class WalFull(CatchwaterError):
 
 class WalDead(CatchwaterError):
     """A sync failed, so nobody knows what is durable: this WAL never acknowledges again."""
+
+
+class WalUnavailable(CatchwaterError):
+    """The frame was not confirmed in all the tries: it does not count, though its bytes may turn
+    up as garbage. The next append takes another place and may succeed.
+    """
 
 
 class WalCorrupt(CatchwaterError):
@@ -101,21 +112,31 @@ class WalCorrupt(CatchwaterError):
 
 
 class Wal(Protocol):
-    """One writer appends; anybody may read. All calls block; `append` from one thread only."""
+    """One writer appends; anybody may read. All calls block.
 
-    recovered: Recovered
+    `read`, `url` and `remove` take the files of every broker that writes to the same place.
+    """
+
+    prefix: str
+    """Of this writer's file names: empty, or `<broker id>-<session epoch>/` among many brokers."""
+    linger_ms: int
+    """How long whoever gathers a frame may wait for more of it; 0: not at all."""
+    linger_bytes: int
+    """How large a frame may grow before it is appended without further waiting."""
+    max_in_flight: int
+    """How many threads may be in `append` at once; their frames count in any order."""
+    in_commit: bool
+    """`append` only names the frame's place: its bytes travel in the catalog's own transaction
+    (`Changes.payloads`), and are durable with it.
+    """
+    one_frame_files: bool
+    """Every frame is a file of its own, complete when `append` returns."""
 
     def append(self, parts: Sequence[Buffer]) -> Position:
         """Write the parts as one frame and return when they are durable.
 
-        Raises `WalFull` (nothing written, may be tried again) or `WalDead` (never again).
-        """
-        ...
-
-    def frames(self, after: int) -> Iterator[tuple[Position, memoryview]]:
-        """Every frame with a sequence above `after`, in order, checked.
-
-        Raises `WalCorrupt` at damage.
+        Raises `WalFull` (nothing written, may be tried again), `WalUnavailable` (perhaps written,
+        may be tried again: it will be another frame) or `WalDead` (never again).
         """
         ...
 
@@ -128,7 +149,14 @@ class Wal(Protocol):
         ...
 
     def files(self) -> list[WalFile]:
-        """The files that hold frames, oldest first; the last one is being written."""
+        """The files this writer may still need, oldest first; the last one is being written.
+
+        None where every frame is a file of its own.
+        """
+        ...
+
+    def listing(self) -> Iterator[ObjectInfo]:
+        """The files of all writers, in no order. For finding garbage only: it may be stale."""
         ...
 
     def roll(self) -> None:
@@ -136,7 +164,10 @@ class Wal(Protocol):
         ...
 
     def remove(self, file: str) -> None:
-        """Delete a file that nothing refers to any more; never the one being written."""
+        """Delete a file that nothing refers to any more; never the one being written.
+
+        One that is not there is no error. Raises `WalUnavailable`.
+        """
         ...
 
     def describe(self) -> WalDescription:
@@ -145,6 +176,19 @@ class Wal(Protocol):
 
     def close(self) -> None:
         """Let go of the files."""
+        ...
+
+
+class RecoverableWal(Wal, Protocol):
+    """The WAL of a broker alone, which gives its frames back after a crash."""
+
+    recovered: Recovered
+
+    def frames(self, after: int) -> Iterator[tuple[Position, memoryview]]:
+        """Every frame with a sequence above `after`, in order, checked.
+
+        Raises `WalCorrupt` at damage.
+        """
         ...
 
 

@@ -6,20 +6,24 @@ no frame are a torn tail, to be cut off, only at the end of the last file and on
 the catalog has applied; anywhere else they are damage: refused where the catalog does not have
 the frames yet, reported where it has (their ranges then fail when they are read).
 
-Relies on whoever opens it to hold the data directory's lock, and to call `append` and `roll` from
-one thread. The other calls may come from any thread.
+Of many brokers on one directory each writes below a prefix of its own, which `wal.shared` made
+and checked; there is nothing to recover there.
+
+Relies on whoever opens it to hold the data directory's lock (or the prefix), and to call `append`
+and `roll` from one thread. The other calls may come from any thread.
 """
 
 import errno
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from crc32c import crc32c
 
 from catchwater.clock import Clock
-from catchwater.objects.base import Buffer
+from catchwater.objects.base import Buffer, ObjectInfo
 from catchwater.wal.base import (
     Damage,
     Position,
@@ -30,6 +34,7 @@ from catchwater.wal.base import (
     WalFile,
     WalFull,
     WalReadError,
+    WalUnavailable,
 )
 from catchwater.wal.scan import (
     ALIGNMENT,
@@ -43,23 +48,39 @@ from catchwater.wal.scan import (
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 
-_NAME = re.compile(r"wal/(\d{20})\.wal")
+FILE_NAME = re.compile(r"wal/(\d+-\d+/)?(\d{20})\.wal")
+"""A file's name: the prefix of a broker among many, and the first sequence."""
+
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _MAX_PARTS = 1024
 
 
 class FileWal:
-    """The WAL of one broker, in `<root>/wal`."""
+    """The WAL of one broker, in `<root>/wal/<prefix>`."""
+
+    linger_ms = 0
+    linger_bytes = 0
+    max_in_flight = 1
+    in_commit = False
+    one_frame_files = False
 
     def __init__(
-        self, root: Path, clock: Clock, *, applied: int, segment_bytes: int = SEGMENT_BYTES
+        self,
+        root: Path,
+        clock: Clock,
+        *,
+        applied: int,
+        segment_bytes: int = SEGMENT_BYTES,
+        prefix: str = "",
     ) -> None:
         """Check every frame behind `applied`, the last one the catalog holds; cut a torn tail.
 
         Raises `WalCorrupt` when a later frame is damaged or missing, and `WalTooNew`; nothing has
         been changed then.
         """
+        self.prefix = prefix
         self._root = root
+        self._folder = root / "wal" / prefix
         self._clock = clock
         self._segment_bytes = segment_bytes
         self._dead: str | None = None
@@ -67,14 +88,14 @@ class FileWal:
         self._fd = -1
         self._at = 0
         self._salt = 0
-        (root / "wal").mkdir(exist_ok=True)
-        _sync_directory(root)
+        self._folder.mkdir(exist_ok=True)
+        sync_directory(self._folder.parent)
         # The files' first sequences, oldest first. One thread adds at the end while another
         # removes, each by one atomic operation on this very list.
         self._firsts = sorted(
-            int(match[1])
-            for path in (root / "wal").iterdir()
-            if (match := _NAME.fullmatch(f"wal/{path.name}"))
+            int(match[2])
+            for path in self._folder.iterdir()
+            if (match := FILE_NAME.fullmatch(f"wal/{prefix}{path.name}"))
         )
         self.recovered = self._recover(applied)
         self._next = self.recovered.last_sequence + 1
@@ -99,7 +120,7 @@ class FileWal:
         except OSError as error:
             raise self._die("synced", error) from error
         position = Position(
-            self._next, _name(self._firsts[-1]), self._at + FRAME_HEADER_BYTES, size
+            self._next, self._name(self._firsts[-1]), self._at + FRAME_HEADER_BYTES, size
         )
         self._at = position.offset + size + len(padding)
         self._next += 1
@@ -120,14 +141,14 @@ class FileWal:
 
     def _begin_file(self) -> None:
         self._let_go()
-        path = self._root / _name(self._next)
+        path = self._root / self._name(self._next)
         salt = self._clock.random.getrandbits(64)
         fd = -1
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             _write_all(fd, [file_header(self._next, salt)], 0)
             os.fsync(fd)
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
         except OSError as error:
             if fd >= 0:
                 os.close(fd)
@@ -140,14 +161,14 @@ class FileWal:
 
     def _full(self, error: OSError) -> WalFull:
         return WalFull(
-            f"There is no space for the write-ahead log in {self._root / 'wal'}: {error.strerror}.",
+            f"There is no space for the write-ahead log in {self._folder}: {error.strerror}.",
             hint="Free space on this file system; appends then go on by themselves.",
         )
 
     def _die(self, done: str, error: OSError) -> WalDead:
         """From here on nobody knows what is durable, so nothing is acknowledged any more."""
         self._dead = (
-            f"A file of the write-ahead log in {self._root / 'wal'} could not be {done} "
+            f"A file of the write-ahead log in {self._folder} could not be {done} "
             f"({error.strerror}); it takes no more appends."
         )
         return WalDead(self._dead, hint="Check the disk, then start the broker again.")
@@ -158,7 +179,7 @@ class FileWal:
         """Every frame above `after`, in order, checked."""
         expected = after + 1
         for index in range(self._index_of(expected), len(self._firsts)):
-            name = _name(self._firsts[index])
+            name = self._name(self._firsts[index])
             data = self._bytes_of(index)
             for frame in scan(name, data, self._firsts[index]).frames:
                 if frame.sequence < expected:
@@ -170,7 +191,7 @@ class FileWal:
 
     def read(self, file: str, offset: int, size: int) -> bytes:
         """Bytes of a file as they are."""
-        assert _NAME.fullmatch(file), f"{file} is the name of a WAL file"
+        assert FILE_NAME.fullmatch(file), f"{file} is the name of a WAL file"
         try:
             with open(self._root / file, "rb", buffering=0) as handle:
                 data = os.pread(handle.fileno(), size, offset)
@@ -190,9 +211,9 @@ class FileWal:
         """The files there are, oldest first."""
         found = []
         for first in self._firsts.copy():
-            path = self._root / _name(first)
+            path = self._root / self._name(first)
             if path.exists():  # else it is being removed
-                found.append(WalFile(_name(first), first, path.stat().st_size))
+                found.append(WalFile(self._name(first), first, path.stat().st_size))
         return found
 
     def roll(self) -> None:
@@ -200,20 +221,45 @@ class FileWal:
         if self._at > FILE_HEADER_BYTES:
             self._let_go()
 
+    def listing(self) -> Iterator[ObjectInfo]:
+        """The files of all writers."""
+        for path in (self._root / "wal").rglob("*.wal"):
+            file = path.relative_to(self._root).as_posix()
+            if FILE_NAME.fullmatch(file):
+                try:
+                    status = path.stat()
+                except FileNotFoundError:
+                    continue  # removed since the directory was read
+                yield ObjectInfo(file, status.st_size, status.st_mtime_ns // 1_000_000)
+
     def remove(self, file: str) -> None:
-        """Delete a file; one that is gone already is no error."""
-        match = _NAME.fullmatch(file)
+        """Delete a file, and the folder of another session when this was its last one."""
+        match = FILE_NAME.fullmatch(file)
         assert match, f"{file} is the name of a WAL file"
-        first = int(match[1])
-        assert first != self._firsts[-1], "the newest file is never removed"
-        (self._root / file).unlink(missing_ok=True)
-        _sync_directory(self._root / "wal")
-        if first in self._firsts:
+        prefix, first = match[1] or "", int(match[2])
+        is_own = prefix == self.prefix
+        assert not (is_own and [first] == self._firsts[-1:]), "the newest file is never removed"
+        try:
+            self._unlink(self._root / file, keep_folder=is_own)
+        except OSError as error:
+            raise WalUnavailable(
+                f"{self._root / file} could not be removed: {error.strerror}."
+            ) from error
+        if is_own and first in self._firsts:
             self._firsts.remove(first)
+
+    def _unlink(self, path: Path, *, keep_folder: bool) -> None:
+        if not path.parent.exists():
+            return
+        path.unlink(missing_ok=True)
+        sync_directory(path.parent)
+        if not keep_folder:
+            with suppress(OSError):  # it holds other files
+                path.parent.rmdir()
 
     def describe(self) -> WalDescription:
         """What this WAL is and who can read it."""
-        return description(self._root)
+        return description(self._root, is_shared=bool(self.prefix))
 
     def close(self) -> None:
         """Let go of the file being written."""
@@ -226,23 +272,28 @@ class FileWal:
 
     # --- opening -----------------------------------------------------------------------------
 
+    def _name(self, first_sequence: int) -> str:
+        return f"wal/{self.prefix}{first_sequence:020d}.wal"
+
     def _index_of(self, sequence: int) -> int:
         """The file in which a frame of this sequence lies or would lie."""
         return max(0, sum(first <= sequence for first in self._firsts) - 1)
 
     def _bytes_of(self, index: int) -> bytes:
-        return (self._root / _name(self._firsts[index])).read_bytes()
+        return (self._root / self._name(self._firsts[index])).read_bytes()
 
     def _recover(self, applied: int) -> Recovered:
         begins = self._firsts[0] if self._firsts else applied + 2
         if begins > applied + 1 and (self._firsts or applied):
-            missing = Damage(_name(applied + 1), 0, 0, applied + 1, begins - 1)
+            missing = Damage(self._name(applied + 1), 0, 0, applied + 1, begins - 1)
             raise WalCorrupt(missing, "the files that held them are gone, or the catalog is old.")
         damage: list[Damage] = []
         last = applied
         newest = None
         for index in range(self._index_of(applied + 1), len(self._firsts)):
-            newest = scan(_name(self._firsts[index]), self._bytes_of(index), self._firsts[index])
+            newest = scan(
+                self._name(self._firsts[index]), self._bytes_of(index), self._firsts[index]
+            )
             damage += self._damage(index, newest, applied)
             last = max(last, newest.last_sequence)
         for lost in damage:
@@ -262,7 +313,7 @@ class FileWal:
         damage = list(found.damage)
         if found.last_sequence < should_reach:
             last_byte = max(found.end, found.size_bytes - 1)
-            name = _name(found.first_sequence)
+            name = self._name(found.first_sequence)
             damage.append(Damage(name, found.end, last_byte, found.last_sequence + 1, should_reach))
         return damage
 
@@ -270,11 +321,11 @@ class FileWal:
         """Go on behind the newest file's last frame; returns the bytes of the torn tail cut off."""
         if newest.last_sequence < last_sequence:
             return 0
-        path = self._root / _name(newest.first_sequence)
+        path = self._root / self._name(newest.first_sequence)
         dropped = newest.size_bytes - newest.end
         if not newest.header_intact:
             path.unlink()
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
             self._firsts.pop()
             return dropped
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -284,18 +335,15 @@ class FileWal:
         return max(0, dropped)
 
 
-def description(root: Path) -> WalDescription:
+def description(root: Path, *, is_shared: bool) -> WalDescription:
     """What the WAL in `<root>/wal` is, whether or not it is open."""
     return WalDescription(
         kind="file",
-        latency_class="one fdatasync of a local file system",
+        latency_class="one fdatasync of the file system: tens of µs to a few ms",
         failure_domain=f"the file system that holds {root / 'wal'}",
-        readers="this broker only",
+        readers="every broker that sees this directory" if is_shared else "this broker only",
+        is_shared=is_shared,
     )
-
-
-def _name(first_sequence: int) -> str:
-    return f"wal/{first_sequence:020d}.wal"
 
 
 def _write_all(fd: int, parts: Sequence[Buffer], at: int) -> None:
@@ -310,7 +358,8 @@ def _write_all(fd: int, parts: Sequence[Buffer], at: int) -> None:
             left[0] = left[0][written:]
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

@@ -33,7 +33,7 @@ from catchwater.catalog.rows import (
 from catchwater.clock import Clock
 from catchwater.log.format.chunk import Chunk, ChunkError, decode_index, encode
 from catchwater.log.write.sequence import PartitionState, Sequenced, catalog_changes, sequence
-from catchwater.wal.base import Position, Wal, WalDead, WalFull
+from catchwater.wal.base import Position, RecoverableWal, Wal, WalDead, WalFull
 from catchwater.wire.batch import BatchHeader
 from catchwater.wire.errors import ErrorCode
 
@@ -107,7 +107,7 @@ def take_chunk(
     return done, changes
 
 
-def replay(wal: Wal, catalog: Catalog, states: States, applied: int) -> int:
+def replay(wal: RecoverableWal, catalog: Catalog, states: States, applied: int) -> int:
     """Sequence the chunks that the catalog has not applied yet; returns the last one's number.
 
     Raises `ChunkError` for a frame that is no chunk of a known format.
