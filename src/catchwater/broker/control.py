@@ -43,7 +43,7 @@ from catchwater.catalog.rows import (
     Topic,
 )
 from catchwater.config import CatchwaterError
-from catchwater.log.log import RangeMissing
+from catchwater.log.core import RangeMissing
 from catchwater.log.storage import StagedDamaged
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
@@ -224,7 +224,7 @@ class _Control:
 
     async def last_epoch(self, request: Request) -> Response:
         pipeline, sink = request.path_params["pipeline"], request.path_params["sink"]
-        commit = await self._log.last_epoch(pipeline, sink)
+        commit = await self._log.epochs.last(pipeline, sink)
         if commit is None:
             raise Refusal(404, "NO_EPOCH", f"Sink {sink} of {pipeline} has written no epoch yet.")
         return _json(_epoch(commit))
@@ -232,7 +232,7 @@ class _Control:
     async def commit_epoch(self, request: Request) -> Response:
         body = await _body(request, _EpochBody)
         path = request.path_params
-        commit = await self._log.commit_epoch(
+        commit = await self._log.epochs.commit(
             path["pipeline"], path["sink"], path["epoch"], body.topic, body.staged, body.checksum
         )
         return _json(_epoch(commit))

@@ -1,29 +1,21 @@
 """The log as brokers see it: topics, appends, reads, offsets, pins and sink epochs.
 
-`Log` puts the parts together and keeps the rule that binds them: a change that is not a plain
-append is synced in the catalog first and becomes visible in memory after; if it touches topics or
-partitions it happens between two chunks, so that a replay of the write-ahead log meets it at the
-same place.
+`Log` puts the parts together: what they share and the rule that binds them is `core.Core`;
+transactions, sink epochs and housekeeping are parts of their own, reached as `log.epochs` and so
+on.
 
 Coroutines run on the one event loop that opened the log; what blocks runs in threads.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
-from catchwater.catalog.base import (
-    Catalog,
-    TopicUnknown,
-)
 from catchwater.catalog.rows import (
     Changes,
-    EpochCommit,
     OffsetCommit,
     PartitionKey,
     Pin,
@@ -32,35 +24,23 @@ from catchwater.catalog.rows import (
 )
 from catchwater.catalog.topics import Topics
 from catchwater.clock import Clock
-from catchwater.config import CatchwaterError
+from catchwater.log.core import Core, RangeMissing, Writer, done
 from catchwater.log.directory import DataDirectory
 from catchwater.log.keep.housekeeping import Housekeeping, KeepConfig
 from catchwater.log.read.reader import PlanRange, Reader
-from catchwater.log.storage import StagedDamaged, Storage, load_staged
+from catchwater.log.storage import Storage
 from catchwater.log.write.append import Appended, Appender, States, Submission, replay
-from catchwater.log.write.sequence import (
-    PartitionState,
-    sequence_staged,
-    states_of,
-)
+from catchwater.log.write.epochs import Epochs
+from catchwater.log.write.sequence import PartitionState, states_of
 from catchwater.objects.base import Buffer, ObjectStore
-from catchwater.wal.base import Position, Recovered
+from catchwater.wal.base import Position
 from catchwater.wire.errors import ErrorCode
 
 _LOG = logging.getLogger(__name__)
 
 _PRODUCER_IDS_A_BLOCK = 1000
 
-T = TypeVar("T")
-
-
-class RangeMissing(CatchwaterError):
-    """Offsets were asked for that the log does not hold; `missing` lists them, end exclusive."""
-
-    def __init__(self, topic: str, missing: Sequence[tuple[int, int, int]]) -> None:
-        ranges = ", ".join(f"{start} to {end - 1} of partition {p}" for p, start, end in missing)
-        super().__init__(f"Topic {topic} does not hold the offsets {ranges}.")
-        self.missing = list(missing)
+OnAppended = Callable[[Changes, Position, bytearray], None]
 
 
 @dataclass(frozen=True)
@@ -91,45 +71,31 @@ class Log:
 
     def __init__(
         self,
-        directory: DataDirectory,
-        states: States,
-        sequenced: int,
+        cluster_id: str,
+        core: Core,
         config: LogConfig,
-        clock: Clock,
+        begin: Callable[[OnAppended], Writer],
+        close_stores: Callable[[], None],
     ) -> None:
-        """Use `open`, which first brings the states and the catalog up to what the WAL holds."""
-        self.cluster_id = directory.snapshot.cluster_id
-        self.topics = Topics(directory.snapshot.topics)
-        self.objects: ObjectStore = directory.objects
-        self.recovered: Recovered = directory.wal.recovered
-        self._directory = directory
-        self._catalog: Catalog = directory.catalog
-        self._states = states
-        self._config = config
-        self._clock = clock
+        """Use `open`. `begin` makes the writer, which calls back for every chunk appended."""
+        self.cluster_id = cluster_id
+        self.topics: Topics = core.topics
+        self.objects: ObjectStore = core.storage.objects
+        self._core = core
+        self._catalog = core.catalog
+        self._close_stores = close_stores
         self._producer_ids = range(0)
-        self.pins_change = asyncio.Lock()
-        # Work that goes on when its caller stops waiting, and that `close` waits for.
-        self._working: set[asyncio.Future[Any]] = set()
-        storage = Storage(directory.wal, directory.objects)
         self._reader = Reader(
-            self._catalog,
-            storage,
+            core.catalog,
+            core.storage,
             tail_bytes=config.cache_bytes,
             lagging_bytes=config.lagging_cache_bytes,
         )
-        self._appender = Appender(
-            directory.wal,
-            self._catalog,
-            states,
-            clock,
-            sequenced=sequenced,
-            pending_bytes=config.pending_bytes,
-            on_appended=self._keep,
-        )
+        core.writer = begin(self._keep)
         self.keeping = Housekeeping(
-            self, self._catalog, storage, config, clock, lambda: self._appender.sequenced
+            core, core.catalog, core.storage, config, core.clock, lambda: core.writer.sequenced
         )
+        self.epochs = Epochs(core, self.keeping.appended)
 
     @classmethod
     async def open(cls, data_dir: Path, config: LogConfig, clock: Clock) -> "Log":
@@ -137,7 +103,23 @@ class Log:
 
         Raises what `DataDirectory` raises, or `ChunkError`.
         """
-        return cls(*await asyncio.to_thread(_open, data_dir, config, clock), config, clock)
+        directory, states, sequenced = await asyncio.to_thread(_open, data_dir, config, clock)
+        topics = Topics(directory.snapshot.topics)
+        storage = Storage(directory.wal, directory.objects)
+
+        def begin(on_appended: OnAppended) -> Appender:
+            return Appender(
+                directory.wal,
+                directory.catalog,
+                states,
+                clock,
+                sequenced=sequenced,
+                pending_bytes=config.pending_bytes,
+                on_appended=on_appended,
+            )
+
+        core = Core(directory.catalog, storage, topics, states, clock)
+        return cls(directory.snapshot.cluster_id, core, config, begin, directory.close)
 
     # --- topics ----------------------------------------------------------------------------------
 
@@ -145,15 +127,15 @@ class Log:
         self, name: str, partitions: int, config: Mapping[str, str] | None = None
     ) -> Topic:
         """Create an empty topic; the caller has checked name and number. Raises `TopicExists`."""
-        topic = Topic(self._clock.uuid().bytes, name, partitions, dict(config or {}))
+        topic = Topic(self._core.clock.uuid().bytes, name, partitions, dict(config or {}))
 
         async def change() -> None:
-            await _done(self._catalog.create_topic(topic))
+            await done(self._catalog.create_topic(topic))
             for index in range(partitions):
-                self._states[topic.id, index] = PartitionState()
+                self._core.states[topic.id, index] = PartitionState()
             self.topics.add(topic)
 
-        await self._between_chunks(change)
+        await self._core.between_chunks(change)
         return topic
 
     async def delete_topic(self, name: str) -> None:
@@ -161,24 +143,24 @@ class Log:
 
         async def change() -> None:
             topic = self.topics.find(name)
-            await _done(self._catalog.delete_topic(topic.id))
+            await done(self._catalog.delete_topic(topic.id))
             self.topics.remove(topic)
             keys = [(topic.id, index) for index in range(topic.partitions)]
             for key in keys:
-                del self._states[key]
-            self._appender.wake(keys)
+                del self._core.states[key]
+            self._core.writer.wake(keys)
 
-        await self._between_chunks(change)
+        await self._core.between_chunks(change)
 
     def state(self, key: PartitionKey) -> PartitionState:
         """A partition as it is now, to be looked at only. Raises `KeyError`."""
-        return self._states[key]
+        return self._core.states[key]
 
     # --- records ---------------------------------------------------------------------------------
 
     def submit(self, batches: Sequence[Submission]) -> asyncio.Future[list[Appended]]:
         """Append checked batches; the answers come in the same order, once they are durable."""
-        return self._appender.submit(batches)
+        return self._core.writer.submit(batches)
 
     async def read(
         self, key: PartitionKey, offset: int, max_bytes: int, *, at_least_one: bool
@@ -187,7 +169,7 @@ class Log:
 
         OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC_OR_PARTITION, CORRUPT_MESSAGE for damaged bytes.
         """
-        state = self._states.get(key)
+        state = self._core.states.get(key)
         if state is None:
             return Read((), 0, -1, -1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if not state.log_start <= offset <= state.high_watermark:
@@ -196,7 +178,7 @@ class Log:
         if offset == state.high_watermark:
             return Read((), 0, state.high_watermark, state.log_start)
         found = await self._reader.read(key, offset, max_bytes, at_least_one=at_least_one)
-        state = self._states.get(key, state)
+        state = self._core.states.get(key, state)
         return Read(
             found.parts, found.size_bytes, state.high_watermark, state.log_start, found.error
         )
@@ -204,16 +186,16 @@ class Log:
     @property
     def unflushed_bytes(self) -> int:
         """Record bytes submitted and not yet durable."""
-        return self._appender.pending_bytes
+        return self._core.writer.pending_bytes
 
     @property
     def has_failed(self) -> bool:
         """The WAL or the catalog is broken: nothing is acknowledged until a restart."""
-        return self._appender.has_failed
+        return self._core.writer.has_failed
 
     def wait_for(self, keys: Iterable[PartitionKey]) -> asyncio.Future[None]:
         """Done at the next append to one of the partitions; cancel it when no longer wanted."""
-        return self._appender.wait_for(keys)
+        return self._core.writer.wait_for(keys)
 
     async def offset_for_timestamp(
         self, key: PartitionKey, timestamp_ms: int
@@ -230,7 +212,7 @@ class Log:
         planned: list[PlanRange] = []
         missing: list[tuple[int, int, int]] = []
         for partition, start, end in ranges:
-            state = self._states[topic_id, partition]
+            state = self._core.states[topic_id, partition]
             below = (start, min(end, state.log_start))
             above = (max(start, state.high_watermark), end)
             missing += [(partition, *gap) for gap in (below, above) if gap[0] < gap[1]]
@@ -247,7 +229,7 @@ class Log:
     async def storage(self, topic: str) -> list[StorageRow]:
         """Where a topic's bytes lie, by partition. Raises `TopicUnknown`."""
         topic_id = self.topics.find(topic).id
-        await _done(self._catalog.flush())
+        await done(self._catalog.flush())
         return await asyncio.to_thread(self._catalog.storage, topic_id)
 
     def _keep(self, changes: Changes, position: Position, payload: bytearray) -> None:
@@ -260,7 +242,7 @@ class Log:
     async def allocate_producer_id(self) -> int:
         """A producer id that nobody was ever given."""
         while not self._producer_ids:
-            first = await _done(self._catalog.allocate_producer_ids(_PRODUCER_IDS_A_BLOCK))
+            first = await done(self._catalog.allocate_producer_ids(_PRODUCER_IDS_A_BLOCK))
             # Two callers may both have taken a block; the ids of one are then never used.
             self._producer_ids = range(first, first + _PRODUCER_IDS_A_BLOCK)
         producer_id = self._producer_ids[0]
@@ -271,7 +253,7 @@ class Log:
         self, group: str, offsets: Mapping[tuple[str, int], OffsetCommit]
     ) -> None:
         """Keep a group's positions, all or none. Raises `CatalogFull` or `CatalogDead`."""
-        await _done(self._catalog.commit_offsets(group, offsets))
+        await done(self._catalog.commit_offsets(group, offsets))
 
     async def committed(
         self, group: str, keys: Iterable[tuple[str, int]] | None = None
@@ -288,96 +270,23 @@ class Log:
         """Set or replace a pin. Raises `TopicUnknown`, or `RangeMissing` if it came too late."""
 
         async def change() -> None:
-            async with self.pins_change:
+            async with self._core.pins_change:
                 for (topic, partition), offset in pin.positions.items():
-                    state = self._states.get((self.topics.find(topic).id, partition))
+                    state = self._core.states.get((self.topics.find(topic).id, partition))
                     log_start = offset + 1 if state is None else state.log_start
                     if offset < log_start:
                         raise RangeMissing(topic, [(partition, offset, log_start)])
-                await _done(self._catalog.set_pin(pin))
+                await done(self._catalog.set_pin(pin))
 
-        await self.to_the_end(change())
+        await self._core.to_the_end(change())
 
     async def release_pin(self, pin_id: str) -> bool:
         """Whether there was such a pin."""
-        return await _done(self._catalog.release_pin(pin_id))
+        return await done(self._catalog.release_pin(pin_id))
 
     async def pins(self) -> list[Pin]:
         """All pins, also those whose lease has ended."""
         return await asyncio.to_thread(self._catalog.pins)
-
-    # --- sink epochs -----------------------------------------------------------------------------
-
-    async def commit_epoch(
-        self, pipeline: str, sink: str, epoch: int, topic: str, staged: Sequence[str], checksum: str
-    ) -> EpochCommit:
-        """Make staged chunks part of the topic, once: a known epoch answers what it got then.
-
-        Raises `EpochGap`, `TopicUnknown` or `StagedDamaged`; nothing has changed then.
-        """
-        known = await asyncio.to_thread(self._catalog.epoch, pipeline, sink, epoch)
-        if known is not None:
-            return known
-        found = self.topics.find(topic)
-        chunks = await asyncio.to_thread(load_staged, self.objects, found, staged)
-
-        async def change() -> EpochCommit:
-            known = await asyncio.to_thread(self._catalog.epoch, pipeline, sink, epoch)
-            if known is not None:
-                return known
-            taken = await asyncio.to_thread(self._catalog.known_objects, staged)
-            if taken:
-                raise StagedDamaged(f"{min(taken)} belongs to the log already.")
-            if self.topics.by_id(found.id) is None:
-                raise TopicUnknown(f"Topic {topic} was deleted meanwhile.")
-            states, changes = sequence_staged(chunks, self._states)
-            offsets = {
-                key[1]: (self._states[key].high_watermark, state.high_watermark - 1)
-                for key, state in states.items()
-            }
-            records = sum(run.record_count for run in changes.runs)
-            commit = EpochCommit(False, epoch, records, offsets, checksum, topic)
-            await _done(self._catalog.commit_epoch(pipeline, sink, commit, changes))
-            self._states.update(states)
-            self.keeping.appended(sum(row.size_bytes for row in changes.objects))
-            self._appender.wake(states)
-            return commit
-
-        return await self._between_chunks(change)
-
-    async def last_epoch(self, pipeline: str, sink: str) -> EpochCommit | None:
-        """The last epoch that a sink has committed."""
-        return await asyncio.to_thread(self._catalog.epoch, pipeline, sink)
-
-    # --- packing and deleting --------------------------------------------------------------------
-
-    async def trim(self, log_starts: Mapping[PartitionKey, int]) -> None:
-        """Move log starts up, never down, and drop the runs before them."""
-
-        async def change() -> None:
-            wanted = {
-                key: log_start
-                for key, log_start in log_starts.items()
-                if key in self._states and log_start > self._states[key].log_start
-            }
-            for row in await _done(self._catalog.trim(wanted)):
-                state = self._states[row.topic_id, row.partition]
-                state.log_start, state.bytes = row.log_start, row.bytes
-                state.earliest_timestamp = row.earliest_timestamp
-
-        await self._between_chunks(change)
-
-    async def forget_producers(self, last_ms_below: int) -> None:
-        """Drop those that the sequencer would not know any more anyway."""
-
-        async def change() -> None:
-            await _done(self._catalog.forget_producers(last_ms_below))
-            for state in self._states.values():
-                for producer_id, producer in list(state.producers.items()):
-                    if producer.last_ms < last_ms_below:
-                        del state.producers[producer_id]
-
-        await self._between_chunks(change)
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -387,29 +296,11 @@ class Log:
         Raises `CatalogDead` if the catalog could not be written; the WAL then has the rest.
         """
         await self.keeping.stop()
-        if self._working:
-            await asyncio.wait(self._working)
-        await self._appender.close()
+        if self._core.working:
+            await asyncio.wait(self._core.working)
+        await self._core.writer.close()
         await self._reader.close()
-        await asyncio.to_thread(self._directory.close)
-
-    async def _between_chunks(self, change: Callable[[], Awaitable[T]]) -> T:
-        async def held() -> T:
-            async with self._appender.between_chunks():
-                return await change()
-
-        return await self.to_the_end(held())
-
-    async def to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for work that a caller who is cancelled leaves to itself, but never undone."""
-        task = asyncio.ensure_future(work)
-        self._working.add(task)
-        task.add_done_callback(self._working.discard)
-        return await asyncio.shield(task)
-
-
-async def _done(future: Future[T]) -> T:
-    return await asyncio.wrap_future(future)
+        await asyncio.to_thread(self._close_stores)
 
 
 def _open(data_dir: Path, config: LogConfig, clock: Clock) -> tuple[DataDirectory, States, int]:

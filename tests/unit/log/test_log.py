@@ -21,9 +21,11 @@ from catchwater.catalog.rows import (
     PartitionKey,
     Pin,
 )
+from catchwater.catalog.sqlite import SqliteCatalog
 from catchwater.clock import ManualClock
+from catchwater.log.core import RangeMissing
 from catchwater.log.format import chunk
-from catchwater.log.log import Log, LogConfig, RangeMissing
+from catchwater.log.log import Log, LogConfig
 from catchwater.log.storage import StagedDamaged
 from catchwater.log.write.append import Appended, Submission
 from catchwater.objects.base import StoreFull
@@ -46,7 +48,7 @@ async def open_log(tmp_path: Path) -> AsyncIterator[Open]:
 
     yield open_one
     for log in opened:
-        if log in opened and not log._appender._closing:
+        if log in opened and not log._core.writer._closing:
             await log.close()
 
 
@@ -86,6 +88,15 @@ def crashed(root: Path, target: Path) -> Path:
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(root, target)
     return target
+
+
+def applied_sequence(root: Path) -> int:
+    """The last WAL frame that the catalog of a data directory holds."""
+    catalog = SqliteCatalog(root / "catalog.db", new_cluster_id=lambda: "", lag_s=1.0)
+    try:
+        return catalog.load().applied_sequence
+    finally:
+        catalog.close()
 
 
 # --- crashes (F1, F4, F20) -----------------------------------------------------------------------
@@ -191,8 +202,8 @@ async def test_a_commit_is_durable_when_it_returns_and_takes_the_chunks_before_i
     await log.commit_offsets("g", {("t", 0): OffsetCommit(3, metadata="m")})
     producer_id = await log.allocate_producer_id()
     left = crashed(tmp_path / "live", tmp_path / "left")
+    assert applied_sequence(left) == 1
     again = await open_log(left)
-    assert again._directory.snapshot.applied_sequence == 1
     assert await again.committed("g") == {("t", 0): OffsetCommit(3, metadata="m")}
     assert await again.committed("g", [("t", 1)]) == {}
     assert await again.allocate_producer_id() > producer_id
@@ -204,8 +215,8 @@ async def test_a_clean_close_leaves_nothing_to_replay(open_log: Open, tmp_path: 
     for _ in range(5):
         await append(log, (topic.id, 0), batch())
     await log.close()
+    assert applied_sequence(tmp_path) == 5
     again = await open_log()
-    assert again._directory.snapshot.applied_sequence == 5
     assert again.state((topic.id, 0)).high_watermark == 5
 
 
@@ -339,21 +350,21 @@ async def test_an_epoch_is_appended_once_however_often_it_is_committed(
     await append(log, zero, batch(2, value=b"before"))
     first = stage(log, "staged/p/s/a.chunk", [(zero, batch(3)), (one, batch(1))])
     second = stage(log, "staged/p/s/b.chunk", [(zero, batch(2))])
-    commit = await log.commit_epoch("p", "s", 0, "alerts", [first, second], "sum")
+    commit = await log.epochs.commit("p", "s", 0, "alerts", [first, second], "sum")
     assert not commit.already
     assert commit.records == 6
     assert commit.offsets == {0: (2, 6), 1: (0, 0)}
     assert (await append(log, zero, batch(value=b"after"))).base_offset == 7
     other = stage(log, "staged/p/s/c.chunk", [(zero, batch(9))])
-    again = await log.commit_epoch("p", "s", 0, "alerts", [other], "sum")
+    again = await log.epochs.commit("p", "s", 0, "alerts", [other], "sum")
     assert again == replace(commit, already=True)
-    assert await log.last_epoch("p", "s") == again
+    assert await log.epochs.last("p", "s") == again
     offsets = [offset for offset, _ in await everything(log, zero)]
     assert offsets == [0, 2, 5, 7]
     restarted = await open_log(crashed(tmp_path / "live", tmp_path / "left"))
     assert await everything(restarted, zero) == await everything(log, zero)
-    assert await restarted.last_epoch("p", "s") == again
-    assert (await restarted.commit_epoch("p", "s", 0, "alerts", [other], "")).already
+    assert await restarted.epochs.last("p", "s") == again
+    assert (await restarted.epochs.commit("p", "s", 0, "alerts", [other], "")).already
 
 
 async def test_epochs_committed_at_once_are_appended_once(open_log: Open) -> None:
@@ -362,7 +373,7 @@ async def test_epochs_committed_at_once_are_appended_once(open_log: Open) -> Non
     key = (topic.id, 0)
     staged = [stage(log, f"staged/p/s/{n}.chunk", [(key, batch(2))]) for n in range(4)]
     commits = await asyncio.gather(
-        *(log.commit_epoch("p", "s", 5, "alerts", [name], "") for name in staged)
+        *(log.epochs.commit("p", "s", 5, "alerts", [name], "") for name in staged)
     )
     assert [commit.already for commit in commits].count(False) == 1
     assert log.state(key).high_watermark == 2
@@ -372,11 +383,11 @@ async def test_a_caller_who_goes_away_leaves_a_whole_epoch(open_log: Open) -> No
     log = await open_log()
     topic = await log.create_topic("alerts", 1)
     staged = stage(log, "staged/p/s/a.chunk", [((topic.id, 0), batch(2))])
-    commit = asyncio.ensure_future(log.commit_epoch("p", "s", 0, "alerts", [staged], ""))
-    while not log._working:
+    commit = asyncio.ensure_future(log.epochs.commit("p", "s", 0, "alerts", [staged], ""))
+    while not log._core.working:
         await asyncio.sleep(0)
     commit.cancel()
-    again = await log.commit_epoch("p", "s", 0, "alerts", [staged], "")
+    again = await log.epochs.commit("p", "s", 0, "alerts", [staged], "")
     assert again.already
     assert log.state((topic.id, 0)).high_watermark == 2
 
@@ -386,14 +397,14 @@ async def test_an_epoch_out_of_turn_changes_nothing(open_log: Open) -> None:
     topic = await log.create_topic("alerts", 1)
     key = (topic.id, 0)
     staged = [stage(log, f"staged/p/s/{n}.chunk", [(key, batch())]) for n in range(3)]
-    await log.commit_epoch("p", "s", 4, "alerts", staged[:1], "")
+    await log.epochs.commit("p", "s", 4, "alerts", staged[:1], "")
     for wrong in (3, 6):
         with pytest.raises(EpochGap, match=f"epoch {wrong} does not follow"):
-            await log.commit_epoch("p", "s", wrong, "alerts", staged[1:2], "")
+            await log.epochs.commit("p", "s", wrong, "alerts", staged[1:2], "")
     assert log.state(key).high_watermark == 1
-    empty = await log.commit_epoch("p", "s", 5, "alerts", [], "")
+    empty = await log.epochs.commit("p", "s", 5, "alerts", [], "")
     assert (empty.records, empty.offsets) == (0, {})
-    assert (await log.commit_epoch("p", "s", 6, "alerts", staged[1:2], "")).offsets == {0: (1, 1)}
+    assert (await log.epochs.commit("p", "s", 6, "alerts", staged[1:2], "")).offsets == {0: (1, 1)}
 
 
 async def test_a_staged_chunk_that_is_not_whole_is_refused(open_log: Open) -> None:
@@ -412,23 +423,23 @@ async def test_a_staged_chunk_that_is_not_whole_is_refused(open_log: Open) -> No
         data[at] ^= 1 << rng.randrange(8)
         log.objects.put(name, [data])
         with pytest.raises(StagedDamaged, match=name):
-            await log.commit_epoch("p", "s", 0, "alerts", [name], "")
+            await log.epochs.commit("p", "s", 0, "alerts", [name], "")
     for cut in (0, 31, len(whole) // 2, len(whole) - 1):
         log.objects.put(name, [whole[:cut]])
         with pytest.raises(StagedDamaged, match=name):
-            await log.commit_epoch("p", "s", 0, "alerts", [name], "")
+            await log.epochs.commit("p", "s", 0, "alerts", [name], "")
     elsewhere = stage(log, "staged/p/s/b.chunk", [((topic.id, 1), batch())])
     produced = stage(log, "staged/p/s/c.chunk", [(key, batch(producer=(1, 0, 0)))])
     for bad in (["staged/none"], ["segments/x"], [elsewhere], [produced], [name, name]):
         with pytest.raises(StagedDamaged):
-            await log.commit_epoch("p", "s", 0, "alerts", bad, "")
+            await log.epochs.commit("p", "s", 0, "alerts", bad, "")
     with pytest.raises(TopicUnknown):
-        await log.commit_epoch("p", "s", 0, "other", [], "")
+        await log.epochs.commit("p", "s", 0, "other", [], "")
     assert log.state(key).high_watermark == 0
     log.objects.put(name, [whole])
-    await log.commit_epoch("p", "s", 0, "alerts", [name], "")
+    await log.epochs.commit("p", "s", 0, "alerts", [name], "")
     with pytest.raises(StagedDamaged, match="belongs to the log already"):
-        await log.commit_epoch("p", "s", 1, "alerts", [name], "")
+        await log.epochs.commit("p", "s", 1, "alerts", [name], "")
 
 
 # --- reading, plans, pins, retention -------------------------------------------------------------
@@ -459,7 +470,7 @@ async def test_a_plan_names_every_offset_it_cannot_give(open_log: Open) -> None:
     (whole, *rest) = await log.plan("t", [(0, 0, 20)])
     assert whole.base_offset == 0 and (rest or [whole])[-1].last_offset == 19
     assert await log.plan("t", [(0, 7, 7)]) == []
-    await log.trim({key: 10})
+    await log._core.trim({key: 10})
     with pytest.raises(RangeMissing) as refusal:
         await log.plan("t", [(0, 3, 25), (1, 0, 2)])
     assert refusal.value.missing == [(0, 3, 10), (0, 20, 25), (1, 0, 2)]
@@ -475,8 +486,8 @@ async def test_trimming_moves_the_start_up_and_never_down(open_log: Open, tmp_pa
     for _ in range(4):
         await append(log, key, batch(5))
     whole = log.state(key).bytes
-    await log.trim({key: 10})
-    await log.trim({key: 5})
+    await log._core.trim({key: 10})
+    await log._core.trim({key: 5})
     assert log.state(key).log_start == 10
     assert log.state(key).bytes == whole // 2
     read = await log.read(key, 9, 100, at_least_one=True)
@@ -494,7 +505,7 @@ async def test_a_pin_is_kept_and_one_that_comes_too_late_is_refused(
         await append(log, (topic.id, 0), batch(5))
     pin = Pin("cp", "risk", {("t", 0): 5}, None, 1)
     await log.set_pin(pin)
-    await log.trim({(topic.id, 0): 5})
+    await log._core.trim({(topic.id, 0): 5})
     with pytest.raises(RangeMissing, match="2 to 4 of partition 0"):
         await log.set_pin(Pin("late", "risk", {("t", 0): 2}, None, 1))
     with pytest.raises(TopicUnknown):
@@ -518,9 +529,9 @@ async def test_packed_retained_and_swept_the_log_reads_the_same(open_log: Open) 
     (row,) = await log.storage("t")
     assert row.segment_bytes > 0
     await log.keeping.retain()
-    log._clock.advance(100_000)  # type: ignore[attr-defined]
+    log._core.clock.advance(100_000)  # type: ignore[attr-defined]
     await log.keeping.retain()
-    assert len(log._directory.wal.files()) == 1
+    assert len(log._core.storage.wal.files()) == 1
     assert await everything(log, key) == before
 
 
@@ -530,7 +541,7 @@ async def test_left_to_itself_the_log_packs_and_deletes(open_log: Open) -> None:
     topic = await log.create_topic("t", 1)
     for _ in range(10):
         await append(log, (topic.id, 0), batch(3))
-    while len(log._directory.wal.files()) > 1:
+    while len(log._core.storage.wal.files()) > 1:
         await asyncio.sleep(0.001)
     (row,) = await log.storage("t")
     assert row.segment_bytes > 0
@@ -563,7 +574,7 @@ async def test_producers_silent_for_a_day_are_forgotten(open_log: Open, tmp_path
     await append(log, (topic.id, 0), batch(producer=(5, 0, 0)))
     await log.keeping.retain()
     assert 5 in log.state((topic.id, 0)).producers
-    log._clock.advance(25 * 3_600_000)  # type: ignore[attr-defined]
+    log._core.clock.advance(25 * 3_600_000)  # type: ignore[attr-defined]
     await log.keeping.retain()
     assert not log.state((topic.id, 0)).producers
     again = await open_log(crashed(tmp_path / "live", tmp_path / "left"))

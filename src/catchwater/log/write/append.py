@@ -21,10 +21,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from catchwater.catalog.base import (
-    Catalog,
-    CatalogDead,
-)
+from catchwater.catalog.base import CatalogDead, EmbeddedCatalog
 from catchwater.catalog.rows import (
     Changes,
     ObjectRow,
@@ -93,7 +90,7 @@ class _Written:
 
 
 def take_chunk(
-    states: States, catalog: Catalog, chunk: Chunk, position: Position
+    states: States, catalog: EmbeddedCatalog, chunk: Chunk, position: Position
 ) -> tuple[Sequenced, Changes]:
     """Sequence a chunk of the WAL and hand the outcome to the catalog. Raises `CatalogDead`.
 
@@ -107,7 +104,7 @@ def take_chunk(
     return done, changes
 
 
-def replay(wal: RecoverableWal, catalog: Catalog, states: States, applied: int) -> int:
+def replay(wal: RecoverableWal, catalog: EmbeddedCatalog, states: States, applied: int) -> int:
     """Sequence the chunks that the catalog has not applied yet; returns the last one's number.
 
     Raises `ChunkError` for a frame that is no chunk of a known format.
@@ -132,7 +129,7 @@ class Appender:
     def __init__(
         self,
         wal: Wal,
-        catalog: Catalog,
+        catalog: EmbeddedCatalog,
         states: States,
         clock: Clock,
         *,

@@ -1,0 +1,145 @@
+"""What the parts of one open log share: its stores, its states, and the rule that binds them.
+
+A change that is not a plain append is synced in the catalog first and becomes visible in memory
+after; if it touches topics or partitions it happens between two chunks, so that a replay of the
+write-ahead log meets it at the same place. (In a shared catalog the transactions see to that.)
+
+Used on the one event loop that opened the log.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from catchwater.catalog.base import Catalog
+from catchwater.catalog.rows import PartitionKey, PartitionRow
+from catchwater.catalog.topics import Topics
+from catchwater.clock import Clock
+from catchwater.config import CatchwaterError
+from catchwater.log.storage import Storage
+from catchwater.log.write.append import Answer, States, Submission
+from catchwater.log.write.sequence import PartitionState
+
+T = TypeVar("T")
+
+
+class RangeMissing(CatchwaterError):
+    """Offsets were asked for that the log does not hold; `missing` lists them, end exclusive."""
+
+    def __init__(self, topic: str, missing: Sequence[tuple[int, int, int]]) -> None:
+        ranges = ", ".join(f"{start} to {end - 1} of partition {p}" for p, start, end in missing)
+        super().__init__(f"Topic {topic} does not hold the offsets {ranges}.")
+        self.missing = list(missing)
+
+
+class Writer(Protocol):
+    """Takes batches, makes them durable, has them numbered, answers. All on the event loop."""
+
+    has_failed: bool
+    """The WAL or the catalog has failed for good: everything is refused from then on."""
+
+    sequenced: int
+    """The last frame of its WAL that was sequenced."""
+
+    def submit(self, batches: Sequence[Submission]) -> Answer:
+        """Append checked batches; the answers come in the same order, once they are durable."""
+        ...
+
+    @property
+    def pending_bytes(self) -> int:
+        """Submitted and not answered yet."""
+        ...
+
+    def wait_for(self, keys: Iterable[PartitionKey]) -> asyncio.Future[None]:
+        """Done at the next append to one of the partitions; cancel it when no longer wanted."""
+        ...
+
+    def wake(self, keys: Iterable[PartitionKey]) -> None:
+        """Something was appended to these partitions."""
+        ...
+
+    def between_chunks(self) -> AbstractAsyncContextManager[None]:
+        """Whoever is inside has the states to itself."""
+        ...
+
+    async def close(self) -> None:
+        """Write and answer what was submitted."""
+        ...
+
+
+@dataclass
+class Core:
+    """The stores and states of one open log."""
+
+    catalog: Catalog
+    storage: Storage
+    topics: Topics
+    states: States
+    clock: Clock
+    writer: Writer = field(init=False)
+    pins_change: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
+    """Held from a look at the pins to what follows from it, and while a pin is set."""
+    # Work that goes on when its caller stops waiting, and that `close` waits for.
+    working: set[asyncio.Future[Any]] = field(init=False, default_factory=set)
+
+    def state(self, key: PartitionKey) -> PartitionState:
+        """A partition as it is now, to be looked at only. Raises `KeyError`."""
+        return self.states[key]
+
+    async def trim(self, log_starts: Mapping[PartitionKey, int]) -> None:
+        """Move log starts up, never down, and drop the runs before them."""
+
+        async def change() -> None:
+            wanted = {
+                key: log_start
+                for key, log_start in log_starts.items()
+                if key in self.states and log_start > self.states[key].log_start
+            }
+            moved = await done(self.catalog.trim(wanted))
+            self.show(moved)
+
+        await self.between_chunks(change)
+
+    async def forget_producers(self, last_ms_below: int) -> None:
+        """Drop those that the sequencer would not know any more anyway."""
+
+        async def change() -> None:
+            await done(self.catalog.forget_producers(last_ms_below))
+            for state in self.states.values():
+                for producer_id, producer in list(state.producers.items()):
+                    if producer.last_ms < last_ms_below:
+                        del state.producers[producer_id]
+
+        await self.between_chunks(change)
+
+    async def between_chunks(self, change: Callable[[], Awaitable[T]]) -> T:
+        """Make a change that lies between two chunks; never half, even if the caller goes away."""
+
+        async def held() -> T:
+            async with self.writer.between_chunks():
+                return await change()
+
+        return await self.to_the_end(held())
+
+    async def to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for work that a caller who is cancelled leaves to itself, but never undone."""
+        task = asyncio.ensure_future(work)
+        self.working.add(task)
+        task.add_done_callback(self.working.discard)
+        return await asyncio.shield(task)
+
+    def show(self, rows: Iterable[PartitionRow]) -> None:
+        """Partitions are now as the catalog has them; those of a topic just deleted are gone."""
+        for row in rows:
+            state = self.states.get((row.topic_id, row.partition))
+            if state is not None:
+                state.log_start, state.high_watermark = row.log_start, row.high_watermark
+                state.bytes, state.earliest_timestamp = row.bytes, row.earliest_timestamp
+
+
+async def done(future: Future[T]) -> T:
+    """What a change of the catalog comes to."""
+    return await asyncio.wrap_future(future)

@@ -1,0 +1,65 @@
+"""Sink epochs: staged chunks that become part of a topic in one commit, once.
+
+The tasks of a pipeline have written the chunks as objects; here their batches are numbered and
+become visible together with the mark that the epoch was written.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from catchwater.catalog.base import TopicUnknown
+from catchwater.catalog.rows import EpochCommit
+from catchwater.log.core import Core, done
+from catchwater.log.storage import StagedDamaged, load_staged
+from catchwater.log.write.sequence import sequence_staged
+
+
+class Epochs:
+    """The sink epochs of one log, used on its event loop."""
+
+    def __init__(self, core: Core, on_appended: Callable[[int], None]) -> None:
+        """`on_appended` is told the size in bytes of what was committed."""
+        self._core = core
+        self._on_appended = on_appended
+
+    async def commit(
+        self, pipeline: str, sink: str, epoch: int, topic: str, staged: Sequence[str], checksum: str
+    ) -> EpochCommit:
+        """Make staged chunks part of the topic, once: a known epoch answers what it got then.
+
+        Raises `EpochGap`, `TopicUnknown` or `StagedDamaged`; nothing has changed then.
+        """
+        core = self._core
+        known = await asyncio.to_thread(core.catalog.epoch, pipeline, sink, epoch)
+        if known is not None:
+            return known
+        found = core.topics.find(topic)
+        chunks = await asyncio.to_thread(load_staged, core.storage.objects, found, staged)
+
+        async def change() -> EpochCommit:
+            known = await asyncio.to_thread(core.catalog.epoch, pipeline, sink, epoch)
+            if known is not None:
+                return known
+            taken = await asyncio.to_thread(core.catalog.known_objects, staged)
+            if taken:
+                raise StagedDamaged(f"{min(taken)} belongs to the log already.")
+            if core.topics.by_id(found.id) is None:
+                raise TopicUnknown(f"Topic {topic} was deleted meanwhile.")
+            states, changes = sequence_staged(chunks, core.states)
+            offsets = {
+                key[1]: (core.states[key].high_watermark, state.high_watermark - 1)
+                for key, state in states.items()
+            }
+            records = sum(run.record_count for run in changes.runs)
+            commit = EpochCommit(False, epoch, records, offsets, checksum, topic)
+            await done(core.catalog.commit_epoch(pipeline, sink, commit, changes))
+            core.show(changes.partitions)
+            self._on_appended(sum(row.size_bytes for row in changes.objects))
+            core.writer.wake(states)
+            return commit
+
+        return await core.between_chunks(change)
+
+    async def last(self, pipeline: str, sink: str) -> EpochCommit | None:
+        """The last epoch that a sink has committed."""
+        return await asyncio.to_thread(self._core.catalog.epoch, pipeline, sink)
