@@ -1,0 +1,55 @@
+"""The write-ahead log of one broker among many, by its kind.
+
+A broker alone recovers its log instead: see `wal.file.FileWal`.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from catchwater.catalog.base import SharedCatalog
+from catchwater.catalog.rows import Session
+from catchwater.clock import Clock
+from catchwater.objects.base import ObjectStore
+from catchwater.wal.base import Wal
+from catchwater.wal.file import SEGMENT_BYTES, FileWal
+from catchwater.wal.object import LINGER_MS, ObjectWal
+from catchwater.wal.postgres import PostgresWal
+from catchwater.wal.shared import make_session_folder
+
+WalKind = Literal["file", "object", "postgres"]
+
+
+def session_prefix(session: Session) -> str:
+    """Where a session's files lie below `wal/`: sessions are never given out twice."""
+    return f"{session.broker_id}-{session.epoch}/"
+
+
+def open_wal(
+    kind: WalKind,
+    prefix: str,
+    clock: Clock,
+    *,
+    catalog: SharedCatalog,
+    store: ObjectStore,
+    root: Path | None = None,
+    cluster_id: str = "",
+    peers: Iterable[str] = (),
+    linger_ms: int = LINGER_MS,
+    segment_bytes: int = SEGMENT_BYTES,
+) -> Wal:
+    """A fresh WAL of this kind for the session that `prefix` names.
+
+    Only the kind `file` uses `root` (the directory all brokers see), `cluster_id` (it must be that
+    cluster's), `peers` (the prefixes of the other live sessions; it must show them) and
+    `segment_bytes`. Raises `WalDirectoryRefused`.
+    """
+    match kind:
+        case "file":
+            assert root is not None and cluster_id, "the kind file needs a directory and a cluster"
+            make_session_folder(root, prefix, clock, cluster_id=cluster_id, peers=peers)
+            return FileWal(root, clock, applied=0, segment_bytes=segment_bytes, prefix=prefix)
+        case "object":
+            return ObjectWal(store, clock, prefix=prefix, linger_ms=linger_ms)
+        case "postgres":
+            return PostgresWal(catalog, prefix=prefix)
