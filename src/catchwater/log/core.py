@@ -21,6 +21,7 @@ from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.log.storage import Storage
 from catchwater.log.write.append import Answer, States, Submission
+from catchwater.log.write.producers import Txns
 from catchwater.log.write.sequence import PartitionState
 
 T = TypeVar("T")
@@ -78,6 +79,7 @@ class Core:
     storage: Storage
     topics: Topics
     states: States
+    txns: Txns
     clock: Clock
     writer: Writer = field(init=False)
     pins_change: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)

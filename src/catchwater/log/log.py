@@ -31,7 +31,8 @@ from catchwater.log.read.reader import PlanRange, Reader
 from catchwater.log.storage import Storage
 from catchwater.log.write.append import Appended, Appender, States, Submission, replay
 from catchwater.log.write.epochs import Epochs
-from catchwater.log.write.sequence import PartitionState, states_of
+from catchwater.log.write.producers import Txns
+from catchwater.log.write.sequence import PartitionState, states_of, txns_of
 from catchwater.objects.base import Buffer, ObjectStore
 from catchwater.wal.base import Position
 from catchwater.wire.errors import ErrorCode
@@ -103,7 +104,8 @@ class Log:
 
         Raises what `DataDirectory` raises, or `ChunkError`.
         """
-        directory, states, sequenced = await asyncio.to_thread(_open, data_dir, config, clock)
+        opened = await asyncio.to_thread(_open, data_dir, config, clock)
+        directory, states, txns, sequenced = opened
         topics = Topics(directory.snapshot.topics)
         storage = Storage(directory.wal, directory.objects)
 
@@ -112,13 +114,14 @@ class Log:
                 directory.wal,
                 directory.catalog,
                 states,
+                txns,
                 clock,
                 sequenced=sequenced,
                 pending_bytes=config.pending_bytes,
                 on_appended=on_appended,
             )
 
-        core = Core(directory.catalog, storage, topics, states, clock)
+        core = Core(directory.catalog, storage, topics, states, txns, clock)
         return cls(directory.snapshot.cluster_id, core, config, begin, directory.close)
 
     # --- topics ----------------------------------------------------------------------------------
@@ -303,7 +306,9 @@ class Log:
         await asyncio.to_thread(self._close_stores)
 
 
-def _open(data_dir: Path, config: LogConfig, clock: Clock) -> tuple[DataDirectory, States, int]:
+def _open(
+    data_dir: Path, config: LogConfig, clock: Clock
+) -> tuple[DataDirectory, States, Txns, int]:
     directory = DataDirectory(
         data_dir,
         clock,
@@ -314,8 +319,8 @@ def _open(data_dir: Path, config: LogConfig, clock: Clock) -> tuple[DataDirector
         undo.callback(directory.close)
         for finding in directory.wal.recovered.findings():
             _LOG.warning("%s", finding)
-        states = states_of(directory.snapshot)
+        states, txns = states_of(directory.snapshot), txns_of(directory.snapshot)
         applied = directory.snapshot.applied_sequence
-        sequenced = replay(directory.wal, directory.catalog, states, applied)
+        sequenced = replay(directory.wal, directory.catalog, states, txns, applied)
         undo.pop_all()
-    return directory, states, sequenced
+    return directory, states, txns, sequenced

@@ -22,8 +22,16 @@ from catchwater.objects.base import Buffer
 from catchwater.wire.batch import BatchError, BatchHeader, check, read_single
 
 MAGIC = b"CWCK"
-VERSION = 1
+VERSION = 2
+"""Chunks without transactions are still written as version 1, which older releases read."""
 MAX_CHUNK_BYTES = 2**32 - 1
+
+TRANSACTIONAL = 0x10
+CONTROL = 0x20
+# Ours, where Kafka has nothing: the batch itself does not bear them.
+COMMIT = 0x100
+ADDS_PARTITION = 0x200
+_OURS = COMMIT | ADDS_PARTITION
 
 _HEADER = struct.Struct(">4sHHqIII")
 _CRC = struct.Struct(">I")
@@ -51,6 +59,26 @@ class Entry(NamedTuple):
     record_count: int
     max_timestamp: int
     attributes: int
+    """The batch's own (16 bits, KIP-98) and in its high byte what the index alone tells."""
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL)
+
+    @property
+    def is_control(self) -> bool:
+        """Whether this is the end of a transaction, written by a broker."""
+        return bool(self.attributes & CONTROL)
+
+    @property
+    def is_commit(self) -> bool:
+        """Of a control batch: commit or abort."""
+        return bool(self.attributes & COMMIT)
+
+    @property
+    def adds_partition(self) -> bool:
+        """Whether the batch makes its partition part of the transaction (KIP-890)."""
+        return bool(self.attributes & ADDS_PARTITION)
 
 
 class Chunk(NamedTuple):
@@ -67,7 +95,8 @@ def encode(
     """The buffers of a chunk that holds these batches, and the index as a reader will see it.
 
     The batches are laid down in the order given: bring those of one partition together, and
-    they become one run. `created_ms` is the time of the append, milliseconds.
+    they become one run. `created_ms` is the time of the append, milliseconds. The headers'
+    attributes may bear the index's own bits.
     """
     at = HEADER_BYTES + ENTRY_BYTES * len(batches)
     entries: list[Entry] = []
@@ -93,7 +122,8 @@ def encode(
         at += header.size_bytes
     assert at <= MAX_CHUNK_BYTES, "the appender bounds a chunk far below the format's limit"
     index = b"".join([_ENTRY.pack(*entry) for entry in entries])
-    head = _HEADER.pack(MAGIC, VERSION, 0, created_ms, len(entries), len(index), crc32c(index))
+    version = VERSION if any(entry.is_transactional for entry in entries) else 1
+    head = _HEADER.pack(MAGIC, version, 0, created_ms, len(entries), len(index), crc32c(index))
     parts[0] = b"".join((head, _CRC.pack(crc32c(head)), index))
     return parts, Chunk(created_ms, entries, at)
 
@@ -141,6 +171,7 @@ def decode(view: Buffer) -> Chunk:
             raise ChunkError(
                 f"The chunk's batch at byte {entry.byte_offset} is refused: {error.reason}"
             ) from error
+        entry = entry._replace(attributes=entry.attributes & ~_OURS)
         if entry[4:] != tuple(getattr(header, name) for name in entry._fields[4:]):
             raise ChunkError(f"The chunk's index and its batch at {entry.byte_offset} disagree.")
     return chunk

@@ -21,7 +21,8 @@ from catchwater.clock import Clock
 from catchwater.log.keep.pack import PackConfig, Packer
 from catchwater.log.keep.retain import Policy, Retention, Sweeper
 from catchwater.log.storage import Storage
-from catchwater.log.write.sequence import PRODUCER_EXPIRY_MS, PartitionState
+from catchwater.log.write.producers import PRODUCER_EXPIRY_MS
+from catchwater.log.write.sequence import PartitionState
 from catchwater.objects.base import StoreError
 
 _LOG = logging.getLogger(__name__)

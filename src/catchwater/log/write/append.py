@@ -29,6 +29,7 @@ from catchwater.catalog.rows import (
 )
 from catchwater.clock import Clock
 from catchwater.log.format.chunk import Chunk, ChunkError, decode_index, encode
+from catchwater.log.write.producers import Txns
 from catchwater.log.write.sequence import PartitionState, Sequenced, catalog_changes, sequence
 from catchwater.wal.base import Position, RecoverableWal, Wal, WalDead, WalFull
 from catchwater.wire.batch import BatchHeader
@@ -90,21 +91,23 @@ class _Written:
 
 
 def take_chunk(
-    states: States, catalog: EmbeddedCatalog, chunk: Chunk, position: Position
+    states: States, txns: Txns, catalog: EmbeddedCatalog, chunk: Chunk, position: Position
 ) -> tuple[Sequenced, Changes]:
     """Sequence a chunk of the WAL and hand the outcome to the catalog. Raises `CatalogDead`.
 
     The same for a chunk just written and for one found after a crash, hence the same offsets.
     """
-    done = sequence(chunk.entries, states, chunk.created_ms)
+    done = sequence(chunk.entries, states, txns, chunk.created_ms)
     end = position.offset + position.size
     file = ObjectRow(position.file, "chunk", "live", end, chunk.created_ms)
-    changes = catalog_changes(done, states, file, position.offset)
+    changes = catalog_changes(done, states, txns, file, position.offset)
     catalog.apply(position.sequence, changes)
     return done, changes
 
 
-def replay(wal: RecoverableWal, catalog: EmbeddedCatalog, states: States, applied: int) -> int:
+def replay(
+    wal: RecoverableWal, catalog: EmbeddedCatalog, states: States, txns: Txns, applied: int
+) -> int:
     """Sequence the chunks that the catalog has not applied yet; returns the last one's number.
 
     Raises `ChunkError` for a frame that is no chunk of a known format.
@@ -118,7 +121,7 @@ def replay(wal: RecoverableWal, catalog: EmbeddedCatalog, states: States, applie
                 hint=error.hint,
             ) from error
         assert chunk.size_bytes == position.size, "a frame holds one chunk"
-        take_chunk(states, catalog, chunk, position)
+        take_chunk(states, txns, catalog, chunk, position)
         applied = position.sequence
     return applied
 
@@ -131,6 +134,7 @@ class Appender:
         wal: Wal,
         catalog: EmbeddedCatalog,
         states: States,
+        txns: Txns,
         clock: Clock,
         *,
         sequenced: int,
@@ -141,6 +145,7 @@ class Appender:
         self._wal = wal
         self._catalog = catalog
         self._states = states
+        self._txns = txns
         self._clock = clock
         self._on_appended = on_appended
         self._loop = asyncio.get_running_loop()
@@ -242,7 +247,9 @@ class Appender:
             return
         position = written.position
         try:
-            done, changes = take_chunk(self._states, self._catalog, written.chunk, position)
+            done, changes = take_chunk(
+                self._states, self._txns, self._catalog, written.chunk, position
+            )
         except CatalogDead as error:
             _LOG.critical("%s Nothing is acknowledged any more.", error)
             self.has_failed = True

@@ -4,49 +4,49 @@ Pure: partition and producer states plus a chunk's index in; results, runs and n
 The same chunks in the same order always give the same offsets, which is what makes the
 write-ahead log the truth and the catalog its replay. No clock: time is the chunk's own.
 
-Idempotence follows Apache Kafka (`ProducerAppendInfo.checkProducerEpoch`, `checkSequence` and
-`ProducerStateEntry.findDuplicateBatch`; KIP-98, KIP-360):
-
-- an older epoch is INVALID_PRODUCER_EPOCH;
-- a batch equal in epoch and sequences to one of the last five is a duplicate: success, with the
-  offset it got the first time;
-- a newer epoch must begin with sequence 0, else OUT_OF_ORDER_SEQUENCE_NUMBER;
-- in the same epoch the sequence must follow the last one (after 2^31-1 comes 0), else
-  OUT_OF_ORDER_SEQUENCE_NUMBER;
-- a producer nothing is known of (new, or forgotten after a day of silence) may begin with any
-  sequence, so that losing its state can never block it; UNKNOWN_PRODUCER_ID is not answered.
-
-Kafka's stricter rule for transactional producers (KIP-890) comes with transactions.
+What a producer may append is told by `producers.py`. A transaction is open on a partition from its
+first batch to its control batch there; below the first offset of the oldest open one the partition
+is stable. The control batches of all its partitions come in one chunk, which ends the transaction
+whole: the first one completes its row and has its pending group offsets moved. A chunk that ends
+what is not prepared (a second one for the same end) changes nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from catchwater.catalog.rows import (
+    AbortedRow,
     Changes,
+    EndedTxn,
     ObjectRow,
+    OpenTxnRow,
     PartitionKey,
     PartitionRow,
     ProducerRow,
     RunRow,
+    Scope,
+    Seen,
+    Session,
     Snapshot,
 )
 from catchwater.log.format.chunk import Chunk, Entry
+from catchwater.log.write.producers import (
+    IDLE,
+    ProducerState,
+    Result,
+    Txns,
+    after_batch,
+    begun,
+    completed,
+    fenced,
+    is_end,
+    known_or_refused,
+    not_in_transaction,
+    refused,
+    standing,
+)
 from catchwater.wire.errors import ErrorCode
-
-BATCHES_KEPT = 5
-PRODUCER_EXPIRY_MS = 24 * 60 * 60 * 1000
-"""Kafka's default of `producer.id.expiration.ms`."""
-
-
-class ProducerState(NamedTuple):
-    """A producer's standing on one partition."""
-
-    epoch: int
-    batches: tuple[tuple[int, int, int], ...]
-    """At most five, oldest first: (base sequence, last sequence, base offset). Never empty."""
-    last_ms: int
 
 
 @dataclass(slots=True)
@@ -59,14 +59,13 @@ class PartitionState:
     earliest_timestamp: int = -1
     """Largest timestamp of the oldest batch or run, ms; -1 when the partition holds nothing."""
     producers: dict[int, ProducerState] = field(default_factory=dict)
+    open_txns: dict[int, int] = field(default_factory=dict)
+    """Producer id -> first offset of its open transaction here."""
 
-
-class Result(NamedTuple):
-    """The answer to one batch; a duplicate is a success with its first offset."""
-
-    error: ErrorCode
-    base_offset: int
-    duplicate: bool = False
+    @property
+    def last_stable_offset(self) -> int:
+        """Everything below belongs to no open transaction."""
+        return min(self.open_txns.values(), default=self.high_watermark)
 
 
 class NewRun(NamedTuple):
@@ -81,47 +80,84 @@ class NewRun(NamedTuple):
     record_count: int
 
 
-class Sequenced(NamedTuple):
+@dataclass(slots=True)
+class Sequenced:
     """What a chunk came to: one result per entry, the runs, and whose state has changed."""
 
-    results: list[Result]
-    runs: list[NewRun]
-    changed: dict[PartitionKey, set[int]]
+    results: list[Result] = field(default_factory=list)
+    runs: list[NewRun] = field(default_factory=list)
+    changed: dict[PartitionKey, set[int]] = field(default_factory=dict)
     """Partition -> producer ids whose standing changed."""
+    txns: set[int] = field(default_factory=set)
+    """Producer ids whose transaction has begun or ended."""
+    opened: list[OpenTxnRow] = field(default_factory=list)
+    closed: list[tuple[bytes, int, int]] = field(default_factory=list)
+    aborted: list[AbortedRow] = field(default_factory=list)
+    ended: list[EndedTxn] = field(default_factory=list)
 
 
 def sequence(
-    entries: Sequence[Entry], states: Mapping[PartitionKey, PartitionState], created_ms: int
+    entries: Sequence[Entry],
+    states: Mapping[PartitionKey, PartitionState],
+    txns: Txns,
+    created_ms: int,
 ) -> Sequenced:
-    """Assign offsets to a chunk's batches, in index order, and move the states along.
+    """Assign offsets to a chunk's batches, in index order, and move states and `txns` along.
 
     A partition without a state answers UNKNOWN_TOPIC_OR_PARTITION.
     """
-    results: list[Result] = []
-    runs: list[NewRun] = []
-    changed: dict[PartitionKey, set[int]] = {}
+    done = Sequenced()
     for entry in entries:
         key = (entry.topic_id, entry.partition)
         state = states.get(key)
         if state is None:
-            results.append(_UNKNOWN_PARTITION)
+            done.results.append(refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
             continue
-        refused = _known_or_refused(entry, state, created_ms) if entry.producer_id >= 0 else None
-        if refused is not None:
-            results.append(refused)
-            continue
+        if entry.producer_id >= 0:
+            answer = _check(entry, state, txns, done, created_ms)
+            if answer is not None:
+                done.results.append(answer)
+                continue
         base_offset = state.high_watermark
-        results.append(Result(ErrorCode.NONE, base_offset))
+        done.results.append(Result(ErrorCode.NONE, base_offset))
         if state.bytes == 0:
             state.earliest_timestamp = entry.max_timestamp
         state.high_watermark = base_offset + entry.last_offset_delta + 1
         state.bytes += entry.size_bytes
-        producers = changed.setdefault(key, set())
-        if entry.producer_id >= 0:
+        producers = done.changed.setdefault(key, set())
+        if entry.is_control:
+            _close(entry, state, done, base_offset)
+        elif entry.producer_id >= 0:
+            known = standing(state.producers, entry.producer_id, created_ms)
+            state.producers[entry.producer_id] = after_batch(entry, known, base_offset, created_ms)
+        if entry.producer_id in state.producers:
             producers.add(entry.producer_id)
-            _remember(entry, state, base_offset, created_ms)
-        _extend(runs, key, entry, base_offset)
-    return Sequenced(results, runs, changed)
+        _extend(done.runs, key, entry, base_offset)
+    return done
+
+
+def scope_of(chunk: Chunk, session: Session | None) -> Scope:
+    """The rows that decide what becomes of a chunk."""
+    entries = [entry for entry in chunk.entries if entry.producer_id >= 0]
+    return Scope(
+        session=session,
+        transactional=sorted({entry.producer_id for entry in entries}),
+        partitions=sorted({(entry.topic_id, entry.partition) for entry in chunk.entries}),
+        producers=sorted({(e.topic_id, e.partition, e.producer_id) for e in entries}),
+    )
+
+
+def decide_chunk(
+    chunk: Chunk, object_row: ObjectRow, at: int
+) -> Callable[[Seen], tuple[Changes, Sequenced]]:
+    """For `Catalog.transact`: sequence a chunk that begins at byte `at` of an object."""
+
+    def decide(seen: Seen) -> tuple[Changes, Sequenced]:
+        states, txns = states_of(seen), txns_of(seen)
+        done = sequence(chunk.entries, states, txns, chunk.created_ms)
+        return catalog_changes(done, states, txns, object_row, at), done
+
+    return decide
 
 
 def sequence_staged(
@@ -136,9 +172,9 @@ def sequence_staged(
     after = {key: replace(states[key]) for key in sorted(keys)}
     changes = []
     for object_key, chunk in chunks.items():
-        done = sequence(chunk.entries, after, chunk.created_ms)
+        done = sequence(chunk.entries, after, {}, chunk.created_ms)
         row = ObjectRow(object_key, "chunk", "live", chunk.size_bytes, chunk.created_ms)
-        changes.append(catalog_changes(done, after, row, 0))
+        changes.append(catalog_changes(done, after, {}, row, 0))
     return after, Changes(
         runs=[run for change in changes for run in change.runs],
         partitions=[partition_row(key, state) for key, state in after.items()],
@@ -147,7 +183,11 @@ def sequence_staged(
 
 
 def catalog_changes(
-    done: Sequenced, states: Mapping[PartitionKey, PartitionState], object_row: ObjectRow, at: int
+    done: Sequenced,
+    states: Mapping[PartitionKey, PartitionState],
+    txns: Txns,
+    object_row: ObjectRow,
+    at: int,
 ) -> Changes:
     """What the catalog has to store of a sequenced chunk that begins at byte `at` of an object."""
     runs = [
@@ -169,15 +209,32 @@ def catalog_changes(
         for producer_id in changed
     ]
     partitions = [partition_row(key, states[key]) for key in done.changed]
-    return Changes(runs, partitions, producers, [object_row])
+    return Changes(
+        runs,
+        partitions,
+        producers,
+        [object_row],
+        txns=[txns[producer_id] for producer_id in sorted(done.txns)],
+        open_txns=done.opened,
+        closed_txns=done.closed,
+        aborted=done.aborted,
+        ended=done.ended,
+    )
 
 
-def states_of(snapshot: Snapshot) -> dict[PartitionKey, PartitionState]:
+def states_of(rows: Snapshot | Seen) -> dict[PartitionKey, PartitionState]:
     """The states that the catalog knows."""
-    states = {row[:2]: PartitionState(*row[2:]) for row in snapshot.partitions}
-    for topic_id, index, producer_id, *standing in snapshot.producers:
-        states[topic_id, index].producers[producer_id] = ProducerState._make(standing)
+    states = {row[:2]: PartitionState(*row[2:]) for row in rows.partitions}
+    for topic_id, index, producer_id, *known in rows.producers:
+        states[topic_id, index].producers[producer_id] = ProducerState._make(known)
+    for row in rows.open_txns:
+        states[row.topic_id, row.partition].open_txns[row.producer_id] = row.first_offset
     return states
+
+
+def txns_of(rows: Snapshot | Seen) -> Txns:
+    """The transactional ids that the catalog knows, by producer id."""
+    return {row.producer_id: row for row in rows.txns}
 
 
 def partition_row(key: PartitionKey, state: PartitionState) -> PartitionRow:
@@ -187,48 +244,58 @@ def partition_row(key: PartitionKey, state: PartitionState) -> PartitionRow:
     )
 
 
-_UNKNOWN_PARTITION = Result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1)
-_OLD_EPOCH = Result(ErrorCode.INVALID_PRODUCER_EPOCH, -1)
-_OUT_OF_ORDER = Result(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)
-_SEQUENCES = 2**31
-
-
-def _standing(state: PartitionState, producer_id: int, now_ms: int) -> ProducerState | None:
-    """What is known of a producer; one that was silent for too long is as good as new."""
-    producer = state.producers.get(producer_id)
-    if producer is None or producer.last_ms + PRODUCER_EXPIRY_MS < now_ms:
+def _check(
+    entry: Entry, state: PartitionState, txns: Txns, done: Sequenced, now_ms: int
+) -> Result | None:
+    """The answer to a batch that is not appended; None: append it. Moves `txns` along."""
+    txn = txns.get(entry.producer_id)
+    if entry.is_control:
+        return _check_end(entry, state, txns, done)
+    error = fenced(entry, txn)
+    if error is not ErrorCode.NONE:
+        return refused(error)
+    answer = known_or_refused(entry, standing(state.producers, entry.producer_id, now_ms))
+    if answer is not None or txn is None:
+        return answer
+    is_open = entry.producer_id in state.open_txns
+    error = not_in_transaction(entry, txn, is_open)
+    if error is not ErrorCode.NONE:
+        return refused(error)
+    if is_open:
         return None
-    return producer
+    if txn.state in IDLE:
+        txns[entry.producer_id] = begun(txn, 2, now_ms)
+        done.txns.add(entry.producer_id)
+    state.open_txns[entry.producer_id] = state.high_watermark
+    done.opened.append(
+        OpenTxnRow(entry.topic_id, entry.partition, entry.producer_id, state.high_watermark)
+    )
+    return None
 
 
-def _last_sequence(entry: Entry) -> int:
-    return (entry.base_sequence + entry.last_offset_delta) % _SEQUENCES
+def _check_end(entry: Entry, state: PartitionState, txns: Txns, done: Sequenced) -> Result | None:
+    """As `_check`, for a control batch; the first one in a chunk completes the transaction."""
+    ends_now = any(end.producer_id == entry.producer_id for end in done.ended)
+    if not ends_now and is_end(entry, txns.get(entry.producer_id)):
+        txns[entry.producer_id] = completed(txns[entry.producer_id])
+        done.txns.add(entry.producer_id)
+        done.ended.append(EndedTxn(entry.producer_id, entry.is_commit))
+        ends_now = True
+    is_open = ends_now and entry.producer_id in state.open_txns
+    return None if is_open else refused(ErrorCode.INVALID_TXN_STATE)
 
 
-def _known_or_refused(entry: Entry, state: PartitionState, now_ms: int) -> Result | None:
-    """The answer to a duplicate or to a batch that may not be appended; None: append it."""
-    producer = _standing(state, entry.producer_id, now_ms)
-    if producer is None:
-        return None
-    if entry.producer_epoch < producer.epoch:
-        return _OLD_EPOCH
-    if entry.producer_epoch > producer.epoch:
-        return None if entry.base_sequence == 0 else _OUT_OF_ORDER
-    last = _last_sequence(entry)
-    for base_sequence, last_sequence, base_offset in producer.batches:
-        if base_sequence == entry.base_sequence and last_sequence == last:
-            return Result(ErrorCode.NONE, base_offset, duplicate=True)
-    expected = (producer.batches[-1][1] + 1) % _SEQUENCES
-    return None if entry.base_sequence == expected else _OUT_OF_ORDER
-
-
-def _remember(entry: Entry, state: PartitionState, base_offset: int, now_ms: int) -> None:
-    producer = _standing(state, entry.producer_id, now_ms)
-    kept: tuple[tuple[int, int, int], ...] = ()
-    if producer is not None and producer.epoch == entry.producer_epoch:
-        kept = producer.batches[1 - BATCHES_KEPT :]
-    batch = (entry.base_sequence, _last_sequence(entry), base_offset)
-    state.producers[entry.producer_id] = ProducerState(entry.producer_epoch, (*kept, batch), now_ms)
+def _close(entry: Entry, state: PartitionState, done: Sequenced, offset: int) -> None:
+    """The transaction's end on one partition, at this offset."""
+    producer_id = entry.producer_id
+    first_offset = state.open_txns.pop(producer_id)
+    key = (entry.topic_id, entry.partition)
+    done.closed.append((*key, producer_id))
+    if not entry.is_commit:
+        done.aborted.append(AbortedRow(*key, producer_id, first_offset, offset))
+    known = state.producers.get(producer_id)
+    if known is not None and known.epoch < entry.producer_epoch:
+        state.producers[producer_id] = known._replace(epoch=entry.producer_epoch, batches=())
 
 
 def _extend(runs: list[NewRun], key: PartitionKey, entry: Entry, base_offset: int) -> None:

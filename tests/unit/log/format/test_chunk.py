@@ -100,9 +100,9 @@ def test_no_batch_is_copied() -> None:
 def test_a_newer_format_is_refused_by_name() -> None:
     parts, _ = encode([], 1)
     data = bytearray(b"".join(parts))
-    data[4:6] = (2).to_bytes(2, "big")
+    data[4:6] = (3).to_bytes(2, "big")
     data[28:32] = crc32c(bytes(data[:28])).to_bytes(4, "big")
-    with pytest.raises(ChunkError, match="format version 2"):
+    with pytest.raises(ChunkError, match="format version 3"):
         decode_index(data)
 
 

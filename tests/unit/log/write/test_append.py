@@ -86,6 +86,7 @@ class Bench:
             self.wal,  # type: ignore[arg-type]
             self.catalog,  # type: ignore[arg-type]
             self.states,
+            {},
             ManualClock(now_ms=77),
             sequenced=0,
             pending_bytes=pending_bytes,
@@ -276,7 +277,7 @@ async def test_a_replay_gives_the_catalog_what_it_was_given_before(
         await log.appender.submit([log.batch(n % 2, b"%d" % n), log.batch(0, b"x")])
     await log.appender.close()
     again, states = MemoryCatalog(), {(T1, index): PartitionState() for index in range(2)}
-    assert replay(log.wal, again, states, 0) == 5  # type: ignore[arg-type]
+    assert replay(log.wal, again, states, {}, 0) == 5  # type: ignore[arg-type]
     assert again.applied == log.catalog.applied
     assert states == log.states
 
@@ -286,7 +287,7 @@ async def test_a_frame_that_is_no_chunk_is_named(bench: Callable[..., Bench]) ->
     await log.appender.close()
     log.wal.payloads = [b"x" * 100]
     with pytest.raises(ChunkError, match=f"Frame 1 at byte 0 of {FILE}"):
-        replay(log.wal, log.catalog, {}, 0)  # type: ignore[arg-type]
+        replay(log.wal, log.catalog, {}, {}, 0)  # type: ignore[arg-type]
 
 
 async def test_cut_at_every_byte_the_replay_gives_a_prefix_with_the_same_offsets(
@@ -307,7 +308,7 @@ async def test_cut_at_every_byte_the_replay_gives_a_prefix_with_the_same_offsets
         path.write_bytes(whole[:cut])
         again = FileWal(tmp_path, ManualClock(), applied=0)
         catalog, states = MemoryCatalog(), {(T1, index): PartitionState() for index in range(2)}
-        replay(again, catalog, states, 0)  # type: ignore[arg-type]
+        replay(again, catalog, states, {}, 0)  # type: ignore[arg-type]
         again.close()
         applied = catalog.applied
         assert applied == bench.catalog.applied[: len(applied)]

@@ -7,12 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catchwater.log.format.chunk import Entry
-from catchwater.log.write.sequence import (
-    PRODUCER_EXPIRY_MS,
-    PartitionState,
-    Result,
-    sequence,
-)
+from catchwater.log.write.producers import PRODUCER_EXPIRY_MS, Result
+from catchwater.log.write.sequence import PartitionState, sequence
 from catchwater.wire.errors import ErrorCode
 
 T1 = b"1" * 16
@@ -45,7 +41,9 @@ class Partition:
         self.now_ms = 0
 
     def append(self, **batch: int) -> Result:
-        return sequence([entry(**{"producer": 7, **batch})], self.states, self.now_ms).results[0]
+        return sequence([entry(**{"producer": 7, **batch})], self.states, {}, self.now_ms).results[
+            0
+        ]
 
 
 # --- offsets and runs ----------------------------------------------------------------------------
@@ -53,7 +51,7 @@ class Partition:
 
 def test_offsets_go_on_from_the_high_watermark() -> None:
     states = {KEY: PartitionState(log_start=3, high_watermark=10, bytes=1)}
-    done = sequence([entry(4, at=0), entry(2, at=100)], states, 1)
+    done = sequence([entry(4, at=0), entry(2, at=100)], states, {}, 1)
     assert done.results == [Result(OK, 10), Result(OK, 14)]
     assert states[KEY].high_watermark == 16
     assert states[KEY].bytes == 201
@@ -66,7 +64,7 @@ def test_batches_of_a_partition_side_by_side_are_one_run() -> None:
         entry(3, at=100, timestamp=4),
         entry(1, at=200, partition=1),
     ]
-    first, second = sequence(entries, states, 1).runs
+    first, second = sequence(entries, states, {}, 1).runs
     assert first == (KEY, 0, 4, 0, 200, 9, 5)
     assert second == ((T1, 1), 0, 0, 200, 100, 5, 1)
 
@@ -74,7 +72,7 @@ def test_batches_of_a_partition_side_by_side_are_one_run() -> None:
 def test_a_refused_batch_parts_the_run_it_lies_in() -> None:
     states = {KEY: PartitionState()}
     entries = [entry(2, producer=7), entry(2, producer=7, base=9, at=100), entry(2, at=200)]
-    done = sequence(entries, states, 1)
+    done = sequence(entries, states, {}, 1)
     assert [result.error for result in done.results] == [
         OK,
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -84,7 +82,7 @@ def test_a_refused_batch_parts_the_run_it_lies_in() -> None:
 
 
 def test_a_partition_nobody_knows_changes_nothing() -> None:
-    done = sequence([entry(partition=4)], {KEY: PartitionState()}, 1)
+    done = sequence([entry(partition=4)], {KEY: PartitionState()}, {}, 1)
     assert done.results == [Result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1)]
     assert not done.runs
     assert not done.changed
@@ -92,15 +90,15 @@ def test_a_partition_nobody_knows_changes_nothing() -> None:
 
 def test_the_earliest_timestamp_is_that_of_the_first_batch() -> None:
     states = {KEY: PartitionState()}
-    sequence([entry(timestamp=70)], states, 1)
-    sequence([entry(timestamp=30)], states, 1)
+    sequence([entry(timestamp=70)], states, {}, 1)
+    sequence([entry(timestamp=30)], states, {}, 1)
     assert states[KEY].earliest_timestamp == 70
 
 
 def test_who_changed_is_told() -> None:
     states = {KEY: PartitionState(), (T1, 1): PartitionState()}
     entries = [entry(), entry(producer=7, at=100), entry(producer=8, partition=1, at=200)]
-    assert sequence(entries, states, 1).changed == {KEY: {7}, (T1, 1): {8}}
+    assert sequence(entries, states, {}, 1).changed == {KEY: {7}, (T1, 1): {8}}
 
 
 # --- idempotence (F20, F21) --------------------------------------------------------------------
@@ -189,7 +187,7 @@ def test_a_producer_is_forgotten_after_a_day_of_silence_by_the_chunks_own_time()
 def test_a_batch_without_a_producer_is_always_appended() -> None:
     states = {KEY: PartitionState()}
     for _ in range(3):
-        sequence([entry()], states, 1)
+        sequence([entry()], states, {}, 1)
     assert states[KEY].high_watermark == 3
     assert not states[KEY].producers
 
@@ -223,11 +221,13 @@ def test_a_replay_from_any_point_gives_the_same_offsets(
     for index, chunk in enumerate(chunks):
         if index == stop:
             saved = copy.deepcopy(states)
-        done.append(sequence(chunk, states, index))
+        done.append(sequence(chunk, states, {}, index))
     first = min(stop, len(chunks)) if stop < len(chunks) else 0
     if first == 0:
         saved = fresh()
-    replayed = [sequence(chunk, saved, n) for n, chunk in enumerate(chunks[first:], start=first)]
+    replayed = [
+        sequence(chunk, saved, {}, n) for n, chunk in enumerate(chunks[first:], start=first)
+    ]
     assert replayed == done[first:]
     assert saved == states
 
@@ -237,7 +237,7 @@ def test_accepted_offsets_are_consecutive_and_never_given_twice(chunks: list[lis
     states = fresh()
     expected = dict.fromkeys(states, 0)
     for index, chunk in enumerate(chunks):
-        done = sequence(chunk, states, index)
+        done = sequence(chunk, states, {}, index)
         for item, result in zip(chunk, done.results, strict=True):
             key = (item.topic_id, item.partition)
             if result.error == OK and not result.duplicate:
