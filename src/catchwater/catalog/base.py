@@ -16,7 +16,7 @@ broker's session.
 
 A change whose future fails has changed nothing, except `CatalogUncertain`, which says that nobody
 knows. Queries block and may run in any thread; they see what is durable, and an embedded
-catalog's `runs` and `run_for_timestamp` also what was applied just now.
+catalog's `runs`, `run_for_timestamp` and `aborted` also what was applied just now.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -152,12 +152,6 @@ class Catalog(Protocol):
         """
         ...
 
-    def add_txn_offsets(
-        self, producer_id: int, group: str, offsets: Mapping[tuple[str, int], OffsetCommit]
-    ) -> Future[None]:
-        """Keep positions that become the group's when the producer's transaction commits."""
-        ...
-
     def claim_group(self, group: str, session: Session | None) -> Future[GroupClaim]:
         """Become the group's coordinator, with an epoch above all earlier ones.
 
@@ -266,6 +260,14 @@ class Catalog(Protocol):
 
     def txn_offsets(self, producer_id: int) -> dict[tuple[str, str, int], OffsetCommit]:
         """(group, topic, partition) -> position that waits for the transaction's end."""
+        ...
+
+    def open_txns_on(self, key: PartitionKey) -> list[OpenTxnRow]:
+        """The transactions that are open on a partition, by first offset."""
+        ...
+
+    def unstable(self, group: str) -> set[tuple[str, int]]:
+        """(topic, partition) of a group's positions that wait for the end of a transaction."""
         ...
 
     def aborted(self, key: PartitionKey, start: int, end: int) -> list[AbortedRow]:

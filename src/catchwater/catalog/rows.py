@@ -124,7 +124,8 @@ class TxnRow(NamedTuple):
     state: TxnState
     timeout_ms: int
     started_ms: int
-    """Time of the chunk or request that began the transaction; -1 when none is open."""
+    """Time of the chunk or request that began the last transaction, -1 before the first; it only
+    grows, and tells an id's transactions from each other."""
     version: int
     """1: partitions are announced (AddPartitionsToTxn); 2: the epoch rises with every end."""
     partitions: tuple[tuple[str, int], ...]
@@ -210,6 +211,9 @@ class Changes:
     """(topic id, partition, producer id) of open transactions that end."""
     aborted: Sequence[AbortedRow] = ()
     ended: Sequence[EndedTxn] = ()
+    txn_offsets: Sequence[tuple[int, str, str, int, OffsetCommit]] = ()
+    """(producer id, group, topic, partition, position) to become the group's if and when the
+    producer's transaction commits; stored after `ended` was dealt with."""
     epochs: Sequence[tuple[str, str, "EpochCommit"]] = ()
     """(pipeline, sink, epoch) to be recorded together with the chunks of that epoch."""
     payloads: Sequence[tuple[str, Buffer]] = ()
@@ -224,6 +228,8 @@ class Scope:
     """Fails with `SessionFenced` unless this is the broker's session; None: embedded."""
     transactional: Sequence[int] = ()
     """Producer ids whose transactional id is wanted, if they have one."""
+    transactional_ids: Sequence[str] = ()
+    """Transactional ids that are wanted by name; locked also where there is no row yet."""
     partitions: Sequence[PartitionKey] = ()
     producers: Sequence[tuple[bytes, int, int]] = ()
     """(topic id, partition, producer id) whose standing is wanted."""
