@@ -12,6 +12,7 @@ The chapters, in the order of a record's journey:
  8. pipeline   stateful functions on Spark
  9. sinks      an epoch is written once
 10. recovery   what a restore would need
+11. drill      what happened, held against what may happen
 
 Beside them: `demo` rehearses the whole journey, `testing` runs a function without a cluster,
 `cli` is the command line, and `clock` and `config` are what everything stands on.

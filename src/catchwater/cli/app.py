@@ -26,6 +26,7 @@ NOUNS = {
     "pipeline": "run a pipeline and see how it is",
     "contract": "what a restore would need, and whether it would succeed",
     "recovery": "explain and carry out a restore",
+    "check": "hold a recorded history against what a log may do",
     "config": "check configuration files",
 }
 """What can be typed first, in the order of the help page."""
