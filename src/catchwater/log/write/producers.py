@@ -28,20 +28,14 @@ epoch the catalog has for it, so whatever is late is refused on every partition 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from catchwater.catalog.rows import TxnRow, TxnState
+from catchwater.catalog.rows import TxnRow
 from catchwater.log.format.chunk import Entry
+from catchwater.log.write.txn import PREPARED, announces
 from catchwater.wire.errors import ErrorCode
 
 BATCHES_KEPT = 5
 PRODUCER_EXPIRY_MS = 24 * 60 * 60 * 1000
 """Kafka's default of `producer.id.expiration.ms`."""
-
-Txns = dict[int, TxnRow]
-"""Producer id -> its transactional id, for the producers that have one."""
-
-IDLE: frozenset[TxnState] = frozenset(("empty", "complete_commit", "complete_abort"))
-"""States in which a transaction may begin."""
-PREPARED: frozenset[TxnState] = frozenset(("prepare_commit", "prepare_abort"))
 
 _SEQUENCES = 2**31
 
@@ -133,39 +127,6 @@ def not_in_transaction(entry: Entry, txn: TxnRow, is_open: bool) -> ErrorCode:
         return ErrorCode.NONE
     announced = txn.state == "ongoing" and announces(txn, entry.topic_id, entry.partition)
     return ErrorCode.NONE if announced else ErrorCode.INVALID_TXN_STATE
-
-
-def announces(txn: TxnRow, topic_id: bytes, partition: int) -> bool:
-    """Whether AddPartitionsToTxn has named the partition in this transaction."""
-    return (topic_id.hex(), partition) in txn.partitions
-
-
-def begun(txn: TxnRow, version: int, now_ms: int) -> TxnRow:
-    """The row once a transaction has begun; its start time is later than any earlier one's."""
-    started_ms = max(now_ms, txn.started_ms + 1)
-    return txn._replace(state="ongoing", started_ms=started_ms, version=version, partitions=())
-
-
-def is_end(entry: Entry, txn: TxnRow | None) -> bool:
-    """Whether a control batch is the end that was prepared for exactly this transaction.
-
-    A marker bears its transaction's start as its timestamp: it is the one thing that tells two
-    transactions of version 1 from each other, whose producer keeps its epoch.
-    """
-    if txn is None:
-        return False
-    wanted: TxnState = "prepare_commit" if entry.is_commit else "prepare_abort"
-    return (wanted, entry.producer_epoch, entry.max_timestamp) == (
-        txn.state,
-        txn.epoch,
-        txn.started_ms,
-    )
-
-
-def completed(txn: TxnRow) -> TxnRow:
-    """The row once the end is written."""
-    state: TxnState = "complete_commit" if txn.state == "prepare_commit" else "complete_abort"
-    return txn._replace(state=state, partitions=())
 
 
 _OUT_OF_ORDER = refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)

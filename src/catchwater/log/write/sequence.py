@@ -32,20 +32,16 @@ from catchwater.catalog.rows import (
 )
 from catchwater.log.format.chunk import Chunk, Entry
 from catchwater.log.write.producers import (
-    IDLE,
     ProducerState,
     Result,
-    Txns,
     after_batch,
-    begun,
-    completed,
     fenced,
-    is_end,
     known_or_refused,
     not_in_transaction,
     refused,
     standing,
 )
+from catchwater.log.write.txn import IDLE, Txns, begun, completed, is_end
 from catchwater.wire.errors import ErrorCode
 
 
