@@ -4,7 +4,8 @@ An implementation keeps these promises, and one conformance suite holds all of t
 
 - `put` and `put_if_absent` are atomic and durable: when they return, a crash of the machine
   loses nothing; when they fail or the process dies, no reader ever sees a part of the object.
-- `put_if_absent` is the only fence: of many callers with one key exactly one succeeds.
+- `put_if_absent` is the only fence: of many callers with one key exactly one succeeds, if no two
+  bring the same bytes.
 - A range is returned whole or not at all: a short read is an error, never fewer bytes.
 - `list` is for finding garbage. It may be stale, so nothing else may depend on it.
 
@@ -41,6 +42,14 @@ class ObjectTruncated(StoreError):
 
 class StoreFull(StoreError):
     """No space left: nothing was stored, and the same call may succeed once there is space."""
+
+
+class StoreUnavailable(StoreError):
+    """No answer, or "try again": it is not known whether it was done, and it may be repeated."""
+
+
+class StoreRefused(StoreError):
+    """The store said no, and will again: credentials, permissions, no such bucket."""
 
 
 class BadKey(StoreError):

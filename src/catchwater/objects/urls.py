@@ -1,24 +1,54 @@
 """Ranges of objects by URL, for readers who have a plan and no store: Spark's tasks, tools.
 
-`file://` is the only scheme so far. A file is mapped, not copied: the bytes are read when they
-are looked at. Relies on objects never changing, and on a WAL file's durable bytes staying as they
+A `file://` URL is mapped, not copied: the bytes are read when they are looked at. An `http(s)://`
+URL, as a store signs them, is asked for the range; a reply that ends early, or is not the range, is
+asked for again. Relies on objects never changing, and on a WAL file's durable bytes staying as they
 are; checks nothing of the content.
 """
 
+import http.client
 import mmap
 import os
+import urllib.error
+import urllib.request
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from catchwater.objects.base import ObjectMissing, StoreError, check_range
+from catchwater.clock import SYSTEM, Clock
+from catchwater.objects.base import (
+    ObjectMissing,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+    check_range,
+)
+from catchwater.objects.retry import PATIENT, Patience, retried
+
+_REQUEST_S = 20
+_MAY_PASS = {408, 409, 425, 429}
 
 
-def read_range(url: str, offset: int, size: int) -> memoryview:
-    """Exactly `size` bytes from `offset` of the object at `url`, read-only and not copied.
+def read_range(
+    url: str, offset: int, size: int, *, clock: Clock = SYSTEM, patience: Patience = PATIENT
+) -> memoryview:
+    """Exactly `size` bytes from `offset` of the object at `url`, read-only.
 
-    Raises `ObjectMissing`, `ObjectTruncated`, or `StoreError` for anything else.
+    Raises `ObjectMissing`, `ObjectTruncated`, or another `StoreError`. `clock` and `patience` are
+    for repeated requests.
     """
-    path = _path_of(url)
+    parts = urlsplit(url)
+    if parts.scheme in ("http", "https"):
+        return retried(lambda: _requested(url, offset, size), clock, patience)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return _mapped(Path(unquote(parts.path)), offset, size)
+    raise StoreError(
+        f"{_shown(url)} cannot be read from here.",
+        hint="Only file:// URLs of this machine and http(s):// are supported; read over the Kafka "
+        "protocol instead (catchwater.read=kafka).",
+    )
+
+
+def _mapped(path: Path, offset: int, size: int) -> memoryview:
     try:
         with open(path, "rb", buffering=0) as file:
             check_range(str(path), offset, size, os.fstat(file.fileno()).st_size)
@@ -35,12 +65,47 @@ def read_range(url: str, offset: int, size: int) -> memoryview:
     return memoryview(mapped)[skipped:]
 
 
-def _path_of(url: str) -> Path:
-    parts = urlsplit(url)
-    if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
-        raise StoreError(
-            f"{url} cannot be read from here.",
-            hint="Only file:// URLs of this machine are supported; read over the Kafka protocol "
-            "instead (catchwater.read=kafka).",
-        )
-    return Path(unquote(parts.path))
+def _requested(url: str, offset: int, size: int) -> memoryview:
+    # One byte at least, so that an empty range finds out whether the object is there.
+    last = offset + max(size, 1) - 1
+    request = urllib.request.Request(url, headers={"Range": f"bytes={offset}-{last}"})
+    try:
+        with urllib.request.urlopen(request, timeout=_REQUEST_S) as reply:
+            served = reply.headers.get("Content-Range", "")
+            data = reply.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return _refused(url, offset, size, error)
+    except (OSError, http.client.HTTPException) as error:
+        raise StoreUnavailable(f"{_shown(url)} gave no complete answer: {error}.") from error
+    first, _, total = served.removeprefix("bytes ").partition("/")
+    if not (first.startswith(f"{offset}-") and total.isdecimal()):
+        raise StoreError(f"{_shown(url)} was asked for a range and answered {served or 'all'!r}.")
+    check_range(_shown(url), offset, size, int(total))
+    if len(data) < size:
+        raise StoreUnavailable(f"{_shown(url)} came back with {len(data)} of {size} bytes.")
+    return memoryview(data)[:size]
+
+
+def _refused(url: str, offset: int, size: int, error: urllib.error.HTTPError) -> memoryview:
+    name = _shown(url)
+    match error.code:
+        case 404:
+            raise ObjectMissing(f"There is no object at {name}.") from error
+        case 416:
+            total = error.headers.get("Content-Range", "").removeprefix("bytes */")
+            check_range(name, offset, size, int(total) if total.isdecimal() else offset)
+            return memoryview(b"")  # an empty range at the object's end
+        case code if code >= 500 or code in _MAY_PASS:
+            raise StoreUnavailable(f"{name} answered {code} {error.reason}.") from error
+    raise StoreRefused(
+        f"{name} answered {error.code} {error.reason}.",
+        hint="A signed URL ends after some hours: ask for the plan again."
+        if error.code == 403
+        else None,
+    ) from error
+
+
+def _shown(url: str) -> str:
+    """The URL without the part that gives access."""
+    return url.partition("?")[0]

@@ -1,0 +1,66 @@
+"""The object store of a URL.
+
+    file:///directory              a directory of this machine, or one that is mounted on all
+    memory:                        this process's memory, for trying things out
+    s3://bucket/prefix             S3; `?endpoint=` and `?region=` name another server, and what is
+                                   not named comes from AWS_ENDPOINT_URL, AWS_REGION,
+                                   AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, …
+
+Credentials never stand in a URL, for URLs are printed and logged.
+"""
+
+import os
+from pathlib import Path
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from catchwater.clock import Clock
+from catchwater.config import ConfigError
+from catchwater.objects.base import ObjectStore
+from catchwater.objects.local import LocalStore
+from catchwater.objects.memory import MemoryStore
+from catchwater.objects.retry import RetryingStore
+
+_HINT = "Write file:///directory, memory: or s3://bucket/prefix?endpoint=http://host:port."
+_S3_OPTIONS = ("endpoint", "region")
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+
+
+def open_store(url: str, clock: Clock) -> RetryingStore:
+    """Open the store; its requests are repeated where that may help, and counted.
+
+    Nothing is asked of a remote store yet. Raises `ConfigError`, or `StoreError` for a directory
+    that cannot be used.
+    """
+    parts = urlsplit(url)
+    match parts.scheme:
+        case "file" if parts.netloc in ("", "localhost") and parts.path.startswith("/"):
+            store: ObjectStore = LocalStore(Path(unquote(parts.path)), clock)
+        case "memory":
+            store = MemoryStore(clock)
+        case "s3" if parts.netloc:
+            store = _s3(url, parts)
+        case _:
+            raise ConfigError(f"{url!r} is not the URL of an object store.", hint=_HINT)
+    return RetryingStore(store, clock)
+
+
+def _s3(url: str, parts: SplitResult) -> ObjectStore:
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    unknown = options.keys() - set(_S3_OPTIONS)
+    if unknown or "@" in parts.netloc:
+        what = f"has no option {min(unknown)}" if unknown else "must not hold credentials"
+        raise ConfigError(
+            f"The URL of the object store s3://{parts.hostname}{parts.path} {what}.",
+            hint="Options are endpoint and region; credentials come from AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY.",
+        )
+    try:
+        from catchwater.objects.s3 import S3Store
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{url} needs the package obstore, which is not installed.",
+            hint="Install catchwater with the extra s3: pip install 'catchwater[s3]'.",
+        ) from error
+    endpoint = options.get("endpoint") or next(filter(None, map(os.environ.get, _ENDPOINTS)), None)
+    prefix = parts.path.strip("/")
+    return S3Store(parts.netloc, prefix, endpoint=endpoint, region=options.get("region"))

@@ -1,0 +1,204 @@
+"""Requests to a store, repeated where that may help, and counted.
+
+Only `StoreUnavailable` is repeated: a store raises it for what may pass (500, 503, a timeout, a
+lost connection, a reply that ended early). The waits double and are drawn at random up to that, so
+that many brokers do not come back at once; tries and total time are bounded.
+
+A reply may be lost after its request was applied. All requests may therefore be repeated as they
+are but `put_if_absent`, whose second try would meet its own first: there, what lies under the key
+is compared with what was sent before anybody is told that the key is taken.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from catchwater.clock import Clock
+from catchwater.objects.base import (
+    Buffer,
+    ObjectExists,
+    ObjectInfo,
+    ObjectMissing,
+    ObjectStore,
+    ObjectTruncated,
+    StoreError,
+    StoreUnavailable,
+)
+
+T = TypeVar("T")
+
+
+class Patience(NamedTuple):
+    """How often and how long a request is repeated; times in seconds."""
+
+    tries: int = 8
+    first_wait_s: float = 0.1
+    longest_wait_s: float = 5.0
+    total_s: float = 60.0
+    """No try begins after so much time."""
+
+
+PATIENT = Patience()
+
+
+class RequestCounts:
+    """How many requests came to what; for `catchwater_object_store_requests_total`.
+
+    Outcomes: `ok` (any definite answer, also "no such object"), `retried` (an attempt that was
+    repeated), `failed` (given up, or refused).
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def add(self, operation: str, outcome: str) -> None:
+        """Count one request."""
+        with self._lock:
+            self._counts[operation, outcome] += 1
+
+    def snapshot(self) -> Mapping[tuple[str, str], int]:
+        """(operation, outcome) -> requests so far."""
+        with self._lock:
+            return dict(self._counts)
+
+
+class Attempts:
+    """The attempts at one request, from the first to the last."""
+
+    def __init__(self, clock: Clock, patience: Patience) -> None:
+        self._clock = clock
+        self._patience = patience
+        self._made = 0
+        self._started_s = clock.monotonic_s()
+
+    def wait(self, error: StoreUnavailable) -> None:
+        """Wait for the next attempt. Raises `StoreUnavailable` when this was the last one."""
+        self._made += 1
+        elapsed_s = self._clock.monotonic_s() - self._started_s
+        patience = self._patience
+        wait_s = min(patience.longest_wait_s, patience.first_wait_s * 2 ** (self._made - 1))
+        wait_s *= self._clock.random.random()
+        if self._made >= patience.tries or elapsed_s + wait_s > patience.total_s:
+            raise StoreUnavailable(
+                f"{error} Given up after {self._made} tries in {elapsed_s:.1f} s.", hint=error.hint
+            ) from error
+        self._clock.pause(wait_s)
+
+
+def retried(call: Callable[[], T], clock: Clock, patience: Patience) -> T:
+    """What the call returns, after as many attempts as patience allows."""
+    attempts = Attempts(clock, patience)
+    while True:
+        try:
+            return call()
+        except StoreUnavailable as error:
+            attempts.wait(error)
+
+
+class RetryingStore:
+    """Another store, with its requests repeated and counted."""
+
+    def __init__(self, store: ObjectStore, clock: Clock, patience: Patience = PATIENT) -> None:
+        self._store = store
+        self._clock = clock
+        self._patience = patience
+        self.requests = RequestCounts()
+
+    def put(self, key: str, parts: Sequence[Buffer]) -> int:
+        """Store the object under its key."""
+        return self._request("put", lambda: self._store.put(key, parts))
+
+    def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> int:
+        """Store the object, or raise `ObjectExists` if its key holds other bytes."""
+        may_be_ours = False
+
+        def attempt() -> int:
+            nonlocal may_be_ours
+            try:
+                return self._store.put_if_absent(key, parts)
+            except StoreUnavailable:
+                may_be_ours = True
+                raise
+            except ObjectExists:
+                if may_be_ours and self._holds(key, parts):
+                    return sum(map(len, parts))
+                raise
+
+        return self._request("put_if_absent", attempt)
+
+    def _holds(self, key: str, parts: Sequence[Buffer]) -> bool:
+        try:
+            if self._store.size(key) != sum(map(len, parts)):
+                return False
+            data = memoryview(self._store.get(key))
+        except ObjectMissing:
+            return False
+        at = 0
+        for part in parts:
+            if data[at : at + len(part)] != part:
+                return False
+            at += len(part)
+        return True
+
+    def get(self, key: str) -> bytes:
+        """The whole object."""
+        return self._request("get", lambda: self._store.get(key))
+
+    def get_range(self, key: str, offset: int, size: int) -> bytes:
+        """Exactly these bytes of the object."""
+        return self._request("get_range", lambda: self._store.get_range(key, offset, size))
+
+    def size(self, key: str) -> int:
+        """The object's size in bytes."""
+        return self._request("size", lambda: self._store.size(key))
+
+    def delete(self, key: str) -> None:
+        """Remove the object if it is there."""
+        self._request("delete", lambda: self._store.delete(key))
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """The objects whose key starts with the prefix; goes on where it was interrupted."""
+        attempts = Attempts(self._clock, self._patience)
+        last = ""
+        while True:
+            try:
+                for info in self._store.list(prefix):
+                    if info.key > last:
+                        last = info.key
+                        yield info
+            except StoreError as error:
+                self._after(error, "list", attempts)
+            else:
+                self.requests.add("list", "ok")
+                return
+
+    def url(self, key: str = "") -> str:
+        """Where a reader without this store finds the bytes."""
+        return self._store.url(key)
+
+    def _request(self, operation: str, call: Callable[[], T]) -> T:
+        attempts = Attempts(self._clock, self._patience)
+        while True:
+            try:
+                result = call()
+            except (ObjectExists, ObjectMissing, ObjectTruncated):
+                self.requests.add(operation, "ok")
+                raise
+            except StoreError as error:
+                self._after(error, operation, attempts)
+            else:
+                self.requests.add(operation, "ok")
+                return result
+
+    def _after(self, error: StoreError, operation: str, attempts: Attempts) -> None:
+        """Wait and return if the request is to be repeated; else raise what became of it."""
+        outcome = "failed"
+        try:
+            if not isinstance(error, StoreUnavailable):
+                raise error
+            attempts.wait(error)
+            outcome = "retried"
+        finally:
+            self.requests.add(operation, outcome)
