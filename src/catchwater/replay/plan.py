@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 CHUNK = "chunk"
 SEGMENT = "segment"
+CLEANED = "cleaned"
+"""A segment in which compaction has left holes in front of batches."""
 
 TASK_BYTES = 64 * 2**20
 """A task that reads more is cut, so that one large partition keeps every core busy."""

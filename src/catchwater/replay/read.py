@@ -19,7 +19,16 @@ from catchwater.objects.base import ObjectMissing
 from catchwater.objects.urls import read_range
 from catchwater.replay.control import Control
 from catchwater.replay.offsets import HistoryLost
-from catchwater.replay.plan import CHUNK, Missing, PlanRange, Slice, Task, Wanted, slices_of
+from catchwater.replay.plan import (
+    CHUNK,
+    CLEANED,
+    Missing,
+    PlanRange,
+    Slice,
+    Task,
+    Wanted,
+    slices_of,
+)
 from catchwater.wire.client import EARLIEST, Client, RequestTimedOut
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.exchange import Fetched
@@ -160,10 +169,7 @@ def _decode_range(
     place_name = f"{where.url} bytes {where.byte_offset} to {where.byte_offset + where.byte_size}"
     try:
         batches = place(data, base_offset=where.base_offset if where.kind == CHUNK else None)
-        if not batches or (batches[0].base_offset, batches[-1].next_offset) != (
-            where.base_offset,
-            where.last_offset + 1,
-        ):
+        if not _holds(batches, where):
             raise RangeDamaged(
                 f"{place_name} should hold {each.topic}-{each.partition} offsets "
                 f"{where.base_offset} to {where.last_offset}, and does not.",
@@ -172,6 +178,14 @@ def _decode_range(
         yield from decode(data, batches, first=each.first, stop=each.stop, columns=columns)
     except RecordsDamaged as error:
         raise RangeDamaged(f"{each.topic}-{each.partition} in {place_name}: {error}") from error
+
+
+def _holds(batches: Sequence[PlacedBatch], where: PlanRange) -> bool:
+    """Whether the batches are those of the range; only compaction leaves out a beginning."""
+    if not batches or batches[-1].next_offset != where.last_offset + 1:
+        return False
+    first = batches[0].base_offset
+    return first == where.base_offset or (where.kind == CLEANED and first > where.base_offset)
 
 
 def _planned_again(each: Slice, settings: ReadSettings) -> list[Slice]:

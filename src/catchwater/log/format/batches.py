@@ -3,7 +3,8 @@
 Batches lie side by side with consecutive offsets, both in a run of a chunk and in a segment. In a
 chunk they still carry base offset 0, in a segment the final one. `walk` gives each with its final
 offset, and notices every changed byte: the record CRC covers most of a batch, and the rest of its
-header (base offset, leader epoch) is known from the place it lies in.
+header (base offset, leader epoch) is known from the place it lies in. Only compaction leaves holes
+between batches; base offsets then have a CRC of their own.
 `place` writes the final offsets into the bytes, so that many batches can be sent as one.
 """
 
@@ -12,6 +13,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from struct import Struct
 from typing import NamedTuple
+
+from crc32c import crc32c
 
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import Buffer
@@ -95,6 +98,25 @@ def place(data: bytearray | memoryview, base_offset: int) -> Block:
     return Block(view.toreadonly(), last_offsets, ends)
 
 
+def laid(data: Buffer) -> Block:
+    """Batches that carry their final offsets already, and whose bytes are known to be right."""
+    view = memoryview(data)
+    last_offsets, ends = array("q"), array("q")
+    at = 0
+    while at < len(view):
+        length, last_offset_delta = _EXTENT.unpack_from(view, at)
+        last_offsets.append(_OFFSET.unpack_from(view, at)[0] + last_offset_delta)
+        at += length + _LENGTH_FIELD_END
+        ends.append(at)
+    assert at == len(view), "the batches fill the run"
+    return Block(view.toreadonly(), last_offsets, ends)
+
+
+def heads_crc(base_offset: int, crc: int = 0) -> int:
+    """The CRC-32C over base offsets (i64, one a batch) up to `crc`, with one more."""
+    return int(crc32c(_OFFSET.pack(base_offset), crc))
+
+
 def walk(
     data: Buffer,
     base_offset: int,
@@ -103,14 +125,16 @@ def walk(
     key: str,
     position: int,
     placed: bool,
+    holes: int | None = None,
 ) -> Iterator[StoredBatch]:
     """The batches in `data`, which begins at byte `position` of the object `key`.
 
     They are known to hold `base_offset` to `last_offset`; `placed` says that they carry final
+    offsets. Where offsets may be missing in front of a batch, `holes` is the CRC over the base
     offsets. Raises `DamagedObject`.
     """
     view = memoryview(data)
-    at = 0
+    at = crc = 0
     while at < len(view):
         try:
             header = read_header(view, at)
@@ -118,12 +142,18 @@ def walk(
             last = position + len(view) - 1
             raise DamagedObject(key, position + at, last, error.reason) from None
         batch = view[at : at + header.size_bytes]
+        if holes is not None:
+            base_offset = max(base_offset, header.base_offset)
+            crc = heads_crc(header.base_offset, crc)
         _verify(batch, header, base_offset if placed else None, key, position + at)
         yield StoredBatch(header._replace(base_offset=base_offset), position + at, batch)
         base_offset += header.last_offset_delta + 1
         at += header.size_bytes
     if base_offset != last_offset + 1:
         reason = f"offset {last_offset} should be the last, but it is {base_offset - 1}."
+        raise DamagedObject(key, position, position + len(view) - 1, reason)
+    if holes not in (None, crc):
+        reason = "the batches' base offsets fail their checksum."
         raise DamagedObject(key, position, position + len(view) - 1, reason)
 
 

@@ -1,34 +1,46 @@
 """A segment: an immutable object with the batches of one partition and all it takes to read them.
 
 The byte table is docs/format/segment.md. Batches carry their final offsets; behind them lie a
-sparse index and a footer with the topic's name and id, so a segment is readable without any
-database. Encoding copies no batch. Index and footer are covered by a CRC-32C, batches by their
-own, so damage anywhere is noticed by whoever reads the damaged part, and named by byte range.
+sparse index, the aborted transactions and a footer with the topic's name and id, so a segment is
+readable without any database. Encoding copies no batch. All that follows the batches is covered by
+a CRC-32C, batches by their own, so damage anywhere is noticed by whoever reads the damaged part,
+and named by byte range.
+
+A segment holds every offset from its first to its last, unless it was *cleaned* by compaction:
+then offsets may be missing in front of a batch, but never behind the last one. Its key says so.
 
 Relies on `wire.batch` for batch headers. Does not know the catalog, which says what is live.
 """
 
 import struct
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
 from catchwater.config import CatchwaterError
-from catchwater.log.format.batches import DamagedObject, StoredBatch, place
+from catchwater.log.format.batches import DamagedObject, StoredBatch, heads_crc, place, walk
 from catchwater.objects.base import Buffer, ObjectStore
 from catchwater.wire.batch import BatchHeader
 
-VERSION = 1
+VERSION = 2
 INDEX_STRIDE_BYTES = 64 * 1024
+CLEANED_STRIDE_BYTES = 1024 * 1024
+"""What lies between two index entries of a cleaned segment can only be verified as a whole."""
 
+_CLEANED = ".cleaned.seg"
+_CLEANED_FLAG = 1
 _MAGIC = b"CWSG"
 _END_MAGIC = b"CWSE"
 _HEADER = struct.Struct(">4sHH")
-_ENTRY = struct.Struct(">qQq")
 _FOOTER = struct.Struct(">16siqqqqIQQIH")
+# What follows the fixed footer from version 2 on: flags, number of aborted transactions.
+_MORE = struct.Struct(">HI")
+_ENTRY_1 = struct.Struct(">qQq")
+_ENTRY = struct.Struct(">qQqI")
+_ABORTED = struct.Struct(">qqq")
 _CRC = struct.Struct(">I")
 _TAIL = struct.Struct(">IHH4s")
 HEADER_BYTES = _HEADER.size
@@ -41,11 +53,22 @@ class SegmentTooNew(CatchwaterError):
 
 
 class IndexEntry(NamedTuple):
-    """A batch that begins at `position`; the timestamp is the largest up to the next entry."""
+    """A batch that begins at `position`; the rest is about it and those up to the next entry."""
 
     base_offset: int
+    """Of the batch, or of the hole in front of it: the offset behind the batch before."""
     position: int
     max_timestamp: int
+    heads_crc: int = 0
+    """CRC-32C over the batches' base offsets; version 1 has none, and no holes."""
+
+
+class AbortedTxn(NamedTuple):
+    """The producer's records from `first_offset` to the marker at `last_offset` are void."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +88,10 @@ class Footer:
     index_position: int
     """Where the index begins and the batches end."""
     index: tuple[IndexEntry, ...]
+    aborted: tuple[AbortedTxn, ...] = ()
+    """Those with records or marker here that were known when the segment was written."""
+    is_cleaned: bool = False
+    """Written by compaction: offsets may be missing in front of a batch."""
 
     def entry_at(self, offset: int) -> int:
         """The number of the index entry from which a search for this offset begins."""
@@ -73,44 +100,66 @@ class Footer:
 
 
 class SegmentWriter:
-    """Gathers the runs of one segment, in offset order; at least one."""
+    """Gathers the runs of one segment, in offset order; at least one.
 
-    def __init__(self, topic_id: bytes, topic: str, partition: int) -> None:
+    Without `cleaned_from` batches follow each other without a hole; with it they may leave out
+    offsets from there on, and come one by one through `put`.
+    """
+
+    def __init__(
+        self, topic_id: bytes, topic: str, partition: int, *, cleaned_from: int | None = None
+    ) -> None:
         self._place = (topic_id, topic, partition)
+        self._is_cleaned = cleaned_from is not None
         self._parts: list[Buffer] = [_HEADER.pack(_MAGIC, VERSION, 0)]
         self._position = HEADER_BYTES
         self._index: list[IndexEntry] = []
-        self._first_offset = self._last_offset = -1
+        self._first_offset = self._next_offset = cleaned_from or 0
         self._batches = self._records = 0
         self._min_timestamp = self._max_timestamp = -1
+
+    @property
+    def next_offset(self) -> int:
+        """The offset behind the last batch."""
+        return self._next_offset
 
     def add(self, data: bytearray, base_offset: int, batches: Iterable[StoredBatch]) -> None:
         """Add the batches that lie side by side in `data`, and write their offsets into it.
 
         `batches` are the same batches as `walk` gives them; what it raises, this raises.
         """
+        assert not self._is_cleaned, "where offsets are missing they cannot be counted"
         if self._batches == 0:
-            self._first_offset, self._last_offset = base_offset, base_offset - 1
+            self._first_offset = self._next_offset = base_offset
         for batch in batches:
+            assert batch.header.base_offset == self._next_offset, "offsets are consecutive"
             self._note(batch.header)
         self._parts.append(place(data, base_offset).data)
 
+    def put(self, header: BatchHeader, data: Buffer) -> None:
+        """Add one batch that carries its final offset."""
+        assert self._is_cleaned and header.base_offset >= self._next_offset, "offsets ascend"
+        self._note(header)
+        self._parts.append(data)
+
     def _note(self, header: BatchHeader) -> None:
-        assert header.base_offset == self._last_offset + 1, "offsets are consecutive"
         index, newest = self._index, header.max_timestamp
-        if not index or self._position - index[-1].position >= INDEX_STRIDE_BYTES:
-            index.append(IndexEntry(header.base_offset, self._position, newest))
-        elif newest > index[-1].max_timestamp:
-            index[-1] = index[-1]._replace(max_timestamp=newest)
+        stride = CLEANED_STRIDE_BYTES if self._is_cleaned else INDEX_STRIDE_BYTES
+        if not index or self._position - index[-1].position >= stride:
+            index.append(IndexEntry(self._next_offset, self._position, newest))
+        last = index[-1]
+        crc = heads_crc(header.base_offset, last.heads_crc)
+        newest_here = max(newest, last.max_timestamp)
+        index[-1] = IndexEntry(last.base_offset, last.position, newest_here, crc)
         if self._batches == 0 or header.base_timestamp < self._min_timestamp:
             self._min_timestamp = header.base_timestamp
         self._max_timestamp = max(self._max_timestamp, newest)
-        self._last_offset = header.last_offset
+        self._next_offset = header.last_offset + 1
         self._batches += 1
         self._records += header.record_count
         self._position += header.size_bytes
 
-    def finish(self) -> tuple[list[Buffer], Footer]:
+    def finish(self, aborted: Iterable[AbortedTxn] = ()) -> tuple[list[Buffer], Footer]:
         """The segment as parts to be written one after the other, and its footer."""
         topic_id, topic, partition = self._place
         footer = Footer(
@@ -118,19 +167,53 @@ class SegmentWriter:
             topic=topic,
             partition=partition,
             base_offset=self._first_offset,
-            last_offset=self._last_offset,
+            last_offset=self._next_offset - 1,
             batch_count=self._batches,
             record_count=self._records,
             min_timestamp=self._min_timestamp,
             max_timestamp=self._max_timestamp,
             index_position=self._position,
             index=tuple(self._index),
+            aborted=tuple(aborted),
+            is_cleaned=self._is_cleaned,
         )
         return [*self._parts, _encode_ending(footer)], footer
 
 
+def segment_key(footer: Footer, token: str) -> str:
+    """The object key of a new segment; the token makes it one that nothing ever had."""
+    ending = _CLEANED if footer.is_cleaned else ".seg"
+    place = f"{footer.topic_id.hex()}/{footer.partition}"
+    return f"segments/{place}/{footer.base_offset:020d}-{token}{ending}"
+
+
+def is_cleaned(object_key: str) -> bool:
+    """Whether offsets may be missing in this segment."""
+    return object_key.endswith(_CLEANED)
+
+
+def batches_of(footer: Footer, key: str, data: Buffer) -> Iterator[StoredBatch]:
+    """All batches of a segment; `data` is what lies between header and index.
+
+    Raises `DamagedObject`; every byte is verified.
+    """
+    view = memoryview(data)
+    end = IndexEntry(footer.last_offset + 1, footer.index_position, 0)
+    for entry, after in zip(footer.index, (*footer.index[1:], end), strict=True):
+        yield from walk(
+            view[entry.position - HEADER_BYTES : after.position - HEADER_BYTES],
+            entry.base_offset,
+            after.base_offset - 1,
+            key=key,
+            position=entry.position,
+            placed=True,
+            holes=entry.heads_crc if footer.is_cleaned else None,
+        )
+
+
 def _encode_ending(footer: Footer) -> bytes:
     index = b"".join(_ENTRY.pack(*entry) for entry in footer.index)
+    aborted = b"".join(_ABORTED.pack(*txn) for txn in footer.aborted)
     name = footer.topic.encode()
     fixed = _FOOTER.pack(
         footer.topic_id,
@@ -145,8 +228,9 @@ def _encode_ending(footer: Footer) -> bytes:
         len(footer.index),
         len(name),
     )
-    covered = index + fixed + name
-    footer_bytes = len(fixed) + len(name) + _CRC.size
+    more = _MORE.pack(_CLEANED_FLAG if footer.is_cleaned else 0, len(footer.aborted))
+    covered = index + aborted + fixed + more + name
+    footer_bytes = len(fixed) + len(more) + len(name) + _CRC.size
     return covered + _CRC.pack(crc32c(covered)) + _TAIL.pack(footer_bytes, VERSION, 0, _END_MAGIC)
 
 
@@ -158,29 +242,28 @@ def read_footer(objects: ObjectStore, key: str) -> Footer:
     size = objects.size(key)
     at = max(0, size - _ENDING_BYTES)
     ending = objects.get_range(key, at, size - at)
-    index_bytes = _index_bytes(key, ending, size)
-    if index_bytes > len(ending):
-        at = size - index_bytes
-        ending = objects.get_range(key, at, index_bytes)
+    ending_bytes = _layout(key, ending, size).ending_bytes
+    if ending_bytes > len(ending):
+        ending = objects.get_range(key, size - ending_bytes, ending_bytes)
     return decode_ending(key, ending, size)
 
 
 def decode_ending(key: str, ending: Buffer, size: int) -> Footer:
     """The footer from the last bytes of a segment of `size` bytes: its index and what follows."""
-    view = memoryview(ending)[-_index_bytes(key, ending, size) :]
-    first_byte = size - len(view)
+    layout = _layout(key, ending, size)
+    view = memoryview(ending)[-layout.ending_bytes :]
     covered = view[: -_CRC.size - _TAIL.size]
     (crc,) = _CRC.unpack_from(view, len(covered))
     if crc32c(covered) != crc:
+        first_byte = size - len(view)
         raise DamagedObject(key, first_byte, size - 1, "index or footer fail their checksum.")
-    footer_bytes, *_ = _TAIL.unpack_from(view, len(view) - _TAIL.size)
-    at = len(view) - _TAIL.size - footer_bytes
     (topic_id, partition, base_offset, last_offset, min_timestamp, max_timestamp, batch_count,
-     record_count, index_position, _, name_bytes) = _FOOTER.unpack_from(view, at)  # fmt: skip
-    name_at = at + _FOOTER.size
+     record_count, index_position, _, _) = layout.fixed  # fmt: skip
+    index = covered[: layout.index_bytes]
+    aborted = covered[layout.index_bytes : layout.index_bytes + layout.aborted_bytes]
     return Footer(
         topic_id=topic_id,
-        topic=bytes(view[name_at : name_at + name_bytes]).decode(),
+        topic=bytes(covered[len(covered) - layout.name_bytes :]).decode(),
         partition=partition,
         base_offset=base_offset,
         last_offset=last_offset,
@@ -189,15 +272,35 @@ def decode_ending(key: str, ending: Buffer, size: int) -> Footer:
         min_timestamp=min_timestamp,
         max_timestamp=max_timestamp,
         index_position=index_position,
-        index=tuple(IndexEntry(*fields) for fields in _ENTRY.iter_unpack(view[:at])),
+        index=tuple(IndexEntry(*fields) for fields in layout.entry.iter_unpack(index)),
+        aborted=tuple(AbortedTxn(*fields) for fields in _ABORTED.iter_unpack(aborted)),
+        is_cleaned=bool(layout.flags & _CLEANED_FLAG),
     )
 
 
-def _index_bytes(key: str, ending: Buffer, size: int) -> int:
-    """The bytes from the index on to the end of the object, by the lengths that lie there."""
+class _Layout(NamedTuple):
+    """How long the parts behind the batches are, by the lengths that lie there."""
+
+    fixed: Sequence[Any]
+    flags: int
+    entry: struct.Struct
+    index_bytes: int
+    aborted_bytes: int
+    footer_bytes: int
+
+    @property
+    def name_bytes(self) -> int:
+        return int(self.fixed[-1])
+
+    @property
+    def ending_bytes(self) -> int:
+        """From the index on to the end of the object."""
+        return self.index_bytes + self.aborted_bytes + self.footer_bytes + _TAIL.size
+
+
+def _layout(key: str, ending: Buffer, size: int) -> _Layout:
     view = memoryview(ending)
-    smallest = _FOOTER.size + _CRC.size
-    if len(view) < smallest + _TAIL.size:
+    if len(view) < _FOOTER.size + _CRC.size + _TAIL.size:
         raise DamagedObject(key, 0, max(0, size - 1), f"{size} bytes are too few for a segment.")
     tail_at = len(view) - _TAIL.size
     footer_bytes, version, _, magic = _TAIL.unpack_from(view, tail_at)
@@ -209,12 +312,21 @@ def _index_bytes(key: str, ending: Buffer, size: int) -> int:
             f"{key} has format version {version}, and this release reads up to {VERSION}.",
             hint="Run a Catchwater release at least as new as the one that wrote it.",
         )
-    if not smallest <= footer_bytes <= tail_at:
+    fixed_bytes = _FOOTER.size + (_MORE.size if version > 1 else 0)
+    if not fixed_bytes + _CRC.size <= footer_bytes <= tail_at:
         reason = f"its footer claims {footer_bytes} bytes."
         raise DamagedObject(key, size - _TAIL.size, size - 1, reason)
-    *_, index_position, entries, name_bytes = _FOOTER.unpack_from(view, tail_at - footer_bytes)
-    index_bytes = entries * _ENTRY.size + footer_bytes + _TAIL.size
-    if smallest + name_bytes != footer_bytes or index_position + index_bytes != size:
+    fixed = _FOOTER.unpack_from(view, tail_at - footer_bytes)
+    *_, index_position, entries, name_bytes = fixed
+    flags, aborted = 0, 0
+    if version > 1:
+        flags, aborted = _MORE.unpack_from(view, tail_at - footer_bytes + _FOOTER.size)
+    entry = _ENTRY if version > 1 else _ENTRY_1
+    layout = _Layout(
+        fixed, flags, entry, entries * entry.size, aborted * _ABORTED.size, footer_bytes
+    )
+    lengths_agree = fixed_bytes + name_bytes + _CRC.size == footer_bytes
+    if not lengths_agree or index_position + layout.ending_bytes != size:
         reason = "the lengths in its footer disagree."
         raise DamagedObject(key, size - footer_bytes - _TAIL.size, size - 1, reason)
-    return int(index_bytes)
+    return layout

@@ -28,10 +28,11 @@ from catchwater.log.format.batches import (
     DamagedObject,
     StoredBatch,
     first_record_at,
+    laid,
     place,
     walk,
 )
-from catchwater.log.format.segment import Footer, IndexEntry, read_footer
+from catchwater.log.format.segment import Footer, IndexEntry, is_cleaned, read_footer
 from catchwater.log.storage import SEGMENTS, UNREADABLE, Storage
 
 PIECE_BYTES = 1024 * 1024
@@ -51,14 +52,17 @@ class Piece(NamedTuple):
     position: int
     size_bytes: int
     max_timestamp: int
+    holes: int | None = None
+    """Where offsets may be missing in front of a batch: the CRC over the base offsets."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRange:
     """Bytes that hold the batches of `base_offset` to `last_offset` of one partition.
 
-    In a `segment` the batches carry their final offsets; in a `chunk` they carry base offset 0
-    and take consecutive offsets from `base_offset` on.
+    In a `segment` the batches carry their final offsets; in a `cleaned` segment too, but offsets
+    may be missing in front of a batch; in a `chunk` they carry base offset 0 and take consecutive
+    offsets from `base_offset` on.
     """
 
     partition: int
@@ -115,8 +119,13 @@ class History:
         ranges: list[PlanRange] = []
         for run in self._consecutive(key, start, end):
             kind = "segment" if run.object.startswith(SEGMENTS) else "chunk"
+            kind = "cleaned" if is_cleaned(run.object) else kind
             url = self._storage.url(run.object)
-            pieces = [p for p in _from_offset(self._pieces(run), start) if p.base_offset < end]
+            pieces = [
+                piece._replace(holes=None)  # nobody reads a whole range at once here
+                for piece in _from_offset(self._pieces(run), start)
+                if piece.base_offset < end
+            ]
             ranges += (
                 _plan_range(key[1], kind, url, piece) for piece in _joined(pieces, PLAN_RANGE_BYTES)
             )
@@ -153,7 +162,8 @@ class History:
             data = self._read(run, piece)
             for _ in self._walk(run, piece, data):
                 pass
-            block = place(data, piece.base_offset)
+            is_placed = run.object.startswith(SEGMENTS)
+            block = laid(data) if is_placed else place(data, piece.base_offset)
             self._cache.put((run.object, piece.position), block)
         return block
 
@@ -170,6 +180,7 @@ class History:
             key=run.object,
             position=piece.position,
             placed=run.object.startswith(SEGMENTS),
+            holes=piece.holes,
         )
 
 
@@ -231,14 +242,20 @@ def _segment_pieces(footer: Footer) -> Iterator[Piece]:
     following = (*footer.index[1:], end)
     for entry, after in zip(footer.index, following, strict=True):
         size = after.position - entry.position
-        last_offset = after.base_offset - 1
-        yield Piece(entry.base_offset, last_offset, entry.position, size, entry.max_timestamp)
+        yield Piece(
+            entry.base_offset,
+            after.base_offset - 1,
+            entry.position,
+            size,
+            entry.max_timestamp,
+            entry.heads_crc if footer.is_cleaned else None,
+        )
 
 
 def _check_place(run: RunRow, footer: Footer) -> None:
     """Raise `DamagedObject` where another segment lies in the place of the one we wrote."""
     found = (footer.topic_id, footer.partition, footer.base_offset, footer.last_offset)
-    if found != run[:4]:
+    if found != run[:4] or footer.is_cleaned != is_cleaned(run.object):
         last_byte = run.byte_offset + run.byte_size - 1
         reason = (
             f"it says that it holds offsets {footer.base_offset} to {footer.last_offset} of "
@@ -249,12 +266,15 @@ def _check_place(run: RunRow, footer: Footer) -> None:
 
 
 def _joined(pieces: Iterable[Piece], max_bytes: int) -> Iterator[Piece]:
-    """Neighbouring pieces joined up to this size; a larger one stays as it is."""
+    """Neighbouring pieces joined up to this size; a larger one stays as it is.
+
+    So does one with holes, which can only be verified alone.
+    """
     joined: Piece | None = None
     for piece in pieces:
         if joined is None:
             joined = piece
-        elif joined.size_bytes + piece.size_bytes > max_bytes:
+        elif joined.size_bytes + piece.size_bytes > max_bytes or piece.holes is not None:
             yield joined
             joined = piece
         else:

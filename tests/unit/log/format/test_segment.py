@@ -9,22 +9,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catchwater.log.format.batches import DamagedObject, StoredBatch, walk
+from catchwater.log.format.batches import DamagedObject, StoredBatch, place, walk
 from catchwater.log.format.segment import (
     HEADER_BYTES,
     INDEX_STRIDE_BYTES,
+    AbortedTxn,
     Footer,
     SegmentTooNew,
     SegmentWriter,
+    batches_of,
     decode_ending,
+    is_cleaned,
     read_footer,
+    segment_key,
 )
 from catchwater.objects.memory import MemoryStore
-from catchwater.wire.batch import split
+from catchwater.wire.batch import read_header, split
 
 MakeBatch = Callable[..., bytes]
 TOPIC = bytes(range(16))
 KEY = "segments/00/0/a.seg"
+VERSION_1 = (
+    "435753470001000000000000000000280000004100000000022a504a5b00000000000100000000000000070000"
+    "000000000009ffffffffffffffffffffffffffff000000020e000000010261000e000402010262000000000000"
+    "00002a0000003900000000020d58479300000000000000000000000000080000000000000008ffffffffffffff"
+    "ffffffffffffff000000010e000000010263000000000000000028000000000000000800000000000000090001"
+    "02030405060708090a0b0c0d0e0f000000030000000000000028000000000000002a0000000000000007000000"
+    "0000000009000000020000000000000003000000000000009a0000000100087061796d656e747376be92530000"
+    "005a0001000043575345"
+)
+"""Offsets 40 to 42 of payments-3 in two batches, as the first release wrote it."""
 
 
 def segment(batches: list[bytes], base_offset: int = 0, topic: str = "payments") -> bytes:
@@ -138,8 +152,8 @@ def test_every_flipped_bit_gives_the_right_bytes_or_a_named_error(make_batch: Ma
 
 def test_a_newer_format_is_refused_by_name(make_batch: MakeBatch) -> None:
     whole = bytearray(segment([make_batch([b"abc"])]))
-    whole[-8:-6] = struct.pack(">H", 2)
-    with pytest.raises(SegmentTooNew, match=r"a\.seg has format version 2"):
+    whole[-8:-6] = struct.pack(">H", 3)
+    with pytest.raises(SegmentTooNew, match=r"a\.seg has format version 3"):
         decode_ending(KEY, whole, len(whole))
 
 
@@ -160,3 +174,58 @@ def test_the_format_page_has_the_sizes_of_the_code() -> None:
     page = Path(__file__).parents[4].joinpath("docs/format/segment.md").read_text()
     assert f"## Header ({HEADER_BYTES} bytes)" in page
     assert "## Tail (12 bytes)" in page
+
+
+def test_a_segment_of_version_1_is_still_read() -> None:
+    whole = bytes.fromhex(VERSION_1)
+    footer = decode_ending(KEY, whole, len(whole))
+    assert (footer.topic, footer.partition, footer.aborted) == ("payments", 3, ())
+    assert (footer.base_offset, footer.last_offset, footer.is_cleaned) == (40, 42, False)
+    found = list(batches_of(footer, KEY, whole[HEADER_BYTES : footer.index_position]))
+    assert [batch.header.base_offset for batch in found] == [40, 42]
+
+
+def test_aborted_transactions_are_told_by_the_segment_that_has_their_records_or_marker(
+    make_batch: MakeBatch,
+) -> None:
+    writer = SegmentWriter(TOPIC, "t", 0)
+    data = bytearray(make_batch([b"x"] * 3))
+    writer.add(data, 5, walk(data, 5, 7, key="wal/1", position=0, placed=False))
+    aborted = (AbortedTxn(7, 2, 6), AbortedTxn(2**40, 5, 7))
+    footer, _ = opened(b"".join(writer.finish(aborted)[0]))
+    assert footer.aborted == aborted
+
+
+def cleaned(make_batch: MakeBatch, offsets: list[int], first: int) -> bytes:
+    writer = SegmentWriter(TOPIC, "t", 0, cleaned_from=first)
+    for offset in offsets:
+        data = bytearray(make_batch([b"x" * 50_000]))
+        place(data, offset)
+        writer.put(read_header(memoryview(data)), data)
+    return b"".join(writer.finish()[0])
+
+
+def test_in_a_cleaned_segment_offsets_may_be_missing_in_front_of_a_batch(
+    make_batch: MakeBatch,
+) -> None:
+    offsets = [7, 8, 20, 21, 500, *range(1000, 1100, 3)]
+    whole = cleaned(make_batch, offsets, first=2)
+    footer = decode_ending(KEY, whole, len(whole))
+    assert (footer.base_offset, footer.last_offset) == (2, offsets[-1])
+    assert footer.is_cleaned and is_cleaned(segment_key(footer, "token"))
+    body = whole[HEADER_BYTES : footer.index_position]
+    found = [batch.header.base_offset for batch in batches_of(footer, KEY, body)]
+    assert found == offsets
+    assert len(footer.index) == 2, "the batches take a little more than one stride"
+
+
+def test_in_a_cleaned_segment_too_every_changed_byte_is_noticed(make_batch: MakeBatch) -> None:
+    whole = bytearray(cleaned(make_batch, [7, 1 << 20, 1 << 40], first=2))
+    footer = decode_ending(KEY, whole, len(whole))
+    ends = [HEADER_BYTES, HEADER_BYTES + 50_000, footer.index_position - 1]
+    heads = [at + near for at in ends for near in range(160)]
+    for at in {at for at in heads if HEADER_BYTES <= at < footer.index_position}:
+        whole[at] ^= 4
+        with pytest.raises(DamagedObject):
+            list(batches_of(footer, KEY, whole[HEADER_BYTES : footer.index_position]))
+        whole[at] ^= 4
