@@ -1,14 +1,20 @@
-"""`python -m benchmarks [NAME ...]`: run all benchmarks, or those that are named."""
+"""`python -m benchmarks [NAME ...]`: run all benchmarks, or those that are named.
+
+`soak` and `chaos` take MINUTES and judge instead of compare; they run only when they are named.
+"""
 
 import importlib
 import sys
 
 NAMES = ("produce", "replay", "function", "catalog", "partitions")
+LONG = ("soak", "chaos")
 
 if __name__ == "__main__":
     wanted = sys.argv[1:] or list(NAMES)
-    unknown = [name for name in wanted if name not in NAMES]
+    unknown = [name for name in wanted if name not in NAMES + LONG]
     if unknown:
-        sys.exit(f"error: no benchmark named {', '.join(unknown)}; there are {', '.join(NAMES)}")
+        there_are = ", ".join(NAMES + LONG)
+        sys.exit(f"error: no benchmark named {', '.join(unknown)}; there are {there_are}")
     for name in wanted:
-        importlib.import_module(f"benchmarks.bench_{name}").main()
+        module = name if name in LONG else f"bench_{name}"
+        importlib.import_module(f"benchmarks.{module}").main()

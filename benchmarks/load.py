@@ -91,8 +91,8 @@ class Connection:
         return self.answer()
 
 
-def create_topic(bootstrap: str, name: str, partitions: int) -> None:
-    """Create a topic and wait until it takes writes."""
+def create_topic(bootstrap: str, name: str, partitions: int, settle_s: float = 1.0) -> None:
+    """Create a topic and wait until it takes writes: of a cluster of several, a while longer."""
     connection = Connection(bootstrap)
     body = create_topics.CreateTopicsRequest(
         topics=(
@@ -105,7 +105,7 @@ def create_topic(bootstrap: str, name: str, partitions: int) -> None:
     )  # fmt: skip
     connection.call(frame(19, 5, True, encode(body)))
     connection.close()
-    time.sleep(1.0)
+    time.sleep(settle_s)
 
 
 def produce_error(answer: bytes) -> int:

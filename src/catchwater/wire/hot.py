@@ -3,8 +3,8 @@
 These three carry nearly all traffic, and a generic codec would cost more than the rest of the
 broker. Parsing gives record bytes as views of the frame; encoding passes record bytes through as
 the buffers it was given. Fields that our brokers leave at their defaults (record errors, aborted
-transactions, preferred replicas, leader hints) have no place in the values here. kio is the oracle
-in the tests: every declared version is byte for byte what kio writes.
+transactions, leader hints) have no place in the values here. kio is the oracle in the tests:
+every declared version is byte for byte what kio writes.
 
 Promises what `fields` promises: malformed input raises `MalformedMessage`, nothing else. Does
 not know which versions are served, which topics exist or what a good batch is. Replies begin with
@@ -133,6 +133,8 @@ class FetchReplyPartition(NamedTuple):
     last_stable_offset: int = -1
     log_start: int = -1
     records: Sequence[Buffer] = ()
+    preferred_replica: int = -1
+    """The broker to fetch from instead, from version 11 on (KIP-392); -1: this one."""
 
 
 class FetchReplyTopic(NamedTuple):
@@ -254,7 +256,6 @@ _REPLICA_STATE_TAG = 1
 _REPLICA_STATE_SINCE = 15
 _CONSUMER = -1
 _NO_SESSION = (0, -1)
-_NO_PREFERRED_REPLICA = I32.pack(-1)
 
 
 def parse_fetch(frame: memoryview, version: int, at: int) -> FetchRequest:
@@ -299,7 +300,7 @@ def encode_fetch_reply(
     assert version in FETCH_VERSIONS, version
     flexible = version >= _FETCH_FLEXIBLE
     end = NO_TAGGED_FIELDS if flexible else b""
-    before_records = encode_size(-1, flexible) + (_NO_PREFERRED_REPLICA if version >= 11 else b"")
+    no_aborted = encode_size(-1, flexible)
     parts: list[Buffer] = []
     # What is to be sent before the next records; it becomes one part.
     out = bytearray(I32.pack(correlation_id) + end)
@@ -310,12 +311,14 @@ def encode_fetch_reply(
     for topic in topics:
         out += _encode_topic(topic.name, topic.id, flexible, version >= _FETCH_TOPIC_ID)
         out += encode_size(len(topic.partitions), flexible)
-        for index, partition_error, high, stable, log_start, records in topic.partitions:
+        for index, partition_error, high, stable, log_start, records, preferred in topic.partitions:
             if version >= 5:
                 out += _FETCHED.pack(index, partition_error, high, stable, log_start)
             else:
                 out += _FETCHED_V4.pack(index, partition_error, high, stable)
-            out += before_records
+            out += no_aborted
+            if version >= 11:
+                out += I32.pack(preferred)
             out += encode_size(sum(map(len, records)), flexible)
             if records:
                 parts.append(out)

@@ -300,6 +300,7 @@ fetched = st.lists(
         i64s,
         i64s,
         st.lists(st.binary(min_size=1, max_size=200), max_size=3),
+        i32s,
     ),
     max_size=3,
 )
@@ -339,6 +340,7 @@ def test_a_fetch_reply_is_byte_for_byte_kios(
                         last_stable_offset=partition.last_stable_offset,
                         log_start_offset=partition.log_start,
                         aborted_transactions=None,
+                        preferred_read_replica=partition.preferred_replica,
                         records=joined(partition.records),
                     )
                     for partition in topic.partitions
