@@ -1,6 +1,7 @@
 """What every catalog keeps to, whatever database it lives in."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from catchwater.catalog.rows import (
     Pin,
     ProducerRow,
     RunRow,
+    Scope,
     StorageRow,
     Topic,
 )
@@ -200,12 +202,16 @@ def test_an_epoch_is_recorded_with_its_runs_or_not_at_all(open_catalog: Open) ->
     def commit(epoch: int) -> EpochCommit:
         return EpochCommit(False, epoch, 5, {0: (0, 4)}, "sum", "payments")
 
+    def record(epoch: int, changes: Changes) -> None:
+        after = replace(changes, epochs=[("p", "s", commit(epoch))])
+        catalog.transact(Scope(), lambda seen: (after, None)).result(5)
+
     assert catalog.epoch("p", "s") is None
-    catalog.commit_epoch("p", "s", commit(3), chunk(0, 4)).result(5)
+    record(3, chunk(0, 4))
     for wrong in (2, 3, 5):
         with pytest.raises(EpochGap, match="epoch 3"):
-            catalog.commit_epoch("p", "s", commit(wrong), chunk(5, 9)).result(5)
-    catalog.commit_epoch("p", "s", commit(4), Changes()).result(5)
+            record(wrong, chunk(5, 9))
+    record(4, Changes())
     again = open_catalog()
     assert len(again.runs(KEY, 0)) == 1
     recorded = again.epoch("p", "s", 3)

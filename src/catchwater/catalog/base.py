@@ -44,6 +44,7 @@ from catchwater.catalog.rows import (
     Seen,
     Session,
     Snapshot,
+    State,
     StorageRow,
     Topic,
     TxnRow,
@@ -181,12 +182,12 @@ class Catalog(Protocol):
 
     def replace_runs(
         self, old: Sequence[RunRow], new: Sequence[RunRow], objects: Sequence[ObjectRow]
-    ) -> Future[None]:
+    ) -> Future[PartitionRow]:
         """The packer's commit: take runs out and put others (segments) in their place.
 
         Both cover the same offsets of one partition. Fails with `RunsChanged` when an old run
-        is not there any more (trimmed, packed by another, or its topic deleted). The partition's
-        bytes become what its runs then hold.
+        is not there any more (trimmed, packed by another, or its topic deleted). Returns the
+        partition with the bytes and the earliest timestamp that it then has.
         """
         ...
 
@@ -216,6 +217,24 @@ class Catalog(Protocol):
 
     def forget_producers(self, last_ms_below: int) -> Future[None]:
         """Drop the standing of producers that have been silent since."""
+        ...
+
+    def take_backup_number(self) -> Future[int]:
+        """A number above those of all earlier backups of the state."""
+        ...
+
+    def take_state(self) -> Future[State]:
+        """All but the runs in segments, at one moment: rows by table."""
+        ...
+
+    def restore(
+        self,
+        taken: State,
+        objects: Sequence[ObjectRow],
+        runs: Sequence[RunRow],
+        last_backup: int,
+    ) -> Future[None]:
+        """Fill an empty catalog with a state and these objects and runs besides."""
         ...
 
     # --- queries ---------------------------------------------------------------------------
@@ -292,6 +311,10 @@ class Catalog(Protocol):
 
     def known_objects(self, keys: Iterable[str]) -> set[str]:
         """Those of the keys that have a row, in any state."""
+        ...
+
+    def last_backup(self) -> int:
+        """The number of the newest backup; 0: there was none."""
         ...
 
     def storage(self, topic_id: bytes) -> list[StorageRow]:

@@ -6,7 +6,7 @@ topic ids 16 UUID bytes. Rows are what both databases store, so nothing here kno
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Buffer = bytes | bytearray | memoryview
 PartitionKey = tuple[bytes, int]
@@ -32,6 +32,10 @@ class Topic:
     name: str
     partitions: int
     config: Mapping[str, str] = field(default_factory=dict)
+
+
+State = Mapping[str, Sequence[Sequence[Any]]]
+"""Rows by table, in the columns of the statements in `change/state.py`; `log` has one row."""
 
 
 class PartitionRow(NamedTuple):

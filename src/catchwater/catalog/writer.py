@@ -17,21 +17,24 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-import msgspec
-
 from catchwater.catalog.base import (
     CatalogDead,
     CatalogFull,
 )
+from catchwater.catalog.change.commit import write_changes
+from catchwater.catalog.db import Db, SqliteDb
 from catchwater.catalog.rows import (
+    AbortedRow,
     Changes,
+    EndedTxn,
     ObjectRow,
+    OpenTxnRow,
     PartitionKey,
     PartitionRow,
     ProducerRow,
     RunRow,
+    TxnRow,
 )
-from catchwater.catalog.statements import sql
 from catchwater.config import CatchwaterError
 
 T = TypeVar("T")
@@ -48,18 +51,27 @@ class Trail:
         self._partitions: dict[PartitionKey, PartitionRow] = {}
         self._producers: dict[tuple[bytes, int, int], ProducerRow] = {}
         self._objects: dict[str, ObjectRow] = {}
+        self._txns: dict[str, TxnRow] = {}
+        self._open_txns: dict[tuple[bytes, int, int], OpenTxnRow | None] = {}
+        """None: closed, if it was open."""
+        self.aborted: list[AbortedRow] = []
+        self._ended: list[EndedTxn] = []
 
     def add(self, sequence: int, changes: Changes) -> None:
         """Take the changes of the next chunk."""
+        by_transact = changes.epochs or changes.payloads or changes.txn_offsets
+        assert not by_transact, "no chunk brings these"
         self.sequence = sequence
         for run in changes.runs:
             self.runs.setdefault(run[:2], []).append(run)
-        for partition in changes.partitions:
-            self._partitions[partition[:2]] = partition
-        for producer in changes.producers:
-            self._producers[producer[:3]] = producer
-        for row in changes.objects:
-            self._objects[row.key] = row
+        self._partitions |= {row[:2]: row for row in changes.partitions}
+        self._producers |= {row[:3]: row for row in changes.producers}
+        self._objects |= {row.key: row for row in changes.objects}
+        self._txns |= {row.transactional_id: row for row in changes.txns}
+        self._open_txns |= dict.fromkeys(changes.closed_txns)
+        self._open_txns |= {row[:3]: row for row in changes.open_txns}
+        self.aborted += changes.aborted
+        self._ended += changes.ended
 
     def extend(self, newer: "Trail") -> None:
         """Take what another trail holds, whose chunks all came later."""
@@ -69,45 +81,37 @@ class Trail:
         self._partitions |= newer._partitions
         self._producers |= newer._producers
         self._objects |= newer._objects
+        self._txns |= newer._txns
+        self._open_txns |= newer._open_txns
+        self.aborted += newer.aborted
+        self._ended += newer._ended
 
-    def write(self, db: sqlite3.Connection) -> None:
+    def write(self, db: Db) -> None:
         """Write everything, inside the caller's transaction."""
-        runs = [run for of_partition in self.runs.values() for run in of_partition]
-        write_changes(
-            db,
-            Changes(
-                runs,
-                list(self._partitions.values()),
-                list(self._producers.values()),
-                list(self._objects.values()),
-            ),
+        changes = Changes(
+            runs=[run for of_partition in self.runs.values() for run in of_partition],
+            partitions=list(self._partitions.values()),
+            producers=list(self._producers.values()),
+            objects=list(self._objects.values()),
+            txns=list(self._txns.values()),
+            open_txns=[row for row in self._open_txns.values() if row],
+            closed_txns=[key for key, row in self._open_txns.items() if not row],
+            aborted=self.aborted,
+            ended=self._ended,
         )
-        db.execute(sql("log_advance"), (self.sequence,))
-
-
-def write_changes(db: sqlite3.Connection, changes: Changes) -> None:
-    """Insert runs with their objects, and store rows of partitions and producers."""
-    db.executemany(sql("object_upsert"), changes.objects)
-    db.executemany(sql("run_insert"), changes.runs)
-    db.executemany(sql("partition_upsert"), changes.partitions)
-    db.executemany(
-        sql("producer_upsert"),
-        [
-            (*row[:4], msgspec.json.encode(row.batches).decode(), row.last_ms)
-            for row in changes.producers
-        ],
-    )
+        write_changes(changes, db)
+        db.query("log_advance", self.sequence, self.sequence)
 
 
 class _Barrier(NamedTuple):
-    change: Callable[[sqlite3.Connection], Any]
+    change: Callable[[Db], Any]
     done: "Future[Any]"
 
 
 class Writer:
     """Owns the writing connection. `apply` and `commit` may be called from any thread."""
 
-    def __init__(self, db: sqlite3.Connection, path: str, lag_s: float) -> None:
+    def __init__(self, db: SqliteDb, path: str, lag_s: float) -> None:
         self._db = db
         self._path = path
         self._lag_s = lag_s
@@ -128,7 +132,7 @@ class Writer:
                 raise self._dead
             self._trail.add(sequence, changes)
 
-    def commit(self, change: Callable[[sqlite3.Connection], T]) -> "Future[T]":
+    def commit(self, change: Callable[[Db], T]) -> "Future[T]":
         """Run `change` in a transaction of the thread; done when that is synced."""
         done: Future[T] = Future()
         done.set_running_or_notify_cancel()
@@ -146,6 +150,12 @@ class Writer:
         with self._wake:
             older = self._writing.runs.get(key, []) if self._writing else []
             return older + self._trail.runs.get(key, [])
+
+    def unwritten_aborted(self, key: PartitionKey) -> list[AbortedRow]:
+        """Aborted transactions that were applied and that a query may not see yet."""
+        with self._wake:
+            older = self._writing.aborted if self._writing else []
+            return [row for row in older + self._trail.aborted if row[:2] == key]
 
     def close(self) -> None:
         """Write what is left and stop. Raises `CatalogDead` if it could not be written."""
@@ -187,29 +197,29 @@ class Writer:
                 barrier.done.set_exception(refusal)
 
     def _transaction(self, barriers: list[_Barrier]) -> list[tuple[Any, CatchwaterError | None]]:
-        self._db.execute("BEGIN IMMEDIATE")
+        self._db.connection.execute("BEGIN IMMEDIATE")
         if self._writing is not None:
             self._writing.write(self._db)
         outcomes = [self._barrier(barrier) for barrier in barriers]
-        self._db.execute("COMMIT")
+        self._db.connection.execute("COMMIT")
         return outcomes
 
     def _barrier(self, barrier: _Barrier) -> tuple[Any, CatchwaterError | None]:
-        self._db.execute("SAVEPOINT barrier")
+        self._db.connection.execute("SAVEPOINT barrier")
         try:
             result = barrier.change(self._db)
         except CatchwaterError as refusal:
-            self._db.execute("ROLLBACK TO barrier")
-            self._db.execute("RELEASE barrier")
+            self._db.connection.execute("ROLLBACK TO barrier")
+            self._db.connection.execute("RELEASE barrier")
             return None, refusal
-        self._db.execute("RELEASE barrier")
+        self._db.connection.execute("RELEASE barrier")
         return result, None
 
     def _failed(self, error: sqlite3.Error, barriers: list[_Barrier], *, last_try: bool) -> None:
         """The transaction came to nothing: say so, or keep its content for the next one."""
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         with suppress(sqlite3.Error):
-            self._db.rollback()
+            self._db.connection.rollback()
         with self._wake:
             if self._writing is not None:
                 self._writing.extend(self._trail)

@@ -7,9 +7,16 @@ import pytest
 
 from catchwater.catalog.statements import migrations, sql
 
-NAMES = sorted(
-    entry.name.removesuffix(".sql") for entry in (files("catchwater.catalog") / "sql").iterdir()
-)
+FOLDER = files("catchwater.catalog") / "sql"
+NAMES = sorted(e.name.removesuffix(".sql") for e in FOLDER.iterdir() if e.name.endswith(".sql"))
+
+
+def test_an_exception_for_postgresql_stands_beside_a_shared_statement() -> None:
+    exceptions = {e.name.removesuffix(".sql") for e in (FOLDER / "postgres").iterdir()}
+    assert exceptions < set(NAMES)
+    for name in exceptions:
+        assert sql(name, "postgres").count("?") == sql(name).count("?")
+        assert sql(name, "postgres").count(";") == 1
 
 
 @pytest.mark.parametrize("name", NAMES)

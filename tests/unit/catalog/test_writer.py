@@ -12,6 +12,7 @@ from catchwater.catalog.base import (
     CatalogDead,
     CatalogFull,
 )
+from catchwater.catalog.db import Db, SqliteDb
 from catchwater.catalog.rows import (
     Changes,
     ObjectRow,
@@ -28,7 +29,8 @@ KEY = (T1, 0)
 @pytest.fixture
 def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
     db = connected(tmp_path, timeout=0.01)
-    db.executescript(migrations()[0])
+    for script in migrations():
+        db.executescript(script)
     db.execute(sql("log_insert"), ("c-1",))
     yield db
     db.close()
@@ -56,7 +58,7 @@ def applied(db: sqlite3.Connection) -> int:
 def test_chunks_reach_the_file_without_anybody_waiting(
     db: sqlite3.Connection, tmp_path: Path
 ) -> None:
-    writer = Writer(db, "catalog.db", lag_s=0.01)
+    writer = Writer(SqliteDb(db), "catalog.db", lag_s=0.01)
     writer.apply(1, chunk(0))
     other = connected(tmp_path)
     for _ in range(1000):
@@ -71,10 +73,10 @@ def test_chunks_reach_the_file_without_anybody_waiting(
 def test_many_waiting_barriers_share_few_transactions(db: sqlite3.Connection) -> None:
     commits: list[str] = []
     db.set_trace_callback(lambda text: commits.append(text) if text == "COMMIT" else None)
-    writer = Writer(db, "catalog.db", lag_s=3600)
+    writer = Writer(SqliteDb(db), "catalog.db", lag_s=3600)
     entered, gate = threading.Event(), threading.Event()
 
-    def first(_: sqlite3.Connection) -> None:
+    def first(_: Db) -> None:
         entered.set()
         gate.wait(10)
 
@@ -88,13 +90,13 @@ def test_many_waiting_barriers_share_few_transactions(db: sqlite3.Connection) ->
 
 
 def test_a_full_disk_refuses_barriers_and_keeps_the_trail(db: sqlite3.Connection) -> None:
-    writer = Writer(db, "catalog.db", lag_s=3600)
+    writer = Writer(SqliteDb(db), "catalog.db", lag_s=3600)
     [(pages,)] = db.execute("PRAGMA page_count").fetchall()
     db.execute(f"PRAGMA max_page_count = {pages}")
     writer.apply(1, chunk(0))
 
-    def large(db: sqlite3.Connection) -> None:
-        db.execute(sql("pin_upsert"), ("p", "o" * 100_000, "[]", None, 0))
+    def large(db: Db) -> None:
+        db.query("pin_upsert", "p", "o" * 100_000, "[]", None, 0, None, "reserved")
 
     with pytest.raises(CatalogFull, match="no space"):
         writer.commit(large).result(10)
@@ -108,7 +110,7 @@ def test_a_full_disk_refuses_barriers_and_keeps_the_trail(db: sqlite3.Connection
 
 
 def test_a_locked_database_is_waited_for(db: sqlite3.Connection, tmp_path: Path) -> None:
-    writer = Writer(db, "catalog.db", lag_s=3600)
+    writer = Writer(SqliteDb(db), "catalog.db", lag_s=3600)
     other = connected(tmp_path)
     other.execute("BEGIN EXCLUSIVE")
     writer.apply(1, chunk(0))
@@ -124,10 +126,10 @@ def test_a_locked_database_is_waited_for(db: sqlite3.Connection, tmp_path: Path)
 
 
 def test_after_an_unknown_failure_nothing_is_taken_any_more(db: sqlite3.Connection) -> None:
-    writer = Writer(db, "catalog.db", lag_s=3600)
+    writer = Writer(SqliteDb(db), "catalog.db", lag_s=3600)
 
-    def broken(db: sqlite3.Connection) -> None:
-        db.execute("INSERT INTO nowhere VALUES (1)")
+    def broken(db: Db) -> None:
+        db.query("name_lock", 1, 2)
 
     with pytest.raises(CatalogDead, match="could not be written"):
         writer.commit(broken).result(10)
@@ -141,7 +143,7 @@ def test_after_an_unknown_failure_nothing_is_taken_any_more(db: sqlite3.Connecti
 
 
 def test_closing_writes_the_trail(db: sqlite3.Connection) -> None:
-    writer = Writer(db, "catalog.db", lag_s=3600)
+    writer = Writer(SqliteDb(db), "catalog.db", lag_s=3600)
     writer.apply(1, chunk(0))
     writer.close()
     assert applied(db) == 1

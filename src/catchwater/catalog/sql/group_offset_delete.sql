@@ -1,1 +1,1 @@
-DELETE FROM group_offset WHERE topic = ?;
+DELETE FROM group_offset WHERE group_id = ? RETURNING group_id;

@@ -1,6 +1,6 @@
-INSERT INTO group_offset (group_id, topic, partition, offset, leader_epoch, metadata)
+INSERT INTO group_offset (group_id, topic, partition, "offset", leader_epoch, metadata)
 VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (group_id, topic, partition) DO UPDATE SET
-  offset = excluded.offset,
+  "offset" = excluded."offset",
   leader_epoch = excluded.leader_epoch,
   metadata = excluded.metadata;

@@ -1,1 +1,1 @@
-UPDATE log SET applied_sequence = max(applied_sequence, ?);
+UPDATE log SET applied_sequence = ? WHERE applied_sequence < ?;

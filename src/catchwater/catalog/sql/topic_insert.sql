@@ -1,1 +1,3 @@
-INSERT INTO topic (id, name, partitions, config) VALUES (?, ?, ?, ?);
+INSERT INTO topic (id, name, partitions, config) VALUES (?, ?, ?, ?)
+ON CONFLICT (name) DO NOTHING
+RETURNING id;

@@ -1,0 +1,156 @@
+"""How a chunk, a sink's epoch or the end of a transaction becomes part of the log.
+
+`transact` is the body of the one way to sequence: lock, look, let the caller decide, write. Rows
+are locked in one order by everybody (session, transactional ids, partitions; each kind sorted), so
+that two commits wait for each other at most one way round. Producers' standing and open
+transactions are guarded by the lock of their partition.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from catchwater.catalog.base import EpochGap, SessionFenced
+from catchwater.catalog.db import Db
+from catchwater.catalog.rows import (
+    Changes,
+    EpochCommit,
+    Notice,
+    OpenTxnRow,
+    PartitionKey,
+    PartitionRow,
+    ProducerRow,
+    Scope,
+    Seen,
+    Session,
+    TxnRow,
+)
+
+T = TypeVar("T")
+
+
+def transact(scope: Scope, decide: Callable[[Seen], tuple[Changes, T]], db: Db) -> T:
+    """Look at `scope`, write what `decide` makes of it. Raises `SessionFenced`, `EpochGap`."""
+    if scope.session is not None:
+        require_session(scope.session, db)
+    changes, result = decide(look(scope, db))
+    for pipeline, sink, commit in changes.epochs:
+        record_epoch(pipeline, sink, commit, db)
+    write_changes(changes, db)
+    tell_partitions(changes.partitions, db)
+    return result
+
+
+def require_session(session: Session, db: Db) -> None:
+    """Keep the session from being superseded until this transaction ends, or raise."""
+    if not db.query("broker_lock", *session):
+        raise SessionFenced(
+            f"Session {session.epoch} of broker {session.broker_id} was superseded or has expired.",
+            hint="Join again; nothing that was not acknowledged has become part of the log.",
+        )
+
+
+def lock_partitions(keys: Iterable[PartitionKey], db: Db) -> list[PartitionRow]:
+    """The partitions that exist, held until this transaction ends."""
+    return [PartitionRow._make(row) for row in db.each("partition_lock", sorted(set(keys)))]
+
+
+def look(scope: Scope, db: Db) -> Seen:
+    """Lock and read the rows of a scope."""
+    names = sorted(set(scope.transactional_ids))
+    for name in names:
+        db.query("name_lock", f"txn {name}")
+    found = db.each("txn_lock_name", [(name,) for name in names])
+    producer_ids = sorted(set(scope.transactional))
+    found += db.each("txn_lock_producer", [(producer_id,) for producer_id in producer_ids])
+    partitions = lock_partitions(scope.partitions, db)
+    return Seen(
+        partitions,
+        [producer_row(row) for row in db.each("producer_find", sorted(set(scope.producers)))],
+        [txn_row(row) for row in {row[0]: row for row in found}.values()],
+        [
+            OpenTxnRow._make(row)
+            for row in db.each("open_txn_of_partition", [row[:2] for row in partitions])
+        ],
+    )
+
+
+def write_changes(changes: Changes, db: Db) -> None:
+    """Store everything but the epochs. Open transactions are closed before others are opened."""
+    db.many("payload_insert", changes.payloads)
+    db.many("object_upsert", changes.objects)
+    db.many("run_insert", changes.runs)
+    db.many("partition_upsert", changes.partitions)
+    db.many(
+        "producer_upsert",
+        [(*row[:4], json_text(row.batches), row.last_ms) for row in changes.producers],
+    )
+    db.many("open_txn_close", changes.closed_txns)
+    db.many("open_txn_upsert", changes.open_txns)
+    db.many("aborted_txn_insert", changes.aborted)
+    db.many("txn_upsert", [(*row[:7], json_text(row.partitions)) for row in changes.txns])
+    committed = [(end.producer_id,) for end in changes.ended if end.committed]
+    db.many("txn_offset_keep", committed)
+    db.many("txn_offset_delete", [(end.producer_id,) for end in changes.ended])
+    db.many("txn_offset_upsert", [(*row[:4], *row[4]) for row in changes.txn_offsets])
+
+
+def record_epoch(pipeline: str, sink: str, commit: EpochCommit, db: Db) -> None:
+    """Record a sink's epoch. Raises `EpochGap` if it does not follow the last one."""
+    db.query("name_lock", f"sink {pipeline} {sink}")
+    last = find_epoch(pipeline, sink, None, db)
+    if last is not None and commit.epoch != last.epoch + 1:
+        raise EpochGap(
+            f"Sink {sink} of pipeline {pipeline} has committed epoch {last.epoch}; epoch "
+            f"{commit.epoch} does not follow it.",
+            hint=f"Commit epoch {last.epoch + 1} next.",
+        )
+    spans = [(index, *span) for index, span in sorted(commit.offsets.items())]
+    what = (commit.epoch, commit.topic, commit.records, json_text(spans), commit.checksum)
+    db.query("sink_epoch_insert", pipeline, sink, *what)
+
+
+def find_epoch(pipeline: str, sink: str, epoch: int | None, db: Db) -> EpochCommit | None:
+    """A sink's epoch, or its last one."""
+    if epoch is None:
+        rows = db.query("sink_epoch_last", pipeline, sink)
+    else:
+        rows = db.query("sink_epoch_select", pipeline, sink, epoch)
+    if not rows:
+        return None
+    [(number, topic, records, offsets, checksum)] = rows
+    spans = msgspec.json.decode(offsets, type=list[tuple[int, int, int]])
+    return EpochCommit(
+        already=True,
+        epoch=number,
+        records=records,
+        offsets={index: (first, last) for index, first, last in spans},
+        checksum=checksum,
+        topic=topic,
+    )
+
+
+def tell_partitions(rows: Sequence[PartitionRow], db: Db) -> None:
+    """Let others know where these partitions begin and end now."""
+    if rows:
+        db.tell(Notice("partitions", [row[:4] for row in rows]))
+
+
+def producer_row(row: tuple[object, ...]) -> ProducerRow:
+    """A row of `producer_select` or `producer_find`."""
+    *standing, batches, last_ms = row
+    kept = msgspec.json.decode(str(batches), type=tuple[tuple[int, int, int], ...])
+    return ProducerRow._make((*standing, kept, last_ms))
+
+
+def txn_row(row: tuple[object, ...]) -> TxnRow:
+    """A row of `txn_select` or one of the `txn_lock` statements."""
+    *standing, partitions = row
+    kept = msgspec.json.decode(str(partitions), type=tuple[tuple[str, int], ...])
+    return TxnRow._make((*standing, kept))
+
+
+def json_text(value: object) -> str:
+    """A value as a JSON column keeps it."""
+    return msgspec.json.encode(value).decode()

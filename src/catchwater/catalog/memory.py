@@ -1,0 +1,108 @@
+"""A shared catalog in memory, for simulations and tests: SQLite called where it stands.
+
+No thread and no file: every future is done when it is returned. Brokers of one simulation each
+open a `MemoryCatalog` over the same `MemoryDatabase`, and hear of each other's changes through it
+as through PostgreSQL's notices. A crash is to drop the catalog without `close`.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
+
+from catchwater.catalog.db import Db, SqliteDb
+from catchwater.catalog.relational import SharedRelationalCatalog
+from catchwater.catalog.rows import Notice
+from catchwater.catalog.statements import migrations, sql
+from catchwater.clock import Clock
+from catchwater.config import CatchwaterError
+
+T = TypeVar("T")
+
+Notify = Callable[[Notice], None]
+
+
+class MemoryDatabase:
+    """What PostgreSQL is to real brokers: it outlives them. `clock` keeps the deadlines."""
+
+    def __init__(self, clock: Clock, schedule: Callable[[Callable[[], None]], object]) -> None:
+        """`schedule` is given every call of a listener, to make it now or later."""
+        self._schedule = schedule
+        self._told: list[Notice] = []
+        self._listeners: list[Notify] = []
+        connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        for script in migrations():
+            connection.executescript(script)
+        connection.execute(sql("log_insert"), (clock.uuid().hex,))
+        self.db = SqliteDb(connection, clock, self._told.append)
+
+    def commit(self, change: Callable[[Db], T]) -> T:
+        """Run a change in a transaction; what it raises undoes it."""
+        connection = self.db.connection
+        connection.execute("BEGIN")
+        try:
+            result = change(self.db)
+            connection.execute("COMMIT")
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+                self._told.clear()
+        told, self._told[:] = self._told[:], []
+        for notice in told:
+            self.tell(notice)
+        return result
+
+    def tell(self, notice: Notice) -> None:
+        """Give a notice to all who listen; a simulation tells `resync` for a lost connection."""
+        for notify in self._listeners:
+            self._schedule(partial(notify, notice))
+
+    def add_listener(self, notify: Notify) -> None:
+        """Call it with every notice from now on."""
+        self._listeners.append(notify)
+
+    def remove_listener(self, notify: Notify) -> None:
+        """Call it no more."""
+        self._listeners.remove(notify)
+
+    def close(self) -> None:
+        """The end of the database."""
+        self.db.connection.close()
+
+
+def call_now(call: Callable[[], None]) -> None:
+    """The simplest `schedule`."""
+    call()
+
+
+class MemoryCatalog(SharedRelationalCatalog):
+    """One broker's connection to a `MemoryDatabase`."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        """Several may be open over one database."""
+        self._database = database
+        self._listening: list[Notify] = []
+
+    def listen(self, notify: Notify) -> None:
+        """Call back for every change by any broker, by way of the database's `schedule`."""
+        self._listening.append(notify)
+        self._database.add_listener(notify)
+
+    def close(self) -> None:
+        """Hear of nothing any more."""
+        while self._listening:
+            self._database.remove_listener(self._listening.pop())
+
+    def _commit(self, change: Callable[[Db], T]) -> Future[T]:
+        done: Future[T] = Future()
+        try:
+            done.set_result(self._database.commit(change))
+        except CatchwaterError as refusal:
+            done.set_exception(refusal)
+        return done
+
+    @contextmanager
+    def _reading(self) -> Iterator[Db]:
+        yield self._database.db

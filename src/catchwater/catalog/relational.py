@@ -1,0 +1,344 @@
+"""What every catalog on SQL tables has in common: barriers and queries over a `Db`.
+
+A database adds two things: `_commit`, which runs a body in a transaction and promises its result
+once that is durable, and `_reading`, which lends a connection to a query. Contracts stand in
+`base.py`; bodies in `change/`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from catchwater.catalog.change import brokers, commit, groups, runs, state, topics
+from catchwater.catalog.db import Db
+from catchwater.catalog.rows import (
+    AbortedRow,
+    BrokerRow,
+    BrokerState,
+    Changes,
+    EpochCommit,
+    GroupClaim,
+    ObjectRow,
+    ObjectState,
+    OffsetCommit,
+    OpenTxnRow,
+    PartitionKey,
+    PartitionRow,
+    Pin,
+    PinState,
+    ProducerRow,
+    RunRow,
+    Scope,
+    Seen,
+    Session,
+    Snapshot,
+    State,
+    StorageRow,
+    Topic,
+    TxnRow,
+)
+
+T = TypeVar("T")
+
+
+class RelationalCatalog(ABC):
+    """The common part of both kinds."""
+
+    @abstractmethod
+    def _commit(self, change: Callable[[Db], T]) -> Future[T]: ...
+
+    @abstractmethod
+    def _reading(self) -> AbstractContextManager[Db]: ...
+
+    # --- changes -----------------------------------------------------------------------------
+
+    def flush(self) -> Future[None]:
+        """Done when everything that was handed over is durable."""
+        return self._commit(lambda db: None)
+
+    def transact(self, scope: Scope, decide: Callable[[Seen], tuple[Changes, T]]) -> Future[T]:
+        """Lock and read `scope`, write what `decide` makes of it."""
+        return self._commit(lambda db: commit.transact(scope, decide, db))
+
+    def create_topic(self, topic: Topic) -> Future[None]:
+        """Fails with `TopicExists`."""
+        return self._commit(partial(topics.create_topic, topic))
+
+    def delete_topic(self, topic_id: bytes) -> Future[None]:
+        """Fails with `TopicUnknown`."""
+        return self._commit(partial(topics.delete_topic, topic_id))
+
+    def set_topic_config(self, topic_id: bytes, config: Mapping[str, str]) -> Future[None]:
+        """Replace a topic's configuration. Fails with `TopicUnknown`."""
+        return self._commit(partial(topics.set_topic_config, topic_id, dict(config)))
+
+    def add_partitions(self, topic_id: bytes, partitions: int) -> Future[None]:
+        """Let a topic have so many partitions. Fails with `TopicUnknown`."""
+        return self._commit(partial(topics.add_partitions, topic_id, partitions))
+
+    def allocate_producer_ids(self, count: int) -> Future[int]:
+        """The first of `count` new ids."""
+        return self._commit(partial(topics.take_producer_ids, count))
+
+    def forget_producers(self, last_ms_below: int) -> Future[None]:
+        """Drop the standing of producers that have been silent since."""
+        return self._run_each("producer_forget", [(last_ms_below,)])
+
+    def commit_offsets(
+        self,
+        group: str,
+        offsets: Mapping[tuple[str, int], OffsetCommit],
+        *,
+        claim_epoch: int | None = None,
+    ) -> Future[None]:
+        """Keep a group's positions, all or none. Fails with `CoordinatorMoved`."""
+        return self._commit(partial(groups.commit_offsets, group, dict(offsets), claim_epoch))
+
+    def claim_group(self, group: str, session: Session | None) -> Future[GroupClaim]:
+        """Become the group's coordinator. Fails with `SessionFenced`."""
+        return self._commit(partial(groups.claim_group, group, session))
+
+    def record_generation(self, group: str, claim: GroupClaim) -> Future[None]:
+        """Remember the claim's generation. Fails with `CoordinatorMoved`."""
+        return self._commit(partial(groups.record_generation, group, claim))
+
+    def delete_group(self, group: str) -> Future[bool]:
+        """Forget a group; whether there was anything."""
+        return self._commit(partial(groups.delete_group, group))
+
+    def set_pin(self, pin: Pin) -> Future[None]:
+        """Create a pin, or replace the one with its id."""
+        return self._commit(partial(topics.set_pin, pin))
+
+    def set_pin_states(self, states: Mapping[str, PinState]) -> Future[None]:
+        """What retention has found out about pins."""
+        return self._commit(partial(topics.set_pin_states, dict(states)))
+
+    def release_pin(self, pin_id: str) -> Future[bool]:
+        """Whether there was such a pin."""
+        return self._commit(partial(topics.release_pin, pin_id))
+
+    def replace_runs(
+        self, old: Sequence[RunRow], new: Sequence[RunRow], objects: Sequence[ObjectRow]
+    ) -> Future[PartitionRow]:
+        """Take runs out and put others in their place. Fails with `RunsChanged`."""
+        return self._commit(partial(runs.replace_runs, old, new, objects))
+
+    def trim(self, log_starts: Mapping[PartitionKey, int]) -> Future[list[PartitionRow]]:
+        """Move log starts up and drop the runs that end before them."""
+        return self._commit(partial(runs.trim, dict(log_starts)))
+
+    def mark_deleting(self, keys: Iterable[str]) -> Future[list[str]]:
+        """Move objects without runs to state `deleting`; returns those that were moved."""
+        return self._commit(partial(runs.mark_deleting, list(keys)))
+
+    def forget_objects(self, keys: Iterable[str]) -> Future[None]:
+        """Drop the rows of objects in state `deleting`."""
+        return self._run_each("object_forget", [(key,) for key in keys])
+
+    def take_backup_number(self) -> Future[int]:
+        """A number above those of all earlier backups."""
+        return self._commit(state.take_number)
+
+    def take_state(self) -> Future[State]:
+        """All but the runs in segments, at one moment."""
+        return self._commit(state.take_state)
+
+    def restore(
+        self,
+        taken: State,
+        objects: Sequence[ObjectRow],
+        runs: Sequence[RunRow],
+        last_backup: int,
+    ) -> Future[None]:
+        """Fill an empty catalog."""
+        return self._commit(partial(state.restore, taken, objects, runs, last_backup))
+
+    def _run_each(self, statement: str, rows: Sequence[Sequence[object]]) -> Future[None]:
+        return self._commit(lambda db: db.many(statement, rows))
+
+    # --- queries -----------------------------------------------------------------------------
+
+    def load(self) -> Snapshot:
+        """The state to start from."""
+        with self._reading() as db:
+            [(cluster_id, applied)] = db.query("log_select")
+            return Snapshot(
+                cluster_id,
+                applied,
+                [_topic(*row) for row in db.query("topic_select")],
+                [PartitionRow._make(row) for row in db.query("partition_select")],
+                self._producers(db),
+                [commit.txn_row(row) for row in db.query("txn_select")],
+                [OpenTxnRow._make(row) for row in db.query("open_txn_select")],
+            )
+
+    def _producers(self, db: Db) -> list[ProducerRow]:
+        return []
+
+    def runs(
+        self, key: PartitionKey, offset: int, *, max_bytes: int | None = None, limit: int = 1000
+    ) -> list[RunRow]:
+        """Runs in offset order, from the one that holds `offset` or the first one after it."""
+        found: list[RunRow] = []
+        size_bytes = 0
+        with self._reading() as db:
+            # Steps that grow: what is fetched is in proportion to what is returned.
+            step = limit if max_bytes is None else min(limit, _FIRST_STEP)
+            while step:
+                rows = [RunRow._make(row) for row in db.query("run_select", *key, offset, step)]
+                for run in rows:
+                    found.append(run)
+                    size_bytes += run.byte_size
+                    if max_bytes is not None and size_bytes >= max_bytes:
+                        return found
+                if len(rows) < step:
+                    break
+                offset = rows[-1].last_offset + 1
+                step = min(2 * step, limit - len(found))
+        return found
+
+    def chunk_runs(self, limit: int) -> list[RunRow]:
+        """Runs that lie in chunks, by topic id, partition and offset."""
+        return self._run_rows("run_chunks", limit)
+
+    def runs_in(self, object_key: str) -> list[RunRow]:
+        """The runs that lie in an object, by byte offset."""
+        return self._run_rows("run_in_object", object_key)
+
+    def run_for_timestamp(self, key: PartitionKey, timestamp_ms: int) -> RunRow | None:
+        """The first run with a timestamp at or after this one."""
+        found = self._run_rows("run_at_timestamp", *key, timestamp_ms)
+        return found[0] if found else None
+
+    def _run_rows(self, statement: str, *parameters: object) -> list[RunRow]:
+        with self._reading() as db:
+            return [RunRow._make(row) for row in db.query(statement, *parameters)]
+
+    def committed(self, group: str) -> dict[tuple[str, int], OffsetCommit]:
+        """A group's positions."""
+        with self._reading() as db:
+            rows = db.query("group_offset_select", group)
+        return {(topic, index): OffsetCommit(*position) for topic, index, *position in rows}
+
+    def groups(self) -> list[str]:
+        """The groups that have positions."""
+        with self._reading() as db:
+            return [group for (group,) in db.query("group_select")]
+
+    def partitions(self, keys: Iterable[PartitionKey]) -> list[PartitionRow]:
+        """Partitions as they are durably now."""
+        with self._reading() as db:
+            return [PartitionRow._make(row) for row in db.each("partition_find", list(keys))]
+
+    def txns(self) -> list[TxnRow]:
+        """All transactional ids."""
+        with self._reading() as db:
+            return [commit.txn_row(row) for row in db.query("txn_select")]
+
+    def open_txns(self, producer_id: int) -> list[OpenTxnRow]:
+        """The partitions on which a producer's transaction is open."""
+        with self._reading() as db:
+            rows = db.query("open_txn_of_producer", producer_id)
+        return [OpenTxnRow._make(row) for row in rows]
+
+    def open_txns_on(self, key: PartitionKey) -> list[OpenTxnRow]:
+        """The transactions that are open on a partition, by first offset."""
+        with self._reading() as db:
+            return [OpenTxnRow._make(row) for row in db.each("open_txn_of_partition", [key])]
+
+    def txn_offsets(self, producer_id: int) -> dict[tuple[str, str, int], OffsetCommit]:
+        """(group, topic, partition) -> position that waits for the transaction's end."""
+        with self._reading() as db:
+            rows = db.query("txn_offset_select", producer_id)
+        return {(g, topic, index): OffsetCommit(*position) for g, topic, index, *position in rows}
+
+    def unstable(self, group: str) -> set[tuple[str, int]]:
+        """(topic, partition) of a group's positions that wait for the end of a transaction."""
+        with self._reading() as db:
+            return {(topic, index) for topic, index in db.query("txn_offset_unstable", group)}
+
+    def aborted(self, key: PartitionKey, start: int, end: int) -> list[AbortedRow]:
+        """Aborted transactions with records or marker in [start, end), by last offset."""
+        with self._reading() as db:
+            rows = db.query("aborted_txn_select", *key, start, end)
+        return [AbortedRow._make(row) for row in rows]
+
+    def pins(self) -> list[Pin]:
+        """All pins."""
+        with self._reading() as db:
+            return [topics.pin_of(row) for row in db.query("pin_select")]
+
+    def epoch(self, pipeline: str, sink: str, epoch: int | None = None) -> EpochCommit | None:
+        """A sink's epoch, or its last one."""
+        with self._reading() as db:
+            return commit.find_epoch(pipeline, sink, epoch, db)
+
+    def objects(self, state: ObjectState, *, unreferenced: bool = False) -> list[ObjectRow]:
+        """Objects in this state; with `unreferenced` only those that no run lies in."""
+        statement = "object_unreferenced" if unreferenced else "object_select"
+        with self._reading() as db:
+            return [ObjectRow._make(row) for row in db.query(statement, state)]
+
+    def known_objects(self, keys: Iterable[str]) -> set[str]:
+        """Those of the keys that have a row."""
+        with self._reading() as db:
+            return {key for (key,) in db.each("object_known", [(key,) for key in keys])}
+
+    def last_backup(self) -> int:
+        """The number of the newest backup; 0: there was none."""
+        with self._reading() as db:
+            [(number,)] = db.query("backup_last")
+            return int(number)
+
+    def storage(self, topic_id: bytes) -> list[StorageRow]:
+        """Where a topic's bytes lie, by partition."""
+        with self._reading() as db:
+            return [StorageRow._make(row) for row in db.query("run_storage", topic_id)]
+
+
+class SharedRelationalCatalog(RelationalCatalog):
+    """What only a catalog of many brokers has."""
+
+    def join(self, broker: BrokerRow, ttl_ms: int) -> Future[Session]:
+        """Begin a session. Fails with `BrokerRefused`."""
+        return self._commit(partial(brokers.join, broker, ttl_ms))
+
+    def heartbeat(self, session: Session, state: BrokerState, ttl_ms: int) -> Future[None]:
+        """Move the session's deadline. Fails with `SessionFenced`."""
+        return self._commit(partial(brokers.heartbeat, session, state, ttl_ms))
+
+    def leave(self, session: Session) -> Future[None]:
+        """End a session."""
+        return self._commit(partial(brokers.leave, session))
+
+    def brokers(self) -> list[BrokerRow]:
+        """The live brokers, by id."""
+        with self._reading() as db:
+            return brokers.live_brokers(db)
+
+    def take_lease(self, name: str, session: Session, ttl_ms: int) -> Future[bool]:
+        """Take or renew a lease. Fails with `SessionFenced`."""
+        return self._commit(partial(brokers.take_lease, name, session, ttl_ms))
+
+    def payload(self, object_key: str, offset: int, size: int) -> bytes | None:
+        """Bytes of a chunk that was committed with its payload."""
+        with self._reading() as db:
+            rows = db.query("payload_select", offset + 1, size, object_key)
+        return bytes(rows[0][0]) if rows else None
+
+    def delete_payloads(self, object_keys: Iterable[str]) -> Future[None]:
+        """Drop such bytes."""
+        return self._run_each("payload_delete", [(key,) for key in object_keys])
+
+
+_FIRST_STEP = 16
+
+
+def _topic(topic_id: bytes, name: str, partitions: int, config: str) -> Topic:
+    return Topic(topic_id, name, partitions, msgspec.json.decode(config, type=dict[str, str]))

@@ -1,0 +1,1 @@
+DELETE FROM aborted_txn WHERE topic_id = ?;

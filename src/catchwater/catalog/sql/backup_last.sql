@@ -1,0 +1,1 @@
+SELECT last_backup FROM log;

@@ -1,0 +1,1 @@
+DELETE FROM broker WHERE deadline_ms < ? RETURNING id;

@@ -1,0 +1,1 @@
+DELETE FROM broker WHERE id = ? AND epoch = ? RETURNING id;

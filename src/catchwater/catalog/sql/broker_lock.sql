@@ -1,0 +1,1 @@
+SELECT state FROM broker WHERE id = ? AND epoch = ?;

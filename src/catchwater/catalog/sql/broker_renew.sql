@@ -1,0 +1,1 @@
+UPDATE broker SET state = ?, deadline_ms = ? WHERE id = ? AND epoch = ?;

@@ -1,0 +1,1 @@
+DELETE FROM group_claim WHERE group_id = ? RETURNING group_id;

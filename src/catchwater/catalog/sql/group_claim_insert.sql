@@ -1,0 +1,1 @@
+INSERT INTO group_claim (group_id, epoch, generation) VALUES (?, ?, ?);

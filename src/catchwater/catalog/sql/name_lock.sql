@@ -1,0 +1,2 @@
+-- Two transactions about one name that has no row yet. In SQLite writers are alone anyway.
+SELECT ?;

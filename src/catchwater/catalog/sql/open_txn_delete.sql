@@ -1,0 +1,1 @@
+DELETE FROM open_txn WHERE topic_id = ?;

@@ -1,0 +1,1 @@
+DELETE FROM payload WHERE object_key = ?;

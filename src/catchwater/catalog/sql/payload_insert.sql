@@ -1,0 +1,1 @@
+INSERT INTO payload (object_key, data) VALUES (?, ?);

@@ -1,0 +1,1 @@
+SELECT substr(data, ?, ?) FROM payload WHERE object_key = ?;

@@ -1,0 +1,1 @@
+UPDATE pin SET state = ? WHERE id = ?;

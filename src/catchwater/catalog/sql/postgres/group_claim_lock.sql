@@ -1,0 +1,1 @@
+SELECT epoch FROM group_claim WHERE group_id = ? FOR SHARE;

@@ -1,0 +1,1 @@
+SELECT partitions FROM topic WHERE id = ? FOR UPDATE;

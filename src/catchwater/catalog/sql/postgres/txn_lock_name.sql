@@ -1,0 +1,4 @@
+SELECT transactional_id, producer_id, epoch, state, timeout_ms, started_ms, version, partitions
+FROM txn
+WHERE transactional_id = ?
+FOR UPDATE;

@@ -1,0 +1,3 @@
+SELECT pipeline, sink, epoch, topic, records, offsets, checksum
+FROM sink_epoch
+ORDER BY pipeline, sink, epoch;

@@ -1,0 +1,1 @@
+UPDATE topic SET config = ? WHERE id = ? RETURNING id;

@@ -1,0 +1,1 @@
+UPDATE topic SET partitions = ? WHERE id = ?;

@@ -1,0 +1,1 @@
+DELETE FROM txn_offset WHERE group_id = ?;

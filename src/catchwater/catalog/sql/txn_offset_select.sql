@@ -1,0 +1,4 @@
+SELECT group_id, topic, partition, "offset", leader_epoch, metadata
+FROM txn_offset
+WHERE producer_id = ?
+ORDER BY group_id, topic, partition;

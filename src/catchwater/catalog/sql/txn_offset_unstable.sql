@@ -1,0 +1,1 @@
+SELECT DISTINCT topic, partition FROM txn_offset WHERE group_id = ?;

@@ -1,0 +1,3 @@
+SELECT transactional_id, producer_id, epoch, state, timeout_ms, started_ms, version, partitions
+FROM txn
+ORDER BY transactional_id;
