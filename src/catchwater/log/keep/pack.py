@@ -14,7 +14,7 @@ readers keep half of the disk and of the processor at the worst.
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -29,7 +29,14 @@ from catchwater.catalog.rows import (
 )
 from catchwater.clock import Clock
 from catchwater.log.format.batches import DamagedObject, walk
-from catchwater.log.format.segment import HEADER_BYTES, Footer, SegmentWriter
+from catchwater.log.format.segment import (
+    HEADER_BYTES,
+    AbortedTxn,
+    Footer,
+    SegmentWriter,
+    is_cleaned,
+    segment_key,
+)
 from catchwater.log.storage import SEGMENTS, UNREADABLE, Storage
 
 _LOG = logging.getLogger(__name__)
@@ -122,9 +129,9 @@ class Packer:
         segment = SegmentWriter(topic_id, topic, partition)
         if not all(self._add(run, segment) for run in group):
             return False  # the next pass goes around the damaged run
-        parts, footer = segment.finish()
-        name = f"{footer.base_offset:020d}-{self._clock.token()}.seg"
-        object_key = f"{SEGMENTS}{topic_id.hex()}/{partition}/{name}"
+        aborted = aborted_in(self._catalog, group)
+        parts, footer = segment.finish(aborted)
+        object_key = segment_key(footer, self._clock.token())
         size = self._storage.objects.put_if_absent(object_key, parts)
         row = ObjectRow(object_key, "segment", "live", size, self._clock.now_ms())
         try:
@@ -191,6 +198,12 @@ def groups(runs: Iterable[RunRow], config: PackConfig) -> Iterator[list[RunRow]]
         yield group
 
 
+def aborted_in(catalog: Catalog, group: Sequence[RunRow]) -> list[AbortedTxn]:
+    """The aborted transactions with records or marker in these consecutive runs."""
+    rows = catalog.aborted(key_of(group[0]), group[0].base_offset, group[-1].last_offset + 1)
+    return [AbortedTxn(row.producer_id, row.first_offset, row.last_offset) for row in rows]
+
+
 def segment_run(footer: Footer, object_key: str) -> RunRow:
     """The run that a whole segment is."""
     return RunRow(
@@ -209,6 +222,7 @@ def segment_run(footer: Footer, object_key: str) -> RunRow:
 def _is_worth_joining(before: RunRow, first: RunRow, size: int, config: PackConfig) -> bool:
     return (
         before.object.startswith(SEGMENTS)
+        and not is_cleaned(before.object)  # the compactor joins those
         and before.last_offset + 1 == first.base_offset
         and before.byte_size <= size
         and before.byte_size + size <= config.target_bytes
