@@ -15,14 +15,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from catchwater.catalog.base import Catalog
-from catchwater.catalog.rows import PartitionKey, PartitionRow
+from catchwater.catalog.rows import PartitionKey, PartitionRow, Session
 from catchwater.catalog.topics import Topics
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.log.storage import Storage
-from catchwater.log.write.append import Answer, States, Submission
-from catchwater.log.write.producers import Txns
+from catchwater.log.write.append import States
+from catchwater.log.write.intake import Answer, Intake, Submission
 from catchwater.log.write.sequence import PartitionState
+from catchwater.log.write.txn import Txns
 
 T = TypeVar("T")
 
@@ -49,19 +50,6 @@ class Writer(Protocol):
         """Append checked batches; the answers come in the same order, once they are durable."""
         ...
 
-    @property
-    def pending_bytes(self) -> int:
-        """Submitted and not answered yet."""
-        ...
-
-    def wait_for(self, keys: Iterable[PartitionKey]) -> asyncio.Future[None]:
-        """Done at the next append to one of the partitions; cancel it when no longer wanted."""
-        ...
-
-    def wake(self, keys: Iterable[PartitionKey]) -> None:
-        """Something was appended to these partitions."""
-        ...
-
     def between_chunks(self) -> AbstractAsyncContextManager[None]:
         """Whoever is inside has the states to itself."""
         ...
@@ -81,6 +69,9 @@ class Core:
     states: States
     txns: Txns
     clock: Clock
+    intake: Intake
+    session: Session | None = None
+    """This broker's session in a shared catalog, the newest one; None: embedded."""
     writer: Writer = field(init=False)
     pins_change: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
     """Held from a look at the pins to what follows from it, and while a pin is set."""

@@ -11,10 +11,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from catchwater.catalog.rows import (
+    AbortedRow,
     Changes,
     OffsetCommit,
     PartitionKey,
@@ -28,11 +29,14 @@ from catchwater.log.core import Core, RangeMissing, Writer, done
 from catchwater.log.directory import DataDirectory
 from catchwater.log.keep.housekeeping import Housekeeping, KeepConfig
 from catchwater.log.read.reader import PlanRange, Reader
+from catchwater.log.read.stable import Stability
 from catchwater.log.storage import Storage
-from catchwater.log.write.append import Appended, Appender, States, Submission, replay
+from catchwater.log.transactions import Transactions
+from catchwater.log.write.append import Appender, States, replay
 from catchwater.log.write.epochs import Epochs
-from catchwater.log.write.producers import Txns
+from catchwater.log.write.intake import Appended, Intake, Submission
 from catchwater.log.write.sequence import PartitionState, states_of, txns_of
+from catchwater.log.write.txn import Txns
 from catchwater.objects.base import Buffer, ObjectStore
 from catchwater.wal.base import Position
 from catchwater.wire.errors import ErrorCode
@@ -63,8 +67,11 @@ class Read:
     parts: Sequence[Buffer]
     size_bytes: int
     high_watermark: int
+    last_stable_offset: int
     log_start: int
     error: ErrorCode = ErrorCode.NONE
+    aborted: Sequence[AbortedRow] = ()
+    """For who reads committed records only: the aborted transactions among them."""
 
 
 class Log:
@@ -93,6 +100,8 @@ class Log:
             lagging_bytes=config.lagging_cache_bytes,
         )
         core.writer = begin(self._keep)
+        self.stability = Stability(core.catalog, core.states, is_shared=False)
+        self.txns = Transactions(core, self.allocate_producer_id)
         self.keeping = Housekeeping(
             core, core.catalog, core.storage, config, core.clock, lambda: core.writer.sequenced
         )
@@ -108,6 +117,7 @@ class Log:
         directory, states, txns, sequenced = opened
         topics = Topics(directory.snapshot.topics)
         storage = Storage(directory.wal, directory.objects)
+        intake = Intake(config.pending_bytes)
 
         def begin(on_appended: OnAppended) -> Appender:
             return Appender(
@@ -116,12 +126,12 @@ class Log:
                 states,
                 txns,
                 clock,
+                intake=intake,
                 sequenced=sequenced,
-                pending_bytes=config.pending_bytes,
                 on_appended=on_appended,
             )
 
-        core = Core(directory.catalog, storage, topics, states, txns, clock)
+        core = Core(directory.catalog, storage, topics, states, txns, clock, intake)
         return cls(directory.snapshot.cluster_id, core, config, begin, directory.close)
 
     # --- topics ----------------------------------------------------------------------------------
@@ -151,7 +161,7 @@ class Log:
             keys = [(topic.id, index) for index in range(topic.partitions)]
             for key in keys:
                 del self._core.states[key]
-            self._core.writer.wake(keys)
+            self._core.intake.wake(keys)
 
         await self._core.between_chunks(change)
 
@@ -166,30 +176,50 @@ class Log:
         return self._core.writer.submit(batches)
 
     async def read(
-        self, key: PartitionKey, offset: int, max_bytes: int, *, at_least_one: bool
+        self,
+        key: PartitionKey,
+        offset: int,
+        max_bytes: int,
+        *,
+        at_least_one: bool,
+        committed: bool = False,
     ) -> Read:
         """Whole batches from the one that holds `offset` on; errors are values.
 
+        With `committed` nothing from the last stable offset on, and what was aborted is told.
         OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC_OR_PARTITION, CORRUPT_MESSAGE for damaged bytes.
         """
         state = self._core.states.get(key)
         if state is None:
-            return Read((), 0, -1, -1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            return Read((), 0, -1, -1, -1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        stable = state.last_stable_offset
+        if committed:
+            stable = await self.stability.last_stable_offset(key)
+        end = stable if committed else state.high_watermark
+        nothing = Read((), 0, state.high_watermark, stable, state.log_start)
         if not state.log_start <= offset <= state.high_watermark:
-            out = ErrorCode.OFFSET_OUT_OF_RANGE
-            return Read((), 0, state.high_watermark, state.log_start, out)
-        if offset == state.high_watermark:
-            return Read((), 0, state.high_watermark, state.log_start)
-        found = await self._reader.read(key, offset, max_bytes, at_least_one=at_least_one)
+            return replace(nothing, error=ErrorCode.OFFSET_OUT_OF_RANGE)
+        if offset >= end:
+            return nothing
+        found = await self._reader.read(key, offset, end, max_bytes, at_least_one=at_least_one)
+        aborted: Sequence[AbortedRow] = ()
+        if committed and found.parts:
+            aborted = await self.stability.aborted(key, offset, found.end)
         state = self._core.states.get(key, state)
         return Read(
-            found.parts, found.size_bytes, state.high_watermark, state.log_start, found.error
+            found.parts,
+            found.size_bytes,
+            state.high_watermark,
+            stable,
+            state.log_start,
+            found.error,
+            aborted,
         )
 
     @property
     def unflushed_bytes(self) -> int:
         """Record bytes submitted and not yet durable."""
-        return self._core.writer.pending_bytes
+        return self._core.intake.pending_bytes
 
     @property
     def has_failed(self) -> bool:
@@ -198,7 +228,7 @@ class Log:
 
     def wait_for(self, keys: Iterable[PartitionKey]) -> asyncio.Future[None]:
         """Done at the next append to one of the partitions; cancel it when no longer wanted."""
-        return self._core.writer.wait_for(keys)
+        return self._core.intake.wait_for(keys)
 
     async def offset_for_timestamp(
         self, key: PartitionKey, timestamp_ms: int

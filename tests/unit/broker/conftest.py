@@ -25,7 +25,7 @@ from catchwater.catalog.rows import (
 from catchwater.clock import ManualClock
 from catchwater.config import Address, BrokerConfig
 from catchwater.log.log import Read
-from catchwater.log.write.append import Appended, Submission
+from catchwater.log.write.intake import Appended, Submission
 from catchwater.log.write.sequence import PartitionState
 from catchwater.wire.batch import patched
 from catchwater.wire.errors import ErrorCode

@@ -18,7 +18,7 @@ from catchwater.broker.broker import Api, Broker, Call, Later
 from catchwater.catalog.rows import (
     Topic,
 )
-from catchwater.log.write.append import Appended, Submission
+from catchwater.log.write.intake import Appended, Submission
 from catchwater.objects.base import Buffer
 from catchwater.wire.batch import BatchError, BatchHeader, check, read_single
 from catchwater.wire.errors import ErrorCode

@@ -5,13 +5,16 @@ become visible together with the mark that the epoch was written.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 from catchwater.catalog.base import TopicUnknown
-from catchwater.catalog.rows import EpochCommit
+from catchwater.catalog.rows import Changes, EpochCommit, PartitionKey, Scope, Seen
 from catchwater.log.core import Core, done
+from catchwater.log.format.chunk import Chunk
 from catchwater.log.storage import StagedDamaged, load_staged
-from catchwater.log.write.sequence import sequence_staged
+from catchwater.log.write.sequence import sequence_staged, states_of
 
 
 class Epochs:
@@ -43,19 +46,12 @@ class Epochs:
             taken = await asyncio.to_thread(core.catalog.known_objects, staged)
             if taken:
                 raise StagedDamaged(f"{min(taken)} belongs to the log already.")
-            if core.topics.by_id(found.id) is None:
-                raise TopicUnknown(f"Topic {topic} was deleted meanwhile.")
-            states, changes = sequence_staged(chunks, core.states)
-            offsets = {
-                key[1]: (core.states[key].high_watermark, state.high_watermark - 1)
-                for key, state in states.items()
-            }
-            records = sum(run.record_count for run in changes.runs)
-            commit = EpochCommit(False, epoch, records, offsets, checksum, topic)
-            await done(core.catalog.commit_epoch(pipeline, sink, commit, changes))
+            decide = partial(_decide, pipeline, sink, epoch, topic, chunks, checksum)
+            scope = Scope(core.session, partitions=sorted(_partitions(chunks)))
+            commit, changes = await done(core.catalog.transact(scope, decide))
             core.show(changes.partitions)
             self._on_appended(sum(row.size_bytes for row in changes.objects))
-            core.writer.wake(states)
+            core.intake.wake(row[:2] for row in changes.partitions)
             return commit
 
         return await core.between_chunks(change)
@@ -63,3 +59,32 @@ class Epochs:
     async def last(self, pipeline: str, sink: str) -> EpochCommit | None:
         """The last epoch that a sink has committed."""
         return await asyncio.to_thread(self._core.catalog.epoch, pipeline, sink)
+
+
+def _partitions(chunks: Mapping[str, Chunk]) -> set[PartitionKey]:
+    """The partitions that these chunks append to."""
+    return {(entry.topic_id, entry.partition) for c in chunks.values() for entry in c.entries}
+
+
+def _decide(
+    pipeline: str,
+    sink: str,
+    epoch: int,
+    topic: str,
+    chunks: Mapping[str, Chunk],
+    checksum: str,
+    seen: Seen,
+) -> tuple[Changes, tuple[EpochCommit, Changes]]:
+    """For `Catalog.transact`: the chunks behind what is there, and the epoch's mark with them."""
+    before = states_of(seen)
+    if not _partitions(chunks) <= before.keys():
+        raise TopicUnknown(f"Topic {topic} was deleted meanwhile.")
+    after, changes = sequence_staged(chunks, before)
+    offsets = {
+        key[1]: (before[key].high_watermark, state.high_watermark - 1)
+        for key, state in after.items()
+    }
+    records = sum(run.record_count for run in changes.runs)
+    commit = EpochCommit(False, epoch, records, offsets, checksum, topic)
+    changes = replace(changes, epochs=[(pipeline, sink, commit)])
+    return changes, (commit, changes)

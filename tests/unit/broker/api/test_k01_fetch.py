@@ -10,7 +10,7 @@ from kio.schema.fetch.v11 import request as v11
 from kio.schema.fetch.v13 import request as v13
 from kio.static.primitive import i32Timedelta
 
-from catchwater.log.write.append import Submission
+from catchwater.log.write.intake import Submission
 from catchwater.wire.batch import read_single
 
 LARGE = 10_000_000

@@ -16,7 +16,8 @@ from catchwater.catalog.rows import (
 )
 from catchwater.clock import ManualClock
 from catchwater.log.format.chunk import ChunkError, decode_index
-from catchwater.log.write.append import Appender, Submission, replay
+from catchwater.log.write.append import Appender, replay
+from catchwater.log.write.intake import Intake, Submission
 from catchwater.log.write.sequence import PartitionState
 from catchwater.objects.base import Buffer
 from catchwater.wal.base import Position, WalDead, WalFull
@@ -82,14 +83,15 @@ class Bench:
         self.wal, self.catalog = MemoryWal(), MemoryCatalog()
         self.states = {(T1, index): PartitionState() for index in range(2)}
         self.seen: list[Position] = []
+        self.intake = Intake(pending_bytes)
         self.appender = Appender(
             self.wal,  # type: ignore[arg-type]
             self.catalog,  # type: ignore[arg-type]
             self.states,
             {},
             ManualClock(now_ms=77),
+            intake=self.intake,
             sequenced=0,
-            pending_bytes=pending_bytes,
             on_appended=lambda changes, position, payload: self.seen.append(position),
         )
 
@@ -248,14 +250,14 @@ async def test_a_waiter_wakes_at_an_append_to_one_of_its_partitions(
     bench: Callable[..., Bench],
 ) -> None:
     log = bench()
-    both = log.appender.wait_for([(T1, 0), (T1, 1)])
-    other = log.appender.wait_for([(T1, 1)])
+    both = log.intake.wait_for([(T1, 0), (T1, 1)])
+    other = log.intake.wait_for([(T1, 1)])
     await log.appender.submit([log.batch(0, b"a")])
     await both
     assert not other.done()
     other.cancel()
     await asyncio.sleep(0)
-    assert not log.appender._waiters
+    assert not log.intake._waiters
     await log.appender.close()
 
 
