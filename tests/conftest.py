@@ -1,5 +1,6 @@
-"""A real broker process for the tests that need one."""
+"""What many tests share: a real broker process, an S3 server."""
 
+import itertools
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.s3 import CREDENTIALS, make_bucket, moto
 
 COMMAND = str(Path(sys.executable).with_name("catchwater"))
 START_S = 30.0
@@ -123,3 +125,24 @@ def broker(make_broker: Callable[..., BrokerProcess]) -> Iterator[BrokerProcess]
     process = make_broker()
     yield process
     process.kill()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The endpoint of an S3 server, whose credentials stand in the environment."""
+    with pytest.MonkeyPatch.context() as environment:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            environment.delenv(name)
+        for name, value in CREDENTIALS.items():
+            environment.setenv(name, value)
+        with moto() as endpoint:
+            yield endpoint
+
+
+_BUCKETS = itertools.count(1)
+
+
+@pytest.fixture
+def s3_url(s3_server: str) -> str:
+    """The URL of a fresh bucket, for `open_store` and `catchwater.objects`."""
+    return make_bucket(s3_server, f"bucket-{next(_BUCKETS)}")

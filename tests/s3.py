@@ -1,80 +1,94 @@
-"""S3 servers for tests, on loopback: moto in this process, and versitygw as a second opinion.
+"""S3 servers for tests and benchmarks, as processes on loopback.
 
-`make_bucket(endpoint)` gives the URL of a fresh bucket, for `open_store`. Credentials are the
-same made-up ones everywhere and stand in the environment while a server runs.
-
-versitygw (S3_SECOND=1) is compiled once by `go install` into `.cache/versitygw`.
+`moto` always, `versitygw` as a second opinion where S3_SECOND=1 is set: it is compiled once by
+`go install` into `.cache/versitygw`, and keeps objects as files. Both accept the made-up
+credentials of `CREDENTIALS`, which belong in the environment of whoever talks to them.
 """
 
-import logging
 import os
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "catchwater-test",
     "AWS_SECRET_ACCESS_KEY": "catchwater-test-secret",
     "AWS_REGION": "us-east-1",
-    # Whatever else the machine has configured must not reach a test.
-    "AWS_ENDPOINT_URL": "",
-    "AWS_EC2_METADATA_DISABLED": "true",
 }
 VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 CACHE = Path(__file__).parent.parent / ".cache" / "versitygw"
-START_S = 20.0
+START_S = 30.0
 
 
 @contextmanager
 def moto() -> Iterator[str]:
-    """The endpoint of a moto server in a thread of this process."""
-    from moto.server import ThreadedMotoServer  # a second of imports
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        yield f"http://{host}:{port}"
-    finally:
-        server.stop()
+    """The endpoint of a moto server, which keeps its objects in memory."""
+    port = free_port()
+    script = "from moto.server import main; main()"
+    with _running([sys.executable, "-c", script, "-H", "127.0.0.1", "-p", str(port)], port):
+        yield f"http://127.0.0.1:{port}"
 
 
 @contextmanager
 def versitygw(folder: Path) -> Iterator[str]:
-    """The endpoint of a versitygw process that keeps its objects as files in `folder`."""
+    """The endpoint of a versitygw that keeps its objects as files in `folder`."""
     command = CACHE / "versitygw"
     if not command.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        subprocess.run(
-            ["go", "install", VERSITYGW], env={**os.environ, "GOBIN": str(CACHE)}, check=True
-        )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        install = ["go", "install", VERSITYGW]
+        subprocess.run(install, env={**os.environ, "GOBIN": str(CACHE)}, check=True)
+    port = free_port()
     arguments = ["--access", CREDENTIALS["AWS_ACCESS_KEY_ID"]]
     arguments += ["--secret", CREDENTIALS["AWS_SECRET_ACCESS_KEY"]]
     arguments += ["--port", f"127.0.0.1:{port}", "--quiet", "posix", str(folder)]
-    process = subprocess.Popen([command, *arguments])
-    try:
-        _await(port)
+    with _running([str(command), *arguments], port):
         yield f"http://127.0.0.1:{port}"
+
+
+def make_bucket(endpoint: str, name: str) -> str:
+    """Create a bucket; its URL for `open_store`. CREDENTIALS are in the environment."""
+    import obstore
+    from obstore.store import S3Store
+
+    store = S3Store(name, endpoint=endpoint, client_options={"allow_http": True})
+    # Behind the bucket's name the signed path has a slash, which both servers accept.
+    url = obstore.sign(store, "PUT", "", timedelta(minutes=1))
+    urllib.request.urlopen(urllib.request.Request(url, method="PUT")).close()
+    return f"s3://{name}?endpoint={endpoint}"
+
+
+def free_port() -> int:
+    """A port of loopback that nobody has right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def _running(command: Sequence[str], port: int) -> Iterator[None]:
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet)
+    try:
+        _await(process, port)
+        yield
     finally:
         process.terminate()
         process.wait(START_S)
 
 
-def _await(port: int) -> None:
+def _await(process: "subprocess.Popen[bytes]", port: int) -> None:
     deadline = time.monotonic() + START_S
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()
         except ConnectionRefusedError:
-            if time.monotonic() > deadline:
-                raise
+            assert process.poll() is None, f"{process.args!r} ended by itself"
+            assert time.monotonic() < deadline, f"{process.args!r} does not listen"
             time.sleep(0.05)
         else:
             return
