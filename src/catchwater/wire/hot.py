@@ -2,8 +2,8 @@
 
 These three carry nearly all traffic, and a generic codec would cost more than the rest of the
 broker. Parsing gives record bytes as views of the frame; encoding passes record bytes through as
-the buffers it was given. Fields that our brokers leave at their defaults (record errors, aborted
-transactions, leader hints) have no place in the values here. kio is the oracle in the tests:
+the buffers it was given. Fields that our brokers leave at their defaults (record errors, leader
+hints) have no place in the values here. kio is the oracle in the tests:
 every declared version is byte for byte what kio writes.
 
 Promises what `fields` promises: malformed input raises `MalformedMessage`, nothing else. Does
@@ -125,7 +125,11 @@ class FetchRequest(NamedTuple):
 
 
 class FetchReplyPartition(NamedTuple):
-    """`records` are buffers to be sent one after the other, whole batches only."""
+    """`records` are buffers to be sent one after the other, whole batches only.
+
+    `aborted` are (producer id, first offset) of transactions among them that a client who reads
+    committed records is to drop; None for a client who reads all (KIP-98).
+    """
 
     partition: int
     error: int
@@ -135,6 +139,7 @@ class FetchReplyPartition(NamedTuple):
     records: Sequence[Buffer] = ()
     preferred_replica: int = -1
     """The broker to fetch from instead, from version 11 on (KIP-392); -1: this one."""
+    aborted: Sequence[tuple[int, int]] | None = None
 
 
 class FetchReplyTopic(NamedTuple):
@@ -252,6 +257,7 @@ _FETCH_LIMITS = Struct(">iiib")
 _FETCH_SESSION = Struct(">ii")
 _FETCH_HEAD = Struct(">ihi")
 _FETCHED_V4, _FETCHED = Struct(">ihqq"), Struct(">ihqqq")
+_ABORTED = Struct(">qq")
 _REPLICA_STATE_TAG = 1
 _REPLICA_STATE_SINCE = 15
 _CONSUMER = -1
@@ -300,7 +306,6 @@ def encode_fetch_reply(
     assert version in FETCH_VERSIONS, version
     flexible = version >= _FETCH_FLEXIBLE
     end = NO_TAGGED_FIELDS if flexible else b""
-    no_aborted = encode_size(-1, flexible)
     parts: list[Buffer] = []
     # What is to be sent before the next records; it becomes one part.
     out = bytearray(I32.pack(correlation_id) + end)
@@ -311,14 +316,9 @@ def encode_fetch_reply(
     for topic in topics:
         out += _encode_topic(topic.name, topic.id, flexible, version >= _FETCH_TOPIC_ID)
         out += encode_size(len(topic.partitions), flexible)
-        for index, partition_error, high, stable, log_start, records, preferred in topic.partitions:
-            if version >= 5:
-                out += _FETCHED.pack(index, partition_error, high, stable, log_start)
-            else:
-                out += _FETCHED_V4.pack(index, partition_error, high, stable)
-            out += no_aborted
-            if version >= 11:
-                out += I32.pack(preferred)
+        for partition in topic.partitions:
+            _add_fetched(out, version, flexible, partition)
+            records = partition.records
             out += encode_size(sum(map(len, records)), flexible)
             if records:
                 parts.append(out)
@@ -330,6 +330,25 @@ def encode_fetch_reply(
     if out:
         parts.append(out)
     return parts
+
+
+def _add_fetched(
+    out: bytearray, version: int, flexible: bool, partition: FetchReplyPartition
+) -> None:
+    """What stands before a partition's records."""
+    index, error, high, stable, log_start, _, preferred, aborted = partition
+    if version >= 5:
+        out += _FETCHED.pack(index, error, high, stable, log_start)
+    else:
+        out += _FETCHED_V4.pack(index, error, high, stable)
+    if aborted is None:
+        out += encode_size(-1, flexible)
+    else:
+        end = NO_TAGGED_FIELDS if flexible else b""
+        out += encode_size(len(aborted), flexible)
+        out += b"".join([_ABORTED.pack(*transaction) + end for transaction in aborted])
+    if version >= 11:
+        out += I32.pack(preferred)
 
 
 def _take_fetch_topics(cursor: Cursor, version: int, flexible: bool) -> list[FetchTopic]:

@@ -301,6 +301,7 @@ fetched = st.lists(
         i64s,
         st.lists(st.binary(min_size=1, max_size=200), max_size=3),
         i32s,
+        st.none() | st.lists(st.tuples(i64s, i64s), max_size=3),
     ),
     max_size=3,
 )
@@ -339,7 +340,12 @@ def test_a_fetch_reply_is_byte_for_byte_kios(
                         high_watermark=partition.high_watermark,
                         last_stable_offset=partition.last_stable_offset,
                         log_start_offset=partition.log_start,
-                        aborted_transactions=None,
+                        aborted_transactions=None
+                        if partition.aborted is None
+                        else tuple(
+                            of("AbortedTransaction", producer_id=pid, first_offset=first)
+                            for pid, first in partition.aborted
+                        ),
                         preferred_read_replica=partition.preferred_replica,
                         records=joined(partition.records),
                     )

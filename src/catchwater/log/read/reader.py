@@ -11,6 +11,7 @@ or lost object is an error for the one who reads it and a line in the operator's
 
 import asyncio
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -56,17 +57,28 @@ class Found:
     parts: list[Buffer] = field(default_factory=list)
     size_bytes: int = 0
     error: ErrorCode = ErrorCode.NONE
+    end: int = -1
+    """The offset behind the last batch."""
 
     def take(
-        self, blocks: Iterable[Block], offset: int, max_bytes: int, *, at_least_one: bool
+        self,
+        blocks: Iterable[Block],
+        offset: int,
+        before: int,
+        max_bytes: int,
+        *,
+        at_least_one: bool,
     ) -> None:
-        """Add the batches from the one that holds `offset` on, as long as they fit."""
+        """Add the batches from the one that holds `offset` up to `before`, as long as they fit."""
         for block in blocks:
             left = max_bytes - self.size_bytes
             start, end = block.span(offset, left, at_least_one=at_least_one and not self.parts)
+            whole = bisect_left(block.last_offsets, before)
+            end = min(end, block.ends[whole - 1] if whole else 0)
             if end > start:
                 self.parts.append(block.data[start:end])
                 self.size_bytes += end - start
+                self.end = block.last_offsets[bisect_left(block.ends, end)] + 1
             if end < len(block.data):
                 return
 
@@ -90,11 +102,11 @@ class Reader:
         self._tail.add(runs, start, payload)
 
     async def read(
-        self, key: PartitionKey, offset: int, max_bytes: int, *, at_least_one: bool
+        self, key: PartitionKey, offset: int, before: int, max_bytes: int, *, at_least_one: bool
     ) -> Found:
-        """Whole batches from the one that holds `offset` on, about `max_bytes` of them.
+        """Whole batches from the one that holds `offset` up to `before`, about `max_bytes` of them.
 
-        The caller has checked that the offset lies in [log start, high watermark). Errors are
+        The caller has checked that [offset, before) lies in [log start, high watermark). Errors are
         values: OFFSET_OUT_OF_RANGE where retention was faster, CORRUPT_MESSAGE for damaged or
         lost bytes, KAFKA_STORAGE_ERROR for a store that does not answer.
         """
@@ -103,14 +115,14 @@ class Reader:
         blocks = self._tail.blocks(key, offset)
         if blocks is not None:
             found = Found()
-            found.take(blocks, offset, max_bytes, at_least_one=at_least_one)
+            found.take(blocks, offset, before, max_bytes, at_least_one=at_least_one)
             return found
 
         def from_history() -> Found:
             found = Found()
             try:
                 blocks = self._history.blocks(key, offset, max_bytes)
-                found.take(blocks, offset, max_bytes, at_least_one=at_least_one)
+                found.take(blocks, offset, before, max_bytes, at_least_one=at_least_one)
             except (DamagedObject, SegmentTooNew, StoreError):
                 # What lies before the damage is served; the next read begins with the damage.
                 if not found.parts:

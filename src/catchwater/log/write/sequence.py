@@ -57,6 +57,8 @@ class PartitionState:
     producers: dict[int, ProducerState] = field(default_factory=dict)
     open_txns: dict[int, int] = field(default_factory=dict)
     """Producer id -> first offset of its open transaction here."""
+    last_aborted: int = field(default=-1, compare=False)
+    """Offset of the last abort's marker that was sequenced here; not known from before a start."""
 
     @property
     def last_stable_offset(self) -> int:
@@ -289,6 +291,7 @@ def _close(entry: Entry, state: PartitionState, done: Sequenced, offset: int) ->
     done.closed.append((*key, producer_id))
     if not entry.is_commit:
         done.aborted.append(AbortedRow(*key, producer_id, first_offset, offset))
+        state.last_aborted = offset
     known = state.producers.get(producer_id)
     if known is not None and known.epoch < entry.producer_epoch:
         state.producers[producer_id] = known._replace(epoch=entry.producer_epoch, batches=())

@@ -52,7 +52,7 @@ def flip(path: Path, position: int) -> None:
 
 
 async def read(reader: Reader, key: PartitionKey, offset: int, max_bytes: int = ALL) -> Found:
-    return await reader.read(key, offset, max_bytes, at_least_one=True)
+    return await reader.read(key, offset, ALL, max_bytes, at_least_one=True)
 
 
 @pytest.mark.parametrize("place", ["tail", "wal", "segment"])
@@ -94,7 +94,7 @@ async def test_a_read_keeps_to_its_bytes_but_gives_at_least_one_batch(
     size = len(batch)
     for max_bytes, count in [(0, 1), (size, 1), (2 * size - 1, 1), (2 * size, 2), (5 * size, 5)]:
         assert len(offsets(await read(reader, key, 0, max_bytes))) == count
-    nothing = await reader.read(key, 0, size - 1, at_least_one=False)
+    nothing = await reader.read(key, 0, ALL, size - 1, at_least_one=False)
     assert (nothing.parts, nothing.error) == ([], ErrorCode.NONE)
     await reader.close()
 

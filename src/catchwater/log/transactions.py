@@ -1,0 +1,305 @@
+"""Transactions over any partitions and groups: begun, ended whole, aborted when their time is out.
+
+`Transactions` stores what the pure rules of `write/txn.py` decide. An end has two steps, and the
+first decides the outcome:
+
+1. *prepare*: the transactional id's row says which end it is; in version 2 its epoch rises. From
+   here on no batch can join the transaction, so the catalog knows every partition it is open on.
+2. *markers*: one chunk with a control batch for each of them. Sequencing that chunk completes the
+   row, closes the transaction on all its partitions and moves its pending group positions: all in
+   one commit, or in an embedded log all by one frame of its write-ahead log.
+
+A broker that dies in between leaves a prepared row, and `tick` (of any broker) writes the markers.
+Two that do so at once do no harm: the sequencer takes the first chunk and refuses the second.
+
+An embedded log's rows change between two chunks, in the catalog first and then in memory, so that a
+replay of the write-ahead log meets them at the same place. A shared log has them in the catalog
+only. Errors of a request are raised as `TxnRefused`; a catalog that fails raises its own.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from catchwater.catalog.base import (
+    CatalogDead,
+    CatalogFull,
+    CatalogUnavailable,
+    CatalogUncertain,
+    SessionFenced,
+)
+from catchwater.catalog.rows import (
+    Changes,
+    EndedTxn,
+    OffsetCommit,
+    OpenTxnRow,
+    PartitionKey,
+    Scope,
+    Seen,
+    Session,
+    TxnRow,
+)
+from catchwater.log.core import Core, done
+from catchwater.log.format.marker import marker
+from catchwater.log.write import txn
+from catchwater.log.write.intake import Submission
+from catchwater.log.write.txn import LAST_EPOCH, PREPARED, TxnRefused
+from catchwater.wire.errors import ErrorCode
+
+_LOG = logging.getLogger(__name__)
+
+TICK_S = 1.0
+_LATER = (CatalogFull, CatalogDead, CatalogUnavailable, CatalogUncertain, SessionFenced)
+_TRIES = 5
+
+
+class Producer(NamedTuple):
+    """Who asks: a producer id and the epoch it believes to have."""
+
+    id: int
+    epoch: int
+
+
+class Transactions:
+    """The transactions of one log, used on its event loop."""
+
+    def __init__(
+        self,
+        core: Core,
+        new_producer_id: Callable[[], Awaitable[int]],
+        session: Callable[[], Session | None] = lambda: None,
+    ) -> None:
+        """`session` is this broker's in a shared catalog; None says that it is embedded."""
+        self._core = core
+        self._new_producer_id = new_producer_id
+        self._session = session
+        # Ids whose end this broker is writing, which `tick` leaves alone.
+        self._ending: set[str] = set()
+        self.open_count = 0
+        """Transactions that were open or prepared at the last tick."""
+
+    async def init_producer(
+        self, transactional_id: str, timeout_ms: int, expected: Producer | None = None
+    ) -> Producer:
+        """The producer id and a new epoch; fences the earlier ones and aborts what they left open.
+
+        `expected` is what the producer had so far, where it only wants a new epoch (KIP-360).
+        """
+        fresh_id = await self._new_producer_id()
+        for _ in range(_TRIES):
+            row = await self._move(
+                transactional_id,
+                partial(
+                    txn.initialised,
+                    transactional_id=transactional_id,
+                    fresh_id=fresh_id,
+                    timeout_ms=timeout_ms,
+                    expected=expected,
+                ),
+            )
+            if row.state not in PREPARED:
+                return Producer(row.producer_id, row.epoch)
+            # What was open has been fenced, in the name of the one who asks.
+            await self._finish(row)
+            expected = None
+        raise TxnRefused(
+            ErrorCode.CONCURRENT_TRANSACTIONS,
+            f"The last transaction of {transactional_id} could not be ended yet.",
+        )
+
+    async def add_partitions(
+        self, transactional_id: str, producer: Producer, partitions: Iterable[PartitionKey]
+    ) -> None:
+        """Let version 1 write to these partitions; with none, let it commit positions."""
+        named = [(topic_id.hex(), index) for topic_id, index in partitions]
+        now_ms = self._core.clock.now_ms()
+        await self._move(transactional_id, lambda row: txn.announced(row, producer, named, now_ms))
+
+    async def commit_offsets(
+        self,
+        transactional_id: str,
+        producer: Producer,
+        group: str,
+        offsets: Mapping[tuple[str, int], OffsetCommit],
+        *,
+        implicit: bool,
+    ) -> None:
+        """Keep positions that become the group's when the transaction commits.
+
+        With `implicit` they begin the transaction if need be, as version 2 wants it.
+        """
+        now_ms = self._core.clock.now_ms()
+        rows = [(producer.id, group, *key, commit) for key, commit in offsets.items()]
+
+        def decide(row: TxnRow | None) -> tuple[TxnRow, Changes]:
+            row = txn.with_offsets(row, producer, implicit=implicit, now_ms=now_ms)
+            return row, Changes(txn_offsets=rows)
+
+        await self._change(transactional_id, decide)
+
+    async def end(
+        self, transactional_id: str, producer: Producer, *, committed: bool, version: int
+    ) -> Producer:
+        """Commit or abort; durable once this returns. Gives the epoch to go on with.
+
+        Where the markers cannot be written now, `tick` writes them; until then the producer is
+        answered CONCURRENT_TRANSACTIONS.
+        """
+        row = await self._move(
+            transactional_id,
+            partial(txn.ended, producer=producer, committed=committed, version=version),
+        )
+        if row.state in PREPARED:
+            row = await self._finish(row)
+        if row.epoch == LAST_EPOCH and row.state not in PREPARED:
+            row = await self._renew(row)
+        return Producer(row.producer_id, row.epoch)
+
+    async def abort(self, transactional_id: str) -> None:
+        """Abort an open transaction in the producer's absence, and fence the producer."""
+
+        def decide(row: TxnRow | None) -> TxnRow:
+            if row is None:
+                reason = f"There is no transactional id {transactional_id}."
+                raise TxnRefused(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, reason)
+            return txn.aborted_by_us(row) if row.state == "ongoing" else row
+
+        row = await self._move(transactional_id, decide)
+        if row.state in PREPARED:
+            await self._finish(row)
+
+    async def rows(self) -> list[TxnRow]:
+        """All transactional ids as they are now."""
+        if self._session() is None:
+            return list(self._core.txns.values())
+        return await asyncio.to_thread(self._core.catalog.txns)
+
+    async def open_on(self, producer_id: int) -> list[OpenTxnRow]:
+        """The partitions on which a producer's transaction is open."""
+        await done(self._core.catalog.flush())
+        return await asyncio.to_thread(self._core.catalog.open_txns, producer_id)
+
+    async def run(self, is_mine: Callable[[str], bool] = lambda _: True) -> None:
+        """Finish and abort what is due, at once and then every second, until cancelled.
+
+        `is_mine` tells of a transactional id whether this broker coordinates it.
+        """
+        while True:
+            try:
+                await self.tick(is_mine)
+            except _LATER as error:
+                _LOG.error("Ends of transactions have to wait: %s", error)
+            await self._core.clock.sleep(TICK_S)
+
+    async def tick(self, is_mine: Callable[[str], bool] = lambda _: True) -> None:
+        """Write the markers of prepared transactions, and abort those whose time is out."""
+        rows = await self.rows()
+        self.open_count = sum(row.state == "ongoing" or row.state in PREPARED for row in rows)
+        for row in rows:
+            if row.transactional_id in self._ending or not is_mine(row.transactional_id):
+                continue
+            if row.state in PREPARED:
+                await done(self._core.catalog.flush())
+                await self._finish(row)
+            elif txn.is_overdue(row, self._core.clock.now_ms()):
+                _LOG.warning(
+                    "The transaction of %s is aborted: it was open for more than its %d ms.",
+                    row.transactional_id,
+                    row.timeout_ms,
+                )
+                await self._abort_overdue(row)
+
+    async def _abort_overdue(self, overdue: TxnRow) -> None:
+        def decide(row: TxnRow | None) -> TxnRow:
+            assert row is not None, "a transactional id is never forgotten"
+            is_same = (row.state, row.started_ms) == (overdue.state, overdue.started_ms)
+            return txn.aborted_by_us(row) if is_same else row
+
+        row = await self._move(overdue.transactional_id, decide)
+        if row.state in PREPARED:
+            await self._finish(row)
+
+    async def _finish(self, row: TxnRow) -> TxnRow:
+        """Write the markers of a prepared transaction; the row as it is then."""
+        self._ending.add(row.transactional_id)
+        try:
+            return await self._core.to_the_end(self._write_end(row))
+        finally:
+            self._ending.discard(row.transactional_id)
+
+    async def _write_end(self, row: TxnRow) -> TxnRow:
+        core, committed = self._core, row.state == "prepare_commit"
+        opened = await asyncio.to_thread(core.catalog.open_txns, row.producer_id)
+        header, data = marker(
+            row.producer_id, row.epoch, committed=committed, started_ms=row.started_ms
+        )
+        keys = [(at.topic_id, at.partition) for at in opened]
+        markers = [Submission(key, header, data, None) for key in keys if key in core.states]
+        if not markers:
+            return await self._end_without_records(row)
+        answers = await core.writer.submit(markers)
+        if all(answer.error is not ErrorCode.NONE for answer in answers):
+            # Nothing was written, or another broker was faster.
+            _LOG.info("No end of %s was written: %s", row.transactional_id, answers[0].error.name)
+            rows = await self.rows()
+            return next(now for now in rows if now.transactional_id == row.transactional_id)
+        if await asyncio.to_thread(core.catalog.txn_offsets, row.producer_id):
+            # Positions are read from what is durable.
+            await done(core.catalog.flush())
+        return txn.completed(row)
+
+    async def _end_without_records(self, prepared: TxnRow) -> TxnRow:
+        """Complete a transaction that is open on no partition: there is nothing to mark."""
+
+        def decide(row: TxnRow | None) -> tuple[TxnRow, Changes]:
+            assert row is not None, "a transactional id is never forgotten"
+            if row != prepared:
+                return row, Changes()
+            end = EndedTxn(row.producer_id, row.state == "prepare_commit")
+            return txn.completed(row), Changes(ended=[end])
+
+        return await self._change(prepared.transactional_id, decide)
+
+    async def _renew(self, used_up: TxnRow) -> TxnRow:
+        """Give a transactional id whose epochs are used up a new producer id."""
+        fresh_id = await self._new_producer_id()
+
+        def decide(row: TxnRow | None) -> TxnRow:
+            assert row is not None, "a transactional id is never forgotten"
+            return txn.renewed(row, fresh_id) if row == used_up else row
+
+        return await self._move(used_up.transactional_id, decide)
+
+    async def _move(
+        self, transactional_id: str, decide: Callable[[TxnRow | None], TxnRow]
+    ) -> TxnRow:
+        """Change an id's row only; the row as it is then."""
+        return await self._change(transactional_id, lambda row: (decide(row), Changes()))
+
+    async def _change(
+        self,
+        transactional_id: str,
+        decide: Callable[[TxnRow | None], tuple[TxnRow, Changes]],
+    ) -> TxnRow:
+        """Change an id's row, and what goes with it, in one commit; the row as it is then."""
+        core, session = self._core, self._session()
+
+        def on_seen(seen: Seen) -> tuple[Changes, tuple[TxnRow | None, TxnRow]]:
+            before = next((r for r in seen.txns if r.transactional_id == transactional_id), None)
+            after, changes = decide(before)
+            rows = [] if after == before else [after]
+            return replace(changes, txns=rows), (before, after)
+
+        async def change() -> TxnRow:
+            scope = Scope(session=session, transactional_ids=[transactional_id])
+            before, after = await done(core.catalog.transact(scope, on_seen))
+            if session is None:
+                if before is not None:
+                    core.txns.pop(before.producer_id, None)
+                core.txns[after.producer_id] = after
+            return after
+
+        return await core.between_chunks(change)
