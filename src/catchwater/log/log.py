@@ -283,10 +283,16 @@ class Log:
         return producer_id
 
     async def commit_offsets(
-        self, group: str, offsets: Mapping[tuple[str, int], OffsetCommit]
+        self,
+        group: str,
+        offsets: Mapping[tuple[str, int], OffsetCommit],
+        claim_epoch: int | None = None,
     ) -> None:
-        """Keep a group's positions, all or none. Raises `CatalogFull` or `CatalogDead`."""
-        await done(self._catalog.commit_offsets(group, offsets))
+        """Keep a group's positions, all or none, under this epoch of its claim if one is given.
+
+        Raises `CoordinatorMoved`, and what every change of the catalog may raise.
+        """
+        await done(self._catalog.commit_offsets(group, offsets, claim_epoch=claim_epoch))
 
     async def committed(
         self, group: str, keys: Iterable[tuple[str, int]] | None = None

@@ -127,7 +127,10 @@ class MemoryLog:
         return next(self.ids)
 
     async def commit_offsets(
-        self, group: str, offsets: Mapping[tuple[str, int], OffsetCommit]
+        self,
+        group: str,
+        offsets: Mapping[tuple[str, int], OffsetCommit],
+        claim_epoch: int | None = None,
     ) -> None:
         self.offsets.setdefault(group, {}).update(offsets)
 

@@ -1,7 +1,8 @@
 """OffsetCommit (8), v2-9: a group's positions, durable when answered.
 
-The offsets of one request are stored together. v2-4 carry a retention time, which is not used:
-positions are kept until their topic goes.
+The offsets of one request are stored together, under the epoch of the coordinator's claim where
+there are several brokers. v2-4 carry a retention time, which is not used: positions are kept until
+their topic goes.
 
 Not implemented: v10 (topic ids).
 """
@@ -9,10 +10,8 @@ Not implemented: v10 (topic ids).
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.coordination.coordinator import MOVED, UNAVAILABLE
 from catchwater.broker.names import is_legal_group_id
-from catchwater.catalog.base import (
-    CatalogFull,
-)
 from catchwater.catalog.rows import (
     OffsetCommit,
 )
@@ -28,7 +27,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     member = (request.member_id, instance_id, request.generation_id_or_member_epoch)
     refusal = ErrorCode.INVALID_GROUP_ID
     if is_legal_group_id(request.group_id):
-        refusal = broker.groups.check_commit(request.group_id, member)
+        refusal = await broker.groups.check_commit(request.group_id, member)
     errors: dict[tuple[str, int], ErrorCode] = {}
     commits: dict[tuple[str, int], OffsetCommit] = {}
     for topic in request.topics:
@@ -41,8 +40,12 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
                 commits[key] = OffsetCommit(partition.committed_offset, epoch, metadata)
     if commits:
         try:
-            await broker.log.commit_offsets(request.group_id, commits)
-        except CatalogFull:
+            epoch = broker.groups.claim_epoch(request.group_id)
+            await broker.log.commit_offsets(request.group_id, commits, claim_epoch=epoch)
+        except MOVED:
+            broker.groups.give_up(request.group_id)
+            errors |= dict.fromkeys(commits, ErrorCode.NOT_COORDINATOR)
+        except UNAVAILABLE:
             errors |= dict.fromkeys(commits, ErrorCode.COORDINATOR_NOT_AVAILABLE)
     return {
         "topics": [

@@ -12,7 +12,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Note that the member lives."""
     instance_id = getattr(request, "group_instance_id", None)
     member = (request.member_id, instance_id, request.generation_id)
-    return {"error_code": broker.groups.heartbeat(request.group_id, member)}
+    return {"error_code": await broker.groups.heartbeat(request.group_id, member)}
 
 
 API = Api(12, "Heartbeat", range(0, 5), handle)

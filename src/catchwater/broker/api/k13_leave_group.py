@@ -12,14 +12,14 @@ from catchwater.wire.errors import ErrorCode
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Take the members out, each answered for itself."""
+    group_id = request.group_id
     if call.version < 3:
-        error = broker.groups.leave(request.group_id, request.member_id, None)
-        return {"error_code": error}
+        return {"error_code": await broker.groups.leave(group_id, request.member_id, None)}
     members = [
         {
             "member_id": m.member_id,
             "group_instance_id": m.group_instance_id,
-            "error_code": broker.groups.leave(request.group_id, m.member_id, m.group_instance_id),
+            "error_code": await broker.groups.leave(group_id, m.member_id, m.group_instance_id),
         }
         for m in request.members
     ]

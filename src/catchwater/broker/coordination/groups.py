@@ -14,7 +14,7 @@ Rules:
 
 Every method takes `now_ms` and returns the answers that became due, each for a `Waiter`: whatever
 token the caller handed in (the broker uses futures). Nothing here waits, stores or opens anything.
-Membership does not outlive the broker: after a restart members are told UNKNOWN_MEMBER_ID and
+Membership does not outlive its coordinator: at the next one members are told UNKNOWN_MEMBER_ID and
 join again at once, so nobody waits for a timeout. Committed offsets are kept by the log, not here.
 """
 
@@ -476,12 +476,12 @@ class Group:
             answers += self._end_joining(now_ms)
         return answers
 
-    def abandon(self) -> Answers:
-        """The broker stops: whoever waits is sent to look for its coordinator again."""
+    def abandon(self, error: ErrorCode) -> Answers:
+        """This broker coordinates it no longer: whoever waits is sent to look for another."""
         answers: Answers = []
         for member in self.members.values():
-            answers += self._answer_join(member, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-            answers += self._answer_sync(member, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            answers += self._answer_join(member, error)
+            answers += self._answer_sync(member, error)
         return answers
 
     @property

@@ -1,0 +1,146 @@
+"""Groups of several brokers: claimed, fenced, continued above the recorded generation."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from catchwater.broker.coordination.coordinator import Coordinator
+from catchwater.broker.coordination.groups import GroupLimits, Join
+from catchwater.catalog.base import CatalogUnavailable, CoordinatorMoved
+from catchwater.catalog.rows import GroupClaim
+from catchwater.clock import ManualClock
+from catchwater.wire.errors import ErrorCode
+
+NOBODY = ("", None, -1)
+
+
+class Claims:
+    """One broker's side of `catalog`, which all brokers share."""
+
+    catalog: dict[str, GroupClaim]
+
+    def __init__(self, catalog: dict[str, GroupClaim]) -> None:
+        self.catalog = catalog
+        self.session = 1
+        self.mine: Callable[[str], bool] = lambda _: True
+        self.brokers = 1
+        self.fails: Exception | None = None
+
+    @property
+    def view(self) -> tuple[int, int]:
+        return self.session, self.brokers
+
+    def is_mine(self, group_id: str) -> bool:
+        return self.mine(group_id)
+
+    async def take(self, group_id: str) -> GroupClaim:
+        await asyncio.sleep(0)
+        if self.fails:
+            raise self.fails
+        before = self.catalog.get(group_id, GroupClaim(0, 0))
+        self.catalog[group_id] = GroupClaim(before.epoch + 1, before.generation)
+        return self.catalog[group_id]
+
+    async def record(self, group_id: str, claim: GroupClaim) -> None:
+        await asyncio.sleep(0)
+        if self.fails:
+            raise self.fails
+        if self.catalog[group_id].epoch != claim.epoch:
+            raise CoordinatorMoved("claimed by another")
+        self.catalog[group_id] = claim
+
+
+@pytest.fixture
+def claims() -> Claims:
+    return Claims({})
+
+
+@pytest.fixture
+def coordinator(claims) -> Coordinator:
+    return Coordinator(GroupLimits(), ManualClock(), claims)
+
+
+def join(member_id: str = "", fresh_id: str = "m", metadata: bytes = b"") -> Join:
+    return Join(
+        *(member_id, fresh_id, None, "c", "h", 10_000, 10_000, "consumer"),
+        protocols=(("range", metadata),),
+        must_return_with_id=False,
+    )
+
+
+async def test_the_next_coordinator_goes_on_above_the_recorded_generation(
+    coordinator, claims
+) -> None:
+    joined = await coordinator.join("g", join())
+    assert (joined.error, joined.generation) == (ErrorCode.NONE, 1)
+    assert claims.catalog["g"] == GroupClaim(1, 1)
+    other = Coordinator(GroupLimits(), ManualClock(), Claims(claims.catalog))
+    assert await other.heartbeat("g", ("m", None, 1)) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert (await other.join("g", join())).generation == 2
+    assert claims.catalog["g"] == GroupClaim(2, 2)
+
+
+async def test_requests_that_come_together_claim_a_group_once(coordinator, claims) -> None:
+    errors = await asyncio.gather(*(coordinator.check_commit("g", NOBODY) for _ in range(5)))
+    assert set(errors) == {ErrorCode.NONE}
+    assert claims.catalog["g"].epoch == coordinator.claim_epoch("g") == 1
+
+
+async def test_a_coordinator_that_was_followed_tells_no_new_generation(coordinator, claims) -> None:
+    await coordinator.join("g", join())
+    await Claims(claims.catalog).take("g")
+    joined = await coordinator.join("g", join("m", metadata=b"2"))
+    assert joined.error is ErrorCode.NOT_COORDINATOR
+    assert "g" not in coordinator.groups
+
+
+async def test_a_group_whose_name_points_elsewhere_is_given_up(coordinator, claims) -> None:
+    await coordinator.join("g", join())
+    waiting = asyncio.ensure_future(coordinator.join("g", join(fresh_id="n")))
+    await asyncio.sleep(0.01)
+    claims.mine, claims.brokers = (lambda _: False), 2
+    assert await coordinator.heartbeat("g", ("m", None, 1)) is ErrorCode.NOT_COORDINATOR
+    assert (await waiting).error is ErrorCode.NOT_COORDINATOR
+    assert coordinator.claim_epoch("g") is None
+
+
+async def test_after_a_new_session_groups_are_claimed_again(coordinator, claims) -> None:
+    await coordinator.join("g", join())
+    claims.session = 2
+    assert await coordinator.heartbeat("g", ("m", None, 1)) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert coordinator.claim_epoch("g") == 2
+
+
+async def test_without_the_catalog_nobody_coordinates(coordinator, claims) -> None:
+    claims.fails = CatalogUnavailable("gone")
+    assert (await coordinator.join("g", join())).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    claims.fails = None
+    assert (await coordinator.join("g", join())).generation == 1
+    claims.fails = CatalogUnavailable("gone")
+    again = join("m", metadata=b"2")
+    assert (await coordinator.join("g", again)).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    claims.fails = None
+    assert (await coordinator.join("g", again)).generation == 2
+
+
+async def test_a_stopping_coordinator_sends_everybody_on(coordinator) -> None:
+    await coordinator.join("g", join())
+    waiting = asyncio.ensure_future(coordinator.join("g", join(fresh_id="n")))
+    await asyncio.sleep(0.01)
+    coordinator.stop()
+    assert (await waiting).error is ErrorCode.NOT_COORDINATOR
+    assert await coordinator.heartbeat("g", ("m", None, 1)) is ErrorCode.NOT_COORDINATOR
+    assert await coordinator.check_commit("h", NOBODY) is ErrorCode.NOT_COORDINATOR
+
+
+async def test_one_broker_alone_needs_no_claims() -> None:
+    alone = Coordinator(GroupLimits(), ManualClock())
+    assert (await alone.join("g", join())).generation == 1
+    assert alone.claim_epoch("g") is None
+    assert await alone.check_commit("h", NOBODY) is ErrorCode.NONE
+    assert await alone.check_commit("h", ("m", None, 1)) is ErrorCode.UNKNOWN_MEMBER_ID
+    waiting = asyncio.ensure_future(alone.join("g", join(fresh_id="n")))
+    await asyncio.sleep(0.01)
+    alone.stop()
+    assert (await waiting).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
