@@ -1,4 +1,4 @@
-"""What many tests share: a real broker process, an S3 server."""
+"""What many tests share: a real broker process, an S3 server, a PostgreSQL server."""
 
 import itertools
 import json
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.postgres import PostgresMissing, PostgresServer
 from tests.s3 import CREDENTIALS, make_bucket, moto
 
 COMMAND = str(Path(sys.executable).with_name("catchwater"))
@@ -146,3 +147,22 @@ _BUCKETS = itertools.count(1)
 def s3_url(s3_server: str) -> str:
     """The URL of a fresh bucket, for `open_store` and `catchwater.objects`."""
     return make_bucket(s3_server, f"bucket-{next(_BUCKETS)}")
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A private PostgreSQL server; tests that need one are skipped where it is not installed."""
+    try:
+        server = PostgresServer()
+    except PostgresMissing as reason:
+        pytest.skip(str(reason))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """The URL of a fresh database, for `catchwater.catalog`."""
+    url = postgres_server.new_database()
+    yield url
+    postgres_server.drop_database(url)

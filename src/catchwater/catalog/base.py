@@ -70,6 +70,10 @@ class CatalogUnavailable(CatchwaterError):
     """The database did not answer, or refused, in all the tries; nothing was changed."""
 
 
+class CatalogRefused(CatchwaterError):
+    """The database cannot hold a value it was given (text with a NUL); nothing was changed."""
+
+
 class CatalogUncertain(CatchwaterError):
     """The connection was lost while a transaction was committed: it may have happened or not."""
 

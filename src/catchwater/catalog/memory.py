@@ -6,9 +6,8 @@ as through PostgreSQL's notices. A crash is to drop the catalog without `close`.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -103,6 +102,5 @@ class MemoryCatalog(SharedRelationalCatalog):
             done.set_exception(refusal)
         return done
 
-    @contextmanager
-    def _reading(self) -> Iterator[Db]:
-        yield self._database.db
+    def _query(self, read: Callable[[Db], T]) -> T:
+        return read(self._database.db)

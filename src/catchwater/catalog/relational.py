@@ -1,21 +1,20 @@
 """What every catalog on SQL tables has in common: barriers and queries over a `Db`.
 
 A database adds two things: `_commit`, which runs a body in a transaction and promises its result
-once that is durable, and `_reading`, which lends a connection to a query. Contracts stand in
+once that is durable, and `_query`, which runs one on a connection to read on. Contracts stand in
 `base.py`; bodies in `change/`.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import TypeVar
 
 import msgspec
 
 from catchwater.catalog.change import brokers, commit, groups, runs, state, topics
-from catchwater.catalog.db import Db
+from catchwater.catalog.db import Db, Rows
 from catchwater.catalog.rows import (
     AbortedRow,
     BrokerRow,
@@ -53,7 +52,7 @@ class RelationalCatalog(ABC):
     def _commit(self, change: Callable[[Db], T]) -> Future[T]: ...
 
     @abstractmethod
-    def _reading(self) -> AbstractContextManager[Db]: ...
+    def _query(self, read: Callable[[Db], T]) -> T: ...
 
     # --- changes -----------------------------------------------------------------------------
 
@@ -166,17 +165,19 @@ class RelationalCatalog(ABC):
 
     def load(self) -> Snapshot:
         """The state to start from."""
-        with self._reading() as db:
-            [(cluster_id, applied)] = db.query("log_select")
-            return Snapshot(
-                cluster_id,
-                applied,
-                [_topic(*row) for row in db.query("topic_select")],
-                [PartitionRow._make(row) for row in db.query("partition_select")],
-                self._producers(db),
-                [commit.txn_row(row) for row in db.query("txn_select")],
-                [OpenTxnRow._make(row) for row in db.query("open_txn_select")],
-            )
+        return self._query(self._snapshot)
+
+    def _snapshot(self, db: Db) -> Snapshot:
+        [(cluster_id, applied)] = db.query("log_select")
+        return Snapshot(
+            cluster_id,
+            applied,
+            [_topic(*row) for row in db.query("topic_select")],
+            [PartitionRow._make(row) for row in db.query("partition_select")],
+            self._producers(db),
+            [commit.txn_row(row) for row in db.query("txn_select")],
+            [OpenTxnRow._make(row) for row in db.query("open_txn_select")],
+        )
 
     def _producers(self, db: Db) -> list[ProducerRow]:
         return []
@@ -187,123 +188,123 @@ class RelationalCatalog(ABC):
         """Runs in offset order, from the one that holds `offset` or the first one after it."""
         found: list[RunRow] = []
         size_bytes = 0
-        with self._reading() as db:
-            # Steps that grow: what is fetched is in proportion to what is returned.
-            step = limit if max_bytes is None else min(limit, _FIRST_STEP)
-            while step:
-                rows = [RunRow._make(row) for row in db.query("run_select", *key, offset, step)]
-                for run in rows:
-                    found.append(run)
-                    size_bytes += run.byte_size
-                    if max_bytes is not None and size_bytes >= max_bytes:
-                        return found
-                if len(rows) < step:
-                    break
-                offset = rows[-1].last_offset + 1
-                step = min(2 * step, limit - len(found))
+        # Steps that grow: what is fetched is in proportion to what is returned.
+        step = limit if max_bytes is None else min(limit, _FIRST_STEP)
+        while step:
+            runs = self._select_runs("run_select", *key, offset, step)
+            if found and runs and runs[0].base_offset < offset:
+                break  # the packer has put a larger run there meanwhile
+            for run in runs:
+                found.append(run)
+                size_bytes += run.byte_size
+                if max_bytes is not None and size_bytes >= max_bytes:
+                    return found
+            if len(runs) < step:
+                break
+            offset = runs[-1].last_offset + 1
+            step = min(2 * step, limit - len(found))
         return found
 
     def chunk_runs(self, limit: int) -> list[RunRow]:
         """Runs that lie in chunks, by topic id, partition and offset."""
-        return self._run_rows("run_chunks", limit)
+        return self._select_runs("run_chunks", limit)
 
     def runs_in(self, object_key: str) -> list[RunRow]:
         """The runs that lie in an object, by byte offset."""
-        return self._run_rows("run_in_object", object_key)
+        return self._select_runs("run_in_object", object_key)
 
     def run_for_timestamp(self, key: PartitionKey, timestamp_ms: int) -> RunRow | None:
         """The first run with a timestamp at or after this one."""
-        found = self._run_rows("run_at_timestamp", *key, timestamp_ms)
+        found = self._select_runs("run_at_timestamp", *key, timestamp_ms)
         return found[0] if found else None
-
-    def _run_rows(self, statement: str, *parameters: object) -> list[RunRow]:
-        with self._reading() as db:
-            return [RunRow._make(row) for row in db.query(statement, *parameters)]
 
     def committed(self, group: str) -> dict[tuple[str, int], OffsetCommit]:
         """A group's positions."""
-        with self._reading() as db:
-            rows = db.query("group_offset_select", group)
+        rows = self._select("group_offset_select", group)
         return {(topic, index): OffsetCommit(*position) for topic, index, *position in rows}
 
     def groups(self) -> list[str]:
         """The groups that have positions."""
-        with self._reading() as db:
-            return [group for (group,) in db.query("group_select")]
+        return [group for (group,) in self._select("group_select")]
 
     def partitions(self, keys: Iterable[PartitionKey]) -> list[PartitionRow]:
         """Partitions as they are durably now."""
-        with self._reading() as db:
-            return [PartitionRow._make(row) for row in db.each("partition_find", list(keys))]
+        return [PartitionRow._make(row) for row in self._select_each("partition_find", keys)]
 
     def txns(self) -> list[TxnRow]:
         """All transactional ids."""
-        with self._reading() as db:
-            return [commit.txn_row(row) for row in db.query("txn_select")]
+        return [commit.txn_row(row) for row in self._select("txn_select")]
 
     def open_txns(self, producer_id: int) -> list[OpenTxnRow]:
         """The partitions on which a producer's transaction is open."""
-        with self._reading() as db:
-            rows = db.query("open_txn_of_producer", producer_id)
-        return [OpenTxnRow._make(row) for row in rows]
+        return [OpenTxnRow._make(row) for row in self._select("open_txn_of_producer", producer_id)]
 
     def open_txns_on(self, key: PartitionKey) -> list[OpenTxnRow]:
         """The transactions that are open on a partition, by first offset."""
-        with self._reading() as db:
-            return [OpenTxnRow._make(row) for row in db.each("open_txn_of_partition", [key])]
+        return [OpenTxnRow._make(row) for row in self._select_each("open_txn_of_partition", [key])]
 
     def txn_offsets(self, producer_id: int) -> dict[tuple[str, str, int], OffsetCommit]:
         """(group, topic, partition) -> position that waits for the transaction's end."""
-        with self._reading() as db:
-            rows = db.query("txn_offset_select", producer_id)
+        rows = self._select("txn_offset_select", producer_id)
         return {(g, topic, index): OffsetCommit(*position) for g, topic, index, *position in rows}
 
     def unstable(self, group: str) -> set[tuple[str, int]]:
         """(topic, partition) of a group's positions that wait for the end of a transaction."""
-        with self._reading() as db:
-            return {(topic, index) for topic, index in db.query("txn_offset_unstable", group)}
+        return {(topic, index) for topic, index in self._select("txn_offset_unstable", group)}
 
     def aborted(self, key: PartitionKey, start: int, end: int) -> list[AbortedRow]:
         """Aborted transactions with records or marker in [start, end), by last offset."""
-        with self._reading() as db:
-            rows = db.query("aborted_txn_select", *key, start, end)
+        rows = self._select("aborted_txn_select", *key, start, end)
         return [AbortedRow._make(row) for row in rows]
 
     def pins(self) -> list[Pin]:
         """All pins."""
-        with self._reading() as db:
-            return [topics.pin_of(row) for row in db.query("pin_select")]
+        return [topics.pin_of(row) for row in self._select("pin_select")]
 
     def epoch(self, pipeline: str, sink: str, epoch: int | None = None) -> EpochCommit | None:
         """A sink's epoch, or its last one."""
-        with self._reading() as db:
-            return commit.find_epoch(pipeline, sink, epoch, db)
+        return self._query(lambda db: commit.find_epoch(pipeline, sink, epoch, db))
 
     def objects(self, state: ObjectState, *, unreferenced: bool = False) -> list[ObjectRow]:
         """Objects in this state; with `unreferenced` only those that no run lies in."""
         statement = "object_unreferenced" if unreferenced else "object_select"
-        with self._reading() as db:
-            return [ObjectRow._make(row) for row in db.query(statement, state)]
+        return [ObjectRow._make(row) for row in self._select(statement, state)]
 
     def known_objects(self, keys: Iterable[str]) -> set[str]:
         """Those of the keys that have a row."""
-        with self._reading() as db:
-            return {key for (key,) in db.each("object_known", [(key,) for key in keys])}
+        return {key for (key,) in self._select_each("object_known", ((key,) for key in keys))}
 
     def last_backup(self) -> int:
         """The number of the newest backup; 0: there was none."""
-        with self._reading() as db:
-            [(number,)] = db.query("backup_last")
-            return int(number)
+        [(number,)] = self._select("backup_last")
+        return int(number)
 
     def storage(self, topic_id: bytes) -> list[StorageRow]:
         """Where a topic's bytes lie, by partition."""
-        with self._reading() as db:
-            return [StorageRow._make(row) for row in db.query("run_storage", topic_id)]
+        return [StorageRow._make(row) for row in self._select("run_storage", topic_id)]
+
+    def _select(self, statement: str, *parameters: object) -> Rows:
+        return self._query(lambda db: db.query(statement, *parameters))
+
+    def _select_each(self, statement: str, keys: Iterable[Sequence[object]]) -> Rows:
+        wanted = list(keys)
+        return self._query(lambda db: db.each(statement, wanted))
+
+    def _select_runs(self, statement: str, *parameters: object) -> list[RunRow]:
+        return [RunRow._make(row) for row in self._select(statement, *parameters)]
 
 
 class SharedRelationalCatalog(RelationalCatalog):
     """What only a catalog of many brokers has."""
+
+    def load(self) -> Snapshot:
+        """The state to start from, all of one moment; without the producers' standing."""
+
+        def at_one_moment(db: Db) -> Snapshot:
+            db.query("backup_begin")
+            return self._snapshot(db)
+
+        return self._commit(at_one_moment).result()
 
     def join(self, broker: BrokerRow, ttl_ms: int) -> Future[Session]:
         """Begin a session. Fails with `BrokerRefused`."""
@@ -319,8 +320,7 @@ class SharedRelationalCatalog(RelationalCatalog):
 
     def brokers(self) -> list[BrokerRow]:
         """The live brokers, by id."""
-        with self._reading() as db:
-            return brokers.live_brokers(db)
+        return self._query(brokers.live_brokers)
 
     def take_lease(self, name: str, session: Session, ttl_ms: int) -> Future[bool]:
         """Take or renew a lease. Fails with `SessionFenced`."""
@@ -328,8 +328,7 @@ class SharedRelationalCatalog(RelationalCatalog):
 
     def payload(self, object_key: str, offset: int, size: int) -> bytes | None:
         """Bytes of a chunk that was committed with its payload."""
-        with self._reading() as db:
-            rows = db.query("payload_select", offset + 1, size, object_key)
+        rows = self._select("payload_select", offset + 1, size, object_key)
         return bytes(rows[0][0]) if rows else None
 
     def delete_payloads(self, object_keys: Iterable[str]) -> Future[None]:

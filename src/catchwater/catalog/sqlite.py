@@ -101,15 +101,15 @@ class SqliteCatalog(RelationalCatalog):
             self._path, timeout=_LOCK_WAIT_S, isolation_level=None, check_same_thread=False
         )
 
-    @contextmanager
-    def _reading(self) -> Iterator[Db]:
+    def _query(self, read: Callable[[Db], T]) -> T:
         with self._failing():
             try:
                 db = self._idle.pop()
             except IndexError:
                 db = SqliteDb(self._connect())
-            yield db
+            found = read(db)
             self._idle.append(db)
+        return found
 
     @contextmanager
     def _failing(self) -> Iterator[None]:

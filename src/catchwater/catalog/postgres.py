@@ -1,0 +1,194 @@
+"""The catalog of many brokers, in PostgreSQL.
+
+Changes run in a few worker threads, one transaction each (READ COMMITTED, rows locked in a fixed
+order); queries run in their callers' threads. What fails before its COMMIT was sent has changed
+nothing and is tried again, with jitter, for `_TRYING_S` seconds; what fails while it is committed
+is `CatalogUncertain`. Deadlines are by the server's clock.
+
+Notices travel behind the COMMIT in the same packet, not inside the transaction: NOTIFY takes a
+lock of the whole database until its transaction is durable, which would let only one transaction
+commit at a time. If that packet's fate is unknown, everybody is told `resync`.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import TypeVar
+
+from catchwater.catalog.base import (
+    CatalogFull,
+    CatalogRefused,
+    CatalogTooNew,
+    CatalogUncertain,
+)
+from catchwater.catalog.db import Db
+from catchwater.catalog.relational import SharedRelationalCatalog
+from catchwater.catalog.rows import Notice
+from catchwater.catalog.server.notices import NOTIFY, Listener, encode_notice
+from catchwater.catalog.server.pool import (
+    Connection,
+    Pool,
+    PostgresDb,
+    may_be_retried,
+    psycopg,
+)
+from catchwater.catalog.statements import migrations, sql
+from catchwater.clock import SYSTEM, Clock
+from catchwater.config import CatchwaterError
+
+T = TypeVar("T")
+
+_TRYING_S = 10.0
+_LONGEST_PAUSE_S = 1.0
+_SCHEMA_LOCK = 0x6361_7463_6877_6174
+"""Whoever makes or upgrades the tables holds this advisory lock."""
+
+
+class PostgresCatalog(SharedRelationalCatalog):
+    """One broker's, or one command's, connections to the catalog."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        new_cluster_id: Callable[[], str],
+        clock: Clock = SYSTEM,
+        connections: int = 8,
+    ) -> None:
+        """Open, and make or upgrade the tables. Raises `CatalogTooNew`, `CatalogUnavailable`,
+        and `ConfigError` for a URL that is none.
+
+        Half of the connections are for changes.
+        """
+        self._clock = clock
+        self._closing = False
+        self._pool = Pool(url, connections, clock)
+        self._listeners: list[Listener] = []
+        self._workers = ThreadPoolExecutor(max(1, connections // 2), "catalog")
+        try:
+            self._trying(lambda: self._migrate(new_cluster_id))
+        except CatchwaterError:
+            self.close()
+            raise
+
+    def listen(self, notify: Callable[[Notice], None]) -> None:
+        """Call back for every change by any broker, from now on. Raises `CatalogUnavailable`."""
+
+        def begin() -> Listener:
+            return Listener(self._pool, notify, self._clock)
+
+        self._listeners.append(self._trying(begin))
+
+    def close(self) -> None:
+        """Let go of the connections, once the changes under way have ended."""
+        self._closing = True
+        for listener in self._listeners:
+            listener.close()
+        self._workers.shutdown()
+        self._pool.clear()
+
+    def _commit(self, change: Callable[[Db], T]) -> Future[T]:
+        return self._workers.submit(self._trying, lambda: self._transaction(change))
+
+    def _query(self, read: Callable[[Db], T]) -> T:
+        def once() -> T:
+            with self._pool.lend() as connection:
+                return read(PostgresDb(connection))
+
+        return self._trying(once)
+
+    def _trying(self, attempt: Callable[[], T]) -> T:
+        """Try until it works, is refused, or has failed for too long."""
+        give_up_s = self._clock.monotonic_s() + _TRYING_S
+        pause_s = 0.01
+        while True:
+            try:
+                return attempt()
+            except psycopg.Error as error:
+                is_late = self._clock.monotonic_s() + pause_s > give_up_s
+                if is_late or self._closing or not may_be_retried(error):
+                    raise self._refusal(error) from error
+            self._clock.pause(pause_s * (0.5 + self._clock.random.random()))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _transaction(self, change: Callable[[Db], T]) -> T:
+        with self._pool.lend() as connection:
+            db = PostgresDb(connection)
+            connection.execute("BEGIN")
+            try:
+                result = change(db)
+            except CatchwaterError:
+                with suppress(psycopg.Error):
+                    connection.execute("ROLLBACK")
+                raise
+            self._end(connection, db.notices)
+            return result
+
+    def _end(self, connection: Connection, notices: list[Notice]) -> None:
+        """Commit, and tell. Raises `CatalogUncertain` when nobody knows what came of it."""
+        ended = connection.cursor()
+        try:
+            with connection.pipeline():
+                ended.execute("COMMIT")
+                for notice in notices:
+                    for payload in encode_notice(notice):
+                        connection.execute(NOTIFY, (payload,))
+        except psycopg.Error as error:
+            if ended.statusmessage == "COMMIT":
+                self._tell_resync()
+                return
+            if error.sqlstate is not None and error.sqlstate[:2] in ("40", "23"):
+                raise
+            self._tell_resync()
+            raise CatalogUncertain(
+                f"The connection to the catalog {self._pool.name} was lost while a transaction "
+                f"was committed: {self._pool.describe(error)}",
+                hint="Ask the catalog whether the chunk's runs are there.",
+            ) from error
+        assert ended.statusmessage == "COMMIT", "what failed has raised before"
+
+    def _tell_resync(self) -> None:
+        """Notices were lost, perhaps: let everybody read again. Best effort: with the server
+        gone, every listener has lost its connection and will do so anyway."""
+        with suppress(psycopg.Error), self._pool.connect() as connection:
+            for payload in encode_notice(Notice("resync")):
+                connection.execute(NOTIFY, (payload,))
+
+    def _refusal(self, error: psycopg.Error) -> CatchwaterError:
+        if isinstance(error, psycopg.DataError):
+            return CatalogRefused(
+                f"The catalog {self._pool.name} cannot hold this: {self._pool.describe(error)}"
+            )
+        if isinstance(error, psycopg.errors.DiskFull):
+            return CatalogFull(
+                f"There is no space for the catalog {self._pool.name}.",
+                hint="Free space on PostgreSQL's disk and try again.",
+            )
+        return self._pool.unavailable(error)
+
+    def _migrate(self, new_cluster_id: Callable[[], str]) -> None:
+        """Bring the tables to the newest version, one broker at a time."""
+        scripts = migrations("postgres")
+        with self._pool.lend() as connection, connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (_SCHEMA_LOCK,))
+            version = _version(connection)
+            if version > len(scripts):
+                raise CatalogTooNew(
+                    f"The catalog {self._pool.name} has schema version {version}; this release "
+                    f"knows up to {len(scripts)}.",
+                    hint="Start the release that wrote it, or a newer one.",
+                )
+            for script in scripts[version:]:
+                connection.execute(script.encode())
+            if version == 0:
+                statement = sql("log_insert").replace("?", "%s").encode()
+                connection.execute(statement, (new_cluster_id(),))
+
+
+def _version(connection: Connection) -> int:
+    """The version of the tables; 0 when there are none."""
+    [(table,)] = connection.execute("SELECT to_regclass('schema_version')").fetchall()
+    if table is None:
+        return 0
+    [(version,)] = connection.execute("SELECT max(version) FROM schema_version").fetchall()
+    return int(version)
