@@ -144,6 +144,7 @@ class _Control:
     async def metrics(self, request: Request) -> Response:
         await self._measure_groups()
         self._broker.metrics.wal_unflushed_bytes.set(self._log.unflushed_bytes)
+        self._broker.metrics.txn_open.set(self._log.txns.open_count)
         return Response(self._broker.metrics.page(), media_type="text/plain; version=0.0.4")
 
     async def _measure_groups(self) -> None:

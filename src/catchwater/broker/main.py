@@ -111,6 +111,7 @@ async def _serve_log(config: BrokerConfig, clock: Clock, log: Log) -> None:
         serving = tasks.create_task(control.serve(sockets=[control_socket]))
         background = [
             tasks.create_task(groups.run()),
+            tasks.create_task(log.txns.run()),
             tasks.create_task(server.sweep()),
             tasks.create_task(_measure_loop_lag(broker)),
         ]

@@ -40,6 +40,10 @@ class Metrics:
         self.wal_unflushed_bytes = self._gauge(
             "wal_unflushed_bytes", "Record bytes submitted and not yet durable."
         )
+        self.txn_open = self._gauge("txn_open", "Transactions that are open or being ended.")
+        self.txn_errors = self._counter(
+            "txn_errors", "Transaction requests refused, by Kafka's error name.", "error"
+        )
         self.loop_lag_seconds = self._histogram(
             "loop_lag_seconds", "How late the event loop wakes a task that slept for a second."
         )

@@ -5,10 +5,8 @@ frame it came in, and answered for itself: one bad partition does not hold back 
 log keeps the frame until the write-ahead log has its bytes. With acks=0 nothing is answered;
 acks=1 and acks=-1 (all) mean the same here, synced to disk.
 
-Version notes: v8 adds a message per partition (KIP-467), v9 is flexible, v12 (KIP-890) and v13
-(topic ids, KIP-516) change no more.
-
-Not implemented: transactions.
+Version notes: v8 adds a message per partition (KIP-467), v9 is flexible, v12 lets a transactional
+batch add its partition to the transaction (KIP-890), v13 has topic ids (KIP-516).
 """
 
 import asyncio
@@ -18,6 +16,7 @@ from catchwater.broker.broker import Api, Broker, Call, Later
 from catchwater.catalog.rows import (
     Topic,
 )
+from catchwater.log.format.chunk import ADDS_PARTITION
 from catchwater.log.write.intake import Appended, Submission
 from catchwater.objects.base import Buffer
 from catchwater.wire.batch import BatchError, BatchHeader, check, read_single
@@ -33,6 +32,9 @@ from catchwater.wire.hot import (
 
 LATEST_TIMESTAMP_MS = 365 * 24 * 60 * 60 * 1000
 """How far in the future a record may lie; beyond, a producer's clock must be wrong."""
+
+_ADDS_PARTITIONS_SINCE = 12
+_KAFKAS_ATTRIBUTES = 0xFF
 
 
 def start(broker: Broker, call: Call) -> Later:
@@ -50,12 +52,17 @@ def start(broker: Broker, call: Call) -> Later:
                 _check_request(request, topic, index, by_id)
                 assert topic is not None
                 data = records or memoryview(b"")
-                header = _check_batch(broker, topic, data, latest_ms)
+                header = _check_batch(broker, request, topic, data, latest_ms)
             except BatchError as error:
                 broker.metrics.batches_refused.labels(error.code.name).inc()
                 refusal = ProduceReplyPartition(index, error.code, error_message=error.reason)
                 refusals.append(refusal)
                 continue
+            # The upper bits of the attributes are the index's; what a client put there is not read.
+            attributes = header.attributes & _KAFKAS_ATTRIBUTES
+            if header.is_transactional and call.version >= _ADDS_PARTITIONS_SINCE:
+                attributes |= ADDS_PARTITION
+            header = header._replace(attributes=attributes)
             accepted.append(Submission((topic.id, index), header, data, None))
             refusals.append(None)
     encode = partial(_encode, call.correlation_id, call.version, request, refusals)
@@ -79,21 +86,18 @@ def _check_request(request: ProduceRequest, topic: Topic | None, index: int, by_
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
             f"Topic {topic.name} has {topic.partitions} partitions.",
         )
-    if request.transactional_id is not None:
-        raise BatchError(
-            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-            "This broker does not serve transactions.",
-        )
 
 
-def _check_batch(broker: Broker, topic: Topic, data: memoryview, latest_ms: int) -> BatchHeader:
+def _check_batch(
+    broker: Broker, request: ProduceRequest, topic: Topic, data: memoryview, latest_ms: int
+) -> BatchHeader:
     header = read_single(data)
     max_bytes = topic.config.get("max.message.bytes", broker.config.message_max_bytes)
     check(data, header, max_bytes=int(max_bytes), latest_timestamp_ms=latest_ms)
-    if header.is_transactional:
+    if header.is_transactional and request.transactional_id is None:
         raise BatchError(
             ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-            "This broker does not serve transactions.",
+            "The batch is transactional, but the request names no transactional id.",
         )
     return header
 
@@ -118,18 +122,23 @@ def _encode(
         ProduceReplyTopic(
             topic.name,
             topic.id,
-            [next(refused) or _answer(index, next(answers)) for index, _ in topic.partitions],
+            [
+                next(refused) or _answer(index, next(answers), version)
+                for index, _ in topic.partitions
+            ],
         )
         for topic in request.topics
     ]
     return encode_produce_reply(correlation_id, version, topics)
 
 
-def _answer(index: int, appended: Appended) -> ProduceReplyPartition:
+def _answer(index: int, appended: Appended, version: int) -> ProduceReplyPartition:
+    error = appended.error
+    if error is ErrorCode.CONCURRENT_TRANSACTIONS and version < _ADDS_PARTITIONS_SINCE:
+        # Older clients try again after this one only.
+        error = ErrorCode.NOT_ENOUGH_REPLICAS
     # The append time is told only where it is the records' timestamp, which it never is here.
-    return ProduceReplyPartition(
-        index, appended.error, appended.base_offset, log_start=appended.log_start
-    )
+    return ProduceReplyPartition(index, error, appended.base_offset, log_start=appended.log_start)
 
 
-API = Api(0, "Produce", PRODUCE_VERSIONS, start=start, notes="no transactions")
+API = Api(0, "Produce", PRODUCE_VERSIONS, start=start)

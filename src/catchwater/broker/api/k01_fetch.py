@@ -6,8 +6,10 @@ is stuck behind a large one, and only the first, so that a reply has a bound. Ba
 the buffers the log returns.
 
 Every fetch is a full one: session id 0 is answered, which tells the client that there are no
-incremental sessions (KIP-227). Without transactions the last stable offset is the high watermark
-and nothing is aborted.
+incremental sessions (KIP-227).
+
+A client that reads committed records only gets nothing from the last stable offset on, and for
+every partition the aborted transactions among its batches, which it drops (KIP-98).
 
 Version notes: v7 sessions, v9 leader epochs (there is one, 0), v13 topic ids (KIP-516), v15 the
 replica's state moves to a tagged field (KIP-903). A replica id is refused: only brokers have one.
@@ -39,7 +41,16 @@ from catchwater.wire.hot import (
 LONGEST_WAIT_MS = 60_000
 """A longer `max_wait_ms` is cut to this; the client simply asks again."""
 
+READ_COMMITTED = 1
 _FINAL_EPOCH, _FIRST_EPOCH = -1, 0
+
+
+class _Limit(NamedTuple):
+    """What a partition may still be given."""
+
+    left: int
+    is_first: bool
+    committed: bool
 
 
 class _Fetched(NamedTuple):
@@ -108,10 +119,12 @@ async def _read(broker: Broker, request: FetchRequest) -> _Fetched:
     total = 0
     must_answer = not request.topics
     topics = []
+    committed = request.isolation_level == READ_COMMITTED
     for wanted in request.topics:
         partitions = []
         for partition in wanted.partitions:
-            answer = await _read_partition(broker, wanted, partition, left, total == 0)
+            limit = _Limit(left, total == 0, committed)
+            answer = await _read_partition(broker, wanted, partition, limit)
             size_bytes = sum(map(len, answer.records))
             left -= size_bytes
             total += size_bytes
@@ -122,7 +135,7 @@ async def _read(broker: Broker, request: FetchRequest) -> _Fetched:
 
 
 async def _read_partition(
-    broker: Broker, wanted: FetchTopic, partition: FetchPartition, left: int, is_first: bool
+    broker: Broker, wanted: FetchTopic, partition: FetchPartition, limit: _Limit
 ) -> FetchReplyPartition:
     index, offset, wanted_bytes, leader_epoch = partition
     topic = broker.find_topic(wanted.name, wanted.id or b"")
@@ -135,15 +148,19 @@ async def _read_partition(
     if leader_epoch > 0:
         return FetchReplyPartition(index, ErrorCode.UNKNOWN_LEADER_EPOCH)
     key = (topic.id, index)
-    max_bytes = max(0, min(wanted_bytes, left))
-    read = await broker.log.read(key, offset, max_bytes, at_least_one=is_first)
+    max_bytes = max(0, min(wanted_bytes, limit.left))
+    read = await broker.log.read(
+        key, offset, max_bytes, at_least_one=limit.is_first, committed=limit.committed
+    )
+    aborted = [(row.producer_id, row.first_offset) for row in read.aborted]
     return FetchReplyPartition(
         index,
         read.error,
         read.high_watermark,
-        read.high_watermark,
+        read.last_stable_offset,
         read.log_start,
         read.parts,
+        aborted=aborted if limit.committed else None,
     )
 
 

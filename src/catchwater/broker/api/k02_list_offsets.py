@@ -1,10 +1,10 @@
 """ListOffsets (2), v1-6: first, last, or by time.
 
-A timestamp of -1 asks for the high watermark, -2 for the log's start; any other for the first
-record that is not older, found by batch headers and the one batch that holds it.
+A timestamp of -1 asks for the end, -2 for the log's start; any other for the first record that is
+not older, found by batch headers and the one batch that holds it. The end is the high watermark, or
+the last stable offset for a client that reads committed records only.
 
-Version notes: v2 adds the isolation level; without transactions both levels read the same. v4
-adds leader epochs, of which there is one, 0.
+Version notes: v2 adds the isolation level, v4 leader epochs, of which there is one, 0.
 
 Not implemented: v7 and later (-3, the newest timestamp; -4 to -6, tiers).
 """
@@ -16,23 +16,27 @@ from catchwater.log.read.reader import Unreadable
 from catchwater.wire.errors import ErrorCode
 
 LATEST, EARLIEST = -1, -2
+READ_COMMITTED = 1
 _NOT_FOUND = (-1, -1)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Answer every partition for itself."""
+    committed = getattr(request, "isolation_level", 0) == READ_COMMITTED
     return {
         "topics": [
             {
                 "name": topic.name,
-                "partitions": [await _partition(broker, topic.name, p) for p in topic.partitions],
+                "partitions": [
+                    await _partition(broker, topic.name, p, committed) for p in topic.partitions
+                ],
             }
             for topic in request.topics
         ]
     }
 
 
-async def _partition(broker: Broker, name: str, wanted: Any) -> dict[str, Any]:
+async def _partition(broker: Broker, name: str, wanted: Any, committed: bool) -> dict[str, Any]:
     topic = broker.find_topic(name)
     fields = {"partition_index": wanted.partition_index, "offset": -1, "timestamp": -1}
     if topic is None or not 0 <= wanted.partition_index < topic.partitions:
@@ -41,8 +45,11 @@ async def _partition(broker: Broker, name: str, wanted: Any) -> dict[str, Any]:
         return fields | {"error_code": ErrorCode.UNKNOWN_LEADER_EPOCH}
     key = (topic.id, wanted.partition_index)
     state = broker.log.state(key)
+    end = state.high_watermark
+    if committed:
+        end = await broker.log.stability.last_stable_offset(key)
     if wanted.timestamp == LATEST:
-        offset, timestamp = state.high_watermark, -1
+        offset, timestamp = end, -1
     elif wanted.timestamp == EARLIEST:
         offset, timestamp = state.log_start, -1
     elif wanted.timestamp < 0:
@@ -52,7 +59,7 @@ async def _partition(broker: Broker, name: str, wanted: Any) -> dict[str, Any]:
             found = await broker.log.offset_for_timestamp(key, wanted.timestamp)
         except Unreadable as error:
             return fields | {"error_code": error.code}
-        offset, timestamp = found or _NOT_FOUND
+        offset, timestamp = found if found is not None and found[0] < end else _NOT_FOUND
     return fields | {
         "error_code": ErrorCode.NONE,
         "offset": offset,

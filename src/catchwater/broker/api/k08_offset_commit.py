@@ -33,7 +33,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     for topic in request.topics:
         for partition in topic.partitions:
             key = (topic.name, partition.partition_index)
-            errors[key] = refusal or _check(broker, topic.name, partition)
+            errors[key] = refusal or check(broker, topic.name, partition)
             if errors[key] is ErrorCode.NONE:
                 epoch = getattr(partition, "committed_leader_epoch", -1)
                 metadata = partition.committed_metadata or ""
@@ -64,7 +64,8 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     }
 
 
-def _check(broker: Broker, topic_name: str, partition: Any) -> ErrorCode:
+def check(broker: Broker, topic_name: str, partition: Any) -> ErrorCode:
+    """Whether a position may be stored; `partition` as in OffsetCommit and TxnOffsetCommit."""
     topic = broker.find_topic(topic_name)
     if topic is None or not 0 <= partition.partition_index < topic.partitions:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

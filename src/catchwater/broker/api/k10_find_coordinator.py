@@ -1,9 +1,8 @@
-"""FindCoordinator (10), v0-5: which broker coordinates a group. Always this one.
+"""FindCoordinator (10), v0-5: which broker coordinates a group or a transactional id: this one.
 
 Version notes: v1 adds the key type, v4 (KIP-699) asks for several keys at once.
 
-Not implemented: transaction coordinators; such a key is refused with
-TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which clients take as final.
+Not implemented: v6 (share groups, KIP-932).
 """
 
 from typing import Any
@@ -11,11 +10,11 @@ from typing import Any
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.wire.errors import ErrorCode
 
-_GROUP = 0
+_GROUP, _TRANSACTION = 0, 1
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Name this broker for every group."""
+    """Name this broker for every key."""
     if call.version >= 4:
         keys = request.coordinator_keys
         return {"coordinators": [_coordinator(broker, request.key_type, key) for key in keys]}
@@ -23,10 +22,10 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
 
 
 def _coordinator(broker: Broker, key_type: int, key: str) -> dict[str, Any]:
-    if key_type != _GROUP:
+    if key_type not in (_GROUP, _TRANSACTION):
         return {
-            "error_code": ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-            "error_message": "This broker does not serve transactions.",
+            "error_code": ErrorCode.INVALID_REQUEST,
+            "error_message": f"There are no coordinators of type {key_type} here.",
             "key": key,
             "node_id": -1,
             "host": "",
@@ -42,4 +41,4 @@ def _coordinator(broker: Broker, key_type: int, key: str) -> dict[str, Any]:
     }
 
 
-API = Api(10, "FindCoordinator", range(0, 6), handle, notes="groups only")
+API = Api(10, "FindCoordinator", range(0, 6), handle)

@@ -1,37 +1,59 @@
-"""InitProducerId (22), v0-5: a producer id for an idempotent producer.
+"""InitProducerId (22), v0-5: a producer id, or a new epoch for a transactional id.
 
-Every call gets a new id with epoch 0; ids are never given twice, also not after a crash. A
-producer that brings its old id (v3, KIP-360) gets a new one too, which resets its sequences just
-as a raised epoch would.
+Without a transactional id every call gets a new id with epoch 0; ids are never given twice, also
+not after a crash. A producer that brings its old id (v3, KIP-360) gets a new one too, which resets
+its sequences just as a raised epoch would.
 
-Not implemented: transactions. A transactional id is refused with
-TRANSACTIONAL_ID_AUTHORIZATION_FAILED, the one answer that every client takes as final.
+With one, the epoch rises: earlier producers of that id are fenced, and what they left open is
+aborted before the answer. When no epoch is left there is a new producer id.
+
+Version notes: v3 brings the id and epoch the producer has (KIP-360), v4 PRODUCER_FENCED (KIP-588).
+
+Not implemented: v6 (two-phase commit, KIP-939).
 """
 
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.catalog.base import (
-    CatalogFull,
-)
+from catchwater.broker.coordination.transactions import answered, as_known_to
+from catchwater.log.transactions import Producer
 from catchwater.wire.errors import ErrorCode
+
+LONGEST_TIMEOUT_MS = 15 * 60 * 1000
+"""Kafka's default of `transaction.max.timeout.ms`."""
+
+_NONE = Producer(-1, -1)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Give the next id."""
-    if request.transactional_id is not None:
-        return {
-            "error_code": ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-            "producer_id": -1,
-            "producer_epoch": -1,
-        }
-    try:
-        producer_id = await broker.log.allocate_producer_id()
-    except CatalogFull:
-        # Retriable: the client asks again until there is space.
-        error = ErrorCode.COORDINATOR_NOT_AVAILABLE
-        return {"error_code": error, "producer_id": -1, "producer_epoch": -1}
-    return {"error_code": ErrorCode.NONE, "producer_id": producer_id, "producer_epoch": 0}
+    """Give the next id, or the next epoch."""
+    error, producer = await _producer(broker, call.version, request)
+    given = producer or _NONE
+    return {
+        "error_code": as_known_to(call.version, 4, error),
+        "producer_id": given.id,
+        "producer_epoch": given.epoch,
+    }
 
 
-API = Api(22, "InitProducerId", range(0, 6), handle, notes="no transactional ids")
+async def _producer(
+    broker: Broker, version: int, request: Any
+) -> tuple[ErrorCode, Producer | None]:
+    if request.transactional_id is None:
+        error, producer_id = await answered(broker, broker.log.allocate_producer_id())
+        return error, None if producer_id is None else Producer(producer_id, 0)
+    if not request.transactional_id:
+        return ErrorCode.INVALID_REQUEST, None
+    timeout_ms = round(request.transaction_timeout.total_seconds() * 1000)
+    if not 0 < timeout_ms <= LONGEST_TIMEOUT_MS:
+        return ErrorCode.INVALID_TRANSACTION_TIMEOUT, None
+    expected = Producer(request.producer_id, request.producer_epoch) if version >= 3 else _NONE
+    return await answered(
+        broker,
+        broker.log.txns.init_producer(
+            request.transactional_id, timeout_ms, None if expected == _NONE else expected
+        ),
+    )
+
+
+API = Api(22, "InitProducerId", range(0, 6), handle)

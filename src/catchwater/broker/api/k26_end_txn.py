@@ -1,0 +1,39 @@
+"""EndTxn (26), v0-5: commit or abort a transaction.
+
+When answered without error the outcome is durable; usually its markers are written too, so that
+the next transaction may begin at once.
+
+Version notes: v2 PRODUCER_FENCED (KIP-588), v4 TRANSACTION_ABORTABLE, never answered; v5 is a
+client of version 2 (KIP-890): every end raises the epoch, which the answer gives, and may be asked
+for again with the epoch before.
+"""
+
+from typing import Any
+
+from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.coordination.transactions import answered, as_known_to
+from catchwater.log.transactions import Producer
+
+_SECOND_VERSION = 5
+
+
+async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """End the transaction; the answer gives the epoch to go on with."""
+    error, producer = await answered(
+        broker,
+        broker.log.txns.end(
+            request.transactional_id,
+            Producer(request.producer_id, request.producer_epoch),
+            committed=request.committed,
+            version=2 if call.version >= _SECOND_VERSION else 1,
+        ),
+    )
+    given = producer or Producer(-1, -1)
+    return {
+        "error_code": as_known_to(call.version, 2, error),
+        "producer_id": given.id,
+        "producer_epoch": given.epoch,
+    }
+
+
+API = Api(26, "EndTxn", range(0, 6), handle)

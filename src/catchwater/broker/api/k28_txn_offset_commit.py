@@ -1,0 +1,79 @@
+"""TxnOffsetCommit (28), v0-5: positions that become a group's when the transaction commits.
+
+They wait in the catalog; the chunk with the transaction's markers moves or drops them, in the same
+commit. Until then OffsetFetch with `require_stable` answers UNSTABLE_OFFSET_COMMIT.
+
+Version notes: v3 brings the group's member and generation, checked as for OffsetCommit (KIP-447);
+v5 is a client of version 2 (KIP-890), whose positions begin the transaction by themselves.
+"""
+
+from typing import Any
+
+from catchwater.broker.api.k08_offset_commit import check
+from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.coordination.transactions import answered
+from catchwater.broker.names import is_legal_group_id
+from catchwater.catalog.rows import OffsetCommit
+from catchwater.log.transactions import Producer
+from catchwater.wire.errors import ErrorCode
+
+_NO_GENERATION = -1
+_SECOND_VERSION = 5
+
+
+async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """Store all good positions together, then answer each."""
+    refusal = await _refusal(broker, call.version, request)
+    errors: dict[tuple[str, int], ErrorCode] = {}
+    commits: dict[tuple[str, int], OffsetCommit] = {}
+    for topic in request.topics:
+        for partition in topic.partitions:
+            key = (topic.name, partition.partition_index)
+            errors[key] = refusal or check(broker, topic.name, partition)
+            if errors[key] is ErrorCode.NONE:
+                epoch = getattr(partition, "committed_leader_epoch", -1)
+                metadata = partition.committed_metadata or ""
+                commits[key] = OffsetCommit(partition.committed_offset, epoch, metadata)
+    if commits:
+        error, _ = await answered(
+            broker,
+            broker.log.txns.commit_offsets(
+                request.transactional_id,
+                Producer(request.producer_id, request.producer_epoch),
+                request.group_id,
+                commits,
+                implicit=call.version >= _SECOND_VERSION,
+            ),
+        )
+        if error is ErrorCode.PRODUCER_FENCED:
+            # A group coordinator has no other name for it, in any version.
+            error = ErrorCode.INVALID_PRODUCER_EPOCH
+        errors |= dict.fromkeys(commits, error)
+    return {
+        "topics": [
+            {
+                "name": topic.name,
+                "partitions": [
+                    {
+                        "partition_index": p.partition_index,
+                        "error_code": errors[topic.name, p.partition_index],
+                    }
+                    for p in topic.partitions
+                ],
+            }
+            for topic in request.topics
+        ]
+    }
+
+
+async def _refusal(broker: Broker, version: int, request: Any) -> ErrorCode:
+    """What is wrong with the group or its member."""
+    if not is_legal_group_id(request.group_id):
+        return ErrorCode.INVALID_GROUP_ID
+    if version < 3 or (request.generation_id == _NO_GENERATION and not request.member_id):
+        return ErrorCode.NONE
+    member = (request.member_id, request.group_instance_id, request.generation_id)
+    return await broker.groups.check_commit(request.group_id, member)
+
+
+API = Api(28, "TxnOffsetCommit", range(0, 6), handle)
