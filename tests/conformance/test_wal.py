@@ -1,23 +1,208 @@
-"""What every write-ahead log keeps to, whatever it writes to."""
+"""What every write-ahead log keeps to, whatever it writes to.
+
+First the logs of many brokers, each session under a prefix of its own, then the recovery that the
+log of a broker alone promises besides.
+"""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.faulty import FaultPlan, FaultyStore, Rates
 
+from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase, call_now
+from catchwater.catalog.rows import Changes, Scope
 from catchwater.clock import ManualClock
-from catchwater.wal.base import Wal
+from catchwater.objects.base import StoreError
+from catchwater.objects.local import LocalStore
+from catchwater.objects.memory import MemoryStore
+from catchwater.objects.open import open_store
+from catchwater.objects.retry import Patience, RetryingStore
+from catchwater.objects.urls import read_range
+from catchwater.wal.base import Position, RecoverableWal, Wal, WalReadError
 from catchwater.wal.file import FileWal
+from catchwater.wal.open import WalKind, open_wal
+from catchwater.wal.scan import scan
 
-Open = Callable[[int], Wal]
+Open = Callable[[str], Wal]
+
+FLAKY = Rates(slow=0.1, unavailable=0.15, lost_reply=0.2, late=0.05)
+SHARED = [
+    "file",
+    "object on memory",
+    "object on local",
+    "object on s3",
+    "object, flaky",
+    "postgres",
+]
 
 
-@pytest.fixture(params=["file"])
-def open_wal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
+class Place:
+    """Where the brokers of one cluster write, and how a frame is committed there."""
+
+    def __init__(self, name: str, folder: Path, request: pytest.FixtureRequest) -> None:
+        self.clock = ManualClock()
+        self.database = MemoryDatabase(self.clock, call_now)
+        self.catalog = MemoryCatalog(self.database)
+        self.folder = folder
+        kind, _, where = name.replace(", ", " on ").partition(" on ")
+        self.kind: WalKind = kind  # type: ignore[assignment]
+        self.memory = MemoryStore(self.clock)
+        match where:
+            case "local":
+                self.store = RetryingStore(LocalStore(folder / "objects"), self.clock)
+            case "s3":
+                self.store = open_store(request.getfixturevalue("s3_url"), self.clock)
+            case "flaky":
+                faulty = FaultyStore(self.memory, FaultPlan(3, FLAKY), self.clock)
+                self.store = RetryingStore(faulty, self.clock, Patience(tries=50, total_s=1e9))
+            case _:
+                self.store = RetryingStore(self.memory, self.clock)
+
+    def open(self, prefix: str) -> Wal:
+        """A session's WAL."""
+        return open_wal(
+            self.kind,
+            prefix,
+            self.clock,
+            catalog=self.catalog,
+            store=self.store,
+            root=self.folder,
+            cluster_id="the-cluster",
+            segment_bytes=300,
+        )
+
+    def written(self, wal: Wal, *parts: bytes) -> Position:
+        """Append a frame and let it count."""
+        position = wal.append(parts)
+        if wal.in_commit:
+            changes = Changes(payloads=[(position.file, b"".join(parts))])
+            self.catalog.transact(Scope(), lambda _: (changes, None)).result()
+        return position
+
+
+@pytest.fixture(params=SHARED)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    made = Place(request.param, tmp_path, request)
+    yield made
+    made.database.close()
+
+
+# --- many brokers ------------------------------------------------------------------------------
+
+
+def test_every_broker_reads_what_any_of_them_wrote(place: Place) -> None:
+    brokers = [place.open("1-1/"), place.open("2-1/"), place.open("1-2/")]
+    written = [
+        (place.written(wal, b"frame ", b"", b"%d" % n), b"frame %d" % n)
+        for n, wal in enumerate(brokers * 5)
+    ]
+    assert len({position[1:3] for position, _ in written}) == len(written)
+    for wal in brokers:
+        for (_, file, offset, size), payload in written:
+            assert wal.read(file, offset, size) == payload
+
+
+def test_a_file_lies_below_its_writers_prefix(place: Place) -> None:
+    wal = place.open("31-7/")
+    numbers = [place.written(wal, b"x" * 100) for _ in range(6)]
+    assert [position.sequence for position in numbers] == [1, 2, 3, 4, 5, 6]
+    assert all(position.file.startswith("wal/31-7/") for position in numbers)
+    if wal.one_frame_files:
+        assert len({position.file for position in numbers}) == 6
+        assert wal.files() == []
+
+
+def test_several_threads_write_at_once_where_that_is_allowed(place: Place) -> None:
+    wal = place.open("1-1/")
+    payloads = [b"%d" % n * 1000 for n in range(40)]
+    with ThreadPoolExecutor(wal.max_in_flight) as threads:
+        positions = list(threads.map(lambda payload: place.written(wal, payload), payloads))
+    assert len({position.sequence for position in positions}) == 40
+    for (_, file, offset, size), payload in zip(positions, payloads, strict=True):
+        assert wal.read(file, offset, size) == payload
+
+
+def test_what_is_written_holds_checked_frames_as_documented(place: Place) -> None:
+    wal = place.open("1-1/")
+    if wal.in_commit:
+        pytest.skip("a payload row is the bytes as they are")
+    payloads = {place.written(wal, b"payload %d" % n).sequence: b"payload %d" % n for n in range(9)}
+    found = {}
+    for info in wal.listing():
+        data = wal.read(info.key, 0, info.size_bytes)
+        first = int(info.key.rpartition("/")[2].removesuffix(".wal"))
+        whole = scan(info.key, data, first)
+        assert whole.header_intact and not whole.damage
+        found |= {f.sequence: data[f.payload : f.payload + f.size] for f in whole.frames}
+    assert found == payloads
+
+
+def test_any_broker_removes_any_finished_file(place: Place) -> None:
+    theirs, mine = place.open("1-1/"), place.open("2-1/")
+    positions = [place.written(theirs, b"x" * 200) for _ in range(6)]
+    kept = place.written(mine, b"kept")
+    finished = positions[0].file
+    for _ in range(2):
+        mine.remove(finished)
+    for wal in (theirs, mine):
+        with pytest.raises(WalReadError, match=finished):
+            wal.read(finished, positions[0].offset, 1)
+    assert theirs.read(*positions[-1][1:]) == b"x" * 200
+    mine.remove(finished)
+    assert mine.read(*kept[1:]) == b"kept"
+    assert finished not in {info.key for info in mine.listing()}
+
+
+def test_a_dead_session_can_be_removed_to_the_last_file(place: Place) -> None:
+    dead, mine = place.open("1-1/"), place.open("2-1/")
+    files = {place.written(dead, b"x" * 200).file for _ in range(6)}
+    for file in files:
+        mine.remove(file)
+    assert [info for info in mine.listing() if info.key.startswith("wal/1-1")] == []
+    assert not (place.folder / "wal" / "1-1").exists()
+
+
+def test_a_range_that_is_not_there_is_named(place: Place) -> None:
+    wal = place.open("1-1/")
+    position = place.written(wal, b"payload")
+    with pytest.raises(WalReadError, match=position.file):
+        wal.read(position.file, position.offset, 4_000)
+    with pytest.raises(WalReadError, match=r"wal/9-9/0{19}1\.wal"):
+        wal.read(f"wal/9-9/{1:020d}.wal", 0, 1)
+
+
+def test_the_url_of_a_file_is_read_elsewhere_or_refused_by_name(place: Place) -> None:
+    wal = place.open("1-1/")
+    position = place.written(wal, b"payload")
+    url = wal.url(position.file)
+    if url.startswith(("file:", "http:")):
+        assert read_range(url, position.offset, position.size) == b"payload"
+    else:
+        with pytest.raises(StoreError, match=position.file) as refusal:
+            read_range(url, position.offset, position.size)
+        assert "catchwater.read=kafka" in str(refusal.value.hint)
+
+
+def test_it_says_what_it_is_and_who_can_read_it(place: Place) -> None:
+    description = place.open("1-1/").describe()
+    assert description.kind == place.kind
+    assert description.is_shared
+    assert description.latency_class and description.failure_domain and description.readers
+
+
+# --- a broker alone ------------------------------------------------------------------------------
+
+Reopen = Callable[[int], RecoverableWal]
+
+
+@pytest.fixture
+def reopen(tmp_path: Path) -> Iterator[Reopen]:
     """Opens the same WAL again and again, as after a crash: the one before is not closed."""
     opened: list[Wal] = []
 
-    def open_again(applied: int = 0) -> Wal:
+    def open_again(applied: int = 0) -> RecoverableWal:
         wal = FileWal(tmp_path, ManualClock(), applied=applied, segment_bytes=300)
         opened.append(wal)
         return wal
@@ -27,12 +212,12 @@ def open_wal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
         wal.close()
 
 
-def test_frames_come_back_whole_and_in_order_after_a_crash(open_wal: Open) -> None:
-    wal = open_wal(0)
+def test_frames_come_back_whole_and_in_order_after_a_crash(reopen: Reopen) -> None:
+    wal = reopen(0)
     payloads = [b"%d" % n * n for n in range(30)]
     positions = [wal.append([payload[:3], payload[3:]]) for payload in payloads]
     assert [position.sequence for position in positions] == list(range(1, 31))
-    again = open_wal(0)
+    again = reopen(0)
     frames = list(again.frames(0))
     assert [bytes(view) for _, view in frames] == payloads
     assert [position for position, _ in frames] == positions
@@ -40,15 +225,15 @@ def test_frames_come_back_whole_and_in_order_after_a_crash(open_wal: Open) -> No
     assert again.recovered.dropped_bytes == 0
 
 
-def test_a_position_is_where_the_payload_lies(open_wal: Open) -> None:
-    wal = open_wal(0)
+def test_a_position_is_where_the_payload_lies(reopen: Reopen) -> None:
+    wal = reopen(0)
     for n in range(10):
         position = wal.append([b"payload", b"%d" % n])
         assert wal.read(position.file, position.offset, position.size) == b"payload%d" % n
 
 
-def test_frames_begin_behind_the_sequence_asked_for(open_wal: Open) -> None:
-    wal = open_wal(0)
+def test_frames_begin_behind_the_sequence_asked_for(reopen: Reopen) -> None:
+    wal = reopen(0)
     for n in range(1, 21):
         wal.append([b"%d" % n])
     for after in range(21):
@@ -56,26 +241,26 @@ def test_frames_begin_behind_the_sequence_asked_for(open_wal: Open) -> None:
         assert [bytes(view) for _, view in wal.frames(after)] == expected
 
 
-def test_sequences_go_on_after_reopening(open_wal: Open) -> None:
+def test_sequences_go_on_after_reopening(reopen: Reopen) -> None:
     for n in range(1, 6):
-        assert open_wal(n // 2).append([b"x" * 100]).sequence == n
+        assert reopen(n // 2).append([b"x" * 100]).sequence == n
 
 
-def test_a_removed_file_is_gone_and_the_others_stay(open_wal: Open) -> None:
-    wal = open_wal(0)
+def test_a_removed_file_is_gone_and_the_others_stay(reopen: Reopen) -> None:
+    wal = reopen(0)
     for _ in range(10):
         wal.append([b"x" * 100])
     files = wal.files()
     assert len(files) > 2
     wal.remove(files[0].name)
     assert wal.files() == files[1:]
-    again = open_wal(files[1].first_sequence)
+    again = reopen(files[1].first_sequence)
     assert again.recovered.last_sequence == 10
     assert again.files() == files[1:]
 
 
-def test_rolling_begins_a_new_file(open_wal: Open) -> None:
-    wal = open_wal(0)
+def test_rolling_begins_a_new_file(reopen: Reopen) -> None:
+    wal = reopen(0)
     first = wal.append([b"one"])
     wal.roll()
     second = wal.append([b"two"])
@@ -84,9 +269,7 @@ def test_rolling_begins_a_new_file(open_wal: Open) -> None:
     assert [file.first_sequence for file in wal.files()] == [1, 2]
 
 
-def test_it_says_what_it_is(open_wal: Open) -> None:
-    description = open_wal(0).describe()
-    assert description.kind
-    assert description.latency_class
-    assert description.failure_domain
-    assert description.readers
+def test_it_says_that_nobody_else_reads_it(reopen: Reopen) -> None:
+    description = reopen(0).describe()
+    assert not description.is_shared
+    assert description.readers == "this broker only"

@@ -38,7 +38,9 @@ def test_a_missing_or_short_object_is_an_error(tmp_path: Path) -> None:
         read_range(tmp_path.as_uri(), 0, 1)
 
 
-@pytest.mark.parametrize("url", ["memory:///a", "postgresql:wal/1-1/1.wal", "file://other-host/a", "/a"])
+@pytest.mark.parametrize(
+    "url", ["memory:///a", "postgresql:wal/1-1/1.wal", "file://other-host/a", "/a"]
+)
 def test_a_url_of_neither_a_local_file_nor_a_server_is_refused(url: str) -> None:
     with pytest.raises(StoreError, match="cannot be read from here"):
         read_range(url, 0, 1)

@@ -337,3 +337,56 @@ def test_a_file_begun_while_another_is_removed_is_not_forgotten(
     again = opened(tmp_path, applied=1)
     assert read_back(again, after=1) == [b"two", b"three", b"four"]
     again.close()
+
+
+# --- among many brokers --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> FileWal:
+    (tmp_path / "wal").mkdir()
+    return FileWal(tmp_path, ManualClock(), applied=0, segment_bytes=300, prefix="4-2/")
+
+
+def test_a_full_disk_is_refused_and_recovered_from_under_a_prefix_too(
+    session: FileWal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.append([b"one"])
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as broken, pytest.raises(WalFull, match="wal/4-2"):
+        broken.setattr(os, "pwritev", full)
+        session.append([b"two"])
+    assert session.append([b"two"]).file == f"wal/4-2/{1:020d}.wal"
+    session.close()
+
+
+def test_a_failed_sync_ends_a_session_but_not_its_neighbours(
+    session: FileWal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as broken, pytest.raises(WalDead):
+        broken.setattr(os, "fdatasync", failing)
+        session.append([b"one"])
+    with pytest.raises(WalDead, match="takes no more appends"):
+        session.append([b"two"])
+    neighbour = FileWal(tmp_path, ManualClock(), applied=0, prefix="5-1/")
+    assert neighbour.append([b"one"]).sequence == 1
+    session.close()
+    neighbour.close()
+
+
+def test_only_its_own_files_are_its_own_but_all_are_listed(
+    session: FileWal, tmp_path: Path
+) -> None:
+    neighbour = FileWal(tmp_path, ManualClock(), applied=0, prefix="5-1/")
+    mine, theirs = session.append([b"mine"]), neighbour.append([b"theirs"])
+    (tmp_path / "wal" / "4-2" / "notes.wal").touch()
+    assert [file.name for file in session.files()] == [mine.file]
+    assert {info.key for info in session.listing()} == {mine.file, theirs.file}
+    session.close()
+    neighbour.close()
