@@ -1,0 +1,224 @@
+"""The simulated machines, what they share, and the faults that befall them.
+
+Brokers are real: `Log` in shared mode, housekeeping and transactions running, behind the real
+router. They share a database (SQLite in memory) and an object store in memory, each at a distance
+of its own. Everything is drawn from one seed.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from catchwater.broker.broker import Broker
+from catchwater.catalog.rows import PartitionKey, PartitionRow
+from catchwater.drill.history import Line
+from catchwater.log.log import Log
+from catchwater.objects.memory import MemoryStore
+from tests.faulty import FaultPlan, FaultyStore, Rates
+from tests.simulation.gates import (
+    Database,
+    Gate,
+    GatedCatalog,
+    GatedStore,
+    SimulatedClock,
+    Weather,
+)
+from tests.simulation.loop import Node, VirtualLoop
+from tests.simulation.network import Network, Server
+
+SESSION_MS = 6_000
+
+Open = Callable[["Machine"], Coroutine[Any, Any, Broker]]
+"""Opens a broker on a machine, with what the machine has."""
+
+
+class Machine:
+    """One broker's machine: the process on it comes and goes, the clock stays as wrong as it is."""
+
+    def __init__(self, world: "World", broker_id: int, open_broker: Open) -> None:
+        self.world = world
+        self.id = broker_id
+        self.clock = SimulatedClock(world.loop, world.random.getrandbits(32))
+        self._open = open_broker
+        self._lives = 0
+        self.server: Server | None = None
+
+    @property
+    def is_up(self) -> bool:
+        return self.server is not None
+
+    @property
+    def log(self) -> Log:
+        assert self.server is not None and self.server.broker is not None
+        return self.server.broker.log
+
+    def start(self) -> None:
+        """Begin a process; it serves as soon as it could open its log."""
+        assert not self.is_up
+        world = self.world
+        self._lives += 1
+        node = Node(f"broker {self.id}, life {self._lives}")
+        gate = Gate(world.loop, node, world.weather, world.stream(node.name))
+        self.catalog = GatedCatalog(world.database, gate)
+        self.store = GatedStore(world.store, gate)
+        self.server = Server(world.loop, node, world.failures)
+        world.loop.call_soon(partial(self._begin, self.server), context=node.context)
+
+    def _begin(self, server: Server) -> None:
+        task = asyncio.ensure_future(self._open(self))
+
+        def opened(task: asyncio.Task[Broker]) -> None:
+            if not task.cancelled() and not server.node.is_cut:
+                server.broker = task.result()
+
+        task.add_done_callback(opened)
+
+    def crash(self) -> None:
+        """End the process at once; some of its requests still arrive."""
+        assert self.server is not None
+        self.catalog.close()
+        self.world.loop.cut(self.server.node, lambda: self.world.random.random() < 0.5)
+        self.server = None
+
+    def pause(self) -> None:
+        assert self.server is not None
+        self.world.loop.pause(self.server.node)
+
+    def resume(self) -> None:
+        if self.server is not None:
+            self.world.loop.resume(self.server.node)
+
+
+@dataclass
+class World:
+    """Everything there is, and what was seen of it."""
+
+    seed: int
+    brokers: int
+    open_broker: Open
+    history: list[Line] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    """What must never happen and is no matter of the history."""
+    is_stopping: bool = False
+
+    def __post_init__(self) -> None:
+        self.random = self.stream("world")
+        self.loop = VirtualLoop()
+        self.clock = SimulatedClock(self.loop, self.seed)
+        self.weather = Weather()
+        self.database = Database(self.clock)
+        plan = FaultPlan(self.seed, Rates(stale_list_ms=5_000))
+        self.bucket = MemoryStore(self.clock)
+        self.store = FaultyStore(self.bucket, plan, self.clock)
+        self.network = Network(self.loop, self.weather, self.stream("network"))
+        self.machines = [Machine(self, number + 1, self.open_broker) for number in range(self.brokers)]
+        self._watermarks: dict[PartitionKey, int] = {}
+
+    def stream(self, name: str) -> random.Random:
+        """Draws of its own, so that more draws in one place change nothing in another."""
+        return random.Random(f"{name} of {self.seed}")
+
+    # --- what clients and machines use -----------------------------------------------------------
+
+    def record(self, line: Line) -> None:
+        line.time = int(self.loop.time() * 1000)
+        self.history.append(line)
+
+    def servers(self) -> list[Server]:
+        """The brokers a client may have heard of; never none."""
+        return [machine.server for machine in self.machines if machine.server] or [NOBODY]
+
+    def now_s(self) -> float:
+        return self.loop.time()
+
+    def fail(self, what: str) -> None:
+        self.failures.append(f"{self.loop.time():.3f} s: {what}")
+
+    def watch(self, rows: list[PartitionRow]) -> None:
+        """Partitions as the database has them: a watermark never goes back."""
+        for row in rows:
+            key = row[:2]
+            before = self._watermarks.get(key, 0)
+            if row.high_watermark < before:
+                self.fail(f"the watermark of {key} went from {before} to {row.high_watermark}")
+            self._watermarks[key] = max(before, row.high_watermark)
+
+
+NOBODY = Server(None, Node("nobody"), [])  # type: ignore[arg-type]
+
+
+class Faults:
+    """What goes wrong, one thing after the other, until it is told to stop."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.random = world.stream("faults")
+        self.told: list[str] = []
+
+    async def run(self, until_s: float) -> None:
+        """Safety: anything may happen, to several at once."""
+        kinds = [self._crash, self._crash, self._pause, self._pause, self._bad_weather,
+                 self._bad_weather, self._clock_jump]  # fmt: skip
+        world = self.world
+        async with asyncio.TaskGroup() as group:
+            while world.loop.time() < until_s:
+                await asyncio.sleep(self.random.uniform(0.2, 4))
+                kind = self.random.choice(kinds)
+                group.create_task(kind(self.random.choice(world.machines)))
+
+    def heal(self) -> None:
+        """Liveness: all machines are up, nothing is slow or lost any more."""
+        self.world.weather.clear()
+        for machine in self.world.machines:
+            machine.resume()
+            if not machine.is_up:
+                machine.start()
+
+    def _note(self, what: str) -> None:
+        self.told.append(f"{self.world.loop.time():.3f} s: {what}")
+
+    async def _crash(self, machine: Machine) -> None:
+        if machine.is_up:
+            self._note(f"broker {machine.id} crashes")
+            machine.crash()
+            await asyncio.sleep(self.random.choice([0.05, 1, 10]) * self.random.uniform(0.5, 1.5))
+            if not machine.is_up:
+                machine.start()
+
+    async def _pause(self, machine: Machine) -> None:
+        if machine.is_up:
+            seconds = self.random.choice([0.3, 2, SESSION_MS / 500]) * self.random.uniform(0.8, 1.5)
+            self._note(f"broker {machine.id} is paused for {seconds:.1f} s")
+            machine.pause()
+            await asyncio.sleep(seconds)
+            machine.resume()
+
+    async def _bad_weather(self, machine: Machine) -> None:
+        weather = self.world.weather
+        name, worst = self.random.choice(
+            [
+                ("slow", 8.0),
+                ("store_refuses", 0.6),
+                ("store_loses_answer", 0.5),
+                ("store_is_late", 0.3),
+                ("store_truncates", 0.5),
+                ("catalog_refuses", 0.4),
+                ("catalog_is_uncertain", 0.4),
+                ("notice_is_lost", 0.9),
+                ("network_loses", 0.5),
+                ("network_repeats", 0.5),
+            ]
+        )
+        value = self.random.uniform(0.1, worst) + (1 if name == "slow" else 0)
+        self._note(f"{name} becomes {value:.2f}")
+        setattr(weather, name, value)
+        await asyncio.sleep(self.random.uniform(1, 8))
+        setattr(weather, name, 1.0 if name == "slow" else 0.0)
+
+    async def _clock_jump(self, machine: Machine) -> None:
+        by_ms = self.random.choice([-3_600_000, -5_000, 5_000, 3_600_000])
+        self._note(f"the clock of broker {machine.id} jumps by {by_ms} ms")
+        machine.clock.wrong_by_ms += by_ms
