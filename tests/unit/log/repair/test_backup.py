@@ -7,7 +7,7 @@ import pytest
 from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase, call_now
 from catchwater.catalog.rows import OffsetCommit, Topic
 from catchwater.clock import ManualClock
-from catchwater.log.backup import (
+from catchwater.log.repair.backup import (
     BACKUPS,
     KEPT,
     BackupDamaged,

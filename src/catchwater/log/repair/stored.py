@@ -1,0 +1,78 @@
+"""The bytes of a log where they lie, read without opening the log: for `fsck` and `rebuild`.
+
+WAL files lie in a directory, in the object store, or as payloads in the catalog; all else lies in
+the object store. Nothing is written, cut off or deleted here. Everything blocks.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from catchwater.log.storage import WAL
+from catchwater.objects.base import ObjectMissing, ObjectStore, ObjectTruncated, StoreError
+from catchwater.objects.local import read_file_range
+from catchwater.wal.file import FILE_NAME
+
+Payload = Callable[[str, int, int], bytes | None]
+
+
+class Stored:
+    """WAL files and objects by key."""
+
+    def __init__(
+        self, objects: ObjectStore, wal_root: Path | None, payload: Payload | None = None
+    ) -> None:
+        """`wal_root` is the directory with `wal/` in it; without one WAL files are objects.
+
+        `payload` finds those that the catalog keeps itself.
+        """
+        self.objects = objects
+        self._wal_root = wal_root
+        self._payload = payload
+
+    def size(self, key: str) -> int:
+        """The object's size in bytes. Raises `ObjectMissing` or another `StoreError`."""
+        path = self._path(key)
+        if path is None:
+            return self.objects.size(key)
+        try:
+            return path.stat().st_size
+        except FileNotFoundError:
+            raise ObjectMissing(f"There is no file {path}.") from None
+
+    def read(self, key: str, offset: int, size: int) -> bytes:
+        """Exactly these bytes. Raises `ObjectMissing`, `ObjectTruncated` or `StoreError`."""
+        if self._payload is not None and key.startswith(WAL):
+            data = self._payload(key, offset, size)
+            if data is not None:
+                if len(data) != size:
+                    raise ObjectTruncated(f"{key} ends before byte {offset + size}.")
+                return data
+        path = self._path(key)
+        if path is None:
+            return self.objects.get_range(key, offset, size)
+        try:
+            return read_file_range(path, offset, size)
+        except FileNotFoundError:
+            raise ObjectMissing(f"There is no file {path}.") from None
+        except OSError as error:
+            raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
+
+    def read_all(self, key: str) -> bytes:
+        """The whole object."""
+        return self.read(key, 0, self.size(key))
+
+    def wal_files(self) -> Iterator[str]:
+        """The keys of all WAL files that lie in files or objects, in order."""
+        if self._wal_root is None:
+            yield from (info.key for info in self.objects.list(WAL))
+            return
+        root = self._wal_root
+        for path in sorted((root / WAL).glob("**/*.wal")):
+            key = path.relative_to(root).as_posix()
+            if FILE_NAME.fullmatch(key):
+                yield key
+
+    def _path(self, key: str) -> Path | None:
+        if self._wal_root is None or not key.startswith(WAL):
+            return None
+        return self._wal_root / key
