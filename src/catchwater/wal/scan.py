@@ -101,6 +101,13 @@ def scan(name: str, data: bytes, first_sequence: int) -> Scan:
     return found
 
 
+def spoiled_padding(data: Buffer, found: Scan) -> list[tuple[int, int]]:
+    """First and last byte of paddings that are not 0; nothing is read from there."""
+    paddings = [(_FILE_HEADER.size + _CRC.size, FILE_HEADER_BYTES)]
+    paddings += [(frame.payload + frame.size, frame.end) for frame in found.frames]
+    return [(first, end - 1) for first, end in paddings if any(data[first:end])]
+
+
 def _salt(name: str, data: bytes, first_sequence: int) -> int | None:
     """The file's salt, or None when its header is damaged or unfinished."""
     if len(data) < FILE_HEADER_BYTES:

@@ -112,6 +112,21 @@ def laid(data: Buffer) -> Block:
     return Block(view.toreadonly(), last_offsets, ends)
 
 
+def whole_batches(data: Buffer, base_offset: int) -> tuple[int, int]:
+    """How many of these bytes are whole batches, and the offset that follows them.
+
+    As the batches' unverified headers tell.
+    """
+    at = 0
+    while at + HEADER_BYTES <= len(data):
+        length, last_offset_delta = _EXTENT.unpack_from(data, at)
+        if length < HEADER_BYTES - _LENGTH_FIELD_END or at + length + _LENGTH_FIELD_END > len(data):
+            break
+        at += length + _LENGTH_FIELD_END
+        base_offset += last_offset_delta + 1
+    return at, base_offset
+
+
 def heads_crc(base_offset: int, crc: int = 0) -> int:
     """The CRC-32C over base offsets (i64, one a batch) up to `crc`, with one more."""
     return int(crc32c(_OFFSET.pack(base_offset), crc))

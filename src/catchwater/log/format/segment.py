@@ -187,6 +187,12 @@ def segment_key(footer: Footer, token: str) -> str:
     return f"segments/{place}/{footer.base_offset:020d}-{token}{ending}"
 
 
+def is_header(data: Buffer) -> bool:
+    """Whether a segment begins with these bytes; readers do not look at them."""
+    magic, version, reserved = _HEADER.unpack(data)
+    return magic == _MAGIC and 1 <= version <= VERSION and reserved == 0
+
+
 def is_cleaned(object_key: str) -> bool:
     """Whether offsets may be missing in this segment."""
     return object_key.endswith(_CLEANED)

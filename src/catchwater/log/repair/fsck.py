@@ -1,0 +1,304 @@
+"""The catalog held against the bytes it names: what is damaged, missing, or nobody's.
+
+For every partition the runs must follow each other from the log's start to its high watermark;
+each must lie in an object that is there, is long enough and, if a segment, says the same of itself.
+A deep check reads every byte and verifies every batch and every frame of the WAL. Damage is named
+by object, bytes, topic, partition and offsets, with the pins (of checkpoints, of savepoints) that
+need those offsets. A running broker may pack and delete meanwhile: what is missing is looked up
+again before it is told.
+
+Reads in pieces of a few megabytes (a WAL file whole); changes nothing; blocks.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+from typing import NamedTuple
+
+from catchwater.catalog.base import Catalog
+from catchwater.catalog.rows import PartitionKey, PartitionRow, Pin, RunRow, Topic
+from catchwater.log.format.batches import DamagedObject, walk, whole_batches
+from catchwater.log.format.segment import (
+    HEADER_BYTES,
+    Footer,
+    IndexEntry,
+    SegmentTooNew,
+    is_header,
+    read_footer,
+)
+from catchwater.log.repair.backup import newest_backup
+from catchwater.log.repair.stored import Stored
+from catchwater.log.storage import SEGMENTS, STAGED
+from catchwater.objects.base import ObjectMissing, ObjectTruncated
+from catchwater.wal.file import FILE_NAME
+from catchwater.wal.scan import scan, spoiled_padding
+
+_PIECE_BYTES = 4 * 1024 * 1024
+_RUNS_A_LOOK = 1000
+_KEYS_A_LOOK = 500
+
+
+class Damaged(NamedTuple):
+    """One byte range that is not what was written; bytes and offsets are inclusive, -1: none."""
+
+    object: str
+    first_byte: int
+    last_byte: int
+    topic: str
+    partition: int
+    first_offset: int
+    last_offset: int
+    reason: str
+    pins: tuple[str, ...]
+    """`<id> (<owner>)` of the pins that need these offsets."""
+
+
+@dataclass
+class Report:
+    """What was looked at, and what was found."""
+
+    partitions: int = 0
+    runs: int = 0
+    objects: int = 0
+    bytes_read: int = 0
+    damaged: list[Damaged] = field(default_factory=list)
+    orphans: list[str] = field(default_factory=list)
+    """Objects that no row knows: left by crashes, deleted by the broker in time. No damage."""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether everything the catalog promises is there."""
+        return not self.damaged
+
+
+Progress = Callable[[int, int], None]
+"""Is told how many bytes of runs were looked at, of how many."""
+
+
+def fsck(catalog: Catalog, stored: Stored, *, deep: bool, progress: Progress) -> Report:
+    """Check everything. Raises `StoreError` for a store that does not answer, or `CatalogDead`."""
+    check = _Check(catalog, stored, deep, progress)
+    check.partitions()
+    if deep:
+        check.wal()
+    check.backups()
+    check.orphans()
+    return check.report
+
+
+class _Check:
+    def __init__(self, catalog: Catalog, stored: Stored, deep: bool, progress: Progress) -> None:
+        self.report = Report()
+        self._catalog = catalog
+        self._stored = stored
+        self._deep = deep
+        self._progress = progress
+        self._pins = [pin for pin in catalog.pins() if pin.state != "lost"]
+        self._seen_objects: set[str] = set()
+        self._looked_at = self._to_look_at = 0
+
+    # --- the runs of every partition -------------------------------------------------------------
+
+    def partitions(self) -> None:
+        """Walk every partition from its log start to its high watermark."""
+        state = self._catalog.load()
+        topics = {topic.id: topic for topic in state.topics}
+        self._to_look_at = sum(row.bytes for row in state.partitions)
+        for row in state.partitions:
+            topic = topics.get(row.topic_id)
+            if topic is None:
+                self._add(_CATALOG, 0, -1, row[:2], None, -1, -1, "the partition has no topic.")
+                continue
+            self.report.partitions += 1
+            self._partition(topic, row)
+        self.report.objects = len(self._seen_objects)
+
+    def _partition(self, topic: Topic, row: PartitionRow) -> None:
+        key = row[:2]
+        expected = row.log_start
+        for run in self._runs(key, row.log_start):
+            if run.base_offset > expected:
+                self._gap(key, topic, expected, run.base_offset - 1)
+            elif run.base_offset < expected and expected > row.log_start:
+                reason = f"the run begins at offset {run.base_offset}, within the one before it."
+                self._damaged_run(run, topic, reason)
+            self._run(run, topic)
+            expected = max(expected, run.last_offset + 1)
+            self.report.runs += 1
+            self._looked_at += run.byte_size
+            self._progress(self._looked_at, max(self._to_look_at, self._looked_at))
+        if expected < row.high_watermark:
+            self._gap(key, topic, expected, row.high_watermark - 1)
+
+    def _runs(self, key: PartitionKey, offset: int) -> Iterator[RunRow]:
+        while runs := self._catalog.runs(key, offset, limit=_RUNS_A_LOOK):
+            yield from runs
+            offset = runs[-1].last_offset + 1
+
+    def _gap(self, key: PartitionKey, topic: Topic, first: int, last: int) -> None:
+        rows = self._catalog.partitions([key])
+        if not rows or rows[0].log_start > last:
+            return  # deleted while we looked
+        reason = "no run of the catalog holds these offsets."
+        self._add(_CATALOG, 0, -1, key, topic, max(first, rows[0].log_start), last, reason)
+
+    def _run(self, run: RunRow, topic: Topic) -> None:
+        self._seen_objects.add(run.object)
+        try:
+            if run.object.startswith(SEGMENTS):
+                self._segment(run, topic)
+            elif self._deep:
+                self._chunk_run(run, topic)
+            else:
+                self._stored.read(run.object, run.byte_offset + run.byte_size - 1, 1)
+        except (ObjectMissing, ObjectTruncated) as error:
+            if self._is_current(run):
+                self._damaged_run(run, topic, str(error))
+
+    def _is_current(self, run: RunRow) -> bool:
+        return self._catalog.runs(run[:2], run.base_offset, limit=1) == [run]
+
+    def _damaged_run(self, run: RunRow, topic: Topic, reason: str) -> None:
+        last_byte = run.byte_offset + run.byte_size - 1
+        self._add(
+            run.object, run.byte_offset, last_byte, run[:2], topic, run.base_offset,
+            run.last_offset, reason,
+        )  # fmt: skip
+
+    def _segment(self, run: RunRow, topic: Topic) -> None:
+        try:
+            footer = read_footer(self._stored.objects, run.object)
+        except (DamagedObject, SegmentTooNew) as error:
+            first, last = getattr(error, "first_byte", 0), getattr(error, "last_byte", -1)
+            self._add(
+                run.object, first, last, run[:2], topic, run.base_offset, run.last_offset,
+                str(error),
+            )  # fmt: skip
+            return
+        says = (footer.topic_id, footer.partition, footer.base_offset, footer.last_offset)
+        if says != run[:4] or footer.index_position != run.byte_offset + run.byte_size:
+            what = f"offsets {footer.base_offset} to {footer.last_offset}"
+            reason = f"it says that it holds {what} of {footer.topic}-{footer.partition}."
+            self._damaged_run(run, topic, reason)
+        elif self._deep:
+            self._batches(run, topic, footer)
+
+    def _batches(self, run: RunRow, topic: Topic, footer: Footer) -> None:
+        if not is_header(self._stored.read(run.object, 0, HEADER_BYTES)):
+            reason = "its header is not a segment's; nothing that is served lies there."
+            self._add(run.object, 0, HEADER_BYTES - 1, run[:2], topic, -1, -1, reason)
+        end = IndexEntry(footer.last_offset + 1, footer.index_position, 0)
+        for entry, after in pairwise((*footer.index, end)):
+            data = self._read(run.object, entry.position, after.position - entry.position)
+            first, last = entry.base_offset, after.base_offset - 1
+            holes = entry.heads_crc if footer.is_cleaned else None
+            self._walk(run, topic, data, first, last, entry.position, placed=True, holes=holes)
+
+    def _chunk_run(self, run: RunRow, topic: Topic) -> None:
+        """The batches of a run in a chunk, a few megabytes of whole batches at a time."""
+        at, end = run.byte_offset, run.byte_offset + run.byte_size
+        offset = run.base_offset
+        while at < end:
+            data = self._read(run.object, at, min(_PIECE_BYTES, end - at))
+            if len(data) < end - at:
+                whole, following = whole_batches(data, offset)
+                if whole == 0:  # one batch is larger than a piece, or says so
+                    data = self._read(run.object, at, end - at)
+                    whole, following = len(data), run.last_offset + 1
+                data = data[:whole]
+            else:
+                following = run.last_offset + 1
+            if not self._walk(run, topic, data, offset, following - 1, at, placed=False):
+                return  # nobody knows where the next batch begins
+            at += len(data)
+            offset = following
+
+    def _walk(
+        self, run: RunRow, topic: Topic, data: bytes, first: int, last: int, position: int,
+        *, placed: bool, holes: int | None = None,
+    ) -> bool:  # fmt: skip
+        """Verify batches side by side; whether all are right."""
+        offset = first
+        try:
+            for batch in walk(
+                data, first, last, key=run.object, position=position, placed=placed, holes=holes
+            ):
+                offset = batch.header.last_offset + 1
+        except DamagedObject as error:
+            until = last if placed else run.last_offset
+            self._add(
+                run.object, error.first_byte, error.last_byte, run[:2], topic, offset, until,
+                str(error),
+            )  # fmt: skip
+            return False
+        return True
+
+    def _read(self, key: str, at: int, size: int) -> bytes:
+        self.report.bytes_read += size
+        return self._stored.read(key, at, size)
+
+    # --- the rest --------------------------------------------------------------------------------
+
+    def wal(self) -> None:
+        """Every frame of every WAL file; what lies around the batches, too."""
+        files = list(self._stored.wal_files())
+        named = {(found.object, found.first_byte) for found in self.report.damaged}
+        for file in files:
+            try:
+                data = self._stored.read_all(file)
+            except (ObjectMissing, ObjectTruncated):
+                continue  # deleted or begun while we looked
+            match = FILE_NAME.fullmatch(file)
+            assert match, "only such names are listed"
+            self.report.bytes_read += len(data)
+            found = scan(file, data, int(match[2]))
+            spoiled = [(lost.first_byte, lost.last_byte) for lost in found.damage]
+            spoiled += spoiled_padding(data, found)
+            if found.end < len(data) and self._is_finished(file, files):
+                spoiled.append((found.end, len(data) - 1))
+            for first, last in spoiled:
+                if not any(key == file and first <= byte <= last for key, byte in named):
+                    reason = "these bytes are no frame of the write-ahead log."
+                    self._in_file(file, first, last, reason)
+
+    def _is_finished(self, file: str, files: list[str]) -> bool:
+        """Whether nothing is written to it any more: a torn end is no damage in the others."""
+        folder = file.rpartition("/")[0]
+        return file != max(key for key in files if key.rpartition("/")[0] == folder)
+
+    def _in_file(self, file: str, first: int, last: int, reason: str) -> None:
+        """Damage outside of verified batches: name the runs that lie there, if any do."""
+        self._add(file, first, last, None, None, -1, -1, reason)
+
+    def backups(self) -> None:
+        """The newest backup must be readable."""
+        for error in newest_backup(self._stored.objects)[1]:
+            self._add(_CATALOG, 0, -1, None, None, -1, -1, str(error))
+
+    def orphans(self) -> None:
+        """Objects that no row knows."""
+        for prefix in (SEGMENTS, STAGED):
+            listed = (info.key for info in self._stored.objects.list(prefix))
+            while keys := list(islice(listed, _KEYS_A_LOOK)):
+                known = self._catalog.known_objects(keys)
+                self.report.orphans += [key for key in keys if key not in known]
+
+    def _add(
+        self, key: str, first_byte: int, last_byte: int, partition: PartitionKey | None,
+        topic: Topic | None, first: int, last: int, reason: str,
+    ) -> None:  # fmt: skip
+        name = topic.name if topic else ""
+        index = partition[1] if partition else -1
+        pins = tuple(
+            f"{pin.id} ({pin.owner})" for pin in self._pins if _needs(pin, name, index, last)
+        )
+        self.report.damaged.append(
+            Damaged(key, first_byte, last_byte, name, index, first, last, reason, pins)
+        )
+
+
+_CATALOG = "the catalog"
+
+
+def _needs(pin: Pin, topic: str, partition: int, last_offset: int) -> bool:
+    return pin.positions.get((topic, partition), last_offset + 1) <= last_offset
