@@ -102,9 +102,7 @@ class Log:
         core.writer = begin(self._keep)
         self.stability = Stability(core.catalog, core.states, is_shared=False)
         self.txns = Transactions(core, self.allocate_producer_id)
-        self.keeping = Housekeeping(
-            core, core.catalog, core.storage, config, core.clock, lambda: core.writer.sequenced
-        )
+        self.keeping = Housekeeping(core, config)
         self.epochs = Epochs(core, self.keeping.appended)
 
     @classmethod
@@ -309,7 +307,7 @@ class Log:
         """Set or replace a pin. Raises `TopicUnknown`, or `RangeMissing` if it came too late."""
 
         async def change() -> None:
-            async with self._core.pins_change:
+            async with self.keeping.pins_steady():
                 for (topic, partition), offset in pin.positions.items():
                     state = self._core.states.get((self.topics.find(topic).id, partition))
                     log_start = offset + 1 if state is None else state.log_start

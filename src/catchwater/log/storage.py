@@ -46,10 +46,10 @@ class Storage:
 
     def delete(self, key: str) -> None:
         """Remove the object; one that is not there is no error."""
-        if not key.startswith(WAL):
-            self.objects.delete(key)
-        elif key in {file.name for file in self.wal.files()}:
+        if key.startswith(WAL):
             self.wal.remove(key)
+        else:
+            self.objects.delete(key)
 
 
 def load_staged(objects: ObjectStore, topic: Topic, keys: Sequence[str]) -> dict[str, Chunk]:

@@ -1,8 +1,9 @@
-"""What the log does for itself: packing, retention, sweeping, one job at a time.
+"""What the log does for itself: packing, compaction, retention, sweeping, one job at a time.
 
 `Housekeeping` owns the jobs and the loop that calls them when they are due; whoever calls one by
-hand waits for his turn, so that no two ever overlap. The jobs block in threads, and everything
-else happens on the event loop that opened the log. A job that is under way when its caller stops
+hand waits for his turn, so that no two of one broker ever overlap. Among several brokers the one
+that holds a job's lease does it (`leases.py`). The jobs block in threads, and everything else
+happens on the event loop that opened the log. A job that is under way when its caller stops
 waiting goes on to its end.
 
 A job that fails for want of storage or space is logged and tried again when it is next due.
@@ -10,25 +11,45 @@ A job that fails for want of storage or space is logged and tried again when it 
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import TypeVar
 
-from catchwater.catalog.base import Catalog, CatalogDead, CatalogFull
-from catchwater.catalog.rows import PartitionKey
-from catchwater.catalog.topics import Topics
-from catchwater.clock import Clock
+from catchwater.catalog.base import (
+    CatalogDead,
+    CatalogFull,
+    CatalogUnavailable,
+    CatalogUncertain,
+    SessionFenced,
+)
+from catchwater.catalog.rows import ObjectRow, PartitionKey, Pin, RunRow
+from catchwater.log.core import Core, done
+from catchwater.log.keep.compact import Compactor
+from catchwater.log.keep.jumps import ClockJumps
+from catchwater.log.keep.leases import BUCKETS, Leases, bucket_of
 from catchwater.log.keep.pack import PackConfig, Packer
-from catchwater.log.keep.retain import Policy, Retention, Sweeper
-from catchwater.log.storage import Storage
+from catchwater.log.keep.pins import in_force, lowest, sentence, with_states
+from catchwater.log.keep.policy import Policy
+from catchwater.log.keep.retain import Retention
+from catchwater.log.keep.sweep import Sweeper
 from catchwater.log.write.producers import PRODUCER_EXPIRY_MS
-from catchwater.log.write.sequence import PartitionState
 from catchwater.objects.base import StoreError
 
 _LOG = logging.getLogger(__name__)
 
 _ORPHAN_GRACE_MS = 6 * 60 * 60 * 1000
 _LONGEST_TICK_MS = 1000
+
+_LATER = (
+    StoreError,
+    CatalogFull,
+    CatalogDead,
+    CatalogUnavailable,
+    CatalogUncertain,
+    SessionFenced,
+)
 
 T = TypeVar("T")
 
@@ -39,7 +60,10 @@ class KeepConfig:
 
     pack_interval_ms: int = 60_000
     pack_min_bytes: int = 32 * 1024 * 1024
+    segment_bytes: int = 64 * 1024 * 1024
+    """How large a segment may become."""
     retention_interval_ms: int = 300_000
+    """Of retention, compaction and sweeping."""
     retention_ms: int = 7 * 24 * 60 * 60 * 1000
     retention_bytes: int = -1
     delete_grace_ms: int = 60_000
@@ -47,60 +71,23 @@ class KeepConfig:
     """Do the jobs without being asked; off where a test or a simulation asks for them."""
 
 
-class Kept(Protocol):
-    """What the jobs need of the log they are done for."""
-
-    topics: Topics
-    pins_change: asyncio.Lock
-
-    def state(self, key: PartitionKey) -> PartitionState:
-        """A partition as it is now. Raises `KeyError`."""
-        ...
-
-    async def trim(self, log_starts: Mapping[PartitionKey, int]) -> None:
-        """Move log starts up, never down, and drop the runs before them."""
-        ...
-
-    async def forget_producers(self, last_ms_below: int) -> None:
-        """Drop the standing of producers that have been silent since."""
-        ...
-
-    async def to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for work that a caller who is cancelled leaves to itself, but never undone."""
-        ...
-
-
 class Housekeeping:
     """The jobs of one log. Used on the log's event loop."""
 
-    def __init__(
-        self,
-        log: Kept,
-        catalog: Catalog,
-        storage: Storage,
-        config: KeepConfig,
-        clock: Clock,
-        applied_sequence: Callable[[], int],
-    ) -> None:
-        """`applied_sequence` is the last WAL frame whose runs were handed to the catalog."""
-        self._log = log
-        self._catalog = catalog
+    def __init__(self, core: Core, config: KeepConfig) -> None:
+        self._core = core
         self._config = config
-        self._clock = clock
         self._turn = asyncio.Lock()
-        packing = PackConfig(min_bytes=config.pack_min_bytes, interval_ms=config.pack_interval_ms)
-        self._packer = Packer(catalog, storage, clock, packing, log.topics.name_of)
-        policy = Policy(config.retention_ms, config.retention_bytes)
-        self._retention = Retention(
-            catalog, log.topics, log.state, log.trim, log.pins_change, clock, policy
-        )
+        self._stopping = False
+        self._leases = Leases(core)
+        self._jumps = ClockJumps(core.clock)
+        packing = PackConfig(config.segment_bytes, config.pack_min_bytes, config.pack_interval_ms)
+        self._packer = Packer(core.catalog, core.storage, core.clock, packing, core.topics.name_of)
+        self._compactor = Compactor(core, packing)
+        self._policy = Policy(config.retention_ms, config.retention_bytes)
+        self._retention = Retention(core, self._policy, self._leases.pins)
         self._sweeper = Sweeper(
-            catalog,
-            storage,
-            clock,
-            grace_ms=config.delete_grace_ms,
-            orphan_grace_ms=_ORPHAN_GRACE_MS,
-            applied_sequence=applied_sequence,
+            core, grace_ms=config.delete_grace_ms, orphan_grace_ms=_ORPHAN_GRACE_MS
         )
         self._loop = asyncio.ensure_future(self._run()) if config.background else None
 
@@ -108,22 +95,73 @@ class Housekeeping:
         """Take note of bytes that were added in chunks."""
         self._packer.appended(size_bytes)
 
+    def pins_steady(self) -> AbstractAsyncContextManager[None]:
+        """Whoever is inside may set a pin: nothing is deleted or compacted past one meanwhile.
+
+        Raises `CatalogUnavailable` or `SessionFenced`.
+        """
+        return self._leases.pins()
+
+    # --- the jobs --------------------------------------------------------------------------------
+
     async def pack(self) -> int:
         """Pack what lies in chunks; returns the number of segments written."""
-        return await self._in_turn(self._packer.pack)
+        return await self._in_turn(self._pack)
+
+    async def compact(self) -> int:
+        """Clean the compacted topics where it is worth it; returns the segments written."""
+        return await self._in_turn(self._compact)
 
     async def retain(self) -> None:
         """Apply the topics' retention, and delete what nobody needs any more."""
-        await self._retention.apply()
-        await self._log.forget_producers(self._clock.now_ms() - PRODUCER_EXPIRY_MS)
-        await self._in_turn(self._sweeper.sweep)
+        await self._in_turn(self._retain)
 
     async def sweep_orphans(self) -> int:
         """Delete old objects that no row of the catalog knows; returns how many."""
-        return await self._in_turn(self._sweeper.sweep_orphans)
+
+        async def sweep() -> int:
+            async with self._leases.held("sweep") as lease:
+                return await asyncio.to_thread(
+                    self._sweeper.sweep_orphans, lambda: lease() and not self._stopping
+                )
+
+        return await self._in_turn(sweep)
+
+    async def lose_pins(self, topic: str) -> None:
+        """Mark what pins a topic that was just deleted as lost, and say so loudly."""
+        pins = await asyncio.to_thread(self._core.catalog.pins)
+        gone = [pin for pin in pins if any(name == topic for name, _ in pin.positions)]
+        changed = with_states(gone, {pin.id: "lost" for pin in gone})
+        await done(self._core.catalog.set_pin_states({pin.id: pin.state for pin in changed}))
+        for pin in changed:
+            there = {place: at for place, at in pin.positions.items() if place[0] != topic}
+            _LOG.error("%s", sentence(pin, there, 0))
+
+    async def delete_records(self, offsets: Mapping[PartitionKey, int]) -> dict[PartitionKey, Pin]:
+        """Move log starts up to these offsets; returns the pins that stand in the way of some.
+
+        The partitions exist, and their high watermarks are at or above the offsets.
+        """
+
+        async def delete() -> dict[PartitionKey, Pin]:
+            async with self._leases.pins():
+                now_ms = self._core.clock.now_ms()
+                pins = in_force(await asyncio.to_thread(self._core.catalog.pins), now_ms)
+                held = {}
+                for key, offset in offsets.items():
+                    place = (self._core.topics.name_of(key[0]) or "", key[1])
+                    for pin in pins:
+                        if pin.positions.get(place, offset) < offset:
+                            held[key] = pin
+                free = {key: offset for key, offset in offsets.items() if key not in held}
+                await self._core.trim(free)
+                return held
+
+        return await self._core.to_the_end(delete())
 
     async def stop(self) -> None:
         """End the loop. A job under way makes an end soon; the log waits for it."""
+        self._stopping = True
         self._packer.stop()
         if self._loop is not None:
             self._loop.cancel()
@@ -131,28 +169,106 @@ class Housekeeping:
             if not self._loop.cancelled():
                 self._loop.result()
 
-    async def _in_turn(self, job: Callable[[], T]) -> T:
+    async def _pack(self) -> int:
+        written = 0
+        if self._core.session is None:
+            return await asyncio.to_thread(self._packer.pack)
+        for bucket in range(BUCKETS):
+            async with self._leases.held(f"pack/{bucket}") as lease:
+                if lease():
+                    written += await asyncio.to_thread(
+                        self._packer.pack, partial(_is_in, bucket), lease
+                    )
+        self._packer.appended(1)  # others append too, and may not live to pack it
+        return written
+
+    async def _compact(self) -> int:
+        written = 0
+        for topic in list(self._core.topics):
+            policy = self._policy.of(topic)
+            for partition in range(topic.partitions if policy.compacts else 0):
+                if self._stopping:
+                    return written
+                async with self._leases.held(f"pack/{bucket_of((topic.id, partition))}") as lease:
+                    if lease():
+                        written += await self._compactor.compact(
+                            topic,
+                            partition,
+                            policy,
+                            await self._pinned(topic.name, partition),
+                            self._replace,
+                        )
+        return written
+
+    async def _pinned(self, topic: str, partition: int) -> int | None:
+        pins = await asyncio.to_thread(self._core.catalog.pins)
+        return lowest(in_force(pins, self._core.clock.now_ms())).get((topic, partition))
+
+    async def _replace(self, old: Sequence[RunRow], run: RunRow, row: ObjectRow) -> bool:
+        """Commit a cleaned segment, unless a pin was set meanwhile that it reaches."""
+        async with self._leases.pins():
+            topic = self._core.topics.name_of(run.topic_id)
+            pinned = await self._pinned(topic or "", run.partition)
+            if topic is None or (pinned is not None and run.last_offset >= pinned):
+                return False
+
+            async def change() -> None:
+                await done(self._core.catalog.replace_runs(old, [run], [row]))
+                state = self._core.states.get(run[:2])
+                if state is not None:
+                    state.bytes += run.byte_size - sum(each.byte_size for each in old)
+
+            await self._core.between_chunks(change)
+            return True
+
+    async def _retain(self) -> None:
+        async with self._leases.held("retain") as lease:
+            if lease():
+                await self._retention.apply()
+                await self._core.forget_producers(self._core.clock.now_ms() - PRODUCER_EXPIRY_MS)
+        async with self._leases.held("sweep") as lease:
+            await asyncio.to_thread(self._sweeper.sweep, lambda: lease() and not self._stopping)
+
+    async def _in_turn(self, job: Callable[[], Awaitable[T]]) -> T:
         async def alone() -> T:
             async with self._turn:
-                return await asyncio.to_thread(job)
+                return await job()
 
-        return await self._log.to_the_end(alone())
+        return await self._core.to_the_end(alone())
+
+    # --- the loop --------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        config = self._config
+        config, clock = self._config, self._core.clock
         tick_ms = min(config.pack_interval_ms, config.retention_interval_ms, _LONGEST_TICK_MS)
-        retained_ms = orphans_ms = self._clock.now_ms()
+        retained_s = orphans_s = clock.monotonic_s()
         while True:
-            await self._clock.sleep(tick_ms / 1000)
-            now_ms = self._clock.now_ms()
+            await clock.sleep(tick_ms / 1000)
+            now_s = clock.monotonic_s()
             try:
                 if self._packer.is_due():
                     await self.pack()
-                if now_ms - retained_ms >= config.retention_interval_ms:
-                    retained_ms = now_ms
-                    await self.retain()
-                if now_ms - orphans_ms >= _ORPHAN_GRACE_MS:
-                    orphans_ms = now_ms
+                if now_s - retained_s >= config.retention_interval_ms / 1000:
+                    retained_s = now_s
+                    await self._keep_to_policy()
+                if now_s - orphans_s >= _ORPHAN_GRACE_MS / 1000:
+                    orphans_s = now_s
                     await self.sweep_orphans()
-            except (StoreError, CatalogFull, CatalogDead) as error:
+            except _LATER as error:
                 _LOG.error("Packing or deleting has to wait: %s", error)
+
+    async def _keep_to_policy(self) -> None:
+        """Compaction and retention, which go by the time of day: not when it has just jumped."""
+        jump_ms = self._jumps.since_last()
+        if jump_ms:
+            _LOG.warning(
+                "The wall clock has jumped by %d ms; nothing is deleted or compacted before it "
+                "has been right for %d ms.", jump_ms, self._config.retention_interval_ms,
+            )  # fmt: skip
+            return
+        await self.compact()
+        await self.retain()
+
+
+def _is_in(bucket: int, key: PartitionKey) -> bool:
+    return bucket_of(key) == bucket

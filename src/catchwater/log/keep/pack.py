@@ -2,7 +2,7 @@
 
 For each group of runs: read and verify them, write the segment, and only then put it in the place
 of the runs by one catalog commit. A crash before the commit leaves an object nobody knows (swept
-later) and the runs as they were; after it, chunks nobody needs (see `retain.Sweeper`). So nothing
+later) and the runs as they were; after it, chunks nobody needs (see `sweep`). So nothing
 is lost and nothing shows twice, wherever it happens.
 
 Small segments are packed again together with what follows them, but only when that is at least as
@@ -18,15 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from catchwater.catalog.base import (
-    Catalog,
-    RunsChanged,
-)
-from catchwater.catalog.rows import (
-    ObjectRow,
-    PartitionKey,
-    RunRow,
-)
+from catchwater.catalog.base import Catalog, RunsChanged
+from catchwater.catalog.rows import ObjectRow, PartitionKey, RunRow
 from catchwater.clock import Clock
 from catchwater.log.format.batches import DamagedObject, walk
 from catchwater.log.format.segment import (
@@ -71,7 +64,7 @@ class Packer:
         self._config = config
         self._topic_name = topic_name
         self._unpacked_bytes = 1  # unknown after a start, so there may be something
-        self._packed_at_ms = clock.now_ms()
+        self._packed_s = clock.monotonic_s()
         self._damaged: set[tuple[str, int]] = set()
         self._stopping = threading.Event()
 
@@ -81,28 +74,38 @@ class Packer:
 
     def is_due(self) -> bool:
         """Whether enough bytes or time have passed since the last packing."""
-        waited_ms = self._clock.now_ms() - self._packed_at_ms
+        waited_s = self._clock.monotonic_s() - self._packed_s
         return self._unpacked_bytes >= self._config.min_bytes or (
-            self._unpacked_bytes > 0 and waited_ms >= self._config.interval_ms
+            self._unpacked_bytes > 0 and waited_s * 1000 >= self._config.interval_ms
         )
 
     def stop(self) -> None:
         """Make a `pack` under way return after the segment it is writing."""
         self._stopping.set()
 
-    def pack(self) -> int:
-        """Pack what lies in chunks now; return the number of segments written.
+    def pack(
+        self,
+        is_wanted: Callable[[PartitionKey], bool] = lambda key: True,
+        go_on: Callable[[], bool] = lambda: True,
+    ) -> int:
+        """Pack what lies in chunks of the wanted partitions; return the segments written.
 
-        Damaged runs stay where they are and are logged. Raises `StoreError` (`StoreFull` among
-        them), `CatalogFull` or `CatalogDead`; what was committed until then stays packed.
+        Ends early when `go_on`, asked before every segment, says no. Damaged runs stay where they
+        are and are logged. Raises `StoreError` (`StoreFull` among them) and what the catalog
+        raises; what was committed until then stays packed.
         """
         self._unpacked_bytes = 0
-        self._packed_at_ms = self._clock.now_ms()
+        self._packed_s = self._clock.monotonic_s()
         self._catalog.flush().result()  # what was appended just now is packed too
         segments = 0
         while not self._stopping.is_set():
             runs = self._catalog.chunk_runs(limit=_RUNS_A_PASS)
-            written = sum(map(self._pack_in_turn, groups(self._intact(runs), self._config)))
+            wanted = (run for run in self._intact(runs) if is_wanted(key_of(run)))
+            written = 0
+            for group in groups(wanted, self._config):
+                if self._stopping.is_set() or not go_on():
+                    return segments + written
+                written += self._pack_in_turn(group)
             segments += written
             if not written or len(runs) < _RUNS_A_PASS:
                 break
@@ -113,8 +116,6 @@ class Packer:
 
     def _pack_in_turn(self, group: list[RunRow]) -> bool:
         """Pack one group, then rest as long as that took."""
-        if self._stopping.is_set():
-            return False
         began_s = self._clock.monotonic_s()
         packed = self._pack_group(group)
         self._clock.pause(self._clock.monotonic_s() - began_s)

@@ -1,0 +1,167 @@
+"""The records inside a stored batch, one by one: for compaction, which must open them.
+
+A record stays the bytes it is; only where the batch's base timestamp changes is its timestamp
+delta written anew. Decompression is capped (`wire.codecs`), and what cannot be opened is said to
+be `Unopened`, never guessed. Byte layout: Apache Kafka, "Record Batch" and "Record" (KIP-98), with
+the delete horizon of KIP-534.
+"""
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from catchwater.config import CatchwaterError
+from catchwater.log.format.batches import LEADER_EPOCH, StoredBatch
+from catchwater.wire.batch import HEADER_BYTES, NO_PRODUCER_ID, BatchHeader, read_header
+from catchwater.wire.codecs import CodecError, compress, decompress
+
+DELETE_HORIZON_BIT = 0x40
+"""The base timestamp is the time from which tombstones and markers may go (KIP-534)."""
+
+_BEFORE_CRC = Struct(">qiibI")
+_COVERED_BY_CRC = Struct(">hiqqqhii")
+_CONTROL_KEY = Struct(">hh")
+_MAGIC = 2
+_LENGTH_FIELD_END = 12
+_COMMIT = 1
+
+
+class Unopened(CatchwaterError):
+    """The batch's records cannot be read: damaged inside, or larger than the cap when unfolded."""
+
+
+class Record(NamedTuple):
+    """One record of a batch; `key` is None where it has none."""
+
+    offset_delta: int
+    timestamp_delta: int
+    key: memoryview | None
+    is_tombstone: bool
+    data: memoryview
+    """All of it, its length in front."""
+    after_timestamp: memoryview
+    """What follows its timestamp delta."""
+
+
+def open_records(batch: StoredBatch) -> list[Record]:
+    """The batch's records, in order. Raises `Unopened`."""
+    header = batch.header
+    try:
+        view = decompress(header.compression, batch.data[HEADER_BYTES:])
+        records, at = [], 0
+        for _ in range(header.record_count):
+            record, at = _record(view, at)
+            records.append(record)
+        if at != len(view):
+            raise CodecError(f"{len(view) - at} bytes follow the last record.")
+    except (CodecError, IndexError) as error:
+        raise Unopened(f"The batch at offset {header.base_offset} is not opened: {error}") from None
+    return records
+
+
+def _record(view: memoryview, start: int) -> tuple[Record, int]:
+    size, at = _varint(view, start)
+    end = at + size
+    if size < 0 or end > len(view):
+        raise IndexError("a record ends past the batch.")
+    timestamp_delta, after_timestamp = _varint(view, at + 1)  # a byte of attributes comes first
+    offset_delta, at = _varint(view, after_timestamp)
+    key_bytes, at = _varint(view, at)
+    key = None if key_bytes < 0 else view[at : at + key_bytes]
+    value_bytes, at = _varint(view, at + max(key_bytes, 0))
+    if at > end:
+        raise IndexError("a record's fields end past it.")
+    record = Record(
+        offset_delta, timestamp_delta, key, value_bytes < 0, view[start:end],
+        view[after_timestamp:end],
+    )  # fmt: skip
+    return record, end
+
+
+def rewritten(
+    batch: StoredBatch, kept: Sequence[Record], horizon_ms: int | None
+) -> tuple[BatchHeader, bytes]:
+    """The batch with only these of its records; offsets, timestamps and producer stay.
+
+    `horizon_ms` becomes its delete horizon; None leaves it as it is.
+    """
+    old = batch.header
+    base_timestamp = old.base_timestamp if horizon_ms is None else horizon_ms
+    later_ms = old.base_timestamp - base_timestamp
+    if later_ms:
+        records = b"".join(_moved(record, later_ms) for record in kept)
+    else:
+        records = b"".join(record.data for record in kept)
+    newest = max(old.base_timestamp + record.timestamp_delta for record in kept)
+    header = old._replace(
+        attributes=old.attributes | (DELETE_HORIZON_BIT if horizon_ms is not None else 0),
+        base_timestamp=base_timestamp,
+        max_timestamp=old.max_timestamp if old.log_append_time else newest,
+        record_count=len(kept),
+    )
+    return _encode(header, bytes(compress(old.compression, records)))
+
+
+def empty(offset: int) -> tuple[BatchHeader, bytes]:
+    """A batch without records at this offset, which readers of a cleaned range arrive at."""
+    header = BatchHeader(
+        offset, HEADER_BYTES, LEADER_EPOCH, _MAGIC, 0, 0, 0, -1, -1, NO_PRODUCER_ID, -1, -1, 0
+    )
+    return _encode(header, b"")
+
+
+def delete_horizon(header: BatchHeader) -> int | None:
+    """From when on, in milliseconds since 1970, the batch's tombstones may go; None: not set."""
+    return header.base_timestamp if header.attributes & DELETE_HORIZON_BIT else None
+
+
+def is_commit_marker(records: Sequence[Record]) -> bool:
+    """Whether a control batch's records end a transaction with effect (KIP-98)."""
+    key = records[0].key if records else None
+    return (
+        key is not None
+        and len(key) >= _CONTROL_KEY.size
+        and _CONTROL_KEY.unpack_from(key)[1] == _COMMIT
+    )
+
+
+def _encode(header: BatchHeader, body: bytes) -> tuple[BatchHeader, bytes]:
+    covered = _COVERED_BY_CRC.pack(*header[5:])
+    crc = crc32c(body, crc32c(covered))
+    length = HEADER_BYTES + len(body) - _LENGTH_FIELD_END
+    head = _BEFORE_CRC.pack(header.base_offset, length, LEADER_EPOCH, _MAGIC, crc)
+    data = b"".join((head, covered, body))
+    return read_header(memoryview(data)), data
+
+
+def _moved(record: Record, later_ms: int) -> bytes:
+    """The record with its timestamp told from a base that lies so much earlier."""
+    delta = _encode_varint(record.timestamp_delta + later_ms)
+    # The attributes of a record are one byte, which nobody has given a meaning yet: 0.
+    size = 1 + len(delta) + len(record.after_timestamp)
+    return b"".join((_encode_varint(size), b"\0", delta, record.after_timestamp))
+
+
+def _varint(view: memoryview, at: int) -> tuple[int, int]:
+    """A zig-zag varint, and where it ends. Raises `IndexError` past the end."""
+    value = shift = 0
+    while (byte := view[at]) & 0x80:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        at += 1
+        if shift > 63:
+            raise IndexError("a number is too long.")
+    value |= byte << shift
+    return (value >> 1) ^ -(value & 1), at + 1
+
+
+def _encode_varint(value: int) -> bytes:
+    bits = (value << 1) ^ (value >> 63)
+    encoded = bytearray()
+    while bits >= 0x80:
+        encoded.append(bits & 0x7F | 0x80)
+        bits >>= 7
+    encoded.append(bits)
+    return bytes(encoded)

@@ -1,0 +1,169 @@
+"""Deletion of bytes that nobody refers to any more, in two steps and a grace.
+
+An object no run lies in is marked in the catalog first; its bytes go a grace later, so that a
+reader who looked it up just before still finds it, and its row last. A deletion that fails leaves
+the mark, and is tried again. Objects that a crash left without a row are found by listing; a
+listing may be stale, so nothing is deleted for having been seen, only for being old and unknown.
+
+A WAL file may go once nothing can be committed any more that lies in it. Embedded: when it is
+finished and every frame in it was applied. Among brokers, who commit in the order they write: when
+its session has ended, when a later file of the session has been committed from, or when each file
+is one frame, which its row then says to be committed.
+
+Everything here blocks. It works in steps of `STEP_OBJECTS` and rests in between.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from typing import cast
+
+from catchwater.catalog.base import SharedCatalog
+from catchwater.log.core import Core
+from catchwater.log.storage import SEGMENTS, STAGED, WAL
+from catchwater.objects.base import ObjectInfo, StoreError
+from catchwater.wal.base import WalUnavailable
+
+_LOG = logging.getLogger(__name__)
+
+STEP_OBJECTS = 500
+"""Marked or deleted before the sweeper rests as long as that took."""
+
+GoOn = Callable[[], bool]
+"""Asked before every step: whether the job is still ours to do, and nobody wants to stop."""
+
+
+class Sweeper:
+    """The sweeper of one broker. Used in one thread at a time."""
+
+    def __init__(self, core: Core, *, grace_ms: int, orphan_grace_ms: int) -> None:
+        """`grace_ms` is how long bytes stay after their object was marked.
+
+        `orphan_grace_ms` is how old an object without a row may be: longer than any sink epoch
+        takes from its first staged chunk to its commit.
+        """
+        self._core = core
+        self._grace_s = grace_ms / 1000
+        self._orphan_grace_ms = orphan_grace_ms
+        # Since when, by a clock that never jumps, we know that an object is marked; after a
+        # restart the grace begins anew.
+        self._marked_s: dict[str, float] = {}
+
+    def sweep(self, go_on: GoOn = lambda: True) -> int:
+        """Mark what no run lies in and delete what was marked a grace ago; return how many.
+
+        Raises what the catalog raises; what is left is found the next time.
+        """
+        catalog = self._core.catalog
+        finished = self._finished_wal_files()
+        unused = {row.key for row in catalog.objects("live", unreferenced=True)}
+        if self._core.session is None:
+            unused = {key for key in unused if not key.startswith(WAL) or key in finished}
+        else:
+            unused -= self._in_use(unused)
+        for step in self._rested(unused, go_on):
+            catalog.mark_deleting(step).result()
+        catalog.flush().result()  # from here on no restart needs the finished files
+        # A finished file without a row: nothing in it was ever appended to a partition.
+        self._delete(finished - self._known(finished), go_on)
+        return self._delete_marked(go_on)
+
+    def sweep_orphans(self, go_on: GoOn = lambda: True) -> int:
+        """Delete objects without a row that are older than the grace; return how many.
+
+        They are segments and staged chunks that a crash left before their commit, and among
+        brokers WAL files that were never committed.
+        """
+        before_ms = self._core.clock.now_ms() - self._orphan_grace_ms
+        old = {info.key for info in self._listing() if info.modified_ms < before_ms}
+        orphans = old - self._known(old)
+        if self._core.session is not None:
+            orphans -= self._in_use(orphans)
+        return len(self._delete(orphans, go_on))
+
+    def _listing(self) -> Iterator[ObjectInfo]:
+        storage = self._core.storage
+        for prefix in (SEGMENTS, STAGED):
+            yield from storage.objects.list(prefix)
+        if self._core.session is not None:
+            yield from storage.wal.listing()
+
+    def _finished_wal_files(self) -> set[str]:
+        """Embedded: files that are not written to any more and whose every frame was applied."""
+        if self._core.session is not None:
+            return set()
+        applied = self._core.writer.sequenced
+        return {
+            file.name
+            for file, following in pairwise(self._core.storage.wal.files())
+            if following.first_sequence <= applied + 1
+        }
+
+    def _in_use(self, keys: Iterable[str]) -> set[str]:
+        """Those of these WAL files in which something may still be committed."""
+        wal = self._core.storage.wal
+        catalog = cast(SharedCatalog, self._core.catalog)
+        # The rows first: a session that begins later has no file among them.
+        newest: dict[str, str] = {}
+        for row in catalog.objects("live"):
+            if row.key.startswith(WAL):
+                session = _session_of(row.key)
+                newest[session] = max(row.key, newest.get(session, ""))
+        known = self._known(keys) if wal.one_frame_files else set()
+        alive = {f"{WAL}{broker.id}-{broker.epoch}/" for broker in catalog.brokers()}
+        return {
+            key
+            for key in keys
+            if _session_of(key) in alive
+            and key not in known
+            and key >= newest.get(_session_of(key), "")
+        }
+
+    def _delete_marked(self, go_on: GoOn) -> int:
+        now_s = self._core.clock.monotonic_s()
+        # One that a broker, stopped for longer than its session, has committed from stays.
+        marked = {row.key for row in self._core.catalog.objects("deleting", unreferenced=True)}
+        self._marked_s = {key: self._marked_s.get(key, now_s) for key in marked}
+        due = [key for key, since_s in self._marked_s.items() if now_s - since_s >= self._grace_s]
+        deleted = self._delete(due, go_on)
+        for step in _steps(deleted):
+            self._core.catalog.forget_objects(step).result()
+        return len(deleted)
+
+    def _delete(self, keys: Iterable[str], go_on: GoOn) -> set[str]:
+        """Delete these objects; those that could not be deleted are logged and left out."""
+        deleted = set()
+        for step in self._rested(keys, go_on):
+            for key in step:
+                try:
+                    self._core.storage.delete(key)
+                except (StoreError, WalUnavailable) as error:
+                    _LOG.warning("%s is deleted later: %s", key, error)
+                else:
+                    deleted.add(key)
+        return deleted
+
+    def _rested(self, keys: Iterable[str], go_on: GoOn) -> Iterator[list[str]]:
+        clock = self._core.clock
+        for step in _steps(keys):
+            if not go_on():
+                return
+            began_s = clock.monotonic_s()
+            yield step
+            clock.pause(clock.monotonic_s() - began_s)
+
+    def _known(self, keys: Iterable[str]) -> set[str]:
+        found: set[str] = set()
+        for step in _steps(keys):
+            found |= self._core.catalog.known_objects(step)
+        return found
+
+
+def _steps(keys: Iterable[str]) -> Iterator[list[str]]:
+    ordered = sorted(keys)
+    return (ordered[at : at + STEP_OBJECTS] for at in range(0, len(ordered), STEP_OBJECTS))
+
+
+def _session_of(key: str) -> str:
+    """`wal/<broker id>-<session epoch>/` of a WAL file's key; of any other key, its folder."""
+    return key[: key.rfind("/") + 1]
