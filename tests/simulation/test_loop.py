@@ -6,7 +6,6 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
-
 from tests.simulation.loop import Deadlock, Killed, Node, VirtualLoop, this_hand
 
 
@@ -20,7 +19,7 @@ def loop() -> Iterator[VirtualLoop]:
 
 def started(node: Node, loop: VirtualLoop, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     def begin() -> None:
-        asyncio.ensure_future(work())
+        node.tasks.add(asyncio.ensure_future(work()))
 
     loop.call_soon(begin, context=node.context)
 

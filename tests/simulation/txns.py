@@ -195,7 +195,7 @@ class TxnProducer(Client):
 
 
 class Copier(TxnProducer):
-    """Copies committed records of one partition to another, with its position in the same commit."""
+    """Copies committed records of one partition to another, and its position, in one commit."""
 
     def __init__(
         self,

@@ -12,11 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from catchwater.broker.broker import Broker
-from catchwater.catalog.rows import PartitionKey, PartitionRow
-from catchwater.drill.history import Line
-from catchwater.log.log import Log
-from catchwater.objects.memory import MemoryStore
 from tests.faulty import FaultPlan, FaultyStore, Rates
 from tests.simulation.gates import (
     Database,
@@ -28,6 +23,12 @@ from tests.simulation.gates import (
 )
 from tests.simulation.loop import Node, VirtualLoop
 from tests.simulation.network import Network, Server
+
+from catchwater.broker.broker import Broker
+from catchwater.catalog.rows import PartitionKey, PartitionRow
+from catchwater.drill.history import Line
+from catchwater.log.log import Log
+from catchwater.objects.memory import MemoryStore
 
 SESSION_MS = 6_000
 
@@ -114,7 +115,9 @@ class World:
         self.bucket = MemoryStore(self.clock)
         self.store = FaultyStore(self.bucket, plan, self.clock)
         self.network = Network(self.loop, self.weather, self.stream("network"))
-        self.machines = [Machine(self, number + 1, self.open_broker) for number in range(self.brokers)]
+        self.machines = [
+            Machine(self, number + 1, self.open_broker) for number in range(self.brokers)
+        ]
         self._watermarks: dict[PartitionKey, int] = {}
 
     def stream(self, name: str) -> random.Random:
