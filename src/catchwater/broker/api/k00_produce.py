@@ -16,7 +16,7 @@ from catchwater.broker.broker import Api, Broker, Call, Later
 from catchwater.catalog.rows import (
     Topic,
 )
-from catchwater.log.format.chunk import ADDS_PARTITION
+from catchwater.log.format.chunk import ADDS_PARTITION, KAFKAS_ATTRIBUTES
 from catchwater.log.write.intake import Appended, Submission
 from catchwater.objects.base import Buffer
 from catchwater.wire.batch import BatchError, BatchHeader, check, read_single
@@ -34,7 +34,6 @@ LATEST_TIMESTAMP_MS = 365 * 24 * 60 * 60 * 1000
 """How far in the future a record may lie; beyond, a producer's clock must be wrong."""
 
 _ADDS_PARTITIONS_SINCE = 12
-_KAFKAS_ATTRIBUTES = 0xFF
 
 
 def start(broker: Broker, call: Call) -> Later:
@@ -59,7 +58,7 @@ def start(broker: Broker, call: Call) -> Later:
                 refusals.append(refusal)
                 continue
             # The upper bits of the attributes are the index's; what a client put there is not read.
-            attributes = header.attributes & _KAFKAS_ATTRIBUTES
+            attributes = header.attributes & KAFKAS_ATTRIBUTES
             if header.is_transactional and call.version >= _ADDS_PARTITIONS_SINCE:
                 attributes |= ADDS_PARTITION
             header = header._replace(attributes=attributes)

@@ -19,7 +19,7 @@ from catchwater.catalog.rows import (
 )
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import Buffer
-from catchwater.wire.batch import BatchError, BatchHeader, check, read_single
+from catchwater.wire.batch import BatchError, BatchHeader, check, check_crc, read_single
 
 MAGIC = b"CWCK"
 VERSION = 2
@@ -28,10 +28,10 @@ MAX_CHUNK_BYTES = 2**32 - 1
 
 TRANSACTIONAL = 0x10
 CONTROL = 0x20
-# Ours, where Kafka has nothing: the batch itself does not bear them.
+KAFKAS_ATTRIBUTES = 0xFF
+# Ours, where Kafka has nothing: what stands there in the batch itself is not looked at.
 COMMIT = 0x100
 ADDS_PARTITION = 0x200
-_OURS = COMMIT | ADDS_PARTITION
 
 _HEADER = struct.Struct(">4sHHqIII")
 _CRC = struct.Struct(">I")
@@ -166,13 +166,16 @@ def decode(view: Buffer) -> Chunk:
         batch = view[entry.byte_offset : entry.byte_offset + entry.size_bytes]
         try:
             header = read_single(batch)
-            check(batch, header)
+            if header.is_control:
+                check_crc(batch, header)
+            else:
+                check(batch, header)
         except BatchError as error:
             raise ChunkError(
                 f"The chunk's batch at byte {entry.byte_offset} is refused: {error.reason}"
             ) from error
-        entry = entry._replace(attributes=entry.attributes & ~_OURS)
-        if entry[4:] != tuple(getattr(header, name) for name in entry._fields[4:]):
+        *told, attributes = (getattr(header, name) for name in entry._fields[4:])
+        if entry[4:-1] != tuple(told) or (entry.attributes ^ attributes) & KAFKAS_ATTRIBUTES:
             raise ChunkError(f"The chunk's index and its batch at {entry.byte_offset} disagree.")
     return chunk
 
