@@ -60,10 +60,10 @@ class Place:
             case _:
                 self.store = RetryingStore(self.memory, self.clock)
 
-    def open(self, prefix: str) -> Wal:
+    def open(self, prefix: str, kind: WalKind | None = None) -> Wal:
         """A session's WAL."""
         return open_wal(
-            self.kind,
+            kind or self.kind,
             prefix,
             self.clock,
             catalog=self.catalog,
@@ -162,6 +162,24 @@ def test_a_dead_session_can_be_removed_to_the_last_file(place: Place) -> None:
         mine.remove(file)
     assert [info for info in mine.listing() if info.key.startswith("wal/1-1")] == []
     assert not (place.folder / "wal" / "1-1").exists()
+
+
+@pytest.mark.parametrize("earlier", ["file", "object", "postgres"])
+def test_what_was_written_to_another_kind_before_is_read_and_removed(
+    place: Place, earlier: WalKind
+) -> None:
+    before = place.open("1-1/", earlier)
+    positions = [place.written(before, b"x" * 300) for _ in range(3)]
+    wal = place.open("1-2/")
+    place.written(wal, b"own")
+    for position in positions:
+        assert wal.read(*position[1:]) == b"x" * 300
+        assert wal.url(position.file) == before.url(position.file)
+    wal.remove(positions[0].file)
+    with pytest.raises(WalReadError, match=positions[0].file):
+        wal.read(*positions[0][1:])
+    listed = {info.key for info in wal.listing()}
+    assert listed >= ({p.file for p in positions[1:]} if earlier != "postgres" else set())
 
 
 def test_a_range_that_is_not_there_is_named(place: Place) -> None:

@@ -111,11 +111,31 @@ class WalCorrupt(CatchwaterError):
         self.damage = damage
 
 
-class Wal(Protocol):
-    """One writer appends; anybody may read. All calls block.
+class WalPlace(Protocol):
+    """Where WAL files of one kind lie: those of every broker that writes there."""
 
-    `read`, `url` and `remove` take the files of every broker that writes to the same place.
-    """
+    def read(self, file: str, offset: int, size: int) -> bytes:
+        """Bytes of a file as they are; the caller checks them. Raises `WalReadError`."""
+        ...
+
+    def url(self, file: str) -> str:
+        """Where a reader in another process finds the file: see `objects.urls.read_range`."""
+        ...
+
+    def listing(self) -> Iterator[ObjectInfo]:
+        """The files of all writers, in no order. For finding garbage only: it may be stale."""
+        ...
+
+    def remove(self, file: str) -> None:
+        """Delete a file that nothing refers to any more; never the one being written.
+
+        One that is not there is no error. Raises `WalUnavailable`.
+        """
+        ...
+
+
+class Wal(WalPlace, Protocol):
+    """One writer appends; anybody may read. All calls block."""
 
     prefix: str
     """Of this writer's file names: empty, or `<broker id>-<session epoch>/` among many brokers."""
@@ -140,14 +160,6 @@ class Wal(Protocol):
         """
         ...
 
-    def read(self, file: str, offset: int, size: int) -> bytes:
-        """Bytes of a file as they are; the caller checks them. Raises `WalReadError`."""
-        ...
-
-    def url(self, file: str) -> str:
-        """Where a reader in another process finds the file: see `objects.urls.read_range`."""
-        ...
-
     def files(self) -> list[WalFile]:
         """The files this writer may still need, oldest first; the last one is being written.
 
@@ -155,19 +167,8 @@ class Wal(Protocol):
         """
         ...
 
-    def listing(self) -> Iterator[ObjectInfo]:
-        """The files of all writers, in no order. For finding garbage only: it may be stale."""
-        ...
-
     def roll(self) -> None:
         """Let the next append begin a new file."""
-        ...
-
-    def remove(self, file: str) -> None:
-        """Delete a file that nothing refers to any more; never the one being written.
-
-        One that is not there is no error. Raises `WalUnavailable`.
-        """
         ...
 
     def describe(self) -> WalDescription:

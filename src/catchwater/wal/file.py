@@ -15,15 +15,13 @@ and `roll` from one thread. The other calls may come from any thread.
 
 import errno
 import os
-import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from crc32c import crc32c
 
 from catchwater.clock import Clock
-from catchwater.objects.base import Buffer, ObjectInfo
+from catchwater.objects.base import Buffer
 from catchwater.wal.base import (
     Damage,
     Position,
@@ -33,9 +31,9 @@ from catchwater.wal.base import (
     WalDescription,
     WalFile,
     WalFull,
-    WalReadError,
-    WalUnavailable,
 )
+from catchwater.wal.directory import FILE_NAME as FILE_NAME
+from catchwater.wal.directory import WalDirectory, sync_directory
 from catchwater.wal.scan import (
     ALIGNMENT,
     FILE_HEADER_BYTES,
@@ -48,14 +46,11 @@ from catchwater.wal.scan import (
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 
-FILE_NAME = re.compile(r"wal/(\d+-\d+/)?(\d{20})\.wal")
-"""A file's name: the prefix of a broker among many, and the first sequence."""
-
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _MAX_PARTS = 1024
 
 
-class FileWal:
+class FileWal(WalDirectory):
     """The WAL of one broker, in `<root>/wal/<prefix>`."""
 
     linger_ms = 0
@@ -78,8 +73,8 @@ class FileWal:
         Raises `WalCorrupt` when a later frame is damaged or missing, and `WalTooNew`; nothing has
         been changed then.
         """
+        super().__init__(root)
         self.prefix = prefix
-        self._root = root
         self._folder = root / "wal" / prefix
         self._clock = clock
         self._segment_bytes = segment_bytes
@@ -189,24 +184,6 @@ class FileWal:
                 yield Position(expected, name, frame.payload, frame.size), view
                 expected += 1
 
-    def read(self, file: str, offset: int, size: int) -> bytes:
-        """Bytes of a file as they are."""
-        assert FILE_NAME.fullmatch(file), f"{file} is the name of a WAL file"
-        try:
-            with open(self._root / file, "rb", buffering=0) as handle:
-                data = os.pread(handle.fileno(), size, offset)
-        except OSError as error:
-            raise WalReadError(f"{self._root / file} cannot be read: {error.strerror}.") from error
-        if len(data) != size:
-            raise WalReadError(
-                f"{self._root / file} ends before byte {offset + size}, which the catalog names."
-            )
-        return data
-
-    def url(self, file: str) -> str:
-        """A `file:` URL of the file."""
-        return (self._root / file).absolute().as_uri()
-
     def files(self) -> list[WalFile]:
         """The files there are, oldest first."""
         found = []
@@ -221,41 +198,14 @@ class FileWal:
         if self._at > FILE_HEADER_BYTES:
             self._let_go()
 
-    def listing(self) -> Iterator[ObjectInfo]:
-        """The files of all writers."""
-        for path in (self._root / "wal").rglob("*.wal"):
-            file = path.relative_to(self._root).as_posix()
-            if FILE_NAME.fullmatch(file):
-                try:
-                    status = path.stat()
-                except FileNotFoundError:
-                    continue  # removed since the directory was read
-                yield ObjectInfo(file, status.st_size, status.st_mtime_ns // 1_000_000)
-
     def remove(self, file: str) -> None:
-        """Delete a file, and the folder of another session when this was its last one."""
+        """Delete a file of any writer; of its own, never the newest."""
         match = FILE_NAME.fullmatch(file)
-        assert match, f"{file} is the name of a WAL file"
-        prefix, first = match[1] or "", int(match[2])
-        is_own = prefix == self.prefix
-        assert not (is_own and [first] == self._firsts[-1:]), "the newest file is never removed"
-        try:
-            self._unlink(self._root / file, keep_folder=is_own)
-        except OSError as error:
-            raise WalUnavailable(
-                f"{self._root / file} could not be removed: {error.strerror}."
-            ) from error
-        if is_own and first in self._firsts:
+        first = int(match[2]) if match and (match[1] or "") == self.prefix else -1
+        assert [first] != self._firsts[-1:], "the newest file is never removed"
+        super().remove(file)
+        if first in self._firsts:
             self._firsts.remove(first)
-
-    def _unlink(self, path: Path, *, keep_folder: bool) -> None:
-        if not path.parent.exists():
-            return
-        path.unlink(missing_ok=True)
-        sync_directory(path.parent)
-        if not keep_folder:
-            with suppress(OSError):  # it holds other files
-                path.parent.rmdir()
 
     def describe(self) -> WalDescription:
         """What this WAL is and who can read it."""
@@ -356,12 +306,3 @@ def _write_all(fd: int, parts: Sequence[Buffer], at: int) -> None:
             written -= len(left.pop(0))
         if written:
             left[0] = left[0][written:]
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

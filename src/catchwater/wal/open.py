@@ -11,10 +11,12 @@ from catchwater.catalog.base import SharedCatalog
 from catchwater.catalog.rows import Session
 from catchwater.clock import Clock
 from catchwater.objects.base import ObjectStore
-from catchwater.wal.base import Wal
+from catchwater.wal.base import Wal, WalPlace
+from catchwater.wal.directory import WalDirectory
 from catchwater.wal.file import SEGMENT_BYTES, FileWal
 from catchwater.wal.object import LINGER_MS, ObjectWal
 from catchwater.wal.postgres import PostgresWal
+from catchwater.wal.routed import RoutedWal
 from catchwater.wal.shared import make_session_folder
 
 WalKind = Literal["file", "object", "postgres"]
@@ -40,16 +42,21 @@ def open_wal(
 ) -> Wal:
     """A fresh WAL of this kind for the session that `prefix` names.
 
-    Only the kind `file` uses `root` (the directory all brokers see), `cluster_id` (it must be that
-    cluster's), `peers` (the prefixes of the other live sessions; it must show them) and
-    `segment_bytes`. Raises `WalDirectoryRefused`.
+    It reads and removes the files of every session, also those that wrote to another kind. `root`
+    is the directory that all brokers see. Only the kind `file` must have it, and uses `cluster_id`
+    (it must be that cluster's), `peers` (the prefixes of the other live sessions; it must show
+    them) and `segment_bytes`. Raises `WalDirectoryRefused`.
     """
+    rows = PostgresWal(catalog, prefix=prefix)
+    objects = ObjectWal(store, clock, prefix=prefix, linger_ms=linger_ms)
+    files: list[WalPlace] = [] if root is None else [WalDirectory(root)]
     match kind:
         case "file":
             assert root is not None and cluster_id, "the kind file needs a directory and a cluster"
             make_session_folder(root, prefix, clock, cluster_id=cluster_id, peers=peers)
-            return FileWal(root, clock, applied=0, segment_bytes=segment_bytes, prefix=prefix)
+            own = FileWal(root, clock, applied=0, segment_bytes=segment_bytes, prefix=prefix)
+            return RoutedWal(own, [rows, objects])
         case "object":
-            return ObjectWal(store, clock, prefix=prefix, linger_ms=linger_ms)
+            return RoutedWal(objects, [rows, *files])
         case "postgres":
-            return PostgresWal(catalog, prefix=prefix)
+            return RoutedWal(rows, [objects, *files])

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
-from catchwater.wal.file import sync_directory
+from catchwater.wal.directory import sync_directory
 
 PEER_WAIT_S = 5.0
 """A session's folder is made a moment after the session: so long may it be missing."""

@@ -1,0 +1,75 @@
+"""The files of write-ahead logs in one directory, whoever writes them: read, found, removed.
+
+    <root>/wal/<20 digits>.wal                                       of a broker alone
+    <root>/wal/<broker id>-<session epoch>/<20 digits>.wal           of one among many
+
+Writing is `wal.file`. Any number of threads and processes may use one directory.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from catchwater.objects.base import ObjectInfo, ObjectTruncated
+from catchwater.objects.local import read_file_range
+from catchwater.wal.base import WalReadError, WalUnavailable
+
+FILE_NAME = re.compile(r"wal/(\d+-\d+/)?(\d{20})\.wal")
+"""A file's name: the prefix of a broker among many, and the first sequence."""
+
+
+class WalDirectory:
+    """The files below `<root>/wal`; part of every WAL that keeps files."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def read(self, file: str, offset: int, size: int) -> bytes:
+        """Bytes of a file as they are."""
+        assert FILE_NAME.fullmatch(file), f"{file} is the name of a WAL file"
+        try:
+            return read_file_range(self._root / file, offset, size)
+        except ObjectTruncated as error:
+            raise WalReadError(str(error), hint=error.hint) from error
+        except OSError as error:
+            raise WalReadError(f"{self._root / file} cannot be read: {error.strerror}.") from error
+
+    def url(self, file: str) -> str:
+        """A `file:` URL of the file."""
+        return (self._root / file).absolute().as_uri()
+
+    def listing(self) -> Iterator[ObjectInfo]:
+        """The files of all writers."""
+        for path in (self._root / "wal").rglob("*.wal"):
+            file = path.relative_to(self._root).as_posix()
+            if FILE_NAME.fullmatch(file):
+                try:
+                    status = path.stat()
+                except FileNotFoundError:
+                    continue  # removed since the directory was read
+                yield ObjectInfo(file, status.st_size, status.st_mtime_ns // 1_000_000)
+
+    def remove(self, file: str) -> None:
+        """Delete a file, and the folder of its session when that is empty then."""
+        assert FILE_NAME.fullmatch(file), f"{file} is the name of a WAL file"
+        path = self._root / file
+        try:
+            path.unlink(missing_ok=True)
+            if path.parent.exists():
+                sync_directory(path.parent)
+        except OSError as error:
+            raise WalUnavailable(f"{path} could not be removed: {error.strerror}.") from error
+        if path.parent.name != "wal":
+            with suppress(OSError):  # it holds other files, or is gone
+                path.parent.rmdir()
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
