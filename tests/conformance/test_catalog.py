@@ -3,30 +3,39 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from catchwater.catalog.base import (
     Catalog,
+    CoordinatorMoved,
     EpochGap,
     RunsChanged,
-    TopicExists,
     TopicUnknown,
 )
+from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase, call_now
 from catchwater.catalog.rows import (
+    AbortedRow,
     Changes,
+    EndedTxn,
     EpochCommit,
     ObjectRow,
     OffsetCommit,
+    OpenTxnRow,
     PartitionRow,
     Pin,
     ProducerRow,
     RunRow,
     Scope,
+    Seen,
     StorageRow,
     Topic,
+    TxnRow,
 )
 from catchwater.catalog.sqlite import SqliteCatalog
+from catchwater.clock import ManualClock
+from catchwater.config import CatchwaterError
 
 T1 = b"1" * 16
 KEY = (T1, 0)
@@ -35,19 +44,31 @@ TOPIC = Topic(T1, "payments", 2, {"retention.ms": "1000"})
 Open = Callable[[], Catalog]
 
 
-@pytest.fixture(params=["sqlite"])
+@pytest.fixture(params=["sqlite", "memory", "postgres"])
 def open_catalog(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     """Opens the same catalog again, as after a crash; nothing trails unless a barrier takes it."""
     opened: list[Catalog] = []
+    memory = MemoryDatabase(ManualClock(), call_now)
+    postgres_url = request.getfixturevalue("postgres_url") if request.param == "postgres" else ""
 
     def open_again() -> Catalog:
-        catalog = SqliteCatalog(tmp_path / "catalog.db", new_cluster_id=lambda: "c-1", lag_s=3600)
+        catalog: Catalog
+        if request.param == "sqlite":
+            path = tmp_path / "catalog.db"
+            catalog = SqliteCatalog(path, new_cluster_id=lambda: "c-1", lag_s=3600)
+        elif request.param == "memory":
+            catalog = MemoryCatalog(memory)
+        else:
+            from catchwater.catalog.postgres import PostgresCatalog
+
+            catalog = PostgresCatalog(postgres_url, new_cluster_id=lambda: "c-1", connections=4)
         opened.append(catalog)
         return catalog
 
     yield open_again
     for catalog in opened:
         catalog.close()
+    memory.close()
 
 
 def chunk(first: int, last: int, *, at: int = 0, timestamp: int = -1) -> Changes:
@@ -59,6 +80,16 @@ def chunk(first: int, last: int, *, at: int = 0, timestamp: int = -1) -> Changes
         producers=[ProducerRow(T1, 0, 9, 1, ((first, last, first),), 1000 + last)],
         objects=[ObjectRow(WAL, "chunk", "live", at + size, 5)],
     )
+
+
+def put(catalog: Catalog, changes: Changes) -> None:
+    """Make changes part of the log, whatever was there."""
+    catalog.transact(Scope(), lambda seen: (changes, None)).result(5)
+
+
+def look(catalog: Catalog, **scope: Any) -> Seen:
+    """What a transaction of this scope sees."""
+    return catalog.transact(Scope(**scope), lambda seen: (Changes(), seen)).result(5)
 
 
 def with_topic(open_catalog: Open) -> Catalog:
@@ -74,59 +105,13 @@ def test_a_new_catalog_is_empty_and_keeps_its_cluster_id(open_catalog: Open) -> 
     assert not snapshot.topics
 
 
-def test_what_was_applied_is_read_back_at_once_and_durable_after_a_flush(
-    open_catalog: Open,
-) -> None:
-    catalog = with_topic(open_catalog)
-    first, second = chunk(0, 4), chunk(5, 9, at=5)
-    catalog.apply(1, first)
-    catalog.apply(2, second)
-    assert catalog.runs(KEY, 0) == [*first.runs, *second.runs]
-    assert not open_catalog().runs(KEY, 0)
-    assert open_catalog().load().applied_sequence == 0
-    catalog.flush().result(5)
-    again = open_catalog()
-    assert again.runs(KEY, 0) == catalog.runs(KEY, 0) == [*first.runs, *second.runs]
-    snapshot = again.load()
-    assert snapshot.applied_sequence == 2
-    assert snapshot.partitions[0] == second.partitions[0]
-    assert list(snapshot.producers) == list(second.producers)
-    assert snapshot.topics == [TOPIC]
-
-
-def test_a_barrier_is_never_durable_without_the_chunks_before_it(open_catalog: Open) -> None:
-    catalog = with_topic(open_catalog)
-    catalog.apply(1, chunk(0, 4))
-    catalog.commit_offsets("g", {("payments", 0): OffsetCommit(5)}).result(5)
-    again = open_catalog()
-    assert again.committed("g") == {("payments", 0): OffsetCommit(5)}
-    assert again.load().applied_sequence == 1
-    assert len(again.runs(KEY, 0)) == 1
-
-
-def test_a_refused_barrier_leaves_the_others_in_its_transaction_alone(open_catalog: Open) -> None:
-    catalog = with_topic(open_catalog)
-    catalog.apply(1, chunk(0, 4))
-    futures = [catalog.set_pin(Pin(f"p{n}", "me", {}, None, n)) for n in range(5)]
-    refused = catalog.create_topic(Topic(b"2" * 16, "payments", 1))
-    more = [catalog.set_pin(Pin(f"q{n}", "me", {}, None, n)) for n in range(5)]
-    with pytest.raises(TopicExists, match="payments"):
-        refused.result(5)
-    for future in futures + more:
-        future.result(5)
-    assert len(open_catalog().pins()) == 10
-    assert open_catalog().load().applied_sequence == 1
-
-
 def test_runs_are_found_by_offset_bytes_and_number(open_catalog: Open) -> None:
     catalog = with_topic(open_catalog)
     runs = []
     for n in range(20):
         changes = chunk(n * 10, n * 10 + 9, at=n * 10)
-        catalog.apply(n + 1, changes)
+        put(catalog, changes)
         runs += changes.runs
-        if n == 12:
-            catalog.flush().result(5)
     for offset in (0, 9, 10, 115, 135, 199):
         assert catalog.runs(KEY, offset) == runs[offset // 10 :]
     assert catalog.runs(KEY, 200) == []
@@ -135,20 +120,29 @@ def test_runs_are_found_by_offset_bytes_and_number(open_catalog: Open) -> None:
     assert catalog.runs((T1, 1), 0) == []
 
 
-@pytest.mark.parametrize("flushed", [False, True])
-def test_a_timestamp_finds_the_first_run_not_older(open_catalog: Open, flushed: bool) -> None:
+def test_a_timestamp_finds_the_first_run_not_older(open_catalog: Open) -> None:
     catalog = with_topic(open_catalog)
-    for n, timestamp in enumerate((100, 50, 300, 200)):
-        catalog.apply(n + 1, chunk(n, n, at=n, timestamp=timestamp))
-    if flushed:
-        catalog.flush().result(5)
-    found = [catalog.run_for_timestamp(KEY, at) for at in (60, 101, 250, 301)]
-    assert [run and run.base_offset for run in found] == [0, 2, 2, None]
+    for n, timestamp in enumerate((100, 50, 300, 200, 250)):
+        put(catalog, chunk(n, n, at=n, timestamp=timestamp))
+
+    def found(*wanted: int) -> list[int | None]:
+        runs = [catalog.run_for_timestamp(KEY, at) for at in wanted]
+        return [run and run.base_offset for run in runs]
+
+    assert found(60, 101, 250, 301) == [0, 2, 2, None]
+    catalog.trim({KEY: 3}).result(5)
+    assert found(60, 101, 201, 250, 251) == [3, 3, 4, 4, None]
+    put(catalog, chunk(5, 5, at=5, timestamp=240))
+    assert found(201, 241, 251) == [4, 4, None]
+    old = catalog.runs(KEY, 3)[:2]
+    merged = RunRow(T1, 0, 3, 4, WAL, 3, 1, 200, 1)
+    catalog.replace_runs(old, [merged], []).result(5)
+    assert found(200, 201, 241) == [3, 5, None]
 
 
 def test_a_topic_is_created_once_and_deleted_with_all_it_had(open_catalog: Open) -> None:
     catalog = with_topic(open_catalog)
-    catalog.apply(1, chunk(0, 4))
+    put(catalog, chunk(0, 4))
     segment = ObjectRow("segments/a.seg", "segment", "live", 9, 1)
     old = catalog.runs(KEY, 0)
     packed = [old[0]._replace(object=segment.key, byte_offset=0)]
@@ -225,7 +219,7 @@ def test_an_epoch_is_recorded_with_its_runs_or_not_at_all(open_catalog: Open) ->
 def test_runs_are_replaced_only_when_all_of_them_are_still_there(open_catalog: Open) -> None:
     catalog = with_topic(open_catalog)
     for n in range(3):
-        catalog.apply(n + 1, chunk(n * 5, n * 5 + 4, at=n * 5))
+        put(catalog, chunk(n * 5, n * 5 + 4, at=n * 5))
     old = catalog.runs(KEY, 0)
     segment = ObjectRow("segments/a.seg", "segment", "live", 20, 1)
     new = [RunRow(T1, 0, 0, 14, segment.key, 0, 15, -1, 15)]
@@ -240,12 +234,23 @@ def test_runs_are_replaced_only_when_all_of_them_are_still_there(open_catalog: O
     assert catalog.storage(T1) == [StorageRow(0, 0, 15, 1)]
 
 
+def test_replaced_runs_that_are_smaller_shrink_their_partition(open_catalog: Open) -> None:
+    catalog = with_topic(open_catalog)
+    for n in range(3):
+        put(catalog, chunk(n * 5, n * 5 + 4, at=n * 5, timestamp=100 + n))
+    segment = ObjectRow("segments/a.seg", "segment", "live", 4, 1)
+    new = [RunRow(T1, 0, 0, 9, segment.key, 0, 4, 101, 3)]
+    row = catalog.replace_runs(catalog.runs(KEY, 0)[:2], new, [segment]).result(5)
+    assert row == PartitionRow(T1, 0, 0, 15, 15 - 10 + 4, 101)
+    assert catalog.partitions([KEY]) == [row]
+
+
 def test_trimming_moves_the_log_start_and_drops_runs_that_end_before_it(
     open_catalog: Open,
 ) -> None:
     catalog = with_topic(open_catalog)
     for n in range(3):
-        catalog.apply(n + 1, chunk(n * 5, n * 5 + 4, at=n * 5, timestamp=100 + n))
+        put(catalog, chunk(n * 5, n * 5 + 4, at=n * 5, timestamp=100 + n))
     expected = PartitionRow(T1, 0, 7, 15, 15 - 5, 101)
     # The chunks' own rows say bytes = high watermark here, so the last one counts all 15.
     assert catalog.trim({KEY: 7, (b"gone" * 4, 0): 3}).result(5) == [expected]
@@ -257,7 +262,7 @@ def test_trimming_moves_the_log_start_and_drops_runs_that_end_before_it(
 
 def test_an_object_is_given_up_only_when_no_run_lies_in_it(open_catalog: Open) -> None:
     catalog = with_topic(open_catalog)
-    catalog.apply(1, chunk(0, 4))
+    put(catalog, chunk(0, 4))
     assert catalog.mark_deleting([WAL, "unknown"]).result(5) == []
     catalog.forget_objects([WAL]).result(5)
     assert [row.key for row in catalog.objects("live")] == [WAL]
@@ -271,8 +276,138 @@ def test_an_object_is_given_up_only_when_no_run_lies_in_it(open_catalog: Open) -
 
 def test_silent_producers_are_forgotten(open_catalog: Open) -> None:
     catalog = with_topic(open_catalog)
-    catalog.apply(1, chunk(0, 4))
+    put(catalog, chunk(0, 4))
     catalog.forget_producers(1004).result(5)
-    assert len(open_catalog().load().producers) == 1
+    assert look(catalog, producers=[(T1, 0, 9)]).producers == chunk(0, 4).producers
     catalog.forget_producers(1005).result(5)
-    assert not open_catalog().load().producers
+    assert not look(open_catalog(), producers=[(T1, 0, 9)]).producers
+
+
+def test_a_transaction_sees_what_it_asked_for_and_writes_all_it_decides(
+    open_catalog: Open,
+) -> None:
+    catalog = with_topic(open_catalog)
+    put(catalog, chunk(0, 4))
+    txn = TxnRow("tx", 9, 1, "ongoing", 60_000, 17, 1, ((T1.hex(), 0), (T1.hex(), 1)))
+    opened = [OpenTxnRow(T1, 0, 9, 0), OpenTxnRow(T1, 1, 9, 7)]
+    put(catalog, Changes(txns=[txn], open_txns=opened))
+    seen = look(
+        open_catalog(),
+        transactional=[9, 10],
+        transactional_ids=["tx", "unknown"],
+        partitions=[KEY, (T1, 0), (b"gone" * 4, 3)],
+        producers=[(T1, 0, 9), (T1, 1, 9)],
+    )
+    assert seen == Seen(chunk(0, 4).partitions, chunk(0, 4).producers, [txn], opened[:1])
+    assert catalog.txns() == [txn]
+    assert catalog.open_txns(9) == opened
+    assert catalog.open_txns_on((T1, 1)) == opened[1:]
+    assert catalog.load().open_txns == opened
+
+
+def test_what_decide_raises_undoes_everything(open_catalog: Open) -> None:
+    catalog = with_topic(open_catalog)
+
+    class Refused(CatchwaterError):
+        """What a caller may raise."""
+
+    def decide(seen: Seen) -> tuple[Changes, None]:
+        raise Refused("No.")
+
+    with pytest.raises(Refused):
+        catalog.transact(Scope(partitions=[KEY]), decide).result(5)
+    gap = [("p", "s", EpochCommit(False, n, 0, {}, "", "payments")) for n in (1, 3)]
+    with pytest.raises(EpochGap):
+        put(catalog, replace(chunk(0, 4), epochs=gap))
+    assert catalog.runs(KEY, 0) == []
+    assert catalog.epoch("p", "s") is None
+    assert catalog.known_objects([WAL]) == set()
+
+
+def test_the_runs_of_an_object_tell_what_became_of_a_chunk(open_catalog: Open) -> None:
+    catalog = with_topic(open_catalog)
+    changes = [chunk(0, 4), chunk(5, 9, at=5)]
+    put(catalog, changes[0])
+    put(catalog, changes[1])
+    assert catalog.runs_in(WAL) == [*changes[0].runs, *changes[1].runs]
+    assert catalog.runs_in("wal/never-committed") == []
+    assert catalog.chunk_runs(1) == changes[0].runs
+
+
+def test_the_end_of_a_transaction_moves_its_positions_and_leaves_its_mark(
+    open_catalog: Open,
+) -> None:
+    catalog = with_topic(open_catalog)
+    first, second = OffsetCommit(5, 1, "m"), OffsetCommit(6)
+    waiting = [(9, "g", "payments", 0, first), (8, "g", "payments", 1, second)]
+    put(catalog, Changes(txn_offsets=waiting, open_txns=[OpenTxnRow(T1, 0, 9, 0)]))
+    assert catalog.committed("g") == {}
+    assert catalog.txn_offsets(9) == {("g", "payments", 0): first}
+    assert catalog.unstable("g") == {("payments", 0), ("payments", 1)}
+    aborted = [AbortedRow(T1, 0, 9, 0, 4), AbortedRow(T1, 0, 8, 3, 6)]
+    ends = [EndedTxn(9, True), EndedTxn(8, False)]
+    put(catalog, Changes(ended=ends, aborted=aborted, closed_txns=[(T1, 0, 9)]))
+    again = open_catalog()
+    assert again.committed("g") == {("payments", 0): first}
+    assert again.unstable("g") == set()
+    assert again.open_txns(9) == []
+    assert again.aborted(KEY, 0, 1) == aborted[:1]
+    assert again.aborted(KEY, 4, 7) == aborted
+    assert again.aborted(KEY, 5, 99) == aborted[1:]
+    catalog.trim({KEY: 5}).result(5)
+    assert catalog.aborted(KEY, 0, 99) == aborted[1:]
+
+
+def test_a_transaction_that_ends_and_one_that_begins_may_share_a_chunk(open_catalog: Open) -> None:
+    catalog = with_topic(open_catalog)
+    put(catalog, Changes(open_txns=[OpenTxnRow(T1, 0, 9, 0)]))
+    both = Changes(closed_txns=[(T1, 0, 9)], open_txns=[OpenTxnRow(T1, 0, 9, 6)])
+    put(catalog, both)
+    assert catalog.open_txns(9) == both.open_txns
+
+
+def test_a_superseded_coordinator_changes_nothing(open_catalog: Open) -> None:
+    catalog = open_catalog()
+    first = catalog.claim_group("g", None).result(5)
+    assert first.generation == 0
+    catalog.record_generation("g", first._replace(generation=7)).result(5)
+    position = {("payments", 0): OffsetCommit(1)}
+    catalog.commit_offsets("g", position, claim_epoch=first.epoch).result(5)
+    second = open_catalog().claim_group("g", None).result(5)
+    assert second.epoch > first.epoch
+    assert second.generation == 7
+    moved = {("payments", 0): OffsetCommit(2)}
+    with pytest.raises(CoordinatorMoved):
+        catalog.commit_offsets("g", moved, claim_epoch=first.epoch).result(5)
+    with pytest.raises(CoordinatorMoved):
+        catalog.record_generation("g", first).result(5)
+    assert catalog.committed("g") == position
+    assert catalog.delete_group("g").result(5)
+    assert not catalog.delete_group("g").result(5)
+    with pytest.raises(CoordinatorMoved):
+        catalog.commit_offsets("g", moved, claim_epoch=second.epoch).result(5)
+    assert catalog.committed("g") == {}
+    assert catalog.claim_group("g", None).result(5).epoch > second.epoch
+
+
+def test_a_topic_grows_and_is_configured(open_catalog: Open) -> None:
+    catalog = with_topic(open_catalog)
+    catalog.add_partitions(T1, 4).result(5)
+    catalog.add_partitions(T1, 3).result(5)
+    catalog.set_topic_config(T1, {"cleanup.policy": "compact"}).result(5)
+    snapshot = open_catalog().load()
+    assert snapshot.topics == [Topic(T1, "payments", 4, {"cleanup.policy": "compact"})]
+    assert [row.partition for row in snapshot.partitions] == [0, 1, 2, 3]
+    for change in (catalog.add_partitions(b"?" * 16, 2), catalog.set_topic_config(b"?" * 16, {})):
+        with pytest.raises(TopicUnknown):
+            change.result(5)
+
+
+def test_retention_tells_the_state_of_pins(open_catalog: Open) -> None:
+    catalog = open_catalog()
+    pin = Pin("cp-1", "risk", {("payments", 0): 7}, None, 1, max_bytes=1000)
+    catalog.set_pin(pin).result(5)
+    catalog.set_pin_states({"cp-1": "lost", "gone": "lost"}).result(5)
+    assert open_catalog().pins() == [replace(pin, state="lost")]
+    catalog.set_pin(pin).result(5)
+    assert catalog.pins() == [pin]

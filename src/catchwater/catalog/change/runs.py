@@ -30,7 +30,7 @@ def replace_runs(
                 "not in the catalog any more."
             )
     write_changes(Changes(runs=new, objects=objects), db)
-    _renew_reach(key, old[0].base_offset, db)
+    _renew_reach(key, old[0].base_offset, max(run.last_offset for run in (*old, *new)), db)
     grown = sum(run.byte_size for run in new) - sum(run.byte_size for run in old)
     [row] = db.query("partition_resize", grown, _earliest_timestamp(key, db), *key)
     return PartitionRow._make(row)
@@ -45,7 +45,7 @@ def trim(log_starts: Mapping[PartitionKey, int], db: Db) -> list[PartitionRow]:
         dropped = sum(size for (size,) in db.query("run_trim", *key, log_start))
         db.query("aborted_txn_trim", *key, log_start)
         if dropped:
-            _renew_reach(key, log_start, db)
+            _renew_reach(key, log_start, log_start - 1, db)
         told = (log_start, log_start, dropped, _earliest_timestamp(key, db))
         rows += [PartitionRow._make(row) for row in db.query("partition_trim", *told, *key)]
     tell_partitions(rows, db)
@@ -62,18 +62,21 @@ def _earliest_timestamp(key: PartitionKey, db: Db) -> int:
     return RunRow._make(oldest[0]).max_timestamp if oldest else -1
 
 
-def _renew_reach(key: PartitionKey, offset: int, db: Db) -> None:
-    """Make `reach_timestamp` right from the run at `offset` on."""
-    before = db.query("run_reach_before", *key, offset)
+def _renew_reach(key: PartitionKey, first: int, last: int, db: Db) -> None:
+    """Make `reach_timestamp` right from `first` to `last`, and behind it as far as it is wrong."""
+    before = db.query("run_reach_before", *key, first)
     reach = before[0][0] if before else -1
-    while runs := db.query("run_reach", *key, offset, _RUNS_A_STEP):
+    while runs := db.query("run_reach", *key, first, _RUNS_A_STEP):
         wrong = []
+        is_right = False
         for last_offset, timestamp, told in runs:
             reach = max(reach, timestamp)
-            if reach == told:
+            is_right = reach == told
+            if not is_right:
+                wrong.append((reach, *key, last_offset))
+            elif last_offset > last:
                 break
-            wrong.append((reach, *key, last_offset))
         db.many("run_set_reach", wrong)
-        if len(wrong) < len(runs):
+        first = runs[-1][0] + 1
+        if is_right and first > last:
             return
-        offset = runs[-1][0] + 1
