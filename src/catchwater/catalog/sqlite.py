@@ -1,14 +1,15 @@
 """The catalog of one broker, in SQLite.
 
 One thread writes (`writer.py`); queries run in their callers' threads on connections of their
-own, which a pool keeps. SQLite runs in WAL mode with every transaction synced.
+own, which a pool keeps. SQLite runs in WAL mode with every transaction synced, and with checksums
+of its pages (`sums.py`).
 """
 
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +19,7 @@ from catchwater.catalog.db import Db, SqliteDb
 from catchwater.catalog.relational import RelationalCatalog
 from catchwater.catalog.rows import AbortedRow, Changes, PartitionKey, ProducerRow, RunRow
 from catchwater.catalog.statements import migrations, sql
+from catchwater.catalog.sums import PageSums
 from catchwater.catalog.writer import Writer
 
 T = TypeVar("T")
@@ -34,17 +36,21 @@ class SqliteCatalog(RelationalCatalog):
         """Open or create. Raises `CatalogTooNew` or `CatalogDead` (damaged, unreadable)."""
         self._path = path
         self._idle: deque[SqliteDb] = deque()
+        self._sums = PageSums(path)
         with self._failing():
             db = self._connect()
             try:
                 db.execute("PRAGMA journal_mode = WAL")
                 db.execute("PRAGMA synchronous = FULL")
+                db.execute("PRAGMA wal_autocheckpoint = 0")  # checkpoints are the sums' own
                 _migrate(db, path, new_cluster_id)
-            except (sqlite3.Error, CatalogTooNew):
+                self._sums.begin(db)
+            except (sqlite3.Error, CatalogTooNew, CatalogDead):
                 db.close()
+                self._sums.close()
                 raise
         self._db = db
-        self._writer = Writer(SqliteDb(db), str(path), lag_s)
+        self._writer = Writer(SqliteDb(db), str(path), lag_s, lambda: self._sums.keep_up(db))
 
     def apply(self, sequence: int, changes: Changes) -> None:
         """Take one chunk's changes; durable within `lag_s`."""
@@ -84,9 +90,12 @@ class SqliteCatalog(RelationalCatalog):
         try:
             self._writer.close()
         finally:
-            self._db.close()
             while self._idle:
                 self._idle.pop().connection.close()
+            with suppress(sqlite3.Error, OSError):  # the pages stay in `-wal` then
+                self._sums.checkpoint(self._db)
+            self._db.close()
+            self._sums.close()
 
     def _commit(self, change: Callable[[Db], T]) -> Future[T]:
         return self._writer.commit(change)
@@ -118,8 +127,7 @@ class SqliteCatalog(RelationalCatalog):
         except sqlite3.Error as error:
             raise CatalogDead(
                 f"The catalog {self._path} cannot be read: {error}.",
-                hint="Restore it from a copy; the write-ahead log brings a copy up to date as long "
-                "as it still has the files written since.",
+                hint="Make it again with `catchwater log rebuild`, which leaves this file aside.",
             ) from error
 
 

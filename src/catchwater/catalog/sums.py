@@ -14,11 +14,13 @@ Relies on one process writing. The database's descriptor stays open until `close
 drops the locks SQLite holds on a file when any descriptor of it is closed in the process.
 """
 
+import errno
 import os
 import sqlite3
 import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -77,12 +79,11 @@ class PageSums:
         self._sums_fd = -1
 
     def begin(self, db: sqlite3.Connection) -> None:
-        """Take over the checkpoints of an open database in WAL mode.
+        """Take over the checkpoints of an open database in WAL mode without its own.
 
         One without checksums (older, or freed of them) gets them, if SQLite finds no fault in it.
         Raises `CatalogDamaged` or `sqlite3.Error`.
         """
-        db.execute("PRAGMA wal_autocheckpoint = 0")
         (page_bytes,) = db.execute("PRAGMA page_size").fetchone()
         self._page_bytes: int = page_bytes
         if not self._known:
@@ -91,9 +92,14 @@ class PageSums:
         self._sums_fd = os.open(sums_path(self._path), os.O_RDWR | os.O_CLOEXEC)
         self.checkpoint(db)
 
-    def is_due(self) -> bool:
-        """Whether so much lies in `-wal` that a checkpoint is worth its syncs."""
-        return _frames_in(self._wal_path, self._page_bytes) >= CHECKPOINT_PAGES
+    def keep_up(self, db: sqlite3.Connection) -> None:
+        """Make a checkpoint if enough lies in `-wal`; called after every transaction.
+
+        One that SQLite has no space for, or is kept from, is made another time. Raises `OSError`.
+        """
+        if _frames_in(self._wal_path, self._page_bytes) >= CHECKPOINT_PAGES:
+            with suppress(sqlite3.Error):
+                self.checkpoint(db)
 
     def checkpoint(self, db: sqlite3.Connection) -> None:
         """Copy pages from `-wal` into the database, as far as readers let it, and sum them.
@@ -102,14 +108,27 @@ class PageSums:
         """
         frames = _frames_in(self._wal_path, self._page_bytes)
         pages = {page for page, *_ in _frames(self._wal_path, self._page_bytes, frames)}
+        if not self._has_space(max(pages, default=0)):
+            return
         db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         self._write(pages)
 
     def close(self) -> None:
         """Let go of the files, once the last connection is closed."""
-        os.close(self._database_fd)
-        if self._sums_fd >= 0:
-            os.close(self._sums_fd)
+        for fd in (self._database_fd, self._sums_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._database_fd = self._sums_fd = -1
+
+    def _has_space(self, pages: int) -> bool:
+        """Whether the checksums of so many pages can be written once the pages are."""
+        try:
+            os.posix_fallocate(self._sums_fd, 0, _sum_at(pages + 1))
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                return False
+            raise
+        return True
 
     def _sum_all(self) -> None:
         """Write the checksums of the whole file, at once or not at all."""

@@ -111,8 +111,16 @@ class _Barrier(NamedTuple):
 class Writer:
     """Owns the writing connection. `apply` and `commit` may be called from any thread."""
 
-    def __init__(self, db: SqliteDb, path: str, lag_s: float) -> None:
+    def __init__(
+        self,
+        db: SqliteDb,
+        path: str,
+        lag_s: float,
+        after_commit: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`after_commit` is called in the thread; what it raises (`OSError`) is the end."""
         self._db = db
+        self._after_commit = after_commit
         self._path = path
         self._lag_s = lag_s
         self._wake = threading.Condition()
@@ -195,6 +203,10 @@ class Writer:
                 barrier.done.set_result(result)
             else:
                 barrier.done.set_exception(refusal)
+        try:
+            self._after_commit()
+        except OSError as error:
+            self._die(error)
 
     def _transaction(self, barriers: list[_Barrier]) -> list[tuple[Any, CatchwaterError | None]]:
         self._db.connection.execute("BEGIN IMMEDIATE")
@@ -239,7 +251,7 @@ class Writer:
         for barrier in barriers:
             barrier.done.set_exception(failure)
 
-    def _die(self, error: sqlite3.Error) -> CatalogDead:
+    def _die(self, error: sqlite3.Error | OSError) -> CatalogDead:
         dead = CatalogDead(
             f"The catalog {self._path} could not be written: {error}.",
             hint="Check the disk, then start the broker again: the catalog is brought up to date "

@@ -165,9 +165,9 @@ async def test_whatever_the_catalog_had_applied_the_replay_ends_in_the_same_stat
     records = {key: await everything(log, key) for key in expected}
     for number, catalog in enumerate(catalogs):
         mixed = crashed(final, tmp_path / f"mixed-{number}")
-        for file in mixed.glob("catalog.db*"):
+        for file in mixed.glob("catalog.*"):
             file.unlink()
-        for file in catalog.glob("catalog.db*"):
+        for file in catalog.glob("catalog.*"):
             shutil.copy(file, mixed)
         again = await open_log(mixed)
         assert {key: again.state(key) for key in expected} == expected
