@@ -26,7 +26,8 @@ from catchwater.broker.router import APIS
 from catchwater.broker.server import Server
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import Address, BrokerConfig, CatchwaterError
-from catchwater.log.log import Log, LogConfig
+from catchwater.log.log import Log
+from catchwater.log.open import LogConfig
 
 _log = logging.getLogger("catchwater.broker")
 

@@ -15,17 +15,20 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from catchwater.catalog.base import Catalog
-from catchwater.catalog.rows import PartitionKey, PartitionRow, Session
+from catchwater.catalog.rows import Changes, PartitionKey, PartitionRow, Session, Topic
 from catchwater.catalog.topics import Topics
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
+from catchwater.log.cluster import Cluster
 from catchwater.log.storage import Storage
-from catchwater.log.write.append import States
 from catchwater.log.write.intake import Answer, Intake, Submission
 from catchwater.log.write.sequence import PartitionState
 from catchwater.log.write.txn import Txns
+from catchwater.wal.base import Position
 
 T = TypeVar("T")
+
+States = dict[PartitionKey, PartitionState]
 
 
 class RangeMissing(CatchwaterError):
@@ -70,13 +73,24 @@ class Core:
     txns: Txns
     clock: Clock
     intake: Intake
-    session: Session | None = None
-    """This broker's session in a shared catalog, the newest one; None: embedded."""
+    cluster: Cluster | None = None
+    """Only where the catalog is shared."""
     writer: Writer = field(init=False)
+    on_appended: Callable[[Changes, Position, bytearray], None] = field(init=False)
+    """Told of every chunk before it is acknowledged; owns its bytes."""
+    on_wal_append: Callable[[float], None] = field(
+        init=False, default_factory=lambda: lambda took_s: None
+    )
+    """Told how long every append to the write-ahead log took, seconds."""
     pins_change: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
     """Held from a look at the pins to what follows from it, and while a pin is set."""
     # Work that goes on when its caller stops waiting, and that `close` waits for.
     working: set[asyncio.Future[Any]] = field(init=False, default_factory=set)
+
+    @property
+    def session(self) -> Session | None:
+        """This broker's session in a shared catalog, the newest one; None: embedded."""
+        return self.cluster.session if self.cluster else None
 
     def state(self, key: PartitionKey) -> PartitionState:
         """A partition as it is now, to be looked at only. Raises `KeyError`."""
@@ -124,13 +138,39 @@ class Core:
         task.add_done_callback(self.working.discard)
         return await asyncio.shield(task)
 
+    def learn_topic(self, topic: Topic) -> None:
+        """A topic is there, or has other settings or more partitions than before."""
+        self.topics.add(topic)
+        for index in range(topic.partitions):
+            self.states.setdefault((topic.id, index), PartitionState())
+
+    def forget_topic(self, topic: Topic) -> None:
+        """A topic was deleted; one that is not known (any more) is no error."""
+        if self.topics.by_id(topic.id) is None:
+            return
+        self.topics.remove(topic)
+        keys = [(topic.id, index) for index in range(topic.partitions)]
+        for key in keys:
+            del self.states[key]
+        self.intake.wake(keys)
+
     def show(self, rows: Iterable[PartitionRow]) -> None:
-        """Partitions are now as the catalog has them; those of a topic just deleted are gone."""
+        """Partitions are at least where these rows say; those of a deleted topic are skipped.
+
+        Rows may come late: nothing moves back.
+        """
+        moved = []
         for row in rows:
             state = self.states.get((row.topic_id, row.partition))
-            if state is not None:
-                state.log_start, state.high_watermark = row.log_start, row.high_watermark
+            if state is None:
+                continue
+            if row.high_watermark > state.high_watermark:
+                moved.append((row.topic_id, row.partition))
+            if row.high_watermark >= state.high_watermark and row.log_start >= state.log_start:
                 state.bytes, state.earliest_timestamp = row.bytes, row.earliest_timestamp
+            state.high_watermark = max(state.high_watermark, row.high_watermark)
+            state.log_start = max(state.log_start, row.log_start)
+        self.intake.wake(moved)
 
 
 async def done(future: Future[T]) -> T:

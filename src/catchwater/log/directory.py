@@ -20,7 +20,9 @@ from pathlib import Path
 from catchwater.catalog.sqlite import SqliteCatalog
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
+from catchwater.objects.base import ObjectStore
 from catchwater.objects.local import LocalStore
+from catchwater.objects.open import open_store
 from catchwater.wal.file import SEGMENT_BYTES, FileWal
 
 FORMAT = 1
@@ -48,11 +50,15 @@ class DataDirectory:
         *,
         catalog_lag_s: float = 1.0,
         wal_segment_bytes: int = SEGMENT_BYTES,
+        objects_url: str = "",
     ) -> None:
         """Create the directory if need be, lock it, and open what lies in it.
 
+        With `objects_url` the objects lie elsewhere: see `objects.open`.
+
         Raises `DirectoryInUse`, `DirectoryTooNew`, `DirectoryUnusable`, `CatalogTooNew`,
-        `CatalogDead`, `WalTooNew`, `WalCorrupt` or `StoreError`; nothing stays open then.
+        `CatalogDead`, `WalTooNew`, `WalCorrupt`, `StoreError` or `ConfigError`; nothing stays open
+        then.
         """
         try:
             with ExitStack() as undo:
@@ -65,12 +71,16 @@ class DataDirectory:
                 _check_format(path)
                 self.catalog = SqliteCatalog(
                     path / "catalog.db",
-                    new_cluster_id=lambda: _short(clock.uuid().bytes),
+                    new_cluster_id=lambda: new_cluster_id(clock),
                     lag_s=catalog_lag_s,
                 )
                 undo.callback(self.catalog.close)
                 self.snapshot = self.catalog.load()
-                self.objects = LocalStore(path / "objects", clock)
+                self.objects: ObjectStore = (
+                    open_store(objects_url, clock)
+                    if objects_url
+                    else LocalStore(path / "objects", clock)
+                )
                 applied = self.snapshot.applied_sequence
                 self.wal = FileWal(path, clock, applied=applied, segment_bytes=wal_segment_bytes)
                 undo.pop_all()
@@ -123,6 +133,6 @@ def _check_format(path: Path) -> None:
         )
 
 
-def _short(uuid: bytes) -> str:
+def new_cluster_id(clock: Clock) -> str:
     """A UUID as Kafka prints a cluster id: 22 characters."""
-    return urlsafe_b64encode(uuid).decode().rstrip("=")
+    return urlsafe_b64encode(clock.uuid().bytes).decode().rstrip("=")

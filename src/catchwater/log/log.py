@@ -9,34 +9,34 @@ Coroutines run on the one event loop that opened the log; what blocks runs in th
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from catchwater.catalog.base import SharedCatalog, TopicExists
 from catchwater.catalog.rows import (
     AbortedRow,
+    BrokerRow,
     Changes,
     OffsetCommit,
     PartitionKey,
     Pin,
+    Session,
     StorageRow,
     Topic,
 )
 from catchwater.catalog.topics import Topics
 from catchwater.clock import Clock
-from catchwater.log.core import Core, RangeMissing, Writer, done
-from catchwater.log.directory import DataDirectory
-from catchwater.log.keep.housekeeping import Housekeeping, KeepConfig
+from catchwater.log.cluster import Cluster
+from catchwater.log.core import RangeMissing, done
+from catchwater.log.keep.housekeeping import Housekeeping
+from catchwater.log.open import LogConfig, Opened, OpenWal, SharedStores, connect, embedded, shared
 from catchwater.log.read.reader import PlanRange, Reader
 from catchwater.log.read.stable import Stability
-from catchwater.log.storage import Storage
 from catchwater.log.transactions import Transactions
-from catchwater.log.write.append import Appender, States, replay
 from catchwater.log.write.epochs import Epochs
-from catchwater.log.write.intake import Appended, Intake, Submission
-from catchwater.log.write.sequence import PartitionState, states_of, txns_of
-from catchwater.log.write.txn import Txns
+from catchwater.log.write.intake import Appended, Submission
+from catchwater.log.write.sequence import PartitionState
 from catchwater.objects.base import Buffer, ObjectStore
 from catchwater.wal.base import Position
 from catchwater.wire.errors import ErrorCode
@@ -44,20 +44,6 @@ from catchwater.wire.errors import ErrorCode
 _LOG = logging.getLogger(__name__)
 
 _PRODUCER_IDS_A_BLOCK = 1000
-
-OnAppended = Callable[[Changes, Position, bytearray], None]
-
-
-@dataclass(frozen=True)
-class LogConfig(KeepConfig):
-    """Sizes in bytes, times in milliseconds; the defaults suit one broker on one machine."""
-
-    wal_segment_bytes: int = 64 * 1024 * 1024
-    pending_bytes: int = 64 * 1024 * 1024
-    """Appends that wait for the WAL; beyond this they are refused with a retriable error."""
-    cache_bytes: int = 256 * 1024 * 1024
-    lagging_cache_bytes: int = 64 * 1024 * 1024
-    catalog_lag_ms: int = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +63,16 @@ class Read:
 class Log:
     """One broker's log in one data directory, between `open` and `close`."""
 
-    def __init__(
-        self,
-        cluster_id: str,
-        core: Core,
-        config: LogConfig,
-        begin: Callable[[OnAppended], Writer],
-        close_stores: Callable[[], None],
-    ) -> None:
-        """Use `open`. `begin` makes the writer, which calls back for every chunk appended."""
-        self.cluster_id = cluster_id
+    def __init__(self, opened: Opened, config: LogConfig) -> None:
+        """Use `open`, `shared` or `connect`."""
+        core = opened.core
+        self.cluster_id = opened.cluster_id
         self.topics: Topics = core.topics
         self.objects: ObjectStore = core.storage.objects
         self._core = core
+        self._view = opened.view
         self._catalog = core.catalog
-        self._close_stores = close_stores
+        self._close_stores = opened.close
         self._producer_ids = range(0)
         self._reader = Reader(
             core.catalog,
@@ -99,38 +80,72 @@ class Log:
             tail_bytes=config.cache_bytes,
             lagging_bytes=config.lagging_cache_bytes,
         )
-        core.writer = begin(self._keep)
-        self.stability = Stability(core.catalog, core.states, is_shared=False)
+        core.on_appended = self._keep
+        self.stability = Stability(core.catalog, core.states, is_shared=self.is_shared)
         self.txns = Transactions(core, self.allocate_producer_id)
         self.keeping = Housekeeping(core, config)
         self.epochs = Epochs(core, self.keeping.appended)
 
     @classmethod
-    async def open(cls, data_dir: Path, config: LogConfig, clock: Clock) -> "Log":
-        """Lock the data directory and bring the catalog up to what the WAL holds.
+    async def open(
+        cls, data_dir: Path, config: LogConfig, clock: Clock, objects_url: str = ""
+    ) -> "Log":
+        """The log of a broker alone. Raises what `open.embedded` raises."""
+        return cls(await embedded(data_dir, config, clock, objects_url), config)
 
-        Raises what `DataDirectory` raises, or `ChunkError`.
+    @classmethod
+    async def shared(
+        cls,
+        catalog: SharedCatalog,
+        objects: ObjectStore,
+        open_wal: OpenWal,
+        broker: BrokerRow,
+        config: LogConfig,
+        clock: Clock,
+    ) -> "Log":
+        """The log of one broker among many. Raises what `open.shared` raises."""
+        return cls(await shared(catalog, objects, open_wal, broker, config, clock), config)
+
+    @classmethod
+    async def connect(
+        cls, stores: SharedStores, broker: BrokerRow, config: LogConfig, clock: Clock
+    ) -> "Log":
+        """As `shared`, over stores named by URLs. Raises what `open.connect` raises."""
+        return cls(await connect(stores, broker, config, clock), config)
+
+    # --- among other brokers -----------------------------------------------------------------
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there may be other brokers."""
+        return self._core.cluster is not None
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """This broker's place among the others; None: it is alone."""
+        return self._core.cluster
+
+    @property
+    def session(self) -> Session | None:
+        """This broker's session, the newest one; None: it is alone."""
+        return self._core.session
+
+    def brokers(self) -> list[BrokerRow]:
+        """The live brokers, by id; none where this one is alone."""
+        return self._core.cluster.brokers() if self._core.cluster else []
+
+    async def refresh(self, keys: Iterable[PartitionKey]) -> None:
+        """See partitions as they are now, whoever has changed them. Raises `CatalogUnavailable`."""
+        if self._view is not None:
+            await self._view.refresh(keys)
+
+    async def look_up(self, names: Iterable[str]) -> None:
+        """See topics of these names if there are any, whoever has made them.
+
+        Raises `CatalogUnavailable`.
         """
-        opened = await asyncio.to_thread(_open, data_dir, config, clock)
-        directory, states, txns, sequenced = opened
-        topics = Topics(directory.snapshot.topics)
-        storage = Storage(directory.wal, directory.objects)
-        intake = Intake(config.pending_bytes)
-
-        def begin(on_appended: OnAppended) -> Appender:
-            return Appender(
-                directory.wal,
-                directory.catalog,
-                states,
-                txns,
-                clock,
-                intake=intake,
-                sequenced=sequenced,
-                on_appended=on_appended,
-            )
-
-        core = Core(directory.catalog, storage, topics, states, txns, clock, intake)
-        return cls(directory.snapshot.cluster_id, core, config, begin, directory.close)
+        if self._view is not None and any(self.topics.get(name) is None for name in names):
+            await self._view.load()
 
     # --- topics ----------------------------------------------------------------------------------
 
@@ -142,24 +157,23 @@ class Log:
 
         async def change() -> None:
             await done(self._catalog.create_topic(topic))
-            for index in range(partitions):
-                self._core.states[topic.id, index] = PartitionState()
-            self.topics.add(topic)
+            self._core.learn_topic(topic)
 
-        await self._core.between_chunks(change)
+        try:
+            await self._core.between_chunks(change)
+        except TopicExists:
+            await self.look_up([name])  # another broker has made it just now
+            raise
         return topic
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic and its committed offsets. Raises `TopicUnknown`."""
+        await self.look_up([name])
 
         async def change() -> None:
             topic = self.topics.find(name)
             await done(self._catalog.delete_topic(topic.id))
-            self.topics.remove(topic)
-            keys = [(topic.id, index) for index in range(topic.partitions)]
-            for key in keys:
-                del self._core.states[key]
-            self._core.intake.wake(keys)
+            self._core.forget_topic(topic)
 
         await self._core.between_chunks(change)
 
@@ -190,6 +204,8 @@ class Log:
         state = self._core.states.get(key)
         if state is None:
             return Read((), 0, -1, -1, -1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if offset > state.high_watermark:
+            await self.refresh([key])  # another broker may be ahead of what we know
         stable = state.last_stable_offset
         if committed:
             stable = await self.stability.last_stable_offset(key)
@@ -337,24 +353,4 @@ class Log:
             await asyncio.wait(self._core.working)
         await self._core.writer.close()
         await self._reader.close()
-        await asyncio.to_thread(self._close_stores)
-
-
-def _open(
-    data_dir: Path, config: LogConfig, clock: Clock
-) -> tuple[DataDirectory, States, Txns, int]:
-    directory = DataDirectory(
-        data_dir,
-        clock,
-        catalog_lag_s=config.catalog_lag_ms / 1000,
-        wal_segment_bytes=config.wal_segment_bytes,
-    )
-    with ExitStack() as undo:
-        undo.callback(directory.close)
-        for finding in directory.wal.recovered.findings():
-            _LOG.warning("%s", finding)
-        states, txns = states_of(directory.snapshot), txns_of(directory.snapshot)
-        applied = directory.snapshot.applied_sequence
-        sequenced = replay(directory.wal, directory.catalog, states, txns, applied)
-        undo.pop_all()
-    return directory, states, txns, sequenced
+        await self._close_stores()

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -24,18 +24,15 @@ from catchwater.catalog.base import CatalogDead, EmbeddedCatalog
 from catchwater.catalog.rows import (
     Changes,
     ObjectRow,
-    PartitionKey,
 )
-from catchwater.clock import Clock
+from catchwater.log.core import Core, States
 from catchwater.log.format.chunk import Chunk, ChunkError, decode_index
-from catchwater.log.write.intake import Answer, Gathered, Intake, Request, Submission, gather
-from catchwater.log.write.sequence import PartitionState, Sequenced, catalog_changes, sequence
+from catchwater.log.write.intake import Answer, Gathered, Request, Submission, gather
+from catchwater.log.write.sequence import Sequenced, catalog_changes, sequence
 from catchwater.log.write.txn import Txns
 from catchwater.wal.base import Position, RecoverableWal, Wal, WalDead, WalFull
 
 _LOG = logging.getLogger(__name__)
-
-States = dict[PartitionKey, PartitionState]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +41,7 @@ class _Written:
 
     gathered: Gathered
     position: Position
+    took_s: float
 
 
 def take_chunk(
@@ -85,26 +83,12 @@ def replay(
 class Appender:
     """Created and used on the event loop; its thread ends with `close`."""
 
-    def __init__(
-        self,
-        wal: Wal,
-        catalog: EmbeddedCatalog,
-        states: States,
-        txns: Txns,
-        clock: Clock,
-        *,
-        intake: Intake,
-        sequenced: int,
-        on_appended: Callable[[Changes, Position, bytearray], None],
-    ) -> None:
-        """`on_appended` is called for every chunk before it is acknowledged, and owns its bytes."""
+    def __init__(self, core: Core, wal: Wal, catalog: EmbeddedCatalog, *, sequenced: int) -> None:
+        """The core's states are what the WAL's frames up to `sequenced` have come to."""
+        self._core = core
+        self._intake = core.intake
         self._wal = wal
         self._catalog = catalog
-        self._states = states
-        self._txns = txns
-        self._clock = clock
-        self._intake = intake
-        self._on_appended = on_appended
         self._loop = asyncio.get_running_loop()
         self.sequenced = sequenced
         """The last WAL frame that was sequenced and handed to the catalog."""
@@ -169,7 +153,7 @@ class Appender:
             return
         try:
             done, changes = take_chunk(
-                self._states, self._txns, self._catalog, gathered.chunk, position
+                self._core.states, self._core.txns, self._catalog, gathered.chunk, position
             )
         except CatalogDead as error:
             _LOG.critical("%s Nothing is acknowledged any more.", error)
@@ -177,8 +161,9 @@ class Appender:
             self._intake.refuse(gathered.requests)
             return
         self.sequenced = position.sequence
-        self._on_appended(changes, position, gathered.payload)
-        self._intake.answer(gathered, done.results, self._states)
+        self._core.on_appended(changes, position, gathered.payload)
+        self._intake.answer(gathered, done.results, self._core.states)
+        self._core.on_wal_append(written.took_s)
         self._intake.wake(done.changed)
 
     def _failed(self, requests: list[Request], error: WalFull | WalDead) -> None:
@@ -189,16 +174,19 @@ class Appender:
     # --- in the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
+        clock = self._core.clock
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._requests or self._closing)
                 requests, self._requests = self._requests, []
             if not requests:
                 return
-            gathered = gather(requests, self._clock.now_ms())
+            gathered = gather(requests, clock.now_ms())
+            began_s = clock.monotonic_s()
             try:
                 position = self._wal.append([gathered.payload])
             except (WalFull, WalDead) as error:
                 self._loop.call_soon_threadsafe(self._failed, requests, error)
             else:
-                self._loop.call_soon_threadsafe(self._written, _Written(gathered, position))
+                written = _Written(gathered, position, clock.monotonic_s() - began_s)
+                self._loop.call_soon_threadsafe(self._written, written)

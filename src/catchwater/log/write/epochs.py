@@ -51,7 +51,6 @@ class Epochs:
             commit, changes = await done(core.catalog.transact(scope, decide))
             core.show(changes.partitions)
             self._on_appended(sum(row.size_bytes for row in changes.objects))
-            core.intake.wake(row[:2] for row in changes.partitions)
             return commit
 
         return await core.between_chunks(change)

@@ -14,7 +14,9 @@ from catchwater.catalog.base import (
 from catchwater.catalog.rows import (
     Changes,
 )
+from catchwater.catalog.topics import Topics
 from catchwater.clock import ManualClock
+from catchwater.log.core import Core
 from catchwater.log.format.chunk import ChunkError, decode_index
 from catchwater.log.write.append import Appender, replay
 from catchwater.log.write.intake import Intake, Submission
@@ -84,16 +86,17 @@ class Bench:
         self.states = {(T1, index): PartitionState() for index in range(2)}
         self.seen: list[Position] = []
         self.intake = Intake(pending_bytes)
-        self.appender = Appender(
-            self.wal,  # type: ignore[arg-type]
-            self.catalog,  # type: ignore[arg-type]
+        core = Core(
+            None,  # type: ignore[arg-type]
+            None,  # type: ignore[arg-type]
+            Topics(),
             self.states,
             {},
             ManualClock(now_ms=77),
-            intake=self.intake,
-            sequenced=0,
-            on_appended=lambda changes, position, payload: self.seen.append(position),
+            self.intake,
         )
+        core.on_appended = lambda changes, position, payload: self.seen.append(position)
+        self.appender = Appender(core, self.wal, self.catalog, sequenced=0)  # type: ignore[arg-type]
 
     def batch(self, partition: int, value: bytes, frame: Any = None) -> Submission:
         data = memoryview(self.make_batch([value]))

@@ -1,0 +1,218 @@
+"""How a log is opened: alone over its data directory, or as one of many over a shared catalog.
+
+Alone, opening locks the data directory and brings the catalog up to what the write-ahead log
+holds. Among many there is nothing to recover: the broker joins, follows the catalog's notices, and
+then sees everything as it is.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from catchwater.catalog.base import SharedCatalog
+from catchwater.catalog.rows import BrokerRow, Session
+from catchwater.catalog.topics import Topics
+from catchwater.clock import Clock
+from catchwater.config import ConfigError
+from catchwater.log.cluster import Cluster
+from catchwater.log.core import Core, States
+from catchwater.log.directory import DataDirectory, new_cluster_id
+from catchwater.log.keep.housekeeping import KeepConfig
+from catchwater.log.storage import Storage
+from catchwater.log.view import View
+from catchwater.log.write.append import Appender, replay
+from catchwater.log.write.commit import Committer, Life
+from catchwater.log.write.intake import Intake
+from catchwater.log.write.sequence import states_of, txns_of
+from catchwater.log.write.txn import Txns
+from catchwater.objects.base import ObjectStore
+from catchwater.objects.open import open_store
+from catchwater.wal.base import Wal
+from catchwater.wal.open import WalKind, open_wal, session_prefix
+
+_LOG = logging.getLogger(__name__)
+
+OpenWal = Callable[[Session], Wal]
+
+
+@dataclass(frozen=True)
+class LogConfig(KeepConfig):
+    """Sizes in bytes, times in milliseconds; the defaults suit one broker on one machine."""
+
+    wal_segment_bytes: int = 64 * 1024 * 1024
+    pending_bytes: int = 64 * 1024 * 1024
+    """Appends that wait for the WAL; beyond this they are refused with a retriable error."""
+    cache_bytes: int = 256 * 1024 * 1024
+    lagging_cache_bytes: int = 64 * 1024 * 1024
+    catalog_lag_ms: int = 1000
+    session_ms: int = 1000
+    """How long a broker among many may be silent before it counts as dead."""
+
+
+@dataclass(frozen=True)
+class SharedStores:
+    """Where many brokers keep what they share."""
+
+    catalog_url: str
+    objects_url: str
+    wal: WalKind = "object"
+    wal_dir: Path | None = None
+    """For the kind `file`: a directory that all brokers see."""
+    wal_linger_ms: int = 150
+    """For the kind `object`."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a log is made of; `close` lets go of it once nothing is written any more."""
+
+    cluster_id: str
+    core: Core
+    view: View | None
+    close: Callable[[], Awaitable[None]]
+
+
+async def embedded(
+    data_dir: Path, config: LogConfig, clock: Clock, objects_url: str = ""
+) -> Opened:
+    """Lock the data directory and recover. Raises what `DataDirectory` raises, or `ChunkError`."""
+    directory, states, txns, sequenced = await asyncio.to_thread(
+        _recover, data_dir, config, clock, objects_url
+    )
+    core = Core(
+        directory.catalog,
+        Storage(directory.wal, directory.objects),
+        Topics(directory.snapshot.topics),
+        states,
+        txns,
+        clock,
+        Intake(config.pending_bytes),
+    )
+    core.writer = Appender(core, directory.wal, directory.catalog, sequenced=sequenced)
+
+    async def close() -> None:
+        await asyncio.to_thread(directory.close)
+
+    return Opened(directory.snapshot.cluster_id, core, None, close)
+
+
+def _recover(
+    data_dir: Path, config: LogConfig, clock: Clock, objects_url: str
+) -> tuple[DataDirectory, States, Txns, int]:
+    directory = DataDirectory(
+        data_dir,
+        clock,
+        catalog_lag_s=config.catalog_lag_ms / 1000,
+        wal_segment_bytes=config.wal_segment_bytes,
+        objects_url=objects_url,
+    )
+    with ExitStack() as undo:
+        undo.callback(directory.close)
+        for finding in directory.wal.recovered.findings():
+            _LOG.warning("%s", finding)
+        states, txns = states_of(directory.snapshot), txns_of(directory.snapshot)
+        applied = directory.snapshot.applied_sequence
+        sequenced = replay(directory.wal, directory.catalog, states, txns, applied)
+        undo.pop_all()
+    return directory, states, txns, sequenced
+
+
+async def shared(
+    catalog: SharedCatalog,
+    objects: ObjectStore,
+    open_wal: OpenWal,
+    broker: BrokerRow,
+    config: LogConfig,
+    clock: Clock,
+) -> Opened:
+    """Join as this broker, and see what is there.
+
+    Raises `BrokerRefused`, `WalDirectoryRefused`, `CatalogUnavailable` or `CatalogUncertain`; the
+    catalog stays open then.
+    """
+    cluster = Cluster(catalog, broker, config.session_ms, clock)
+    await cluster.join()
+    async with AsyncExitStack() as undo:
+        undo.push_async_callback(cluster.leave)
+        wal = await asyncio.to_thread(open_wal, cluster.session)
+        core = Core(
+            catalog,
+            Storage(wal, objects),
+            Topics(),
+            {},
+            {},
+            clock,
+            Intake(config.pending_bytes),
+            cluster,
+        )
+        view = View(core, catalog, cluster)
+        undo.push_async_callback(view.close)
+        await asyncio.to_thread(catalog.listen, view.notify)
+        await view.load()
+        core.writer = Committer(core, view, cluster, Life(cluster.session, wal), open_wal)
+        undo.pop_all()
+
+    async def close() -> None:
+        await view.close()
+        await cluster.leave()
+        await asyncio.to_thread(catalog.close)
+
+    cluster_id = (await asyncio.to_thread(catalog.load)).cluster_id
+    return Opened(cluster_id, core, view, close)
+
+
+async def connect(
+    stores: SharedStores, broker: BrokerRow, config: LogConfig, clock: Clock
+) -> Opened:
+    """As `shared`, over the stores that these settings name.
+
+    Raises `ConfigError` too, where an optional package is missing or a URL is none.
+    """
+    catalog = await asyncio.to_thread(_open_catalog, stores.catalog_url, clock)
+    async with AsyncExitStack() as undo:
+        undo.push_async_callback(asyncio.to_thread, catalog.close)
+        objects = await asyncio.to_thread(open_store, stores.objects_url, clock)
+        opener = partial(_open_wal, stores, catalog, objects, config, clock)
+        is_shared = stores.wal != "file" or stores.wal_dir is not None
+        broker = broker._replace(wal=stores.wal, wal_is_shared=is_shared)
+        opened = await shared(catalog, objects, opener, broker, config, clock)
+        undo.pop_all()
+    return opened
+
+
+def _open_catalog(url: str, clock: Clock) -> SharedCatalog:
+    try:
+        from catchwater.catalog.postgres import PostgresCatalog
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "A catalog in PostgreSQL needs the package psycopg, which is not installed.",
+            hint="Install catchwater with the extra postgres: pip install 'catchwater[postgres]'.",
+        ) from error
+    return PostgresCatalog(url, new_cluster_id=lambda: new_cluster_id(clock), clock=clock)
+
+
+def _open_wal(
+    stores: SharedStores,
+    catalog: SharedCatalog,
+    objects: ObjectStore,
+    config: LogConfig,
+    clock: Clock,
+    session: Session,
+) -> Wal:
+    others = (row for row in catalog.brokers() if row.id != session.broker_id)
+    return open_wal(
+        stores.wal,
+        session_prefix(session),
+        clock,
+        catalog=catalog,
+        store=objects,
+        root=stores.wal_dir,
+        cluster_id=catalog.load().cluster_id,
+        peers=[session_prefix(Session(row.id, row.epoch)) for row in others if row.wal == "file"],
+        linger_ms=stores.wal_linger_ms,
+        segment_bytes=config.wal_segment_bytes,
+    )
