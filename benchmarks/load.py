@@ -71,9 +71,9 @@ def frame_of_batch(topic: str, partition: int, batch: bytes) -> bytes:
 class Connection:
     """One socket; requests go out in order and answers come back in order."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, timeout_s: float = 20.0) -> None:
         host, port = bootstrap.rsplit(":", 1)
-        self.socket = socket.create_connection((host, int(port)), 20)
+        self.socket = socket.create_connection((host, int(port)), timeout_s)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.stream = self.socket.makefile("rb", buffering=1 << 20)
         self.call(frame(18, 0, False, b""))  # ApiVersions, as every client begins

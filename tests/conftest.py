@@ -40,6 +40,10 @@ class BrokerProcess:
     def start(self, *wrapper: str) -> None:
         """Start it, under another command (strace) if one is given, and wait until it is ready."""
         self.spawn(*wrapper)
+        self.await_ready()
+
+    def await_ready(self) -> None:
+        """Wait until a spawned broker is ready."""
         deadline = time.monotonic() + START_S
         while not self.ready_file.exists():
             assert self.process is not None
