@@ -1,0 +1,369 @@
+"""Transactions end whole, whatever happens in between, and who is late comes to nothing."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from catchwater.catalog.rows import OffsetCommit, PartitionKey
+from catchwater.clock import ManualClock
+from catchwater.log.format.chunk import ADDS_PARTITION
+from catchwater.log.log import Log, LogConfig
+from catchwater.log.transactions import Producer
+from catchwater.log.write.intake import Appended, Submission
+from catchwater.log.write.txn import LAST_EPOCH, TxnRefused
+from catchwater.wire.batch import read_header, split
+from catchwater.wire.errors import ErrorCode
+from catchwater.wire.records import encode_batch
+
+# The catalog trails as far as it can, so that every reopening replays the write-ahead log.
+QUIET = LogConfig(background=False, catalog_lag_ms=3_600_000)
+MINUTE_MS = 60_000
+POSITIONS = {("t", 0): OffsetCommit(17, -1, "m")}
+Open = Callable[..., Awaitable[Log]]
+
+
+@pytest.fixture
+async def open_log(tmp_path: Path) -> AsyncIterator[Open]:
+    opened: list[Log] = []
+
+    async def open_one(root: Path | None = None, clock: ManualClock | None = None) -> Log:
+        log = await Log.open(root or tmp_path / "live", QUIET, clock or ManualClock())
+        opened.append(log)
+        return log
+
+    yield open_one
+    for log in opened:
+        await log.close()
+
+
+@pytest.fixture
+async def log(open_log: Open) -> Log:
+    log = await open_log()
+    await log.create_topic("t", 3)
+    return log
+
+
+def key(log: Log, partition: int = 0) -> PartitionKey:
+    return log.topics.find("t").id, partition
+
+
+async def send(
+    log: Log,
+    producer: Producer,
+    partition: int = 0,
+    base: int = 0,
+    *,
+    version: int = 2,
+    transactional: bool = True,
+) -> Appended:
+    """One record, as Produce hands it to the log."""
+    data = memoryview(
+        encode_batch(
+            [(None, b"%d/%d" % (producer.epoch, base), 1000, ())],
+            producer_id=producer.id,
+            producer_epoch=producer.epoch,
+            base_sequence=base,
+            transactional=transactional,
+        )
+    )
+    header = read_header(data)
+    if transactional and version == 2:
+        header = header._replace(attributes=header.attributes | ADDS_PARTITION)
+    (answer,) = await log.submit([Submission(key(log, partition), header, data, None)])
+    return answer
+
+
+async def begin(log: Log, version: int, name: str = "id") -> Producer:
+    """A transaction with a record on two partitions and a group's position."""
+    producer = await log.txns.init_producer(name, MINUTE_MS)
+    if version == 1:
+        await log.txns.add_partitions(name, producer, [key(log, 0), key(log, 1)])
+    for partition in (0, 1):
+        answer = await send(log, producer, partition, version=version)
+        assert answer.error is ErrorCode.NONE
+    await log.txns.commit_offsets(name, producer, "g", POSITIONS, implicit=version == 2)
+    return producer
+
+
+async def visible(log: Log) -> list[list[int]]:
+    """By partition: the offsets of data that a reader of committed records is left with."""
+    found = []
+    for partition in range(3):
+        offsets, offset = [], 0
+        while True:
+            read = await log.read(
+                key(log, partition), offset, 1 << 20, at_least_one=True, committed=True
+            )
+            assert read.error is ErrorCode.NONE
+            if not read.parts:
+                break
+            gone = {(row.producer_id, row.first_offset, row.last_offset) for row in read.aborted}
+            for header, _ in split(memoryview(b"".join(read.parts))):
+                offset = header.last_offset + 1
+                is_gone = any(
+                    pid == header.producer_id and first <= header.base_offset < last
+                    for pid, first, last in gone
+                )
+                if not header.is_control and not is_gone:
+                    offsets.append(header.base_offset)
+        assert offset == read.last_stable_offset
+        found.append(offsets)
+    return found
+
+
+async def refusal(work: Awaitable[Any]) -> ErrorCode:
+    with pytest.raises(TxnRefused) as caught:
+        await work
+    return caught.value.code
+
+
+# --- a crash between every two steps (F22) -------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("committed", [True, False])
+async def test_a_crash_anywhere_in_an_end_leaves_all_of_it_or_nothing(
+    open_log: Open, log: Log, tmp_path: Path, version: int, committed: bool
+) -> None:
+    producer = await begin(log, version)
+    copies: list[Path] = []
+
+    def crash_here() -> None:
+        copies.append(tmp_path / f"crash-{len(copies)}")
+        shutil.copytree(tmp_path / "live", copies[-1])
+
+    core: Any = log._core
+    for owner, name in (
+        (core.catalog, "transact"),
+        (core.catalog, "open_txns"),
+        (core.catalog, "flush"),
+        (core.writer, "submit"),
+        (core.writer._wal, "append"),
+        (core.writer, "_acknowledge"),
+    ):
+        call = getattr(owner, name)
+
+        def wrapped(*arguments: Any, call: Any = call, **named: Any) -> Any:
+            crash_here()
+            outcome = call(*arguments, **named)
+            crash_here()
+            return outcome
+
+        setattr(owner, name, wrapped)
+    await log.txns.end("id", producer, committed=committed, version=version)
+    crash_here()
+    outcomes = []
+    for root in copies:
+        again = await open_log(root)
+        await again.txns.tick()
+        (row,) = await again.txns.rows()
+        if row.state == "ongoing":
+            assert await visible(again) == [[], [], []]
+            await again.txns.abort("id")
+            kept = False
+        else:
+            assert row.state == ("complete_commit" if committed else "complete_abort")
+            kept = committed
+        assert await visible(again) == ([[0], [0], []] if kept else [[], [], []])
+        assert [again.state(key(again, p)).high_watermark for p in range(3)] == [2, 2, 0]
+        await asyncio.wrap_future(again._catalog.flush())
+        assert await again.committed("g") == (POSITIONS if kept else {})
+        outcomes.append((row.state, kept))
+    assert len(copies) > 8
+    assert outcomes[0][0] == "ongoing"
+    assert outcomes[-1][0] != "ongoing"
+
+
+async def test_the_aborted_list_is_there_after_a_restart(
+    open_log: Open, log: Log, tmp_path: Path
+) -> None:
+    producer = await begin(log, 2)
+    producer = await log.txns.end("id", producer, committed=False, version=2)
+    await send(log, producer, 0)
+    await log.txns.end("id", producer, committed=True, version=2)
+    assert await visible(log) == [[2], [], []]
+    copy = shutil.copytree(tmp_path / "live", tmp_path / "copy")
+    again = await open_log(copy)
+    assert await visible(again) == [[2], [], []]
+    assert await again.txns.rows() == await log.txns.rows()
+    for partition in range(3):
+        assert again.state(key(again, partition)) == log.state(key(log, partition))
+
+
+# --- who is late (F21, F23) ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_a_newcomer_fences_the_one_before_and_drops_what_it_left(
+    log: Log, version: int
+) -> None:
+    old = await begin(log, version)
+    new = await log.txns.init_producer("id", MINUTE_MS)
+    assert new.id == old.id
+    assert new.epoch > old.epoch
+    assert await visible(log) == [[], [], []]
+    high_watermark = log.state(key(log)).high_watermark
+    late = await send(log, old, 0, 1, version=version)
+    assert late.error is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert log.state(key(log)).high_watermark == high_watermark
+    ending = log.txns.end("id", old, committed=True, version=version)
+    assert await refusal(ending) is ErrorCode.PRODUCER_FENCED
+    adding = log.txns.commit_offsets("id", old, "g", POSITIONS, implicit=True)
+    assert await refusal(adding) is ErrorCode.PRODUCER_FENCED
+    assert await log.committed("g") == {}
+
+
+async def test_what_is_delayed_into_the_next_transaction_is_no_part_of_it(log: Log) -> None:
+    first = await begin(log, 2)
+    second = await log.txns.end("id", first, committed=True, version=2)
+    await send(log, second, 2)
+    assert (await send(log, first, 2, 1)).error is ErrorCode.INVALID_PRODUCER_EPOCH
+    ending = log.txns.end("id", first, committed=False, version=2)
+    assert await refusal(ending) is ErrorCode.PRODUCER_FENCED
+    third = await log.txns.end("id", second, committed=True, version=2)
+    assert third == (first.id, first.epoch + 2)
+    assert await visible(log) == [[0], [0], [0]]
+
+
+async def test_an_end_whose_reply_was_lost_is_answered_again(log: Log) -> None:
+    producer = await begin(log, 2)
+    given = await log.txns.end("id", producer, committed=True, version=2)
+    assert await log.txns.end("id", producer, committed=True, version=2) == given
+    aborting = log.txns.end("id", producer, committed=False, version=2)
+    assert await refusal(aborting) is ErrorCode.INVALID_TXN_STATE
+    assert log.state(key(log)).high_watermark == 2, "one marker, not two"
+
+
+async def test_a_batch_of_version_1_needs_its_partition_announced(log: Log) -> None:
+    producer = await begin(log, 1)
+    answer = await send(log, producer, 2, version=1)
+    assert answer.error is ErrorCode.INVALID_TXN_STATE
+    assert log.state(key(log, 2)).high_watermark == 0
+
+
+async def test_a_batch_outside_of_transactions_is_refused_to_a_transactional_id(log: Log) -> None:
+    producer = await begin(log, 2)
+    answer = await send(log, producer, 2, transactional=False)
+    assert answer.error is ErrorCode.INVALID_TXN_STATE
+    nobody = Producer(await log.allocate_producer_id(), 0)
+    assert (await send(log, nobody)).error is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    assert (await send(log, nobody, transactional=False)).error is ErrorCode.NONE
+
+
+async def test_a_first_batch_that_overtook_another_is_refused(log: Log) -> None:
+    producer = await log.txns.init_producer("id", MINUTE_MS)
+    answer = await send(log, producer, 0, base=1)
+    assert answer.error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert (await send(log, producer, 0, base=0)).error is ErrorCode.NONE
+
+
+async def test_a_repeated_batch_has_the_offset_it_got(log: Log) -> None:
+    producer = await begin(log, 2)
+    assert (await send(log, producer)).base_offset == 0
+    assert log.state(key(log)).high_watermark == 1
+
+
+# --- time, and what cannot be written now (F24) --------------------------------------------------
+
+
+async def test_a_transaction_nobody_ends_is_aborted_when_its_time_is_out(open_log: Open) -> None:
+    clock = ManualClock()
+    log = await open_log(clock=clock)
+    await log.create_topic("t", 3)
+    producer = await begin(log, 2)
+    await clock.sleep(MINUTE_MS / 1000 - 1)
+    await log.txns.tick()
+    assert log.state(key(log)).last_stable_offset == 0
+    assert log.txns.open_count == 1
+    await clock.sleep(1)
+    await log.txns.tick()
+    assert log.state(key(log)).last_stable_offset == 2
+    assert await visible(log) == [[], [], []]
+    committing = log.txns.end("id", producer, committed=True, version=2)
+    assert await refusal(committing) is ErrorCode.INVALID_TXN_STATE
+    await log.txns.tick()
+    assert log.txns.open_count == 0
+
+
+async def test_markers_that_cannot_be_written_are_written_later(log: Log) -> None:
+    producer = await begin(log, 2)
+    core: Any = log._core
+    submit = core.writer.submit
+
+    def refuse(batches: list[Submission]) -> Any:
+        answer = asyncio.get_running_loop().create_future()
+        answer.set_result([Appended(ErrorCode.KAFKA_STORAGE_ERROR, -1, -1, -1)] * len(batches))
+        return answer
+
+    core.writer.submit = refuse
+    given = await log.txns.end("id", producer, committed=True, version=2)
+    assert given == (producer.id, producer.epoch + 1)
+    assert await visible(log) == [[], [], []]
+    core.writer.submit = submit
+    assert (await send(log, given, 2)).error is ErrorCode.CONCURRENT_TRANSACTIONS
+    await log.txns.tick()
+    assert await visible(log) == [[0], [0], []]
+    assert await log.committed("g") == POSITIONS
+    assert (await send(log, given, 2)).error is ErrorCode.NONE
+
+
+async def test_a_topic_deleted_meanwhile_takes_its_part_with_it(log: Log) -> None:
+    producer = await begin(log, 2)
+    await log.delete_topic("t")
+    producer = await log.txns.end("id", producer, committed=True, version=2)
+    await log.create_topic("t", 3)
+    assert (await send(log, producer)).error is ErrorCode.NONE
+    await log.txns.end("id", producer, committed=True, version=2)
+    assert await visible(log) == [[0], [], []]
+
+
+async def test_positions_alone_are_a_transaction(log: Log) -> None:
+    producer = await log.txns.init_producer("id", MINUTE_MS)
+    await log.txns.commit_offsets("id", producer, "g", POSITIONS, implicit=True)
+    assert await log.committed("g") == {}
+    producer = await log.txns.end("id", producer, committed=True, version=2)
+    assert await log.committed("g") == POSITIONS
+    await log.txns.commit_offsets("id", producer, "g", {("t", 0): OffsetCommit(99)}, implicit=True)
+    await log.txns.end("id", producer, committed=False, version=2)
+    assert await log.committed("g") == POSITIONS
+
+
+async def test_when_the_epochs_are_used_up_the_producer_gets_a_new_id(log: Log) -> None:
+    producer = await begin(log, 2)
+    row = log._core.txns[producer.id]
+    almost = row._replace(epoch=LAST_EPOCH - 1)
+    await log.txns._move("id", lambda _: almost)
+    last = Producer(producer.id, LAST_EPOCH - 1)
+    new = await log.txns.end("id", last, committed=True, version=2)
+    assert new.id != producer.id
+    assert new.epoch == 0
+    assert await visible(log) == [[0], [0], []]
+    assert (await send(log, last, 0, 5)).error is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    assert (await send(log, new)).error is ErrorCode.NONE
+
+
+async def test_a_reader_of_committed_records_is_told_exactly_what_lies_in_its_answer(
+    log: Log,
+) -> None:
+    names = ["a", "b", "c"]
+    for name in names:
+        producer = await log.txns.init_producer(name, MINUTE_MS)
+        await send(log, producer)
+        await log.txns.end(name, producer, committed=name == "b", version=2)
+    # Offsets: a 0, its end 1, b 2, its end 3, c 4, its end 5.
+
+    async def told(offset: int, max_bytes: int) -> list[tuple[int, int]]:
+        read = await log.read(key(log), offset, max_bytes, at_least_one=True, committed=True)
+        return [(row.first_offset, row.last_offset) for row in read.aborted]
+
+    assert await told(0, 1) == [(0, 1)]
+    assert await told(1, 1) == [(0, 1)]
+    assert await told(2, 1) == []
+    assert await told(3, 1 << 20) == [(4, 5)]
+    assert await told(0, 1 << 20) == [(0, 1), (4, 5)]
+    everything = await log.read(key(log), 0, 1 << 20, at_least_one=True)
+    assert everything.aborted == ()
