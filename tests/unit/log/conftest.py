@@ -1,8 +1,10 @@
 """A log in miniature for the tests of its parts: real WAL, catalog and store, no event loop."""
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from crc32c import crc32c
@@ -16,8 +18,11 @@ from catchwater.catalog.rows import (
     Topic,
 )
 from catchwater.catalog.sqlite import SqliteCatalog
+from catchwater.catalog.topics import Topics
 from catchwater.clock import ManualClock
+from catchwater.log.core import Core
 from catchwater.log.storage import Storage
+from catchwater.log.write.sequence import PartitionState
 from catchwater.objects.local import LocalStore
 from catchwater.wal.base import Position
 from catchwater.wal.file import FileWal
@@ -51,6 +56,21 @@ def build_batch(
     covered = struct.pack(">hiqqqhii", *fields) + payload
     head = struct.pack(">qiibI", 0, 9 + len(covered), -1, 2, crc32c(covered))
     return head + covered
+
+
+class _Writer:
+    """As much of a writer as housekeeping looks at."""
+
+    def __init__(self, log: "MiniLog") -> None:
+        self._log = log
+
+    @property
+    def sequenced(self) -> int:
+        return self._log.applied
+
+    @asynccontextmanager
+    async def between_chunks(self) -> AsyncIterator[None]:
+        yield
 
 
 class MiniLog:
@@ -101,6 +121,21 @@ class MiniLog:
         self.applied = position.sequence
         return position, runs, payload
 
+    def core(self) -> Core:
+        """What the parts of a log share, with states that say what the catalog's runs are."""
+        topics = Topics(list(self.topics.values()))
+        states = {}
+        for key, end in self.ends.items():
+            for row in self.catalog.partitions([key]):
+                runs = [r for r in self.catalog.runs(key, 0) if r.last_offset >= row.log_start]
+                size = sum(run.byte_size for run in runs)
+                oldest = runs[0].max_timestamp if runs else -1
+                states[key] = PartitionState(row.log_start, end, size, oldest)
+        intake = SimpleNamespace(wake=list)
+        core = Core(self.catalog, self.storage, topics, states, {}, self.clock, intake)
+        core.writer = _Writer(self)
+        return core
+
     def _run(self, position: Position, key: PartitionKey, at: int, headers: list) -> RunRow:
         base = self.ends[key]
         count = sum(header.record_count for header in headers)
@@ -109,6 +144,10 @@ class MiniLog:
         newest = max(header.max_timestamp for header in headers)
         at += position.offset
         return RunRow(*key, base, base + count - 1, position.file, at, size, newest, count)
+
+    def changes(self, runs: list[RunRow]) -> Changes:
+        """What a chunk with these runs changes."""
+        return Changes(runs, objects=[ObjectRow(run.object, "chunk", "live", 1, 0) for run in runs])
 
     def object_keys(self) -> set[str]:
         """Every object and WAL file there is."""

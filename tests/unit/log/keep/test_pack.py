@@ -17,7 +17,7 @@ from catchwater.catalog.rows import (
 from catchwater.clock import ManualClock
 from catchwater.log.format.segment import read_footer
 from catchwater.log.keep.pack import PackConfig, Packer, groups
-from catchwater.log.keep.retain import Sweeper
+from catchwater.log.keep.sweep import Sweeper
 from catchwater.log.read.history import History
 from catchwater.objects.base import StoreFull
 from catchwater.wire.batch import split
@@ -36,14 +36,7 @@ def packer_of(log: Any, **options: int) -> Packer:
 
 
 def sweeper_of(log: Any) -> Sweeper:
-    return Sweeper(
-        log.catalog,
-        log.storage,
-        log.clock,
-        grace_ms=GRACE_MS,
-        orphan_grace_ms=GRACE_MS,
-        applied_sequence=lambda: log.applied,
-    )
+    return Sweeper(log.core(), grace_ms=GRACE_MS, orphan_grace_ms=GRACE_MS)
 
 
 def tidy(log: Any) -> None:
