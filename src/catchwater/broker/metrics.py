@@ -4,7 +4,13 @@ Labels are bounded: APIs are labelled by Kafka's names, refusals by our own shor
 what clients name themselves only groups, and topics that exist. `MAX_GROUPS` of them are shown.
 """
 
+from collections.abc import Iterator
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from catchwater.objects.retry import RequestCounts
 
 MAX_GROUPS = 1_000
 
@@ -48,6 +54,10 @@ class Metrics:
             "loop_lag_seconds", "How late the event loop wakes a task that slept for a second."
         )
 
+    def show_store(self, counts: RequestCounts) -> None:
+        """Show what became of the requests to the object store."""
+        self._registry.register(_StoreRequests(counts))
+
     def page(self) -> bytes:
         """The text that Prometheus reads."""
         return generate_latest(self._registry)
@@ -62,3 +72,21 @@ class Metrics:
         return Histogram(
             f"catchwater_{name}", text, labels, buckets=_SECONDS, registry=self._registry
         )
+
+
+class _StoreRequests(Collector):
+    """Counts that are kept where the requests are made."""
+
+    def __init__(self, counts: RequestCounts) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """What Prometheus asks for."""
+        family = CounterMetricFamily(
+            "catchwater_object_store_requests",
+            "Requests to the object store; a retried one counts once for every attempt.",
+            labels=("op", "outcome"),
+        )
+        for labels, count in sorted(self._counts.snapshot().items()):
+            family.add_metric(labels, count)
+        yield family
