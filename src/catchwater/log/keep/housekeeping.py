@@ -34,6 +34,7 @@ from catchwater.log.keep.pins import in_force, lowest, sentence, with_states
 from catchwater.log.keep.policy import Policy
 from catchwater.log.keep.retain import Retention
 from catchwater.log.keep.sweep import Sweeper
+from catchwater.log.repair.backup import Backups
 from catchwater.log.write.producers import PRODUCER_EXPIRY_MS
 from catchwater.objects.base import StoreError
 
@@ -67,6 +68,8 @@ class KeepConfig:
     retention_ms: int = 7 * 24 * 60 * 60 * 1000
     retention_bytes: int = -1
     delete_grace_ms: int = 60_000
+    backup_interval_ms: int = 60_000
+    """Of backups of the catalog; a topic that is new or gone is backed up at once."""
     background: bool = True
     """Do the jobs without being asked; off where a test or a simulation asks for them."""
 
@@ -86,8 +89,13 @@ class Housekeeping:
         self._compactor = Compactor(core, packing)
         self._policy = Policy(config.retention_ms, config.retention_bytes)
         self._retention = Retention(core, self._policy, self._leases.pins)
+        self._backups = Backups(core.catalog, core.storage.objects, core.clock)
+        self._backed_up: set[bytes] = set()
         self._sweeper = Sweeper(
-            core, grace_ms=config.delete_grace_ms, orphan_grace_ms=_ORPHAN_GRACE_MS
+            core,
+            grace_ms=config.delete_grace_ms,
+            orphan_grace_ms=_ORPHAN_GRACE_MS,
+            back_up_to=self._backups.cover,
         )
         self._loop = asyncio.ensure_future(self._run()) if config.background else None
 
@@ -126,6 +134,21 @@ class Housekeeping:
                 )
 
         return await self._in_turn(sweep)
+
+    async def back_up(self) -> None:
+        """Write the catalog's small state into the object store, if it has changed."""
+
+        async def write() -> None:
+            topics = self._topics()
+            async with self._leases.held("backup") as lease:
+                if lease():
+                    await asyncio.to_thread(self._backups.back_up)
+            self._backed_up = topics
+
+        await self._in_turn(write)
+
+    def _topics(self) -> set[bytes]:
+        return {topic.id for topic in self._core.topics}
 
     async def lose_pins(self, topic: str) -> None:
         """Mark what pins a topic that was just deleted as lost, and say so loudly."""
@@ -241,7 +264,7 @@ class Housekeeping:
     async def _run(self) -> None:
         config, clock = self._config, self._core.clock
         tick_ms = min(config.pack_interval_ms, config.retention_interval_ms, _LONGEST_TICK_MS)
-        retained_s = orphans_s = clock.monotonic_s()
+        retained_s = orphans_s = backed_up_s = clock.monotonic_s()
         while True:
             await clock.sleep(tick_ms / 1000)
             now_s = clock.monotonic_s()
@@ -251,6 +274,10 @@ class Housekeeping:
                 if now_s - retained_s >= config.retention_interval_ms / 1000:
                     retained_s = now_s
                     await self._keep_to_policy()
+                is_new = now_s - backed_up_s >= 1 and self._topics() != self._backed_up
+                if is_new or now_s - backed_up_s >= config.backup_interval_ms / 1000:
+                    backed_up_s = now_s
+                    await self.back_up()
                 if now_s - orphans_s >= _ORPHAN_GRACE_MS / 1000:
                     orphans_s = now_s
                     await self.sweep_orphans()

@@ -36,13 +36,22 @@ GoOn = Callable[[], bool]
 class Sweeper:
     """The sweeper of one broker. Used in one thread at a time."""
 
-    def __init__(self, core: Core, *, grace_ms: int, orphan_grace_ms: int) -> None:
+    def __init__(
+        self,
+        core: Core,
+        *,
+        grace_ms: int,
+        orphan_grace_ms: int,
+        back_up_to: Callable[[int], None] = lambda sequence: None,
+    ) -> None:
         """`grace_ms` is how long bytes stay after their object was marked.
 
         `orphan_grace_ms` is how old an object without a row may be: longer than any sink epoch
-        takes from its first staged chunk to its commit.
+        takes from its first staged chunk to its commit. `back_up_to` returns once a backup of the
+        catalog holds this WAL frame, which a rebuilding then needs no more.
         """
         self._core = core
+        self._back_up_to = back_up_to
         self._grace_s = grace_ms / 1000
         self._orphan_grace_ms = orphan_grace_ms
         # Since when, by a clock that never jumps, we know that an object is marked; after a
@@ -93,11 +102,14 @@ class Sweeper:
         if self._core.session is not None:
             return set()
         applied = self._core.writer.sequenced
-        return {
-            file.name
+        finished = {
+            file.name: following.first_sequence - 1
             for file, following in pairwise(self._core.storage.wal.files())
             if following.first_sequence <= applied + 1
         }
+        if finished:
+            self._back_up_to(max(finished.values()))
+        return set(finished)
 
     def _in_use(self, keys: Iterable[str]) -> set[str]:
         """Those of these WAL files in which something may still be committed."""
