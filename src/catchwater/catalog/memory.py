@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from threading import RLock
 from typing import TypeVar
 
 from catchwater.catalog.db import Db, SqliteDb
@@ -31,6 +32,8 @@ class MemoryDatabase:
         self._schedule = schedule
         self._told: list[Notice] = []
         self._listeners: list[Notify] = []
+        self.lock = RLock()
+        """Held by whoever uses the connection: tests call from threads."""
         connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         for script in migrations():
             connection.executescript(script)
@@ -40,15 +43,16 @@ class MemoryDatabase:
     def commit(self, change: Callable[[Db], T]) -> T:
         """Run a change in a transaction; what it raises undoes it."""
         connection = self.db.connection
-        connection.execute("BEGIN")
-        try:
-            result = change(self.db)
-            connection.execute("COMMIT")
-        finally:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-                self._told.clear()
-        told, self._told[:] = self._told[:], []
+        with self.lock:
+            connection.execute("BEGIN")
+            try:
+                result = change(self.db)
+                connection.execute("COMMIT")
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                    self._told.clear()
+            told, self._told[:] = self._told[:], []
         for notice in told:
             self.tell(notice)
         return result
