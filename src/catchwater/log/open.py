@@ -22,6 +22,7 @@ from catchwater.log.cluster import Cluster
 from catchwater.log.core import Core, States
 from catchwater.log.directory import DataDirectory, new_cluster_id
 from catchwater.log.keep.housekeeping import KeepConfig
+from catchwater.log.repair.backup import refuse_older
 from catchwater.log.storage import Storage
 from catchwater.log.view import View
 from catchwater.log.write.append import Appender, replay
@@ -79,7 +80,10 @@ class Opened:
 async def embedded(
     data_dir: Path, config: LogConfig, clock: Clock, objects_url: str = ""
 ) -> Opened:
-    """Lock the data directory and recover. Raises what `DataDirectory` raises, or `ChunkError`."""
+    """Lock the data directory and recover.
+
+    Raises what `DataDirectory` raises, `CatalogOlder` or `ChunkError`.
+    """
     directory, states, txns, sequenced = await asyncio.to_thread(
         _recover, data_dir, config, clock, objects_url
     )
@@ -112,6 +116,7 @@ def _recover(
     )
     with ExitStack() as undo:
         undo.callback(directory.close)
+        refuse_older(directory.catalog, directory.objects)
         for finding in directory.wal.recovered.findings():
             _LOG.warning("%s", finding)
         states, txns = states_of(directory.snapshot), txns_of(directory.snapshot)
@@ -131,9 +136,10 @@ async def shared(
 ) -> Opened:
     """Join as this broker, and see what is there.
 
-    Raises `BrokerRefused`, `WalDirectoryRefused`, `CatalogUnavailable` or `CatalogUncertain`; the
-    catalog stays open then.
+    Raises `BrokerRefused`, `WalDirectoryRefused`, `CatalogUnavailable`, `CatalogUncertain` or
+    `CatalogOlder`; the catalog stays open then.
     """
+    await asyncio.to_thread(refuse_older, catalog, objects)
     cluster = Cluster(catalog, broker, config.session_ms, clock)
     await cluster.join()
     async with AsyncExitStack() as undo:
