@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.metrics import Metrics
-from catchwater.catalog.rows import (
-    Topic,
-)
+from catchwater.catalog.rows import BrokerRow, Topic
 from catchwater.clock import Clock
 from catchwater.config import Address, BrokerConfig
 from catchwater.log.log import Log
@@ -43,6 +41,21 @@ class Broker:
     control_url: str = ""
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the broker is about to stop: long polls end at once."""
+
+    @property
+    def brokers(self) -> Sequence[BrokerRow]:
+        """The live brokers as this one knows them; at least one, most often this one too."""
+        rows = self.log.brokers() if self.log.is_shared else []
+        if self.draining.is_set():
+            node_id = self.config.node_id
+            rows = [row._replace(state="draining") if row.id == node_id else row for row in rows]
+        return rows or [self._myself]
+
+    @property
+    def _myself(self) -> BrokerRow:
+        host, port = self.kafka_address
+        node_id = self.config.node_id
+        return BrokerRow(node_id, 0, "", host, port, self.control_url, "", False, "live", 0)
 
     def find_topic(self, name: str | None, topic_id: bytes = NO_TOPIC_ID) -> Topic | None:
         """The topic of this name or, where no name was given, of this id."""

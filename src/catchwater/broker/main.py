@@ -19,6 +19,7 @@ import uvicorn
 
 from catchwater.broker.broker import Broker
 from catchwater.broker.control import create_app
+from catchwater.broker.coordination.claims import LogClaims
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.groups import GroupLimits
 from catchwater.broker.metrics import Metrics
@@ -88,7 +89,8 @@ async def _serve_log(config: BrokerConfig, clock: Clock, log: Log) -> None:
         config.group_initial_rebalance_delay_ms,
         config.group_max_size,
     )
-    groups = Coordinator(limits, clock)
+    claims = LogClaims(log, config.node_id) if log.is_shared else None
+    groups = Coordinator(limits, clock, claims)
     broker = Broker(config, log, clock, groups, Metrics(), config.listeners, APIS)
     server = Server(broker)
     stop = _stop_signal()
@@ -121,6 +123,8 @@ async def _serve_log(config: BrokerConfig, clock: Clock, log: Log) -> None:
         _log.info("Stopping: answering what is in flight.")
         broker.draining.set()
         groups.stop()
+        if log.cluster is not None:
+            await log.cluster.drain()  # from here on the others' Metadata leaves us out
         await server.drain()
         for task in background:
             task.cancel()

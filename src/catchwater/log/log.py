@@ -18,6 +18,7 @@ from catchwater.catalog.rows import (
     AbortedRow,
     BrokerRow,
     Changes,
+    GroupClaim,
     OffsetCommit,
     PartitionKey,
     Pin,
@@ -307,6 +308,14 @@ class Log:
         Raises `CoordinatorMoved`, and what every change of the catalog may raise.
         """
         await done(self._catalog.commit_offsets(group, offsets, claim_epoch=claim_epoch))
+
+    async def claim_group(self, group: str) -> GroupClaim:
+        """Become a group's coordinator. Raises `SessionFenced`, and as every change does."""
+        return await done(self._catalog.claim_group(group, self.session))
+
+    async def record_generation(self, group: str, claim: GroupClaim) -> None:
+        """Remember the claim's generation. Raises `CoordinatorMoved`, and as every change does."""
+        await done(self._catalog.record_generation(group, claim))
 
     async def committed(
         self, group: str, keys: Iterable[tuple[str, int]] | None = None

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -18,6 +18,8 @@ from catchwater.catalog.base import (
     TopicUnknown,
 )
 from catchwater.catalog.rows import (
+    AbortedRow,
+    BrokerRow,
     OffsetCommit,
     PartitionKey,
     Topic,
@@ -56,13 +58,27 @@ class MemoryLog:
 
     cluster_id: str = "memory"
     topics: MemoryTopics = field(default_factory=MemoryTopics)
+    rows: list[BrokerRow] = field(default_factory=list)
+    """The brokers of a shared log."""
 
     def __post_init__(self) -> None:
         self.batches: dict[PartitionKey, list[tuple[int, int, bytes]]] = {}
         self.waiters: list[asyncio.Future[None]] = []
         self.offsets: dict[str, dict[tuple[str, int], OffsetCommit]] = {}
         self.ids = itertools.count(1)
+        self.stable: dict[PartitionKey, int] = {}
+        self.aborted: list[AbortedRow] = []
         self.held: list[asyncio.Future[list[Appended]]] | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        return bool(self.rows)
+
+    def brokers(self) -> list[BrokerRow]:
+        return self.rows
+
+    async def look_up(self, names: Iterable[str]) -> None:
+        self.looked_up = list(names)
 
     async def create_topic(
         self, name: str, partitions: int, config: Mapping[str, str] | None = None
@@ -101,20 +117,29 @@ class MemoryLog:
         return future
 
     async def read(
-        self, key: PartitionKey, offset: int, max_bytes: int, *, at_least_one: bool
+        self,
+        key: PartitionKey,
+        offset: int,
+        max_bytes: int,
+        *,
+        at_least_one: bool,
+        committed: bool = False,
     ) -> Read:
-        end = self.state(key).high_watermark
-        if not 0 <= offset <= end:
-            return Read((), 0, end, 0, ErrorCode.OFFSET_OUT_OF_RANGE)
+        high_watermark = self.state(key).high_watermark
+        stable = self.stable.get(key, high_watermark)
+        nothing = Read((), 0, high_watermark, stable, 0)
+        if not 0 <= offset <= high_watermark:
+            return replace(nothing, error=ErrorCode.OFFSET_OUT_OF_RANGE)
         parts: list[bytes] = []
         size = 0
         for _, last, data in self.batches[key]:
-            if last >= offset:
+            if last >= offset and not (committed and last >= stable):
                 if size + len(data) > max_bytes and not (at_least_one and not parts):
                     break
                 parts.append(data)
                 size += len(data)
-        return Read(parts, size, end, 0)
+        aborted = self.aborted if committed else ()
+        return replace(nothing, parts=parts, size_bytes=size, aborted=aborted)
 
     def wait_for(self, keys: Iterable[PartitionKey]) -> asyncio.Future[None]:
         self.waiters.append(asyncio.get_running_loop().create_future())
@@ -168,9 +193,9 @@ class Client:
         _, later = start(self.broker, self.frame(data), "10.0.0.1")
         return b"".join(later.encode(await later.future))
 
-    async def send(self, message: Any) -> Any:
+    async def send(self, message: Any, client_id: str = "test") -> Any:
         """One of kio's requests, to kio's reply in the same version."""
-        data = await self.send_bytes(b"".join(encode_request(7, "test", message)))
+        data = await self.send_bytes(b"".join(encode_request(7, client_id, message)))
         if not data:
             return None
         correlation_id, reply = decode_reply(

@@ -6,7 +6,8 @@ is stuck behind a large one, and only the first, so that a reply has a bound. Ba
 the buffers the log returns.
 
 Every fetch is a full one: session id 0 is answered, which tells the client that there are no
-incremental sessions (KIP-227).
+incremental sessions (KIP-227). A client in a zone (`client.rack`) that has brokers, of which this
+is none, is told to fetch from one of them (KIP-392).
 
 A client that reads committed records only gets nothing from the last stable offset on, and for
 every partition the aborted transactions among its batches, which it drops (KIP-98).
@@ -14,17 +15,17 @@ every partition the aborted transactions among its batches, which it drops (KIP-
 Version notes: v7 sessions, v9 leader epochs (there is one, 0), v13 topic ids (KIP-516), v15 the
 replica's state moves to a tagged field (KIP-903). A replica id is refused: only brokers have one.
 
-Not implemented: incremental sessions, preferred replicas.
+Not implemented: incremental sessions.
 """
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+from catchwater.broker import zones
 from catchwater.broker.broker import Api, Broker, Call, Later
-from catchwater.catalog.rows import (
-    PartitionKey,
-)
+from catchwater.catalog.rows import BrokerRow, PartitionKey
 from catchwater.objects.base import Buffer
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.hot import (
@@ -83,6 +84,8 @@ async def _gather(broker: Broker, request: FetchRequest) -> tuple[ErrorCode, lis
         return ErrorCode.FETCH_SESSION_ID_NOT_FOUND, []
     if request.session_epoch not in (_FINAL_EPOCH, _FIRST_EPOCH):
         return ErrorCode.INVALID_FETCH_SESSION_EPOCH, []
+    if near := _nearer(broker, request.rack):
+        return ErrorCode.NONE, [_redirected(broker, wanted, near) for wanted in request.topics]
     fetched = await _read(broker, request)
     wait_s = min(request.max_wait_ms, LONGEST_WAIT_MS) / 1000
     if fetched.must_answer or fetched.size_bytes >= request.min_bytes or wait_s <= 0:
@@ -103,6 +106,35 @@ async def _gather(broker: Broker, request: FetchRequest) -> tuple[ErrorCode, lis
     except TimeoutError:
         pass
     return ErrorCode.NONE, fetched.topics
+
+
+def _nearer(broker: Broker, rack: str) -> Sequence[BrokerRow]:
+    """The brokers of the client's zone, if there are any and this is none of them."""
+    near = [row for row in zones.candidates(broker.brokers, rack) if rack and row.zone == rack]
+    return () if broker.config.node_id in [row.id for row in near] else near
+
+
+def _redirected(broker: Broker, wanted: FetchTopic, near: Sequence[BrokerRow]) -> FetchReplyTopic:
+    """For each partition the broker to ask instead."""
+    topic = broker.find_topic(wanted.name, wanted.id or b"")
+    partitions = []
+    for index, *_ in wanted.partitions:
+        if topic is None or not 0 <= index < topic.partitions:
+            answer = FetchReplyPartition(index, _unknown(wanted))
+        else:
+            key = (topic.id, index)
+            state, there = broker.log.state(key), zones.leader(near, key).id
+            end = state.high_watermark
+            answer = FetchReplyPartition(
+                index, ErrorCode.NONE, end, end, state.log_start, preferred_replica=there
+            )
+        partitions.append(answer)
+    return FetchReplyTopic(wanted.name, wanted.id, partitions)
+
+
+def _unknown(wanted: FetchTopic) -> ErrorCode:
+    by_id = wanted.id is not None
+    return ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _keys(broker: Broker, request: FetchRequest) -> list[PartitionKey]:
@@ -140,9 +172,7 @@ async def _read_partition(
     index, offset, wanted_bytes, leader_epoch = partition
     topic = broker.find_topic(wanted.name, wanted.id or b"")
     if topic is None:
-        by_id = wanted.id is not None
-        unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        return FetchReplyPartition(index, unknown)
+        return FetchReplyPartition(index, _unknown(wanted))
     if not 0 <= index < topic.partitions:
         return FetchReplyPartition(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if leader_epoch > 0:

@@ -1,4 +1,7 @@
-"""Metadata (3), v0-13: topics, their partitions, and the one broker that leads them all.
+"""Metadata (3), v0-13: topics, their partitions, and which broker to use for each.
+
+No broker leads a partition. Each is told one leader out of the brokers of the client's zone, so
+that load is spread; all that are not about to stop are listed. Rules: `broker/zones.py`.
 
 A topic asked for by name that does not exist is created if the client allows it (v4) and
 `auto.create.topics.enable` is set.
@@ -10,19 +13,22 @@ Not implemented: authorized operations (v8), which are told as unknown.
 """
 
 import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from uuid import UUID
 
+from catchwater.broker import zones
 from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call, Later
 from catchwater.broker.names import is_legal_topic_name
 from catchwater.catalog.base import (
     CatalogFull,
+    CatalogUnavailable,
+    CatalogUncertain,
     TopicExists,
 )
-from catchwater.catalog.rows import (
-    Topic,
-)
+from catchwater.catalog.rows import BrokerRow, Topic
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.hot import (
     METADATA_VERSIONS,
@@ -39,35 +45,36 @@ def start(broker: Broker, call: Call) -> Later:
     """Read the request, let go of its frame, and gather the reply in a task of its own."""
     request = decode_request(call.header, call.frame.data)
     call.frame.release()
-    future = asyncio.ensure_future(_gather(broker, call.version, request))
+    future = asyncio.ensure_future(_gather(broker, call, request))
     return Later(future, partial(encode_metadata_reply, call.correlation_id, call.version))
 
 
-async def _gather(broker: Broker, version: int, request: Any) -> MetadataReply:
-    config, address = broker.config, broker.kafka_address
-    wants_all = request.topics is None or (version == 0 and not request.topics)
+async def _gather(broker: Broker, call: Call, request: Any) -> MetadataReply:
+    listed = zones.candidates(broker.brokers)
+    near = zones.candidates(listed, zones.zone_of(call.header.client_id))
+    wants_all = request.topics is None or (call.version == 0 and not request.topics)
     if wants_all:
-        topics = [_topic(broker, topic) for topic in broker.log.topics]
+        topics = [_topic(topic, near) for topic in broker.log.topics]
     else:
+        with suppress(CatalogUnavailable):
+            await broker.log.look_up(wanted.name for wanted in request.topics if wanted.name)
         may_create = getattr(request, "allow_auto_topic_creation", True)
-        topics = [
-            await _wanted(broker, wanted.name, getattr(wanted, "topic_id", None), may_create)
-            for wanted in request.topics
-        ]
-    return MetadataReply(
-        [MetadataBroker(config.node_id, address.host, address.port, None)],
-        broker.log.cluster_id,
-        config.node_id,
-        topics,
-    )
+        topics = [await _wanted(broker, wanted, may_create, near) for wanted in request.topics]
+    brokers = [MetadataBroker(row.id, row.host, row.port, row.zone or None) for row in listed]
+    ids = [row.id for row in near]
+    mine = broker.config.node_id
+    controller = mine if mine in ids else ids[0]
+    return MetadataReply(brokers, broker.log.cluster_id, controller, topics)
 
 
 async def _wanted(
-    broker: Broker, name: str | None, topic_id: UUID | None, may_create: bool
+    broker: Broker, wanted: Any, may_create: bool, near: Sequence[BrokerRow]
 ) -> MetadataTopic:
+    name: str | None = wanted.name
+    topic_id: UUID | None = getattr(wanted, "topic_id", None)
     topic = broker.find_topic(name, topic_id.bytes if topic_id else NO_TOPIC_ID)
     if topic is not None:
-        return _topic(broker, topic)
+        return _topic(topic, near)
     if name is None:
         missing = topic_id.bytes if topic_id else NO_TOPIC_ID
         return MetadataTopic(ErrorCode.UNKNOWN_TOPIC_ID, None, missing, False, ())
@@ -75,18 +82,18 @@ async def _wanted(
         return MetadataTopic(ErrorCode.INVALID_TOPIC_EXCEPTION, name, NO_TOPIC_ID, False, ())
     if may_create and broker.config.auto_create_topics_enable:
         try:
-            return _topic(broker, await broker.log.create_topic(name, broker.config.num_partitions))
-        except (TopicExists, CatalogFull):
-            # Just created by another request, or no space: the client asks again.
+            return _topic(await broker.log.create_topic(name, broker.config.num_partitions), near)
+        except (TopicExists, CatalogFull, CatalogUnavailable, CatalogUncertain):
+            # Just created by another request, or no space or no catalog: the client asks again.
             return MetadataTopic(ErrorCode.LEADER_NOT_AVAILABLE, name, NO_TOPIC_ID, False, ())
     return MetadataTopic(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name, NO_TOPIC_ID, False, ())
 
 
-def _topic(broker: Broker, topic: Topic) -> MetadataTopic:
-    node_id = broker.config.node_id
+def _topic(topic: Topic, near: Sequence[BrokerRow]) -> MetadataTopic:
+    leaders = [zones.leader(near, (topic.id, index)).id for index in range(topic.partitions)]
     partitions = [
-        MetadataPartition(index, ErrorCode.NONE, node_id, 0, (node_id,))
-        for index in range(topic.partitions)
+        MetadataPartition(index, ErrorCode.NONE, leader, 0, (leader,))
+        for index, leader in enumerate(leaders)
     ]
     return MetadataTopic(ErrorCode.NONE, topic.name, topic.id, False, partitions)
 

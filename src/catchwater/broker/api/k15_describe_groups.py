@@ -8,7 +8,7 @@ that does not exist, which before was shown as Dead.
 
 from typing import Any
 
-from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.coordination.groups import Group, GroupState, Member
 from catchwater.wire.errors import ErrorCode
 
@@ -20,6 +20,8 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
 
 async def _group(broker: Broker, group_id: str, version: int) -> dict[str, Any]:
     group = broker.groups.groups.get(group_id)
+    if not broker.groups.is_mine(group_id):
+        return _nothing(group_id, ErrorCode.NOT_COORDINATOR)
     if group is None:
         return await _without_members(broker, group_id, version)
     return {
@@ -44,6 +46,11 @@ async def _without_members(broker: Broker, group_id: str, version: int) -> dict[
         "protocol_type": "consumer" if exists else "",
         "protocol_data": "",
     }
+
+
+def _nothing(group_id: str, error: ErrorCode) -> dict[str, Any]:
+    fields = {"group_id": group_id, "group_state": "", "protocol_type": "", "protocol_data": ""}
+    return fields | error_fields(error)
 
 
 def _member(group: Group, member: Member) -> dict[str, Any]:

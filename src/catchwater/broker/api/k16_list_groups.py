@@ -1,5 +1,7 @@
 """ListGroups (16), v0-5: the groups that have members now, and those that have positions.
 
+Of several brokers each lists the groups it coordinates.
+
 Version notes: v4 (KIP-518) filters by state, v5 (KIP-848) by type; all groups here are classic.
 """
 
@@ -16,7 +18,9 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """List what the filters leave."""
     states = {state.lower() for state in getattr(request, "states_filter", ())}
     types = {kind.lower() for kind in getattr(request, "types_filter", ())}
-    groups = {group_id: ("consumer", GroupState.EMPTY) for group_id in await broker.log.groups()}
+    stored = await broker.log.groups()
+    mine = [group_id for group_id in stored if broker.groups.is_mine(group_id)]
+    groups = {group_id: ("consumer", GroupState.EMPTY) for group_id in mine}
     for group in broker.groups.groups.values():
         groups[group.id] = (group.protocol_type or "", group.state)
     return {

@@ -1,4 +1,4 @@
-"""DescribeCluster (60), v0-2: this broker, which is the whole cluster.
+"""DescribeCluster (60), v0-2: the live brokers.
 
 Version notes: v1 (KIP-919) adds the endpoint type; only brokers (1) are described here. v2 adds
 fenced brokers, of which there are none.
@@ -6,6 +6,7 @@ fenced brokers, of which there are none.
 
 from typing import Any
 
+from catchwater.broker import zones
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.wire.errors import ErrorCode
 
@@ -13,21 +14,27 @@ _BROKERS = 1
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Describe this broker."""
+    """Describe the brokers as Metadata lists them."""
     endpoint_type = getattr(request, "endpoint_type", _BROKERS)
     if endpoint_type != _BROKERS:
         return error_fields(ErrorCode.UNSUPPORTED_ENDPOINT_TYPE) | {"cluster_id": ""}
-    node = {
-        "broker_id": broker.config.node_id,
-        "host": broker.kafka_address.host,
-        "port": broker.kafka_address.port,
-        "is_fenced": False,
-    }
+    listed = zones.candidates(broker.brokers)
+    ids = [row.id for row in listed]
+    mine = broker.config.node_id
     return error_fields(ErrorCode.NONE) | {
         "endpoint_type": endpoint_type,
         "cluster_id": broker.log.cluster_id,
-        "controller_id": broker.config.node_id,
-        "brokers": [node],
+        "controller_id": mine if mine in ids else ids[0],
+        "brokers": [
+            {
+                "broker_id": row.id,
+                "host": row.host,
+                "port": row.port,
+                "rack": row.zone or None,
+                "is_fenced": False,
+            }
+            for row in listed
+        ],
     }
 
 

@@ -10,6 +10,7 @@ from kio.schema.fetch.v11 import request as v11
 from kio.schema.fetch.v13 import request as v13
 from kio.static.primitive import i32Timedelta
 
+from catchwater.catalog.rows import AbortedRow, BrokerRow
 from catchwater.log.write.intake import Submission
 from catchwater.wire.batch import read_single
 
@@ -177,3 +178,34 @@ async def test_a_stopping_broker_ends_all_waits(client, topic) -> None:
         await asyncio.sleep(0)
     client.broker.draining.set()
     assert answers(await waiting) == [(0, "none", 0)]
+
+
+async def test_a_client_in_a_zone_is_sent_to_a_broker_there(client, topic) -> None:
+    client.log.rows = [
+        BrokerRow(number, 1, zone, "h", 9092, "", "object", True, "live", 0)
+        for number, zone in ((1, "a"), (2, "b"), (3, "b"))
+    ]
+
+    async def preferred(rack: str) -> int:
+        (answer,) = (await client.send(fetch((0, 0), rack_id=rack))).responses[0].partitions
+        assert answer.error_code.name == "none"
+        return answer.preferred_read_replica
+
+    assert await preferred("b") in (2, 3)
+    assert [await preferred(rack) for rack in ("a", "c", "")] == [-1, -1, -1]
+
+
+async def test_committed_readers_stop_at_the_last_stable_offset_and_are_told_what_to_drop(
+    client, topic, append
+) -> None:
+    append(0), append(0)
+    key = (topic.id, 0)
+    client.log.stable[key] = 10
+    client.log.aborted = [AbortedRow(*key, 7, 3, 9)]
+    reply = await client.send(fetch((0, 0), isolation_level=1))
+    (found,) = reply.responses[0].partitions
+    assert (found.high_watermark, found.last_stable_offset) == (20, 10)
+    assert [(a.producer_id, a.first_offset) for a in found.aborted_transactions] == [(7, 3)]
+    every = (await client.send(fetch((0, 0)))).responses[0].partitions[0]
+    assert every.aborted_transactions is None
+    assert len(every.records) == 2 * len(found.records)

@@ -6,6 +6,7 @@ import pytest
 from kio.schema.metadata.v0 import request as v0
 from kio.schema.metadata.v12 import request as v12
 
+from catchwater.catalog.rows import BrokerRow, BrokerState
 from catchwater.config import BrokerConfig
 
 
@@ -64,3 +65,35 @@ async def test_topics_are_found_by_id(client) -> None:
         request = v12.MetadataRequest(topics=(wanted,), include_topic_authorized_operations=False)
         (found,) = (await client.send(request)).topics
         assert (found.name, found.error_code.name) == (name, error)
+
+
+def row(broker_id: int, zone: str, state: BrokerState = "live") -> BrokerRow:
+    return BrokerRow(broker_id, 1, zone, f"host{broker_id}", 9092, "", "object", True, state, 0)
+
+
+async def test_partitions_are_spread_over_the_brokers_that_stay(client) -> None:
+    client.log.rows = [row(1, "a"), row(2, "b"), row(3, "c", "draining")]
+    await client.log.create_topic("t", 50)
+    reply = await client.send(ask("t"))
+    assert [(b.node_id, b.host, b.rack) for b in reply.brokers] == [
+        (1, "host1", "a"),
+        (2, "host2", "b"),
+    ]
+    assert {p.leader_id for p in reply.topics[0].partitions} == {1, 2}
+    assert reply.controller_id == 1
+    client.broker.draining.set()
+    reply = await client.send(ask("t"))
+    assert {p.leader_id for p in reply.topics[0].partitions} == {2}
+    assert reply.controller_id == 2
+
+
+async def test_a_client_that_names_its_zone_is_kept_there(client) -> None:
+    client.log.rows = [row(1, "a"), row(2, "b"), row(3, "b")]
+    await client.log.create_topic("t", 50)
+    reply = await client.send(ask("t"), client_id="zone=b")
+    assert {p.leader_id for p in reply.topics[0].partitions} == {2, 3}
+    assert len(reply.brokers) == 3
+    assert reply.controller_id in (2, 3)
+    client.log.rows = client.log.rows[:1]
+    reply = await client.send(ask("t"), client_id="zone=b")
+    assert {p.leader_id for p in reply.topics[0].partitions} == {1}

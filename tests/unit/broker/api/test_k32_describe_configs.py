@@ -72,15 +72,11 @@ async def test_the_cluster_is_this_broker(client) -> None:
     assert (await client.send(controllers)).error_code.name == "unsupported_endpoint_type"
 
 
-async def test_producer_ids_are_given_once_and_transactions_refused(client) -> None:
+async def test_producer_ids_are_given_once(client) -> None:
     ask = InitProducerIdRequest(transactional_id=None, transaction_timeout=SECOND)
     first, second = await client.send(ask), await client.send(ask)
     assert (first.error_code.name, first.producer_epoch) == ("none", 0)
     assert first.producer_id != second.producer_id
-    ask = InitProducerIdRequest(transactional_id="x", transaction_timeout=SECOND)
-    refused = await client.send(ask)
-    assert refused.error_code.name == "transactional_id_authorization_failed"
-    assert refused.producer_id == -1
 
 
 async def test_a_full_disk_makes_a_producer_ask_again(client, monkeypatch) -> None:
@@ -92,13 +88,15 @@ async def test_a_full_disk_makes_a_producer_ask_again(client, monkeypatch) -> No
     assert (await client.send(ask)).error_code.name == "coordinator_not_available"
 
 
-async def test_every_group_is_coordinated_here_and_no_transaction(client) -> None:
+async def test_every_group_and_transactional_id_is_coordinated_here(client) -> None:
     one = await client.send(FindOne(key="g", key_type=0))
     assert (one.node_id, one.port) == (1, 9092)
     many = await client.send(FindMany(key_type=0, coordinator_keys=("a", "b")))
     assert [(c.key, c.node_id) for c in many.coordinators] == [("a", 1), ("b", 1)]
-    (refused,) = (await client.send(FindMany(key_type=1, coordinator_keys=("x",)))).coordinators
-    assert refused.error_code.name == "transactional_id_authorization_failed"
+    (txn,) = (await client.send(FindMany(key_type=1, coordinator_keys=("x",)))).coordinators
+    assert (txn.error_code.name, txn.node_id) == ("none", 1)
+    (share,) = (await client.send(FindMany(key_type=2, coordinator_keys=("x",)))).coordinators
+    assert share.error_code.name == "invalid_request"
 
 
 async def test_topics_are_deleted_by_name_or_id(client) -> None:

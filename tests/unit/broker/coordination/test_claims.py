@@ -1,0 +1,55 @@
+"""Claims over a shared log: whose a group is, and what that depends on."""
+
+from typing import Any
+
+from catchwater.broker.coordination.claims import LogClaims
+from catchwater.catalog.rows import BrokerRow, GroupClaim, Session
+
+
+class Log:
+    def __init__(self) -> None:
+        self.session = Session(1, 7)
+        self.rows = [
+            BrokerRow(number, 7, "", "h", 9092, "", "object", True, "live", number)
+            for number in (1, 2)
+        ]
+        self.recorded: list[tuple[str, GroupClaim]] = []
+
+    def brokers(self) -> list[BrokerRow]:
+        return self.rows
+
+    async def claim_group(self, group: str) -> GroupClaim:
+        return GroupClaim(3, 9)
+
+    async def record_generation(self, group: str, claim: GroupClaim) -> None:
+        self.recorded.append((group, claim))
+
+
+async def test_every_group_is_the_claim_of_one_of_the_brokers() -> None:
+    log: Any = Log()
+    one, two = LogClaims(log, 1), LogClaims(log, 2)
+    groups = [f"g{number}" for number in range(20)]
+    assert all(one.is_mine(group) != two.is_mine(group) for group in groups)
+    log.rows = [log.rows[0]._replace(state="draining"), log.rows[1]]
+    assert not any(one.is_mine(group) for group in groups)
+    log.rows = []
+    assert not any(two.is_mine(group) for group in groups)
+
+
+async def test_the_view_changes_with_session_and_brokers_but_not_with_deadlines() -> None:
+    log: Any = Log()
+    claims = LogClaims(log, 1)
+    before = claims.view
+    log.rows = [row._replace(deadline_ms=99) for row in log.rows]
+    assert claims.view == before
+    log.session = Session(1, 8)
+    assert claims.view[0] != before[0]
+    log.rows = log.rows[:1]
+    assert claims.view[1] != before[1]
+
+
+async def test_claims_are_kept_by_the_log() -> None:
+    log: Any = Log()
+    claim = await LogClaims(log, 1).take("g")
+    await LogClaims(log, 1).record("g", claim)
+    assert log.recorded == [("g", GroupClaim(3, 9))]
