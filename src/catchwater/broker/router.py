@@ -64,14 +64,14 @@ APIS: Mapping[int, Api] = {
         k20_delete_topics,
         k22_init_producer_id,
         k23_offset_for_leader_epoch,
-    k24_add_partitions_to_txn,
-    k25_add_offsets_to_txn,
-    k26_end_txn,
-    k28_txn_offset_commit,
+        k24_add_partitions_to_txn,
+        k25_add_offsets_to_txn,
+        k26_end_txn,
+        k28_txn_offset_commit,
         k32_describe_configs,
         k60_describe_cluster,
-    k65_describe_transactions,
-    k66_list_transactions,
+        k65_describe_transactions,
+        k66_list_transactions,
     )
 }
 

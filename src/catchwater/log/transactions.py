@@ -182,6 +182,10 @@ class Transactions:
         await done(self._core.catalog.flush())
         return await asyncio.to_thread(self._core.catalog.open_txns, producer_id)
 
+    async def unstable(self, group: str) -> set[tuple[str, int]]:
+        """(topic, partition) of the group's positions that an open transaction may move."""
+        return await asyncio.to_thread(self._core.catalog.unstable, group)
+
     async def run(self, is_mine: Callable[[str], bool] = lambda _: True) -> None:
         """Finish and abort what is due, at once and then every second, until cancelled.
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-
 from tests.conftest import BrokerProcess
 
 DEADLINE_S = 30.0

@@ -1,8 +1,8 @@
 """OffsetFetch (9), v1-9: a group's committed positions; -1 where there is none.
 
 Version notes: v2 lets null topics mean all, v8 (KIP-709) asks for several groups at once, v9
-(KIP-848) adds the member, which the classic protocol leaves empty. Without transactions every
-position is stable, so `require_stable` (v7) changes nothing.
+(KIP-848) adds the member, which the classic protocol leaves empty. With `require_stable` (v7,
+KIP-447) a position that an open transaction is about to move is UNSTABLE_OFFSET_COMMIT: ask again.
 
 Not implemented: v10 (topic ids).
 """
@@ -20,13 +20,15 @@ _NONE = OffsetCommit(offset=-1)
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Read the groups' positions from the catalog."""
+    stable = getattr(request, "require_stable", False)
     if call.version < 8:
-        return await _group(broker, request)
-    return {"groups": [await _group(broker, group) for group in request.groups]}
+        return await _group(broker, request, stable)
+    return {"groups": [await _group(broker, group, stable) for group in request.groups]}
 
 
-async def _group(broker: Broker, group: Any) -> dict[str, Any]:
+async def _group(broker: Broker, group: Any, require_stable: bool) -> dict[str, Any]:
     """One group's part; `group` has `group_id` and `topics`, in every version."""
+    unstable = await broker.log.txns.unstable(group.group_id) if require_stable else set()
     committed = await broker.log.committed(group.group_id)
     if group.topics is None:
         wanted: dict[str, list[int]] = {}
@@ -41,7 +43,12 @@ async def _group(broker: Broker, group: Any) -> dict[str, Any]:
             {
                 "name": name,
                 "partitions": [
-                    _partition(index, committed.get((name, index), _NONE)) for index in indexes
+                    _partition(
+                        index,
+                        _NONE if (name, index) in unstable else committed.get((name, index), _NONE),
+                        (name, index) in unstable,
+                    )
+                    for index in indexes
                 ],
             }
             for name, indexes in wanted.items()
@@ -49,13 +56,13 @@ async def _group(broker: Broker, group: Any) -> dict[str, Any]:
     }
 
 
-def _partition(index: int, commit: OffsetCommit) -> dict[str, Any]:
+def _partition(index: int, commit: OffsetCommit, is_unstable: bool) -> dict[str, Any]:
     return {
         "partition_index": index,
         "committed_offset": commit.offset,
         "committed_leader_epoch": commit.leader_epoch,
         "metadata": commit.metadata,
-        "error_code": ErrorCode.NONE,
+        "error_code": ErrorCode.UNSTABLE_OFFSET_COMMIT if is_unstable else ErrorCode.NONE,
     }
 
 

@@ -108,12 +108,13 @@ async def test_a_record_from_the_far_future_is_refused(client, batch) -> None:
     assert answers(reply) == [(0, "invalid_timestamp", -1)]
 
 
-async def test_unknown_acks_topics_and_transactions_are_refused(client, batch) -> None:
+async def test_unknown_acks_and_topics_and_nameless_transactions_are_refused(client, batch) -> None:
     reply = await client.send(produce((0, batch(1)), acks=2))
     assert answers(reply) == [(0, "invalid_required_acks", -1)]
     reply = await client.send(produce((0, batch(1)), topic="nowhere"))
     assert answers(reply) == [(0, "unknown_topic_or_partition", -1)]
-    reply = await client.send(produce((0, batch(1)), transactional_id="x"))
+    data = batch(1, producer_id=1, producer_epoch=0, base_sequence=0, transactional=True)
+    reply = await client.send(produce((0, data)))
     assert answers(reply) == [(0, "transactional_id_authorization_failed", -1)]
 
 
