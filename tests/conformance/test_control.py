@@ -79,6 +79,14 @@ def test_the_object_store_is_named(written):
     assert storage["objects"].startswith("file:///")
 
 
+def test_a_broker_alone_is_its_whole_cluster(broker):
+    status, cluster = call(broker, "GET", "/api/v1/cluster")
+    assert (status, cluster["broker"], cluster["session"]) == (200, 1, None)
+    (row,) = cluster["brokers"]
+    assert (row["id"], row["state"]) == (1, "live")
+    assert (row["kafka"], row["control"]) == (broker.bootstrap, broker.control_url)
+
+
 def test_metrics_are_prometheus_text(written):
     consumer = Consumer({"bootstrap.servers": written.bootstrap, "group.id": "g"})
     consumer.commit(offsets=[TopicPartition("t", 0, 400)], asynchronous=False)
@@ -87,5 +95,7 @@ def test_metrics_are_prometheus_text(written):
         page = reply.read().decode()
     assert 'catchwater_request_seconds_count{api="Produce"}' in page
     assert "catchwater_loop_lag_seconds_count" in page
+    assert "catchwater_wal_append_seconds_count" in page
+    assert "catchwater_brokers 1.0" in page
     assert 'catchwater_consumer_lag_records{group="g",partition="0",topic="t"} 600.0' in page
     assert "catchwater_wal_unflushed_bytes 0.0" in page

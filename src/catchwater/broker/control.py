@@ -1,8 +1,10 @@
 """The HTTP port for people and machines that are not Kafka clients.
 
     GET    /healthz                                   the process is up
-    GET    /readyz                                    it takes requests; 503 while it stops
+    GET    /readyz                                    it takes requests; 503 while it stops, while
+                                                      its storage or its catalog is out of reach
     GET    /metrics                                   Prometheus
+    GET    /api/v1/cluster                            the brokers, and this one's session
     GET    /api/v1/topics                             {"topics": [{"name", "id", "partitions"}]}
     GET    /api/v1/topics/{topic}                     offsets, bytes and places of each partition
     POST   /api/v1/plans                              where ranges of offsets lie in storage
@@ -42,7 +44,7 @@ from catchwater.catalog.rows import (
     Pin,
     Topic,
 )
-from catchwater.config import CatchwaterError
+from catchwater.config import Address, CatchwaterError
 from catchwater.log.core import RangeMissing
 from catchwater.log.storage import StagedDamaged
 
@@ -106,6 +108,7 @@ def create_app(broker: Broker) -> Starlette:
             Route("/healthz", api.healthz),
             Route("/readyz", api.readyz),
             Route("/metrics", api.metrics),
+            Route("/api/v1/cluster", api.cluster),
             Route("/api/v1/topics", api.topics),
             Route("/api/v1/topics/{topic}", api.topic),
             Route("/api/v1/plans", api.plan, methods=["POST"]),
@@ -139,12 +142,15 @@ class _Control:
             raise Refusal(503, "NOT_READY", "The broker is stopping.")
         if self._log.has_failed:
             raise Refusal(503, "STORAGE_FAILED", "The log's storage failed; see the broker's log.")
+        if self._log.cluster is not None and not self._log.cluster.is_current:
+            raise Refusal(503, "NO_SESSION", "The broker's session is not renewed at the moment.")
         return _json({"status": "ready"})
 
     async def metrics(self, request: Request) -> Response:
         await self._measure_groups()
         self._broker.metrics.wal_unflushed_bytes.set(self._log.unflushed_bytes)
         self._broker.metrics.txn_open.set(self._log.txns.open_count)
+        self._broker.metrics.brokers.set(len(self._broker.brokers))
         return Response(self._broker.metrics.page(), media_type="text/plain; version=0.0.4")
 
     async def _measure_groups(self) -> None:
@@ -161,6 +167,28 @@ class _Control:
                     end = self._log.state((topic.id, partition)).high_watermark
                     lag = metrics.consumer_lag_records.labels(group_id, name, str(partition))
                     lag.set(max(0, end - commit.offset))
+
+    async def cluster(self, request: Request) -> Response:
+        session = self._log.session
+        return _json(
+            {
+                "cluster_id": self._log.cluster_id,
+                "broker": self._broker.config.node_id,
+                "session": session.epoch if session else None,
+                "brokers": [
+                    {
+                        "id": row.id,
+                        "zone": row.zone,
+                        "state": row.state,
+                        "session": row.epoch if session else None,
+                        "kafka": str(Address(row.host, row.port)),
+                        "control": row.control_url,
+                        "wal": row.wal,
+                    }
+                    for row in self._broker.brokers
+                ],
+            }
+        )
 
     async def topics(self, request: Request) -> Response:
         return _json({"topics": [_topic(topic) for topic in self._log.topics]})

@@ -50,6 +50,13 @@ class Metrics:
         self.txn_errors = self._counter(
             "txn_errors", "Transaction requests refused, by Kafka's error name.", "error"
         )
+        self.wal_fsync_seconds = self._histogram(
+            "wal_fsync_seconds", "How long an append to the write-ahead log took to be durable."
+        )
+        self.wal_append_seconds = self._histogram(
+            "wal_append_seconds", "From the write of a chunk into the WAL until it was durable."
+        )
+        self.brokers = self._gauge("brokers", "Live brokers, as this one knows them.")
         self.loop_lag_seconds = self._histogram(
             "loop_lag_seconds", "How late the event loop wakes a task that slept for a second."
         )

@@ -93,6 +93,12 @@ class Cluster:
         now_ms = own.deadline_ms - self._session_ms + int(1000 * elapsed_s)
         return [row for row in self._rows if row.deadline_ms > now_ms]
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the session was renewed so lately that nobody can have ended it."""
+        silent_s = self._clock.monotonic_s() - self._beat_s
+        return silent_s < self._session_ms / 1000 and not self.replaced.is_set()
+
     async def look(self) -> None:
         """Ask the catalog who is alive. Raises `CatalogUnavailable`."""
         self._rows = await asyncio.to_thread(self._catalog.brokers)
@@ -102,9 +108,10 @@ class Cluster:
         self._news.set()
 
     async def drain(self) -> None:
-        """Tell everybody that this broker is about to leave."""
+        """Tell everybody that this broker is about to leave, if the catalog is there."""
         self._state = "draining"
-        await self._beat_once()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._beat_once(), self._interval_s)
 
     async def leave(self) -> None:
         """End the session and the heartbeats."""

@@ -9,7 +9,7 @@ Coroutines run on the one event loop that opened the log; what blocks runs in th
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -113,6 +113,10 @@ class Log:
     ) -> "Log":
         """As `shared`, over stores named by URLs. Raises what `open.connect` raises."""
         return cls(await connect(stores, broker, config, clock), config)
+
+    def measure_wal(self, observe: Callable[[float], None]) -> None:
+        """Tell the seconds that each append to the write-ahead log takes, from now on."""
+        self._core.on_wal_append = observe
 
     # --- among other brokers -----------------------------------------------------------------
 
@@ -240,6 +244,10 @@ class Log:
     def has_failed(self) -> bool:
         """The WAL or the catalog is broken: nothing is acknowledged until a restart."""
         return self._core.writer.has_failed
+
+    def observe_wal(self, observe: Callable[[float], None]) -> None:
+        """Tell how long every append to the write-ahead log takes, in seconds."""
+        self._core.on_wal_append = observe
 
     def wait_for(self, keys: Iterable[PartitionKey]) -> asyncio.Future[None]:
         """Done at the next append to one of the partitions; cancel it when no longer wanted."""
