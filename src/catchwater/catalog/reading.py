@@ -50,10 +50,9 @@ class ReadOnlyCatalog(RelationalCatalog):
     def _commit(self, change: Callable[[Db], T]) -> Future[T]:
         raise AssertionError("nothing is changed through a catalog opened for reading")
 
-    @contextmanager
-    def _reading(self) -> Iterator[Db]:
+    def _query(self, read: Callable[[Db], T]) -> T:
         with self._failing():
-            yield SqliteDb(self._db)
+            return read(SqliteDb(self._db))
 
     @contextmanager
     def _failing(self) -> Iterator[None]:

@@ -14,7 +14,8 @@ import errno
 import fcntl
 import os
 from base64 import urlsafe_b64encode
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from catchwater.catalog.sqlite import SqliteCatalog
@@ -101,6 +102,26 @@ class DataDirectory:
             closing.callback(os.close, self._lock)
             closing.callback(self.wal.close)
             closing.callback(self.catalog.close)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a data directory, created if need be, without opening it.
+
+    Raises `DirectoryInUse` or `DirectoryUnusable`.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path / "catchwater.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise DirectoryUnusable(
+            f"The data directory {path} cannot be used: {error.strerror}."
+        ) from error
+    try:
+        _take_lock(fd, path)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _take_lock(fd: int, path: Path) -> None:

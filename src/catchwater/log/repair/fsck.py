@@ -11,12 +11,17 @@ Reads in pieces of a few megabytes (a WAL file whole); changes nothing; blocks.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
+from pathlib import Path
 from typing import NamedTuple
 
-from catchwater.catalog.base import Catalog
+from catchwater.catalog.base import Catalog, CatalogDead
+from catchwater.catalog.reading import ReadOnlyCatalog
 from catchwater.catalog.rows import PartitionKey, PartitionRow, Pin, RunRow, Topic
+from catchwater.catalog.sums import find_spoiled
+from catchwater.clock import Clock
 from catchwater.log.format.batches import DamagedObject, walk, whole_batches
 from catchwater.log.format.segment import (
     HEADER_BYTES,
@@ -29,13 +34,15 @@ from catchwater.log.format.segment import (
 from catchwater.log.repair.backup import newest_backup
 from catchwater.log.repair.stored import Stored
 from catchwater.log.storage import SEGMENTS, STAGED
-from catchwater.objects.base import ObjectMissing, ObjectTruncated
+from catchwater.objects.base import ObjectMissing, ObjectStore, ObjectTruncated
 from catchwater.wal.file import FILE_NAME
 from catchwater.wal.scan import scan, spoiled_padding
 
 _PIECE_BYTES = 4 * 1024 * 1024
 _RUNS_A_LOOK = 1000
 _KEYS_A_LOOK = 500
+_LOOKS_AT_PAGES = 4
+_BETWEEN_LOOKS_S = 0.2
 
 
 class Damaged(NamedTuple):
@@ -84,6 +91,36 @@ def fsck(catalog: Catalog, stored: Stored, *, deep: bool, progress: Progress) ->
     check.backups()
     check.orphans()
     return check.report
+
+
+def fsck_directory(
+    data_dir: Path, objects: ObjectStore, *, deep: bool, progress: Progress, clock: Clock
+) -> Report:
+    """Check the log of a broker alone, which may be running. Raises `StoreError`."""
+    damaged = _spoiled_pages(data_dir / "catalog.db", clock)
+    try:
+        catalog = ReadOnlyCatalog(data_dir / "catalog.db")
+        with closing(catalog):
+            report = fsck(catalog, Stored(objects, data_dir), deep=deep, progress=progress)
+    except CatalogDead as error:
+        report = Report()
+        if not damaged:
+            damaged = [_of_file("catalog.db", 0, -1, str(error))]
+    report.damaged[:0] = damaged
+    return report
+
+
+def _spoiled_pages(database: Path, clock: Clock) -> list[Damaged]:
+    """What is wrong with the catalog's pages; a running broker may be changing some just now."""
+    for _ in range(_LOOKS_AT_PAGES - 1):
+        if not list(find_spoiled(database)):
+            return []
+        clock.pause(_BETWEEN_LOOKS_S)
+    return [_of_file(found.path.name, *found[1:]) for found in find_spoiled(database)]
+
+
+def _of_file(name: str, first_byte: int, last_byte: int, reason: str) -> Damaged:
+    return Damaged(name, first_byte, last_byte, "", -1, -1, -1, reason, ())
 
 
 class _Check:
