@@ -297,7 +297,8 @@ class Reader(Client):
         super().__init__(world, process, seed)
         self.positions = dict.fromkeys(places, 0)
         self.read_committed = read_committed
-        self.ends: dict[Place, int] = {}
+        self.seen: dict[Place, dict[int, str | None]] = {}
+        """What it has read since it began anew for its final polls."""
 
     async def run(self) -> None:
         while not self.world.is_stopping:
@@ -310,6 +311,7 @@ class Reader(Client):
     async def read_to_the_end(self) -> None:
         """The final polls: once everything was sent, every partition up to its watermark."""
         self.positions = dict.fromkeys(self.positions, 0)
+        self.seen.clear()
         self._assigned()
         for place in self.positions:
             while not await self.poll(place, final=True):
@@ -345,6 +347,7 @@ class Reader(Client):
             fetched, offset, committed_only=self.read_committed
         )
         told = [(record.offset, record.value) for record in records]
+        self.seen.setdefault(place, {}).update(told)
         at_end = self.positions[place] >= fetched.high_watermark
         if told or final or self.random.random() < 0.3:
             head = fetched.high_watermark

@@ -100,7 +100,7 @@ class Network:
             back_s = None
         context = server.node.context
         if draw.random() >= weather.network_loses / 2:
-            at_s = max(self._arrivals.get((client, server), 0.0), loop.time() + self._distance_s())
+            at_s = max(self._arrivals.get((client, server), 0.0) + 1e-6, loop.time() + self._distance_s())
             self._arrivals[client, server] = at_s
             loop.call_at(at_s, server.receive, request, answer, back_s, context=context)
         if draw.random() < weather.network_repeats:

@@ -228,7 +228,10 @@ class Copier(TxnProducer):
         steps.append(Poll(*self.source, [(each.offset, each.value) for each in records]))
         await self.announce([self.target])
         if records:
-            steps += await self.send(self.target, [f"copy of {each.value}" for each in records])
+            # An aborted copy lies in the log, too, so every attempt has values of its own.
+            self.sent += 1
+            copies = [f"{each.value} copied {self.sent}" for each in records]
+            steps += await self.send(self.target, copies)
         await self.commit_position(position)
         self.reached = position
 

@@ -46,10 +46,17 @@ class Machine:
         self._open = open_broker
         self._lives = 0
         self.server: Server | None = None
+        self.background: list[asyncio.Future[None]] = []
+        """What the broker runs beside its log."""
+        self._catalogs: list[GatedCatalog] = []
 
     @property
     def is_up(self) -> bool:
         return self.server is not None
+
+    @property
+    def is_serving(self) -> bool:
+        return self.server is not None and self.server.is_open
 
     @property
     def log(self) -> Log:
@@ -62,11 +69,16 @@ class Machine:
         world = self.world
         self._lives += 1
         node = Node(f"broker {self.id}, life {self._lives}")
-        gate = Gate(world.loop, node, world.weather, world.stream(node.name))
-        self.catalog = GatedCatalog(world.database, gate)
-        self.store = GatedStore(world.store, gate)
+        self._gate = Gate(world.loop, node, world.weather, world.stream(node.name))
+        self._catalogs = []
+        self.store = GatedStore(world.store, self._gate)
         self.server = Server(world.loop, node, world.failures)
         world.loop.call_soon(partial(self._begin, self.server), context=node.context)
+
+    def open_catalog(self) -> GatedCatalog:
+        """A connection of this process."""
+        self._catalogs.append(GatedCatalog(self.world.database, self._gate))
+        return self._catalogs[-1]
 
     def _begin(self, server: Server) -> None:
         task = asyncio.ensure_future(self._open(self))
@@ -80,7 +92,8 @@ class Machine:
     def crash(self) -> None:
         """End the process at once; some of its requests still arrive."""
         assert self.server is not None
-        self.catalog.close()
+        for catalog in self._catalogs:
+            catalog.close()
         self.world.loop.cut(self.server.node, lambda: self.world.random.random() < 0.5)
         self.server = None
 
@@ -91,6 +104,40 @@ class Machine:
     def resume(self) -> None:
         if self.server is not None:
             self.world.loop.resume(self.server.node)
+
+    async def stop(self) -> None:
+        """End the process in good order."""
+        await self.inside(self._stop)
+        self.server = None
+
+    async def _stop(self) -> None:
+        for task in self.background:
+            task.cancel()
+        await asyncio.wait(self.background)
+        await self.log.close()
+
+    async def clean_up(self) -> None:
+        """Pack, retain and sweep until only what is needed is left."""
+        await self.inside(self._clean_up)
+
+    async def _clean_up(self) -> None:
+        keeping = self.log.keeping
+        await self.clock.sleep(2 * SESSION_MS / 1000)
+        for _ in range(3):
+            await keeping.retain()
+            await keeping.sweep_orphans()
+            await self.clock.sleep(40)
+
+    async def inside(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do something in the broker's own context."""
+        assert self.server is not None
+        begun: asyncio.Future[asyncio.Task[None]] = self.world.loop.create_future()
+
+        def begin() -> None:
+            begun.set_result(asyncio.ensure_future(work()))
+
+        self.world.loop.call_soon(begin, context=self.server.node.context)
+        await (await begun)
 
 
 @dataclass
