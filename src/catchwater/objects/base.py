@@ -95,7 +95,7 @@ class ObjectStore(Protocol):
     def url(self, key: str = "") -> str:
         """Where a reader without this store finds the bytes: see `objects.urls.read_range`.
 
-        Without a key: where the store itself lies.
+        Without a key: where the store itself lies, as `objects.open.open_store` takes it.
         """
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
+from urllib.parse import urlencode
 
 import obstore
 from obstore.exceptions import (
@@ -68,6 +69,9 @@ class S3Store:
         if region:
             config["region"] = region
         self._root = "/".join(["s3:/", bucket, prefix]).rstrip("/")
+        named = {"endpoint": endpoint, "region": region}
+        query = urlencode({name: value for name, value in named.items() if value}, safe=":/")
+        self._url = f"{self._root}?{query}" if query else self._root
         self._bucket_name = bucket
 
         def connected(timeout_s: int) -> Bucket:
@@ -165,10 +169,10 @@ class S3Store:
     def url(self, key: str = "") -> str:
         """A signed `https://` URL that anybody may read the object by for twelve hours.
 
-        Without a key: `s3://bucket/prefix`.
+        Without a key: what `open_store` takes, for others who have credentials.
         """
         if not key:
-            return self._root
+            return self._url
         with self._named(check_key(key), "signed for"):
             return obstore.sign(self._small, "GET", key, URL_LIFE)
 

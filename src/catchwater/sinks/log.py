@@ -11,9 +11,8 @@ Java client does, and keep their order within a shard.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from crc32c import crc32c
 
@@ -23,8 +22,8 @@ from catchwater.catalog.rows import (
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 from catchwater.log.format import chunk
-from catchwater.objects.base import Buffer
-from catchwater.objects.local import LocalStore
+from catchwater.objects.base import Buffer, ObjectStore
+from catchwater.objects.open import open_store
 from catchwater.recovery.ledger import SinkEpoch
 from catchwater.replay.control import Control
 from catchwater.sinks.base import EpochDiffers, OutputRecord, Staged, epoch_checksum
@@ -48,7 +47,7 @@ class LogStager:
     """The task's half: one chunk per shard and epoch."""
 
     objects: str
-    """The object store's root, a file:// URL."""
+    """The object store's own URL, as `open_store` takes it."""
     folder: str
     """`staged/<pipeline>/<sink>`."""
     topic_id: bytes
@@ -64,7 +63,7 @@ class LogStager:
             return Staged(shard, "", 0, 0, 0)
         parts, _ = chunk.encode(self._batches(records), records[0].timestamp_ms)
         key = f"{self.folder}/{clock.token()}.chunk"
-        size = LocalStore(store_root(self.objects)).put(key, parts)
+        size = _store(self.objects).put(key, parts)
         return Staged(shard, key, len(records), size, checksum)
 
     def _batches(
@@ -134,12 +133,12 @@ class LogSink:
         return None if answer is None else int(answer["epoch"])
 
 
-def store_root(url: str) -> Path:
-    """The directory of a local object store."""
-    parts = urlsplit(url)
-    if parts.scheme != "file":
-        raise StoreUnsupported(f"The log's objects lie at {url}; only file:// can be staged to.")
-    return Path(unquote(parts.path))
+@cache
+def _store(url: str) -> ObjectStore:
+    """The log's object store; one set of connections a process."""
+    if url.startswith("memory:"):
+        raise StoreUnsupported("The log's objects lie in its broker's memory; nobody can stage.")
+    return open_store(url, SYSTEM)
 
 
 def partition_of(key: bytes, partitions: int) -> int:

@@ -23,7 +23,8 @@ def test_a_bucket_is_opened_without_being_asked(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     store = open_store("s3://bucket/some/prefix/?region=eu-west-1", ManualClock())
-    assert store.url() == "s3://bucket/some/prefix"
+    assert store.url() == "s3://bucket/some/prefix?endpoint=http://127.0.0.1:1&region=eu-west-1"
+    assert open_store(store.url(), ManualClock()).url() == store.url()
     signed = store.url("a/b")
     assert signed.startswith("http://127.0.0.1:1/bucket/some/prefix/a/b?")
     assert "eu-west-1" in signed and "secret" not in signed
