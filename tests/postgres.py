@@ -55,7 +55,6 @@ class PostgresServer:
             "shared_buffers": "64MB",
             "logging_collector": "off",
             "fsync": "on" if self._fsync else "off",
-            "synchronous_commit": "on" if self._fsync else "off",
             "full_page_writes": "on" if self._fsync else "off",
         }
         options = [f"--{key}={value}" for key, value in settings.items()]

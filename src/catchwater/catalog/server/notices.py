@@ -60,7 +60,7 @@ class Listener:
         self._notify = notify
         self._clock = clock
         self._closing = threading.Event()
-        first = self._connect()
+        first = self._pool.connect("LISTEN catchwater")
         self._thread = threading.Thread(
             target=self._run, args=(first,), name="catalog-listener", daemon=True
         )
@@ -72,16 +72,11 @@ class Listener:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _connect(self) -> Connection:
-        connection = self._pool.connect()
-        connection.execute("LISTEN catchwater")
-        return connection
-
     def _run(self, connection: Connection | None) -> None:
         while not self._closing.is_set():
             try:
                 if connection is None:
-                    connection = self._connect()
+                    connection = self._pool.connect("LISTEN catchwater")
                     self._notify(Notice("resync"))
                 self._hear(connection)
             except psycopg.Error as error:

@@ -1,8 +1,9 @@
 """Connections to PostgreSQL, lent one at a time, and what their failures mean.
 
 Every connection asks the server to cut statements and idle transactions short, so that a broker
-that stands still lets go of its locks; and it does not wait for ever itself for a server that does.
-An idle connection that the server has ended is noticed before it is lent, without a round trip.
+that stands still lets go of its locks; and it does not wait for ever for a server that does. Its
+commits are durable when they are answered, even where `synchronous_commit=off` is the default. An
+idle connection that the server has ended is noticed before it is lent, without a round trip.
 
 The URL's password appears in no message of ours.
 """
@@ -12,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, LiteralString
 from urllib.parse import urlsplit
 
 from catchwater.catalog.base import CatalogUnavailable
@@ -32,6 +33,10 @@ except ImportError as error:
     ) from None
 
 _OPTIONS = "-c statement_timeout=10000 -c idle_in_transaction_session_timeout=3000"
+_DURABLE: LiteralString = (
+    "SELECT set_config('synchronous_commit', 'on', false) "
+    "WHERE current_setting('synchronous_commit') = 'off'"
+)
 _CONNECT_S = 5
 _ANSWER_S = 15.0
 _RETRIED = {"40001", "40P01", "55P03", "57014", "25006", "25P03"}
@@ -128,8 +133,11 @@ class Pool:
         self._idle: deque[Connection] = deque()
         self._free = threading.Semaphore(size)
 
-    def connect(self) -> Connection:
-        """A new connection that commits every statement by itself. Raises `psycopg.Error`."""
+    def connect(self, *statements: LiteralString) -> Connection:
+        """A new connection that commits every statement by itself, after these statements.
+
+        Raises `psycopg.Error`.
+        """
         defaults: dict[str, Any] = {
             "connect_timeout": _CONNECT_S,
             "tcp_user_timeout": int(_ANSWER_S * 1000),
@@ -137,6 +145,12 @@ class Pool:
         }
         connection = Connection.connect("", autocommit=True, **(defaults | self._settings))
         connection.clock = self._clock
+        try:
+            for statement in (_DURABLE, *statements):
+                connection.execute(statement)
+        except psycopg.Error:
+            connection.close()
+            raise
         return connection
 
     @contextmanager

@@ -1,0 +1,422 @@
+"""The catalog under faults: locked, killed, restarted, deadlocked, its last reply lost (F13)."""
+
+import signal
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from tests.postgres import PostgresServer
+
+from catchwater.catalog.base import (
+    CatalogRefused,
+    CatalogTooNew,
+    CatalogUnavailable,
+    CatalogUncertain,
+)
+from catchwater.catalog.postgres import PostgresCatalog
+from catchwater.catalog.rows import (
+    Changes,
+    Notice,
+    ObjectRow,
+    OffsetCommit,
+    PartitionRow,
+    RunRow,
+    Scope,
+    Seen,
+    Topic,
+)
+from catchwater.catalog.sqlite import SqliteCatalog
+from catchwater.config import ConfigError
+
+T1 = b"1" * 16
+KEY = (T1, 0)
+Open = Callable[..., PostgresCatalog]
+
+
+@pytest.fixture
+def connect(postgres_url: str) -> Iterator[Open]:
+    opened: list[PostgresCatalog] = []
+
+    def connect(suffix: str = "", connections: int = 8) -> PostgresCatalog:
+        catalog = PostgresCatalog(
+            postgres_url + suffix, new_cluster_id=lambda: "c-1", connections=connections
+        )
+        opened.append(catalog)
+        return catalog
+
+    yield connect
+    for catalog in opened:
+        catalog.close()
+
+
+@pytest.fixture
+def admin(postgres_url: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection that the faults leave alone."""
+    options = {"application_name": "admin"}
+    with psycopg.connect(postgres_url, autocommit=True, **options) as connection:  # type: ignore[arg-type]
+        yield connection
+
+
+def with_topic(catalog: PostgresCatalog, partitions: int = 1) -> PostgresCatalog:
+    catalog.create_topic(Topic(T1, "payments", partitions)).result(10)
+    return catalog
+
+
+def one_record(name: str) -> Callable[[Seen], tuple[Changes, int]]:
+    """Append one record, in an object of its own, to every partition seen."""
+
+    def decide(seen: Seen) -> tuple[Changes, int]:
+        runs, after = [], []
+        for row in seen.partitions:
+            at = row.high_watermark
+            runs.append(RunRow(*row[:2], at, at, name, 0, 1, 100, 1))
+            after.append(PartitionRow(*row[:2], row.log_start, at + 1, row.bytes + 1, 100))
+        return Changes(runs, after, [], [ObjectRow(name, "chunk", "live", 1, 1)]), len(runs)
+
+    return decide
+
+
+def end_backends(admin: psycopg.Connection[Any], which: str) -> int:
+    """Terminate our catalogs' backends whose last statement is like this; how many."""
+    rows = admin.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE application_name = 'catchwater' AND datname = current_database() AND query LIKE %s",
+        (which,),
+    ).fetchall()
+    return len(rows)
+
+
+def end_commit(admin: psycopg.Connection[Any]) -> bool:
+    """Terminate the backend that is committing, if there is one."""
+    rows = admin.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE state = 'active' AND query = 'COMMIT' AND datname = current_database()"
+    ).fetchall()
+    return bool(rows)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.01)
+
+
+# --- SQLite ------------------------------------------------------------------------------------
+
+
+def test_sqlite_that_somebody_has_locked_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.db"
+    catalog = SqliteCatalog(path, new_cluster_id=lambda: "c-1")
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    future = catalog.create_topic(Topic(T1, "payments", 1))
+    done, _ = wait([future], timeout=1)
+    assert not done
+    assert catalog.load().topics == []
+    other.execute("ROLLBACK")
+    other.close()
+    future.result(10)
+    assert len(catalog.load().topics) == 1
+    catalog.close()
+
+
+# --- before a commit ---------------------------------------------------------------------------
+
+
+def test_a_deadlock_is_tried_again(connect: Open, admin: psycopg.Connection[Any]) -> None:
+    catalog = with_topic(connect(), partitions=2)
+    lock = "SELECT 1 FROM partition WHERE partition = %s FOR UPDATE"
+    admin.execute("BEGIN")
+    admin.execute(lock, (1,))
+    calls: list[Seen] = []
+
+    def decide(seen: Seen) -> tuple[Changes, int]:
+        calls.append(seen)
+        return one_record("wal/a")(seen)
+
+    future = catalog.transact(Scope(partitions=[(T1, 0), (T1, 1)]), decide)
+    time.sleep(0.2)
+    admin.execute("SET deadlock_timeout = '20s'")
+    admin.execute(lock, (0,))
+    admin.execute("COMMIT")
+    assert future.result(10) == 2
+    assert len(catalog.runs_in("wal/a")) == 2
+
+
+def test_a_serialization_failure_calls_decide_again(
+    connect: Open, admin: psycopg.Connection[Any]
+) -> None:
+    catalog = with_topic(connect("?options=-cdefault_transaction_isolation%3Drepeatable%5C%20read"))
+    scope = Scope(partitions=[KEY])
+    catalog.transact(scope, one_record("wal/a")).result(10)
+    calls = 0
+
+    def decide(seen: Seen) -> tuple[Changes, int]:
+        nonlocal calls
+        calls += 1
+        if calls == 1:  # somebody else changes what the transaction is about to change
+            admin.execute("UPDATE object SET created_ms = 7")
+        return one_record("wal/a")(seen)
+
+    assert catalog.transact(scope, decide).result(10) == 1
+    assert calls == 2
+    assert [run.base_offset for run in catalog.runs_in("wal/a")] == [0, 1]
+
+
+def test_idle_connections_that_the_server_has_ended_are_not_used(
+    connect: Open, admin: psycopg.Connection[Any]
+) -> None:
+    catalog = with_topic(connect())
+    for _ in range(5):
+        assert end_backends(admin, "%") >= 1
+        time.sleep(0.05)
+        assert catalog.partitions([KEY])
+        catalog.set_topic_config(T1, {}).result(10)
+
+
+def test_a_lock_nobody_lets_go_of_fails_the_change_and_nothing_else(
+    connect: Open, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("catchwater.catalog.postgres._TRYING_S", 0.5)
+    quick = connect("?options=-cstatement_timeout%3D200")
+    with_topic(quick)
+    admin.execute("BEGIN")
+    admin.execute("SELECT 1 FROM partition FOR UPDATE")
+    future = quick.transact(Scope(partitions=[KEY]), one_record("wal/a"))
+    with pytest.raises(CatalogUnavailable, match="statement timeout"):
+        future.result(30)
+    assert quick.partitions([KEY])
+    admin.execute("ROLLBACK")
+    assert quick.transact(Scope(partitions=[KEY]), one_record("wal/b")).result(10) == 1
+
+
+def test_a_transaction_that_stands_still_lets_go_of_its_locks(connect: Open) -> None:
+    frozen = connect("?options=-cidle_in_transaction_session_timeout%3D300")
+    with_topic(frozen)
+    gate = threading.Event()
+
+    def decide(seen: Seen) -> tuple[Changes, int]:
+        gate.wait(20)  # as a process under SIGSTOP
+        return one_record("wal/frozen")(seen)
+
+    scope = Scope(partitions=[KEY])
+    stopped = frozen.transact(scope, decide)
+    time.sleep(0.1)
+    assert connect().transact(scope, one_record("wal/other")).result(10) == 1
+    gate.set()
+    assert stopped.result(10) == 1
+    assert [run.base_offset for run in frozen.runs(KEY, 0)] == [0, 1]
+
+
+def test_a_value_that_postgresql_cannot_hold_is_refused(connect: Open) -> None:
+    catalog = with_topic(connect())
+    with pytest.raises(CatalogRefused, match="cannot hold"):
+        catalog.commit_offsets("g", {("t", 0): OffsetCommit(1, -1, "a\0b")}).result(10)
+    catalog.commit_offsets("g", {("t", 0): OffsetCommit(1, -1, "ab")}).result(10)
+
+
+# --- during a commit -----------------------------------------------------------------------------
+
+
+def test_a_commit_cut_before_it_took_effect_is_uncertain_and_was_not(
+    connect: Open, admin: psycopg.Connection[Any]
+) -> None:
+    catalog = with_topic(connect())
+    admin.execute(
+        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN PERFORM pg_sleep(60); RETURN NULL; END $$"
+    )
+    admin.execute(
+        "CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON run DEFERRABLE INITIALLY DEFERRED "
+        "FOR EACH ROW EXECUTE FUNCTION slow()"
+    )
+    future = catalog.transact(Scope(partitions=[KEY]), one_record("wal/a"))
+    wait_until(lambda: end_commit(admin))
+    with pytest.raises(CatalogUncertain):
+        future.result(10)
+    assert catalog.runs_in("wal/a") == []
+    admin.execute("DROP TRIGGER slow ON run")
+    assert catalog.transact(Scope(partitions=[KEY]), one_record("wal/b")).result(10) == 1
+    assert catalog.runs(KEY, 0)[0].base_offset == 0
+
+
+def test_a_commit_whose_reply_is_lost_is_uncertain_and_was(
+    connect: Open, admin: psycopg.Connection[Any]
+) -> None:
+    with_topic(connect())
+    # A standby that does not exist: the commit has happened and waits for it for ever.
+    admin.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+    admin.execute("SELECT pg_reload_conf()")
+    try:
+        catalog = connect("?options=-csynchronous_commit%3Don")
+        heard: list[Notice] = []
+        connect().listen(heard.append)
+        future = catalog.transact(Scope(partitions=[KEY]), one_record("wal/a"))
+        wait_until(lambda: end_commit(admin))
+        with pytest.raises(CatalogUncertain):
+            future.result(10)
+        assert [run.base_offset for run in catalog.runs_in("wal/a")] == [0]
+        wait_until(lambda: Notice("resync", []) in heard)
+    finally:
+        admin.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        admin.execute("SELECT pg_reload_conf()")
+
+
+# --- everything at once --------------------------------------------------------------------------
+
+
+def append_through(catalog: PostgresCatalog, name: str) -> bool:
+    """Append as a broker would; whether it was acknowledged."""
+    try:
+        catalog.transact(Scope(partitions=[KEY]), one_record(name)).result(60)
+    except CatalogUncertain:
+        return bool(catalog.runs_in(name))
+    except CatalogUnavailable:
+        assert catalog.runs_in(name) == []
+        return False
+    return True
+
+
+def check_log(catalog: PostgresCatalog, acknowledged: list[str]) -> None:
+    runs = catalog.runs(KEY, 0, limit=100_000)
+    assert [run.base_offset for run in runs] == list(range(len(runs)))
+    assert sorted(run.object for run in runs) == sorted(acknowledged)
+    assert catalog.partitions([KEY])[0].high_watermark == len(runs)
+
+
+def test_backends_that_are_killed_all_the_time_lose_and_double_nothing(
+    connect: Open, admin: psycopg.Connection[Any]
+) -> None:
+    catalogs = [with_topic(connect()), connect()]
+    stop = threading.Event()
+    ended = 0
+
+    def kill() -> None:
+        nonlocal ended
+        while not stop.wait(0.1):
+            ended += end_backends(admin, "%")
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    acknowledged: list[str] = []
+    with ThreadPoolExecutor(4) as workers:
+        until = time.monotonic() + 2.5
+
+        def work(number: int) -> None:
+            n = 0
+            while time.monotonic() < until:
+                name = f"wal/{number}-{n}"
+                n += 1
+                if append_through(catalogs[number % 2], name):
+                    acknowledged.append(name)
+
+        for done in [workers.submit(work, number) for number in range(4)]:
+            done.result(60)
+    stop.set()
+    killer.join()
+    assert ended > 10 and len(acknowledged) > 20
+    check_log(catalogs[0], acknowledged)
+
+
+def test_a_server_that_crashes_and_comes_back_is_waited_for(
+    connect: Open, postgres_server: PostgresServer
+) -> None:
+    catalog = with_topic(connect())
+    heard: list[Notice] = []
+    catalog.listen(heard.append)
+    assert append_through(catalog, "wal/before")
+    postgres_server.stop(signal.SIGQUIT)
+    waiting = catalog.transact(Scope(partitions=[KEY]), one_record("wal/during"))
+    time.sleep(0.3)
+    postgres_server.start()
+    assert waiting.result(30) == 1
+    check_log(catalog, ["wal/before", "wal/during"])
+    wait_until(lambda: Notice("resync") in heard)
+
+
+def test_a_server_that_stays_away_makes_changes_and_queries_unavailable(
+    connect: Open, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("catchwater.catalog.postgres._TRYING_S", 0.5)
+    catalog = with_topic(connect())
+    postgres_server.stop()
+    try:
+        with pytest.raises(CatalogUnavailable, match="did not do what it was asked"):
+            catalog.set_topic_config(T1, {}).result(10)
+        with pytest.raises(CatalogUnavailable):
+            catalog.runs(KEY, 0)
+    finally:
+        postgres_server.start()
+    catalog.set_topic_config(T1, {}).result(10)
+
+
+# --- notices -------------------------------------------------------------------------------------
+
+
+def test_a_listener_whose_connection_was_lost_says_so_and_goes_on(
+    connect: Open, admin: psycopg.Connection[Any]
+) -> None:
+    catalog = with_topic(connect())
+    heard: list[Notice] = []
+    connect().listen(heard.append)
+    assert end_backends(admin, "LISTEN%") == 1
+    wait_until(lambda: Notice("resync") in heard)
+    assert append_through(catalog, "wal/a")
+    wait_until(lambda: Notice("partitions", [(T1, 0, 0, 1)]) in heard)
+
+
+def test_a_commit_is_durable_even_where_the_servers_default_is_not(connect: Open) -> None:
+    catalog = connect("?options=-csynchronous_commit%3Doff")
+    with catalog._pool.lend() as connection:
+        assert connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
+
+
+# --- opening -------------------------------------------------------------------------------------
+
+
+def test_three_brokers_may_make_the_tables_at_once(connect: Open) -> None:
+    with ThreadPoolExecutor(3) as workers:
+        catalogs = list(workers.map(lambda _: connect(), range(3)))
+    assert {catalog.load().cluster_id for catalog in catalogs} == {"c-1"}
+
+
+def test_a_newer_schema_is_refused(connect: Open, admin: psycopg.Connection[Any]) -> None:
+    connect()
+    admin.execute("UPDATE schema_version SET version = 99")
+    with pytest.raises(CatalogTooNew, match="schema version 99"):
+        connect()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://catchwater:hush-hush@127.0.0.1:1/nowhere",
+        "postgresql://catchwater:hush-hush@127.0.0.1:port/nowhere",
+        "postgresql://catchwater:hush-hush@127.0.0.1:1/x?unknown_option=1",
+    ],
+)
+def test_no_error_tells_the_password(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("catchwater.catalog.postgres._TRYING_S", 0.1)
+    with pytest.raises((CatalogUnavailable, ConfigError)) as caught:
+        PostgresCatalog(url, new_cluster_id=lambda: "c-1")
+    told: BaseException | None = caught.value
+    while told is not None:
+        assert "hush-hush" not in f"{told} {getattr(told, 'hint', '')}"
+        told = told.__cause__
+
+
+def test_a_wrong_password_is_refused_and_not_told(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("catchwater.catalog.postgres._TRYING_S", 0.1)
+    wrong = postgres_url.replace("s3cret-of-the-tests", "wrong-secret")
+    with pytest.raises(CatalogUnavailable, match="password authentication failed") as caught:
+        PostgresCatalog(wrong, new_cluster_id=lambda: "c-1")
+    assert "wrong-secret" not in str(caught.value)
