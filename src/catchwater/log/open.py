@@ -178,7 +178,7 @@ async def connect(
 
     Raises `ConfigError` too, where an optional package is missing or a URL is none.
     """
-    catalog = await asyncio.to_thread(_open_catalog, stores.catalog_url, clock)
+    catalog = await asyncio.to_thread(open_catalog, stores.catalog_url, clock)
     async with AsyncExitStack() as undo:
         undo.push_async_callback(asyncio.to_thread, catalog.close)
         objects = await asyncio.to_thread(open_store, stores.objects_url, clock)
@@ -190,7 +190,8 @@ async def connect(
     return opened
 
 
-def _open_catalog(url: str, clock: Clock) -> SharedCatalog:
+def open_catalog(url: str, clock: Clock) -> SharedCatalog:
+    """The catalog that this URL names. Raises `ConfigError` or what opening it raises."""
     try:
         from catchwater.catalog.postgres import PostgresCatalog
     except ModuleNotFoundError as error:
