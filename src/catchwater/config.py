@@ -53,6 +53,10 @@ class BrokerConfig:
     """One broker's settings. Times are milliseconds, sizes bytes; -1 means without limit.
 
     A field's key in files is its name with dots for underscores.
+
+    `catchwater.catalog` makes it one of several: a PostgreSQL URL, empty for a broker alone with
+    SQLite in `log.dirs`. `catchwater.objects` is a store's URL, empty for a folder in `log.dirs`;
+    `catchwater.wal` a kind, by default `file` alone and `object` among several.
     """
 
     listeners: Address = DEFAULT_LISTENER
@@ -81,6 +85,18 @@ class BrokerConfig:
     catchwater_delete_grace_ms: int = 60_000
     catchwater_cache_bytes: int = 268_435_456
     catchwater_ready_file: Path | None = None
+    broker_rack: str = ""
+    catchwater_catalog: str = ""
+    catchwater_objects: str = ""
+    catchwater_wal: str = ""
+    catchwater_wal_dir: Path | None = None
+    catchwater_wal_linger_ms: int = 150
+    catchwater_session_timeout_ms: int = 1_000
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there may be several brokers: their catalog is a server that all can reach."""
+        return bool(self.catchwater_catalog)
 
 
 _LEAST = {
@@ -97,6 +113,7 @@ _LEAST = {
     "catchwater.wal.segment.bytes": 4096,
     "catchwater.pack.interval.ms": 1,
     "catchwater.retention.interval.ms": 1,
+    "catchwater.session.timeout.ms": 100,
 }
 """The smallest number each key may have; 0 where it is not named."""
 
@@ -117,7 +134,7 @@ def load_broker_config(
     """The settings of a file, then the environment's, then `overrides` (the command line's).
 
     Raises `ConfigError` for a file that cannot be read, an unknown or repeated key, a value of
-    the wrong type or out of range.
+    the wrong type or out of range, and settings that cannot go together.
     """
     values: dict[str, Any] = {}
     settings = [*(_read_file(path) if path else ()), *_environment(environment)]
@@ -127,7 +144,60 @@ def load_broker_config(
         if target is None:
             raise _unknown_key(setting)
         values[target.name] = _convert(setting, target.type)
-    return BrokerConfig(**values)
+    config = BrokerConfig(**values)
+    _check_stores(config)
+    return config
+
+
+WAL_KINDS = ("file", "object", "postgres")
+
+
+def _check_stores(config: BrokerConfig) -> None:
+    """Refuse what several brokers could not share, and what a broker alone has no use for."""
+    wal = config.catchwater_wal
+    if config.catchwater_catalog and not re.match(r"postgres(ql)?://", config.catchwater_catalog):
+        raise ConfigError(
+            f"catchwater.catalog must be the URL of a PostgreSQL database, not "
+            f"{config.catchwater_catalog!r}.",
+            hint="Write postgresql://user@host/database, or leave it out for a broker alone.",
+        )
+    if wal not in ("", *WAL_KINDS):
+        raise ConfigError(
+            f"catchwater.wal must be one of {', '.join(WAL_KINDS)}, not {wal!r}.",
+            hint=f"The nearest is {nearest(wal, WAL_KINDS)}.",
+        )
+    if config.is_shared:
+        _check_shared(config, wal)
+    elif wal not in ("", "file"):
+        raise ConfigError(
+            f"catchwater.wal={wal} is for several brokers, but catchwater.catalog is not set.",
+            hint="Set catchwater.catalog=postgresql://user@host/database, or leave it at file.",
+        )
+    elif config.catchwater_wal_dir is not None:
+        raise ConfigError(
+            "catchwater.wal.dir is for several brokers, but catchwater.catalog is not set.",
+            hint="A broker alone keeps its write-ahead log in log.dirs.",
+        )
+
+
+def _check_shared(config: BrokerConfig, wal: str) -> None:
+    if not config.catchwater_objects:
+        raise ConfigError(
+            "catchwater.catalog is set, but catchwater.objects is not: brokers that share a "
+            "catalog share an object store.",
+            hint="Set catchwater.objects=s3://bucket/prefix, or file:///directory that all see.",
+        )
+    if wal == "file" and config.catchwater_wal_dir is None:
+        raise ConfigError(
+            "catchwater.wal=file with catchwater.catalog needs catchwater.wal.dir: the other "
+            "brokers could not read a write-ahead log in log.dirs.",
+            hint="Name a directory that all brokers see, or use the WAL kind object or postgres.",
+        )
+    if wal != "file" and config.catchwater_wal_dir is not None:
+        raise ConfigError(
+            f"catchwater.wal.dir is for catchwater.wal=file, not for {wal or 'object'}.",
+            hint="Set catchwater.wal=file, or leave catchwater.wal.dir out.",
+        )
 
 
 def _read_file(path: Path) -> list[_Setting]:
@@ -219,6 +289,8 @@ def _convert(setting: _Setting, wanted: Any) -> Any:
             return _integer(setting.value, _LEAST.get(setting.key, 0))
         if not isinstance(setting.value, str) or not setting.value:
             raise ValueError("a text")
+        if wanted is str:
+            return setting.value
         if wanted in (Path, Path | None):
             return Path(setting.value)
         return _address(setting.value)

@@ -12,7 +12,8 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple, cast
 
 import msgspec
 import uvicorn
@@ -24,13 +25,38 @@ from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.groups import GroupLimits
 from catchwater.broker.metrics import Metrics
 from catchwater.broker.router import APIS
-from catchwater.broker.server import Server
+from catchwater.broker.server import BACKLOG, Server
+from catchwater.catalog.rows import BrokerRow
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import Address, BrokerConfig, CatchwaterError
+from catchwater.log.cluster import BrokerReplaced
 from catchwater.log.log import Log
-from catchwater.log.open import LogConfig
+from catchwater.log.open import LogConfig, SharedStores
+from catchwater.wal.open import WalKind
 
 _log = logging.getLogger("catchwater.broker")
+
+
+class Places(NamedTuple):
+    """Where a broker is to be found."""
+
+    kafka: Address
+    control_url: str
+
+
+class _Listener(NamedTuple):
+    """How messages speak of one of the two ports."""
+
+    name: str
+    hint: str
+
+
+_KAFKA = _Listener(
+    "The Kafka listener", "Stop what listens there, or set `listeners` to another port."
+)
+_CONTROL = _Listener(
+    "The control API", "Stop what listens there, or set `catchwater.control.listener`."
+)
 
 
 class _ControlServer(uvicorn.Server):
@@ -61,11 +87,44 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def serve(config: BrokerConfig, clock: Clock) -> None:
     """As `run`, in a loop that is already running."""
-    log = await Log.open(config.log_dirs, log_config(config), clock)
-    try:
-        await _serve_log(config, clock, log)
-    finally:
-        await log.close()
+    with ExitStack() as bound:
+        # Reserved first, for other brokers are told where this one is when it joins them.
+        kafka = bound.enter_context(_bind(config.listeners, _KAFKA))
+        control = bound.enter_context(_bind(config.catchwater_control_listener, _CONTROL))
+        places = Places(
+            config.advertised_listeners or _address(config.listeners, kafka),
+            f"http://{_address(config.catchwater_control_listener, control)}",
+        )
+        log = await _open_log(config, places, clock)
+        try:
+            await _serve_log(config, clock, log, places, kafka, control)
+        finally:
+            await log.close()
+
+
+async def _open_log(config: BrokerConfig, places: Places, clock: Clock) -> Log:
+    if not config.is_shared:
+        return await Log.open(config.log_dirs, log_config(config), clock, config.catchwater_objects)
+    stores = SharedStores(
+        config.catchwater_catalog,
+        config.catchwater_objects,
+        cast(WalKind, config.catchwater_wal or "object"),
+        config.catchwater_wal_dir,
+        config.catchwater_wal_linger_ms,
+    )
+    broker = BrokerRow(
+        id=config.node_id,
+        epoch=0,
+        zone=config.broker_rack,
+        host=places.kafka.host,
+        port=places.kafka.port,
+        control_url=places.control_url,
+        wal=stores.wal,
+        wal_is_shared=True,
+        state="live",
+        deadline_ms=0,
+    )
+    return await Log.connect(stores, broker, log_config(config), clock)
 
 
 def log_config(config: BrokerConfig) -> LogConfig:
@@ -79,10 +138,18 @@ def log_config(config: BrokerConfig) -> LogConfig:
         retention_ms=config.log_retention_ms,
         retention_bytes=config.log_retention_bytes,
         delete_grace_ms=config.catchwater_delete_grace_ms,
+        session_ms=config.catchwater_session_timeout_ms,
     )
 
 
-async def _serve_log(config: BrokerConfig, clock: Clock, log: Log) -> None:
+async def _serve_log(
+    config: BrokerConfig,
+    clock: Clock,
+    log: Log,
+    places: Places,
+    kafka: socket.socket,
+    control: socket.socket,
+) -> None:
     limits = GroupLimits(
         config.group_min_session_timeout_ms,
         config.group_max_session_timeout_ms,
@@ -93,11 +160,10 @@ async def _serve_log(config: BrokerConfig, clock: Clock, log: Log) -> None:
     groups = Coordinator(limits, clock, claims)
     broker = Broker(config, log, clock, groups, Metrics(), config.listeners, APIS)
     server = Server(broker)
+    log.observe_wal(broker.metrics.wal_fsync_seconds.observe)
+    broker.kafka_address, broker.control_url = places
     stop = _stop_signal()
-    control_socket = _bind(config.catchwater_control_listener)
-    port = control_socket.getsockname()[1]
-    broker.control_url = f"http://{Address(config.catchwater_control_listener.host, port)}"
-    control = _ControlServer(
+    control_server = _ControlServer(
         uvicorn.Config(
             create_app(broker),
             log_config=None,
@@ -108,17 +174,19 @@ async def _serve_log(config: BrokerConfig, clock: Clock, log: Log) -> None:
             timeout_graceful_shutdown=2,
         )
     )
-    bound = await server.listen(config.listeners)
-    broker.kafka_address = config.advertised_listeners or bound
+    _listen(control, config.catchwater_control_listener, _CONTROL)
+    _listen(kafka, config.listeners, _KAFKA)
+    await server.listen(kafka)
     async with asyncio.TaskGroup() as tasks:
-        serving = tasks.create_task(control.serve(sockets=[control_socket]))
+        serving = tasks.create_task(control_server.serve(sockets=[control]))
         background = [
             tasks.create_task(groups.run()),
             tasks.create_task(log.txns.run()),
             tasks.create_task(server.sweep()),
             tasks.create_task(_measure_loop_lag(broker)),
+            tasks.create_task(_stop_if_replaced(log, stop)),
         ]
-        _announce(config, broker, bound)
+        _announce(config, broker, _address(config.listeners, kafka))
         await stop.wait()
         _log.info("Stopping: answering what is in flight.")
         broker.draining.set()
@@ -128,9 +196,14 @@ async def _serve_log(config: BrokerConfig, clock: Clock, log: Log) -> None:
         await server.drain()
         for task in background:
             task.cancel()
-        control.should_exit = True
+        control_server.should_exit = True
         await serving
     _log.info("Stopped.")
+    if log.cluster is not None and log.cluster.replaced.is_set():
+        raise BrokerReplaced(
+            f"Another process has joined as broker {config.node_id}, so this one has stopped.",
+            hint="Give every broker a node.id of its own.",
+        )
 
 
 def _stop_signal() -> asyncio.Event:
@@ -141,32 +214,55 @@ def _stop_signal() -> asyncio.Event:
     return stop
 
 
-def _bind(address: Address) -> socket.socket:
+async def _stop_if_replaced(log: Log, stop: asyncio.Event) -> None:
+    if log.cluster is not None:
+        await log.cluster.replaced.wait()
+        stop.set()
+
+
+def _bind(address: Address, what: _Listener) -> socket.socket:
+    """Take the port; nobody can connect before `_listen`."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind(address)
-        # From here on clients may connect; they are accepted as soon as uvicorn is there.
-        bound.listen()
     except OSError as problem:
         bound.close()
-        raise CatchwaterError(
-            f"The control API cannot bind {address}: {problem.strerror}.",
-            hint="Stop what listens there, or set `catchwater.control.listener`.",
-        ) from problem
+        raise _cannot_bind(address, what, problem) from problem
     return bound
+
+
+def _listen(bound: socket.socket, address: Address, what: _Listener) -> None:
+    """Let clients connect; they are served as soon as somebody accepts."""
+    try:
+        bound.listen(BACKLOG)
+    except OSError as problem:
+        raise _cannot_bind(address, what, problem) from problem
+
+
+def _cannot_bind(address: Address, what: _Listener, problem: OSError) -> CatchwaterError:
+    return CatchwaterError(
+        f"{what.name} cannot bind {address}: {os.strerror(problem.errno or 0)}.", hint=what.hint
+    )
+
+
+def _address(wanted: Address, bound: socket.socket) -> Address:
+    """The wanted address with the port that was given."""
+    return Address(wanted.host, bound.getsockname()[1])
 
 
 def _announce(config: BrokerConfig, broker: Broker, bound: Address) -> None:
     """Tell who waits for us where we are; the file appears whole or not at all."""
     ready = {"kafka": str(bound), "control": broker.control_url, "pid": os.getpid()}
-    _log.info(
-        "Ready: Kafka on %s, control API on %s, data in %s.",
-        bound,
-        broker.control_url,
-        config.log_dirs,
-    )
+    session = broker.log.session
+    if session is None:
+        place = f"alone, data in {config.log_dirs}"
+    else:
+        ready |= {"broker": session.broker_id, "session": session.epoch, "zone": config.broker_rack}
+        zone = f" of zone {config.broker_rack}" if config.broker_rack else ""
+        place = f"broker {session.broker_id}{zone} among others, session {session.epoch}"
+    _log.info("Ready: %s; Kafka on %s, control API on %s.", place, bound, broker.control_url)
     if config.catchwater_ready_file is not None:
         path = config.catchwater_ready_file
         draft = path.with_name(f"{path.name}.{os.getpid()}")

@@ -14,6 +14,7 @@ connection may send only small frames.
 import asyncio
 import logging
 import os
+import socket
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple, cast
 
 from catchwater.broker import router
 from catchwater.broker.broker import Api, Broker, Later
-from catchwater.config import Address, CatchwaterError
+from catchwater.config import CatchwaterError
 from catchwater.objects.base import Buffer
 from catchwater.wire.fields import MalformedMessage
 from catchwater.wire.frames import ArenaPool, Frame, FrameBuffer, FrameError, prefixed
@@ -30,6 +31,8 @@ from catchwater.wire.frames import ArenaPool, Frame, FrameBuffer, FrameError, pr
 FIRST_FRAME_BYTES = 512 * 1024
 """The largest frame of a connection that has not yet sent a good request."""
 FIRST_REQUEST_S = 30.0
+BACKLOG = 1024
+"""Connections that the kernel accepts before we do."""
 MAX_IN_FLIGHT = 128
 MAX_HELD_BYTES = 16 * 1024 * 1024
 """Request bytes that one connection may have waiting or in flight before it is not read from."""
@@ -272,22 +275,12 @@ class Server:
         self._by_host: Counter[str] = Counter()
         self._listener: asyncio.Server | None = None
 
-    async def listen(self, address: Address) -> Address:
-        """Accept connections; returns the address with the port that was given.
-
-        Raises `CatchwaterError` when the address cannot be had.
-        """
+    async def listen(self, bound: socket.socket) -> None:
+        """Accept connections on a socket that listens."""
         loop = asyncio.get_running_loop()
-        try:
-            self._listener = await loop.create_server(
-                lambda: Connection(self), address.host, address.port, backlog=1024
-            )
-        except OSError as problem:
-            raise CatchwaterError(
-                f"The Kafka listener cannot bind {address}: {os.strerror(problem.errno or 0)}.",
-                hint="Stop what listens there, or set `listeners` to another port.",
-            ) from problem
-        return Address(address.host, self._listener.sockets[0].getsockname()[1])
+        self._listener = await loop.create_server(
+            lambda: Connection(self), sock=bound, backlog=BACKLOG
+        )
 
     def admit(self, connection: Connection) -> str | None:
         """Count a new connection; why it may not stay, if it may not."""

@@ -191,6 +191,7 @@ async def connect(
 
 
 def open_catalog(url: str, clock: Clock) -> SharedCatalog:
+    """The catalog of this URL. Raises `ConfigError`, `CatalogTooNew` or `CatalogUnavailable`."""
     """The catalog that this URL names. Raises `ConfigError` or what opening it raises."""
     try:
         from catchwater.catalog.postgres import PostgresCatalog
