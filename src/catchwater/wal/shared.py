@@ -36,19 +36,27 @@ def make_session_folder(
     `peers` are the prefixes of the other sessions that are alive and write to such a directory.
     Raises `WalDirectoryRefused`; then at most the `cluster` file was written.
     """
+    folder = root / "wal" / prefix
     with _named(root):
-        (root / "wal").mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
         _check_cluster(root, cluster_id)
-        _await_peers(root, peers, clock)
         try:
-            (root / "wal" / prefix).mkdir()
+            folder.mkdir()
         except FileExistsError:
             raise WalDirectoryRefused(
-                f"{root / 'wal' / prefix} is there already, though the catalog has just given out "
-                "this session for the first time: the catalog is older than the log.",
+                f"{folder} is there already, though the catalog has just given out this session "
+                "for the first time: the catalog is older than the log.",
                 hint="Was the catalog restored from a backup? See `catchwater log rebuild`.",
             ) from None
-        sync_directory(root / "wal")
+        sync_directory(folder.parent)
+        # Two brokers that join at once look for each other, so the own folder comes first.
+        if missing := _missing_peer(root, peers, clock):
+            folder.rmdir()
+            raise WalDirectoryRefused(
+                f"{root} does not show wal/{missing}, to which another broker is writing: it is "
+                "not the directory that the others see.",
+                hint="Mount the shared directory here, or set catchwater.wal=object.",
+            )
 
 
 def _check_cluster(root: Path, cluster_id: str) -> None:
@@ -76,17 +84,15 @@ def _check_cluster(root: Path, cluster_id: str) -> None:
         )
 
 
-def _await_peers(root: Path, peers: Iterable[str], clock: Clock) -> None:
+def _missing_peer(root: Path, peers: Iterable[str], clock: Clock) -> str:
+    """A prefix whose folder does not appear; empty: all are there."""
     deadline = clock.monotonic_s() + PEER_WAIT_S
     for prefix in peers:
         while not (root / "wal" / prefix).is_dir():
             if clock.monotonic_s() >= deadline:
-                raise WalDirectoryRefused(
-                    f"{root} does not show wal/{prefix}, to which another broker is writing: it is "
-                    "not the directory that the others see.",
-                    hint="Mount the shared directory here, or set catchwater.wal=object.",
-                )
+                return prefix
             clock.pause(_LOOK_AGAIN_S)
+    return ""
 
 
 @contextmanager

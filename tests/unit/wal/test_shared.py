@@ -31,13 +31,15 @@ def test_a_directory_that_does_not_show_a_live_broker_is_refused(tmp_path: Path)
     made(tmp_path / "shared", "1-1/")
     with pytest.raises(WalDirectoryRefused, match="does not show wal/1-1/"):
         made(tmp_path / "forgotten-mount", "2-1/", "1-1/")
+    assert list((tmp_path / "forgotten-mount" / "wal").iterdir()) == []
 
 
 def test_a_broker_that_joins_at_the_same_moment_is_waited_for(tmp_path: Path) -> None:
     class Later(ManualClock):
         def pause(self, seconds: float) -> None:
             super().pause(seconds)
-            (tmp_path / "wal" / "1-1").mkdir(exist_ok=True)
+            if (tmp_path / "wal" / "2-1").exists():  # for it looks for us as well
+                (tmp_path / "wal" / "1-1").mkdir(exist_ok=True)
 
     clock = Later()
     make_session_folder(tmp_path, "2-1/", clock, cluster_id="ours", peers=["1-1/"])
