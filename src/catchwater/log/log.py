@@ -83,7 +83,7 @@ class Log:
         )
         core.on_appended = self._keep
         self.stability = Stability(core.catalog, core.states, is_shared=self.is_shared)
-        self.txns = Transactions(core, self.allocate_producer_id)
+        self.txns = Transactions(core, self.allocate_producer_id, lambda: core.session)
         self.keeping = Housekeeping(core, config)
         self.epochs = Epochs(core, self.keeping.appended)
 
