@@ -121,3 +121,27 @@ def test_the_group_tool_shows_members_and_lag(broker, java, wanted):
     )
     (row,) = [line.split() for line in out.splitlines() if "java-lag" in line]
     assert row[:6] == ["lagging", "java-lag", "0", "2", "2", "0"]
+
+
+def test_the_client_of_the_second_version_commits_aborts_fences_and_loops(broker, jars):
+    source = Path(__file__).with_name("Transactions.java")
+    options = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m"]
+    done = subprocess.run(
+        ["java", *options, "-cp", f"{jars}/*", str(source), broker.bootstrap],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    found = [line for line in done.stdout.splitlines() if not line.startswith(("20", "WARN"))]
+    assert found == [
+        "committed [r0/0, r0/1, r2/0, r2/1, r4/0, r4/1]",
+        "written 12",
+        # Every end has raised the epoch: that is the second version (KIP-890).
+        "state CompleteAbort epoch 6",
+        "open 1",
+        "fenced yes",
+        "after [second/0, second/1]",
+        "looped 20",
+    ]
