@@ -181,6 +181,7 @@ def _check_stores(config: BrokerConfig) -> None:
 
 
 def _check_shared(config: BrokerConfig, wal: str) -> None:
+    # Other kinds may name a directory, too: what was written there before is still read.
     if not config.catchwater_objects:
         raise ConfigError(
             "catchwater.catalog is set, but catchwater.objects is not: brokers that share a "
@@ -192,11 +193,6 @@ def _check_shared(config: BrokerConfig, wal: str) -> None:
             "catchwater.wal=file with catchwater.catalog needs catchwater.wal.dir: the other "
             "brokers could not read a write-ahead log in log.dirs.",
             hint="Name a directory that all brokers see, or use the WAL kind object or postgres.",
-        )
-    if wal != "file" and config.catchwater_wal_dir is not None:
-        raise ConfigError(
-            f"catchwater.wal.dir is for catchwater.wal=file, not for {wal or 'object'}.",
-            hint="Set catchwater.wal=file, or leave catchwater.wal.dir out.",
         )
 
 

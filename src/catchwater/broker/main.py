@@ -32,6 +32,7 @@ from catchwater.config import Address, BrokerConfig, CatchwaterError
 from catchwater.log.cluster import BrokerReplaced
 from catchwater.log.log import Log
 from catchwater.log.open import LogConfig, SharedStores
+from catchwater.objects.retry import RetryingStore
 from catchwater.wal.open import WalKind
 
 _log = logging.getLogger("catchwater.broker")
@@ -161,6 +162,8 @@ async def _serve_log(
     broker = Broker(config, log, clock, groups, Metrics(), config.listeners, APIS)
     server = Server(broker)
     log.observe_wal(broker.metrics.wal_fsync_seconds.observe)
+    if isinstance(log.objects, RetryingStore):
+        broker.metrics.show_store(log.objects.requests)
     broker.kafka_address, broker.control_url = places
     stop = _stop_signal()
     control_server = _ControlServer(
