@@ -153,6 +153,15 @@ def test_a_broker_with_a_log_of_its_own_joins_no_other(shared: Shared) -> None:
     assert [row.epoch for row in catalog.brokers()] == [only.epoch]
 
 
+def test_live_brokers_write_to_one_kind_of_log(shared: Shared) -> None:
+    catalog = shared.connect()
+    catalog.join(broker(1, wal="object"), TTL_MS).result(5)
+    with pytest.raises(BrokerRefused, match="kind postgres, the other to one of the kind object"):
+        catalog.join(broker(2, wal="postgres"), TTL_MS).result(5)
+    catalog.join(broker(1, wal="postgres"), TTL_MS).result(5)
+    catalog.join(broker(2, wal="postgres"), TTL_MS).result(5)
+
+
 def test_a_lease_has_one_live_holder(shared: Shared) -> None:
     catalog = shared.connect()
     one = catalog.join(broker(1), TTL_MS).result(5)

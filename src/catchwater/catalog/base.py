@@ -83,7 +83,9 @@ class SessionFenced(CatchwaterError):
 
 
 class BrokerRefused(CatchwaterError):
-    """The broker may not join: its write-ahead log, or that of one already there, is its own."""
+    """The broker may not join: its write-ahead log, or that of one already there, is its own, or
+    they are not of one kind.
+    """
 
 
 class CoordinatorMoved(CatchwaterError):

@@ -15,8 +15,8 @@ def join(broker: BrokerRow, ttl_ms: int, db: Db) -> Session:
     # Taking an epoch locks a row, so brokers join one after the other.
     [(epoch,)] = db.query("epoch_take")
     for other in live_brokers(db):
-        if other.id != broker.id and not (other.wal_is_shared and broker.wal_is_shared):
-            raise _refused(broker, other)
+        if other.id != broker.id:
+            _check_wals(broker, other)
     db.query("broker_upsert", *broker._replace(epoch=epoch, deadline_ms=db.now_ms() + ttl_ms))
     db.tell(Notice("brokers"))
     return Session(broker.id, epoch)
@@ -53,11 +53,22 @@ def take_lease(name: str, session: Session, ttl_ms: int, db: Db) -> bool:
     return bool(db.query("lease_take", name, *session, now_ms + ttl_ms, now_ms, now_ms))
 
 
-def _refused(broker: BrokerRow, other: BrokerRow) -> BrokerRefused:
-    own = other if broker.wal_is_shared else broker
-    return BrokerRefused(
-        f"Broker {broker.id} may not join broker {other.id}: the write-ahead log of broker "
-        f"{own.id} ({own.wal}) cannot be read by others.",
-        hint="Several brokers need catchwater.wal=object or postgres, or a directory that all of "
-        "them see.",
-    )
+def _check_wals(broker: BrokerRow, other: BrokerRow) -> None:
+    """Raises `BrokerRefused` unless both write where both read, and to the same kind.
+
+    Two kinds at a time would leave nobody to say when a file of the other kind is finished.
+    """
+    if not (other.wal_is_shared and broker.wal_is_shared):
+        own = other if broker.wal_is_shared else broker
+        raise BrokerRefused(
+            f"Broker {broker.id} may not join broker {other.id}: the write-ahead log of broker "
+            f"{own.id} ({own.wal}) cannot be read by others.",
+            hint="Several brokers need catchwater.wal=object or postgres, or a directory that all "
+            "of them see.",
+        )
+    if other.wal != broker.wal:
+        raise BrokerRefused(
+            f"Broker {broker.id} may not join broker {other.id}: it writes to a write-ahead log of "
+            f"the kind {broker.wal}, the other to one of the kind {other.wal}.",
+            hint="Set the same catchwater.wal everywhere; to change it, stop all brokers first.",
+        )
