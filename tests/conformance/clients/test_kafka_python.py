@@ -75,3 +75,27 @@ def test_an_assigned_consumer_seeks(broker):
     assert consumer.beginning_offsets([partition]) == {partition: 0}
     assert consumer.end_offsets([partition]) == {partition: 100}
     consumer.close()
+
+
+def test_an_aborted_transaction_is_not_read(broker):
+    producer = KafkaProducer(bootstrap_servers=broker.bootstrap, transactional_id="kafka-python")
+    producer.init_transactions()
+    for value, commits in ((b"a", True), (b"b", False), (b"c", True)):
+        producer.begin_transaction()
+        producer.send("kafka-python-txn", value, partition=0)
+        producer.flush()
+        if commits:
+            producer.commit_transaction()
+        else:
+            producer.abort_transaction()
+    producer.close()
+    consumer = KafkaConsumer(
+        "kafka-python-txn",
+        bootstrap_servers=broker.bootstrap,
+        group_id="kafka-python-txn",
+        auto_offset_reset="earliest",
+        isolation_level="read_committed",
+        consumer_timeout_ms=20_000,
+    )
+    assert [next(consumer).value for _ in range(2)] == [b"a", b"c"]
+    consumer.close()
