@@ -96,7 +96,9 @@ class ObjectWal:
                 f"{file} in {self._store.url()} holds another frame than the one written: another "
                 "process writes under this broker's session; this one takes no more appends."
             )
-            hint = "Give every broker a node.id of its own, and every cluster its own bucket path."
+            hint = (
+                "Does another cluster use this bucket path? Was the catalog restored from a backup?"
+            )
             raise WalDead(self._dead, hint=hint) from error
         except StoreError as error:
             raise WalUnavailable(
