@@ -22,6 +22,7 @@ from catchwater.catalog.rows import (
     BrokerRow,
     OffsetCommit,
     PartitionKey,
+    Pin,
     Topic,
 )
 from catchwater.clock import ManualClock
@@ -52,6 +53,23 @@ class MemoryTopics:
         return len(self.all)
 
 
+class MemoryKeeping:
+    """As much of `catchwater.log.keep.housekeeping.Housekeeping` as handlers use."""
+
+    def __init__(self) -> None:
+        self.log_starts: dict[PartitionKey, int] = {}
+        self.pins: dict[PartitionKey, Pin] = {}
+        self.lost: list[str] = []
+
+    async def lose_pins(self, topic: str) -> None:
+        self.lost.append(topic)
+
+    async def delete_records(self, offsets: Mapping[PartitionKey, int]) -> dict[PartitionKey, Pin]:
+        held = {key: pin for key, pin in self.pins.items() if key in offsets}
+        self.log_starts |= {key: at for key, at in offsets.items() if key not in held}
+        return held
+
+
 @dataclass
 class MemoryLog:
     """As much of `catchwater.log.log.Log` as handlers use, each batch kept as bytes."""
@@ -62,6 +80,7 @@ class MemoryLog:
     """The brokers of a shared log."""
 
     def __post_init__(self) -> None:
+        self.keeping = MemoryKeeping()
         self.batches: dict[PartitionKey, list[tuple[int, int, bytes]]] = {}
         self.waiters: list[asyncio.Future[None]] = []
         self.offsets: dict[str, dict[tuple[str, int], OffsetCommit]] = {}
@@ -80,6 +99,9 @@ class MemoryLog:
     async def look_up(self, names: Iterable[str]) -> None:
         self.looked_up = list(names)
 
+    async def refresh(self, keys: Iterable[PartitionKey]) -> None:
+        """There is nobody else who could have changed anything."""
+
     async def create_topic(
         self, name: str, partitions: int, config: Mapping[str, str] | None = None
     ) -> Topic:
@@ -97,7 +119,8 @@ class MemoryLog:
 
     def state(self, key: PartitionKey) -> PartitionState:
         batches = self.batches[key]
-        return PartitionState(high_watermark=batches[-1][1] + 1 if batches else 0)
+        log_start = self.keeping.log_starts.get(key, 0)
+        return PartitionState(log_start, batches[-1][1] + 1 if batches else 0)
 
     def submit(self, batches: Sequence[Submission]) -> asyncio.Future[list[Appended]]:
         answers = []
