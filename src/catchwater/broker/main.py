@@ -143,14 +143,8 @@ def log_config(config: BrokerConfig) -> LogConfig:
     )
 
 
-async def _serve_log(
-    config: BrokerConfig,
-    clock: Clock,
-    log: Log,
-    places: Places,
-    kafka: socket.socket,
-    control: socket.socket,
-) -> None:
+def _broker(config: BrokerConfig, clock: Clock, log: Log, places: Places) -> Broker:
+    """The broker over an open log, its measurements connected."""
     limits = GroupLimits(
         config.group_min_session_timeout_ms,
         config.group_max_session_timeout_ms,
@@ -160,11 +154,23 @@ async def _serve_log(
     claims = LogClaims(log, config.node_id) if log.is_shared else None
     groups = Coordinator(limits, clock, claims)
     broker = Broker(config, log, clock, groups, Metrics(), config.listeners, APIS)
-    server = Server(broker)
     log.observe_wal(broker.metrics.wal_fsync_seconds.observe)
     if isinstance(log.objects, RetryingStore):
         broker.metrics.show_store(log.objects.requests)
     broker.kafka_address, broker.control_url = places
+    return broker
+
+
+async def _serve_log(
+    config: BrokerConfig,
+    clock: Clock,
+    log: Log,
+    places: Places,
+    kafka: socket.socket,
+    control: socket.socket,
+) -> None:
+    broker = _broker(config, clock, log, places)
+    server = Server(broker)
     stop = _stop_signal()
     control_server = _ControlServer(
         uvicorn.Config(
@@ -183,7 +189,7 @@ async def _serve_log(
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(control_server.serve(sockets=[control]))
         background = [
-            tasks.create_task(groups.run()),
+            tasks.create_task(broker.groups.run()),
             tasks.create_task(log.txns.run()),
             tasks.create_task(server.sweep()),
             tasks.create_task(_measure_loop_lag(broker)),
@@ -193,7 +199,7 @@ async def _serve_log(
         await stop.wait()
         _log.info("Stopping: answering what is in flight.")
         broker.draining.set()
-        groups.stop()
+        broker.groups.stop()
         if log.cluster is not None:
             await log.cluster.drain()  # from here on the others' Metadata leaves us out
         await server.drain()
