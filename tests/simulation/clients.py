@@ -70,6 +70,9 @@ class Surroundings(Protocol):
 class Client:
     """Talks to one broker until that fails, then perhaps to another."""
 
+    repeats = True
+    """Its requests may arrive twice, as if it had sent them again."""
+
     def __init__(self, world: Surroundings, process: int, seed: int) -> None:
         self.world = world
         self.process = process
@@ -81,7 +84,9 @@ class Client:
         if self.server is None or self.server not in self.world.servers():
             self.server = self.random.choice(self.world.servers())
         try:
-            return await self.world.network.ask(self, self.server, request, timeout_s)
+            return await self.world.network.ask(
+                self, self.server, request, timeout_s, repeats=self.repeats
+            )
         except (Lost, Refused):
             self.server = None
             raise
@@ -260,6 +265,8 @@ class Producer(Client):
 
 class PlainProducer(Producer):
     """Without a producer id: what was not answered is not sent again."""
+
+    repeats = False
 
     async def run(self) -> None:
         self.producer_id = self.epoch = -1

@@ -1,8 +1,9 @@
 """What lies between a simulated broker and its catalog and store: distance, weather, and the end.
 
-Every request travels for a while, takes effect in one instant, and its answer travels back. The
-weather decides by the seed which requests are slow, are refused, lose their answer, or take effect
-long after the broker gave them up. A broker that was cut off reaches nothing any more.
+Every request that changes something travels for a while, takes effect in one instant, and its
+answer travels back; a mere look is taken at once, and what was seen arrives later. The weather
+decides by the seed which requests are slow, are refused, lose their answer, or take effect long
+after the broker gave them up. A broker that was cut off reaches nothing any more.
 
 A commit whose outcome the broker was not told may still be under way in the database: it then has
 its locks, so it takes effect before any other change does, but a mere query does not see it yet.
@@ -163,13 +164,12 @@ class GatedStore:
         gate, weather = self._gate, self._gate.weather
         hand = gate.hand()
         assert hand is not None, "a store was called on the event loop"
-        hand.wait(gate.distance_s(self.USUAL_S))
-        if gate.happens(weather.store_refuses) or gate.happens(weather.store_truncates):
-            raise StoreUnavailable("The store's answer ended early.")
         try:
             return look()
         finally:
-            hand.wait(gate.distance_s(self.USUAL_S))
+            hand.wait(gate.distance_s(2 * self.USUAL_S))
+            if gate.happens(weather.store_refuses) or gate.happens(weather.store_truncates):
+                raise StoreUnavailable("The store's answer ended early.")
 
 
 class Database(MemoryDatabase):
@@ -274,11 +274,9 @@ class GatedCatalog(MemoryCatalog):
     @contextmanager
     def _reading(self) -> Iterator[Db]:
         hand = self._gate.hand()
-        if hand is not None:
-            hand.wait(self._gate.distance_s(self.USUAL_S))
-            if self._gate.happens(self._gate.weather.catalog_refuses):
-                raise CatalogUnavailable("The database did not answer.")
         with super()._reading() as db:
             yield db
         if hand is not None:
-            hand.wait(self._gate.distance_s(self.USUAL_S))
+            hand.wait(self._gate.distance_s(2 * self.USUAL_S))
+            if self._gate.happens(self._gate.weather.catalog_refuses):
+                raise CatalogUnavailable("The database did not answer.")

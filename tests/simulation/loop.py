@@ -184,7 +184,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         node = context.get(NODE)
         if node is not None:
             node.hands[hand] = None
-        self._later(hand, future, context)
+        self._turn(hand, future, context)
         return future
 
     def _new_hand(self) -> Hand:

@@ -45,10 +45,7 @@ async def broker_opener(machine: Machine) -> Broker:
     config = BrokerConfig(node_id=machine.id)
     address = Address(f"broker-{machine.id}", 9092)
     broker = Broker(config, log, clock, groups, Metrics(), address, APIS)
-    machine.background = [
-        asyncio.ensure_future(groups.run()),
-        asyncio.ensure_future(log.txns.run()),
-    ]
+    machine.background = [asyncio.ensure_future(log.txns.run())]
     return broker
 
 

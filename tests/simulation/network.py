@@ -87,8 +87,13 @@ class Network:
         self._arrivals: dict[tuple[object, Server], float] = {}
         self.requests = 0
 
-    async def ask(self, client: object, server: Server, request: bytes, timeout_s: float) -> bytes:
-        """The reply, correlation id first. Raises `Lost` or `Refused`."""
+    async def ask(
+        self, client: object, server: Server, request: bytes, timeout_s: float, *, repeats: bool
+    ) -> bytes:
+        """The reply, correlation id first. Raises `Lost` or `Refused`.
+
+        With `repeats` the request may arrive twice, as one that a client sent again.
+        """
         loop, weather, draw = self._loop, self._weather, self._random
         self.requests += 1
         if not server.is_open:
@@ -100,10 +105,12 @@ class Network:
             back_s = None
         context = server.node.context
         if draw.random() >= weather.network_loses / 2:
-            at_s = max(self._arrivals.get((client, server), 0.0) + 1e-6, loop.time() + self._distance_s())
+            at_s = max(
+                self._arrivals.get((client, server), 0.0) + 1e-6, loop.time() + self._distance_s()
+            )
             self._arrivals[client, server] = at_s
             loop.call_at(at_s, server.receive, request, answer, back_s, context=context)
-        if draw.random() < weather.network_repeats:
+        if repeats and draw.random() < weather.network_repeats:
             again_s = loop.time() + draw.uniform(0.01, 8)
             loop.call_at(again_s, server.receive, request, answer, None, context=context)
         try:
