@@ -3,18 +3,27 @@
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from catchwater.catalog.rows import OffsetCommit, PartitionKey
-from catchwater.clock import ManualClock
+from catchwater.catalog.base import CatalogUnavailable
+from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase, call_now
+from catchwater.catalog.rows import BrokerRow, OffsetCommit, PartitionKey, Session, TxnRow
+from catchwater.clock import Clock, ManualClock
 from catchwater.log.format.chunk import ADDS_PARTITION
 from catchwater.log.log import Log, LogConfig
 from catchwater.log.transactions import Producer
+from catchwater.log.write import txn
 from catchwater.log.write.intake import Appended, Submission
 from catchwater.log.write.txn import LAST_EPOCH, TxnRefused
+from catchwater.objects.memory import MemoryStore
+from catchwater.wal.base import Wal
+from catchwater.wal.open import open_wal, session_prefix
 from catchwater.wire.batch import read_header, split
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.records import encode_batch
@@ -192,6 +201,126 @@ async def test_the_aborted_list_is_there_after_a_restart(
     assert await again.txns.rows() == await log.txns.rows()
     for partition in range(3):
         assert again.state(key(again, partition)) == log.state(key(log, partition))
+
+
+# --- many brokers (F22) --------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def two(tmp_path: Path) -> AsyncIterator[list[Log]]:
+    """Two brokers over one catalog and one store."""
+    clock, store = Clock(seed=1), MemoryStore()
+    database = MemoryDatabase(clock, call_now)
+    logs = []
+    for number in (1, 2):
+        row = BrokerRow(number, 0, "", f"b{number}", 9092, "", "object", True, "live", 0)
+        catalog = MemoryCatalog(database)
+
+        def opener(session: Session, catalog: MemoryCatalog = catalog) -> Wal:
+            prefix = session_prefix(session)
+            return open_wal("object", prefix, clock, catalog=catalog, store=store, linger_ms=0)
+
+        config = replace(QUIET, session_ms=60_000)
+        logs.append(await Log.shared(catalog, store, opener, row, config, clock))
+    await logs[0].create_topic("t", 3)
+    await logs[1].look_up(["t"])
+    yield logs
+    for log in logs:
+        await log.close()
+    database.close()
+
+
+async def seen(log: Log) -> list[list[int]]:
+    await log.refresh([key(log, partition) for partition in range(3)])
+    return await visible(log)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("happened", [True, False])
+async def test_another_broker_finishes_what_one_that_lost_the_catalog_has_prepared(
+    two: list[Log], version: int, committed: bool, step: int, happened: bool
+) -> None:
+    first, second = two
+    producer = await begin(first, version)
+    core: Any = first._core
+    transact, steps = core.catalog.transact, 0
+
+    def loses(*arguments: Any) -> Future[Any]:
+        nonlocal steps
+        steps += 1
+        if steps < step:
+            return transact(*arguments)
+        if steps == step and happened:
+            transact(*arguments).result()
+        lost: Future[Any] = Future()
+        lost.set_exception(CatalogUnavailable("The connection is gone."))
+        return lost
+
+    core.catalog.transact = loses
+    with suppress(CatalogUnavailable):
+        await first.txns.end("id", producer, committed=committed, version=version)
+    core.catalog.transact = transact
+    await second.txns.tick()
+    (row,) = await second.txns.rows()
+    is_decided = step == 2 or happened
+    assert (row.state == "ongoing") is not is_decided
+    if not is_decided:
+        await second.txns.init_producer("id", MINUTE_MS)
+    kept = is_decided and committed
+    assert await seen(second) == ([[0], [0], []] if kept else [[], [], []])
+    assert await seen(first) == await seen(second)
+    assert await second.committed("g") == (POSITIONS if kept else {})
+
+
+async def test_two_brokers_that_end_one_transaction_at_once_end_it_once(two: list[Log]) -> None:
+    first, second = two
+    producer = await begin(first, 2)
+    row = await first.txns._move(
+        "id", lambda row: txn.ended(row, producer, committed=True, version=2)
+    )
+    await asyncio.gather(first.txns._finish(row), second.txns._finish(row))
+    assert await seen(first) == await seen(second) == [[0], [0], []]
+    assert first.state(key(first)).high_watermark == 2
+    assert [row.state for row in await first.txns.rows()] == ["complete_commit"]
+
+
+async def test_an_end_that_was_held_up_does_not_end_the_next_transaction(two: list[Log]) -> None:
+    first, second = two
+    producer = await begin(first, 1)
+
+    def end(row: TxnRow | None) -> TxnRow:
+        return txn.ended(row, producer, committed=True, version=1)
+
+    held_up = await first.txns._move("id", end)
+    await second.txns.tick()
+    # Version 1: the next transaction has the same producer id and epoch.
+    await second.txns.add_partitions("id", producer, [key(second, 0), key(second, 1)])
+    for partition in (0, 1):
+        assert (await send(second, producer, partition, 1, version=1)).base_offset == 2
+    prepared = await second.txns._move("id", end)
+    assert (
+        prepared._replace(started_ms=held_up.started_ms, partitions=held_up.partitions) == held_up
+    )
+    await first.txns._finish(held_up)
+    assert await first.txns.rows() == [prepared]
+    assert await seen(second) == [[0], [0], []]
+    await second.txns.tick()
+    assert await seen(first) == [[0, 2], [0, 2], []]
+
+
+async def test_every_broker_stops_its_committed_readers_at_the_same_offset(two: list[Log]) -> None:
+    first, second = two
+    for round_ in range(4):
+        producer = await first.txns.init_producer("id", MINUTE_MS)
+        await send(first, producer)
+        await second.refresh([key(second)])
+        assert second.state(key(second)).high_watermark == 2 * round_ + 1
+        assert await second.stability.last_stable_offset(key(second)) == 2 * round_
+        await second.txns.end("id", producer, committed=round_ % 2 == 0, version=2)
+        assert await seen(first) == await seen(second)
+    assert await seen(first) == [[0, 4], [], []]
 
 
 # --- who is late (F21, F23) ----------------------------------------------------------------------
