@@ -35,7 +35,7 @@ from catchwater.log.repair.backup import newest_backup
 from catchwater.log.repair.stored import Stored
 from catchwater.log.storage import SEGMENTS, STAGED
 from catchwater.objects.base import ObjectMissing, ObjectStore, ObjectTruncated
-from catchwater.wal.file import FILE_NAME
+from catchwater.wal.directory import FILE_NAME
 from catchwater.wal.scan import scan, spoiled_padding
 
 _PIECE_BYTES = 4 * 1024 * 1024
@@ -278,6 +278,7 @@ class _Check:
 
     def wal(self) -> None:
         """Every frame of every WAL file; what lies around the batches, too."""
+        committed = {row.key: row.size_bytes for row in self._catalog.objects("live")}
         files = list(self._stored.wal_files())
         named = {(found.object, found.first_byte) for found in self.report.damaged}
         for file in files:
@@ -291,8 +292,9 @@ class _Check:
             found = scan(file, data, int(match[2]))
             spoiled = [(lost.first_byte, lost.last_byte) for lost in found.damage]
             spoiled += spoiled_padding(data, found)
-            if found.end < len(data) and self._is_finished(file, files):
-                spoiled.append((found.end, len(data) - 1))
+            end = len(data) if self._is_finished(file, files) else committed.get(file, 0)
+            if found.end < end:
+                spoiled.append((found.end, end - 1))
             for first, last in spoiled:
                 if not any(key == file and first <= byte <= last for key, byte in named):
                     reason = "these bytes are no frame of the write-ahead log."

@@ -53,7 +53,7 @@ from catchwater.log.write.sequence import (
     txns_of,
 )
 from catchwater.objects.base import ObjectMissing
-from catchwater.wal.file import FILE_NAME
+from catchwater.wal.directory import FILE_NAME
 from catchwater.wal.scan import scan
 from catchwater.wire.batch import BatchHeader
 

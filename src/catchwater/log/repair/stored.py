@@ -10,7 +10,7 @@ from pathlib import Path
 from catchwater.log.storage import WAL
 from catchwater.objects.base import ObjectMissing, ObjectStore, ObjectTruncated, StoreError
 from catchwater.objects.local import read_file_range
-from catchwater.wal.file import FILE_NAME
+from catchwater.wal.directory import FILE_NAME
 
 Payload = Callable[[str, int, int], bytes | None]
 
