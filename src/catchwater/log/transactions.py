@@ -78,6 +78,8 @@ class Transactions:
         self._session = session
         # Ids whose end this broker is writing, which `tick` leaves alone.
         self._ending: set[str] = set()
+        # What was prepared at the last tick.
+        self._prepared: set[TxnRow] = set()
         self.open_count = 0
         """Transactions that were open or prepared at the last tick."""
 
@@ -186,29 +188,32 @@ class Transactions:
         """(topic, partition) of the group's positions that an open transaction may move."""
         return await asyncio.to_thread(self._core.catalog.unstable, group)
 
-    async def run(self, is_mine: Callable[[str], bool] = lambda _: True) -> None:
-        """Finish and abort what is due, at once and then every second, until cancelled.
-
-        `is_mine` tells of a transactional id whether this broker coordinates it.
-        """
+    async def run(self) -> None:
+        """Finish and abort what is due, at once and then every second, until cancelled."""
         while True:
             try:
-                await self.tick(is_mine)
+                await self.tick()
             except _LATER as error:
                 _LOG.error("Ends of transactions have to wait: %s", error)
             await self._core.clock.sleep(TICK_S)
 
-    async def tick(self, is_mine: Callable[[str], bool] = lambda _: True) -> None:
-        """Write the markers of prepared transactions, and abort those whose time is out."""
+    async def tick(self) -> None:
+        """Write the markers of prepared transactions, and abort those whose time is out.
+
+        Among many brokers, what was prepared since the last tick is left to who prepared it.
+        """
         rows = await self.rows()
-        self.open_count = sum(row.state == "ongoing" or row.state in PREPARED for row in rows)
-        for row in rows:
-            if row.transactional_id in self._ending or not is_mine(row.transactional_id):
-                continue
-            if row.state in PREPARED:
+        prepared = {row for row in rows if row.state in PREPARED}
+        forgotten = prepared & self._prepared if self._session() else prepared
+        self._prepared = prepared
+        self.open_count = len(prepared) + sum(row.state == "ongoing" for row in rows)
+        for row in forgotten:
+            if row.transactional_id not in self._ending:
                 await done(self._core.catalog.flush())
                 await self._finish(row)
-            elif txn.is_overdue(row, self._core.clock.now_ms()):
+        now_ms = self._core.clock.now_ms()
+        for row in rows:
+            if txn.is_overdue(row, now_ms):
                 _LOG.warning(
                     "The transaction of %s is aborted: it was open for more than its %d ms.",
                     row.transactional_id,

@@ -3,7 +3,8 @@
 Every batch is checked from the outside (`wire/batch.py`), handed to the log as a view of the
 frame it came in, and answered for itself: one bad partition does not hold back the others. The
 log keeps the frame until the write-ahead log has its bytes. With acks=0 nothing is answered;
-acks=1 and acks=-1 (all) mean the same here, synced to disk.
+acks=1 and acks=-1 (all) mean the same here, synced to disk. Only a batch for a compacted topic is
+opened: every record there needs a key.
 
 Version notes: v8 adds a message per partition (KIP-467), v9 is flexible, v12 lets a transactional
 batch add its partition to the transaction (KIP-890), v13 has topic ids (KIP-516).
@@ -17,6 +18,8 @@ from catchwater.catalog.rows import (
     Topic,
 )
 from catchwater.log.format.chunk import ADDS_PARTITION, KAFKAS_ATTRIBUTES
+from catchwater.log.format.records import Unopened, open_records
+from catchwater.log.keep.policy import COMPACT, cleanup_policies
 from catchwater.log.write.intake import Appended, Submission
 from catchwater.objects.base import Buffer
 from catchwater.wire.batch import BatchError, BatchHeader, check, read_single
@@ -32,6 +35,9 @@ from catchwater.wire.hot import (
 
 LATEST_TIMESTAMP_MS = 365 * 24 * 60 * 60 * 1000
 """How far in the future a record may lie; beyond, a producer's clock must be wrong."""
+
+MAX_OPENED_BYTES = 32 * 1024 * 1024
+"""How large the records of a batch for a compacted topic may be when unfolded."""
 
 _ADDS_PARTITIONS_SINCE = 12
 
@@ -61,7 +67,8 @@ def start(broker: Broker, call: Call) -> Later:
             attributes = header.attributes & KAFKAS_ATTRIBUTES
             if header.is_transactional and call.version >= _ADDS_PARTITIONS_SINCE:
                 attributes |= ADDS_PARTITION
-            header = header._replace(attributes=attributes)
+            if attributes != header.attributes:
+                header = header._replace(attributes=attributes)
             accepted.append(Submission((topic.id, index), header, data, None))
             refusals.append(None)
     encode = partial(_encode, call.correlation_id, call.version, request, refusals)
@@ -98,7 +105,21 @@ def _check_batch(
             ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
             "The batch is transactional, but the request names no transactional id.",
         )
+    if COMPACT in cleanup_policies(topic):
+        _check_keys(topic, header, data)
     return header
+
+
+def _check_keys(topic: Topic, header: BatchHeader, data: memoryview) -> None:
+    try:
+        records = open_records(header, data, max_bytes=MAX_OPENED_BYTES)
+    except Unopened as reason:
+        raise BatchError(ErrorCode.INVALID_RECORD, str(reason)) from reason
+    if any(record.key is None for record in records):
+        raise BatchError(
+            ErrorCode.INVALID_RECORD,
+            f"Topic {topic.name} is compacted, so every record needs a key.",
+        )
 
 
 def _nothing() -> asyncio.Future[list[Appended]]:
