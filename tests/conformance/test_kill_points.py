@@ -33,7 +33,7 @@ POINTS = int(os.environ.get("POINTS", "40"))
 AT_A_TIME = 0.25
 """The share of points that are times, not calls."""
 VERIFY_EVERY = 10
-COUNTED_S = 1.5
+COUNTED_S, COUNTED = 1.5, 300
 LONGEST_RUN_S = 0.12
 LONGEST_TRACED_S = 2.5
 SYSCALLS = (
@@ -165,12 +165,14 @@ class Load:
         self.producer = Producer()
         self.all = (self.producer, Committer(), Transactor())
 
-    def run(self, broker: Broker, longest_s: float) -> bool:
-        """Until the broker is gone, or so long; whether it was gone."""
+    def run(self, broker: Broker, longest_s: float, least: int = 0) -> bool:
+        """Until the broker is gone, or so long and so much was told; whether it was gone."""
         threads = [threading.Thread(target=load.run, args=(broker.port,)) for load in self.all]
         for thread in threads:
             thread.start()
         threads[0].join(longest_s)
+        while threads[0].is_alive() and len(self.producer.acknowledged) < least:
+            threads[0].join(0.1)
         is_gone = not threads[0].is_alive()
         broker.kill()
         for thread in threads:
@@ -187,7 +189,7 @@ def count_calls(broker: Broker, load: Load, home: Path) -> Counter[str]:
     file = home / "calls"
     wanted = ",".join(SYSCALLS)
     tracer = broker.start(lambda pid: trace(pid, "-o", str(file), "-e", f"trace={wanted}"))
-    load.run(broker, COUNTED_S)
+    load.run(broker, COUNTED_S, COUNTED)
     assert tracer is not None
     tracer.wait(10)
     by_thread = Counter(re.findall(r"^(\d+) +(\w+)\(", file.read_text(), re.MULTILINE))
