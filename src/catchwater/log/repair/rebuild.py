@@ -35,15 +35,14 @@ from catchwater.log.format.chunk import Chunk, ChunkError, Entry, decode_index
 from catchwater.log.format.segment import (
     Footer,
     SegmentTooNew,
-    batches_of,
     read_footer,
 )
 from catchwater.log.keep.pack import segment_run
 from catchwater.log.repair.backup import Backup, last_number, newest_backup
 from catchwater.log.repair.cover import cover
+from catchwater.log.repair.segments import headers, remember
 from catchwater.log.repair.stored import Stored
 from catchwater.log.storage import SEGMENTS, STAGED
-from catchwater.log.write.producers import BATCHES_KEPT, ProducerState
 from catchwater.log.write.sequence import (
     PartitionState,
     catalog_changes,
@@ -182,6 +181,7 @@ class _Work:
         self._segments: dict[PartitionKey, list[_Segment]] = defaultdict(list)
         self._collected = _Collected(applied=int(self._rows("log")[0][1]))
         self._uncertain: set[PartitionKey] = set()
+        self._unplaced: dict[tuple[str, int], Chunk] = {}
         self._packed: dict[PartitionKey, list[BatchHeader]] = {}
         self._known = {row[0] for row in self._rows("object")}
 
@@ -235,36 +235,44 @@ class _Work:
     # --- chunks ----------------------------------------------------------------------------------
 
     def frames_behind_backup(self) -> list[_Frame]:
-        """The frames of a broker's own WAL that the backup does not hold, in order."""
+        """The frames of a broker's own WAL that the backup does not hold, in order.
+
+        Those behind damage, or behind a file that is gone, have no known order.
+        """
         frames: list[_Frame] = []
-        expected = self._collected.applied + 1
+        applied, self._collected.applied = self._collected.applied, 0
+        for file, data, first in self._own_wal():
+            for frame in scan(file, data, first).frames:
+                self._collected.applied = max(self._collected.applied, frame.sequence)
+                if frame.sequence <= applied:
+                    continue
+                payload = memoryview(data)[frame.payload : frame.payload + frame.size]
+                expected = frames[-1].sequence + 1 if frames else applied + 1
+                if frame.sequence == expected and not self._unplaced:
+                    found = _Frame(frame.sequence, file, frame.payload, decode_index(payload))
+                    frames.append(found)
+                    continue
+                if not self._unplaced:
+                    what = f"WAL frames {expected} to {frame.sequence - 1} are damaged or gone."
+                    self._note("lost", what)
+                self._add_chunk(file, frame.payload, payload)
+        return frames
+
+    def _own_wal(self) -> Iterator[tuple[str, bytes, int]]:
+        """Name, bytes and first sequence of the files of a broker alone, in order."""
         for file in self._stored.wal_files():
             match = FILE_NAME.fullmatch(file)
-            if match is None or match[1]:
-                continue
-            data = self._stored.read_all(file)
-            found = scan(file, data, int(match[2]))
-            for frame in found.frames:
-                if frame.sequence < expected:
-                    continue
-                if frame.sequence > expected:
-                    what = f"WAL frames {expected} to {frame.sequence - 1} are damaged or gone"
-                    self._note("lost", f"{what}; {file} and what follows cannot be sequenced.")
-                    return frames
-                chunk = decode_index(memoryview(data)[frame.payload : frame.payload + frame.size])
-                frames.append(_Frame(frame.sequence, file, frame.payload, chunk))
-                expected += 1
-        return frames
+            if match is not None and not match[1]:
+                yield file, self._stored.read_all(file), int(match[2])
 
     def chunks_of_unknown_order(self) -> dict[tuple[str, int], Chunk]:
         """Chunks in the stores that the backup does not know and that may be newer than it.
 
         By object key and first byte.
         """
-        found: dict[tuple[str, int], Chunk] = {}
         for info in self._stored.objects.list(STAGED):
             if info.key not in self._known and info.modified_ms >= self._since_ms:
-                self._add_chunk(info.key, 0, self._stored.objects.get(info.key), found)
+                self._add_chunk(info.key, 0, self._stored.objects.get(info.key))
         for file in self._stored.wal_files():
             match = FILE_NAME.fullmatch(file)
             if match is not None and match[1]:
@@ -273,20 +281,19 @@ class _Work:
                 for frame in scan(file, data, int(match[2])).frames:
                     if frame.payload >= max(ends, default=0):
                         chunk = memoryview(data)[frame.payload : frame.payload + frame.size]
-                        self._add_chunk(file, frame.payload, chunk, found)
-        self._uncertain = {_key(entry) for chunk in found.values() for entry in chunk.entries}
-        return found
+                        self._add_chunk(file, frame.payload, chunk)
+        chunks = self._unplaced.values()
+        self._uncertain = {_key(entry) for chunk in chunks for entry in chunk.entries}
+        return self._unplaced
 
-    def _add_chunk(
-        self, key: str, at: int, data: bytes | memoryview, found: dict[tuple[str, int], Chunk]
-    ) -> None:
+    def _add_chunk(self, key: str, at: int, data: bytes | memoryview) -> None:
         try:
             chunk = decode_index(data)
         except ChunkError as error:
             self._note("damaged", f"{key}: {error}")
             return
         if chunk.created_ms >= self._since_ms:
-            found[key, at] = chunk
+            self._unplaced[key, at] = chunk
 
     def advance_uncertain(self) -> None:
         """Let partitions whose chunks have no known order begin behind their segments."""
@@ -301,17 +308,12 @@ class _Work:
             if run.last_offset < state.high_watermark:
                 continue
             try:
-                for header in self._headers(run):
+                for header in headers(self._stored.objects, run):
                     if header.base_offset >= state.high_watermark:
-                        _remember(header, state, segment.modified_ms)
+                        remember(header, state, segment.modified_ms)
             except DamagedObject as error:
                 self._note("damaged", str(error))
             state.high_watermark = run.last_offset + 1
-
-    def _headers(self, run: RunRow) -> Iterator[BatchHeader]:
-        footer = read_footer(self._stored.objects, run.object)
-        data = self._stored.read(run.object, run.byte_offset, run.byte_size)
-        return (batch.header for batch in batches_of(footer, run.object, data))
 
     def without_packed(self, chunk: Chunk) -> Chunk:
         """The chunk without batches that lie in segments already."""
@@ -339,7 +341,10 @@ class _Work:
             behind = self._backed_up.get(key, 0)
             runs = [segment.run for segment in self._segments[key]]
             self._packed[key] = [
-                header for run in runs if run.last_offset >= behind for header in self._headers(run)
+                header
+                for run in runs
+                if run.last_offset >= behind
+                for header in headers(self._stored.objects, run)
             ]
         return self._packed[key]
 
@@ -478,21 +483,6 @@ class _Work:
                 kept |= {tuple(row[1:4]): row[1:] for row in waiting if row[0] == producer_id}
             waiting = [row for row in waiting if row[0] != producer_id]
         return {"group_offset": list(kept.values()), "txn_offset": waiting}
-
-
-def _remember(header: BatchHeader, state: PartitionState, now_ms: int) -> None:
-    """What a batch in a segment tells of its producer and of its transaction."""
-    producer_id = header.producer_id
-    if header.is_control:
-        state.open_txns.pop(producer_id, None)
-    elif header.is_transactional:
-        state.open_txns.setdefault(producer_id, header.base_offset)
-    if producer_id >= 0 and not header.is_control:
-        known = state.producers.get(producer_id)
-        older = known.batches if known and known.epoch == header.producer_epoch else ()
-        last = (header.base_sequence + header.last_offset_delta) % 2**31
-        batches = (*older, (header.base_sequence, last, header.base_offset))[-BATCHES_KEPT:]
-        state.producers[producer_id] = ProducerState(header.producer_epoch, batches, now_ms)
 
 
 def _key(entry: Entry) -> PartitionKey:

@@ -1,4 +1,4 @@
-"""A backup is read back whole, damaged ones are passed over by name, an older catalog is refused."""
+"""A backup is read back whole, a damaged one passed over by name, an older catalog refused."""
 
 from collections.abc import Callable
 
