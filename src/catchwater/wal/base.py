@@ -115,7 +115,11 @@ class WalPlace(Protocol):
     """Where WAL files of one kind lie: those of every broker that writes there."""
 
     def read(self, file: str, offset: int, size: int) -> bytes:
-        """Bytes of a file as they are; the caller checks them. Raises `WalReadError`."""
+        """Bytes of a file as they are; the caller checks them.
+
+        Raises `WalReadError` for what is not there; where it is only not to be had now, what the
+        store or the catalog raises.
+        """
         ...
 
     def url(self, file: str) -> str:

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from catchwater.catalog.base import (
     Catalog,
+    CatalogUnavailable,
 )
 from catchwater.catalog.rows import (
     PartitionKey,
@@ -108,7 +109,7 @@ class Reader:
 
         The caller has checked that [offset, before) lies in [log start, high watermark). Errors are
         values: OFFSET_OUT_OF_RANGE where retention was faster, CORRUPT_MESSAGE for damaged or
-        lost bytes, KAFKA_STORAGE_ERROR for a store that does not answer.
+        lost bytes, KAFKA_STORAGE_ERROR for a store or a catalog that does not answer.
         """
         if max_bytes <= 0 and not at_least_one:
             return Found()
@@ -123,7 +124,7 @@ class Reader:
             try:
                 blocks = self._history.blocks(key, offset, max_bytes)
                 found.take(blocks, offset, before, max_bytes, at_least_one=at_least_one)
-            except (DamagedObject, SegmentTooNew, StoreError):
+            except (DamagedObject, SegmentTooNew, StoreError, CatalogUnavailable):
                 # What lies before the damage is served; the next read begins with the damage.
                 if not found.parts:
                     raise
@@ -164,7 +165,7 @@ class Reader:
             return await asyncio.get_running_loop().run_in_executor(self._workers, _looked_up, work)
         except (DamagedObject, SegmentTooNew) as error:
             unreadable = Unreadable(key, ErrorCode.CORRUPT_MESSAGE, error)
-        except StoreError as error:
+        except (StoreError, CatalogUnavailable) as error:
             unreadable = Unreadable(key, ErrorCode.KAFKA_STORAGE_ERROR, error)
         _LOG.error("%s", unreadable)
         raise unreadable

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from catchwater.catalog.base import CatalogUnavailable
 from catchwater.catalog.rows import (
     ObjectRow,
     PartitionKey,
@@ -256,8 +257,12 @@ async def test_a_lost_object_is_named_with_its_bytes(
     await reader.close()
 
 
+@pytest.mark.parametrize("error", [StoreError, CatalogUnavailable])
 async def test_a_store_that_does_not_answer_is_a_storage_error(
-    open_log: OpenLog, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+    open_log: OpenLog,
+    make_batch: MakeBatch,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[Exception],
 ) -> None:
     log = open_log()
     [key] = log.create_topic("t")
@@ -265,7 +270,7 @@ async def test_a_store_that_does_not_answer_is_a_storage_error(
     log.append((key, make_batch([b"x"])))
 
     def fail(*_: object) -> bytes:
-        raise StoreError("The store does not answer.")
+        raise error("It does not answer.")
 
     monkeypatch.setattr(log.storage, "read", fail)
     assert (await read(reader, key, 0)).error == ErrorCode.KAFKA_STORAGE_ERROR
