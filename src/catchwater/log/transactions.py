@@ -80,6 +80,8 @@ class Transactions:
         self._ending: set[str] = set()
         # What was prepared at the last tick.
         self._prepared: set[TxnRow] = set()
+        # Since when, by a clock that never jumps, we know that a transaction is open.
+        self._seen_s: dict[tuple[str, int, int], float] = {}
         self.open_count = 0
         """Transactions that were open or prepared at the last tick."""
 
@@ -211,15 +213,28 @@ class Transactions:
             if row.transactional_id not in self._ending:
                 await done(self._core.catalog.flush())
                 await self._finish(row)
-        now_ms = self._core.clock.now_ms()
-        for row in rows:
-            if txn.is_overdue(row, now_ms):
-                _LOG.warning(
-                    "The transaction of %s is aborted: it was open for more than its %d ms.",
-                    row.transactional_id,
-                    row.timeout_ms,
-                )
-                await self._abort_overdue(row)
+        for row in self._overdue(rows):
+            _LOG.warning(
+                "The transaction of %s is aborted: it was open for more than its %d ms.",
+                row.transactional_id,
+                row.timeout_ms,
+            )
+            await self._abort_overdue(row)
+
+    def _overdue(self, rows: Iterable[TxnRow]) -> list[TxnRow]:
+        """The open transactions that were seen here for longer than they may be open.
+
+        Not by when they say to have begun: that was another broker's clock, which may be wrong.
+        """
+        now_s = self._core.clock.monotonic_s()
+        opened = [row for row in rows if row.state == "ongoing"]
+        seen = [(row.transactional_id, row.epoch, row.started_ms) for row in opened]
+        self._seen_s = {begun: self._seen_s.get(begun, now_s) for begun in seen}
+        return [
+            row
+            for row, begun in zip(opened, seen, strict=True)
+            if now_s - self._seen_s[begun] >= row.timeout_ms / 1000
+        ]
 
     async def _abort_overdue(self, overdue: TxnRow) -> None:
         def decide(row: TxnRow | None) -> TxnRow:

@@ -410,6 +410,7 @@ async def test_a_transaction_nobody_ends_is_aborted_when_its_time_is_out(open_lo
     log = await open_log(clock=clock)
     await log.create_topic("t", 3)
     producer = await begin(log, 2)
+    await log.txns.tick()
     await clock.sleep(MINUTE_MS / 1000 - 1)
     await log.txns.tick()
     assert log.state(key(log)).last_stable_offset == 0

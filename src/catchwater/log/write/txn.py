@@ -74,11 +74,6 @@ def aborted_by_us(row: TxnRow) -> TxnRow:
     return row._replace(state="prepare_abort", epoch=row.epoch + 1)
 
 
-def is_overdue(row: TxnRow, now_ms: int) -> bool:
-    """Whether an open transaction has used up its time."""
-    return row.state == "ongoing" and now_ms - row.started_ms >= row.timeout_ms
-
-
 def announced(
     row: TxnRow | None,
     producer: tuple[int, int],
