@@ -70,8 +70,8 @@ class Outcome:
             if found.count and not found.allowed:
                 lines += [f"  {found.anomaly}, line {e.lines}: {e.what}" for e in found.examples]
         lines += [f"  {fault}" for fault in self.faults]
-        replay = f"SEED={self.seed} python -m pytest -q tests/simulation/test_simulation.py"
-        return "\n".join([*lines, f"replay: {replay} -k one_seed --history history.jsonl"])
+        replay = f"SEED={self.seed} HISTORY=history.jsonl python -m pytest -q tests/simulation"
+        return "\n".join([*lines, f"replay: {replay}/test_simulation.py -k one_seed"])
 
 
 def simulate(seed: int, *, faulty_s: float = FAULTY_S) -> Outcome:

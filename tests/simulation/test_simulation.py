@@ -1,0 +1,36 @@
+"""Three brokers, their clients and their faults, seed by seed.
+
+`make sim SEEDS=500` runs more seeds; `SEED=7 python -m pytest tests/simulation/test_simulation.py
+-k one_seed` runs a single one again, and HISTORY=file keeps its history for `catchwater check`.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.run import simulate
+
+SEEDS = int(os.environ.get("SEEDS", "6"))
+SEED = int(os.environ.get("SEED", "0"))
+HISTORY = os.environ.get("HISTORY", "")
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_whatever_fails_nothing_acknowledged_is_lost_and_all_goes_on_after(seed: int) -> None:
+    outcome = simulate(seed)
+    assert outcome.is_good, outcome.explained()
+
+
+def test_one_seed() -> None:
+    outcome = simulate(SEED, faulty_s=25.0 if "SEED" in os.environ else 5.0)
+    if HISTORY:
+        Path(HISTORY).write_bytes(outcome.history)
+    assert outcome.is_good, outcome.explained()
+
+
+def test_the_same_seed_gives_the_same_bytes() -> None:
+    first, second = simulate(11, faulty_s=8.0), simulate(11, faulty_s=8.0)
+    assert first.history == second.history
+    assert first.faults == second.faults
+    assert first.report.operations > 500
