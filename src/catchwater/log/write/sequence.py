@@ -30,7 +30,7 @@ from catchwater.catalog.rows import (
     Session,
     Snapshot,
 )
-from catchwater.log.format.chunk import Chunk, Entry
+from catchwater.log.format.chunk import CONTROL, TRANSACTIONAL, Chunk, Entry
 from catchwater.log.write.producers import (
     ProducerState,
     Result,
@@ -111,8 +111,16 @@ def sequence(
         if state is None:
             done.results.append(refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
             continue
-        if entry.producer_id >= 0:
-            answer = _check(entry, state, txns, done, created_ms)
+        known = None
+        is_control = entry.attributes & CONTROL
+        if is_control or entry.producer_id >= 0:
+            known = standing(state.producers, entry.producer_id, created_ms)
+            if is_control:
+                answer = _check_end(entry, state, txns, done)
+            elif entry.attributes & TRANSACTIONAL or entry.producer_id in txns:
+                answer = _check(entry, state, known, txns, done, created_ms)
+            else:
+                answer = known_or_refused(entry, known)
             if answer is not None:
                 done.results.append(answer)
                 continue
@@ -123,13 +131,11 @@ def sequence(
         state.high_watermark = base_offset + entry.last_offset_delta + 1
         state.bytes += entry.size_bytes
         producers = done.changed.setdefault(key, set())
-        if entry.is_control:
+        if is_control:
             _close(entry, state, done, base_offset)
         elif entry.producer_id >= 0:
-            known = standing(state.producers, entry.producer_id, created_ms)
-            state.producers[entry.producer_id] = after_batch(entry, known, base_offset, created_ms)
-        if entry.producer_id in state.producers:
             producers.add(entry.producer_id)
+            state.producers[entry.producer_id] = after_batch(entry, known, base_offset, created_ms)
         _extend(done.runs, key, entry, base_offset)
     return done
 
@@ -243,17 +249,24 @@ def partition_row(key: PartitionKey, state: PartitionState) -> PartitionRow:
 
 
 def _check(
-    entry: Entry, state: PartitionState, txns: Txns, done: Sequenced, now_ms: int
+    entry: Entry,
+    state: PartitionState,
+    known: ProducerState | None,
+    txns: Txns,
+    done: Sequenced,
+    now_ms: int,
 ) -> Result | None:
-    """The answer to a batch that is not appended; None: append it. Moves `txns` along."""
+    """The answer to a batch of a transactional id that is not appended; None: append it.
+
+    Moves `txns` and what is open along.
+    """
     txn = txns.get(entry.producer_id)
-    if entry.is_control:
-        return _check_end(entry, state, txns, done)
     error = fenced(entry, txn)
     if error is not ErrorCode.NONE:
         return refused(error)
-    answer = known_or_refused(entry, standing(state.producers, entry.producer_id, now_ms))
-    if answer is not None or txn is None:
+    assert txn is not None, "without one it is refused"
+    answer = known_or_refused(entry, known)
+    if answer is not None:
         return answer
     is_open = entry.producer_id in state.open_txns
     error = not_in_transaction(entry, txn, is_open)
@@ -295,6 +308,7 @@ def _close(entry: Entry, state: PartitionState, done: Sequenced, offset: int) ->
     known = state.producers.get(producer_id)
     if known is not None and known.epoch < entry.producer_epoch:
         state.producers[producer_id] = known._replace(epoch=entry.producer_epoch, batches=())
+        done.changed[key].add(producer_id)
 
 
 def _extend(runs: list[NewRun], key: PartitionKey, entry: Entry, base_offset: int) -> None:
