@@ -96,7 +96,7 @@ def end_commit(admin: psycopg.Connection[Any]) -> bool:
     """Terminate the backend that is committing, if there is one."""
     rows = admin.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-        "WHERE state = 'active' AND query = 'COMMIT' AND datname = current_database()"
+        "WHERE state = 'active' AND query LIKE 'COMMIT;%' AND datname = current_database()"
     ).fetchall()
     return bool(rows)
 

@@ -6,6 +6,7 @@ SQLite and in PostgreSQL; whoever makes the `Db` opens and ends the transaction.
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from catchwater.catalog.rows import Notice
@@ -26,8 +27,16 @@ class Db(Protocol):
         """Run a statement with each of the parameters; all that they return."""
         ...
 
+    def ask(self, *questions: tuple[str, Sequence[Sequence[object]]]) -> list[Rows]:
+        """Several statements, each as by `each`, one after the other, in one round trip."""
+        ...
+
     def many(self, statement: str, rows: Sequence[Sequence[object]]) -> None:
         """Run a statement that returns nothing with each of the rows, in order."""
+        ...
+
+    def in_one_trip(self) -> AbstractContextManager[object]:
+        """What `many` writes inside it is sent at once; its failures come at the end."""
         ...
 
     def now_ms(self) -> int:
@@ -60,6 +69,14 @@ class SqliteDb:
     def each(self, statement: str, keys: Sequence[Sequence[object]]) -> Rows:
         """Run a statement with each of the parameters; all that they return."""
         return [row for key in keys for row in self.connection.execute(sql(statement), tuple(key))]
+
+    def ask(self, *questions: tuple[str, Sequence[Sequence[object]]]) -> list[Rows]:
+        """Several statements, each as by `each`."""
+        return [self.each(statement, keys) for statement, keys in questions]
+
+    def in_one_trip(self) -> AbstractContextManager[object]:
+        """There are no round trips to save."""
+        return nullcontext()
 
     def many(self, statement: str, rows: Sequence[Sequence[object]]) -> None:
         """Run a statement with each of the rows."""

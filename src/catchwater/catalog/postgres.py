@@ -5,9 +5,9 @@ order); queries run in their callers' threads. What fails before its COMMIT was 
 nothing and is tried again, with jitter, for `_TRYING_S` seconds; what fails while it is committed
 is `CatalogUncertain`. Deadlines are by the server's clock.
 
-Notices travel behind the COMMIT in the same packet, not inside the transaction: NOTIFY takes a
+Notices travel behind the COMMIT in the same message, not inside the transaction: NOTIFY takes a
 lock of the whole database until its transaction is durable, which would let only one transaction
-commit at a time. If that packet's fate is unknown, everybody is told `resync`.
+commit at a time. If that message's fate is unknown, everybody is told `resync`.
 """
 
 from collections.abc import Callable
@@ -113,30 +113,25 @@ class PostgresCatalog(SharedRelationalCatalog):
 
     def _transaction(self, change: Callable[[Db], T]) -> T:
         with self._pool.lend() as connection:
-            db = PostgresDb(connection)
-            connection.execute("BEGIN")
+            db = PostgresDb(connection, transaction=True)
             try:
                 result = change(db)
             except CatchwaterError:
                 with suppress(psycopg.Error):
                     connection.execute("ROLLBACK")
                 raise
-            self._end(connection, db.notices)
+            if db.has_begun:
+                self._end(connection, db.notices)
             return result
 
     def _end(self, connection: Connection, notices: list[Notice]) -> None:
         """Commit, and tell. Raises `CatalogUncertain` when nobody knows what came of it."""
-        ended = connection.cursor()
+        bind = psycopg.ClientCursor(connection)
+        payloads = [payload for notice in notices for payload in encode_notice(notice)]
+        message = "\n".join(["COMMIT;", *(bind.mogrify(NOTIFY, (each,)) for each in payloads)])
         try:
-            with connection.pipeline():
-                ended.execute("COMMIT")
-                for notice in notices:
-                    for payload in encode_notice(notice):
-                        connection.execute(NOTIFY, (payload,))
+            ended = connection.execute(message.encode(), prepare=False)
         except psycopg.Error as error:
-            if ended.statusmessage == "COMMIT":
-                self._tell_resync()
-                return
             if error.sqlstate is not None and error.sqlstate[:2] in ("40", "23"):
                 raise
             self._tell_resync()

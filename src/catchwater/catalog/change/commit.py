@@ -32,8 +32,6 @@ T = TypeVar("T")
 
 def transact(scope: Scope, decide: Callable[[Seen], tuple[Changes, T]], db: Db) -> T:
     """Look at `scope`, write what `decide` makes of it. Raises `SessionFenced`, `EpochGap`."""
-    if scope.session is not None:
-        require_session(scope.session, db)
     changes, result = decide(look(scope, db))
     for pipeline, sink, commit in changes.epochs:
         record_epoch(pipeline, sink, commit, db)
@@ -45,10 +43,7 @@ def transact(scope: Scope, decide: Callable[[Seen], tuple[Changes, T]], db: Db) 
 def require_session(session: Session, db: Db) -> None:
     """Keep the session from being superseded until this transaction ends, or raise."""
     if not db.query("broker_lock", *session):
-        raise SessionFenced(
-            f"Session {session.epoch} of broker {session.broker_id} was superseded or has expired.",
-            hint="Join again; nothing that was not acknowledged has become part of the log.",
-        )
+        raise _fenced(session)
 
 
 def lock_partitions(keys: Iterable[PartitionKey], db: Db) -> list[PartitionRow]:
@@ -57,43 +52,47 @@ def lock_partitions(keys: Iterable[PartitionKey], db: Db) -> list[PartitionRow]:
 
 
 def look(scope: Scope, db: Db) -> Seen:
-    """Lock and read the rows of a scope."""
+    """Lock and read the rows of a scope, in one round trip. Raises `SessionFenced`."""
     names = sorted(set(scope.transactional_ids))
-    for name in names:
-        db.query("name_lock", f"txn {name}")
-    found = db.each("txn_lock_name", [(name,) for name in names])
-    producer_ids = sorted(set(scope.transactional))
-    found += db.each("txn_lock_producer", [(producer_id,) for producer_id in producer_ids])
-    partitions = lock_partitions(scope.partitions, db)
+    keys = sorted(set(scope.partitions))
+    session, _, by_name, by_producer, partitions, producers, open_txns = db.ask(
+        ("broker_lock", [scope.session] if scope.session else []),
+        ("name_lock", [(f"txn {name}",) for name in names]),
+        ("txn_lock_name", [(name,) for name in names]),
+        ("txn_lock_producer", [(number,) for number in sorted(set(scope.transactional))]),
+        ("partition_lock", keys),
+        ("producer_find", sorted(set(scope.producers))),
+        ("open_txn_of_partition", keys),
+    )
+    if scope.session and not session:
+        raise _fenced(scope.session)
     return Seen(
-        partitions,
-        [producer_row(row) for row in db.each("producer_find", sorted(set(scope.producers)))],
-        [txn_row(row) for row in {row[0]: row for row in found}.values()],
-        [
-            OpenTxnRow._make(row)
-            for row in db.each("open_txn_of_partition", [row[:2] for row in partitions])
-        ],
+        [PartitionRow._make(row) for row in partitions],
+        [producer_row(row) for row in producers],
+        [txn_row(row) for row in {row[0]: row for row in by_name + by_producer}.values()],
+        [OpenTxnRow._make(row) for row in open_txns],
     )
 
 
 def write_changes(changes: Changes, db: Db) -> None:
     """Store everything but the epochs. Open transactions are closed before others are opened."""
-    db.many("payload_insert", changes.payloads)
-    db.many("object_upsert", changes.objects)
-    db.many("run_insert", changes.runs)
-    db.many("partition_upsert", changes.partitions)
-    db.many(
-        "producer_upsert",
-        [(*row[:4], json_text(row.batches), row.last_ms) for row in changes.producers],
-    )
-    db.many("open_txn_close", changes.closed_txns)
-    db.many("open_txn_upsert", changes.open_txns)
-    db.many("aborted_txn_insert", changes.aborted)
-    db.many("txn_upsert", [(*row[:7], json_text(row.partitions)) for row in changes.txns])
-    committed = [(end.producer_id,) for end in changes.ended if end.committed]
-    db.many("txn_offset_keep", committed)
-    db.many("txn_offset_delete", [(end.producer_id,) for end in changes.ended])
-    db.many("txn_offset_upsert", [(*row[:4], *row[4]) for row in changes.txn_offsets])
+    with db.in_one_trip():
+        db.many("payload_insert", changes.payloads)
+        db.many("object_upsert", changes.objects)
+        db.many("run_insert", changes.runs)
+        db.many("partition_upsert", changes.partitions)
+        db.many(
+            "producer_upsert",
+            [(*row[:4], json_text(row.batches), row.last_ms) for row in changes.producers],
+        )
+        db.many("open_txn_close", changes.closed_txns)
+        db.many("open_txn_upsert", changes.open_txns)
+        db.many("aborted_txn_insert", changes.aborted)
+        db.many("txn_upsert", [(*row[:7], json_text(row.partitions)) for row in changes.txns])
+        committed = [(end.producer_id,) for end in changes.ended if end.committed]
+        db.many("txn_offset_keep", committed)
+        db.many("txn_offset_delete", [(end.producer_id,) for end in changes.ended])
+        db.many("txn_offset_upsert", [(*row[:4], *row[4]) for row in changes.txn_offsets])
 
 
 def record_epoch(pipeline: str, sink: str, commit: EpochCommit, db: Db) -> None:
@@ -154,3 +153,10 @@ def txn_row(row: tuple[object, ...]) -> TxnRow:
 def json_text(value: object) -> str:
     """A value as a JSON column keeps it."""
     return msgspec.json.encode(value).decode()
+
+
+def _fenced(session: Session) -> SessionFenced:
+    return SessionFenced(
+        f"Session {session.epoch} of broker {session.broker_id} was superseded or has expired.",
+        hint="Join again; nothing that was not acknowledged has become part of the log.",
+    )

@@ -18,7 +18,7 @@ from catchwater.clock import Clock
 
 _LOG = logging.getLogger(__name__)
 
-NOTIFY = "SELECT pg_notify('catchwater', %s)"
+NOTIFY = "SELECT pg_notify('catchwater', %s);"
 _HEARTBEAT = '{"kind":"heartbeat"}'
 _HEARTBEAT_S = 1.5
 _LOOK_UP_S = 0.25

@@ -37,6 +37,7 @@ _DURABLE: LiteralString = (
     "SELECT set_config('synchronous_commit', 'on', false) "
     "WHERE current_setting('synchronous_commit') = 'off'"
 )
+_NOW_MS = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint;"
 _CONNECT_S = 5
 _ANSWER_S = 15.0
 _RETRIED = {"40001", "40P01", "55P03", "57014", "25006", "25P03"}
@@ -66,48 +67,86 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
 
 class PostgresDb:
-    """A `Db` over one connection; `notices` are what it was told in this transaction."""
+    """A `Db` over one connection; `notices` are what it was told in this transaction.
 
-    def __init__(self, connection: Connection) -> None:
+    What is done in a transaction travels as whole Query messages, several statements each. They
+    save round trips, and the server's clock for idle transactions runs whenever it waits for us;
+    psycopg's pipelines stop that clock, so a broker that stood still would keep its locks for ever.
+    """
+
+    def __init__(self, connection: Connection, *, transaction: bool = False) -> None:
+        """A transaction begins with its first statement, in the same message."""
         self._connection = connection
+        self._in_transaction = transaction
+        self._bind = psycopg.ClientCursor(connection)
+        self._held: list[str] | None = None
+        self.has_begun = False
         self.notices: list[Notice] = []
 
     def query(self, statement: str, *parameters: object) -> Rows:
         """Run a statement; what it returns."""
-        cursor = self._connection.execute(_translated(statement), parameters)
-        return cursor.fetchall() if cursor.description else []
+        if self._in_transaction:
+            return self.each(statement, [parameters])
+        return self._connection.execute(_translated(statement), parameters).fetchall()
 
     def each(self, statement: str, keys: Sequence[Sequence[object]]) -> Rows:
         """Run a statement with each of the parameters; all that they return."""
-        if not keys:
-            return []
-        text = _translated(statement)
-        if "unnest(" in text:
-            return self._connection.execute(text, _columns(keys)).fetchall()
-        cursor = self._connection.cursor()
-        cursor.executemany(text, keys, returning=True)
-        rows = cursor.fetchall()
-        while cursor.nextset():
-            rows += cursor.fetchall()
+        [rows] = self.ask((statement, keys))
         return rows
+
+    def ask(self, *questions: tuple[str, Sequence[Sequence[object]]]) -> list[Rows]:
+        """Several statements, each as by `each`, in one round trip."""
+        texts = [self._bound(statement, keys) for statement, keys in questions]
+        answers = iter(self._send([text for several in texts for text in several]))
+        return [[row for _ in several for row in next(answers)] for several in texts]
 
     def many(self, statement: str, rows: Sequence[Sequence[object]]) -> None:
         """Run a statement with each of the rows; at once where it takes whole columns."""
-        if not rows:
-            return
-        text = _translated(statement)
-        if "unnest(" in text:
-            self._connection.execute(text, _columns(rows))
+        texts = self._bound(statement, rows)
+        if self._held is None:
+            self._send(texts)
         else:
-            self._connection.cursor().executemany(text, rows)
+            self._held += texts
+
+    @contextmanager
+    def in_one_trip(self) -> Iterator[None]:
+        """What `many` writes inside it is sent at once."""
+        held: list[str] = []
+        self._held = held
+        yield
+        self._held = None
+        self._send(held)
+
+    def _bound(self, statement: str, rows: Sequence[Sequence[object]]) -> list[str]:
+        """The statement with each row's values in it, or once with all of them."""
+        text = _translated(statement)
+        if rows and "unnest(" in text:
+            columns = [list(column) for column in zip(*rows, strict=True)]
+            return [self._bind.mogrify(text, columns)]
+        return [self._bind.mogrify(text, row) for row in rows]
+
+    def _send(self, texts: Sequence[str]) -> list[Rows]:
+        """Run statements, in one message; what each returns."""
+        assert self._held is None, "nothing is asked while statements are held back"
+        if not texts:
+            return []
+        begin = self._in_transaction and not self.has_begun
+        message = "\n".join(["BEGIN;", *texts] if begin else texts)
+        cursor = self._connection.execute(message.encode(), prepare=False)
+        self.has_begun |= begin
+        if begin:
+            cursor.nextset()
+        answers = [_fetched(cursor)]
+        while cursor.nextset():
+            answers.append(_fetched(cursor))
+        return answers
 
     def now_ms(self) -> int:
         """The server's clock."""
-        row = self._connection.execute(
-            "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
-        ).fetchone()
-        assert row is not None
-        return int(row[0])
+        [(now_ms,)] = self._send(
+            ["SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint;"]
+        )[0]
+        return int(now_ms)
 
     def tell(self, notice: Notice) -> None:
         """Remember a notice for the time after the commit."""
@@ -233,8 +272,8 @@ def _is_lost(connection: Connection) -> bool:
     return connection.closed or connection.broken
 
 
-def _columns(rows: Sequence[Sequence[object]]) -> list[list[object]]:
-    return [list(column) for column in zip(*rows, strict=True)]
+def _fetched(cursor: psycopg.Cursor[tuple[Any, ...]]) -> Rows:
+    return cursor.fetchall() if cursor.description else []
 
 
 _texts: dict[str, str] = {}
