@@ -1,5 +1,6 @@
 """A WAL is described from its files, without opening it."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,15 @@ from typing import Any
 import pytest
 
 from catchwater.clock import ManualClock
+from catchwater.log.log import Log
+from catchwater.log.open import LogConfig
+from catchwater.log.write.intake import Submission
 from catchwater.objects.open import open_store
 from catchwater.wal.file import FileWal
 from catchwater.wal.object import ObjectWal
 from catchwater.wal.shared import make_session_folder
+from catchwater.wire.batch import read_header
+from catchwater.wire.records import encode_batch
 
 
 def test_each_file_is_told_with_its_frames(catchwater: Any, tmp_path: Path) -> None:
@@ -58,3 +64,56 @@ def test_the_logs_of_many_brokers_are_told_by_session(
     sessions = [] if kind == "postgres" else ["1-1", "2-7"]
     assert [file["session"] for file in told["files"]] == sessions
     assert all(file["files"] == 1 for file in told["files"])
+
+
+def a_log(data: Path) -> Path:
+    """A closed log with a topic of one partition, two records in a segment and one in a chunk."""
+
+    async def fill() -> None:
+        log = await Log.open(data, LogConfig(background=False), ManualClock())
+        topic = await log.create_topic("t", 1)
+        for value in (b"one", b"two", b"three"):
+            batch = memoryview(encode_batch([(None, value, 1_000, ())]))
+            await log.submit([Submission((topic.id, 0), read_header(batch), batch, None)])
+            if value == b"two":
+                await log.keeping.pack()
+        await log.keeping.back_up()
+        await log.close()
+
+    asyncio.run(fill())
+    return data
+
+
+def test_fsck_leaves_with_4_and_names_what_is_missing(catchwater: Any, tmp_path: Path) -> None:
+    data = a_log(tmp_path / "data")
+    answer = catchwater("log", "fsck", "--data", data, "--deep")
+    assert (answer.code, answer.out) == (0, ""), answer.err
+    assert "nothing damaged" in answer.err
+    [segment] = data.glob("objects/segments/**/*.seg")
+    segment.unlink()
+    answer = catchwater("log", "fsck", "--data", data)
+    assert answer.code == 4
+    assert "t-0" in answer.out and "0 to 1" in answer.out and segment.name in answer.out
+    told = json.loads(catchwater("log", "fsck", "--data", data, "--json").out)
+    assert (told["good"], told["damaged"][0]["last_offset"]) == (False, 1)
+
+
+def test_a_rebuild_asks_before_it_moves_a_catalog_aside(catchwater: Any, tmp_path: Path) -> None:
+    data = a_log(tmp_path / "data")
+    answer = catchwater("log", "rebuild", "--to", data)
+    assert answer.code == 5 and "--yes" in answer.err
+    answer = catchwater("log", "rebuild", "--to", data, "--dry-run")
+    assert answer.code == 0 and not list(data.glob("catalog-aside-*"))
+    answer = catchwater("log", "rebuild", "--to", data, "--yes", "--json")
+    assert (answer.code, json.loads(answer.out)["findings"]) == (0, [])
+    assert len(list(data.glob("catalog-aside-*/catalog.db"))) == 1
+    assert catchwater("log", "fsck", "--data", data, "--deep").code == 0
+
+
+def test_a_rebuild_that_lacks_something_warns(catchwater: Any, tmp_path: Path) -> None:
+    data = a_log(tmp_path / "data")
+    for file in [*data.glob("wal/*"), *data.glob("catalog.*")]:
+        file.unlink()
+    answer = catchwater("log", "rebuild", "--to", data, "--from", data / "objects")
+    assert answer.code == 3
+    assert "lost" in answer.out and "2 to 2" in answer.out
