@@ -6,7 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.unit.log.shared import World, append, batch, offsets
+from tests.unit.log.shared import everything as shared_everything
 
+from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase, call_now
 from catchwater.catalog.rows import OffsetCommit, PartitionKey, Pin
 from catchwater.clock import ManualClock
 from catchwater.config import CatchwaterError
@@ -14,6 +17,7 @@ from catchwater.log.directory import locked
 from catchwater.log.format.chunk import encode
 from catchwater.log.log import Log, LogConfig
 from catchwater.log.repair.backup import CatalogOlder
+from catchwater.log.repair.fsck import fsck
 from catchwater.log.repair.rebuild import Rebuilt, rebuild
 from catchwater.log.repair.replace import replace_catalog
 from catchwater.log.repair.stored import Stored
@@ -227,3 +231,72 @@ async def test_staged_chunks_of_unknown_fate_hold_their_partition_back(
     assert {found.partition for found in guessed} == {0}
     log = await open_log()
     assert [log.state(key).high_watermark for key in keys] == [5, 4]
+
+
+# --- many brokers --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    world = World()
+    yield world
+    await world.close()
+
+
+def mend_shared(world: World, *, guess: bool = False) -> Rebuilt:
+    """An empty database in the place of the lost one; the brokers were closed before."""
+    world.logs.clear()
+    rebuilt = rebuild(Stored(world.store, None), "new", guess=guess)
+    world.database.close()
+    world.database = MemoryDatabase(world.clock, call_now)
+    rebuilt.write(MemoryCatalog(world.database))
+    return rebuilt
+
+
+async def test_many_brokers_catalog_comes_back_from_the_bucket(world: World) -> None:
+    log = await world.log()
+    topic = await log.create_topic("t", 2)
+    keys = [(topic.id, 0), (topic.id, 1)]
+    for n in range(6):
+        await offsets(log, batch(keys[n % 2], 2, text=f"{n}-"))
+        if n == 3:
+            await log.keeping.pack()
+    await log.keeping.back_up()
+    truth = {key: await shared_everything(log, key) for key in keys}
+    session = log.session
+    await log.close()
+    assert session is not None
+    rebuilt = mend_shared(world)
+    assert not rebuilt.findings
+    log = await world.log()
+    assert {key: await shared_everything(log, key) for key in keys} == truth
+    assert log.session is not None and log.session.epoch > session.epoch, "no prefix comes twice"
+    stored = Stored(world.store, None)
+    catalog = MemoryCatalog(world.database)
+    assert fsck(catalog, stored, deep=True, progress=lambda done, total: None).is_good
+
+
+async def test_chunks_behind_the_backup_are_named_and_taken_only_as_a_guess(world: World) -> None:
+    log = await world.log()
+    topic = await log.create_topic("t", 2)
+    keys = [(topic.id, 0), (topic.id, 1)]
+    for key in keys:
+        await offsets(log, batch(key, text="before", producer=(5, 0, 0)))
+    await log.keeping.back_up()
+    await offsets(log, batch(keys[0], 2, text="packed", producer=(5, 0, 1)))
+    await log.keeping.pack()
+    world.clock.advance(10)
+    await offsets(log, batch(keys[0], 3, text="behind", producer=(5, 0, 3)))
+    truth = await shared_everything(log, keys[0])
+    await log.close()
+    [found] = [each for each in mend_shared(world).findings if each.kind == "uncertain"]
+    assert (found.partition, found.first_offset, found.last_offset) == (0, 3, -1)
+    log = await world.log()
+    assert await shared_everything(log, keys[0]) == truth[:2]
+    await log.close()
+    guessed = [each for each in mend_shared(world, guess=True).findings if each.kind != "note"]
+    assert [(each.first_offset, each.last_offset) for each in guessed] == [(3, 5)]
+    log = await world.log()
+    assert await shared_everything(log, keys[0]) == truth
+    [again] = await append(log, batch(keys[0], 3, text="behind", producer=(5, 0, 3)))
+    assert again.base_offset == 3, "a retry is known for one"
