@@ -140,6 +140,7 @@ async def shared(
     `CatalogOlder`; the catalog stays open then.
     """
     await asyncio.to_thread(refuse_older, catalog, objects)
+    cluster_id = (await asyncio.to_thread(catalog.load)).cluster_id
     cluster = Cluster(catalog, broker, config.session_ms, clock)
     await cluster.join()
     async with AsyncExitStack() as undo:
@@ -167,7 +168,6 @@ async def shared(
         await cluster.leave()
         await asyncio.to_thread(catalog.close)
 
-    cluster_id = (await asyncio.to_thread(catalog.load)).cluster_id
     return Opened(cluster_id, core, view, close)
 
 
