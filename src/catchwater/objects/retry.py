@@ -130,10 +130,10 @@ class RetryingStore:
 
     def _holds(self, key: str, parts: Sequence[Buffer]) -> bool:
         try:
-            if self._store.size(key) != sum(map(len, parts)):
-                return False
-            data = memoryview(self._store.get(key))
+            data = memoryview(self.get(key))
         except ObjectMissing:
+            return False
+        if len(data) != sum(map(len, parts)):
             return False
         at = 0
         for part in parts:
