@@ -9,7 +9,7 @@
     GET    /api/v1/topics/{topic}                     offsets, bytes and places of each partition
     POST   /api/v1/plans                              where ranges of offsets lie in storage
     GET    /api/v1/pins                               {"pins": [...]}
-    PUT    /api/v1/pins/{id}                          {"owner", "positions", "lease_until_ms"}
+    PUT    /api/v1/pins/{id}             {"owner", "positions", "lease_until_ms", "max_bytes"}
     DELETE /api/v1/pins/{id}
     GET    /api/v1/sinks/{pipeline}/{sink}            the sink's last epoch
     PUT    /api/v1/sinks/{pipeline}/{sink}/epochs/{epoch}   write an epoch once
@@ -20,9 +20,10 @@ asks for offsets that are gone is answered 416 with the missing ranges. Bodies a
 binds loopback unless the configuration says otherwise, and knows no users yet.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import msgspec
 from starlette.applications import Starlette
@@ -42,6 +43,7 @@ from catchwater.catalog.base import (
 from catchwater.catalog.rows import (
     EpochCommit,
     Pin,
+    PinState,
     Topic,
 )
 from catchwater.config import Address, CatchwaterError
@@ -74,6 +76,7 @@ class _PinBody(msgspec.Struct):
     owner: str
     positions: list[_Position]
     lease_until_ms: int | None = None
+    max_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class _EpochBody(msgspec.Struct):
@@ -148,6 +151,9 @@ class _Control:
 
     async def metrics(self, request: Request) -> Response:
         await self._measure_groups()
+        states = Counter(pin.state for pin in await self._log.pins())
+        for state in get_args(PinState):
+            self._broker.metrics.pins.labels(state).set(states[state])
         self._broker.metrics.wal_unflushed_bytes.set(self._log.unflushed_bytes)
         self._broker.metrics.txn_open.set(self._log.txns.open_count)
         self._broker.metrics.brokers.set(len(self._broker.brokers))
@@ -242,7 +248,14 @@ class _Control:
         body = await _body(request, _PinBody)
         positions = {(p.topic, p.partition): p.offset for p in body.positions}
         now_ms = self._broker.clock.now_ms()
-        pin = Pin(request.path_params["id"], body.owner, positions, body.lease_until_ms, now_ms)
+        pin = Pin(
+            request.path_params["id"],
+            body.owner,
+            positions,
+            body.lease_until_ms,
+            now_ms,
+            body.max_bytes,
+        )
         await self._log.set_pin(pin)
         return _json(_pin(pin))
 
@@ -290,6 +303,8 @@ def _pin(pin: Pin) -> dict[str, Any]:
         ],
         "lease_until_ms": pin.lease_until_ms,
         "created_ms": pin.created_ms,
+        "max_bytes": pin.max_bytes,
+        "state": pin.state,
     }
 
 

@@ -46,6 +46,9 @@ class Metrics:
         self.wal_unflushed_bytes = self._gauge(
             "wal_unflushed_bytes", "Record bytes submitted and not yet durable."
         )
+        self.pins = self._gauge(
+            "pins", "Pins by state: reserved, extended, unreserved, lost.", "state"
+        )
         self.txn_open = self._gauge("txn_open", "Transactions that are open or being ended.")
         self.txn_errors = self._counter(
             "txn_errors", "Transaction requests refused, by Kafka's error name.", "error"

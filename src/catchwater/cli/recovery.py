@@ -65,7 +65,8 @@ def restore(
 
     The pipeline must not be running. Exit 5 if the log no longer holds what would be replayed.
     """
-    from catchwater.cli.pipeline import load_here, tails_of
+    from catchwater.cli.pipeline import control_of, load_here, tails_of
+    from catchwater.recovery.pins import refuse_lost
     from catchwater.recovery.restore import check_covered, find
     from catchwater.recovery.restore import restore as carry_out
 
@@ -73,6 +74,7 @@ def restore(
     chosen = find(config.checkpoint, checkpoint)
     tails = tails_of(config, [chosen])
     check_covered(chosen.end, tails)
+    refuse_lost(control_of(config), chosen.end, tails)
     plan = f"restore checkpoint {checkpoint} of {config.checkpoint} and replay "
     plan += f"{spaced(_to_replay(chosen, tails))} records"
     if dry_run:

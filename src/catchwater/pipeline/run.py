@@ -190,6 +190,7 @@ def _preflight(
         # starting takes: without it the first estimate would be a guess.
         return RestoreWatch(began_s, {}, config.tasks)
     restore.check_covered(found.last.end, tails)
+    pins.refuse_lost(control, found.last.end, tails)
     goal = {key: tail.high_watermark for key, tail in tails.items()}
     behind = found.planned is not None or any(
         found.last.end.offsets.get(topic, {}).get(str(partition), 0) < end

@@ -140,7 +140,8 @@ class LogState:
     """What the log says now, for `check`."""
 
     tails: Mapping[tuple[str, int], PartitionTail]
-    pins: frozenset[str]
+    pins: Mapping[str, str]
+    """Pin → its state: reserved, extended, unreserved or lost."""
     sink_epochs: Mapping[str, int]
     """Sink → the last epoch it has."""
 
@@ -252,11 +253,7 @@ def _rate(measured: Sequence[tuple[int, float]], default: float) -> float:
 def check(contract: Contract, log: LogState) -> list[Finding]:
     """What of the contract holds now: input, pin, estimate against budget, sinks."""
     findings = [_covered(position, log) for position in contract.inputs]
-    pin = contract.retention.pin
-    if pin in log.pins:
-        findings.append(Finding("pass", "pin", f"{pin} keeps the log from these offsets on"))
-    else:
-        findings.append(Finding("warn", "pin", f"nothing keeps the log: there is no pin {pin}"))
+    findings.append(_pinned(contract.retention.pin, log))
     findings.append(_in_time(contract))
     findings += [_sink(contract, name, log) for name in sorted(contract.sinks)]
     return findings
@@ -274,6 +271,18 @@ def _covered(position: InputPosition, log: LogState) -> Finding:
         ahead = f"stands at offset {position.offset}, the log ends at {tail.high_watermark}"
         return Finding("fail", name, f"{ahead}: this is not the log it was written from")
     return Finding("pass", name, f"offset {position.offset} to {tail.high_watermark} is there")
+
+
+def _pinned(pin: str, log: LogState) -> Finding:
+    match log.pins.get(pin):
+        case None:
+            return Finding("warn", "pin", f"nothing keeps the log: there is no pin {pin}")
+        case "lost":
+            return Finding("fail", "pin", f"{pin} is lost: the log has deleted what it held")
+        case "unreserved":
+            over = f"{pin} holds back more than its max_bytes, so the log may delete what it holds"
+            return Finding("warn", "pin", over)
+    return Finding("pass", "pin", f"{pin} keeps the log from these offsets on")
 
 
 def _in_time(contract: Contract) -> Finding:

@@ -1,14 +1,19 @@
 """Making contracts binding: each retained checkpoint pins the log from its offsets on.
 
 A pin is named `<pipeline>/<epoch>`. It is set before the contract that promises it is written, and
-released when its checkpoint can no longer be restored. Also asks the log what contracts need to
-know of it. Relies on the control API; every call may be repeated.
+released when its checkpoint can no longer be restored. A pin that the log has lost (its cap was
+passed, or its topic deleted) promises nothing: it is set anew, which the log refuses where offsets
+are gone. Also asks the log what contracts need to know of it. Relies on the control API; every call
+may be repeated.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from catchwater.recovery.checkpoint import Checkpoint
 from catchwater.recovery.contract import LogState, PartitionTail, pin_id
+from catchwater.recovery.ledger import SourceOffset
+from catchwater.recovery.restore import HistoryGone
 from catchwater.replay.control import Control, ControlRefused
 
 
@@ -19,7 +24,8 @@ def hold(control: Control, pipeline: str, newest: Sequence[Checkpoint]) -> list[
     whose input may be gone: they cannot be promised any more and are left out. Raises
     `ControlRefused` if not even the newest can be held.
     """
-    there = {pin["id"] for pin in control.pins()}
+    pins = {str(pin["id"]): pin for pin in control.pins()}
+    there = {name for name, pin in pins.items() if pin["state"] != "lost"}
     held = []
     for checkpoint in newest:
         name = pin_id(pipeline, checkpoint.epoch)
@@ -31,9 +37,36 @@ def hold(control: Control, pipeline: str, newest: Sequence[Checkpoint]) -> list[
                 raise
             continue
         held.append(checkpoint)
-    for name in stale(pipeline, [pin_id(pipeline, each.epoch) for each in held], there):
+    for name in stale(pipeline, [pin_id(pipeline, each.epoch) for each in held], pins):
         control.release_pin(name)
     return held
+
+
+def refuse_lost(
+    control: Control, end: SourceOffset, tails: Mapping[tuple[str, int], PartitionTail]
+) -> None:
+    """Raise `HistoryGone` if the log says that it has deleted what a pin held for these offsets.
+
+    Offsets alone do not tell where a topic was deleted and made anew.
+    """
+    held = {
+        (topic, int(partition), offset)
+        for topic, partitions in end.offsets.items()
+        for partition, offset in partitions.items()
+    }
+    lost = [pin for pin in control.pins() if pin["state"] == "lost" and _places(pin) == held]
+    if not lost:
+        return
+    needed = [
+        f"{topic}-{partition} from offset {offset} on (the log begins at {tail.log_start})"
+        for topic, partition, offset in sorted(held)
+        if (tail := tails.get((topic, partition)))
+    ]
+    raise HistoryGone(
+        f"The pin {lost[0]['id']} is lost: the log has deleted records that the checkpoint of "
+        f"epoch {end.epoch} needs. It needs {', '.join(needed)}.",
+        hint="Restore a newer checkpoint, or rebuild from what the log still holds.",
+    )
 
 
 def stale(pipeline: str, wanted: Iterable[str], held: Iterable[str]) -> list[str]:
@@ -45,6 +78,10 @@ def stale(pipeline: str, wanted: Iterable[str], held: Iterable[str]) -> list[str
         for name in held
         if name.startswith(prefix) and name[len(prefix) :].isdigit() and name not in keep
     )
+
+
+def _places(pin: Mapping[str, Any]) -> set[tuple[str, int, int]]:
+    return {(each["topic"], each["partition"], each["offset"]) for each in pin["positions"]}
 
 
 def _positions(checkpoint: Checkpoint) -> list[dict[str, str | int]]:
@@ -73,5 +110,5 @@ def read_log_state(
     epochs: Mapping[str, int] = {
         sink: int(last["epoch"]) for sink in sinks if (last := control.last_epoch(pipeline, sink))
     }
-    pins = frozenset(pin["id"] for pin in control.pins())
+    pins = {str(pin["id"]): str(pin["state"]) for pin in control.pins()}
     return LogState(read_tails(control, topics), pins, epochs)

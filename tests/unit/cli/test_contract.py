@@ -15,7 +15,9 @@ def log_holds(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Say what the log is to hold when it is asked."""
 
     def holds(tail: PartitionTail, *pinned: str, sink_epoch: int = 2) -> None:
-        state = LogState({("payments", 0): tail}, frozenset(pinned), {"alerts": sink_epoch})
+        state = LogState(
+            {("payments", 0): tail}, dict.fromkeys(pinned, "reserved"), {"alerts": sink_epoch}
+        )
         monkeypatch.setattr("catchwater.cli.pipeline.control_of", lambda config: None)
         monkeypatch.setattr(pins, "read_log_state", lambda *asked: state)
 

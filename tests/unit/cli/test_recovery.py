@@ -9,10 +9,18 @@ import pytest
 from catchwater.recovery.contract import PartitionTail
 
 
+class NoPins:
+    """The control API of a log without pins."""
+
+    def pins(self) -> list[Any]:
+        return []
+
+
 @pytest.fixture(autouse=True)
 def log_begins_at_15(monkeypatch: pytest.MonkeyPatch) -> None:
     tails = {("payments", 0): PartitionTail(15, 100, 1_000)}
     monkeypatch.setattr("catchwater.cli.pipeline.tails_of", lambda config, checkpoints: tails)
+    monkeypatch.setattr("catchwater.cli.pipeline.control_of", lambda config: NoPins())
 
 
 def test_every_checkpoint_is_explained(catchwater: Any, pipeline_file: Path) -> None:

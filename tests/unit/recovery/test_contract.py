@@ -139,7 +139,7 @@ def test_more_to_replay_never_takes_less_time(
 def state(**changes: Any) -> LogState:
     given_state: dict[str, Any] = {
         "tails": TAILS,
-        "pins": frozenset({"cards/7"}),
+        "pins": {"cards/7": "extended"},
         "sink_epochs": {"alerts": 7},
     }
     return LogState(**{**given_state, **changes})
@@ -167,7 +167,9 @@ def test_a_log_that_ends_before_the_checkpoint_or_lacks_the_partition_fails() ->
 
 
 def test_a_missing_pin_warns() -> None:
-    assert verdicts(state(pins=frozenset()))["pin"] == "warn"
+    assert verdicts(state(pins={}))["pin"] == "warn"
+    assert verdicts(state(pins={"cards/7": "unreserved"}))["pin"] == "warn"
+    assert verdicts(state(pins={"cards/7": "lost"}))["pin"] == "fail"
 
 
 def test_a_sink_before_the_checkpoint_fails_and_one_behind_it_passes() -> None:

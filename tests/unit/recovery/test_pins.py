@@ -7,7 +7,8 @@ import pytest
 from catchwater.recovery.checkpoint import Checkpoint
 from catchwater.recovery.contract import PartitionTail
 from catchwater.recovery.ledger import SourceOffset
-from catchwater.recovery.pins import hold, read_log_state, stale
+from catchwater.recovery.pins import hold, read_log_state, refuse_lost, stale
+from catchwater.recovery.restore import HistoryGone
 from catchwater.replay.control import ControlRefused
 
 
@@ -17,9 +18,15 @@ class FakeControl:
     def __init__(self, *pins: str, log_start: int = 0) -> None:
         self.log_start = log_start
         self.held: dict[str, Any] = {name: {} for name in pins}
+        self.states: dict[str, str] = {}
 
     def pins(self) -> list[dict[str, Any]]:
-        return [{"id": name} for name in self.held]
+        return [
+            {"positions": [], "state": "reserved"}
+            | pin
+            | {"id": name, "state": self.states.get(name, "reserved")}
+            for name, pin in self.held.items()
+        ]
 
     def set_pin(self, pin_id: str, pin: Any) -> None:
         offset = pin["positions"][0]["offset"]
@@ -27,6 +34,7 @@ class FakeControl:
             gap = {"partition": 0, "start": offset, "end": self.log_start}
             raise ControlRefused(416, {"error": "OFFSET_OUT_OF_RANGE", "missing": [gap]})
         self.held[pin_id] = pin
+        self.states[pin_id] = "reserved"
 
     def release_pin(self, pin_id: str) -> None:
         del self.held[pin_id]
@@ -78,5 +86,24 @@ def test_what_a_check_needs_is_asked_of_the_log() -> None:
         ["alerts", "never"],  # type: ignore[arg-type]
     )
     assert state.tails == {("t", 0): PartitionTail(1, 9, 80)}
-    assert state.pins == {"cards/1"}
+    assert state.pins == {"cards/1": "reserved"}
     assert state.sink_epochs == {"alerts": 4}
+
+
+def test_a_pin_the_log_has_lost_is_set_anew_where_the_offsets_are_there() -> None:
+    control = FakeControl("cards/3", "cards/4", log_start=35)
+    control.states = {"cards/3": "lost", "cards/4": "lost"}
+    held = hold(control, "cards", retained(3, 4))  # type: ignore[arg-type]
+    assert [each.epoch for each in held] == [4]
+    assert (list(control.held), control.states["cards/4"]) == (["cards/4"], "reserved")
+
+
+def test_a_checkpoint_whose_pin_is_lost_is_refused_with_both_offsets() -> None:
+    control = FakeControl()
+    hold(control, "cards", retained(3))  # type: ignore[arg-type]
+    [third] = retained(3)
+    tails = {("t", 0): PartitionTail(12, 90, 80)}
+    refuse_lost(control, third.end, tails)  # type: ignore[arg-type]
+    control.states["cards/3"] = "lost"
+    with pytest.raises(HistoryGone, match=r"t-0 from offset 30 on \(the log begins at 12\)"):
+        refuse_lost(control, third.end, tails)  # type: ignore[arg-type]

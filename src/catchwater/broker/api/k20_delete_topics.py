@@ -1,5 +1,7 @@
 """DeleteTopics (20), v1-6: topics go, with their offsets; their objects are swept later.
 
+Pins do not hold a topic back, for clients expect a deletion to be one: they are lost, loudly.
+
 Version notes: v5 adds a message, v6 (KIP-516) takes topic ids as well as names.
 """
 
@@ -32,6 +34,7 @@ async def _delete(broker: Broker, name: str | None, topic_id: UUID | None) -> di
     fields = {"name": topic.name, "topic_id": topic.id}
     try:
         await broker.log.delete_topic(topic.name)
+        await broker.log.keeping.lose_pins(topic.name)
     except TopicUnknown:
         return fields | error_fields(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     except CatalogFull as full:

@@ -15,7 +15,7 @@ from crc32c import crc32c
 from catchwater.config import CatchwaterError
 from catchwater.log.format.batches import LEADER_EPOCH, StoredBatch
 from catchwater.wire.batch import HEADER_BYTES, NO_PRODUCER_ID, BatchHeader, read_header
-from catchwater.wire.codecs import CodecError, compress, decompress
+from catchwater.wire.codecs import MAX_DECOMPRESSED_BYTES, CodecError, compress, decompress
 
 DELETE_HORIZON_BIT = 0x40
 """The base timestamp is the time from which tombstones and markers may go (KIP-534)."""
@@ -45,14 +45,21 @@ class Record(NamedTuple):
     """What follows its timestamp delta."""
 
 
-def open_records(batch: StoredBatch) -> list[Record]:
-    """The batch's records, in order. Raises `Unopened`."""
-    header = batch.header
+def open_records(
+    header: BatchHeader, data: memoryview, *, max_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> list[Record]:
+    """The batch's records, in order of ascending offsets. Raises `Unopened`.
+
+    `max_bytes` is how much they may be when unfolded.
+    """
     try:
-        view = decompress(header.compression, batch.data[HEADER_BYTES:])
-        records, at = [], 0
+        view = decompress(header.compression, data[HEADER_BYTES:], max_bytes=max_bytes)
+        records, at, last = [], 0, -1
         for _ in range(header.record_count):
             record, at = _record(view, at)
+            if not last < record.offset_delta <= header.last_offset_delta:
+                raise CodecError(f"Offset delta {record.offset_delta} follows {last}.")
+            last = record.offset_delta
             records.append(record)
         if at != len(view):
             raise CodecError(f"{len(view) - at} bytes follow the last record.")

@@ -90,7 +90,7 @@ class Cleaning:
         if header.is_transactional and header.record_count:
             self._in_transaction.add(header.producer_id)
         try:
-            records = open_records(batch)
+            records = open_records(header, batch.data)
         except Unopened:
             return _as_it_is(batch)
         horizon_ms = delete_horizon(header)
@@ -126,7 +126,7 @@ class Cleaning:
 
     def _opened(self, batch: StoredBatch) -> list[Record]:
         try:
-            return open_records(batch)
+            return open_records(batch.header, batch.data)
         except Unopened as reason:
             self.unopened.append(reason)
             return []

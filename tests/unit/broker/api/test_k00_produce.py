@@ -7,7 +7,8 @@ import pytest
 from kio.schema.produce.v9 import request as v9
 from kio.schema.produce.v13 import request as v13
 
-from catchwater.broker.api.k00_produce import LATEST_TIMESTAMP_MS
+from catchwater.broker.api.k00_produce import LATEST_TIMESTAMP_MS, MAX_OPENED_BYTES
+from catchwater.wire.records import encode_batch
 
 
 def produce(*partitions, topic="t", acks=-1, transactional_id=None):
@@ -141,3 +142,20 @@ async def test_the_frame_is_released_whatever_happens(client, batch) -> None:
     arena = client.arenas.take(1)
     assert arena.holders == 0
     assert len(client.arenas._free) == 0  # both requests used this one arena
+
+
+async def test_a_compacted_topic_takes_no_record_without_a_key(client, batch) -> None:
+    await client.log.create_topic("c", 1, {"cleanup.policy": "compact"})
+    keyless = encode_batch([(b"k", b"v", 0, ()), (None, b"v", 0, ())], codec=4)
+    for count, (data, error) in enumerate([(keyless, "invalid_record"), (batch(2), "none")]):
+        reply = await client.send(produce((0, data), topic="c"))
+        assert [answer[1] for answer in answers(reply)] == [error], count
+    assert answers(await client.send(produce((0, keyless)))) == [(0, "none", 0)]
+
+
+async def test_a_bomb_for_a_compacted_topic_is_refused_at_the_cap(client) -> None:
+    await client.log.create_topic("c", 1, {"cleanup.policy": "compact"})
+    bomb = encode_batch([(b"k", bytes(MAX_OPENED_BYTES), 0, ())], codec=4)
+    assert len(bomb) < 100_000
+    reply = await client.send(produce((0, bomb), topic="c"))
+    assert [answer[1] for answer in answers(reply)] == ["invalid_record"]

@@ -67,7 +67,11 @@ async def test_a_manual_assignment_to_this_broker_is_taken(client) -> None:
         ({"configs": [("retention.ms", None)]}, "invalid_config"),
         ({"configs": [("retention.ms", "-2")]}, "invalid_config"),
         ({"configs": [("retention.ms", "9" * 30)]}, "invalid_config"),
-        ({"configs": [("cleanup.policy", "compact")]}, "invalid_config"),
+        ({"configs": [("cleanup.policy", "compress")]}, "invalid_config"),
+        ({"configs": [("cleanup.policy", "")]}, "invalid_config"),
+        ({"configs": [("min.cleanable.dirty.ratio", "1.1")]}, "invalid_config"),
+        ({"configs": [("min.cleanable.dirty.ratio", "nan")]}, "invalid_config"),
+        ({"configs": [("delete.retention.ms", "-1")]}, "invalid_config"),
     ],
 )
 async def test_what_cannot_be_is_refused_and_not_made(client, wanted, error) -> None:
@@ -86,3 +90,14 @@ async def test_a_topic_is_made_once(client) -> None:
 async def test_validation_alone_makes_nothing(client) -> None:
     assert errors(await client.send(create({}, validate_only=True))) == ["none"]
     assert len(client.log.topics) == 0
+
+
+async def test_a_topic_may_be_compacted(client) -> None:
+    configs = [
+        ("cleanup.policy", "compact,delete"),
+        ("min.cleanable.dirty.ratio", "0.1"),
+        ("min.compaction.lag.ms", "5"),
+        ("delete.retention.ms", "7"),
+    ]
+    assert errors(await client.send(create({"configs": configs}))) == ["none"]
+    assert client.log.topics.get("t").config == dict(configs)

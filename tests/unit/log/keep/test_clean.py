@@ -96,7 +96,7 @@ def left(batches: list[StoredBatch]) -> dict[int, tuple[bytes, bool, int]]:
     found = {}
     for batch in batches:
         if not batch.header.is_control:
-            for record in open_records(batch):
+            for record in open_records(batch.header, batch.data):
                 offset = batch.header.base_offset + record.offset_delta
                 time = batch.header.base_timestamp + record.timestamp_delta
                 assert record.key is not None

@@ -298,6 +298,9 @@ async def test_tombstones_get_a_horizon_that_every_client_reads_past(open_log: O
     data = log.storage.read(run.object, run.byte_offset, run.byte_size)
     [batch] = batches_of(footer, run.object, data)
     assert batch.header.base_timestamp == written_ms + 5009, "KIP-534: the delete horizon"
-    times = [batch.header.base_timestamp + r.timestamp_delta for r in open_records(batch)]
+    times = [
+        batch.header.base_timestamp + r.timestamp_delta
+        for r in open_records(batch.header, batch.data)
+    ]
     assert times == [written_ms, written_ms]
     assert run.max_timestamp == written_ms

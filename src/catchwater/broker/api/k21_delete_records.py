@@ -1,0 +1,89 @@
+"""DeleteRecords (21), v0-2: a partition begins at a later offset from now on (KIP-107, KIP-204).
+
+Offset -1 means the high watermark. The bytes go when the segments that hold them are swept; what
+is asked for below the log start is there already. Version notes: v2 is flexible.
+
+POLICY_VIOLATION answers what the log has promised to keep: offsets that a pin holds, and topics
+that are compacted and nothing else (as Kafka does).
+"""
+
+import logging
+from typing import Any
+
+from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
+from catchwater.catalog.rows import PartitionKey
+from catchwater.log.keep.policy import DELETE, cleanup_policies
+from catchwater.wire.errors import ErrorCode
+
+_LOG = logging.getLogger(__name__)
+
+_HIGH_WATERMARK = -1
+_NO_OFFSET = -1
+
+
+async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """Move every log start that may be moved; each partition is answered for itself."""
+    asked = [(topic.name, wanted) for topic in request.topics for wanted in topic.partitions]
+    await broker.log.refresh({key for name, wanted in asked if (key := _key(broker, name, wanted))})
+    wanted_starts: dict[PartitionKey, int] = {}
+    errors: dict[tuple[str, int], ErrorCode] = {}
+    for name, wanted in asked:
+        errors[name, wanted.partition_index] = _take(broker, name, wanted, wanted_starts)
+    held = await broker.log.keeping.delete_records(wanted_starts)
+    for name, wanted in asked:
+        key = _key(broker, name, wanted)
+        if key in held:
+            errors[name, wanted.partition_index] = ErrorCode.POLICY_VIOLATION
+            _LOG.warning(
+                "Records of %s-%d up to offset %d are not deleted: the pin %s of %s holds them.",
+                *(name, key[1], wanted_starts[key], held[key].id, held[key].owner),
+            )
+    return {
+        "topics": [
+            {
+                "name": topic.name,
+                "partitions": [
+                    _answer(broker, topic.name, wanted, errors) for wanted in topic.partitions
+                ],
+            }
+            for topic in request.topics
+        ]
+    }
+
+
+def _key(broker: Broker, name: str, wanted: Any) -> PartitionKey | None:
+    topic = broker.find_topic(name)
+    if topic is None or not 0 <= wanted.partition_index < topic.partitions:
+        return None
+    return topic.id, wanted.partition_index
+
+
+def _take(broker: Broker, name: str, wanted: Any, log_starts: dict[PartitionKey, int]) -> ErrorCode:
+    """Note where a partition shall begin, unless that cannot be."""
+    topic, key = broker.find_topic(name), _key(broker, name, wanted)
+    if topic is None or key is None:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if DELETE not in cleanup_policies(topic):
+        return ErrorCode.POLICY_VIOLATION
+    high_watermark = broker.log.state(key).high_watermark
+    offset = high_watermark if wanted.offset == _HIGH_WATERMARK else wanted.offset
+    if not 0 <= offset <= high_watermark:
+        return ErrorCode.OFFSET_OUT_OF_RANGE
+    log_starts[key] = max(offset, log_starts.get(key, 0))
+    return ErrorCode.NONE
+
+
+def _answer(
+    broker: Broker, name: str, wanted: Any, errors: dict[tuple[str, int], ErrorCode]
+) -> dict[str, Any]:
+    error = errors[name, wanted.partition_index]
+    key = _key(broker, name, wanted)
+    is_done = error is ErrorCode.NONE and key is not None
+    return {
+        "partition_index": wanted.partition_index,
+        "low_watermark": broker.log.state(key).log_start if is_done and key else _NO_OFFSET,
+        **error_fields(error),
+    }
+
+
+API = Api(21, "DeleteRecords", range(0, 3), handle)
