@@ -157,8 +157,8 @@ def _check_stores(config: BrokerConfig) -> None:
     wal = config.catchwater_wal
     if config.catchwater_catalog and not re.match(r"postgres(ql)?://", config.catchwater_catalog):
         raise ConfigError(
-            f"catchwater.catalog must be the URL of a PostgreSQL database, not "
-            f"{config.catchwater_catalog!r}.",
+            # The value may hold a password.
+            "catchwater.catalog must be the URL of a PostgreSQL database.",
             hint="Write postgresql://user@host/database, or leave it out for a broker alone.",
         )
     if wal not in ("", *WAL_KINDS):

@@ -128,3 +128,46 @@ def test_an_ipv6_address_stands_in_brackets(tmp_path: Path) -> None:
     config = load_broker_config(written(tmp_path, "listeners=PLAINTEXT://[::1]:9092"), {})
     assert config.listeners == Address("::1", 9092)
     assert str(config.listeners) == "[::1]:9092"
+
+
+PG = "catchwater.catalog=postgresql://u:secret@h/d"
+OBJECTS = "catchwater.objects=s3://b/p"
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["catchwater.catalog=mysql://u:secret@h/d"], "the URL of a PostgreSQL database"),
+        (["catchwater.wal=objects"], "catchwater.wal must be one of file, object, postgres"),
+        (["catchwater.wal=object"], "catchwater.wal=object is for several brokers"),
+        (["catchwater.wal=postgres"], "catchwater.wal=postgres is for several brokers"),
+        (["catchwater.wal.dir=/mnt/wal"], "catchwater.wal.dir is for several brokers"),
+        ([PG], "catchwater.objects is not"),
+        ([PG, OBJECTS, "catchwater.wal=file"], "needs catchwater.wal.dir"),
+        (["catchwater.session.timeout.ms=99"], "a whole number of at least 100"),
+    ],
+)
+def test_stores_that_cannot_go_together_are_refused_by_name(
+    tmp_path: Path, lines: list[str], expected: str
+) -> None:
+    error = refusal(written(tmp_path, "\n".join(lines)))
+    assert expected in str(error)
+    assert "secret" not in f"{error}{error.hint}"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        ["catchwater.objects=s3://b/p"],
+        ["catchwater.wal=file"],
+        [PG, OBJECTS],
+        [PG, OBJECTS, "catchwater.wal=object", "catchwater.wal.linger.ms=100"],
+        [PG, OBJECTS, "catchwater.wal=postgres", "broker.rack=a"],
+        [PG, OBJECTS, "catchwater.wal.dir=/mnt/wal-before"],
+        [PG, OBJECTS, "catchwater.wal=file", "catchwater.wal.dir=/mnt/wal"],
+    ],
+)
+def test_stores_that_go_together_are_taken(tmp_path: Path, lines: list[str]) -> None:
+    config = load_broker_config(written(tmp_path, "\n".join(lines)), {})
+    assert config.is_shared == (PG in lines)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.unit.log.shared import World
 
 from catchwater.catalog.base import (
     EpochGap,
@@ -50,6 +51,18 @@ async def open_log(tmp_path: Path) -> AsyncIterator[Open]:
     for log in opened:
         if log in opened and not log._core.writer._closing:
             await log.close()
+
+
+@pytest.fixture(params=["alone", "among others"])
+async def any_log(request: pytest.FixtureRequest, open_log: Open) -> AsyncIterator[Log]:
+    """A log in each of the two modes, where they behave alike."""
+    if request.param == "alone":
+        yield await open_log()
+        return
+    world = World()
+    await world.log(2)
+    yield await world.log(1)
+    await world.close()
 
 
 def batch(
@@ -367,8 +380,8 @@ async def test_an_epoch_is_appended_once_however_often_it_is_committed(
     assert (await restarted.epochs.commit("p", "s", 0, "alerts", [other], "")).already
 
 
-async def test_epochs_committed_at_once_are_appended_once(open_log: Open) -> None:
-    log = await open_log()
+async def test_epochs_committed_at_once_are_appended_once(any_log: Log) -> None:
+    log = any_log
     topic = await log.create_topic("alerts", 1)
     key = (topic.id, 0)
     staged = [stage(log, f"staged/p/s/{n}.chunk", [(key, batch(2))]) for n in range(4)]
@@ -379,8 +392,8 @@ async def test_epochs_committed_at_once_are_appended_once(open_log: Open) -> Non
     assert log.state(key).high_watermark == 2
 
 
-async def test_a_caller_who_goes_away_leaves_a_whole_epoch(open_log: Open) -> None:
-    log = await open_log()
+async def test_a_caller_who_goes_away_leaves_a_whole_epoch(any_log: Log) -> None:
+    log = any_log
     topic = await log.create_topic("alerts", 1)
     staged = stage(log, "staged/p/s/a.chunk", [((topic.id, 0), batch(2))])
     commit = asyncio.ensure_future(log.epochs.commit("p", "s", 0, "alerts", [staged], ""))
@@ -392,8 +405,8 @@ async def test_a_caller_who_goes_away_leaves_a_whole_epoch(open_log: Open) -> No
     assert log.state((topic.id, 0)).high_watermark == 2
 
 
-async def test_an_epoch_out_of_turn_changes_nothing(open_log: Open) -> None:
-    log = await open_log()
+async def test_an_epoch_out_of_turn_changes_nothing(any_log: Log) -> None:
+    log = any_log
     topic = await log.create_topic("alerts", 1)
     key = (topic.id, 0)
     staged = [stage(log, f"staged/p/s/{n}.chunk", [(key, batch())]) for n in range(3)]
@@ -407,8 +420,8 @@ async def test_an_epoch_out_of_turn_changes_nothing(open_log: Open) -> None:
     assert (await log.epochs.commit("p", "s", 6, "alerts", staged[1:2], "")).offsets == {0: (1, 1)}
 
 
-async def test_a_staged_chunk_that_is_not_whole_is_refused(open_log: Open) -> None:
-    log = await open_log()
+async def test_a_staged_chunk_that_is_not_whole_is_refused(any_log: Log) -> None:
+    log = any_log
     topic = await log.create_topic("alerts", 1)
     key = (topic.id, 0)
     name = stage(log, "staged/p/s/a.chunk", [(key, batch(3))])
@@ -445,8 +458,8 @@ async def test_a_staged_chunk_that_is_not_whole_is_refused(open_log: Open) -> No
 # --- reading, plans, pins, retention -------------------------------------------------------------
 
 
-async def test_reading_knows_its_bounds(open_log: Open) -> None:
-    log = await open_log()
+async def test_reading_knows_its_bounds(any_log: Log) -> None:
+    log = any_log
     topic = await log.create_topic("t", 1)
     key = (topic.id, 0)
     await append(log, key, batch(3))
@@ -461,8 +474,8 @@ async def test_reading_knows_its_bounds(open_log: Open) -> None:
     await waiter
 
 
-async def test_a_plan_names_every_offset_it_cannot_give(open_log: Open) -> None:
-    log = await open_log()
+async def test_a_plan_names_every_offset_it_cannot_give(any_log: Log) -> None:
+    log = any_log
     topic = await log.create_topic("t", 2)
     key = (topic.id, 0)
     for _ in range(4):
@@ -581,7 +594,7 @@ async def test_producers_silent_for_a_day_are_forgotten(open_log: Open, tmp_path
     assert not again.state((topic.id, 0)).producers
 
 
-async def test_producer_ids_are_given_once(open_log: Open) -> None:
-    log = await open_log()
+async def test_producer_ids_are_given_once(any_log: Log) -> None:
+    log = any_log
     ids = await asyncio.gather(*(log.allocate_producer_id() for _ in range(2500)))
     assert len(set(ids)) == 2500

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from catchwater.catalog.base import TopicUnknown
+from catchwater.catalog.base import EpochGap, TopicUnknown
 from catchwater.catalog.rows import Changes, EpochCommit, PartitionKey, Scope, Seen
 from catchwater.log.core import Core, done
 from catchwater.log.format.chunk import Chunk
@@ -48,7 +48,13 @@ class Epochs:
                 raise StagedDamaged(f"{min(taken)} belongs to the log already.")
             decide = partial(_decide, pipeline, sink, epoch, topic, chunks, checksum)
             scope = Scope(core.session, partitions=sorted(_partitions(chunks)))
-            commit, changes = await done(core.catalog.transact(scope, decide))
+            try:
+                commit, changes = await done(core.catalog.transact(scope, decide))
+            except EpochGap:
+                known = await asyncio.to_thread(core.catalog.epoch, pipeline, sink, epoch)
+                if known is None:
+                    raise
+                return known  # another broker was just quicker
             core.show(changes.partitions)
             self._on_appended(sum(row.size_bytes for row in changes.objects))
             return commit
