@@ -411,3 +411,37 @@ def test_retention_tells_the_state_of_pins(open_catalog: Open) -> None:
     assert open_catalog().pins() == [replace(pin, state="lost")]
     catalog.set_pin(pin).result(5)
     assert catalog.pins() == [pin]
+
+
+def test_a_state_taken_from_one_catalog_fills_an_empty_one_of_any_kind(
+    open_catalog: Open,
+) -> None:
+    source = MemoryCatalog(MemoryDatabase(ManualClock(), call_now))
+    source.create_topic(TOPIC).result(5)
+    put(source, chunk(0, 9, timestamp=7))
+    source.commit_offsets("g", {("payments", 0): OffsetCommit(4, -1, "m")}).result(5)
+    source.set_pin(Pin("p", "me", {("payments", 0): 3}, None, 1, 100, "extended")).result(5)
+    source.claim_group("g", None).result(5)
+    commit = EpochCommit(False, 1, 1, {0: (0, 9)}, "c", "payments")
+    txn = TxnRow("tx", 9, 1, "ongoing", 1000, 5, 2, ())
+    put(
+        source,
+        Changes(
+            epochs=[("pipeline", "sink", commit)],
+            txns=[txn],
+            open_txns=[OpenTxnRow(T1, 0, 9, 4)],
+            aborted=[AbortedRow(T1, 0, 9, 0, 3)],
+            txn_offsets=[(9, "g", "payments", 1, OffsetCommit(5))],
+        ),
+    )
+    state = source.take_state().result(5)
+    assert all(state.values()), "every table has a row"
+    segment = ObjectRow("segments/s.seg", "segment", "live", 40, 6)
+    run = RunRow(T1, 1, 0, 3, segment.key, 8, 20, 9, 4)
+    target = open_catalog()
+    target.restore(state, [segment], [run], 12).result(5)
+    assert target.runs((T1, 1), 0) == [run]
+    assert target.last_backup() == 12
+    assert target.take_backup_number().result(5) == 13
+    again = target.take_state().result(5)
+    assert {table: [tuple(row) for row in rows] for table, rows in again.items()} == state
