@@ -7,6 +7,7 @@ the server; the same kinds of the other stores from `tests.faulty`.
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from catchwater.objects.base import (
     ObjectMissing,
     ObjectStore,
     ObjectTruncated,
+    StoreError,
     StoreRefused,
     StoreUnavailable,
 )
@@ -350,3 +352,40 @@ def test_a_signed_url_that_is_refused_says_what_to_do(proxy: FaultyProxy) -> Non
         read_range(f"{proxy.endpoint}/b/a?X-Amz-Signature=secret", 0, 1)
     assert "plan again" in str(refusal.value.hint)
     assert "secret" not in str(refusal.value)
+
+
+# --- the faulty wrapper itself -------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_faults_and_healing_ends_them() -> None:
+    def history(seed: int) -> list[str]:
+        clock = ManualClock()
+        plan = FaultPlan(seed)
+        store = FaultyStore(MemoryStore(clock), plan, clock)
+        for n in range(200):
+            with suppress(StoreError):
+                store.put_if_absent(f"k{n % 90}", [b"x"])
+        drawn = list(plan.drawn)
+        plan.heal()
+        for n in range(90):
+            assert store.put(f"k{n}", [b"y"]) == 1
+        assert plan.drawn == drawn
+        return drawn
+
+    assert history(1) == history(1) != history(2)
+    assert set(history(1)) == {"slow", "unavailable", "lost_reply", "late", "full"}
+
+
+def test_a_listing_is_stale_for_a_while_and_nothing_else_is() -> None:
+    clock = ManualClock()
+    store = FaultyStore(MemoryStore(clock), FaultPlan(1, Rates(stale_list_ms=1_000)), clock)
+    store.put("a", [b"1"])
+    assert (keys(store, ""), store.get("a")) == ([], b"1")
+    clock.advance(1_000)
+    assert keys(store, "") == ["a"]
+    store.delete("a")
+    with pytest.raises(ObjectMissing):
+        store.get("a")
+    assert keys(store, "") == ["a"]
+    clock.advance(1_000)
+    assert keys(store, "") == []

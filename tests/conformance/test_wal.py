@@ -6,10 +6,11 @@ log of a broker alone promises besides.
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.faulty import FaultPlan, FaultyStore, Rates
+from tests.faulty import FaultPlan, FaultyStore, FaultyWal, Rates
 
 from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase, call_now
 from catchwater.catalog.rows import Changes, Scope
@@ -20,8 +21,17 @@ from catchwater.objects.memory import MemoryStore
 from catchwater.objects.open import open_store
 from catchwater.objects.retry import Patience, RetryingStore
 from catchwater.objects.urls import read_range
-from catchwater.wal.base import Position, RecoverableWal, Wal, WalReadError
+from catchwater.wal.base import (
+    Position,
+    RecoverableWal,
+    Wal,
+    WalDead,
+    WalFull,
+    WalReadError,
+    WalUnavailable,
+)
 from catchwater.wal.file import FileWal
+from catchwater.wal.object import ObjectWal
 from catchwater.wal.open import WalKind, open_wal
 from catchwater.wal.scan import scan
 
@@ -291,3 +301,22 @@ def test_it_says_that_nobody_else_reads_it(reopen: Reopen) -> None:
     description = reopen(0).describe()
     assert not description.is_shared
     assert description.readers == "this broker only"
+
+
+def test_a_faulty_log_confirms_only_what_is_there_and_is_dead_for_ever() -> None:
+    clock = ManualClock()
+    own = ObjectWal(MemoryStore(clock), clock, prefix="1-1/")
+    plan = FaultPlan(5, Rates(slow=0.1, unavailable=0.2, lost_reply=0.2, full=0.1))
+    wal = FaultyWal(own, plan, clock)
+    confirmed = []
+    for n in range(100):
+        with suppress(WalUnavailable, WalFull):
+            confirmed.append((wal.append([b"%d" % n]), b"%d" % n))
+    assert len({position.file for position, _ in confirmed}) == len(confirmed) > 30
+    assert all(wal.read(*position[1:]) == payload for position, payload in confirmed)
+    plan.rates = Rates(dead=1.0)
+    with pytest.raises(WalDead):
+        wal.append([b"x"])
+    plan.heal()
+    with pytest.raises(WalDead):
+        wal.append([b"x"])
