@@ -240,7 +240,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
             task.cancel()
 
     def end(self) -> None:
-        """End the threads, and forget what is scheduled."""
+        """Unwind every task that is left, end the threads, and forget what is scheduled."""
+        for _ in range(4):
+            left = asyncio.all_tasks(self)
+            for task in left:
+                task.cancel()
+            if left and not self._is_stuck:
+                self.run_until_complete(asyncio.sleep(1))
         for hand in (hand for hand in self._all if not hand.is_stuck):
             hand.is_killed = True
             while hand not in self._idle and not hand.is_done:

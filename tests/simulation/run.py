@@ -25,6 +25,7 @@ from tests.simulation.txns import TIMEOUT_MS, Copier, TxnProducer
 from tests.simulation.world import SESSION_MS, Faults, World
 
 from catchwater.catalog.rows import Session
+from catchwater.config import CatchwaterError
 from catchwater.drill.check import Report, check
 from catchwater.drill.history import TopicLine, write_line
 
@@ -81,10 +82,13 @@ def simulate(seed: int, *, faulty_s: float = FAULTY_S) -> Outcome:
     run = _Run(world)
     try:
         world.loop.run_until_complete(run.whole(faulty_s))
-    except AssertionError as stuck:
-        world.fail(str(stuck))
+    except (AssertionError, CatchwaterError) as stuck:
+        world.fail(f"{type(stuck).__name__}: {stuck}")
     world.failures += world.loop.failures
     virtual_s = world.loop.time()
+    for machine in world.machines:
+        if machine.is_up:
+            machine.crash()
     world.loop.end()
     world.database.close()
     history = b"".join(map(write_line, world.history))
