@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -65,31 +65,33 @@ SETTINGS = {
 
 
 class Faults:
-    """What is done to the system, one fault at a time, by chance."""
+    """What is done to brokers, one at a time, and meanwhile to what they rely on, by chance."""
 
-    def __init__(
-        self, brokers: Brokers, proxy: StoreProxy, database: str, noise: random.Random
-    ) -> None:
+    def __init__(self, brokers: Brokers, proxy: StoreProxy, database: str, seed: int) -> None:
         self.counts: Counter[str] = Counter()
         self._brokers = brokers
         self._proxy = proxy
         self._database = database
-        self._noise = noise
-        self._kinds: dict[str, Callable[[], None]] = {
-            "kill -9": self._kill,
-            "SIGSTOP": self._pause,
-            "SIGTERM": self._restart,
-            "store faults": self._store,
-            "catalog connections cut": self._cut,
-        }
+        self._noise = random.Random(seed)
+        self._elsewhere = random.Random(seed + 1)
 
-    def run(self, stop: threading.Event) -> None:
+    def to_brokers(self, stop: threading.Event) -> None:
         """Until stopped; every fault has ended then."""
-        while not stop.wait(self._noise.uniform(1, 5)):
-            kind = self._noise.choice(sorted(self._kinds))
-            self._kinds[kind]()
+        kinds = {"kill -9": self._kill, "SIGSTOP": self._pause, "SIGTERM": self._restart}
+        self._run(kinds, self._noise, stop)
+
+    def to_stores(self, stop: threading.Event) -> None:
+        """As `to_brokers`."""
+        kinds = {"store faults": self._store, "catalog connections cut": self._cut}
+        self._run(kinds, self._elsewhere, stop)
+
+    def _run(
+        self, kinds: Mapping[str, Callable[[], None]], noise: random.Random, stop: threading.Event
+    ) -> None:
+        while not stop.wait(noise.uniform(0.5, 4)):
+            kind = noise.choice(sorted(kinds))
+            kinds[kind]()
             self.counts[kind] += 1
-        self._proxy.share = 0.0
 
     def _any(self) -> int:
         return self._noise.choice(sorted(self._brokers.all))
@@ -107,22 +109,27 @@ class Faults:
         self._brokers.signal(number, signal.SIGCONT)
 
     def _restart(self) -> None:
-        self._brokers.all[self._any()].stop()
+        broker = self._brokers.all[self._any()]
+        try:
+            broker.stop()
+        except subprocess.TimeoutExpired:
+            self.counts["SIGTERM that took too long, then kill -9"] += 1
+            broker.kill()
         self._brokers.start()
 
     def _store(self) -> None:
-        self._proxy.share = self._noise.uniform(0.05, 0.5)
-        time.sleep(self._noise.uniform(1, 6))
+        self._proxy.share = self._elsewhere.uniform(0.05, 0.5)
+        time.sleep(self._elsewhere.uniform(1, 6))
         self._proxy.share = 0.0
 
     def _cut(self) -> None:
         with psycopg.connect(self._database, autocommit=True) as connection:
-            for _ in range(self._noise.randint(1, 5)):
+            for _ in range(self._elsewhere.randint(1, 5)):
                 connection.execute(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                     " WHERE datname = current_database() AND pid <> pg_backend_pid()"
                 )
-                time.sleep(self._noise.uniform(0, 0.5))
+                time.sleep(self._elsewhere.uniform(0, 0.5))
 
 
 @contextmanager
@@ -151,7 +158,7 @@ def run(home: Path, history: Path) -> tuple[Recorder, Faults, Brokers]:
     with system(home) as (brokers, proxy, database):
         place = Place(brokers.bootstrap, TOPIC, PARTITIONS)
         sending, reading, failing = threading.Event(), threading.Event(), threading.Event()
-        faults = Faults(brokers, proxy, database, random.Random(SEED))
+        faults = Faults(brokers, proxy, database, SEED)
         addresses = [broker.bootstrap for broker in brokers.all.values()]
         senders = [partial(produce, place, recorder, sending, RATE)] * 3
         senders += [
@@ -166,10 +173,13 @@ def run(home: Path, history: Path) -> tuple[Recorder, Faults, Brokers]:
         threads = [_thread(call) for call in senders]
         watching = [_thread(call) for call in readers]
         time.sleep(QUIET_S)
-        breaking = _thread(partial(faults.run, failing))
+        breaking = [
+            _thread(partial(kind, failing)) for kind in (faults.to_brokers, faults.to_stores)
+        ]
         time.sleep(MINUTES * 60)
         failing.set()
-        breaking.join()
+        for thread in breaking:
+            thread.join()
         brokers.start()
         time.sleep(QUIET_S)
         sending.set()

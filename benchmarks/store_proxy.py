@@ -40,8 +40,7 @@ class StoreProxy:
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
+        self.server = _Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
     def fault(self) -> str:
@@ -73,6 +72,13 @@ class StoreProxy:
         if request.command == "HEAD":
             headers["Content-Length"] = answer.getheader("Content-Length") or "0"
         _reply(request, answer.status, headers, content, cut=fault == "reply cut")
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that was killed in the middle of a request is what this is for."""
 
 
 def _reply(

@@ -8,6 +8,7 @@ include those of the newest served version; fields that the asked version lacks 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -39,6 +40,8 @@ class Broker:
     apis: "Mapping[int, Api]"
     """What is served; ApiVersions tells."""
     control_url: str = ""
+    unreachable: AbstractSet[int] = frozenset()
+    """Live brokers that clients had better not be sent to; see `peers`."""
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the broker is about to stop: long polls end at once."""
 
@@ -46,6 +49,7 @@ class Broker:
     def brokers(self) -> Sequence[BrokerRow]:
         """The live brokers as this one knows them; at least one, most often this one too."""
         rows = self.log.brokers() if self.log.is_shared else []
+        rows = [row for row in rows if row.id not in self.unreachable]
         if self.draining.is_set():
             node_id = self.config.node_id
             rows = [row._replace(state="draining") if row.id == node_id else row for row in rows]

@@ -24,6 +24,7 @@ from catchwater.broker.coordination.claims import LogClaims
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.groups import GroupLimits
 from catchwater.broker.metrics import Metrics
+from catchwater.broker.peers import Peers
 from catchwater.broker.router import APIS
 from catchwater.broker.server import BACKLOG, Server
 from catchwater.catalog.rows import BrokerRow
@@ -135,6 +136,7 @@ def log_config(config: BrokerConfig) -> LogConfig:
         cache_bytes=config.catchwater_cache_bytes,
         pack_interval_ms=config.catchwater_pack_interval_ms,
         pack_min_bytes=config.catchwater_pack_min_bytes,
+        segment_bytes=config.catchwater_segment_bytes,
         retention_interval_ms=config.catchwater_retention_interval_ms,
         retention_ms=config.log_retention_ms,
         retention_bytes=config.log_retention_bytes,
@@ -143,7 +145,7 @@ def log_config(config: BrokerConfig) -> LogConfig:
     )
 
 
-def _broker(config: BrokerConfig, clock: Clock, log: Log, places: Places) -> Broker:
+def _broker(config: BrokerConfig, clock: Clock, log: Log, places: Places, peers: Peers) -> Broker:
     """The broker over an open log, its measurements connected."""
     limits = GroupLimits(
         config.group_min_session_timeout_ms,
@@ -151,13 +153,14 @@ def _broker(config: BrokerConfig, clock: Clock, log: Log, places: Places) -> Bro
         config.group_initial_rebalance_delay_ms,
         config.group_max_size,
     )
-    claims = LogClaims(log, config.node_id) if log.is_shared else None
+    claims = LogClaims(log, config.node_id, peers.unreachable) if log.is_shared else None
     groups = Coordinator(limits, clock, claims)
     broker = Broker(config, log, clock, groups, Metrics(), config.listeners, APIS)
     log.observe_wal(broker.metrics.wal_fsync_seconds.observe)
     if isinstance(log.objects, RetryingStore):
         broker.metrics.show_store(log.objects.requests)
     broker.kafka_address, broker.control_url = places
+    broker.unreachable = peers.unreachable
     return broker
 
 
@@ -169,7 +172,8 @@ async def _serve_log(
     kafka: socket.socket,
     control: socket.socket,
 ) -> None:
-    broker = _broker(config, clock, log, places)
+    peers = Peers(log, config.node_id, clock)
+    broker = _broker(config, clock, log, places, peers)
     server = Server(broker)
     stop = _stop_signal()
     control_server = _ControlServer(
@@ -191,6 +195,7 @@ async def _serve_log(
         background = [
             tasks.create_task(broker.groups.run()),
             tasks.create_task(log.txns.run()),
+            tasks.create_task(peers.run()),
             tasks.create_task(server.sweep()),
             tasks.create_task(_measure_loop_lag(broker)),
             tasks.create_task(_stop_if_replaced(log, stop)),

@@ -114,10 +114,6 @@ class Log:
         """As `shared`, over stores named by URLs. Raises what `open.connect` raises."""
         return cls(await connect(stores, broker, config, clock), config)
 
-    def measure_wal(self, observe: Callable[[float], None]) -> None:
-        """Tell the seconds that each append to the write-ahead log takes, from now on."""
-        self._core.on_wal_append = observe
-
     # --- among other brokers -----------------------------------------------------------------
 
     @property

@@ -34,6 +34,7 @@ from catchwater.log.storage import SEGMENTS, UNREADABLE, Storage
 
 _LOG = logging.getLogger(__name__)
 _RUNS_A_PASS = 10_000
+_LONGEST_REST_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,10 @@ class Packer:
         return (run for run in runs if (run.object, run.byte_offset) not in self._damaged)
 
     def _pack_in_turn(self, group: list[RunRow]) -> bool:
-        """Pack one group, then rest as long as that took."""
+        """Pack one group, then rest as long as that took, but never so long that an end waits."""
         began_s = self._clock.monotonic_s()
         packed = self._pack_group(group)
-        self._clock.pause(self._clock.monotonic_s() - began_s)
+        self._clock.pause(min(self._clock.monotonic_s() - began_s, _LONGEST_REST_S))
         return packed
 
     def _pack_group(self, group: list[RunRow]) -> bool:

@@ -27,9 +27,13 @@ class Log:
 
 async def test_every_group_is_the_claim_of_one_of_the_brokers() -> None:
     log: Any = Log()
-    one, two = LogClaims(log, 1), LogClaims(log, 2)
+    lost: set[int] = set()
+    one, two = LogClaims(log, 1, lost), LogClaims(log, 2, set())
     groups = [f"g{number}" for number in range(20)]
     assert all(one.is_mine(group) != two.is_mine(group) for group in groups)
+    lost.add(2)
+    assert all(one.is_mine(group) for group in groups)
+    lost.clear()
     log.rows = [log.rows[0]._replace(state="draining"), log.rows[1]]
     assert not any(one.is_mine(group) for group in groups)
     log.rows = []
@@ -38,7 +42,7 @@ async def test_every_group_is_the_claim_of_one_of_the_brokers() -> None:
 
 async def test_the_view_changes_with_session_and_brokers_but_not_with_deadlines() -> None:
     log: Any = Log()
-    claims = LogClaims(log, 1)
+    claims = LogClaims(log, 1, set())
     before = claims.view
     log.rows = [row._replace(deadline_ms=99) for row in log.rows]
     assert claims.view == before
@@ -50,6 +54,6 @@ async def test_the_view_changes_with_session_and_brokers_but_not_with_deadlines(
 
 async def test_claims_are_kept_by_the_log() -> None:
     log: Any = Log()
-    claim = await LogClaims(log, 1).take("g")
-    await LogClaims(log, 1).record("g", claim)
+    claim = await LogClaims(log, 1, set()).take("g")
+    await LogClaims(log, 1, set()).record("g", claim)
     assert log.recorded == [("g", GroupClaim(3, 9))]

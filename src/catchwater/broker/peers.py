@@ -1,0 +1,73 @@
+"""Which other brokers cannot be reached, known sooner than their sessions end.
+
+A session ends when its time is over; a process that was killed is gone at once, and the operating
+system says so to whoever has a connection to it. So each broker keeps one to every other and, when
+it is closed and not taken up again, no longer sends clients there. Nothing is fenced by this: a
+broker that only this one cannot reach goes on, and is recommended again as soon as it answers.
+"""
+
+import asyncio
+
+from kio.schema.api_versions.v0.request import ApiVersionsRequest
+
+from catchwater.clock import Clock
+from catchwater.log.log import Log
+from catchwater.wire.frames import prefixed
+from catchwater.wire.messages import encode_request
+
+LOOK_S = 0.2
+AGAIN_S = 0.05
+CONNECT_S = 1.0
+
+_HELLO = b"".join(prefixed(encode_request(0, "peer", ApiVersionsRequest())))
+"""A connection without a good request is closed after a while."""
+
+Place = tuple[int, str, int]
+"""A broker's id, host and port."""
+
+
+class Peers:
+    """The connections of one broker to all the others."""
+
+    def __init__(self, log: Log, broker_id: int, clock: Clock) -> None:
+        self.unreachable: set[int] = set()
+        """The ids of live brokers that refuse a connection."""
+        self._log = log
+        self._broker_id = broker_id
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Keep the connections up, until cancelled."""
+        watches: dict[Place, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                rows = [row for row in self._log.brokers() if row.id != self._broker_id]
+                places = {(row.id, row.host, row.port) for row in rows}
+                for place in watches.keys() - places:
+                    watches.pop(place).cancel()
+                    self.unreachable.discard(place[0])
+                for place in places - watches.keys():
+                    watches[place] = tasks.create_task(self._watch(*place))
+                await self._clock.sleep(LOOK_S)
+
+    async def _watch(self, broker_id: int, host: str, port: int) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    reader, writer = await asyncio.open_connection(host, port)
+            except OSError:
+                self.unreachable.add(broker_id)
+                await self._clock.sleep(AGAIN_S)
+                continue
+            self.unreachable.discard(broker_id)
+            began_s = self._clock.monotonic_s()
+            try:
+                writer.write(_HELLO)
+                while await reader.read(4096):
+                    pass
+            except OSError:
+                pass
+            finally:
+                writer.close()
+            if self._clock.monotonic_s() - began_s < CONNECT_S:
+                await self._clock.sleep(AGAIN_S)  # it takes connections only to close them
