@@ -36,7 +36,10 @@ from catchwater.broker.broker import Broker
 from catchwater.broker.metrics import MAX_GROUPS
 from catchwater.catalog.base import (
     CatalogFull,
+    CatalogUnavailable,
+    CatalogUncertain,
     EpochGap,
+    SessionFenced,
     TopicExists,
     TopicUnknown,
 )
@@ -100,6 +103,9 @@ _STATUSES: Mapping[type[CatchwaterError], tuple[int, str]] = {
     EpochGap: (409, "EPOCH_GAP"),
     StagedDamaged: (422, "STAGED_DAMAGED"),
     CatalogFull: (507, "STORAGE_FULL"),
+    CatalogUnavailable: (503, "CATALOG_UNAVAILABLE"),
+    CatalogUncertain: (503, "CATALOG_UNCERTAIN"),
+    SessionFenced: (503, "SESSION_FENCED"),
 }
 
 
@@ -200,7 +206,7 @@ class _Control:
         return _json({"topics": [_topic(topic) for topic in self._log.topics]})
 
     async def topic(self, request: Request) -> Response:
-        topic = self._find(request.path_params["topic"])
+        topic = await self._find(request.path_params["topic"])
         places = {row.partition: row for row in await self._log.storage(topic.name)}
         states = [(index, self._log.state((topic.id, index))) for index in range(topic.partitions)]
         return _json(
@@ -223,7 +229,7 @@ class _Control:
 
     async def plan(self, request: Request) -> Response:
         body = await _body(request, _PlanBody)
-        topic = self._find(body.topic)
+        topic = await self._find(body.topic)
         for wanted in body.ranges:
             if not 0 <= wanted.partition < topic.partitions:
                 raise Refusal(
@@ -274,6 +280,7 @@ class _Control:
     async def commit_epoch(self, request: Request) -> Response:
         body = await _body(request, _EpochBody)
         path = request.path_params
+        await self._log.look_up([body.topic])
         commit = await self._log.epochs.commit(
             path["pipeline"], path["sink"], path["epoch"], body.topic, body.staged, body.checksum
         )
@@ -282,10 +289,11 @@ class _Control:
     async def storage(self, request: Request) -> Response:
         return _json({"objects": self._log.objects.url()})
 
-    def _find(self, name: str) -> Topic:
-        topic = self._log.topics.get(name)
-        if topic is None:
-            raise TopicUnknown(f"There is no topic {name}.")
+    async def _find(self, name: str) -> Topic:
+        """The topic, its partitions seen as they are now, whoever has changed them."""
+        await self._log.look_up([name])
+        topic = self._log.topics.find(name)
+        await self._log.refresh((topic.id, index) for index in range(topic.partitions))
         return topic
 
 
