@@ -1,11 +1,14 @@
 """The catalog under faults: locked, killed, restarted, deadlocked, its last reply lost (F13)."""
 
+import os
+import re
 import signal
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,11 @@ from catchwater.catalog.base import (
     CatalogTooNew,
     CatalogUnavailable,
     CatalogUncertain,
+    SessionFenced,
 )
 from catchwater.catalog.postgres import PostgresCatalog
 from catchwater.catalog.rows import (
+    BrokerRow,
     Changes,
     Notice,
     ObjectRow,
@@ -32,6 +37,7 @@ from catchwater.catalog.rows import (
     Topic,
 )
 from catchwater.catalog.sqlite import SqliteCatalog
+from catchwater.catalog.statements import sql
 from catchwater.config import ConfigError
 
 T1 = b"1" * 16
@@ -215,6 +221,46 @@ def test_a_transaction_that_stands_still_lets_go_of_its_locks(connect: Open) -> 
     assert [run.base_offset for run in frozen.runs(KEY, 0)] == [0, 1]
 
 
+def test_a_heartbeat_waits_for_no_frozen_broker(connect: Open) -> None:
+    catalog = with_topic(connect())
+    frozen = catalog.join(BrokerRow(1, 0, "", "h", 1, "", "object", True, "live", 0), 100).result(5)
+    alive = catalog.join(BrokerRow(2, 0, "", "h", 1, "", "object", True, "live", 0), 9999).result(5)
+    entered, gate = threading.Event(), threading.Event()
+
+    def decide(seen: Seen) -> tuple[Changes, int]:
+        entered.set()
+        gate.wait(20)
+        return one_record("wal/frozen")(seen)
+
+    stopped = catalog.transact(Scope(session=frozen, partitions=[KEY]), decide)
+    entered.wait(10)
+    time.sleep(0.15)
+    begun = time.monotonic()
+    catalog.heartbeat(alive, "live", 9999).result(5)
+    assert time.monotonic() - begun < 1, "it has not waited for the server to end the frozen one"
+    gate.set()
+    stopped.result(10)
+    catalog.heartbeat(alive, "live", 9999).result(5)
+    with pytest.raises(SessionFenced):
+        catalog.heartbeat(frozen, "live", 9999).result(5)
+
+
+def test_a_backend_that_does_not_answer_is_given_up(
+    connect: Open, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("catchwater.catalog.server.pool._ANSWER_S", 0.5)
+    catalog = with_topic(connect())
+    [(backend,)] = admin.execute(
+        "SELECT pid FROM pg_stat_activity WHERE application_name = 'catchwater'"
+    ).fetchall()
+    os.kill(backend, signal.SIGSTOP)
+    try:
+        catalog.set_topic_config(T1, {"retention.ms": "1"}).result(10)
+    finally:
+        os.kill(backend, signal.SIGCONT)
+    assert catalog.load().topics[0].config == {"retention.ms": "1"}
+
+
 def test_a_value_that_postgresql_cannot_hold_is_refused(connect: Open) -> None:
     catalog = with_topic(connect())
     with pytest.raises(CatalogRefused, match="cannot hold"):
@@ -385,6 +431,20 @@ def test_three_brokers_may_make_the_tables_at_once(connect: Open) -> None:
     with ThreadPoolExecutor(3) as workers:
         catalogs = list(workers.map(lambda _: connect(), range(3)))
     assert {catalog.load().cluster_id for catalog in catalogs} == {"c-1"}
+
+
+def test_every_statement_fits_the_tables(connect: Open, admin: psycopg.Connection[Any]) -> None:
+    connect()
+    folder = files("catchwater.catalog") / "sql"
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
+    for name in names:
+        text = sql(name.removesuffix(".sql"), "postgres")
+        if text.startswith("SET"):
+            continue
+        pieces = re.sub(r"--.*", "", text).split("?")
+        numbered = "".join(f"{piece}${n}" for n, piece in enumerate(pieces[:-1], 1)) + pieces[-1]
+        admin.execute(f"PREPARE p AS {numbered}".encode())
+        admin.execute("DEALLOCATE p")
 
 
 def test_a_newer_schema_is_refused(connect: Open, admin: psycopg.Connection[Any]) -> None:

@@ -32,7 +32,7 @@ except ImportError as error:
         hint="Install it: pip install 'catchwater[postgres]'.",
     ) from None
 
-_OPTIONS = "-c statement_timeout=10000 -c idle_in_transaction_session_timeout=3000"
+_OPTIONS = "-c statement_timeout=10000 -c idle_in_transaction_session_timeout=2000"
 _DURABLE: LiteralString = (
     "SELECT set_config('synchronous_commit', 'on', false) "
     "WHERE current_setting('synchronous_commit') = 'off'"
