@@ -81,6 +81,7 @@ class BrokerConfig:
     catchwater_wal_segment_bytes: int = 67_108_864
     catchwater_pack_interval_ms: int = 10_000
     catchwater_pack_min_bytes: int = 16_777_216
+    catchwater_segment_bytes: int = 67_108_864
     catchwater_retention_interval_ms: int = 10_000
     catchwater_delete_grace_ms: int = 60_000
     catchwater_cache_bytes: int = 268_435_456
@@ -112,6 +113,7 @@ _LEAST = {
     "group.max.size": 1,
     "catchwater.wal.segment.bytes": 4096,
     "catchwater.pack.interval.ms": 1,
+    "catchwater.segment.bytes": 1_048_576,
     "catchwater.retention.interval.ms": 1,
     "catchwater.session.timeout.ms": 100,
 }

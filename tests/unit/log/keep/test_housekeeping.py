@@ -1,0 +1,252 @@
+"""The jobs of whole logs: one at a time, by one broker, and never past a pin (F39)."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.log.shared import World, append, batch, catalog_of, everything, offsets
+
+from catchwater.catalog.rows import PartitionKey, Pin
+from catchwater.clock import ManualClock
+from catchwater.log.core import RangeMissing
+from catchwater.log.keep.leases import BUCKETS, bucket_of
+from catchwater.log.log import Log
+from catchwater.log.open import LogConfig
+from catchwater.log.write.intake import Submission
+from catchwater.wire.batch import read_header
+from catchwater.wire.records import decode, encode_batch, place
+
+HOUR_MS = 3_600_000
+COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
+
+Open = Callable[..., Awaitable[Log]]
+
+
+class TwoClocks(ManualClock):
+    """A wall clock that can be set apart from the monotonic one."""
+
+    set_by_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.set_by_ms
+
+
+@pytest.fixture
+def clocks() -> TwoClocks:
+    return TwoClocks()
+
+
+@pytest.fixture
+async def log(tmp_path: Path, clocks: TwoClocks) -> AsyncIterator[Log]:
+    config = LogConfig(background=False, catalog_lag_ms=1, delete_grace_ms=0, wal_segment_bytes=1)
+    opened = await Log.open(tmp_path, config, clocks)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    world = World()
+    yield world
+    await world.close()
+
+
+def keyed(key: PartitionKey, *changes: tuple[str, str | None]) -> Submission:
+    records = [(k.encode(), None if v is None else v.encode(), 0, ()) for k, v in changes]
+    view = memoryview(encode_batch(records))
+    return Submission(key, read_header(view), view, None)
+
+
+async def values(log: Log, key: PartitionKey) -> dict[str, tuple[int, str]]:
+    state, found = log.state(key), {}
+    offset = state.log_start
+    while offset < state.high_watermark:
+        read = await log.read(key, offset, 1 << 20, at_least_one=True)
+        data = b"".join(read.parts)
+        batches = place(data)
+        for rows in decode(data, batches, first=offset):
+            for row in rows.to_pylist():
+                found[row["key"].decode()] = row["offset"], row["value"].decode()
+        offset = batches[-1].next_offset
+    return found
+
+
+async def test_a_compacted_topic_keeps_its_last_values_and_its_bytes_are_counted(log: Log) -> None:
+    topic = await log.create_topic("t", 1, COMPACTED)
+    key = (topic.id, 0)
+    for n in range(5):
+        await append(log, keyed(key, ("a", f"{n}"), (f"own{n}", "x")))
+    await log.keeping.pack()
+    before = log.state(key).bytes
+    assert await log.keeping.compact() == 1
+    assert await values(log, key) == {"a": (8, "4")} | {
+        f"own{n}": (2 * n + 1, "x") for n in range(5)
+    }
+    [row] = await log.storage("t")
+    assert log.state(key).bytes == row.segment_bytes < before
+    await offsets(log, keyed(key, ("a", "5")))
+    assert (await values(log, key))["a"] == (10, "5")
+    assert log.state(key).bytes == row.segment_bytes + len(keyed(key, ("a", "5")).data)
+
+
+async def test_jobs_called_by_hand_wait_for_each_other(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_work: list[str] = []
+
+    def job(name: str) -> Callable[..., int]:
+        def work(*args: Any) -> int:
+            assert not at_work, f"{name} began while {at_work} was at work"
+            at_work.append(name)
+            log.keeping._core.clock.pause(0)
+            at_work.remove(name)
+            return 0
+
+        return work
+
+    monkeypatch.setattr(log.keeping._packer, "pack", job("pack"))
+    monkeypatch.setattr(log.keeping._sweeper, "sweep", job("sweep"))
+    monkeypatch.setattr(log.keeping._sweeper, "sweep_orphans", job("orphans"))
+    keeping = log.keeping
+    jobs = [keeping.pack(), keeping.retain(), keeping.sweep_orphans(), keeping.retain()]
+    await asyncio.gather(*jobs, keeping.pack())
+
+
+async def test_deleting_a_topic_leaves_no_object_and_its_pins_are_lost_loudly(
+    log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = await log.create_topic("t", 2)
+    for n in range(4):
+        await append(log, batch((topic.id, n % 2)))
+        await log.keeping.pack()
+    await append(log, batch((topic.id, 0)))
+    await log.set_pin(Pin("p/1", "pipeline", {("t", 0): 1}, None, 0))
+    await log.delete_topic("t")
+    await log.keeping.lose_pins("t")
+    [pin] = await log.pins()
+    assert pin.state == "lost"
+    assert "The pin p/1 of pipeline is lost: t-0 is gone." in caplog.text
+    other = await log.create_topic("t", 1, {"retention.ms": "-1"})
+    await append(log, batch((other.id, 0)))
+    await log.keeping.pack()
+    for _ in range(2):
+        await log.keeping.retain()
+    left = [info.key for info in log.objects.list("segments/")]
+    assert [key.split("/")[1] for key in left] == [other.id.hex()]
+
+
+async def test_records_are_deleted_on_request_but_not_past_a_pin(log: Log) -> None:
+    topic = await log.create_topic("t", 2)
+    first, second = (topic.id, 0), (topic.id, 1)
+    for _ in range(2):
+        await append(log, batch(first, 5), batch(second, 5))
+    pin = Pin("p/1", "pipeline", {("t", 0): 7}, None, 0)
+    await log.set_pin(pin)
+    assert await log.keeping.delete_records({first: 8, second: 8}) == {first: pin}
+    assert [log.state(key).log_start for key in (first, second)] == [0, 8]
+    assert await log.keeping.delete_records({first: 7}) == {}
+    assert log.state(first).log_start == 7
+
+
+async def test_after_a_jump_of_the_clock_nothing_is_deleted_for_one_interval(
+    log: Log, clocks: TwoClocks, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = await log.create_topic("t", 1, {"retention.ms": str(HOUR_MS)})
+    key = (topic.id, 0)
+    records = [(b"k", b"v", clocks.now_ms(), ())]
+    view = memoryview(encode_batch(records))
+    await append(log, Submission(key, read_header(view), view, None))
+    await log.keeping.pack()
+    clocks.set_by_ms += 2 * HOUR_MS
+    await log.keeping._keep_to_policy()
+    assert log.state(key).log_start == 0
+    assert "The wall clock has jumped by 7200000 ms" in caplog.text
+    clocks.set_by_ms = 0
+    for _ in range(3):
+        await log.keeping._keep_to_policy()
+    assert log.state(key).log_start == 0, "it was set back in time"
+    clocks.advance(HOUR_MS + 1)
+    await log.keeping._keep_to_policy()
+    assert log.state(key).log_start == 1
+
+
+# --- among brokers -------------------------------------------------------------------------------
+
+
+def test_buckets_are_even_and_the_same_everywhere() -> None:
+    keys = [(bytes([topic] * 16), partition) for topic in range(32) for partition in range(32)]
+    counts = [0] * BUCKETS
+    for key in keys:
+        counts[bucket_of(key)] += 1
+    assert min(counts) > 30
+    assert bucket_of((b"\0" * 16, 7)) == 14
+
+
+async def test_brokers_share_the_packing_and_a_dead_ones_files_are_swept(world: World) -> None:
+    one, two = await world.log(1, delete_grace_ms=0), await world.log(2, delete_grace_ms=0)
+    topic = await one.create_topic("t", 8, {"retention.ms": "-1"})
+    keys = [(topic.id, index) for index in range(8)]
+    await asyncio.wait_for(two.look_up(["t"]), 10)
+    for _ in range(3):
+        await append(one, *(batch(key) for key in keys))
+        await append(two, *(batch(key, 2) for key in keys))
+    wanted = {key: await everything(one, key) for key in keys}
+    written = await asyncio.gather(one.keeping.pack(), two.keeping.pack())
+    assert sum(written) >= 8
+    assert catalog_of(one).chunk_runs(10) == []
+    for log in (one, two):
+        await log.refresh(keys)
+        assert {key: await everything(log, key) for key in keys} == wanted
+    assert await one.keeping.pack() == 0, "the leases were given up"
+    for log in (two, one, two):
+        await log.keeping.retain()
+    assert list(world.store.list("wal/")) == []
+    assert len(list(world.store.list("segments/"))) == 8
+
+
+async def test_no_pin_is_ever_passed_whichever_brokers_race(world: World) -> None:
+    one = await world.log(1, delete_grace_ms=0, retention_ms=0)
+    two = await world.log(2, delete_grace_ms=0, retention_ms=0)
+    topic = await one.create_topic("t", 1)
+    key = (topic.id, 0)
+    await asyncio.wait_for(two.look_up(["t"]), 10)
+    held = 0
+    for round_ in range(12):
+        await append(one, batch(key))
+        await one.keeping.pack()
+        pin = Pin(f"p/{round_}", "p", {("t", 0): round_}, None, 0)
+
+        async def clock() -> None:
+            for _ in range(60):
+                await world.beat(100)
+
+        setting, retaining, _ = await asyncio.gather(
+            two.set_pin(pin), one.keeping.retain(), clock(), return_exceptions=True
+        )
+        assert retaining is None, retaining
+        await two.refresh([key])
+        if isinstance(setting, RangeMissing):
+            continue
+        assert setting is None, setting
+        held += 1
+        assert one.state(key).log_start <= round_
+        assert min(base for base, _ in await everything(one, key)) <= round_
+        assert all(pin.state != "lost" for pin in await one.pins())
+        await two.release_pin(pin.id)
+    assert held
+
+
+async def test_a_broker_whose_session_is_gone_gives_up_its_jobs(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = await world.log(1)
+    topic = await one.create_topic("t", 1)
+    await append(one, batch((topic.id, 0)))
+    other = await world.log(1, host="another")
+    with caplog.at_level(logging.ERROR), pytest.raises(Exception, match=r"superseded|session"):
+        await one.keeping.pack()
+    await asyncio.wait_for(other.look_up(["t"]), 10)
+    assert await other.keeping.pack() == 1
