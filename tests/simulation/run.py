@@ -19,6 +19,7 @@ from tests.simulation.clients import (
     Reader,
     WatermarkWatcher,
 )
+from tests.simulation.extras import GroupMember, Sink, Trimmer
 from tests.simulation.machine import broker_opener
 from tests.simulation.truth import Truth
 from tests.simulation.txns import TIMEOUT_MS, Copier, TxnProducer
@@ -39,6 +40,8 @@ TOPICS: dict[str, tuple[int, dict[str, str]]] = {
     "txn": (3, {}),
     "copies": (1, {}),
     "keyed": (1, {"cleanup.policy": "compact"}),
+    "trimmed": (1, {}),
+    "sink": (1, {}),
 }
 PLACES = [(topic, index) for topic, (count, _) in TOPICS.items() for index in range(count)]
 
@@ -172,6 +175,10 @@ class _Run:
             TxnProducer(world, next(process), seed, txn, version=1),
             TxnProducer(world, next(process), seed, txn, version=2),
             *self.copiers,
+            Producer(world, next(process), seed, of("trimmed")),
+            Trimmer(world, next(process), seed, ("trimmed", 0)),
+            Sink(world, next(process), seed, ("sink", 0)),
+            GroupMember(world, next(process), seed, plain[0]),
         ]
 
     def _readers(self) -> list[Client]:

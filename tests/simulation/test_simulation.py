@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 
 import pytest
-
 from tests.simulation.run import simulate
 
 SEEDS = int(os.environ.get("SEEDS", "6"))

@@ -7,10 +7,10 @@ of its own. Everything is drawn from one seed.
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.faulty import FaultPlan, FaultyStore, Rates
 from tests.simulation.gates import (
@@ -25,10 +25,13 @@ from tests.simulation.loop import Node, VirtualLoop
 from tests.simulation.network import Network, Server
 
 from catchwater.broker.broker import Broker
-from catchwater.catalog.rows import PartitionKey, PartitionRow
+from catchwater.catalog.memory import MemoryCatalog
+from catchwater.catalog.rows import PartitionKey, PartitionRow, Topic
 from catchwater.drill.history import Line
 from catchwater.log.log import Log
 from catchwater.objects.memory import MemoryStore
+
+T = TypeVar("T")
 
 SESSION_MS = 6_000
 
@@ -133,14 +136,26 @@ class Machine:
 
     async def inside(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do something in the broker's own context."""
+        task = await self.begin(work)
+        assert task is not None, "it is up and not paused"
+        await task
+
+    async def begin(self, work: Callable[[], Awaitable[T]]) -> "asyncio.Future[T] | None":
+        """Begin something in the broker's own context; None if it does not answer."""
         assert self.server is not None
-        begun: asyncio.Future[asyncio.Task[None]] = self.world.loop.create_future()
+        begun: asyncio.Future[asyncio.Future[T]] = self.world.loop.create_future()
 
         def begin() -> None:
-            begun.set_result(asyncio.ensure_future(work()))
+            task = asyncio.ensure_future(work())
+            if not begun.done():
+                begun.set_result(task)
 
         self.world.loop.call_soon(begin, context=self.server.node.context)
-        await (await begun)
+        try:
+            async with asyncio.timeout(5):
+                return await begun
+        except TimeoutError:
+            return None
 
 
 @dataclass
@@ -183,6 +198,11 @@ class World:
     def servers(self) -> list[Server]:
         """The brokers a client may have heard of; never none."""
         return [machine.server for machine in self.machines if machine.server] or [NOBODY]
+
+    def topic(self, name: str) -> Topic:
+        """A topic as the database has it."""
+        snapshot = MemoryCatalog(self.database).load()
+        return next(topic for topic in snapshot.topics if topic.name == name)
 
     def now_s(self) -> float:
         return self.loop.time()
