@@ -155,6 +155,7 @@ def system(home: Path) -> Iterator[tuple[Brokers, StoreProxy, str]]:
 def run(home: Path, history: Path) -> tuple[Recorder, Faults, Brokers]:
     """The clients, the faults, the healing and the final polls; the history is written."""
     recorder = Recorder(history)
+    threading.excepthook = lambda failed: recorder.problem(f"a thread ended: {failed.exc_value!r}")
     with system(home) as (brokers, proxy, database):
         place = Place(brokers.bootstrap, TOPIC, PARTITIONS)
         sending, reading, failing = threading.Event(), threading.Event(), threading.Event()

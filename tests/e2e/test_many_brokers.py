@@ -24,12 +24,11 @@ from catchwater.wire.records import encode_batch
 
 PARTITIONS = 6
 NOT_LEADER, STORAGE_ERROR = 6, 56
-SESSION_S = 0.75
+SESSION_S = 1.0
 TAKEOVER_S = 1.0
 SLACK_S = 2.0
 """What a busy machine may add to the takeover before a test fails; the figure is printed."""
 SETTINGS = {
-    "catchwater.session.timeout.ms": str(int(SESSION_S * 1000)),
     "catchwater.pack.interval.ms": "2000",
     "catchwater.pack.min.bytes": "1000000",
 }
