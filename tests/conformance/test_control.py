@@ -95,7 +95,7 @@ def test_metrics_are_prometheus_text(written):
         page = reply.read().decode()
     assert 'catchwater_request_seconds_count{api="Produce"}' in page
     assert "catchwater_loop_lag_seconds_count" in page
-    assert "catchwater_wal_append_seconds_count" in page
+    assert "catchwater_wal_fsync_seconds_count" in page
     assert "catchwater_brokers 1.0" in page
     assert 'catchwater_consumer_lag_records{group="g",partition="0",topic="t"} 600.0' in page
     assert "catchwater_wal_unflushed_bytes 0.0" in page

@@ -58,8 +58,8 @@ class Broker:
     @property
     def _myself(self) -> BrokerRow:
         host, port = self.kafka_address
-        node_id = self.config.node_id
-        return BrokerRow(node_id, 0, "", host, port, self.control_url, "", False, "live", 0)
+        node_id, zone = self.config.node_id, self.config.broker_rack
+        return BrokerRow(node_id, 0, zone, host, port, self.control_url, "", False, "live", 0)
 
     def find_topic(self, name: str | None, topic_id: bytes = NO_TOPIC_ID) -> Topic | None:
         """The topic of this name or, where no name was given, of this id."""

@@ -56,9 +56,6 @@ class Metrics:
         self.wal_fsync_seconds = self._histogram(
             "wal_fsync_seconds", "How long an append to the write-ahead log took to be durable."
         )
-        self.wal_append_seconds = self._histogram(
-            "wal_append_seconds", "From the write of a chunk into the WAL until it was durable."
-        )
         self.brokers = self._gauge("brokers", "Live brokers, as this one knows them.")
         self.loop_lag_seconds = self._histogram(
             "loop_lag_seconds", "How late the event loop wakes a task that slept for a second."
