@@ -23,8 +23,9 @@ def replace_runs(
     assert len({run[:2] for run in (*old, *new)}) == 1, "runs of one partition are replaced"
     key = old[0][:2]
     lock_partitions([key], db)
+    taken = {base_offset for (base_offset,) in db.each("run_take_out", [run[:5] for run in old])}
     for run in old:
-        if not db.query("run_take_out", *run[:5]):
+        if run.base_offset not in taken:
             raise RunsChanged(
                 f"The run of offsets {run.base_offset} to {run.last_offset} in {run.object} is "
                 "not in the catalog any more."
@@ -32,22 +33,27 @@ def replace_runs(
     write_changes(Changes(runs=new, objects=objects), db)
     _renew_reach(key, old[0].base_offset, max(run.last_offset for run in (*old, *new)), db)
     grown = sum(run.byte_size for run in new) - sum(run.byte_size for run in old)
-    [row] = db.query("partition_resize", grown, _earliest_timestamp(key, db), *key)
+    oldest = db.query("run_oldest", *key)
+    [row] = db.query("partition_resize", grown, oldest[0][2] if oldest else -1, *key)
     return PartitionRow._make(row)
 
 
 def trim(log_starts: Mapping[PartitionKey, int], db: Db) -> list[PartitionRow]:
     """Move log starts up and drop the runs that end before them; the partitions as they are."""
-    rows = []
-    for partition in lock_partitions(log_starts, db):
-        key = partition[:2]
-        log_start = log_starts[key]
-        dropped = sum(size for (size,) in db.query("run_trim", *key, log_start))
-        db.query("aborted_txn_trim", *key, log_start)
-        if dropped:
-            _renew_reach(key, log_start, log_start - 1, db)
-        told = (log_start, log_start, dropped, _earliest_timestamp(key, db))
-        rows += [PartitionRow._make(row) for row in db.query("partition_trim", *told, *key)]
+    keys = [row[:2] for row in lock_partitions(log_starts, db)]
+    dropped = dict.fromkeys(keys, 0)
+    starts = [(*key, log_starts[key]) for key in keys]
+    for topic_id, partition, byte_size in db.each("run_trim", starts):
+        dropped[topic_id, partition] += byte_size
+    db.many("aborted_txn_trim", starts)
+    earliest = dict.fromkeys(keys, -1)
+    for topic_id, partition, timestamp, reach in db.each("run_oldest", keys):
+        key = (topic_id, partition)
+        earliest[key] = timestamp
+        if reach != timestamp:
+            _renew_reach(key, log_starts[key], log_starts[key] - 1, db)
+    told = [(log_starts[key], log_starts[key], dropped[key], earliest[key], *key) for key in keys]
+    rows = [PartitionRow._make(row) for row in db.each("partition_trim", told)]
     tell_partitions(rows, db)
     return rows
 
@@ -55,11 +61,6 @@ def trim(log_starts: Mapping[PartitionKey, int], db: Db) -> list[PartitionRow]:
 def mark_deleting(keys: Sequence[str], db: Db) -> list[str]:
     """Move objects that no run lies in to state `deleting`; those that were moved."""
     return [key for (key,) in db.each("object_mark_deleting", [(key,) for key in keys])]
-
-
-def _earliest_timestamp(key: PartitionKey, db: Db) -> int:
-    oldest = db.query("run_select", *key, 0, 1)
-    return RunRow._make(oldest[0]).max_timestamp if oldest else -1
 
 
 def _renew_reach(key: PartitionKey, first: int, last: int, db: Db) -> None:

@@ -1,3 +1,3 @@
 DELETE FROM run
 WHERE topic_id = ? AND partition = ? AND last_offset < ?
-RETURNING byte_size;
+RETURNING topic_id, partition, byte_size;
