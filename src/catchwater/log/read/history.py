@@ -38,6 +38,7 @@ from catchwater.log.storage import SEGMENTS, UNREADABLE, Storage
 PIECE_BYTES = 1024 * 1024
 PLAN_RANGE_BYTES = 8 * 1024 * 1024
 _RUNS_SPLIT = 1024
+_READS_AT_ONCE = 32
 
 
 class LostBytes(DamagedObject):
@@ -88,14 +89,22 @@ class History:
         """About `max_bytes` of batches, from the piece that holds `offset` on, piece by piece.
 
         Ends early where the catalog holds no consecutive run; is empty if none holds `offset`.
-        Raises `DamagedObject`, `SegmentTooNew` or `StoreError`.
+        Ends too after `_READS_AT_ONCE` pieces from storage, for small chunks may be far away and
+        somebody waits. Raises `DamagedObject`, `SegmentTooNew` or `StoreError`.
         """
         expected = offset
+        left = _READS_AT_ONCE
         for run in self._catalog.runs(key, offset, max_bytes=max_bytes):
             if run.base_offset > expected:
                 return
             for piece in _from_offset(self._pieces(run), offset):
-                yield self._block(run, piece)
+                block = self._cache.get((run.object, piece.position))
+                if block is None:
+                    if not left:
+                        return
+                    left -= 1
+                    block = self._block(run, piece)
+                yield block
             expected = run.last_offset + 1
 
     def first_at(self, key: PartitionKey, timestamp_ms: int) -> tuple[int, int] | None:
@@ -156,15 +165,13 @@ class History:
         return tuple(_joined(map(_batch_piece, batches), PIECE_BYTES))
 
     def _block(self, run: RunRow, piece: Piece) -> Block:
-        """The piece, from the cache or from storage, every byte verified."""
-        block = self._cache.get((run.object, piece.position))
-        if block is None:
-            data = self._read(run, piece)
-            for _ in self._walk(run, piece, data):
-                pass
-            is_placed = run.object.startswith(SEGMENTS)
-            block = laid(data) if is_placed else place(data, piece.base_offset)
-            self._cache.put((run.object, piece.position), block)
+        """The piece from storage, every byte verified; the cache has it then."""
+        data = self._read(run, piece)
+        for _ in self._walk(run, piece, data):
+            pass
+        is_placed = run.object.startswith(SEGMENTS)
+        block = laid(data) if is_placed else place(data, piece.base_offset)
+        self._cache.put((run.object, piece.position), block)
         return block
 
     def _read(self, run: RunRow, piece: Piece) -> bytearray:

@@ -100,6 +100,19 @@ async def test_a_read_keeps_to_its_bytes_but_gives_at_least_one_batch(
     await reader.close()
 
 
+async def test_a_read_of_many_small_chunks_ends_before_somebody_waits_too_long(
+    open_log: OpenLog, make_batch: MakeBatch
+) -> None:
+    log = open_log()
+    [key] = log.create_topic("t")
+    reader = reader_of(log, tail_bytes=0)
+    for _ in range(40):
+        append(log, reader, (key, make_batch([b"x"])))
+    reads = [len(offsets(await read(reader, key, 0))) for _ in range(2)]
+    assert reads == [32, 40], "what was read before costs nothing"
+    await reader.close()
+
+
 async def test_the_tail_is_bounded_and_what_falls_out_is_read_from_storage(
     open_log: OpenLog, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
