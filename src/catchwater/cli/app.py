@@ -22,6 +22,7 @@ NOUNS = {
     "init": "write a small pipeline to start from",
     "broker": "run a broker",
     "topic": "list, create, delete and describe topics",
+    "txn": "list transactions, and abort one that hangs",
     "log": "describe, check and mend the log's storage",
     "pipeline": "run a pipeline and see how it is",
     "contract": "what a restore would need, and whether it would succeed",

@@ -24,9 +24,10 @@ from kio.schema.describe_configs.v4.request import DescribeConfigsResource
 from kio.schema.init_producer_id.v4 import InitProducerIdRequest
 from kio.schema.list_offsets.v5 import ListOffsetsRequest
 from kio.schema.list_offsets.v5.request import ListOffsetsPartition, ListOffsetsTopic
+from kio.schema.list_transactions.v0 import ListTransactionsRequest
 from kio.schema.metadata.v9 import MetadataRequest
 from kio.schema.metadata.v9.request import MetadataRequestTopic
-from kio.schema.types import BrokerId, ProducerId, TopicName
+from kio.schema.types import BrokerId, ProducerId, TopicName, TransactionalId
 from kio.static.primitive import i8, i16, i32, i32Timedelta, i64
 from kio.static.protocol import RequestPayload
 
@@ -243,10 +244,14 @@ class Client:
 
         self._repeat(attempt)
 
-    def init_producer_id(self) -> tuple[int, int]:
-        """A new producer id and its epoch, for batches that must be written once."""
+    def init_producer_id(self, transactional_id: str | None = None) -> tuple[int, int]:
+        """A new producer id and its epoch, for batches that must be written once.
+
+        Of a transactional id: the next epoch; what earlier ones have open is aborted (KIP-98).
+        """
+        name = None if transactional_id is None else TransactionalId(transactional_id)
         request = InitProducerIdRequest(
-            transactional_id=None,
+            transactional_id=name,
             transaction_timeout=_milliseconds(self._timeout_s),
             producer_id=ProducerId(-1),
             producer_epoch=i16(-1),
@@ -254,8 +259,22 @@ class Client:
 
         def attempt() -> tuple[int, int]:
             reply = self._exchange(self._any_broker(), request)
-            _check(reply.error_code, "InitProducerId", "a new producer")
+            _check(reply.error_code, "InitProducerId", transactional_id or "a new producer")
             return int(reply.producer_id), int(reply.producer_epoch)
+
+        return self._repeat(attempt)
+
+    def transactions(self) -> dict[str, tuple[int, str]]:
+        """Transactional id -> (producer id, state as Kafka names it) (ListTransactions)."""
+        request = ListTransactionsRequest(state_filters=(), producer_id_filters=())
+
+        def attempt() -> dict[str, tuple[int, str]]:
+            reply = self._exchange(self._any_broker(), request)
+            _check(reply.error_code, "ListTransactions", "all transactional ids")
+            return {
+                str(found.transactional_id): (int(found.producer_id), found.transaction_state)
+                for found in reply.transaction_states
+            }
 
         return self._repeat(attempt)
 

@@ -15,6 +15,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.conftest import BrokerProcess
 
+from catchwater.wire.client import Client
+
 DEADLINE_S = 30.0
 
 
@@ -207,3 +209,18 @@ async def test_aiokafka_agrees(broker: BrokerProcess) -> None:
     values = [(await consumer.getone()).value for _ in range(2)]
     await consumer.stop()
     assert values == read(broker, topic) == [b"a", b"c"]
+
+
+def test_a_hanging_transaction_is_found_and_aborted_by_hand(broker: BrokerProcess) -> None:
+    topic = create(broker, "by-hand")
+    hanging = producer(broker, "by-hand")
+    hanging.begin_transaction()
+    send(hanging, topic, ["hangs"])
+    with Client(broker.bootstrap, client_id="operator") as operator:
+        assert operator.transactions()["by-hand"][1] == "Ongoing"
+        operator.init_producer_id("by-hand")
+        assert operator.transactions()["by-hand"][1] == "Empty"
+    assert read(broker, topic) == []
+    assert read(broker, topic, level="read_uncommitted") == [b"hangs"]
+    with pytest.raises(KafkaException):
+        hanging.commit_transaction(DEADLINE_S)

@@ -1,0 +1,70 @@
+"""`catchwater txn …`: the transactions of any Kafka broker, over the Kafka protocol."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from catchwater.cli.console import HERE, AsJson, Bootstrap, Yes, print_json, print_table, talk
+from catchwater.config import CatchwaterError
+
+if TYPE_CHECKING:
+    from catchwater.wire.client import Client
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+
+class UnknownTransactionalId(CatchwaterError):
+    """Nobody has used this transactional id."""
+
+
+@app.callback()
+def txn() -> None:
+    """List transactions, and abort one that hangs."""
+
+
+@app.command("list")
+def list_transactions(
+    bootstrap: Bootstrap = HERE,
+    as_json: AsJson = False,
+    is_open: Annotated[bool, typer.Option("--open", help="Only what is open now.")] = False,
+) -> None:
+    """Every transactional id with its producer id and its state."""
+    with _client(bootstrap) as client:
+        rows = [
+            (name, producer_id, state)
+            for name, (producer_id, state) in sorted(client.transactions().items())
+            if state == "Ongoing" or not is_open
+        ]
+    columns = ["transactional_id", "producer_id", "state"]
+    if as_json:
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+    else:
+        print_table(columns, rows)
+
+
+@app.command()
+def abort(
+    transactional_id: Annotated[str, typer.Argument(metavar="ID", show_default=False)],
+    bootstrap: Bootstrap = HERE,
+    yes: Yes = False,
+) -> None:
+    """Abort what an id has open, so that readers of committed records go on.
+
+    Its producer is fenced: whoever still runs under that id is refused from then on.
+    """
+    with _client(bootstrap) as client:
+        if transactional_id not in client.transactions():
+            raise UnknownTransactionalId(
+                f"There is no transactional id {transactional_id}.", hint="catchwater txn list"
+            )
+        if not yes:
+            question = f"Abort what {transactional_id} has open and fence its producer?"
+            typer.confirm(question, abort=True, err=True)
+        client.init_producer_id(transactional_id)
+    talk(f"{transactional_id} has nothing open any more")
+
+
+def _client(bootstrap: str) -> "Client":
+    from catchwater.wire.client import Client
+
+    return Client(bootstrap, client_id="catchwater-txn", timeout_s=10.0)
