@@ -135,8 +135,13 @@ class Core:
         """Wait for work that a caller who is cancelled leaves to itself, but never undone."""
         task = asyncio.ensure_future(work)
         self.working.add(task)
-        task.add_done_callback(self.working.discard)
+        task.add_done_callback(self._ended)
         return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Future[Any]) -> None:
+        self.working.discard(task)
+        if not task.cancelled():
+            task.exception()  # the caller's to raise; one that went away does not want to know
 
     def learn_topic(self, topic: Topic) -> None:
         """A topic is there, or has other settings or more partitions than before."""

@@ -28,7 +28,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Answer every partition for itself."""
     committed = getattr(request, "isolation_level", 0) == READ_COMMITTED
     asked = [(topic.name, p.partition_index) for topic in request.topics for p in topic.partitions]
-    in_touch = await _see_now(broker, asked)
+    in_touch = await see_now(broker, asked)
     return {
         "topics": [
             {
@@ -47,8 +47,8 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     }
 
 
-async def _see_now(broker: Broker, asked: Sequence[tuple[str, int]]) -> bool:
-    """Ask the catalog where the partitions end; whether it could be reached."""
+async def see_now(broker: Broker, asked: Sequence[tuple[str, int]]) -> bool:
+    """Ask the catalog where these partitions, (topic, index) each, end; whether it answered."""
     try:
         await broker.log.look_up(name for name, _ in asked)
         found = ((broker.find_topic(name), index) for name, index in asked)

@@ -1,11 +1,14 @@
 """OffsetForLeaderEpoch (23), v2-4: where a leader epoch ended.
 
 No partition has a leader here, so there is one epoch, 0, which ends at the high watermark: no
-client ever has to truncate. Any other epoch is answered as unknown (-1).
+client ever has to truncate. Among several brokers the catalog is asked for it, for a client may
+have read further on another broker than this one knows of; without the catalog the answer is
+KAFKA_STORAGE_ERROR (retriable). Any other epoch is answered as unknown (-1).
 """
 
 from typing import Any
 
+from catchwater.broker.api.k02_list_offsets import see_now
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.wire.errors import ErrorCode
 
@@ -14,15 +17,25 @@ _ONLY_EPOCH = 0
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Tell where the only epoch ends."""
+    asked = [(topic.topic, p.partition) for topic in request.topics for p in topic.partitions]
+    in_touch = await see_now(broker, asked)
     return {
         "topics": [
             {
                 "topic": topic.topic,
-                "partitions": [_partition(broker, topic.topic, p) for p in topic.partitions],
+                "partitions": [
+                    _partition(broker, topic.topic, p) if in_touch else _unanswered(p)
+                    for p in topic.partitions
+                ],
             }
             for topic in request.topics
         ]
     }
+
+
+def _unanswered(wanted: Any) -> dict[str, Any]:
+    fields = {"partition": wanted.partition, "leader_epoch": -1, "end_offset": -1}
+    return fields | {"error_code": ErrorCode.KAFKA_STORAGE_ERROR}
 
 
 def _partition(broker: Broker, name: str, wanted: Any) -> dict[str, Any]:

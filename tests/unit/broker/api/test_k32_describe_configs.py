@@ -16,6 +16,7 @@ from kio.static.primitive import i32Timedelta
 
 from catchwater.catalog.base import (
     CatalogFull,
+    CatalogUnavailable,
 )
 
 SECOND = i32Timedelta.parse(timedelta(seconds=1))
@@ -163,3 +164,10 @@ async def test_the_only_leader_epoch_ends_at_the_high_watermark(client) -> None:
         ("none", -1, -1),
         ("unknown_topic_or_partition", -1, -1),
     ]
+
+    async def out_of_reach(_: object) -> None:
+        raise CatalogUnavailable("no answer")
+
+    client.log.refresh = out_of_reach  # what this broker knows may be less than the client read
+    (topic,) = (await client.send(request)).topics
+    assert {p.error_code.name for p in topic.partitions} == {"kafka_storage_error"}
