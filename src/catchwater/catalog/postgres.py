@@ -134,7 +134,8 @@ class PostgresCatalog(SharedRelationalCatalog):
         except psycopg.Error as error:
             if error.sqlstate is not None and error.sqlstate[:2] in ("40", "23"):
                 raise
-            self._tell_resync()
+            with suppress(RuntimeError):  # closed meanwhile
+                self._workers.submit(self._tell_resync)
             raise CatalogUncertain(
                 f"The connection to the catalog {self._pool.name} was lost while a transaction "
                 f"was committed: {self._pool.describe(error)}",
