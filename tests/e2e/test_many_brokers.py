@@ -142,7 +142,7 @@ def read_all(bootstrap: str, topic: str, **settings: object) -> dict[str, tuple[
     consumer.assign([TopicPartition(topic, p, 0) for p in range(PARTITIONS)])
     found: dict[str, tuple[int, int]] = {}
     ended: set[int] = set()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while len(ended) < PARTITIONS:
         assert time.monotonic() < deadline, f"only {sorted(ended)} were read to their end"
         for message in consumer.consume(500, 0.5):
