@@ -140,6 +140,17 @@ def test_a_timestamp_finds_the_first_run_not_older(open_catalog: Open) -> None:
     assert found(200, 201, 241) == [3, 5, None]
 
 
+def test_a_timestamp_is_found_among_runs_that_came_together(open_catalog: Open) -> None:
+    catalog = with_topic(open_catalog)
+    put(catalog, chunk(0, 0, timestamp=70))
+    chunks = [chunk(n, n, at=n, timestamp=t) for n, t in ((1, 50), (2, 300), (3, 100), (4, 400))]
+    other = chunks[0].runs[0]._replace(partition=1, max_timestamp=999)
+    runs = [run for each in chunks for run in each.runs]
+    put(catalog, replace(chunks[-1], runs=[other, *runs]))
+    found = [catalog.run_for_timestamp(KEY, at) for at in (70, 71, 301, 401)]
+    assert [run and run.base_offset for run in found] == [0, 2, 4, None]
+
+
 def test_a_topic_is_created_once_and_deleted_with_all_it_had(open_catalog: Open) -> None:
     catalog = with_topic(open_catalog)
     put(catalog, chunk(0, 4))
