@@ -217,6 +217,8 @@ class Log:
         if offset >= end:
             return nothing
         found = await self._reader.read(key, offset, end, max_bytes, at_least_one=at_least_one)
+        if found.error is ErrorCode.OFFSET_OUT_OF_RANGE:
+            await self.refresh([key])  # retention was faster: tell where the log begins now
         aborted: Sequence[AbortedRow] = ()
         if committed and found.parts:
             aborted = await self.stability.aborted(key, offset, found.end)
