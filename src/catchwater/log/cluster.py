@@ -11,6 +11,7 @@ every heartbeat, and leaves out by itself whose deadline has passed since.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 
 from catchwater.catalog.base import (
@@ -57,6 +58,8 @@ class Cluster:
         self._is_in_touch = True
         self.session = Session(broker.id, 0)
         """The newest one; epoch 0 before the first."""
+        self.on_fenced: Callable[[], None] = lambda: None
+        """Told when a heartbeat found that the session has ended."""
         self.replaced = asyncio.Event()
         """Set when another process has taken this broker's id."""
 
@@ -79,7 +82,7 @@ class Cluster:
                     self._check_id_is_free()
                     await self._begin_session()
                 except (*UNREACHABLE, BrokerRefused) as error:
-                    _LOG.warning("Broker %d cannot join again yet: %s", fenced.broker_id, error)
+                    self._lost_touch("This broker cannot join again yet", error)
                     await self._clock.sleep(self._interval_s)
             return self.session
 
@@ -168,11 +171,16 @@ class Cluster:
             self._is_in_touch = True
         except SessionFenced as error:
             _LOG.warning("%s", error)
+            self.on_fenced()
             try:
                 await self.rejoin(session)
             except BrokerReplaced as replaced:
                 _LOG.critical("%s Nothing is acknowledged any more.", replaced)
         except UNREACHABLE as error:
-            if self._is_in_touch:
-                _LOG.warning("The catalog took no heartbeat of this broker: %s", error)
-            self._is_in_touch = False
+            self._lost_touch("The catalog took no heartbeat of this broker", error)
+
+    def _lost_touch(self, what: str, error: CatchwaterError) -> None:
+        """Say so once, not at every try."""
+        if self._is_in_touch:
+            _LOG.warning("%s: %s", what, error)
+        self._is_in_touch = False

@@ -26,7 +26,7 @@ from catchwater.log.repair.backup import refuse_older
 from catchwater.log.storage import Storage
 from catchwater.log.view import View
 from catchwater.log.write.append import Appender, replay
-from catchwater.log.write.commit import Committer, Life
+from catchwater.log.write.commit import Committer, new_life
 from catchwater.log.write.intake import Intake
 from catchwater.log.write.sequence import states_of, txns_of
 from catchwater.log.write.txn import Txns
@@ -160,7 +160,7 @@ async def shared(
         undo.push_async_callback(view.close)
         await asyncio.to_thread(catalog.listen, view.notify)
         await view.load()
-        core.writer = Committer(core, view, cluster, Life(cluster.session, wal), open_wal)
+        core.writer = Committer(core, view, cluster, new_life(cluster.session, wal), open_wal)
         undo.pop_all()
 
     async def close() -> None:

@@ -24,11 +24,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 from catchwater.catalog.base import (
     CatalogDead,
-    CatalogFull,
-    CatalogUnavailable,
     CatalogUncertain,
     SessionFenced,
 )
@@ -41,14 +40,14 @@ from catchwater.log.write.intake import Answer, Gathered, Request, Submission, g
 from catchwater.log.write.producers import Result
 from catchwater.log.write.sequence import decide_chunk, scope_of
 from catchwater.log.write.settle import settle
-from catchwater.wal.base import Position, Wal, WalDead, WalFull, WalUnavailable
+from catchwater.wal.base import Position, Wal, WalDead
 from catchwater.wire.errors import ErrorCode
 
 _LOG = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 8 * 1024 * 1024
 """What a chunk may hold, unless a single request is larger or the log asks for more."""
-_REOPEN_S = 0.25
+_REOPEN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +56,13 @@ class Life:
 
     session: Session
     wal: Wal
+    ended: asyncio.Future[None]
+    """Done once it is known that the session was superseded."""
+
+
+def new_life(session: Session, wal: Wal) -> Life:
+    """The life that begins with this session."""
+    return Life(session, wal, asyncio.get_running_loop().create_future())
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +106,9 @@ class Committer:
         self._writing = asyncio.Semaphore(wal.max_in_flight)
         self._writers = ThreadPoolExecutor(wal.max_in_flight, thread_name_prefix="wal")
         self._writes: asyncio.Queue[_Write | None] = asyncio.Queue()
+        self._under_way: set[asyncio.Future[Any]] = set()
         self._renewing: asyncio.Task[None] | None = None
+        cluster.on_fenced = self._fenced
         self._tasks = [asyncio.ensure_future(self._gather()), asyncio.ensure_future(self._commit())]
 
     def submit(self, batches: Sequence[Submission]) -> Answer:
@@ -148,6 +156,8 @@ class Committer:
             requests = self._take()
             if requests and self._life is not None:
                 written = asyncio.ensure_future(self._write(self._life.wal, requests))
+                self._under_way.add(written)
+                written.add_done_callback(self._under_way.discard)
                 self._writes.put_nowait(_Write(self._life, requests, written))
             else:
                 self._slots.release()
@@ -208,24 +218,20 @@ class Committer:
     async def _commit_one(self, write: _Write) -> None:
         refusal = ErrorCode.KAFKA_STORAGE_ERROR
         try:
-            gathered, position = await write.written
-            if write.life is self._life:
-                await self._sequence(write.life, gathered, position)
+            both = (write.written, write.life.ended)
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if not write.life.ended.done():
+                await self._sequence(write.life, *write.written.result())
                 return
             refusal = ErrorCode.NOT_LEADER_OR_FOLLOWER
         except SessionFenced as error:
             refusal = ErrorCode.NOT_LEADER_OR_FOLLOWER
-            self._fenced(error)
+            _LOG.warning("%s", error)
+            self._fenced()
         except (WalDead, CatalogDead) as error:
             _LOG.critical("%s Nothing is acknowledged any more.", error)
             self.has_failed = True
-        except (
-            WalFull,
-            WalUnavailable,
-            CatalogFull,
-            CatalogUnavailable,
-            CatalogUncertain,
-        ) as error:
+        except CatchwaterError as error:
             _LOG.error("%s", error)
         self._core.intake.refuse(write.requests, refusal)
 
@@ -263,12 +269,12 @@ class Committer:
 
     # --- one session after the other ---------------------------------------------------------
 
-    def _fenced(self, error: SessionFenced) -> None:
-        """Refuse what is not written yet; what is written is refused in its turn."""
+    def _fenced(self) -> None:
+        """Refuse what is not written yet; what is written, or being so, is refused in its turn."""
         if self._life is None:
             return
-        _LOG.warning("%s", error)
         ended, self._life = self._life, None
+        ended.ended.set_result(None)
         self._core.intake.refuse(self._take_all(), ErrorCode.NOT_LEADER_OR_FOLLOWER)
         self._renewing = asyncio.ensure_future(self._renew(ended))
 
@@ -278,8 +284,17 @@ class Committer:
         return taken
 
     async def _renew(self, ended: Life) -> None:
-        retiring = self._retire(ended.wal)
-        await self._core.to_the_end(retiring)
+        """Go on with a new session, while what is under way in the old log comes to its end."""
+        await asyncio.gather(self._retire(ended.wal, set(self._under_way)), self._begin(ended))
+
+    async def _retire(self, wal: Wal, under_way: set[asyncio.Future[Any]]) -> None:
+        if under_way:
+            await asyncio.wait(under_way)
+            for written in under_way:
+                written.exception()  # of no interest any more
+        await asyncio.to_thread(wal.close)
+
+    async def _begin(self, ended: Life) -> None:
         while self._life is None and not self.has_failed:
             try:
                 session = await self._cluster.rejoin(ended.session)
@@ -293,12 +308,4 @@ class Committer:
             else:
                 self.sequenced = 0
                 self._core.storage.wal = wal
-                self._life = Life(session, wal)
-
-    async def _retire(self, wal: Wal) -> None:
-        """Let go of a log that takes no more appends, once those under way have ended."""
-        for _ in range(wal.max_in_flight):
-            await self._writing.acquire()
-        await asyncio.to_thread(wal.close)
-        for _ in range(wal.max_in_flight):
-            self._writing.release()
+                self._life = new_life(session, wal)

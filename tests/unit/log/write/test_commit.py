@@ -204,6 +204,23 @@ async def test_once_superseded_nothing_in_hand_is_acknowledged_and_a_new_session
     assert log._core.storage.wal is world.wals[-1]
 
 
+async def test_a_write_that_hangs_in_the_old_session_does_not_hold_up_the_new_one(
+    world: World,
+) -> None:
+    log, wal, (key, _) = await gated(world)
+    wal.is_open = False
+    hanging = log.submit([batch(key, text="lost")])
+    await until(lambda: wal.gates)
+    assert log.session is not None
+    await asyncio.wrap_future(catalog_of(log).leave(log.session))
+    await world.beat()
+    assert [answer.error for answer in await asyncio.wait_for(hanging, 10)] == [NOT_LEADER]
+    await until(lambda: len(world.wals) == 2)
+    await settled()
+    assert await offsets(log, batch(key)) == [0]
+    wal.open()
+
+
 async def test_a_pause_longer_than_the_session_costs_no_acknowledged_record(world: World) -> None:
     paused, other = await world.log(1), await world.log(2)
     key, _ = await topic(paused)
@@ -332,3 +349,17 @@ async def test_closing_answers_what_was_submitted_and_leaves(world: World) -> No
     world.logs.remove(log)
     assert [(await answer)[0].base_offset for answer in answers] == [0, 1, 2, 3, 4]
     await until(lambda: [row.id for row in other.brokers()] == [2])
+
+
+async def test_an_idle_broker_that_was_superseded_is_ready_again_before_anybody_asks(
+    world: World,
+) -> None:
+    log = await world.log()
+    key, _ = await topic(log)
+    ended = log.session
+    assert ended is not None
+    await asyncio.wrap_future(catalog_of(log).leave(ended))
+    await world.beat()
+    await until(lambda: len(world.wals) == 2)
+    await settled()
+    assert await offsets(log, batch(key)) == [0]
