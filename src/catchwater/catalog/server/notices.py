@@ -80,7 +80,8 @@ class Listener:
                     self._notify(Notice("resync"))
                 self._hear(connection)
             except psycopg.Error as error:
-                _LOG.warning("No notices from the catalog: %s", self._pool.describe(error))
+                if connection is not None:  # once an outage
+                    _LOG.warning("No notices from the catalog: %s", self._pool.describe(error))
                 self._closing.wait(_RECONNECT_S * (0.5 + self._clock.random.random()))
             finally:
                 if connection is not None:
