@@ -6,7 +6,7 @@ and two in a group. All the while brokers are killed, stopped and continued, res
 connections to the catalog are cut, and requests to the store fail. Then everything is healed, what
 was sent is flushed, every partition is read to its end, and `catchwater check` judges the history.
 
-    make chaos MINUTES=10            SEED=7 repeats the same faults at the same times
+    make chaos MINUTES=10     SEED=7 chooses other faults, WAL=postgres or WAL=file another log
 """
 
 import json
@@ -143,6 +143,8 @@ def system(home: Path) -> Iterator[tuple[Brokers, StoreProxy, str]]:
         proxy = stack.enter_context(store_proxy(stack.enter_context(moto()), SEED))
         store = make_bucket(proxy.url, "chaos")
         settings = SETTINGS | {"catchwater.objects": store, "catchwater.wal": WAL}
+        if WAL == "file":
+            settings["catchwater.wal.dir"] = str(home / "wal")
         brokers = Brokers(home / "brokers", database, settings)
         stack.callback(brokers.close)
         brokers.start()
