@@ -33,6 +33,7 @@ from tests.simulation.test_log_crashes import (
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.log.log import Log, LogConfig
+from catchwater.wire.batch import BatchError
 
 SEEDS = int(os.environ.get("SEEDS", "20"))
 CONFIG = LogConfig(wal_segment_bytes=2048, pack_min_bytes=1024, pack_interval_ms=50)
@@ -158,6 +159,6 @@ def test_a_log_that_acknowledges_before_it_syncs_is_caught(
     for seed in range(6):
         try:
             lose_power(seed, tmp_path / str(seed), monkeypatch, fdatasync_works=False)
-        except (AssertionError, CatchwaterError):
+        except (AssertionError, BatchError, CatchwaterError):
             caught += 1
     assert caught >= 3
