@@ -203,6 +203,11 @@ class Connection(asyncio.BufferedProtocol):
         """Whether a reply is still to come or to leave."""
         return bool(self._in_flight or self._unsent)
 
+    @property
+    def waits_for(self) -> str:
+        """The API of the request that is to be answered next, if there is one."""
+        return self._in_flight[0].api.name if self._in_flight else ""
+
     # --- replies -------------------------------------------------------------------------
 
     def _send(self) -> None:
@@ -322,6 +327,8 @@ class Server:
         deadline_s = self.broker.clock.monotonic_s() + DRAIN_S
         while any(connection.is_busy for connection in self._connections):
             if self.broker.clock.monotonic_s() > deadline_s:
+                waiting = Counter(connection.waits_for for connection in self._connections)
+                _log.warning("Closing with requests in flight: %s.", waiting.most_common())
                 break
             await self.broker.clock.sleep(0.01)
         for connection in list(self._connections):
