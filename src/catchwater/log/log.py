@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from catchwater.catalog.base import SharedCatalog, TopicExists
+from catchwater.catalog.base import CatalogUnavailable, SharedCatalog, TopicExists
 from catchwater.catalog.rows import (
     AbortedRow,
     BrokerRow,
@@ -200,11 +200,29 @@ class Log:
         """Whole batches from the one that holds `offset` on; errors are values.
 
         With `committed` nothing from the last stable offset on, and what was aborted is told.
-        OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC_OR_PARTITION, CORRUPT_MESSAGE for damaged bytes.
+        OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC_OR_PARTITION, CORRUPT_MESSAGE for damaged bytes, and
+        KAFKA_STORAGE_ERROR (retriable) for a store or a catalog out of reach.
         """
         state = self._core.states.get(key)
         if state is None:
             return Read((), 0, -1, -1, -1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        try:
+            return await self._read(key, state, offset, max_bytes, at_least_one, committed)
+        except CatalogUnavailable:
+            error = ErrorCode.KAFKA_STORAGE_ERROR
+        except KeyError:  # deleted meanwhile
+            error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return Read((), 0, state.high_watermark, state.last_stable_offset, state.log_start, error)
+
+    async def _read(
+        self,
+        key: PartitionKey,
+        state: PartitionState,
+        offset: int,
+        max_bytes: int,
+        at_least_one: bool,
+        committed: bool,
+    ) -> Read:
         if offset > state.high_watermark:
             await self.refresh([key])  # another broker may be ahead of what we know
         stable = state.last_stable_offset
@@ -339,6 +357,8 @@ class Log:
 
         async def change() -> None:
             async with self.keeping.pins_steady():
+                places = [(self.topics.find(topic).id, index) for topic, index in pin.positions]
+                await self.refresh(places)
                 for (topic, partition), offset in pin.positions.items():
                     state = self._core.states.get((self.topics.find(topic).id, partition))
                     log_start = offset + 1 if state is None else state.log_start

@@ -190,7 +190,7 @@ def segment_key(footer: Footer, token: str) -> str:
 def is_header(data: Buffer) -> bool:
     """Whether a segment begins with these bytes; readers do not look at them."""
     magic, version, reserved = _HEADER.unpack(data)
-    return magic == _MAGIC and 1 <= version <= VERSION and reserved == 0
+    return bool(magic == _MAGIC and 1 <= version <= VERSION and reserved == 0)
 
 
 def is_cleaned(object_key: str) -> bool:

@@ -44,6 +44,9 @@ _LOG = logging.getLogger(__name__)
 MAX_KEYS = 1_000_000
 """Records whose keys are learned in one pass, about 150 MB; one segment's, if it has more."""
 
+_STRETCH_S = 0.01
+"""After so much work it rests as long."""
+
 Replace = Callable[[Sequence[RunRow], RunRow, ObjectRow], Awaitable[bool]]
 
 
@@ -160,9 +163,17 @@ class Compactor:
         return segment_run(footer, object_key), row
 
     def _batches(self, run: RunRow) -> Iterator[StoredBatch]:
+        """The run's batches; opening them in Python must not keep the event loop waiting."""
         footer = read_footer(self._core.storage.objects, run.object)
         data = self._core.storage.read(run.object, run.byte_offset, run.byte_size)
-        return batches_of(footer, run.object, data)
+        clock = self._core.clock
+        began_s = clock.monotonic_s()
+        for batch in batches_of(footer, run.object, data):
+            yield batch
+            worked_s = clock.monotonic_s() - began_s
+            if worked_s >= _STRETCH_S:
+                clock.pause(worked_s)
+                began_s = clock.monotonic_s()
 
     async def _commit(
         self, group: Sequence[RunRow], run: RunRow, row: ObjectRow, replace: Replace
