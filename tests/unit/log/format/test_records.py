@@ -14,7 +14,6 @@ from catchwater.log.format.records import (
     open_records,
     rewritten,
 )
-from catchwater.wire import codecs
 from catchwater.wire.batch import BatchHeader, check_crc, read_header
 from catchwater.wire.records import decode, encode_batch, place
 
@@ -72,6 +71,7 @@ def test_an_empty_batch_is_one_that_readers_pass() -> None:
     assert open_records(header, memoryview(data)) == []
 
 
+@settings(deadline=None)
 @given(st.integers(0, 200), st.integers(0, 255))
 def test_damage_inside_is_said_and_never_read_past(at: int, value: int) -> None:
     data = bytearray(encode_batch([(b"key", b"value" * 9, 5, [("h", b"v")])] * 3))

@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catchwater.log.format.batches import DamagedObject, StoredBatch, place, walk
@@ -66,6 +66,7 @@ def opened(data: bytes) -> tuple[Footer, list[StoredBatch]]:
     return footer, list(walked)
 
 
+@settings(deadline=None)  # a loaded machine is no finding
 @given(
     sizes=st.lists(st.integers(1, 5), min_size=1, max_size=20),
     base_offset=st.integers(0, 2**60),
