@@ -32,8 +32,9 @@ def view_of(log: Log) -> View:
     return log._view
 
 
-def deafen(log: Log) -> None:
-    """No notice reaches this broker any more."""
+async def deafen(log: Log) -> None:
+    """No notice reaches this broker any more, once what it has heard of was dealt with."""
+    await settled()
     catalog_of(log).close()
 
 
@@ -59,7 +60,7 @@ async def test_whoever_waits_wakes_for_what_another_broker_appends(world: World)
 
 async def test_a_topic_nobody_told_of_is_looked_up(world: World) -> None:
     one, two = await world.log(1), await world.log(2)
-    deafen(two)
+    await deafen(two)
     topic = await one.create_topic("t", 1)
     await settled()
     assert two.topics.get("t") is None
@@ -79,7 +80,7 @@ async def test_an_offset_beyond_what_is_known_is_asked_of_the_catalog_before_it_
     world: World,
 ) -> None:
     one, two, key = await pair(world)
-    deafen(two)
+    await deafen(two)
     await offsets(one, batch(key, 3))
     await settled()
     assert two.state(key).high_watermark == 0
@@ -89,6 +90,21 @@ async def test_an_offset_beyond_what_is_known_is_asked_of_the_catalog_before_it_
     assert read.error == ErrorCode.OFFSET_OUT_OF_RANGE
     await two.refresh([key])
     assert two.state(key).high_watermark == 3
+
+
+async def test_out_of_touch_an_offset_beyond_what_is_known_is_not_called_out_of_range(
+    world: World,
+) -> None:
+    one, two, key = await pair(world)
+    await deafen(two)
+    await offsets(one, batch(key, 3))
+    catalog_of(two).is_cut = True
+    for committed in (False, True):
+        read = await two.read(key, 3, 1 << 20, at_least_one=True, committed=committed)
+        assert read.error == ErrorCode.KAFKA_STORAGE_ERROR
+    catalog_of(two).is_cut = False
+    read = await two.read(key, 3, 1 << 20, at_least_one=True)
+    assert read.error == ErrorCode.NONE
 
 
 async def test_nothing_moves_back_whatever_is_told_late(world: World) -> None:
@@ -106,7 +122,7 @@ async def test_nothing_moves_back_whatever_is_told_late(world: World) -> None:
 
 async def test_after_missed_notices_everything_is_loaded_again(world: World) -> None:
     one, two, key = await pair(world)
-    deafen(two)
+    await deafen(two)
     await offsets(one, batch(key, 5))
     await one.create_topic("later", 3)
     view_of(two).notify(Notice("resync"))
@@ -139,7 +155,7 @@ async def test_a_notice_of_the_chunk_being_committed_waits_for_its_bytes(world: 
 
 async def test_batches_for_a_topic_deleted_elsewhere_are_refused(world: World) -> None:
     one, two, key = await pair(world)
-    deafen(two)
+    await deafen(two)
     await one.delete_topic("t")
     (answer,) = await append(two, batch(key))
     assert answer.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
