@@ -53,7 +53,7 @@ RATE = 15.0
 """Records or transactions a second of one producer."""
 QUIET_S = 5.0
 """Without faults, before and after."""
-FINAL_S = 120.0
+FINAL_S = 600.0
 SETTINGS = {
     "catchwater.pack.interval.ms": "3000",
     "catchwater.pack.min.bytes": "1",
