@@ -74,10 +74,10 @@ class FaultyCatalog(MemoryCatalog):
         failed.set_exception(CatalogUnavailable("The catalog is cut off."))
         return failed
 
-    def _reading(self) -> Any:
+    def _query(self, read: Any) -> Any:
         if self.is_cut:
             raise CatalogUnavailable("The catalog is cut off.")
-        return super()._reading()
+        return super()._query(read)
 
 
 class World:
