@@ -162,19 +162,6 @@ class Transactions:
             row = await self._renew(row)
         return Producer(row.producer_id, row.epoch)
 
-    async def abort(self, transactional_id: str) -> None:
-        """Abort an open transaction in the producer's absence, and fence the producer."""
-
-        def decide(row: TxnRow | None) -> TxnRow:
-            if row is None:
-                reason = f"There is no transactional id {transactional_id}."
-                raise TxnRefused(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, reason)
-            return txn.aborted_by_us(row) if row.state == "ongoing" else row
-
-        row = await self._move(transactional_id, decide)
-        if row.state in PREPARED:
-            await self._finish(row)
-
     async def rows(self) -> list[TxnRow]:
         """All transactional ids as they are now."""
         if self._session() is None:

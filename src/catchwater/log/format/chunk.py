@@ -66,11 +66,6 @@ class Entry(NamedTuple):
         return bool(self.attributes & TRANSACTIONAL)
 
     @property
-    def is_control(self) -> bool:
-        """Whether this is the end of a transaction, written by a broker."""
-        return bool(self.attributes & CONTROL)
-
-    @property
     def is_commit(self) -> bool:
         """Of a control batch: commit or abort."""
         return bool(self.attributes & COMMIT)

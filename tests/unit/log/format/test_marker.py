@@ -4,7 +4,7 @@ import pytest
 from aiokafka.record.control_record import ABORT_MARKER, COMMIT_MARKER, ControlRecord
 from aiokafka.record.default_records import DefaultRecordBatch
 
-from catchwater.log.format.chunk import decode, decode_index, encode
+from catchwater.log.format.chunk import CONTROL, decode, decode_index, encode
 from catchwater.log.format.marker import marker
 from catchwater.wire.batch import check_crc
 
@@ -26,6 +26,7 @@ def test_the_index_tells_it_without_the_record(committed: bool) -> None:
     data = b"".join(parts)
     assert decode_index(data) == decode(data) == chunk
     (entry,) = chunk.entries
-    assert (entry.is_control, entry.is_transactional, entry.is_commit) == (True, True, committed)
+    assert (entry.is_transactional, entry.is_commit) == (True, committed)
+    assert entry.attributes & CONTROL
     assert not entry.adds_partition
     assert data[4:6] == b"\x00\x02", "an older release must refuse it"
