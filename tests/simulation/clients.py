@@ -166,6 +166,7 @@ class Sending:
     batch: bytes
     lines: list[tuple[str | None, str]]
     """(key, value) of its records."""
+    number: int = 0
     tries: int = 0
 
 
@@ -175,7 +176,13 @@ class Lane:
 
     place: Place
     sequence: int = 0
+    begun: int = 0
     under_way: list[Sending] = field(default_factory=list)
+
+    def has_room(self) -> bool:
+        """Whether the next batch is still among the five that a broker remembers."""
+        oldest = self.under_way[0].number if self.under_way else self.begun
+        return len(self.under_way) < WINDOW and self.begun - oldest < WINDOW
 
 
 class Producer(Client):
@@ -203,7 +210,7 @@ class Producer(Client):
 
     async def _drive(self, lane: Lane) -> None:
         while not self.world.is_stopping or lane.under_way:
-            while len(lane.under_way) < WINDOW and not self.world.is_stopping:
+            while lane.has_room() and not self.world.is_stopping:
                 lane.under_way.append(self._next(lane))
                 if self.random.random() < 0.5:
                     break
@@ -233,7 +240,8 @@ class Producer(Client):
             base_sequence=lane.sequence,
         )
         lane.sequence += len(lines)
-        sending = Sending(batch, lines)
+        sending = Sending(batch, lines, lane.begun)
+        lane.begun += 1
         self._tell(lane, sending, "invoke", None)
         return sending
 

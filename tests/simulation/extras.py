@@ -39,7 +39,6 @@ class Insider(Client):
         task = await machine.begin(lambda: work(log))
         if task is None:
             raise Lost
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.wait([task], timeout=5)
         if not task.done() or task.cancelled():
             raise Lost

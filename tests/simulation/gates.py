@@ -12,7 +12,6 @@ its locks, so it takes effect before any other change does, but a mere query doe
 import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import dataclass, fields
 from functools import partial
@@ -23,7 +22,7 @@ from tests.simulation.loop import Hand, Killed, Node, VirtualLoop, this_hand
 from catchwater.catalog.base import CatalogUnavailable, CatalogUncertain
 from catchwater.catalog.db import Db
 from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase
-from catchwater.catalog.rows import Notice
+from catchwater.catalog.rows import Changes, Notice, Scope, Seen
 from catchwater.clock import Clock
 from catchwater.objects.base import Buffer, ObjectInfo, ObjectStore, StoreError, StoreUnavailable
 
@@ -78,8 +77,14 @@ class Gate:
     """What one broker's catalog and store share: the way there."""
 
     def __init__(
-        self, loop: VirtualLoop, node: Node, weather: Weather, seed: random.Random
+        self,
+        loop: VirtualLoop,
+        node: Node,
+        weather: Weather,
+        seed: random.Random,
+        fail: Callable[[str], None],
     ) -> None:
+        self.fail = fail
         self.loop = loop
         self.node = node
         self.weather = weather
@@ -223,6 +228,18 @@ class GatedCatalog(MemoryCatalog):
 
         super().listen(pass_on)
 
+    def transact(self, scope: Scope, decide: Callable[[Seen], tuple[Changes, T]]) -> "Future[T]":
+        """Also notes what a session appends that has ended: not one chunk may be taken of it."""
+
+        def noted(seen: Seen) -> tuple[Changes, T]:
+            changes, result = decide(seen)
+            if scope.session and changes.runs:
+                if not self._shared.db.query("broker_lock", *scope.session):
+                    self._gate.fail(f"a chunk of the ended session {scope.session} was taken")
+            return changes, result
+
+        return super().transact(scope, noted)
+
     def _commit(self, change: Callable[[Db], T]) -> "Future[T]":
         done: Future[T] = Future()
         hand = self._gate.hand()
@@ -271,12 +288,11 @@ class GatedCatalog(MemoryCatalog):
     def _try(self, change: Callable[[Db], Any]) -> None:
         super()._commit(change).exception()
 
-    @contextmanager
-    def _reading(self) -> Iterator[Db]:
+    def _query(self, read: Callable[[Db], T]) -> T:
         hand = self._gate.hand()
-        with super()._reading() as db:
-            yield db
+        found = super()._query(read)
         if hand is not None:
             hand.wait(self._gate.distance_s(2 * self.USUAL_S))
             if self._gate.happens(self._gate.weather.catalog_refuses):
                 raise CatalogUnavailable("The database did not answer.")
+        return found

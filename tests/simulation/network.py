@@ -85,6 +85,7 @@ class Network:
         self._weather = weather
         self._random = seed
         self._arrivals: dict[tuple[object, Server], float] = {}
+        self._broken: set[tuple[object, Server]] = set()
         self.requests = 0
 
     async def ask(
@@ -96,27 +97,34 @@ class Network:
         """
         loop, weather, draw = self._loop, self._weather, self._random
         self.requests += 1
+        connection = (client, server)
         if not server.is_open:
             await asyncio.sleep(self._distance_s())
             raise Refused
         answer: asyncio.Future[bytes] = loop.create_future()
         back_s: float | None = self._distance_s()
-        if draw.random() < weather.network_loses / 2:
+        there, back = (draw.random() >= weather.network_loses / 2 for _ in range(2))
+        if connection in self._broken:
+            there = back = False
+        elif not (there and back):
+            # What follows on this connection is lost, too, until the client opens another.
+            self._broken.add(connection)
+        if not back:
             back_s = None
         context = server.node.context
-        if draw.random() >= weather.network_loses / 2:
-            at_s = max(
-                self._arrivals.get((client, server), 0.0) + 1e-6, loop.time() + self._distance_s()
-            )
-            self._arrivals[client, server] = at_s
+        if there:
+            soonest_s = self._arrivals.get(connection, 0.0) + 1e-6
+            at_s = max(soonest_s, loop.time() + self._distance_s())
+            self._arrivals[connection] = at_s
             loop.call_at(at_s, server.receive, request, answer, back_s, context=context)
         if repeats and draw.random() < weather.network_repeats:
-            again_s = loop.time() + draw.uniform(0.01, 8)
+            again_s = loop.time() + draw.choice([0.2, 1, 8]) * draw.uniform(0.5, 1)
             loop.call_at(again_s, server.receive, request, answer, None, context=context)
         try:
             async with asyncio.timeout(timeout_s):
                 return await answer
         except TimeoutError:
+            self._broken.discard(connection)
             raise Lost from None
 
     def _distance_s(self) -> float:

@@ -7,7 +7,7 @@ end. At the end the storage is held against the catalog and against what the rea
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +30,10 @@ from catchwater.config import CatchwaterError
 from catchwater.drill.check import Report, check
 from catchwater.drill.history import TopicLine, write_line
 
-FAULTY_S = 25.0
-CALM_S = 2 * SESSION_MS / 1000
-LONGEST_S = 180.0
+FAULTY_S = 16.0
+CALM_S = SESSION_MS / 1000
+CALM: Mapping[str, float] = {}
+LONGEST_S = 90.0
 """What is begun when all is healed ends within this time, or there is no progress."""
 
 TOPICS: dict[str, tuple[int, dict[str, str]]] = {
@@ -78,10 +79,12 @@ class Outcome:
         return "\n".join([*lines, f"replay: {replay}/test_simulation.py -k one_seed"])
 
 
-def simulate(seed: int, *, faulty_s: float = FAULTY_S) -> Outcome:
-    """The whole run of one seed."""
+def simulate(
+    seed: int, *, faulty_s: float = FAULTY_S, climate: Mapping[str, float] = CALM
+) -> Outcome:
+    """The whole run of one seed, in a `climate` of faults that are always there."""
     logging.getLogger("catchwater").setLevel(logging.CRITICAL + 1)
-    world = World(seed, 3, broker_opener)
+    world = World(seed, 3, broker_opener, climate=climate)
     run = _Run(world)
     try:
         world.loop.run_until_complete(run.whole(faulty_s))

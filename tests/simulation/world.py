@@ -7,7 +7,7 @@ of its own. Everything is drawn from one seed.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -33,7 +33,7 @@ from catchwater.objects.memory import MemoryStore
 
 T = TypeVar("T")
 
-SESSION_MS = 6_000
+SESSION_MS = 4_000
 
 Open = Callable[["Machine"], Coroutine[Any, Any, Broker]]
 """Opens a broker on a machine, with what the machine has."""
@@ -58,6 +58,10 @@ class Machine:
         return self.server is not None
 
     @property
+    def is_paused(self) -> bool:
+        return self.server is not None and self.server.node.is_paused
+
+    @property
     def is_serving(self) -> bool:
         return self.server is not None and self.server.is_open
 
@@ -72,7 +76,8 @@ class Machine:
         world = self.world
         self._lives += 1
         node = Node(f"broker {self.id}, life {self._lives}")
-        self._gate = Gate(world.loop, node, world.weather, world.stream(node.name))
+        draws = world.stream(node.name)
+        self._gate = Gate(world.loop, node, world.weather, draws, world.fail)
         self._catalogs = []
         self.store = GatedStore(world.store, self._gate)
         self.server = Server(world.loop, node, world.failures)
@@ -147,6 +152,7 @@ class Machine:
 
         def begin() -> None:
             task = asyncio.ensure_future(work())
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
             if not begun.done():
                 begun.set_result(task)
 
@@ -169,12 +175,14 @@ class World:
     failures: list[str] = field(default_factory=list)
     """What must never happen and is no matter of the history."""
     is_stopping: bool = False
+    climate: Mapping[str, float] = field(default_factory=dict)
+    """The weather where it is not bad."""
 
     def __post_init__(self) -> None:
         self.random = self.stream("world")
         self.loop = VirtualLoop()
         self.clock = SimulatedClock(self.loop, self.seed)
-        self.weather = Weather()
+        self.weather = Weather(**self.climate)
         self.database = Database(self.clock)
         plan = FaultPlan(self.seed, Rates(stale_list_ms=5_000))
         self.bucket = MemoryStore(self.clock)
@@ -263,8 +271,9 @@ class Faults:
                 machine.start()
 
     async def _pause(self, machine: Machine) -> None:
-        if machine.is_up:
-            seconds = self.random.choice([0.3, 2, SESSION_MS / 500]) * self.random.uniform(0.8, 1.5)
+        if machine.is_up and not machine.is_paused:
+            usual_s = self.random.choice([0.3, 2, 2 * SESSION_MS / 1000, 2 * SESSION_MS / 1000])
+            seconds = usual_s * self.random.uniform(0.8, 1.5)
             self._note(f"broker {machine.id} is paused for {seconds:.1f} s")
             machine.pause()
             await asyncio.sleep(seconds)
@@ -290,7 +299,7 @@ class Faults:
         self._note(f"{name} becomes {value:.2f}")
         setattr(weather, name, value)
         await asyncio.sleep(self.random.uniform(1, 8))
-        setattr(weather, name, 1.0 if name == "slow" else 0.0)
+        setattr(weather, name, getattr(Weather(**self.world.climate), name))
 
     async def _clock_jump(self, machine: Machine) -> None:
         by_ms = self.random.choice([-3_600_000, -5_000, 5_000, 3_600_000])
