@@ -35,6 +35,7 @@ from catchwater.log.storage import SEGMENTS, UNREADABLE, Storage
 _LOG = logging.getLogger(__name__)
 _RUNS_A_PASS = 10_000
 _LONGEST_REST_S = 0.5
+_LONGEST_READ_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,9 @@ class Packer:
             return False  # deleted meanwhile
         group = self._with_small_segments_before(group)
         segment = SegmentWriter(topic_id, topic, partition)
-        if not all(self._add(run, segment) for run in group):
-            return False  # the next pass goes around the damaged run
+        group = self._add_in_time(group, segment)
+        if not group:
+            return False  # stopped; or the next pass goes around the damaged run
         aborted = aborted_in(self._catalog, group)
         parts, footer = segment.finish(aborted)
         object_key = segment_key(footer, self._clock.token())
@@ -142,6 +144,18 @@ class Packer:
             self._storage.objects.delete(object_key)  # trimmed or deleted while it was packed
             return False
         return True
+
+    def _add_in_time(self, group: list[RunRow], segment: SegmentWriter) -> list[RunRow]:
+        """Add the runs, or as many as can be read in a while: what is far away comes in parts."""
+        until_s = self._clock.monotonic_s() + _LONGEST_READ_S
+        for index, run in enumerate(group):
+            if self._stopping.is_set():
+                return []
+            if index and self._clock.monotonic_s() > until_s:
+                return group[:index]
+            if not self._add(run, segment):
+                return []
+        return group
 
     def _with_small_segments_before(self, group: list[RunRow]) -> list[RunRow]:
         """The group, with the segments before it that are no larger than what follows them."""

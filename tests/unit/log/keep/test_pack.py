@@ -326,6 +326,36 @@ def test_packing_rests_as_long_as_it_works_and_stops_when_told(
     assert rests == [pytest.approx(0.07)]
 
 
+def test_runs_that_are_far_away_are_packed_in_parts_and_not_at_all_once_told_to_stop(
+    open_log: OpenLog, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log()
+    [key] = log.create_topic("t")
+    fill(log, make_batch, [key], chunks=10)
+    before = content(log, key)
+    packer = packer_of(log)
+    read = log.storage.read
+
+    def slow(*place: Any) -> bytes:
+        log.clock.advance(1_000)
+        return read(*place)
+
+    monkeypatch.setattr(log.storage, "read", slow)
+    assert packer.pack() == 1
+    assert 0 < len(log.catalog.chunk_runs(limit=100)) < 10, "what was read until then"
+    assert content(log, key) == before
+
+    def stopped(*place: Any) -> bytes:
+        packer.stop()
+        return read(*place)
+
+    monkeypatch.setattr(log.storage, "read", stopped)
+    left = len(log.catalog.chunk_runs(limit=100))
+    assert packer.pack() == 0
+    assert len(log.catalog.chunk_runs(limit=100)) == left
+    assert content(log, key) == before
+
+
 def test_appends_go_on_while_runs_are_packed(open_log: OpenLog, make_batch: MakeBatch) -> None:
     log = open_log(wal_bytes=2000)
     keys = log.create_topic("t", 2)
