@@ -7,7 +7,7 @@ import pytest
 from tests.unit.log.shared import World, append, batch, catalog_of, offsets, settled, until
 
 from catchwater.catalog.base import CatalogUnavailable, TopicExists, TopicUnknown
-from catchwater.catalog.rows import Notice, PartitionKey
+from catchwater.catalog.rows import Notice, PartitionKey, PartitionRow
 from catchwater.log.log import Log
 from catchwater.log.view import View
 from catchwater.wire.errors import ErrorCode
@@ -118,6 +118,10 @@ async def test_nothing_moves_back_whatever_is_told_late(world: World) -> None:
     view_of(two).notify(Notice("partitions", [(*key, 2, 5)]))
     await settled()
     assert two.state(key).log_start == 4
+    two._core.show([PartitionRow(*key, 1, 2, 10, 7)])
+    assert (two.state(key).log_start, two.state(key).high_watermark) == (4, 5)
+    two._core.show([PartitionRow(*key, 5, 5, 0, -1)])
+    assert two.state(key).log_start == 5
 
 
 async def test_after_missed_notices_everything_is_loaded_again(world: World) -> None:
