@@ -42,6 +42,9 @@ from catchwater.wire.hot import (
 LONGEST_WAIT_MS = 60_000
 """A longer `max_wait_ms` is cut to this; the client simply asks again."""
 
+LONGEST_READ_S = 0.5
+"""A reply that has something leaves out partitions that would be read after so long."""
+
 READ_COMMITTED = 1
 _FINAL_EPOCH, _FIRST_EPOCH = -1, 0
 
@@ -152,9 +155,12 @@ async def _read(broker: Broker, request: FetchRequest) -> _Fetched:
     must_answer = not request.topics
     topics = []
     committed = request.isolation_level == READ_COMMITTED
+    until_s = broker.clock.monotonic_s() + LONGEST_READ_S
     for wanted in request.topics:
         partitions = []
         for partition in wanted.partitions:
+            if total and broker.clock.monotonic_s() > until_s:
+                left = 0  # the rest lies far away, and the client asks for it again
             limit = _Limit(left, total == 0, committed)
             answer = await _read_partition(broker, wanted, partition, limit)
             size_bytes = sum(map(len, answer.records))

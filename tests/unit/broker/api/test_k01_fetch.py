@@ -209,3 +209,19 @@ async def test_committed_readers_stop_at_the_last_stable_offset_and_are_told_wha
     every = (await client.send(fetch((0, 0)))).responses[0].partitions[0]
     assert every.aborted_transactions is None
     assert len(every.records) == 2 * len(found.records)
+
+
+async def test_a_reply_that_has_something_does_not_wait_for_what_is_far_away(
+    client, append, monkeypatch
+) -> None:
+    size = append(0)
+    append(1)
+    read = client.log.read
+
+    async def slow(*place: Any, **limits: Any) -> Any:
+        client.broker.clock.advance(1_000)
+        return await read(*place, **limits)
+
+    monkeypatch.setattr(client.log, "read", slow)
+    assert answers(await client.send(fetch((0, 0), (1, 0)))) == [(0, "none", size), (1, "none", 0)]
+    assert answers(await client.send(fetch((2, 0), (1, 0)))) == [(2, "none", 0), (1, "none", size)]
