@@ -72,7 +72,8 @@ class MemoryDatabase:
 
     def close(self) -> None:
         """The end of the database."""
-        self.db.connection.close()
+        with self.lock:
+            self.db.connection.close()
 
 
 def call_now(call: Callable[[], None]) -> None:
@@ -107,4 +108,5 @@ class MemoryCatalog(SharedRelationalCatalog):
         return done
 
     def _query(self, read: Callable[[Db], T]) -> T:
-        return read(self._database.db)
+        with self._database.lock:
+            return read(self._database.db)
