@@ -63,6 +63,10 @@ class Outcome:
     requests: int
     virtual_s: float
 
+    def shown(self, signs: Iterable[str]) -> set[str]:
+        """Those of the signs that are part of what went wrong."""
+        return _shown(signs, self.report, self.failures)
+
     @property
     def is_good(self) -> bool:
         return not self.failures and self.report.verdict == "pass"
@@ -80,14 +84,21 @@ class Outcome:
 
 
 def simulate(
-    seed: int, *, faulty_s: float = FAULTY_S, climate: Mapping[str, float] = CALM
+    seed: int,
+    *,
+    faulty_s: float = FAULTY_S,
+    climate: Mapping[str, float] = CALM,
+    signs: Iterable[str] = (),
 ) -> Outcome:
-    """The whole run of one seed, in a `climate` of faults that are always there."""
+    """The whole run of one seed, in a `climate` of faults that are always there.
+
+    It ends before it heals if one of the `signs` of something wrong is seen by then.
+    """
     logging.getLogger("catchwater").setLevel(logging.CRITICAL + 1)
     world = World(seed, 3, broker_opener, climate=climate)
     run = _Run(world)
     try:
-        world.loop.run_until_complete(run.whole(faulty_s))
+        world.loop.run_until_complete(run.whole(faulty_s, set(signs)))
     except (AssertionError, CatchwaterError) as stuck:
         world.fail(f"{type(stuck).__name__}: {stuck}")
     world.failures += world.loop.failures
@@ -104,13 +115,18 @@ def simulate(
     )
 
 
+def _shown(signs: Iterable[str], report: Report, failures: Iterable[str]) -> set[str]:
+    found = [*report.counts(), *failures]
+    return {sign for sign in signs if any(sign in each for each in found)}
+
+
 class _Run:
     def __init__(self, world: World) -> None:
         self.world = world
         self.faults = Faults(world)
         self._processes = iter(range(1, 1000))
 
-    async def whole(self, faulty_s: float) -> None:
+    async def whole(self, faulty_s: float, signs: set[str]) -> None:
         world = self.world
         for machine in world.machines:
             machine.start()
@@ -118,6 +134,8 @@ class _Run:
         workers, readers = self._workers(), self._readers()
         tasks = {asyncio.ensure_future(client.run()): client for client in [*workers, *readers]}
         await self.faults.run(world.loop.time() + faulty_s)
+        if signs and _shown(signs, check(world.history), world.failures):
+            return
         self.faults.heal()
         await asyncio.sleep(CALM_S)
         world.is_stopping = True

@@ -13,9 +13,8 @@ TRIES = 6
 def caught_by(bug: Bug, seed: int) -> set[str]:
     """Which of the bug's signs a run with it shows."""
     with bug.plant():
-        outcome = simulate(seed, faulty_s=FAULTY_S, climate=bug.climate)
-    found = [*outcome.report.counts(), *outcome.failures]
-    return {sign for sign in bug.shows if any(sign in each for each in found)}
+        outcome = simulate(seed, faulty_s=FAULTY_S, climate=bug.climate, signs=bug.shows)
+    return outcome.shown(bug.shows)
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)

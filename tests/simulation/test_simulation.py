@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.simulation.run import FAULTY_S, simulate
 
-SEEDS = int(os.environ.get("SEEDS", "4"))
+SEEDS = int(os.environ.get("SEEDS", "3"))
 SEED = int(os.environ.get("SEED", "0"))
 HISTORY = os.environ.get("HISTORY", "")
 
