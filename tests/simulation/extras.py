@@ -53,6 +53,7 @@ class Trimmer(Insider):
         self.place = place
         self.watcher = WatermarkWatcher(world, process, seed, [place])
         self.trimmed = 0
+        self.pins = 0
 
     async def run(self) -> None:
         while not self.world.is_stopping:
@@ -63,7 +64,8 @@ class Trimmer(Insider):
 
     async def _trim_beside_a_pin(self, end: int) -> None:
         held = self.random.randrange(self.trimmed, end)
-        pin = Pin(f"pin-{self.process}", "simulation", {self.place: held}, None, 0)
+        self.pins += 1
+        pin = Pin(f"pin-{self.pins}", "simulation", {self.place: held}, None, 0)
         try:
             await self.of_some_log(lambda log: log.set_pin(pin))
         except (Lost, Refused, RangeMissing, CatchwaterError):
