@@ -26,7 +26,7 @@ PARTITIONS = 6
 NOT_LEADER, STORAGE_ERROR = 6, 56
 SESSION_S = 1.0
 TAKEOVER_S = 1.0
-SLACK_S = 2.0
+SLACK_S = 4.0
 """What a busy machine may add to the takeover before a test fails; the figure is printed."""
 SETTINGS = {
     "catchwater.pack.interval.ms": "2000",
@@ -238,6 +238,12 @@ class Zombie:
             error, offset = struct.unpack_from(">hq", answer, at)
             self.answers.append((time.monotonic(), error, offset))
 
+    def is_taken(self) -> bool:
+        """Whether one more is acknowledged."""
+        self.send(1)
+        wait_until(lambda: len(self.answers) == self.sent, 20)
+        return self.answers[-1][1] == 0
+
     def close(self) -> None:
         wait_until(lambda: len(self.answers) == self.sent, 20)
         self._connection.socket.shutdown(socket.SHUT_RDWR)
@@ -266,7 +272,7 @@ def test_a_stopped_broker_acknowledges_nothing_of_its_ended_session(brokers, top
         brokers.signal(1, signal.SIGCONT)
         wait_until(lambda: len(zombie.answers) == zombie.sent, 20)
         wait_until(lambda: ask(broker, "/readyz")[0] == 200, 10)
-        zombie.send(5)
+        wait_until(zombie.is_taken, 20)
         zombie.close()
     assert ask(broker, "/api/v1/cluster")[1]["session"] > before
     answers = list(enumerate(zombie.answers))
@@ -274,7 +280,6 @@ def test_a_stopped_broker_acknowledges_nothing_of_its_ended_session(brokers, top
     late = {error for _, (moment, error, _) in answers if error and moment >= resumed_s}
     print(f"of {zombie.sent} requests {len(told)} acknowledged, others refused with {late}")
     assert late <= {NOT_LEADER, STORAGE_ERROR}
-    assert "z74" in told, "back, it takes records again"
     found = read_all(others, topic)
     assert {value: found.get(value) for value in told} == told
     assert {value: found.get(value) for value in load.acknowledged} == load.acknowledged
