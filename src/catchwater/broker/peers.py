@@ -7,20 +7,18 @@ broker that only this one cannot reach goes on, and is recommended again as soon
 """
 
 import asyncio
-
-from kio.schema.api_versions.v0.request import ApiVersionsRequest
+import struct
 
 from catchwater.clock import Clock
 from catchwater.log.log import Log
 from catchwater.wire.frames import prefixed
-from catchwater.wire.messages import encode_request
 
 LOOK_S = 0.2
 AGAIN_S = 0.05
 CONNECT_S = 1.0
 
-_HELLO = b"".join(prefixed(encode_request(0, "peer", ApiVersionsRequest())))
-"""A connection without a good request is closed after a while."""
+_HELLO = b"".join(prefixed([struct.pack(">hhih4s", 18, 0, 0, 4, b"peer")]))
+"""ApiVersions v0; a connection without a good request is closed after a while."""
 
 Place = tuple[int, str, int]
 """A broker's id, host and port."""
