@@ -423,6 +423,34 @@ async def test_a_transaction_nobody_ends_is_aborted_when_its_time_is_out(open_lo
     assert log.txns.open_count == 0
 
 
+class WrongClock(ManualClock):
+    """A wall clock that may be wrong, beside one that never is."""
+
+    wrong_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.wrong_ms
+
+
+@pytest.mark.parametrize("wrong_ms", [60 * MINUTE_MS, -60 * MINUTE_MS])
+async def test_the_time_of_a_transaction_is_not_that_of_the_clock_it_began_by(
+    open_log: Open, wrong_ms: int
+) -> None:
+    clock = WrongClock()
+    log = await open_log(clock=clock)
+    await log.create_topic("t", 3)
+    clock.wrong_ms = wrong_ms
+    await begin(log, 2)
+    clock.wrong_ms = 0
+    await log.txns.tick()
+    await clock.sleep(MINUTE_MS / 1000 - 1)
+    await log.txns.tick()
+    assert log.txns.open_count == 1
+    await clock.sleep(1)
+    await log.txns.tick()
+    assert log.state(key(log)).last_stable_offset == 2
+
+
 async def test_markers_that_cannot_be_written_are_written_later(log: Log) -> None:
     producer = await begin(log, 2)
     core: Any = log._core
