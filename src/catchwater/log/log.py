@@ -237,6 +237,11 @@ class Log:
         found = await self._reader.read(key, offset, end, max_bytes, at_least_one=at_least_one)
         if found.error is ErrorCode.OFFSET_OUT_OF_RANGE:
             await self.refresh([key])  # retention was faster: tell where the log begins now
+            if self.state(key).log_start <= offset:
+                # No run holds it (a rebuilt catalog names such gaps). Out of range would make a
+                # consumer jump to its reset policy's end, and skip what lies behind in silence.
+                _LOG.error("Offset %d of partition %d is lost: no run holds it.", offset, key[1])
+                found.error = ErrorCode.CORRUPT_MESSAGE
         aborted: Sequence[AbortedRow] = ()
         if committed and found.parts:
             aborted = await self.stability.aborted(key, offset, found.end)

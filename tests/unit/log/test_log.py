@@ -474,6 +474,24 @@ async def test_reading_knows_its_bounds(any_log: Log) -> None:
     await waiter
 
 
+async def test_offsets_that_no_run_holds_are_told_as_lost_not_as_out_of_range(
+    open_log: Open,
+) -> None:
+    log = await open_log(config=replace(QUIET, cache_bytes=1))
+    topic = await log.create_topic("t", 1)
+    key = (topic.id, 0)
+    for _ in range(3):
+        await append(log, key, batch(5))
+    catalog = log._core.catalog
+    await asyncio.wrap_future(catalog.flush())
+    (lost,) = [run for run in catalog.runs(key, 0) if run.base_offset == 5]
+    await asyncio.wrap_future(catalog.replace_runs([lost], [], []))
+    read = await log.read(key, 7, 100, at_least_one=True)
+    assert read.error == ErrorCode.CORRUPT_MESSAGE
+    read = await log.read(key, 10, 100, at_least_one=True)
+    assert read.error == ErrorCode.NONE
+
+
 async def test_a_plan_names_every_offset_it_cannot_give(any_log: Log) -> None:
     log = any_log
     topic = await log.create_topic("t", 2)
