@@ -205,9 +205,13 @@ class Catalog(Protocol):
         """Let a topic have so many partitions, never fewer. Fails with `TopicUnknown`."""
         ...
 
-    def trim(self, log_starts: Mapping[PartitionKey, int]) -> Future[list[PartitionRow]]:
+    def trim(
+        self, log_starts: Mapping[PartitionKey, int], lease: tuple[str, Session] | None = None
+    ) -> Future[list[PartitionRow]]:
         """Retention's commit: move log starts up and drop the runs that end before them.
 
+        With a `lease` it fails with `SessionFenced` unless the session holds it still: what the
+        caller knew of pins is then no longer so.
         Returns the partitions as they are then, without those whose topic is gone. Call it
         through `Log.trim`, which moves the log's own states along.
         """

@@ -128,9 +128,11 @@ class RelationalCatalog(ABC):
         """Take runs out and put others in their place. Fails with `RunsChanged`."""
         return self._commit(partial(runs.replace_runs, old, new, objects))
 
-    def trim(self, log_starts: Mapping[PartitionKey, int]) -> Future[list[PartitionRow]]:
-        """Move log starts up and drop the runs that end before them."""
-        return self._commit(partial(runs.trim, dict(log_starts)))
+    def trim(
+        self, log_starts: Mapping[PartitionKey, int], lease: tuple[str, Session] | None = None
+    ) -> Future[list[PartitionRow]]:
+        """Move log starts up and drop the runs that end before them. Fails with `SessionFenced`."""
+        return self._commit(partial(runs.trim, dict(log_starts), lease))
 
     def mark_deleting(self, keys: Iterable[str]) -> Future[list[str]]:
         """Move objects without runs to state `deleting`; returns those that were moved."""

@@ -96,8 +96,13 @@ class Core:
         """A partition as it is now, to be looked at only. Raises `KeyError`."""
         return self.states[key]
 
-    async def trim(self, log_starts: Mapping[PartitionKey, int]) -> None:
-        """Move log starts up, never down, and drop the runs before them."""
+    async def trim(self, log_starts: Mapping[PartitionKey, int], lease: str | None = None) -> None:
+        """Move log starts up, never down, and drop the runs before them.
+
+        Among many brokers only while this one holds the lease, if one is named. Raises
+        `SessionFenced`.
+        """
+        held = (lease, self.session) if lease and self.session else None
 
         async def change() -> None:
             wanted = {
@@ -105,7 +110,7 @@ class Core:
                 for key, log_start in log_starts.items()
                 if key in self.states and log_start > self.states[key].log_start
             }
-            moved = await done(self.catalog.trim(wanted))
+            moved = await done(self.catalog.trim(wanted, held))
             self.show(moved)
 
         await self.between_chunks(change)

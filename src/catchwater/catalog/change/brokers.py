@@ -4,7 +4,7 @@ A session is a row with an epoch that nobody else was ever given; to supersede i
 delete the row, which waits for the commits that hold it. Deadlines are by the database's clock.
 """
 
-from catchwater.catalog.base import BrokerRefused
+from catchwater.catalog.base import BrokerRefused, SessionFenced
 from catchwater.catalog.change.commit import require_session
 from catchwater.catalog.db import Db
 from catchwater.catalog.rows import BrokerRow, BrokerState, Notice, Session
@@ -51,6 +51,14 @@ def take_lease(name: str, session: Session, ttl_ms: int, db: Db) -> bool:
     require_session(session, db)
     now_ms = db.now_ms()
     return bool(db.query("lease_take", name, *session, now_ms + ttl_ms, now_ms, now_ms))
+
+
+def require_lease(name: str, session: Session, db: Db) -> None:
+    """Keep the lease from being taken until this transaction ends. Raises `SessionFenced`."""
+    if not db.query("lease_hold", name, *session, db.now_ms()):
+        raise SessionFenced(
+            f"Session {session.epoch} of broker {session.broker_id} has lost the lease {name!r}."
+        )
 
 
 def _check_wals(broker: BrokerRow, other: BrokerRow) -> None:

@@ -8,9 +8,17 @@ that follow: `_renew_reach` walks on until it meets one that is right, usually t
 from collections.abc import Mapping, Sequence
 
 from catchwater.catalog.base import RunsChanged
+from catchwater.catalog.change.brokers import require_lease
 from catchwater.catalog.change.commit import lock_partitions, tell_partitions, write_changes
 from catchwater.catalog.db import Db
-from catchwater.catalog.rows import Changes, ObjectRow, PartitionKey, PartitionRow, RunRow
+from catchwater.catalog.rows import (
+    Changes,
+    ObjectRow,
+    PartitionKey,
+    PartitionRow,
+    RunRow,
+    Session,
+)
 
 _RUNS_A_STEP = 1000
 
@@ -38,8 +46,15 @@ def replace_runs(
     return PartitionRow._make(row)
 
 
-def trim(log_starts: Mapping[PartitionKey, int], db: Db) -> list[PartitionRow]:
-    """Move log starts up and drop the runs that end before them; the partitions as they are."""
+def trim(
+    log_starts: Mapping[PartitionKey, int], lease: tuple[str, Session] | None, db: Db
+) -> list[PartitionRow]:
+    """Move log starts up and drop the runs that end before them; the partitions as they are.
+
+    Raises `SessionFenced` unless the lease, if one is named, is held.
+    """
+    if lease is not None:
+        require_lease(*lease, db)
     keys = [row[:2] for row in lock_partitions(log_starts, db)]
     dropped = dict.fromkeys(keys, 0)
     starts = [(*key, log_starts[key]) for key in keys]

@@ -28,7 +28,7 @@ from catchwater.catalog.rows import ObjectRow, PartitionKey, Pin, RunRow
 from catchwater.log.core import Core, done
 from catchwater.log.keep.compact import Compactor
 from catchwater.log.keep.jumps import ClockJumps
-from catchwater.log.keep.leases import BUCKETS, Leases, bucket_of
+from catchwater.log.keep.leases import BUCKETS, PINS, Leases, bucket_of
 from catchwater.log.keep.pack import PackConfig, Packer
 from catchwater.log.keep.pins import in_force, lowest, sentence, with_states
 from catchwater.log.keep.policy import Policy
@@ -177,7 +177,7 @@ class Housekeeping:
                         if pin.positions.get(place, offset) < offset:
                             held[key] = pin
                 free = {key: offset for key, offset in offsets.items() if key not in held}
-                await self._core.trim(free)
+                await self._core.trim(free, PINS)
                 return held
 
         return await self._core.to_the_end(delete())

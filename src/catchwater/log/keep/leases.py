@@ -29,7 +29,7 @@ TTL_MS = 30_000
 
 _GONE = (CatalogUnavailable, CatalogUncertain, SessionFenced)
 
-_PINS = "pins"
+PINS = "pins"
 _PINS_TTL_MS = 10_000
 _TRIES = 200
 _BETWEEN_TRIES_S = 0.1
@@ -100,16 +100,16 @@ class Leases:
         """
         async with self._core.pins_change:
             for _ in range(_TRIES):
-                if await self.take(_PINS, _PINS_TTL_MS):
+                if await self.take(PINS, _PINS_TTL_MS):
                     break
                 await self._core.clock.sleep(_BETWEEN_TRIES_S)
             else:
                 raise CatalogUnavailable(
-                    f"Other brokers have held the lease {_PINS!r} for {_TRIES * _BETWEEN_TRIES_S:g}"
+                    f"Other brokers have held the lease {PINS!r} for {_TRIES * _BETWEEN_TRIES_S:g}"
                     " seconds; no pin was set and nothing was deleted.",
                     hint="Try again.",
                 )
             try:
                 yield
             finally:
-                await self._give_up(_PINS)
+                await self._give_up(PINS)

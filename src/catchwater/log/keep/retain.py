@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from catchwater.catalog.rows import PartitionKey, PartitionRow, Pin, PinState, RunRow, Topic
 from catchwater.log.core import Core, done
+from catchwater.log.keep.leases import PINS
 from catchwater.log.keep.pins import (
     Place,
     holding,
@@ -99,7 +100,7 @@ class Retention:
                 if log_start > found.log_starts[place]
             }
             if wanted:
-                await self._core.trim(wanted)
+                await self._core.trim(wanted, PINS)
             found.log_starts |= log_starts
             await self._tell(force, found)
             return len(wanted)
