@@ -176,6 +176,21 @@ def test_a_lease_has_one_live_holder(shared: Shared) -> None:
     assert catalog.take_lease("pack/0", two, TTL_MS).result(5)
 
 
+def test_a_trim_under_a_lease_needs_the_lease(shared: Shared) -> None:
+    catalog = with_topic(shared.connect())
+    one = catalog.join(broker(1), TTL_MS).result(5)
+    two = catalog.join(broker(2), TTL_MS).result(5)
+    assert append(catalog, one, "wal/a") == 0
+    assert catalog.take_lease("pins", one, 100).result(5)
+    shared.let_pass(150)
+    assert catalog.take_lease("pins", two, TTL_MS).result(5)
+    with pytest.raises(SessionFenced, match="lost the lease 'pins'"):
+        catalog.trim({KEY: 1}, ("pins", one)).result(5)
+    assert [row.log_start for row in catalog.partitions([KEY])] == [0]
+    catalog.trim({KEY: 1}, ("pins", two)).result(5)
+    assert [row.log_start for row in catalog.partitions([KEY])] == [1]
+
+
 def test_claims_of_a_session_supersede_each_other(shared: Shared) -> None:
     catalog = shared.connect()
     one = catalog.join(broker(1), TTL_MS).result(5)
