@@ -148,7 +148,7 @@ class _Run:
             if task.done() and not task.cancelled() and task.exception() is not None:
                 world.fail(f"{type(tasks[task]).__name__}: {task.exception()!r}")
         # The last transactions, whose clients have vanished, end by themselves.
-        await asyncio.sleep(2 * TIMEOUT_MS / 1000)
+        await asyncio.sleep(TIMEOUT_MS / 1000 + 5)
         finals = [self._reader(committed=True), self._reader(committed=False)]
         for reader in finals:
             await self._within(reader.read_to_the_end(), f"the final reader {reader.process}")

@@ -15,7 +15,7 @@ from tests.simulation.records import build
 from catchwater.drill.history import Poll, Send, TxnLine, Type
 from catchwater.wire.errors import ErrorCode
 
-TIMEOUT_MS = 15_000
+TIMEOUT_MS = 10_000
 
 
 class Broken(Exception):

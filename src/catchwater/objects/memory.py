@@ -81,7 +81,8 @@ class MemoryStore:
             return self._objects[key]
 
     def _store(self, key: str, data: bytes) -> None:
-        others = sum(len(kept) for name, (kept, _) in self._objects.items() if name != key)
-        if self._max_bytes is not None and others + len(data) > self._max_bytes:
-            raise StoreFull(f"{key} was not stored: the store holds {self._max_bytes} bytes.")
+        if self._max_bytes is not None:
+            others = sum(len(kept) for name, (kept, _) in self._objects.items() if name != key)
+            if others + len(data) > self._max_bytes:
+                raise StoreFull(f"{key} was not stored: the store holds {self._max_bytes} bytes.")
         self._objects[key] = (data, self._clock.now_ms())
