@@ -366,7 +366,7 @@ class Reader(Client):
         at_end = self.positions[place] >= fetched.high_watermark
         if told or final or self.random.random() < 0.3:
             head = fetched.high_watermark
-            line = PollLine(*place, told, head, self.read_committed, final and at_end,
+            line = PollLine(*place, told, head, self.read_committed, final,
                             process=self.process, type="ok")  # fmt: skip
             self.world.record(line)
         return at_end

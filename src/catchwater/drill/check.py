@@ -213,6 +213,7 @@ class _Checker:
         self._take_head(number, poll, partition, reader)
         if poll.final:
             partition.final_line = number
+            partition.final.update(value for _, value in poll.records)
         if not poll.records:
             return
         last, rebalanced = self._positions.get(reader, (None, False))

@@ -48,7 +48,7 @@ class Poll(msgspec.Struct, tag_field="do", tag="poll", gc=False, omit_defaults=T
     committed: bool = True
     """Read at isolation level read_committed."""
     final: bool = False
-    """After everything was healed and sent: the partition was read to its end."""
+    """After everything was healed and sent: part of a reading from the beginning to the end."""
 
 
 class Operation(msgspec.Struct, tag_field="do", kw_only=True, gc=False, omit_defaults=True):

@@ -59,6 +59,8 @@ class Partition:
     is_compacted: bool = False
     final_line: int = 0
     """The last line of its final polls; 0 while there were none."""
+    final: set[Value] = field(default_factory=set)
+    """What the final polls showed."""
     floor: int = 0
     """What the watermark has been at least, by anybody's word."""
 
@@ -132,13 +134,11 @@ class Partition:
 
     def _judge_losses(self, owed: dict[Value, int | None], tell: Tell) -> None:
         for value, offset in owed.items():
-            if value in self.polled:
-                continue
             sent = self.sends[value]
-            if offset is not None and offset < self.highest_read:
+            if value not in self.polled and offset is not None and offset < self.highest_read:
                 what = f"{self.name}: {value!r} at {offset} was acknowledged and never polled"
                 tell("lost-write", f"{what}, but {self.highest_read} was", (sent.line,))
-            elif sent.line < self.final_line:
+            elif value not in self.final and sent.line < self.final_line:
                 what = f"{self.name}: {value!r} was acknowledged and is in no final poll"
                 tell("unseen", what, (sent.line, self.final_line))
 

@@ -176,6 +176,12 @@ def test_one_record_read_tells_that_its_whole_transaction_was_committed() -> Non
     assert counts(unknown, poll((1, "b"), final=True)) == {"lost-write": 1}
 
 
+def test_a_record_that_was_there_once_has_to_be_there_at_the_end() -> None:
+    read = [poll((0, "a"), (1, "b"), (2, "c")), assign()]
+    assert counts(*THREE, *read, poll((0, "a"), (1, "b"), (2, "c"), final=True)) == {}
+    assert counts(*THREE, *read, poll((0, "a"), (1, "b"), final=True)) == {"unseen": 1}
+
+
 def test_an_aborted_record_may_be_read_uncommitted_only() -> None:
     aborted = txn(Send("t", 0, "a", None, 0), outcome="fail")
     assert counts(aborted, poll((0, "a"), committed=False)) == {}
@@ -289,6 +295,8 @@ class Model:
     def history(self, steps: Iterable[tuple[str, int, int]]) -> list[Line]:
         for step in steps:
             self.step(*step)
+        self.readers = [0, 0]
+        self.lines.append(assign())
         for partition in (0, 1):
             self.poll(partition, 1_000, final=True)
         return self.lines
