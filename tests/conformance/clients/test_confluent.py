@@ -158,13 +158,6 @@ def test_the_broker_tells_where_its_control_api_is(broker):
     assert config["catchwater.control.url"].value == broker.control_url
 
 
-def test_a_transactional_producer_is_told_no_at_once(broker):
-    client = producer(broker, transactional_id="tx")
-    with pytest.raises(KafkaException) as caught:
-        client.init_transactions(20)
-    assert caught.value.args[0].code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-
-
 def test_offsets_are_found_by_time(broker):
     topic = "confluent-times"
     client = producer(broker, acks=-1)
