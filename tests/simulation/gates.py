@@ -181,8 +181,10 @@ class GatedStore:
 class Database(MemoryDatabase):
     """The database of all brokers, with the commits that nobody knows the outcome of yet."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, watch: Callable[[Notice], None]) -> None:
+        """`watch` sees what every commit tells, in their order."""
         super().__init__(clock, lambda call: call())
+        self.add_listener(watch)
         self._under_way: list[Callable[[], None]] = []
 
     def leave_under_way(self, change: Callable[[], None]) -> Callable[[], None]:

@@ -11,7 +11,7 @@ from tests.simulation.txns import Copier
 from tests.simulation.world import World
 
 from catchwater.catalog.memory import MemoryCatalog
-from catchwater.catalog.rows import PartitionKey, RunRow, Session
+from catchwater.catalog.rows import RunRow, Session
 from catchwater.wal.open import session_prefix
 
 Seen = Mapping[Place, Mapping[int, str | None]]
@@ -119,10 +119,6 @@ class Truth:
         rows = {row.key for row in self._catalog.objects("live")}
         for key in sorted(key for key in rows - there if not key.startswith(own))[:3]:
             self._world.fail(f"the catalog has a row for {key}, which is not there")
-
-    def watermarks(self) -> dict[PartitionKey, int]:
-        """The high watermarks as they are now."""
-        return {row[:2]: row.high_watermark for row in self._catalog.load().partitions}
 
 
 MARKER = "<marker>"

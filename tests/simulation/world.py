@@ -26,7 +26,7 @@ from tests.simulation.network import Network, Server
 
 from catchwater.broker.broker import Broker
 from catchwater.catalog.memory import MemoryCatalog
-from catchwater.catalog.rows import PartitionKey, PartitionRow, Topic
+from catchwater.catalog.rows import Notice, PartitionKey, Topic
 from catchwater.drill.history import Line
 from catchwater.log.log import Log
 from catchwater.objects.memory import MemoryStore
@@ -183,7 +183,7 @@ class World:
         self.loop = VirtualLoop()
         self.clock = SimulatedClock(self.loop, self.seed)
         self.weather = Weather(**self.climate)
-        self.database = Database(self.clock)
+        self.database = Database(self.clock, self.watch)
         plan = FaultPlan(self.seed, Rates(stale_list_ms=5_000))
         self.bucket = MemoryStore(self.clock)
         self.store = FaultyStore(self.bucket, plan, self.clock)
@@ -191,7 +191,7 @@ class World:
         self.machines = [
             Machine(self, number + 1, self.open_broker) for number in range(self.brokers)
         ]
-        self._watermarks: dict[PartitionKey, int] = {}
+        self._ends: dict[PartitionKey, list[int]] = {}
 
     def stream(self, name: str) -> random.Random:
         """Draws of its own, so that more draws in one place change nothing in another."""
@@ -218,14 +218,15 @@ class World:
     def fail(self, what: str) -> None:
         self.failures.append(f"{self.loop.time():.3f} s: {what}")
 
-    def watch(self, rows: list[PartitionRow]) -> None:
-        """Partitions as the database has them: a watermark never goes back."""
-        for row in rows:
-            key = row[:2]
-            before = self._watermarks.get(key, 0)
-            if row.high_watermark < before:
-                self.fail(f"the watermark of {key} went from {before} to {row.high_watermark}")
-            self._watermarks[key] = max(before, row.high_watermark)
+    def watch(self, notice: Notice) -> None:
+        """What every commit tells: log starts and watermarks never go back."""
+        for topic_id, partition, *ends in notice.partitions:
+            before = self._ends.get((topic_id, partition), ends)
+            if any(now < then for now, then in zip(ends, before, strict=True)):
+                self.fail(
+                    f"log start and watermark of partition {partition}: {before}, then {ends}"
+                )
+            self._ends[topic_id, partition] = ends
 
 
 NOBODY = Server(None, Node("nobody"), [])  # type: ignore[arg-type]
