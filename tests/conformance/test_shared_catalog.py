@@ -191,6 +191,20 @@ def test_a_trim_under_a_lease_needs_the_lease(shared: Shared) -> None:
     assert [row.log_start for row in catalog.partitions([KEY])] == [1]
 
 
+def test_runs_replaced_under_a_lease_need_the_lease(shared: Shared) -> None:
+    catalog = with_topic(shared.connect())
+    one = catalog.join(broker(1), TTL_MS).result(5)
+    two = catalog.join(broker(2), TTL_MS).result(5)
+    append(catalog, one, "wal/a")
+    before = catalog.runs(KEY, 0)
+    assert catalog.take_lease("pins", two, TTL_MS).result(5)
+    with pytest.raises(SessionFenced, match="lost the lease 'pins'"):
+        catalog.replace_runs(before, [], [], ("pins", one)).result(5)
+    assert catalog.runs(KEY, 0) == before
+    catalog.replace_runs(before, [], [], ("pins", two)).result(5)
+    assert catalog.runs(KEY, 0) == []
+
+
 def test_claims_of_a_session_supersede_each_other(shared: Shared) -> None:
     catalog = shared.connect()
     one = catalog.join(broker(1), TTL_MS).result(5)

@@ -187,13 +187,17 @@ class Catalog(Protocol):
         ...
 
     def replace_runs(
-        self, old: Sequence[RunRow], new: Sequence[RunRow], objects: Sequence[ObjectRow]
+        self,
+        old: Sequence[RunRow],
+        new: Sequence[RunRow],
+        objects: Sequence[ObjectRow],
+        lease: tuple[str, Session] | None = None,
     ) -> Future[PartitionRow]:
         """The packer's commit: take runs out and put others (segments) in their place.
 
         Both cover the same offsets of one partition. Fails with `RunsChanged` when an old run
         is not there any more (trimmed, packed by another, or its topic deleted). Returns the
-        partition with the bytes and the earliest timestamp that it then has.
+        partition with the bytes and the earliest timestamp that it then has. `lease` as in `trim`.
         """
         ...
 

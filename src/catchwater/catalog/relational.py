@@ -123,10 +123,14 @@ class RelationalCatalog(ABC):
         return self._commit(partial(topics.release_pin, pin_id))
 
     def replace_runs(
-        self, old: Sequence[RunRow], new: Sequence[RunRow], objects: Sequence[ObjectRow]
+        self,
+        old: Sequence[RunRow],
+        new: Sequence[RunRow],
+        objects: Sequence[ObjectRow],
+        lease: tuple[str, Session] | None = None,
     ) -> Future[PartitionRow]:
-        """Take runs out and put others in their place. Fails with `RunsChanged`."""
-        return self._commit(partial(runs.replace_runs, old, new, objects))
+        """Put runs in the place of others. Fails with `RunsChanged` or `SessionFenced`."""
+        return self._commit(partial(runs.replace_runs, old, new, objects, lease))
 
     def trim(
         self, log_starts: Mapping[PartitionKey, int], lease: tuple[str, Session] | None = None

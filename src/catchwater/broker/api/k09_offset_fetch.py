@@ -10,6 +10,7 @@ Not implemented: v10 (topic ids).
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.coordination.coordinator import UNAVAILABLE
 from catchwater.catalog.rows import (
     OffsetCommit,
 )
@@ -28,8 +29,12 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
 
 async def _group(broker: Broker, group: Any, require_stable: bool) -> dict[str, Any]:
     """One group's part; `group` has `group_id` and `topics`, in every version."""
-    unstable = await broker.log.txns.unstable(group.group_id) if require_stable else set()
-    committed = await broker.log.committed(group.group_id)
+    try:
+        unstable = await broker.log.txns.unstable(group.group_id) if require_stable else set()
+        committed = await broker.log.committed(group.group_id)
+    except UNAVAILABLE:
+        error = ErrorCode.COORDINATOR_NOT_AVAILABLE
+        return {"group_id": group.group_id, "error_code": error, "topics": []}
     if group.topics is None:
         wanted: dict[str, list[int]] = {}
         for topic, partition in sorted(committed):

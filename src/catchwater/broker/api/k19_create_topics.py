@@ -12,9 +12,9 @@ from typing import Any
 
 from catchwater.broker import topic_config
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
+from catchwater.broker.coordination.coordinator import UNAVAILABLE
 from catchwater.broker.names import is_legal_topic_name
 from catchwater.catalog.base import (
-    CatalogFull,
     TopicExists,
 )
 from catchwater.wire.errors import ErrorCode
@@ -49,8 +49,8 @@ async def _create(
             created = await broker.log.create_topic(wanted.name, partitions, config)
         except TopicExists as exists:
             error, message = ErrorCode.TOPIC_ALREADY_EXISTS, str(exists)
-        except CatalogFull as full:
-            error, message = ErrorCode.KAFKA_STORAGE_ERROR, str(full)
+        except UNAVAILABLE as reason:
+            error, message = ErrorCode.KAFKA_STORAGE_ERROR, str(reason)
     is_good = error is ErrorCode.NONE
     return {
         "name": wanted.name,

@@ -9,8 +9,8 @@ from typing import Any
 from uuid import UUID
 
 from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call, Fields, error_fields
+from catchwater.broker.coordination.coordinator import UNAVAILABLE
 from catchwater.catalog.base import (
-    CatalogFull,
     TopicUnknown,
 )
 from catchwater.wire.errors import ErrorCode
@@ -37,8 +37,8 @@ async def _delete(broker: Broker, name: str | None, topic_id: UUID | None) -> di
         await broker.log.keeping.lose_pins(topic.name)
     except TopicUnknown:
         return fields | error_fields(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    except CatalogFull as full:
-        return fields | error_fields(ErrorCode.KAFKA_STORAGE_ERROR, str(full))
+    except UNAVAILABLE as reason:
+        return fields | error_fields(ErrorCode.KAFKA_STORAGE_ERROR, str(reason))
     return fields | error_fields(ErrorCode.NONE)
 
 

@@ -11,7 +11,9 @@ import logging
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
-from catchwater.catalog.rows import PartitionKey
+from catchwater.broker.coordination.coordinator import UNAVAILABLE
+from catchwater.catalog.base import SessionFenced
+from catchwater.catalog.rows import PartitionKey, Pin
 from catchwater.log.keep.policy import DELETE, cleanup_policies
 from catchwater.wire.errors import ErrorCode
 
@@ -24,12 +26,19 @@ _NO_OFFSET = -1
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Move every log start that may be moved; each partition is answered for itself."""
     asked = [(topic.name, wanted) for topic in request.topics for wanted in topic.partitions]
-    await broker.log.refresh({key for name, wanted in asked if (key := _key(broker, name, wanted))})
     wanted_starts: dict[PartitionKey, int] = {}
     errors: dict[tuple[str, int], ErrorCode] = {}
-    for name, wanted in asked:
-        errors[name, wanted.partition_index] = _take(broker, name, wanted, wanted_starts)
-    held = await broker.log.keeping.delete_records(wanted_starts)
+    held: dict[PartitionKey, Pin] = {}
+    keys = {key for name, wanted in asked if (key := _key(broker, name, wanted))}
+    try:
+        await broker.log.refresh(keys)
+        for name, wanted in asked:
+            errors[name, wanted.partition_index] = _take(broker, name, wanted, wanted_starts)
+        held = await broker.log.keeping.delete_records(wanted_starts)
+    except (*UNAVAILABLE, SessionFenced) as reason:
+        _LOG.warning("Records are not deleted for now: %s", reason)
+        retry = ErrorCode.KAFKA_STORAGE_ERROR
+        errors |= {(name, wanted.partition_index): retry for name, wanted in asked}
     for name, wanted in asked:
         key = _key(broker, name, wanted)
         if key in held:

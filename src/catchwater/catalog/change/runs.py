@@ -24,9 +24,18 @@ _RUNS_A_STEP = 1000
 
 
 def replace_runs(
-    old: Sequence[RunRow], new: Sequence[RunRow], objects: Sequence[ObjectRow], db: Db
+    old: Sequence[RunRow],
+    new: Sequence[RunRow],
+    objects: Sequence[ObjectRow],
+    lease: tuple[str, Session] | None,
+    db: Db,
 ) -> PartitionRow:
-    """Take runs of one partition out and put others in their place. Raises `RunsChanged`."""
+    """Take runs of one partition out and put others in their place. Raises `RunsChanged`.
+
+    Raises `SessionFenced` unless the lease, if one is named, is held.
+    """
+    if lease is not None:
+        require_lease(*lease, db)
     assert old, "something is replaced"
     assert len({run[:2] for run in (*old, *new)}) == 1, "runs of one partition are replaced"
     key = old[0][:2]

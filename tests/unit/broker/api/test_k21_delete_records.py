@@ -7,6 +7,7 @@ import pytest
 from kio.schema.delete_records.v2 import request as v2
 from kio.static.primitive import i32Timedelta
 
+from catchwater.catalog.base import CatalogUnavailable, SessionFenced
 from catchwater.catalog.rows import Pin
 
 
@@ -57,6 +58,17 @@ async def test_what_a_pin_holds_stays(client, topic, caplog) -> None:
     wanted = await client.send(delete((0, 4), (1, 0)))
     assert answers(wanted) == [(0, "policy_violation", -1), (1, "none", 0)]
     assert "t-0 up to offset 4 are not deleted: the pin p/1 of pipeline holds them" in caplog.text
+
+
+@pytest.mark.parametrize("error", [CatalogUnavailable, SessionFenced])
+async def test_without_a_catalog_or_a_session_it_is_to_be_tried_again(
+    client, monkeypatch, error
+) -> None:
+    async def refuse(offsets: Any) -> Any:
+        raise error("Not now.")
+
+    monkeypatch.setattr(client.log.keeping, "delete_records", refuse)
+    assert answers(await client.send(delete((0, 4)))) == [(0, "kafka_storage_error", -1)]
 
 
 async def test_a_topic_that_is_only_compacted_is_left_whole(client) -> None:
