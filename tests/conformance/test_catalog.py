@@ -299,7 +299,7 @@ def test_a_transaction_sees_what_it_asked_for_and_writes_all_it_decides(
 ) -> None:
     catalog = with_topic(open_catalog)
     put(catalog, chunk(0, 4))
-    txn = TxnRow("tx", 9, 1, "ongoing", 60_000, 17, 1, ((T1.hex(), 0), (T1.hex(), 1)))
+    txn = TxnRow("tx", 9, 1, "ongoing", 60_000, 17, 1, 3, 18, ((T1.hex(), 0), (T1.hex(), 1)))
     opened = [OpenTxnRow(T1, 0, 9, 0), OpenTxnRow(T1, 1, 9, 7)]
     put(catalog, Changes(txns=[txn], open_txns=opened))
     seen = look(
@@ -434,7 +434,7 @@ def test_a_state_taken_from_one_catalog_fills_an_empty_one_of_any_kind(
     source.set_pin(Pin("p", "me", {("payments", 0): 3}, None, 1, 100, "extended")).result(5)
     source.claim_group("g", None).result(5)
     commit = EpochCommit(False, 1, 1, {0: (0, 9)}, "c", "payments")
-    txn = TxnRow("tx", 9, 1, "ongoing", 1000, 5, 2, ())
+    txn = TxnRow("tx", 9, 1, "ongoing", 1000, 5, 2, -1, 6, ())
     put(
         source,
         Changes(

@@ -132,6 +132,11 @@ class TxnRow(NamedTuple):
     grows, and tells an id's transactions from each other."""
     version: int
     """1: partitions are announced (AddPartitionsToTxn); 2: the epoch rises with every end."""
+    last_epoch: int
+    """The epoch its producer had before it was given this one; -1: a newcomer was given it, or it
+    has begun a transaction with it since."""
+    updated_ms: int
+    """Time of the last change, but for the end's second step."""
     partitions: tuple[tuple[str, int], ...]
     """What version 1 has announced: (topic id as 32 hexadecimal digits, partition)."""
 

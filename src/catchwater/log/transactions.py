@@ -106,9 +106,7 @@ class Transactions:
             )
             if row.state not in PREPARED:
                 return Producer(row.producer_id, row.epoch)
-            # What was open has been fenced, in the name of the one who asks.
             await self._finish(row)
-            expected = None
         raise TxnRefused(
             ErrorCode.CONCURRENT_TRANSACTIONS,
             f"The last transaction of {transactional_id} could not be ended yet.",
@@ -297,12 +295,15 @@ class Transactions:
     ) -> TxnRow:
         """Change an id's row, and what goes with it, in one commit; the row as it is then."""
         core, session = self._core, self._session()
+        now_ms = core.clock.now_ms()
 
         def on_seen(seen: Seen) -> tuple[Changes, tuple[TxnRow | None, TxnRow]]:
             before = next((r for r in seen.txns if r.transactional_id == transactional_id), None)
             after, changes = decide(before)
-            rows = [] if after == before else [after]
-            return replace(changes, txns=rows), (before, after)
+            if after == before:
+                return changes, (before, after)
+            after = after._replace(updated_ms=now_ms)
+            return replace(changes, txns=[after]), (before, after)
 
         async def change() -> TxnRow:
             scope = Scope(session=session, transactional_ids=[transactional_id])

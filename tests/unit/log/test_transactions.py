@@ -306,9 +306,8 @@ async def test_an_end_that_was_held_up_does_not_end_the_next_transaction(two: li
     for partition in (0, 1):
         assert (await send(second, producer, partition, 1, version=1)).base_offset == 2
     prepared = await second.txns._move("id", end)
-    assert (
-        prepared._replace(started_ms=held_up.started_ms, partitions=held_up.partitions) == held_up
-    )
+    alike = {name: getattr(held_up, name) for name in ("started_ms", "updated_ms", "partitions")}
+    assert prepared._replace(**alike) == held_up
     await first.txns._finish(held_up)
     assert await first.txns.rows() == [prepared]
     assert await seen(second) == [[0], [0], []]
@@ -371,6 +370,18 @@ async def test_an_end_whose_reply_was_lost_is_answered_again(log: Log) -> None:
     aborting = log.txns.end("id", producer, committed=False, version=2)
     assert await refusal(aborting) is ErrorCode.INVALID_TXN_STATE
     assert log.state(key(log)).high_watermark == 2, "one marker, not two"
+
+
+async def test_a_new_epoch_whose_reply_was_lost_is_given_again(log: Log) -> None:
+    producer = await begin(log, 2)
+    given = await log.txns.init_producer("id", MINUTE_MS, producer)
+    assert await log.txns.init_producer("id", MINUTE_MS, producer) == given
+    assert await visible(log) == [[], [], []], "what it had open is aborted"
+    assert (await send(log, given)).error is ErrorCode.NONE
+    asking = log.txns.init_producer("id", MINUTE_MS, producer)
+    assert await refusal(asking) is ErrorCode.PRODUCER_FENCED
+    await log.txns.end("id", given, committed=True, version=2)
+    assert await visible(log) == [[2], [], []]
 
 
 async def test_a_batch_of_version_1_needs_its_partition_announced(log: Log) -> None:

@@ -24,7 +24,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
 
 async def _state(broker: Broker, transactional_id: str, row: TxnRow | None) -> dict[str, Any]:
     if row is None:
-        row = TxnRow(transactional_id, -1, -1, "empty", 0, _NO_TIME_MS, 0, ())
+        row = TxnRow(transactional_id, -1, -1, "empty", 0, _NO_TIME_MS, 0, -1, -1, ())
         error, opened = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, []
     else:
         error, opened = ErrorCode.NONE, await broker.log.txns.open_on(row.producer_id)

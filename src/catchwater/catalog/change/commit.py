@@ -88,7 +88,7 @@ def write_changes(changes: Changes, db: Db) -> None:
         db.many("open_txn_close", changes.closed_txns)
         db.many("open_txn_upsert", changes.open_txns)
         db.many("aborted_txn_insert", changes.aborted)
-        db.many("txn_upsert", [(*row[:7], json_text(row.partitions)) for row in changes.txns])
+        db.many("txn_upsert", [txn_columns(row) for row in changes.txns])
         committed = [(end.producer_id,) for end in changes.ended if end.committed]
         db.many("txn_offset_keep", committed)
         db.many("txn_offset_delete", [(end.producer_id,) for end in changes.ended])
@@ -148,6 +148,12 @@ def txn_row(row: tuple[object, ...]) -> TxnRow:
     *standing, partitions = row
     kept = msgspec.json.decode(str(partitions), type=tuple[tuple[str, int], ...])
     return TxnRow._make((*standing, kept))
+
+
+def txn_columns(row: TxnRow) -> tuple[object, ...]:
+    """A row for `txn_upsert`."""
+    *standing, partitions = row
+    return (*standing, json_text(partitions))
 
 
 def json_text(value: object) -> str:

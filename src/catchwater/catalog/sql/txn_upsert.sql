@@ -1,6 +1,6 @@
 INSERT INTO txn (transactional_id, producer_id, epoch, state, timeout_ms, started_ms, version,
-                 partitions)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+                 last_epoch, updated_ms, partitions)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (transactional_id) DO UPDATE SET
   producer_id = excluded.producer_id,
   epoch = excluded.epoch,
@@ -8,4 +8,6 @@ ON CONFLICT (transactional_id) DO UPDATE SET
   timeout_ms = excluded.timeout_ms,
   started_ms = excluded.started_ms,
   version = excluded.version,
+  last_epoch = excluded.last_epoch,
+  updated_ms = excluded.updated_ms,
   partitions = excluded.partitions;

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from catchwater.catalog.base import Catalog
-from catchwater.catalog.change.commit import json_text, producer_row, txn_row
+from catchwater.catalog.change.commit import json_text, producer_row, txn_columns, txn_row
 from catchwater.catalog.rows import (
     AbortedRow,
     Changes,
@@ -462,7 +462,7 @@ class _Work:
                 "topic": list(self._topics.values()),
                 "partition": [partition_row(*item) for item in sorted(self._states.items())],
                 "producer": [(*row[:4], json_text(row.batches), row.last_ms) for row in producers],
-                "txn": [(*row[:7], json_text(row.partitions)) for row in self._txns.values()],
+                "txn": [txn_columns(row) for row in self._txns.values()],
                 "open_txn": [
                     OpenTxnRow(*key, producer_id, first_offset)
                     for key, state in self._states.items()

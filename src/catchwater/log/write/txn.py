@@ -49,29 +49,34 @@ def initialised(
     """The row for a producer that begins: a higher epoch, or `fresh_id` where none is left.
 
     A transaction that is open or prepared must end first: the row is then a prepared one.
-    `expected` is the producer id and epoch that a producer believes it has (KIP-360).
+    `expected` is the producer id and epoch that a producer believes it has (KIP-360); one that
+    was given the next epoch, and has not used it, has lost the reply and is given it again.
     """
     if row is None:
-        return TxnRow(transactional_id, fresh_id, 0, "empty", timeout_ms, -1, 1, ())
-    if expected is not None and expected != (row.producer_id, row.epoch):
+        return TxnRow(transactional_id, fresh_id, 0, "empty", timeout_ms, -1, 1, -1, -1, ())
+    has_last = row.last_epoch >= 0
+    is_repeated = has_last and expected == (row.producer_id, row.last_epoch)
+    if expected not in (None, (row.producer_id, row.epoch)) and not is_repeated:
         raise _fenced(row)
     if row.state in PREPARED:
         return row
+    last_epoch = -1 if expected is None else expected[1]
     if row.state == "ongoing":
-        return aborted_by_us(row)
-    row = row._replace(state="empty", epoch=row.epoch + 1, timeout_ms=timeout_ms)
+        return aborted_by_us(row)._replace(last_epoch=last_epoch)
+    epoch = row.epoch if is_repeated else row.epoch + 1
+    row = row._replace(state="empty", epoch=epoch, last_epoch=last_epoch, timeout_ms=timeout_ms)
     return renewed(row, fresh_id) if row.epoch >= LAST_EPOCH else row
 
 
 def renewed(row: TxnRow, fresh_id: int) -> TxnRow:
     """The row of an id whose epochs are used up, with a new producer id."""
     assert row.state in IDLE, "nothing of the old producer id is open"
-    return row._replace(producer_id=fresh_id, epoch=0)
+    return row._replace(producer_id=fresh_id, epoch=0, last_epoch=-1)
 
 
 def aborted_by_us(row: TxnRow) -> TxnRow:
     """An open transaction whose producer is gone or superseded: it is fenced by the epoch."""
-    return row._replace(state="prepare_abort", epoch=row.epoch + 1)
+    return row._replace(state="prepare_abort", epoch=row.epoch + 1, last_epoch=-1)
 
 
 def announced(
@@ -116,20 +121,26 @@ def ended(
     if producer[1] != row.epoch and not is_repeated:
         raise _fenced(row)
     if row.state == "ongoing":
-        raised = row.epoch + 1 if version >= 2 else row.epoch
-        return row._replace(state=wanted[0], epoch=raised)
+        return _raised(row, wanted[0]) if version >= 2 else row._replace(state=wanted[0])
     if row.state in wanted and (is_repeated or version == 1):
         return row
     if row.state in IDLE and version >= 2 and not committed and not is_repeated:
         # An abort of nothing; the client counts on the raised epoch all the same.
-        return row._replace(state="complete_abort", epoch=row.epoch + 1)
+        return _raised(row, "complete_abort")
     raise _invalid(row, "cannot end that way")
 
 
 def begun(row: TxnRow, version: int, now_ms: int) -> TxnRow:
     """The row once a transaction has begun; its start time is later than any earlier one's."""
     started_ms = max(now_ms, row.started_ms + 1)
-    return row._replace(state="ongoing", started_ms=started_ms, version=version, partitions=())
+    return row._replace(
+        state="ongoing",
+        started_ms=started_ms,
+        version=version,
+        last_epoch=-1,
+        updated_ms=now_ms,
+        partitions=(),
+    )
 
 
 def announces(row: TxnRow, topic_id: bytes, partition: int) -> bool:
@@ -155,6 +166,10 @@ def completed(row: TxnRow) -> TxnRow:
     assert row.state in PREPARED, row
     state: TxnState = "complete_commit" if row.state == "prepare_commit" else "complete_abort"
     return row._replace(state=state, partitions=())
+
+
+def _raised(row: TxnRow, state: TxnState) -> TxnRow:
+    return row._replace(state=state, epoch=row.epoch + 1, last_epoch=row.epoch)
 
 
 def _known(row: TxnRow | None, producer_id: int) -> TxnRow:

@@ -18,10 +18,11 @@ from catchwater.wire.errors import ErrorCode
 T1 = b"1" * 16
 NAME = T1.hex()
 OK = ErrorCode.NONE
+FENCED = ErrorCode.PRODUCER_FENCED
 
 
 def row(state: str = "empty", epoch: int = 4, **changes: Any) -> TxnRow:
-    plain = TxnRow("id", 7, epoch, "empty", 1000, 50, 1, ())
+    plain = TxnRow("id", 7, epoch, "empty", 1000, 50, 1, -1, 50, ())
     return plain._replace(state=state, **changes)
 
 
@@ -36,7 +37,7 @@ def refusal(call: Any) -> ErrorCode:
 
 def test_a_new_id_begins_with_a_fresh_producer_id_and_epoch_0() -> None:
     assert txn.initialised(None, "id", 9, 1000, None) == TxnRow(
-        "id", 9, 0, "empty", 1000, -1, 1, ()
+        "id", 9, 0, "empty", 1000, -1, 1, -1, -1, ()
     )
 
 
@@ -57,6 +58,46 @@ def test_a_newcomer_that_names_another_producer_is_fenced() -> None:
             ErrorCode.PRODUCER_FENCED
         )
     assert txn.initialised(row(), "id", 9, 1, (7, 4)).epoch == 5
+
+
+def test_a_producer_whose_new_epoch_was_lost_is_given_it_again() -> None:
+    given = txn.initialised(row(), "id", 9, 1000, (7, 4))
+    assert (given.epoch, given.last_epoch) == (5, 4)
+    assert txn.initialised(given, "id", 9, 1000, (7, 4)) == given
+    assert refusal(lambda: txn.initialised(given, "id", 9, 1, (7, 3))) == FENCED
+    # Who has begun a transaction with it must have been told.
+    begun = txn.announced(given, (7, 5), [], 90)
+    assert refusal(lambda: txn.initialised(begun, "id", 9, 1, (7, 4))) == FENCED
+    # Nobody has an epoch before the first one.
+    assert refusal(lambda: txn.initialised(row(), "id", 9, 1, (7, -1))) == FENCED
+
+
+def test_a_producer_that_a_newcomer_has_fenced_is_given_nothing_again() -> None:
+    given = txn.initialised(row(), "id", 9, 1000, (7, 4))
+    newcomer = txn.initialised(given, "id", 9, 1000, None)
+    assert (newcomer.epoch, newcomer.last_epoch) == (6, -1)
+    for expected in [(7, 4), (7, 5)]:
+        assert refusal(lambda e=expected: txn.initialised(newcomer, "id", 9, 1, e)) == FENCED
+
+
+def test_a_producer_that_has_its_own_transaction_aborted_gets_the_epoch_of_the_abort() -> None:
+    prepared = txn.initialised(row("ongoing"), "id", 9, 1, (7, 4))
+    assert (prepared.state, prepared.epoch, prepared.last_epoch) == ("prepare_abort", 5, 4)
+    assert txn.initialised(prepared, "id", 9, 1, (7, 4)) == prepared
+    given = txn.initialised(txn.completed(prepared), "id", 9, 1, (7, 4))
+    assert (given.state, given.epoch) == ("empty", 5)
+    last = row("ongoing", epoch=LAST_EPOCH - 1)
+    prepared = txn.initialised(last, "id", 9, 1, (7, LAST_EPOCH - 1))
+    given = txn.initialised(txn.completed(prepared), "id", 9, 1, (7, LAST_EPOCH - 1))
+    assert (given.producer_id, given.epoch, given.last_epoch) == (9, 0, -1)
+
+
+def test_a_producer_whose_end_was_answered_in_vain_may_ask_for_its_epoch_instead() -> None:
+    prepared = txn.ended(row("ongoing"), (7, 4), committed=True, version=2)
+    given = txn.initialised(txn.completed(prepared), "id", 9, 1, (7, 4))
+    assert (given.state, given.epoch) == ("empty", 5)
+    late = txn.completed(txn.aborted_by_us(row("ongoing")))
+    assert refusal(lambda: txn.initialised(late, "id", 9, 1, (7, 4))) == FENCED
 
 
 def test_when_the_epochs_are_used_up_there_is_a_new_producer_id() -> None:
@@ -160,7 +201,7 @@ class World:
     )
     txns: Txns = field(
         default_factory=lambda: {
-            pid: TxnRow(f"id{pid}", pid, 0, "empty", 1000, -1, 1, ()) for pid in (1, 2)
+            pid: TxnRow(f"id{pid}", pid, 0, "empty", 1000, -1, 1, -1, -1, ()) for pid in (1, 2)
         }
     )
     events: list[Any] = field(default_factory=list)

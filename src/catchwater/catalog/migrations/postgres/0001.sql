@@ -104,6 +104,8 @@ CREATE TABLE txn (
   timeout_ms       BIGINT  NOT NULL,
   started_ms       BIGINT  NOT NULL,
   version          INTEGER NOT NULL,
+  last_epoch       INTEGER NOT NULL,
+  updated_ms       BIGINT  NOT NULL,
   partitions       TEXT    NOT NULL
 );
 CREATE INDEX txn_by_producer ON txn (producer_id);

@@ -33,6 +33,8 @@ CREATE TABLE txn (
   timeout_ms       INTEGER NOT NULL,
   started_ms       INTEGER NOT NULL,
   version          INTEGER NOT NULL,
+  last_epoch       INTEGER NOT NULL,
+  updated_ms       INTEGER NOT NULL,
   partitions       TEXT    NOT NULL             -- JSON [[topic id in hexadecimal, partition], …]
 ) WITHOUT ROWID;
 CREATE INDEX txn_by_producer ON txn (producer_id);
