@@ -77,6 +77,7 @@ class BrokerConfig:
     group_min_session_timeout_ms: int = 6_000
     group_max_session_timeout_ms: int = 1_800_000
     group_max_size: int = 10_000
+    transactional_id_expiration_ms: int = 604_800_000
     catchwater_control_listener: Address = DEFAULT_CONTROL_LISTENER
     catchwater_wal_segment_bytes: int = 67_108_864
     catchwater_pack_interval_ms: int = 10_000
@@ -111,6 +112,7 @@ _LEAST = {
     "max.connections.per.ip": 1,
     "connections.max.idle.ms": 1,
     "group.max.size": 1,
+    "transactional.id.expiration.ms": 1,
     "catchwater.wal.segment.bytes": 4096,
     "catchwater.pack.interval.ms": 1,
     "catchwater.segment.bytes": 1_048_576,

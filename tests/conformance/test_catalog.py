@@ -32,6 +32,7 @@ from catchwater.catalog.rows import (
     StorageRow,
     Topic,
     TxnRow,
+    TxnState,
 )
 from catchwater.catalog.sqlite import SqliteCatalog
 from catchwater.clock import ManualClock
@@ -292,6 +293,20 @@ def test_silent_producers_are_forgotten(open_catalog: Open) -> None:
     assert look(catalog, producers=[(T1, 0, 9)]).producers == chunk(0, 4).producers
     catalog.forget_producers(1005).result(5)
     assert not look(open_catalog(), producers=[(T1, 0, 9)]).producers
+
+
+def test_silent_transactional_ids_are_forgotten_unless_something_is_open(
+    open_catalog: Open,
+) -> None:
+    catalog = open_catalog()
+    states: list[TxnState] = ["empty", "ongoing", "prepare_commit", "prepare_abort"]
+    states += ["complete_commit", "complete_abort"]
+    silent = [TxnRow(f"a{at}", at, 0, state, 9, 5, 1, -1, 5, ()) for at, state in enumerate(states)]
+    heard = [row._replace(transactional_id="b", producer_id=9, updated_ms=6) for row in silent[:1]]
+    put(catalog, Changes(txns=silent + heard))
+    assert catalog.forget_txns(5).result(5) == set()
+    assert catalog.forget_txns(6).result(5) == {0, 4, 5}
+    assert open_catalog().txns() == silent[1:4] + heard
 
 
 def test_a_transaction_sees_what_it_asked_for_and_writes_all_it_decides(

@@ -140,6 +140,7 @@ def log_config(config: BrokerConfig) -> LogConfig:
         retention_interval_ms=config.catchwater_retention_interval_ms,
         retention_ms=config.log_retention_ms,
         retention_bytes=config.log_retention_bytes,
+        transactional_id_expiry_ms=config.transactional_id_expiration_ms,
         delete_grace_ms=config.catchwater_delete_grace_ms,
         session_ms=config.catchwater_session_timeout_ms,
     )

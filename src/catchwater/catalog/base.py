@@ -233,6 +233,13 @@ class Catalog(Protocol):
         """Drop the standing of producers that have been silent since."""
         ...
 
+    def forget_txns(self, updated_ms_below: int) -> Future[set[int]]:
+        """Drop transactional ids that have been silent since, none with something open.
+
+        Returns their producer ids.
+        """
+        ...
+
     def take_backup_number(self) -> Future[int]:
         """A number above those of all earlier backups of the state."""
         ...

@@ -88,6 +88,12 @@ class RelationalCatalog(ABC):
         """Drop the standing of producers that have been silent since."""
         return self._run_each("producer_forget", [(last_ms_below,)])
 
+    def forget_txns(self, updated_ms_below: int) -> Future[set[int]]:
+        """Drop transactional ids that have been silent since; their producer ids."""
+        return self._commit(
+            lambda db: {number for (number,) in db.query("txn_forget", updated_ms_below)}
+        )
+
     def commit_offsets(
         self,
         group: str,

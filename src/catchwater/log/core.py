@@ -127,6 +127,15 @@ class Core:
 
         await self.between_chunks(change)
 
+    async def forget_txns(self, updated_ms_below: int) -> None:
+        """Drop transactional ids that have been silent since, none with something open."""
+
+        async def change() -> None:
+            for producer_id in await done(self.catalog.forget_txns(updated_ms_below)):
+                self.txns.pop(producer_id, None)
+
+        await self.between_chunks(change)
+
     async def between_chunks(self, change: Callable[[], Awaitable[T]]) -> T:
         """Make a change that lies between two chunks; never half, even if the caller goes away."""
 

@@ -20,6 +20,7 @@ only. Errors of a request are raised as `TxnRefused`; a catalog that fails raise
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -154,11 +155,13 @@ class Transactions:
             transactional_id,
             partial(txn.ended, producer=producer, committed=committed, version=version),
         )
+        # Not what the row has in the end: that may be a newcomer's.
+        given = Producer(row.producer_id, row.epoch)
         if row.state in PREPARED:
             row = await self._finish(row)
-        if row.epoch == LAST_EPOCH and row.state not in PREPARED:
-            row = await self._renew(row)
-        return Producer(row.producer_id, row.epoch)
+        if given.epoch == LAST_EPOCH and row.state not in PREPARED:
+            return await self._renew(transactional_id, given)
+        return given
 
     async def rows(self) -> list[TxnRow]:
         """All transactional ids as they are now."""
@@ -191,20 +194,22 @@ class Transactions:
         """
         rows = await self.rows()
         prepared = {row for row in rows if row.state in PREPARED}
-        forgotten = prepared & self._prepared if self._session() else prepared
+        left = prepared & self._prepared if self._session() else prepared
         self._prepared = prepared
         self.open_count = len(prepared) + sum(row.state == "ongoing" for row in rows)
-        for row in forgotten:
+        for row in left:
             if row.transactional_id not in self._ending:
                 await done(self._core.catalog.flush())
-                await self._finish(row)
+                with suppress(TxnRefused):  # ended by another, and no longer this producer's
+                    await self._finish(row)
         for row in self._overdue(rows):
             _LOG.warning(
                 "The transaction of %s is aborted: it was open for more than its %d ms.",
                 row.transactional_id,
                 row.timeout_ms,
             )
-            await self._abort_overdue(row)
+            with suppress(TxnRefused):
+                await self._abort_overdue(row)
 
     def _overdue(self, rows: Iterable[TxnRow]) -> list[TxnRow]:
         """The open transactions that were seen here for longer than they may be open.
@@ -223,7 +228,7 @@ class Transactions:
 
     async def _abort_overdue(self, overdue: TxnRow) -> None:
         def decide(row: TxnRow | None) -> TxnRow:
-            assert row is not None, "a transactional id is never forgotten"
+            row = txn.known(row, overdue.producer_id)
             is_same = (row.state, row.started_ms) == (overdue.state, overdue.started_ms)
             return txn.aborted_by_us(row) if is_same else row
 
@@ -253,8 +258,8 @@ class Transactions:
         if all(answer.error is not ErrorCode.NONE for answer in answers):
             # Nothing was written, or another broker was faster.
             _LOG.info("No end of %s was written: %s", row.transactional_id, answers[0].error.name)
-            rows = await self.rows()
-            return next(now for now in rows if now.transactional_id == row.transactional_id)
+            rows = {now.transactional_id: now for now in await self.rows()}
+            return txn.known(rows.get(row.transactional_id), row.producer_id)
         if await asyncio.to_thread(core.catalog.txn_offsets, row.producer_id):
             # Positions are read from what is durable.
             await done(core.catalog.flush())
@@ -264,7 +269,7 @@ class Transactions:
         """Complete a transaction that is open on no partition: there is nothing to mark."""
 
         def decide(row: TxnRow | None) -> tuple[TxnRow, Changes]:
-            assert row is not None, "a transactional id is never forgotten"
+            row = txn.known(row, prepared.producer_id)
             if row != prepared:
                 return row, Changes()
             end = EndedTxn(row.producer_id, row.state == "prepare_commit")
@@ -272,15 +277,13 @@ class Transactions:
 
         return await self._change(prepared.transactional_id, decide)
 
-    async def _renew(self, used_up: TxnRow) -> TxnRow:
+    async def _renew(self, transactional_id: str, used_up: Producer) -> Producer:
         """Give a transactional id whose epochs are used up a new producer id."""
         fresh_id = await self._new_producer_id()
-
-        def decide(row: TxnRow | None) -> TxnRow:
-            assert row is not None, "a transactional id is never forgotten"
-            return txn.renewed(row, fresh_id) if row == used_up else row
-
-        return await self._move(used_up.transactional_id, decide)
+        row = await self._move(
+            transactional_id, lambda row: txn.renewed(txn.known(row, used_up.id), fresh_id)
+        )
+        return Producer(row.producer_id, row.epoch)
 
     async def _move(
         self, transactional_id: str, decide: Callable[[TxnRow | None], TxnRow]

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -460,6 +461,66 @@ async def test_the_time_of_a_transaction_is_not_that_of_the_clock_it_began_by(
     await clock.sleep(1)
     await log.txns.tick()
     assert log.state(key(log)).last_stable_offset == 2
+
+
+async def test_an_id_that_is_silent_is_forgotten_but_not_with_something_open(
+    open_log: Open, tmp_path: Path
+) -> None:
+    clock = ManualClock()
+    log = await open_log(clock=clock)
+    await log.create_topic("t", 3)
+    ended = await begin(log, 2)
+    ended = await log.txns.end("id", ended, committed=True, version=2)
+    opened = await log.txns.init_producer("open", MINUTE_MS)
+    await send(log, opened, 2)
+    clock.advance(QUIET.transactional_id_expiry_ms)
+    await log.keeping.retain()
+    assert {row.transactional_id for row in await log.txns.rows()} == {"id", "open"}
+    clock.advance(1)
+    await log.keeping.retain()
+    for again in (log, await open_log(shutil.copytree(tmp_path / "live", tmp_path / "copy"))):
+        assert [row.transactional_id for row in await again.txns.rows()] == ["open"]
+        assert (await send(again, ended)).error is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        asking = again.txns.end("id", ended, committed=True, version=2)
+        assert await refusal(asking) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        assert (await again.txns.init_producer("id", MINUTE_MS)).id > opened.id
+        await again.txns.end("open", opened, committed=True, version=2)
+
+
+async def test_an_id_forgotten_while_its_end_is_taken_care_of_stops_nobody(two: list[Log]) -> None:
+    first, second = two
+    producer = await begin(first, 2)
+    (ongoing,) = await second.txns.rows()
+    prepared = await first.txns._move(
+        "id", lambda row: txn.ended(row, producer, committed=True, version=2)
+    )
+    await first.txns._finish(prepared)
+    await first._core.forget_txns(2**60)
+    late: Any = second.txns
+    for stale in (ongoing._replace(timeout_ms=0), prepared):
+        late.rows = AsyncMock(return_value=[stale])
+        await tick(second)
+    assert await first.txns.rows() == []
+
+
+async def test_an_end_that_a_newcomer_overtook_is_not_answered_with_its_epoch(
+    two: list[Log],
+) -> None:
+    first, second = two
+    producer = await begin(first, 2)
+    held_up: Any = first.txns
+    finish, given = held_up._finish, []
+
+    async def late(row: TxnRow) -> TxnRow:
+        await tick(second)
+        given.append(await second.txns.init_producer("id", MINUTE_MS))
+        return await finish(row)
+
+    held_up._finish = late
+    ended = await first.txns.end("id", producer, committed=True, version=2)
+    assert ended == (producer.id, producer.epoch + 1)
+    assert given == [(producer.id, producer.epoch + 2)]
+    assert await seen(first) == [[0], [0], []]
 
 
 async def test_markers_that_cannot_be_written_are_written_later(log: Log) -> None:

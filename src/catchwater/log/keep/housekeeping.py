@@ -67,6 +67,8 @@ class KeepConfig:
     """Of retention, compaction and sweeping."""
     retention_ms: int = 7 * 24 * 60 * 60 * 1000
     retention_bytes: int = -1
+    transactional_id_expiry_ms: int = 7 * 24 * 60 * 60 * 1000
+    """How long a transactional id may be silent before it is forgotten."""
     delete_grace_ms: int = 60_000
     backup_interval_ms: int = 60_000
     """Of backups of the catalog; a topic that is new or gone is backed up at once."""
@@ -121,7 +123,7 @@ class Housekeeping:
         return await self._in_turn(self._compact)
 
     async def retain(self) -> None:
-        """Apply the topics' retention, and delete what nobody needs any more."""
+        """Apply the topics' retention, forget producers, delete what nobody needs any more."""
         await self._in_turn(self._retain)
 
     async def sweep_orphans(self) -> int:
@@ -251,7 +253,9 @@ class Housekeeping:
         async with self._leases.held("retain") as lease:
             if lease():
                 await self._retention.apply()
-                await self._core.forget_producers(self._core.clock.now_ms() - PRODUCER_EXPIRY_MS)
+                now_ms = self._core.clock.now_ms()
+                await self._core.forget_producers(now_ms - PRODUCER_EXPIRY_MS)
+                await self._core.forget_txns(now_ms - self._config.transactional_id_expiry_ms)
         async with self._leases.held("sweep") as lease:
             await asyncio.to_thread(self._sweeper.sweep, lambda: lease() and not self._stopping)
 

@@ -112,7 +112,7 @@ def ended(
 
     The same end may be asked for again (a reply was lost): in version 2 with the epoch before.
     """
-    row = _known(row, producer[0])
+    row = known(row, producer[0])
     wanted: tuple[TxnState, TxnState] = (
         ("prepare_commit", "complete_commit") if committed else ("prepare_abort", "complete_abort")
     )
@@ -168,11 +168,8 @@ def completed(row: TxnRow) -> TxnRow:
     return row._replace(state=state, partitions=())
 
 
-def _raised(row: TxnRow, state: TxnState) -> TxnRow:
-    return row._replace(state=state, epoch=row.epoch + 1, last_epoch=row.epoch)
-
-
-def _known(row: TxnRow | None, producer_id: int) -> TxnRow:
+def known(row: TxnRow | None, producer_id: int) -> TxnRow:
+    """The row of an id that belongs to this producer id, or INVALID_PRODUCER_ID_MAPPING."""
     if row is None or row.producer_id != producer_id:
         raise TxnRefused(
             ErrorCode.INVALID_PRODUCER_ID_MAPPING,
@@ -181,8 +178,12 @@ def _known(row: TxnRow | None, producer_id: int) -> TxnRow:
     return row
 
 
+def _raised(row: TxnRow, state: TxnState) -> TxnRow:
+    return row._replace(state=state, epoch=row.epoch + 1, last_epoch=row.epoch)
+
+
 def _writable(row: TxnRow | None, producer: tuple[int, int]) -> TxnRow:
-    row = _known(row, producer[0])
+    row = known(row, producer[0])
     if producer[1] != row.epoch:
         raise _fenced(row)
     if row.state in PREPARED:
