@@ -20,7 +20,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from random import Random
 from urllib.parse import urlsplit
@@ -98,18 +98,17 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve
 
     def _forwarded(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection(self.server.target, timeout=20)
-        # The signature covers the Host header, so it stays the client's.
-        connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
-        for name, value in self.headers.items():
-            if name.lower() != "connection":
-                connection.putheader(name, value)
-        connection.endheaders(body)
-        reply = connection.getresponse()
-        answer = reply.read()
-        headers = {name: value for name, value in reply.getheaders()}
-        connection.close()
-        return reply.status, headers, answer
+        with closing(http.client.HTTPConnection(self.server.target, timeout=20)) as connection:
+            # The signature covers the Host header, so it stays the client's.
+            connection.putrequest(
+                self.command, self.path, skip_host=True, skip_accept_encoding=True
+            )
+            for name, value in self.headers.items():
+                if name.lower() != "connection":
+                    connection.putheader(name, value)
+            connection.endheaders(body)
+            reply = connection.getresponse()
+            return reply.status, dict(reply.getheaders()), reply.read()
 
     def _answer(self, status: int, headers: dict[str, str], body: bytes, fault: str = "") -> None:
         is_head = self.command == "HEAD"
