@@ -403,6 +403,13 @@ def test_a_superseded_coordinator_changes_nothing(open_catalog: Open) -> None:
     assert second.epoch > first.epoch
     assert second.generation == 7
     moved = {("payments", 0): OffsetCommit(2)}
+    waiting = Changes(txn_offsets=[(9, "g", "payments", 0, OffsetCommit(3))])
+    with pytest.raises(CoordinatorMoved):
+        scope = Scope(claim=("g", first.epoch))
+        catalog.transact(scope, lambda seen: (waiting, None)).result(5)
+    assert catalog.unstable("g") == set()
+    catalog.transact(Scope(claim=("g", second.epoch)), lambda seen: (waiting, None)).result(5)
+    assert catalog.unstable("g") == {("payments", 0)}
     with pytest.raises(CoordinatorMoved):
         catalog.commit_offsets("g", moved, claim_epoch=first.epoch).result(5)
     with pytest.raises(CoordinatorMoved):

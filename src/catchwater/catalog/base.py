@@ -124,8 +124,9 @@ class Catalog(Protocol):
 
         `decide` is pure, for it may be called again when the database asks for another try; what
         it raises (a `CatchwaterError`) undoes everything and is the future's. Fails with
-        `SessionFenced`, `EpochGap` (an epoch in the changes that does not follow), and as every
-        change of a shared catalog with `CatalogUnavailable` or `CatalogUncertain`.
+        `SessionFenced`, `CoordinatorMoved`, `EpochGap` (an epoch in the changes that does not
+        follow), and as every change of a shared catalog with `CatalogUnavailable` or
+        `CatalogUncertain`.
         """
         ...
 

@@ -239,6 +239,8 @@ class Scope:
     """Producer ids whose transactional id is wanted, if they have one."""
     transactional_ids: Sequence[str] = ()
     """Transactional ids that are wanted by name; locked also where there is no row yet."""
+    claim: tuple[str, int] | None = None
+    """(group, epoch): fails with `CoordinatorMoved` unless this is the group's claim."""
     partitions: Sequence[PartitionKey] = ()
     producers: Sequence[tuple[bytes, int, int]] = ()
     """(topic id, partition, producer id) whose standing is wanted."""

@@ -129,10 +129,12 @@ class Transactions:
         offsets: Mapping[tuple[str, int], OffsetCommit],
         *,
         implicit: bool,
+        claim_epoch: int | None = None,
     ) -> None:
         """Keep positions that become the group's when the transaction commits.
 
-        With `implicit` they begin the transaction if need be, as version 2 wants it.
+        With `implicit` they begin the transaction if need be, as version 2 wants it. Raises
+        `CoordinatorMoved` when the group's claim has another epoch than the one given.
         """
         now_ms = self._core.clock.now_ms()
         rows = [(producer.id, group, *key, commit) for key, commit in offsets.items()]
@@ -141,7 +143,8 @@ class Transactions:
             row = txn.with_offsets(row, producer, implicit=implicit, now_ms=now_ms)
             return row, Changes(txn_offsets=rows)
 
-        await self._change(transactional_id, decide)
+        claim = None if claim_epoch is None else (group, claim_epoch)
+        await self._change(transactional_id, decide, claim)
 
     async def end(
         self, transactional_id: str, producer: Producer, *, committed: bool, version: int
@@ -295,6 +298,7 @@ class Transactions:
         self,
         transactional_id: str,
         decide: Callable[[TxnRow | None], tuple[TxnRow, Changes]],
+        claim: tuple[str, int] | None = None,
     ) -> TxnRow:
         """Change an id's row, and what goes with it, in one commit; the row as it is then."""
         core, session = self._core, self._session()
@@ -309,7 +313,7 @@ class Transactions:
             return replace(changes, txns=[after]), (before, after)
 
         async def change() -> TxnRow:
-            scope = Scope(session=session, transactional_ids=[transactional_id])
+            scope = Scope(session, transactional_ids=[transactional_id], claim=claim)
             before, after = await done(core.catalog.transact(scope, on_seen))
             if session is None:
                 if before is not None:

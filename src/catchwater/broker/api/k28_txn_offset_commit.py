@@ -1,12 +1,14 @@
 """TxnOffsetCommit (28), v0-5: positions that become a group's when the transaction commits.
 
-They wait in the catalog; the chunk with the transaction's markers moves or drops them, in the same
-commit. Until then OffsetFetch with `require_stable` answers UNSTABLE_OFFSET_COMMIT.
+They wait in the catalog, stored under the epoch of the coordinator's claim where there are several
+brokers; the chunk with the transaction's markers moves or drops them, in the same commit. Until
+then OffsetFetch with `require_stable` answers UNSTABLE_OFFSET_COMMIT.
 
 Version notes: v3 brings the group's member and generation, checked as for OffsetCommit (KIP-447);
 v5 is a client of version 2 (KIP-890), whose positions begin the transaction by themselves.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from catchwater.broker.api.k08_offset_commit import check
@@ -35,17 +37,10 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
                 metadata = partition.committed_metadata or ""
                 commits[key] = OffsetCommit(partition.committed_offset, epoch, metadata)
     if commits:
-        error, _ = await answered(
-            broker,
-            broker.log.txns.commit_offsets(
-                request.transactional_id,
-                Producer(request.producer_id, request.producer_epoch),
-                request.group_id,
-                commits,
-                implicit=call.version >= _SECOND_VERSION,
-            ),
-        )
-        if error is ErrorCode.PRODUCER_FENCED:
+        error, _ = await answered(broker, _store(broker, call.version, request, commits))
+        if error is ErrorCode.NOT_COORDINATOR:
+            broker.groups.give_up(request.group_id)
+        elif error is ErrorCode.PRODUCER_FENCED:
             # A group coordinator has no other name for it, in any version.
             error = ErrorCode.INVALID_PRODUCER_EPOCH
         errors |= dict.fromkeys(commits, error)
@@ -66,12 +61,25 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     }
 
 
+async def _store(
+    broker: Broker, version: int, request: Any, commits: Mapping[tuple[str, int], OffsetCommit]
+) -> None:
+    await broker.log.txns.commit_offsets(
+        request.transactional_id,
+        Producer(request.producer_id, request.producer_epoch),
+        request.group_id,
+        commits,
+        implicit=version >= _SECOND_VERSION,
+        claim_epoch=broker.groups.claim_epoch(request.group_id),
+    )
+
+
 async def _refusal(broker: Broker, version: int, request: Any) -> ErrorCode:
-    """What is wrong with the group or its member."""
+    """What is wrong with the group, its coordinator or its member."""
     if not is_legal_group_id(request.group_id):
         return ErrorCode.INVALID_GROUP_ID
     if version < 3 or (request.generation_id == _NO_GENERATION and not request.member_id):
-        return ErrorCode.NONE
+        return await broker.groups.hold(request.group_id)
     member = (request.member_id, request.group_instance_id, request.generation_id)
     return await broker.groups.check_commit(request.group_id, member)
 

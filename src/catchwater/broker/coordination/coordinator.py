@@ -167,9 +167,16 @@ class Coordinator:
         return await asyncio.shield(claiming)
 
     def claim_epoch(self, group_id: str) -> int | None:
-        """The epoch to commit positions under; None where there is one broker."""
+        """The epoch to commit positions under; None where there is one broker.
+
+        Raises `CoordinatorMoved` when the group was given up meanwhile.
+        """
+        if self._claims is None:
+            return None
         held = self._held.get(group_id)
-        return held.epoch if held else None
+        if held is None:
+            raise CoordinatorMoved(f"This broker does not coordinate group {group_id!r} any more.")
+        return held.epoch
 
     def give_up(self, group_id: str) -> None:
         """Somebody else coordinates the group: send its members there."""

@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Mapping
 from typing import TypeVar
 
 from catchwater.broker.broker import Broker
-from catchwater.broker.coordination.coordinator import UNAVAILABLE
-from catchwater.catalog.base import SessionFenced
+from catchwater.broker.coordination.coordinator import MOVED, UNAVAILABLE
 from catchwater.catalog.rows import TxnState
 from catchwater.log.write.txn import TxnRefused
 from catchwater.wire.errors import ErrorCode
@@ -33,7 +32,7 @@ async def answered(broker: Broker, work: Awaitable[T]) -> tuple[ErrorCode, T | N
         return ErrorCode.NONE, await work
     except TxnRefused as refused:
         error = refused.code
-    except SessionFenced:
+    except MOVED:
         error = ErrorCode.NOT_COORDINATOR
     except UNAVAILABLE:
         error = ErrorCode.COORDINATOR_NOT_AVAILABLE

@@ -1,9 +1,9 @@
 """How a chunk, a sink's epoch or the end of a transaction becomes part of the log.
 
 `transact` is the body of the one way to sequence: lock, look, let the caller decide, write. Rows
-are locked in one order by everybody (session, transactional ids, partitions; each kind sorted), so
-that two commits wait for each other at most one way round. Producers' standing and open
-transactions are guarded by the lock of their partition.
+are locked in one order by everybody (session, transactional ids, a group's claim, partitions; each
+kind sorted), so that two commits wait for each other at most one way round. Producers' standing
+and open transactions are guarded by the lock of their partition.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from catchwater.catalog.base import EpochGap, SessionFenced
+from catchwater.catalog.base import CoordinatorMoved, EpochGap, SessionFenced
 from catchwater.catalog.db import Db
 from catchwater.catalog.rows import (
     Changes,
@@ -31,7 +31,10 @@ T = TypeVar("T")
 
 
 def transact(scope: Scope, decide: Callable[[Seen], tuple[Changes, T]], db: Db) -> T:
-    """Look at `scope`, write what `decide` makes of it. Raises `SessionFenced`, `EpochGap`."""
+    """Look at `scope`, write what `decide` makes of it.
+
+    Raises `SessionFenced`, `CoordinatorMoved`, `EpochGap`.
+    """
     changes, result = decide(look(scope, db))
     for pipeline, sink, commit in changes.epochs:
         record_epoch(pipeline, sink, commit, db)
@@ -52,20 +55,26 @@ def lock_partitions(keys: Iterable[PartitionKey], db: Db) -> list[PartitionRow]:
 
 
 def look(scope: Scope, db: Db) -> Seen:
-    """Lock and read the rows of a scope, in one round trip. Raises `SessionFenced`."""
+    """Lock and read the rows of a scope, in one round trip.
+
+    Raises `SessionFenced`, `CoordinatorMoved`.
+    """
     names = sorted(set(scope.transactional_ids))
     keys = sorted(set(scope.partitions))
-    session, _, by_name, by_producer, partitions, producers, open_txns = db.ask(
+    session, _, by_name, by_producer, claim, partitions, producers, open_txns = db.ask(
         ("broker_lock", [scope.session] if scope.session else []),
         ("name_lock", [(f"txn {name}",) for name in names]),
         ("txn_lock_name", [(name,) for name in names]),
         ("txn_lock_producer", [(number,) for number in sorted(set(scope.transactional))]),
+        ("group_claim_lock", [scope.claim[:1]] if scope.claim else []),
         ("partition_lock", keys),
         ("producer_find", sorted(set(scope.producers))),
         ("open_txn_of_partition", keys),
     )
     if scope.session and not session:
         raise _fenced(scope.session)
+    if scope.claim and claim != [scope.claim[1:]]:
+        raise coordinator_moved(*scope.claim)
     return Seen(
         [PartitionRow._make(row) for row in partitions],
         [producer_row(row) for row in producers],
@@ -159,6 +168,14 @@ def txn_columns(row: TxnRow) -> tuple[object, ...]:
 def json_text(value: object) -> str:
     """A value as a JSON column keeps it."""
     return msgspec.json.encode(value).decode()
+
+
+def coordinator_moved(group: str, epoch: int) -> CoordinatorMoved:
+    """What to raise when a claim does not stand any more."""
+    return CoordinatorMoved(
+        f"The claim with epoch {epoch} on group {group!r} was superseded.",
+        hint="Find the group's coordinator again.",
+    )
 
 
 def _fenced(session: Session) -> SessionFenced:

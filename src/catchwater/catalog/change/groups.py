@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from catchwater.catalog.base import CoordinatorMoved
-from catchwater.catalog.change.commit import require_session
+from catchwater.catalog.change.commit import coordinator_moved, require_session
 from catchwater.catalog.db import Db
 from catchwater.catalog.rows import GroupClaim, OffsetCommit, Session
 
@@ -13,7 +12,7 @@ def commit_offsets(
 ) -> None:
     """Keep a group's positions. Raises `CoordinatorMoved`."""
     if claim_epoch is not None and db.query("group_claim_lock", group) != [(claim_epoch,)]:
-        raise _moved(group, claim_epoch)
+        raise coordinator_moved(group, claim_epoch)
     rows = [(group, *key, *commit) for key, commit in sorted(offsets.items())]
     db.many("group_offset_upsert", rows)
 
@@ -30,18 +29,12 @@ def claim_group(group: str, session: Session | None, db: Db) -> GroupClaim:
 def record_generation(group: str, claim: GroupClaim, db: Db) -> None:
     """Remember the claim's generation. Raises `CoordinatorMoved`."""
     if not db.query("group_claim_record", claim.generation, group, claim.epoch):
-        raise _moved(group, claim.epoch)
+        raise coordinator_moved(group, claim.epoch)
 
 
 def delete_group(group: str, db: Db) -> bool:
     """Forget a group and its positions; whether there was anything."""
+    # The claim first: whoever commits positions locks it before he writes them.
+    claims = db.query("group_claim_delete", group)
     db.query("txn_offset_delete_group", group)
-    known = [*db.query("group_offset_delete", group), *db.query("group_claim_delete", group)]
-    return bool(known)
-
-
-def _moved(group: str, epoch: int) -> CoordinatorMoved:
-    return CoordinatorMoved(
-        f"The claim with epoch {epoch} on group {group!r} was superseded.",
-        hint="Find the group's coordinator again.",
-    )
+    return bool(claims + db.query("group_offset_delete", group))

@@ -102,7 +102,8 @@ async def test_a_group_whose_name_points_elsewhere_is_given_up(coordinator, clai
     claims.mine, claims.brokers = (lambda _: False), 2
     assert await coordinator.heartbeat("g", ("m", None, 1)) is ErrorCode.NOT_COORDINATOR
     assert (await waiting).error is ErrorCode.NOT_COORDINATOR
-    assert coordinator.claim_epoch("g") is None
+    with pytest.raises(CoordinatorMoved):
+        coordinator.claim_epoch("g")
 
 
 async def test_after_a_new_session_groups_are_claimed_again(coordinator, claims) -> None:
