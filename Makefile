@@ -55,13 +55,13 @@ unit: $(STAMP)   ## pure code only (seconds)
 test: $(STAMP)   ## every test a newcomer should run (minutes; real clients, real Spark)
 	$(BIN)/python -m pytest $(TESTS)
 
-sim: $(STAMP)    ## whole broker on virtual time, SEEDS seeds
+sim: $(STAMP)    ## three brokers, clients and faults on virtual time, SEEDS seeds
 	SEEDS=$(SEEDS) $(BIN)/python -m pytest -q tests/simulation
 
 kill-points: $(STAMP) ## kill -9 of a real broker before the n-th system call, POINTS times
 	POINTS=$(POINTS) $(BIN)/python -m pytest -q tests/conformance/test_kill_points.py
 
-chaos: $(STAMP)  ## three brokers over PostgreSQL and S3, MINUTES of kills, pauses and store faults, then the checker
+chaos: $(STAMP)  ## three brokers over PostgreSQL and S3, MINUTES of kills, pauses and failing stores (SEED=, WAL=)
 	MINUTES=$(MINUTES) $(BIN)/python -m benchmarks.chaos
 
 soak: $(STAMP)   ## MINUTES of steady load: memory, descriptors, objects and catalog rows stay flat
