@@ -147,8 +147,17 @@ def test_a_range_is_returned_whole_or_not_at_all(store: ObjectStore) -> None:
             store.get_range("a", offset, size)
 
 
+def test_what_may_be_shorter_ends_where_the_object_does(store: ObjectStore) -> None:
+    store.put("a", [b"0123456789"])
+    for offset, size in [(0, 4), (3, 7), (3, 100), (9, 1), (10, 1), (100, 5)]:
+        assert store.get_upto("a", offset, size) == b"0123456789"[offset : offset + size]
+    store.put("empty", [])
+    assert store.get_upto("empty", 0, 5) == b""
+
+
 def test_a_missing_object_is_named(store: ObjectStore) -> None:
-    for read in (store.get, store.size, lambda key: store.get_range(key, 0, 1)):
+    reads = (lambda key: store.get_range(key, 0, 1), lambda key: store.get_upto(key, 0, 1))
+    for read in (store.get, store.size, *reads):
         with pytest.raises(ObjectMissing, match="gone/x"):
             read("gone/x")
 
@@ -181,6 +190,7 @@ def test_a_key_that_could_leave_the_store_is_refused(store: ObjectStore, key: st
         lambda: store.put_if_absent(key, [b"x"]),
         lambda: store.get(key),
         lambda: store.get_range(key, 0, 1),
+        lambda: store.get_upto(key, 0, 1),
         lambda: store.size(key),
         lambda: store.delete(key),
     ]
@@ -261,7 +271,11 @@ def test_a_failed_read_is_repeated_and_never_gives_a_part(
     raw: s3.S3Store, patient: RetryingStore, proxy: FaultyProxy, fault: str
 ) -> None:
     raw.put("a", [b"0123456789" * 1000])
-    for read in (lambda s: s.get("a"), lambda s: s.get_range("a", 0, 10_000)):
+    for read in (
+        lambda s: s.get("a"),
+        lambda s: s.get_range("a", 0, 10_000),
+        lambda s: s.get_upto("a", 0, 20_000),
+    ):
         proxy.next(fault)
         with pytest.raises(StoreUnavailable, match="could not be read"):
             read(raw)

@@ -130,6 +130,9 @@ class GatedStore:
     def get_range(self, key: str, offset: int, size: int) -> bytes:
         return self._read(partial(self._store.get_range, key, offset, size))
 
+    def get_upto(self, key: str, offset: int, max_bytes: int) -> bytes:
+        return self._read(partial(self._store.get_upto, key, offset, max_bytes))
+
     def size(self, key: str) -> int:
         return self._read(partial(self._store.size, key))
 

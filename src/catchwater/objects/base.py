@@ -83,6 +83,12 @@ class ObjectStore(Protocol):
     def get_range(self, key: str, offset: int, size: int) -> bytes:
         """Exactly `size` bytes from `offset`. Raises `ObjectMissing` or `ObjectTruncated`."""
 
+    def get_upto(self, key: str, offset: int, max_bytes: int) -> bytes:
+        """`max_bytes` from `offset`, or all there is where the object ends before; perhaps none.
+
+        Raises `ObjectMissing`.
+        """
+
     def size(self, key: str) -> int:
         """The object's size in bytes. Raises `ObjectMissing`."""
 

@@ -75,6 +75,13 @@ class LocalStore:
         with _named(path, "read"):
             return read_file_range(path, offset, size)
 
+    def get_upto(self, key: str, offset: int, max_bytes: int) -> bytes:
+        """These bytes of the object, as far as it has them."""
+        path = self._path(key)
+        with _named(path, "read"), path.open("rb") as file:
+            file.seek(offset)
+            return file.read(max_bytes)
+
     def size(self, key: str) -> int:
         """The object's size in bytes."""
         path = self._path(key)

@@ -53,6 +53,10 @@ class MemoryStore:
         check_range(key, offset, size, len(data))
         return data[offset : offset + size]
 
+    def get_upto(self, key: str, offset: int, max_bytes: int) -> bytes:
+        """These bytes of the object, as far as it has them."""
+        return self.get(key)[offset : offset + max_bytes]
+
     def size(self, key: str) -> int:
         """The object's size in bytes."""
         return len(self.get(key))

@@ -150,6 +150,10 @@ class RetryingStore:
         """Exactly these bytes of the object."""
         return self._request("get_range", lambda: self._store.get_range(key, offset, size))
 
+    def get_upto(self, key: str, offset: int, max_bytes: int) -> bytes:
+        """These bytes of the object, as far as it has them."""
+        return self._request("get_range", lambda: self._store.get_upto(key, offset, max_bytes))
+
     def size(self, key: str) -> int:
         """The object's size in bytes."""
         return self._request("size", lambda: self._store.size(key))

@@ -126,15 +126,27 @@ class S3Store:
             check_range(self._name(key), offset, size, self.size(key))
             return b""
         try:
-            with self._named(check_key(key), "read"):
-                options: GetOptions = {"range": (offset, offset + size)}
-                reply = obstore.get(self._for(size), key, options=options)
-                data = bytes(reply.bytes())
+            data, object_bytes = self._range(key, offset, size)
         except _RangeOutside as error:
             check_range(self._name(key), offset, size, self.size(key))
             raise StoreUnavailable(str(error)) from error  # it has grown since: it was replaced
-        check_range(self._name(key), offset, size, reply.meta["size"])
-        return self._whole(key, data, size)
+        check_range(self._name(key), offset, size, object_bytes)
+        return data
+
+    def get_upto(self, key: str, offset: int, max_bytes: int) -> bytes:
+        """These bytes of the object, as far as it has them."""
+        try:
+            return self._range(key, offset, max_bytes)[0]
+        except _RangeOutside:
+            return b""
+
+    def _range(self, key: str, offset: int, size: int) -> tuple[bytes, int]:
+        """What the object has of these bytes, and the object's size."""
+        with self._named(check_key(key), "read"):
+            options: GetOptions = {"range": (offset, offset + size)}
+            reply = obstore.get(self._for(size), key, options=options)
+            data, object_bytes = bytes(reply.bytes()), reply.meta["size"]
+        return self._whole(key, data, min(size, object_bytes - offset)), object_bytes
 
     def size(self, key: str) -> int:
         """The object's size in bytes."""

@@ -117,8 +117,8 @@ class WalPlace(Protocol):
     def read(self, file: str, offset: int, size: int) -> bytes:
         """Bytes of a file as they are; the caller checks them.
 
-        Raises `WalReadError` for what is not there; where it is only not to be had now, what the
-        store or the catalog raises.
+        Raises `WalReadError` for what is not there, though what another process removed may be
+        read for a while; where it is only not to be had now, what the store or the catalog raises.
         """
         ...
 

@@ -8,7 +8,8 @@ salt) and report success; other bytes mean that another process writes under thi
 WAL is dead from then on.
 
 Several threads may append at once. An object costs a round trip of tens of milliseconds and money,
-so `linger_ms` asks whoever gathers frames to wait for more; see decision 7.
+so `linger_ms` asks whoever gathers frames to wait for more, and small ranges are read by the page
+(`objects.pages`); see decision 7.
 """
 
 import threading
@@ -27,6 +28,7 @@ from catchwater.objects.base import (
     StoreError,
     StoreFull,
 )
+from catchwater.objects.pages import Pages
 from catchwater.wal.base import (
     Position,
     WalDead,
@@ -64,6 +66,8 @@ class ObjectWal:
         self.prefix = prefix
         self.linger_ms = linger_ms
         self._store = store
+        # An object holds runs of many partitions, each of which is read by itself.
+        self._pages = Pages(store, clock)
         self._clock = clock
         self._dead: str | None = None
         # Guards the number of the next frame, and the salts' order.
@@ -108,7 +112,7 @@ class ObjectWal:
     def read(self, file: str, offset: int, size: int) -> bytes:
         """Bytes of an object. `StoreError` where the store does not answer."""
         try:
-            return self._store.get_range(file, offset, size)
+            return self._pages.get_range(file, offset, size)
         except (ObjectMissing, ObjectTruncated) as error:
             raise WalReadError(str(error), hint=error.hint) from error
 
@@ -129,6 +133,7 @@ class ObjectWal:
 
     def remove(self, file: str) -> None:
         """Delete an object."""
+        self._pages.forget(file)
         try:
             self._store.delete(file)
         except StoreError as error:

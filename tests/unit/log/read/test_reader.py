@@ -1,5 +1,6 @@
 """Reading: from memory, from WAL files and from segments, whole, patched and verified."""
 
+import asyncio
 import logging
 import struct
 from collections.abc import Callable, Sequence
@@ -16,8 +17,12 @@ from catchwater.catalog.rows import (
 from catchwater.log.keep.pack import PackConfig, Packer
 from catchwater.log.read.history import PIECE_BYTES, PLAN_RANGE_BYTES
 from catchwater.log.read.reader import Found, PlanRange, Reader, Unreadable
+from catchwater.log.storage import Storage
 from catchwater.objects.base import StoreError
+from catchwater.objects.memory import MemoryStore
+from catchwater.objects.retry import RetryingStore
 from catchwater.objects.urls import read_range
+from catchwater.wal.object import ObjectWal
 from catchwater.wire.batch import split
 from catchwater.wire.errors import ErrorCode
 
@@ -406,3 +411,42 @@ async def test_a_plan_ends_before_a_hole(open_log: OpenLog, make_batch: MakeBatc
     log.catalog.replace_runs(middle, [], [ObjectRow("x", "chunk", "live", 0, 0)]).result()
     assert [planned.last_offset for planned in await reader.plan(key, 0, 3)] == [0]
     await reader.close()
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+async def test_a_chunk_object_is_read_once_for_all_its_partitions(
+    open_log: OpenLog, make_batch: MakeBatch, is_packed: bool
+) -> None:
+    log = open_log()
+    store = RetryingStore(MemoryStore(log.clock), log.clock)
+    log.wal = ObjectWal(store, log.clock, prefix="1-1/")
+    log.storage = Storage(log.wal, log.objects)
+    keys = log.create_topic("t", 50)
+    for _ in range(3):
+        log.append(*((key, make_batch([b"x"] * 4)) for key in keys))
+    if is_packed:
+        assert pack(log) == 50
+    else:
+        reader = reader_of(log, lagging_bytes=0)
+        for found in await asyncio.gather(*(read(reader, key, 0) for key in keys)):
+            assert offsets(found) == [(0, 3), (4, 7), (8, 11)]
+    assert store.requests.snapshot() == {("put_if_absent", "ok"): 3, ("get_range", "ok"): 3}
+
+
+async def test_damage_in_a_chunk_object_is_an_error_for_its_offsets_only(
+    open_log: OpenLog, make_batch: MakeBatch
+) -> None:
+    log = open_log()
+    store = MemoryStore(log.clock)
+    log.wal = ObjectWal(store, log.clock, prefix="1-1/")
+    log.storage = Storage(log.wal, log.objects)
+    bad, good = log.create_topic("t", 2)
+    log.append((bad, make_batch([b"bad"])), (good, make_batch([b"good"])))
+    run = log.catalog.runs(bad, 0)[0]
+    data = bytearray(store.get(run.object))
+    data[run.byte_offset + 30] ^= 1
+    store.put(run.object, [data])
+    reader = reader_of(log)
+    for _ in range(2):
+        assert offsets(await read(reader, good, 0)) == [(0, 0)]
+        assert (await read(reader, bad, 0)).error == ErrorCode.CORRUPT_MESSAGE
