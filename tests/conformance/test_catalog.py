@@ -304,6 +304,7 @@ def test_silent_transactional_ids_are_forgotten_unless_something_is_open(
     silent = [TxnRow(f"a{at}", at, 0, state, 9, 5, 1, -1, 5, ()) for at, state in enumerate(states)]
     heard = [row._replace(transactional_id="b", producer_id=9, updated_ms=6) for row in silent[:1]]
     put(catalog, Changes(txns=silent + heard))
+    assert catalog.unfinished_txns() == silent[1:4]
     assert catalog.forget_txns(5).result(5) == set()
     assert catalog.forget_txns(6).result(5) == {0, 4, 5}
     assert open_catalog().txns() == silent[1:4] + heard

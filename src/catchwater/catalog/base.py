@@ -295,6 +295,10 @@ class Catalog(Protocol):
         """All transactional ids."""
         ...
 
+    def unfinished_txns(self) -> list[TxnRow]:
+        """Those whose transaction is open or being ended."""
+        ...
+
     def open_txns(self, producer_id: int) -> list[OpenTxnRow]:
         """The partitions on which a producer's transaction is open."""
         ...

@@ -247,6 +247,10 @@ class RelationalCatalog(ABC):
         """All transactional ids."""
         return [commit.txn_row(row) for row in self._select("txn_select")]
 
+    def unfinished_txns(self) -> list[TxnRow]:
+        """Transactional ids whose transaction is open or being ended."""
+        return [commit.txn_row(row) for row in self._select("txn_unfinished")]
+
     def open_txns(self, producer_id: int) -> list[OpenTxnRow]:
         """The partitions on which a producer's transaction is open."""
         return [OpenTxnRow._make(row) for row in self._select("open_txn_of_producer", producer_id)]

@@ -47,7 +47,7 @@ from catchwater.log.core import Core, done
 from catchwater.log.format.marker import marker
 from catchwater.log.write import txn
 from catchwater.log.write.intake import Submission
-from catchwater.log.write.txn import LAST_EPOCH, PREPARED, TxnRefused
+from catchwater.log.write.txn import IDLE, LAST_EPOCH, PREPARED, TxnRefused
 from catchwater.wire.errors import ErrorCode
 
 _LOG = logging.getLogger(__name__)
@@ -195,7 +195,7 @@ class Transactions:
 
         Among many brokers, what was prepared since the last tick is left to who prepared it.
         """
-        rows = await self.rows()
+        rows = await self._unfinished()
         prepared = {row for row in rows if row.state in PREPARED}
         left = prepared & self._prepared if self._session() else prepared
         self._prepared = prepared
@@ -213,6 +213,11 @@ class Transactions:
             )
             with suppress(TxnRefused):
                 await self._abort_overdue(row)
+
+    async def _unfinished(self) -> list[TxnRow]:
+        if self._session() is None:
+            return [row for row in self._core.txns.values() if row.state not in IDLE]
+        return await asyncio.to_thread(self._core.catalog.unfinished_txns)
 
     def _overdue(self, rows: Iterable[TxnRow]) -> list[TxnRow]:
         """The open transactions that were seen here for longer than they may be open.

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -281,6 +281,19 @@ async def test_another_broker_finishes_what_one_that_lost_the_catalog_has_prepar
     assert await second.committed("g") == (POSITIONS if kept else {})
 
 
+async def test_what_is_due_is_found_without_a_look_at_idle_ids(two: list[Log]) -> None:
+    first, second = two
+    producer = await begin(first, 2)
+    await second.txns.init_producer("idle", MINUTE_MS)
+    catalog: Any = second._core.catalog
+    catalog.txns = Mock(side_effect=AssertionError("all of them"))
+    await second.txns.tick()
+    assert second.txns.open_count == 1
+    await first.txns.end("id", producer, committed=True, version=2)
+    await second.txns.tick()
+    assert second.txns.open_count == 0
+
+
 async def test_two_brokers_that_end_one_transaction_at_once_end_it_once(two: list[Log]) -> None:
     first, second = two
     producer = await begin(first, 2)
@@ -498,7 +511,7 @@ async def test_an_id_forgotten_while_its_end_is_taken_care_of_stops_nobody(two: 
     await first._core.forget_txns(2**60)
     late: Any = second.txns
     for stale in (ongoing._replace(timeout_ms=0), prepared):
-        late.rows = AsyncMock(return_value=[stale])
+        late._unfinished = AsyncMock(return_value=[stale])
         await tick(second)
     assert await first.txns.rows() == []
 

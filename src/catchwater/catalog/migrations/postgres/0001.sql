@@ -109,6 +109,9 @@ CREATE TABLE txn (
   partitions       TEXT    NOT NULL
 );
 CREATE INDEX txn_by_producer ON txn (producer_id);
+-- Every broker looks for these every second; an embedded log has them in memory.
+CREATE INDEX txn_unfinished ON txn (transactional_id)
+WHERE state IN ('ongoing', 'prepare_commit', 'prepare_abort');
 
 CREATE TABLE open_txn (
   topic_id     BYTEA   NOT NULL,
