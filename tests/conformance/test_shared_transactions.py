@@ -6,7 +6,15 @@ from collections.abc import AsyncIterator
 import pytest
 
 from catchwater.catalog.postgres import PostgresCatalog
-from catchwater.catalog.rows import BrokerRow, OffsetCommit, PartitionKey, Session
+from catchwater.catalog.rows import (
+    BrokerRow,
+    Changes,
+    OffsetCommit,
+    PartitionKey,
+    Scope,
+    Seen,
+    Session,
+)
 from catchwater.clock import Clock
 from catchwater.log.format.chunk import ADDS_PARTITION
 from catchwater.log.log import Log
@@ -93,8 +101,27 @@ async def test_an_id_introduced_by_both_at_once_has_one_producer(two: list[Log])
         assert await send(two[1], newer, 0) is ErrorCode.NONE
 
 
+async def test_an_id_that_is_just_being_used_is_not_forgotten(two: list[Log]) -> None:
+    first, second = two
+    given = await first.txns.init_producer("id", MINUTE_MS)
+
+    def forget_meanwhile(_: Seen) -> tuple[Changes, set[int]]:
+        return Changes(), second._core.catalog.forget_txns(2**60).result(5)
+
+    scope = Scope(transactional_ids=["id"])
+    transact = first._core.catalog.transact(scope, forget_meanwhile)
+    assert await asyncio.wrap_future(transact) == set()
+    assert await send(first, given, 0) is ErrorCode.NONE
+    await second._core.forget_txns(2**60)
+    given = await second.txns.end("id", given, committed=True, version=2)
+    await first._core.forget_txns(2**60)
+    assert await send(second, given, 0) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    assert (await second.txns.init_producer("id", MINUTE_MS)).id > given.id
+
+
 async def test_every_end_is_whole_whoever_writes_and_whoever_ends(two: list[Log]) -> None:
     kept: set[tuple[int, int]] = set()
+    claim = await two[0].claim_group("g")
 
     async def live(number: int) -> None:
         name = f"id-{number}"
@@ -104,7 +131,9 @@ async def test_every_end_is_whole_whoever_writes_and_whoever_ends(two: list[Log]
             for partition in (0, 1):
                 assert await send(writing, producer, partition) is ErrorCode.NONE
             positions = {("t", number): OffsetCommit(round_)}
-            await ending.txns.commit_offsets(name, producer, "g", positions, implicit=True)
+            await ending.txns.commit_offsets(
+                name, producer, "g", positions, implicit=True, claim_epoch=claim.epoch
+            )
             commits = (number + round_) % 3 != 0
             if commits:
                 kept.add(producer)

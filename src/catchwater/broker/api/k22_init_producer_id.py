@@ -5,7 +5,8 @@ not after a crash. A producer that brings its old id (v3, KIP-360) gets a new on
 its sequences just as a raised epoch would.
 
 With one, the epoch rises: earlier producers of that id are fenced, and what they left open is
-aborted before the answer. When no epoch is left there is a new producer id.
+aborted before the answer. When no epoch is left there is a new producer id. A producer that brings
+its epoch and lost the reply (KIP-360) is given the same new one when it asks again.
 
 Version notes: v3 brings the id and epoch the producer has (KIP-360), v4 PRODUCER_FENCED (KIP-588).
 

@@ -135,6 +135,22 @@ async def latest(client: Any, level: int) -> int:
     return reply.topics[0].partitions[0].offset
 
 
+async def test_what_is_asked_again_because_the_reply_was_lost_is_answered_alike(
+    served: Any, batch: Any
+) -> None:
+    first = await init(served)
+    ids = {"producer_id": first.producer_id, "producer_epoch": first.producer_epoch}
+    producer = await init(served, **ids)
+    assert (producer.error_code.name, producer.producer_epoch) == ("none", 1)
+    assert await init(served, **ids) == producer
+    assert await produce(served, producer, batch) == "none"
+    assert (await init(served, **ids)).error_code.name == "producer_fenced"
+    given = await end(served, producer)
+    assert (given.error_code.name, given.producer_epoch) == ("none", 2)
+    assert await end(served, producer) == given
+    assert (await end(served, producer, False)).error_code.name == "invalid_txn_state"
+
+
 async def test_version_2_is_told_of_and_needs_three_requests(served: Any, batch: Any) -> None:
     request = ApiVersionsRequest(client_software_name="test", client_software_version="1")
     (feature,) = (await served.send(request)).finalized_features
