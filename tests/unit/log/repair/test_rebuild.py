@@ -124,6 +124,22 @@ async def test_with_backup_segments_and_wal_everything_is_as_it_was(
     assert {key: await everything(log, key) for key in keys} == truth
 
 
+async def test_transactional_ids_come_back_from_the_backup_whole(
+    open_log: Open, data: Path
+) -> None:
+    log = await open_log()
+    before = await log.txns.init_producer("id", 60_000)
+    given = await log.txns.init_producer("id", 60_000, before)
+    await log.keeping.back_up()
+    rows = await log.txns.rows()
+    await log.close()
+    lose_catalog(data)
+    mend(data)
+    again = await open_log()
+    assert await again.txns.rows() == rows
+    assert await again.txns.init_producer("id", 60_000, before) == given
+
+
 async def test_a_catalog_of_an_earlier_time_is_refused_and_brought_up_to_date(
     open_log: Open, data: Path, tmp_path: Path
 ) -> None:
