@@ -259,7 +259,7 @@ BUGS = [
     Bug("watermark of a stale view", answer_from_a_stale_view, ("hw-regression",), UNTOLD, seed=1),
     Bug("wrong offset told", answer_a_duplicate_wrongly, ("inconsistent-offsets",), LOSSY),
     Bug("pins ignored", trim_past_a_pin, ("pinned",)),
-    Bug("last value compacted away", compact_away_the_last_value, ("lost-write", "unseen")),
+    Bug("last value compacted away", compact_away_the_last_value, ("lost-write", "unseen"), seed=6),
     Bug("epoch written twice", write_an_epoch_twice, ("duplicate", "torn-contract")),
     Bug("overdue left open", leave_overdue_open, ("no progress", "still open"), seed=1),
     Bug("session not checked", ignore_the_end_of_a_session, ("ended session",), seed=2),
