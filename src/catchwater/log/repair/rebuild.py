@@ -40,6 +40,7 @@ from catchwater.log.format.segment import (
 from catchwater.log.keep.pack import segment_run
 from catchwater.log.repair.backup import Backup, last_number, newest_backup
 from catchwater.log.repair.cover import cover
+from catchwater.log.repair.infer import Inferred
 from catchwater.log.repair.segments import headers, remember
 from catchwater.log.repair.stored import Stored
 from catchwater.log.storage import SEGMENTS, STAGED
@@ -177,6 +178,7 @@ class _Work:
         )
         self._states = states_of(snapshot)
         self._txns = txns_of(snapshot)
+        self._inferred = Inferred(self._states, self._txns)
         self._backed_up = {key: state.high_watermark for key, state in self._states.items()}
         self._segments: dict[PartitionKey, list[_Segment]] = defaultdict(list)
         self._collected = _Collected(applied=int(self._rows("log")[0][1]))
@@ -354,7 +356,9 @@ class _Work:
         if not guess:
             states = {key: s for key, s in states.items() if key not in self._uncertain}
         before = {key: state.high_watermark for key, state in states.items()} if guess else {}
+        self._collected.ended += self._inferred.adopt(frame.chunk, states)
         done = sequence(frame.chunk.entries, states, self._txns, frame.chunk.created_ms)
+        self._inferred.watch(frame.chunk.entries, states, done)
         size = frame.at + frame.chunk.size_bytes
         row = ObjectRow(frame.file, "chunk", "live", size, frame.chunk.created_ms)
         self._collected.add(catalog_changes(done, states, self._txns, row, frame.at))
@@ -363,10 +367,6 @@ class _Work:
             if guess:
                 what = f"these offsets were guessed for {frame.file}; they may be wrong."
                 self._tell("uncertain", key, before[key], states[key].high_watermark - 1, what)
-        unknown = {entry.topic_id for entry in frame.chunk.entries} - self._topics.keys()
-        for topic_id in unknown:
-            what = f"Frame {frame.sequence} holds batches of a topic {topic_id.hex()} that neither "
-            self._note("lost", f"{what}the backup nor a segment names.")
 
     def report_unplaced(self, unplaced: dict[tuple[str, int], Chunk]) -> None:
         """Name the partitions and offsets whose order is not known."""
@@ -400,6 +400,9 @@ class _Work:
             runs += chosen
             in_use = {run.object for run in chosen}
             segments += [segment for segment in self._segments[key] if segment.run.object in in_use]
+        self._inferred.close()
+        for told in self._inferred.told():
+            self._tell(*told)
         objects = [
             ObjectRow(
                 segment.run.object, "segment", "live", segment.size_bytes, segment.modified_ms
@@ -451,9 +454,10 @@ class _Work:
         ]
         seen = max((row.producer_id for row in producers), default=0)
         counters = (max(next_producer_id, seen + 1) + _NEVER_GIVEN, next_epoch + _NEVER_GIVEN)
-        aborted = {AbortedRow._make(row) for row in self._rows("aborted_txn")}
-        aborted.update(self._collected.aborted)
-        aborted.update(row for segment in segments for row in segment.aborted)
+        known = [*map(AbortedRow._make, self._rows("aborted_txn")), *self._collected.aborted]
+        known += [row for segment in segments for row in segment.aborted]
+        # Where they disagree, segments are right.
+        aborted = {(row.topic_id, row.partition, row.last_offset): row for row in known}
         return (
             self._state
             | self._offsets_after()
@@ -468,7 +472,7 @@ class _Work:
                     for key, state in self._states.items()
                     for producer_id, first_offset in state.open_txns.items()
                 ],
-                "aborted_txn": sorted(aborted),
+                "aborted_txn": sorted(aborted.values()),
                 "object": [],
                 "run": [],
             }
