@@ -100,6 +100,8 @@ class Appender:
         # What the thread takes next; guarded by the condition.
         self._wake = threading.Condition()
         self._requests: list[Request] = []
+        self._refusing = False
+        """A write has failed: nothing is written before the loop has refused all in hand."""
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="wal", daemon=True)
         self._thread.start()
@@ -169,7 +171,13 @@ class Appender:
     def _failed(self, requests: list[Request], error: WalFull | WalDead) -> None:
         _LOG.error("%s", error)
         self.has_failed = self.has_failed or isinstance(error, WalDead)
-        self._intake.refuse(requests)
+        # What came behind goes with it: of a new producer any batch may be the first, and the
+        # ones refused before it could then never follow.
+        with self._wake:
+            behind, self._requests = self._requests, []
+            self._refusing = False
+            self._wake.notify()
+        self._intake.refuse([*requests, *behind])
 
     # --- in the thread ---------------------------------------------------------------------------
 
@@ -177,7 +185,9 @@ class Appender:
         clock = self._core.clock
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._requests or self._closing)
+                self._wake.wait_for(
+                    lambda: not self._refusing and (self._requests or self._closing)
+                )
                 requests, self._requests = self._requests, []
             if not requests:
                 return
@@ -186,6 +196,7 @@ class Appender:
             try:
                 position = self._wal.append([gathered.payload])
             except (WalFull, WalDead) as error:
+                self._refusing = True
                 self._loop.call_soon_threadsafe(self._failed, requests, error)
             else:
                 written = _Written(gathered, position, clock.monotonic_s() - began_s)

@@ -8,7 +8,9 @@ never acknowledged.
 
 What goes wrong, and the answer to the producer:
 
-- the write-ahead log is full or did not confirm, the catalog cannot be reached: a retriable error;
+- the write-ahead log is full or did not confirm, the catalog cannot be reached: a retriable error,
+  for all that is in hand: of a new producer any batch may be the first, and the ones refused
+  before it could then never follow;
 - nobody knows whether a commit happened: found out first (`settle`), by a transaction that waits
   for whatever is left of the other;
 - the session was superseded: NOT_LEADER_OR_FOLLOWER for everything in hand, then a new session
@@ -69,6 +71,7 @@ def new_life(session: Session, wal: Wal) -> Life:
 class _Write:
     """A chunk on its way into the write-ahead log."""
 
+    number: int
     life: Life
     requests: list[Request]
     written: asyncio.Future[tuple[Gathered, Position]]
@@ -98,6 +101,10 @@ class Committer:
         """Nothing is taken any more."""
         self._requests: list[Request] = []
         self._gathered_bytes = 0
+        self._number = 0
+        """Of the last write that was begun."""
+        self._refused = 0
+        """Writes up to this one are not committed: one before them failed."""
         self._first_s = 0.0
         self._arrived, self._enough = asyncio.Event(), asyncio.Event()
         self._closing = False
@@ -157,13 +164,19 @@ class Committer:
             if requests and self._life is not None:
                 written = asyncio.ensure_future(self._write(self._life.wal, requests))
                 self._under_way.add(written)
-                written.add_done_callback(self._under_way.discard)
-                self._writes.put_nowait(_Write(self._life, requests, written))
+                written.add_done_callback(self._arrive)
+                self._number += 1
+                self._writes.put_nowait(_Write(self._number, self._life, requests, written))
             else:
                 self._slots.release()
                 if self._closing:
                     self._writes.put_nowait(None)
                     return
+
+    def _arrive(self, written: asyncio.Future[Any]) -> None:
+        self._under_way.discard(written)
+        if not written.cancelled():
+            written.exception()  # of no interest if its session ended meanwhile: nobody asks
 
     async def _linger(self) -> None:
         """Wait for more, as long and as much as the write-ahead log asks."""
@@ -217,6 +230,9 @@ class Committer:
 
     async def _commit_one(self, write: _Write) -> None:
         refusal = ErrorCode.KAFKA_STORAGE_ERROR
+        if write.number <= self._refused:
+            self._core.intake.refuse(write.requests, refusal)
+            return
         try:
             both = (write.written, write.life.ended)
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -233,6 +249,8 @@ class Committer:
             self.has_failed = True
         except CatchwaterError as error:
             _LOG.error("%s", error)
+            self._refused = self._number
+            self._core.intake.refuse(self._take_all())
         self._core.intake.refuse(write.requests, refusal)
 
     async def _sequence(self, life: Life, gathered: Gathered, position: Position) -> None:
@@ -290,8 +308,6 @@ class Committer:
     async def _retire(self, wal: Wal, under_way: set[asyncio.Future[Any]]) -> None:
         if under_way:
             await asyncio.wait(under_way)
-            for written in under_way:
-                written.exception()  # of no interest any more
         await asyncio.to_thread(wal.close)
 
     async def _begin(self, ended: Life) -> None:

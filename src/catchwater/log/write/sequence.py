@@ -269,6 +269,8 @@ def _check(
     if answer is not None:
         return answer
     is_open = entry.producer_id in state.open_txns
+    if is_open and _is_ended_behind(entry, done):
+        return refused(ErrorCode.CONCURRENT_TRANSACTIONS)
     error = not_in_transaction(entry, txn, is_open)
     if error is not ErrorCode.NONE:
         return refused(error)
@@ -282,6 +284,16 @@ def _check(
         OpenTxnRow(entry.topic_id, entry.partition, entry.producer_id, state.high_watermark)
     )
     return None
+
+
+def _is_ended_behind(entry: Entry, done: Sequenced) -> bool:
+    """Whether what is open here ends in this very chunk, by a marker that lies behind the batch.
+
+    The batch would be part of the next transaction, and that marker would end it with this one.
+    """
+    place = (entry.topic_id, entry.partition, entry.producer_id)
+    has_ended = any(end.producer_id == entry.producer_id for end in done.ended)
+    return has_ended and all(opened[:3] != place for opened in done.opened)
 
 
 def _check_end(entry: Entry, state: PartitionState, txns: Txns, done: Sequenced) -> Result | None:

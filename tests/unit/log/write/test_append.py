@@ -204,6 +204,23 @@ async def test_a_full_disk_refuses_and_the_next_append_works(bench: Callable[...
     await log.appender.close()
 
 
+async def test_what_came_behind_a_refused_chunk_is_refused_with_it(
+    bench: Callable[..., Bench],
+) -> None:
+    log = bench()
+    first = await log.stop_at_the_gate()
+    log.wal.failure = WalFull("no space")
+    waiting = [log.appender.submit([log.batch(0, b"a")]) for _ in range(3)]
+    log.wal.gate.set()
+    assert [answer.error for answer in await first] == [ErrorCode.KAFKA_STORAGE_ERROR]
+    for answer in waiting:
+        assert [each.error for each in await answer] == [ErrorCode.KAFKA_STORAGE_ERROR]
+    log.wal.failure = None
+    (taken,) = await log.appender.submit([log.batch(0, b"a")])
+    assert taken.base_offset == 0
+    await log.appender.close()
+
+
 async def test_after_a_failed_sync_nothing_is_acknowledged(bench: Callable[..., Bench]) -> None:
     log = bench()
     log.wal.failure = WalDead("sync failed")

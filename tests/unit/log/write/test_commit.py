@@ -333,6 +333,20 @@ async def test_a_wal_that_does_not_take_it_now_may_take_it_later(
     assert await offsets(log, batch(key)) == [0]
 
 
+async def test_what_is_behind_a_chunk_that_failed_is_refused_with_it(world: World) -> None:
+    log, wal, (key, _) = await gated(world)
+    wal.is_open = False
+    first = asyncio.ensure_future(append(log, batch(key, producer=(7, 0, 0))))
+    await until(lambda: len(wal.gates) == 1)
+    behind = asyncio.ensure_future(append(log, batch(key, producer=(7, 0, 1))))
+    await until(lambda: len(wal.gates) == 2)
+    catalog_of(log).faults = ["unavailable"]
+    wal.open()
+    assert [answer.error for answer in [*await first, *await behind]] == [STORAGE, STORAGE]
+    assert await offsets(log, batch(key, producer=(7, 0, 0))) == [0]
+    assert await offsets(log, batch(key, producer=(7, 0, 1))) == [1]
+
+
 async def test_after_the_wal_has_died_nothing_is_taken(world: World) -> None:
     log, wal, (key, _) = await gated(world)
     wal.failure = WalDead("gone")

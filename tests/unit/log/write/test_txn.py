@@ -192,6 +192,32 @@ def test_an_end_is_taken_once_and_answered_again(
 # --- any interleaving ----------------------------------------------------------------------------
 
 
+def test_a_batch_of_the_next_transaction_waits_for_the_marker_behind_it() -> None:
+    """Found by simulation seed 365: the marker ended the next transaction with this one."""
+    states = {(T1, index): PartitionState(0, 5, 9) for index in (0, 1)}
+    for state in states.values():
+        state.open_txns[7] = 3
+    txns = {7: row("prepare_abort", epoch=5, version=2)}
+    marker_bits, batch_bits = TRANSACTIONAL | CONTROL, TRANSACTIONAL | ADDS_PARTITION
+    marker = [Entry(T1, p, 100, 78, 7, 5, -1, 0, 1, 50, marker_bits) for p in (0, 1)]
+    batch = [Entry(T1, p, 100, 70, 7, 5, 0, 0, 1, 60, batch_bits) for p in (0, 1)]
+    done = sequence([marker[0], batch[0], batch[1], marker[1]], states, txns, 60)
+    assert [result.error for result in done.results] == [
+        OK,
+        OK,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        OK,
+    ]
+    assert [(at.partition, at.first_offset, at.last_offset) for at in done.aborted] == [
+        (0, 3, 5),
+        (1, 3, 5),
+    ]
+    assert states[T1, 0].open_txns == {7: 6}
+    assert states[T1, 1].open_txns == {}
+    (again,) = sequence([batch[1]], states, txns, 61).results
+    assert (again.error, again.base_offset) == (OK, 6)
+
+
 @dataclass
 class World:
     """Partitions, two transactional ids, and what their records should come to."""
