@@ -178,9 +178,15 @@ class Lane:
     sequence: int = 0
     begun: int = 0
     under_way: list[Sending] = field(default_factory=list)
+    is_known: bool = False
+    """Its first batch was acknowledged."""
 
     def has_room(self) -> bool:
         """Whether the next batch is still among the five that a broker remembers."""
+        if self.under_way and not self.is_known:
+            # A producer nobody knows may begin with any sequence, so a request that arrives twice
+            # must not be able to overtake the first one; clients see to that by their connection.
+            return False
         oldest = self.under_way[0].number if self.under_way else self.begun
         return len(self.under_way) < WINDOW and self.begun - oldest < WINDOW
 
@@ -220,6 +226,7 @@ class Producer(Client):
             for sending, (error, offset) in zip(lane.under_way, answers, strict=True):
                 sending.tries += 1
                 if error is ErrorCode.NONE:
+                    lane.is_known = True
                     self._tell(lane, sending, "ok", offset)
                 else:
                     self._judge(lane, sending, error, is_first=not kept)
