@@ -197,7 +197,8 @@ class Transactions:
         """
         rows = await self._unfinished()
         prepared = {row for row in rows if row.state in PREPARED}
-        left = prepared & self._prepared if self._session() else prepared
+        old = self._prepared if self._session() else prepared
+        left = [row for row in rows if row in prepared and row in old]
         self._prepared = prepared
         self.open_count = len(prepared) + sum(row.state == "ongoing" for row in rows)
         for row in left:

@@ -89,7 +89,8 @@ class Intake:
         self._max_pending_bytes = max_pending_bytes
         self.pending_bytes = 0
         """Submitted and not answered yet."""
-        self._waiters: dict[PartitionKey, set[asyncio.Future[None]]] = {}
+        self._waiters: dict[PartitionKey, dict[asyncio.Future[None], None]] = {}
+        """In the order in which they came, so that a simulation can be repeated."""
 
     def request(self, batches: Sequence[Submission]) -> tuple[Request, bool]:
         """The batches as a request in hand, and whether it fits: if not, it is to be refused."""
@@ -131,7 +132,7 @@ class Intake:
         waiter: asyncio.Future[None] = self._loop.create_future()
         wanted = list(keys)
         for key in wanted:
-            self._waiters.setdefault(key, set()).add(waiter)
+            self._waiters.setdefault(key, {})[waiter] = None
         waiter.add_done_callback(lambda done: self._forget(wanted, done))
         return waiter
 
@@ -153,7 +154,7 @@ class Intake:
     def _forget(self, keys: Iterable[PartitionKey], waiter: asyncio.Future[None]) -> None:
         for key in keys:
             waiters = self._waiters[key]
-            waiters.discard(waiter)
+            waiters.pop(waiter, None)
             if not waiters:
                 del self._waiters[key]
 
