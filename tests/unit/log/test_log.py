@@ -593,8 +593,7 @@ async def test_a_store_that_fails_only_puts_packing_off(
     await append(log, (topic.id, 0), batch(3))
     while "no space left" not in caplog.text:
         await asyncio.sleep(0.001)
-    monkeypatch.setattr(log.objects, "put_if_absent", real)
-    await append(log, (topic.id, 0), batch(3))
+    monkeypatch.setattr(log.objects, "put_if_absent", real)  # and nothing else is appended
     while not (await log.storage("t"))[0].segment_bytes:
         await asyncio.sleep(0.001)
 

@@ -21,6 +21,7 @@ from itertools import groupby
 from catchwater.catalog.base import Catalog, RunsChanged
 from catchwater.catalog.rows import ObjectRow, PartitionKey, RunRow
 from catchwater.clock import Clock
+from catchwater.config import CatchwaterError
 from catchwater.log.format.batches import DamagedObject, walk
 from catchwater.log.format.segment import (
     HEADER_BYTES,
@@ -94,10 +95,17 @@ class Packer:
 
         Ends early when `go_on`, asked before every segment, says no. Damaged runs stay where they
         are and are logged. Raises `StoreError` (`StoreFull` among them) and what the catalog
-        raises; what was committed until then stays packed.
+        raises; what was committed until then stays packed, and the rest is due in an interval.
         """
         self._unpacked_bytes = 0
         self._packed_s = self._clock.monotonic_s()
+        try:
+            return self._pack(is_wanted, go_on)
+        except CatchwaterError:
+            self.appended(1)
+            raise
+
+    def _pack(self, is_wanted: Callable[[PartitionKey], bool], go_on: Callable[[], bool]) -> int:
         self._catalog.flush().result()  # what was appended just now is packed too
         segments = 0
         while not self._stopping.is_set():
