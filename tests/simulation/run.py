@@ -7,7 +7,8 @@ end. At the end the storage is held against the catalog and against what the rea
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,11 +95,27 @@ def simulate(
 
     It ends before it heals if one of the `signs` of something wrong is seen by then.
     """
-    logging.getLogger("catchwater").setLevel(logging.CRITICAL + 1)
+    with _silence():
+        return _simulate(seed, faulty_s, climate, set(signs))
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Brokers complain a lot while they are tormented."""
+    logger = logging.getLogger("catchwater")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _simulate(seed: int, faulty_s: float, climate: Mapping[str, float], signs: set[str]) -> Outcome:
     world = World(seed, 3, broker_opener, climate=climate)
     run = _Run(world)
     try:
-        world.loop.run_until_complete(run.whole(faulty_s, set(signs)))
+        world.loop.run_until_complete(run.whole(faulty_s, signs))
     except (AssertionError, CatchwaterError) as stuck:
         world.fail(f"{type(stuck).__name__}: {stuck}")
     world.failures += world.loop.failures
