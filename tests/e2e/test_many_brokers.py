@@ -142,9 +142,10 @@ def read_all(bootstrap: str, topic: str, **settings: object) -> dict[str, tuple[
     consumer.assign([TopicPartition(topic, p, 0) for p in range(PARTITIONS)])
     found: dict[str, tuple[int, int]] = {}
     ended: set[int] = set()
+    errors: list[str] = []
     deadline = time.monotonic() + 90
     while len(ended) < PARTITIONS:
-        assert time.monotonic() < deadline, f"only {sorted(ended)} were read to their end"
+        assert time.monotonic() < deadline, f"only {sorted(ended)} were read to their end: {errors}"
         for message in consumer.consume(500, 0.5):
             error = message.error()
             if error is None:
@@ -153,6 +154,8 @@ def read_all(bootstrap: str, topic: str, **settings: object) -> dict[str, tuple[
                 found[value] = message.partition(), message.offset()
             elif error.code() == KafkaError._PARTITION_EOF:
                 ended.add(message.partition())
+            else:
+                errors.append(f"{message.partition()}: {error}")
     consumer.close()
     return found
 
