@@ -40,10 +40,11 @@ class Epochs:
         chunks = await asyncio.to_thread(load_staged, core.storage.objects, found, staged)
 
         async def change() -> EpochCommit:
+            # The objects first: among many brokers the epoch may be committed at this moment.
+            taken = await asyncio.to_thread(core.catalog.known_objects, staged)
             known = await asyncio.to_thread(core.catalog.epoch, pipeline, sink, epoch)
             if known is not None:
                 return known
-            taken = await asyncio.to_thread(core.catalog.known_objects, staged)
             if taken:
                 raise StagedDamaged(f"{min(taken)} belongs to the log already.")
             decide = partial(_decide, pipeline, sink, epoch, topic, chunks, checksum)
