@@ -11,6 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
@@ -36,14 +37,13 @@ class PostgresServer:
         self._numbers = count(1)
         self.port = 0
         self.process: subprocess.Popen[bytes] | None = None
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.close)
             if self._user:
                 shutil.chown(self.home, self._user)
             self._init()
             self.start()
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     def start(self, port: int | None = None) -> None:
         """Start it, on the port it had before if there was one, and wait until it answers."""

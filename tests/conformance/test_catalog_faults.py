@@ -206,15 +206,16 @@ def test_a_lock_nobody_lets_go_of_fails_the_change_and_nothing_else(
 def test_a_transaction_that_stands_still_lets_go_of_its_locks(connect: Open) -> None:
     frozen = connect("?options=-cidle_in_transaction_session_timeout%3D300")
     with_topic(frozen)
-    gate = threading.Event()
+    gate, entered = threading.Event(), threading.Event()
 
     def decide(seen: Seen) -> tuple[Changes, int]:
+        entered.set()
         gate.wait(20)  # as a process under SIGSTOP
         return one_record("wal/frozen")(seen)
 
     scope = Scope(partitions=[KEY])
     stopped = frozen.transact(scope, decide)
-    time.sleep(0.1)
+    assert entered.wait(10)
     assert connect().transact(scope, one_record("wal/other")).result(10) == 1
     gate.set()
     assert stopped.result(10) == 1

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.log.shared import World
+from tests.unit.log.shared import World, everything
 
 from catchwater.catalog.base import (
     EpochGap,
@@ -31,7 +31,7 @@ from catchwater.log.storage import StagedDamaged
 from catchwater.log.write.intake import Appended, Submission
 from catchwater.objects.base import StoreFull
 from catchwater.wal.base import WalCorrupt
-from catchwater.wire.batch import read_header, split
+from catchwater.wire.batch import read_header
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.records import encode_batch
 
@@ -81,19 +81,6 @@ def submission(key: PartitionKey, data: bytes) -> Submission:
 async def append(log: Log, key: PartitionKey, data: bytes) -> Appended:
     (answer,) = await log.submit([submission(key, data)])
     return answer
-
-
-async def everything(log: Log, key: PartitionKey) -> list[tuple[int, bytes]]:
-    """Every batch of a partition: its base offset, and its bytes behind the patched head."""
-    state = log.state(key)
-    found, offset = [], state.log_start
-    while offset < state.high_watermark:
-        read = await log.read(key, offset, 1 << 20, at_least_one=True)
-        assert read.error == ErrorCode.NONE
-        for header, view in split(memoryview(b"".join(read.parts))):
-            found.append((header.base_offset, bytes(view[16:])))
-            offset = header.last_offset + 1
-    return found
 
 
 def crashed(root: Path, target: Path) -> Path:

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.log.shared import World, append, batch, offsets
-from tests.unit.log.shared import everything as shared_everything
+from tests.unit.log.shared import World, append, batch, everything, offsets
 
 from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase, call_now
 from catchwater.catalog.rows import OffsetCommit, PartitionKey, Pin
@@ -24,7 +23,6 @@ from catchwater.log.repair.stored import Stored
 from catchwater.log.write.intake import Appended, Submission
 from catchwater.objects.local import LocalStore
 from catchwater.wire.batch import read_header, split
-from catchwater.wire.errors import ErrorCode
 from catchwater.wire.records import encode_batch
 
 QUIET = LogConfig(background=False, wal_segment_bytes=2000)
@@ -59,18 +57,6 @@ async def produce(log: Log, key: PartitionKey, sequence: int, producer: int = 7)
     view = memoryview(batch)
     [answer] = await log.submit([Submission(key, read_header(view), view, None)])
     return answer
-
-
-async def everything(log: Log, key: PartitionKey) -> list[tuple[int, bytes]]:
-    state = log.state(key)
-    found, offset = [], state.log_start
-    while offset < state.high_watermark:
-        read = await log.read(key, offset, 1 << 20, at_least_one=True)
-        assert read.error == ErrorCode.NONE
-        for header, view in split(memoryview(b"".join(read.parts))):
-            found.append((header.base_offset, bytes(view[16:])))
-            offset = header.last_offset + 1
-    return found
 
 
 def lose_catalog(data: Path) -> None:
@@ -278,14 +264,14 @@ async def test_many_brokers_catalog_comes_back_from_the_bucket(world: World) -> 
         if n == 3:
             await log.keeping.pack()
     await log.keeping.back_up()
-    truth = {key: await shared_everything(log, key) for key in keys}
+    truth = {key: await everything(log, key) for key in keys}
     session = log.session
     await log.close()
     assert session is not None
     rebuilt = mend_shared(world)
     assert not rebuilt.findings
     log = await world.log()
-    assert {key: await shared_everything(log, key) for key in keys} == truth
+    assert {key: await everything(log, key) for key in keys} == truth
     assert log.session is not None and log.session.epoch > session.epoch, "no prefix comes twice"
     stored = Stored(world.store, None)
     catalog = MemoryCatalog(world.database)
@@ -303,16 +289,16 @@ async def test_chunks_behind_the_backup_are_named_and_taken_only_as_a_guess(worl
     await log.keeping.pack()
     world.clock.advance(10)
     await offsets(log, batch(keys[0], 3, text="behind", producer=(5, 0, 3)))
-    truth = await shared_everything(log, keys[0])
+    truth = await everything(log, keys[0])
     await log.close()
     [found] = [each for each in mend_shared(world).findings if each.kind == "uncertain"]
     assert (found.partition, found.first_offset, found.last_offset) == (0, 3, -1)
     log = await world.log()
-    assert await shared_everything(log, keys[0]) == truth[:2]
+    assert await everything(log, keys[0]) == truth[:2]
     await log.close()
     guessed = [each for each in mend_shared(world, guess=True).findings if each.kind != "note"]
     assert [(each.first_offset, each.last_offset) for each in guessed] == [(3, 5)]
     log = await world.log()
-    assert await shared_everything(log, keys[0]) == truth
+    assert await everything(log, keys[0]) == truth
     [again] = await append(log, batch(keys[0], 3, text="behind", producer=(5, 0, 3)))
     assert again.base_offset == 3, "a retry is known for one"
