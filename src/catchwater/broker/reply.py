@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, get_args, get_origin
 from uuid import UUID
 
+from catchwater.wire.errors import ErrorCode
 from catchwater.wire.messages import reply_type
 
 Build = Callable[[Any], Any]
@@ -71,3 +72,24 @@ def _inner_struct(annotation: Any) -> Any:
 
 def _uuid(value: bytes | UUID | None) -> UUID | None:
     return UUID(bytes=value) if isinstance(value, bytes) else value
+
+
+def errors_by_partition(
+    request: Any, errors: Mapping[tuple[str, int], ErrorCode]
+) -> dict[str, Any]:
+    """The fields of a reply that answers every (topic, partition) asked for with an error alone."""
+    return {
+        "topics": [
+            {
+                "name": topic.name,
+                "partitions": [
+                    {
+                        "partition_index": p.partition_index,
+                        "error_code": errors[topic.name, p.partition_index],
+                    }
+                    for p in topic.partitions
+                ],
+            }
+            for topic in request.topics
+        ]
+    }

@@ -12,6 +12,7 @@ from typing import Any
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination.coordinator import MOVED, UNAVAILABLE
 from catchwater.broker.names import is_legal_group_id
+from catchwater.broker.reply import errors_by_partition
 from catchwater.catalog.rows import (
     OffsetCommit,
 )
@@ -47,21 +48,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
             errors |= dict.fromkeys(commits, ErrorCode.NOT_COORDINATOR)
         except UNAVAILABLE:
             errors |= dict.fromkeys(commits, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-    return {
-        "topics": [
-            {
-                "name": topic.name,
-                "partitions": [
-                    {
-                        "partition_index": p.partition_index,
-                        "error_code": errors[topic.name, p.partition_index],
-                    }
-                    for p in topic.partitions
-                ],
-            }
-            for topic in request.topics
-        ]
-    }
+    return errors_by_partition(request, errors)
 
 
 def check(broker: Broker, topic_name: str, partition: Any) -> ErrorCode:

@@ -15,6 +15,7 @@ from catchwater.broker.api.k08_offset_commit import check
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination.transactions import answered
 from catchwater.broker.names import is_legal_group_id
+from catchwater.broker.reply import errors_by_partition
 from catchwater.catalog.rows import OffsetCommit
 from catchwater.log.transactions import Producer
 from catchwater.wire.errors import ErrorCode
@@ -44,21 +45,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
             # A group coordinator has no other name for it, in any version.
             error = ErrorCode.INVALID_PRODUCER_EPOCH
         errors |= dict.fromkeys(commits, error)
-    return {
-        "topics": [
-            {
-                "name": topic.name,
-                "partitions": [
-                    {
-                        "partition_index": p.partition_index,
-                        "error_code": errors[topic.name, p.partition_index],
-                    }
-                    for p in topic.partitions
-                ],
-            }
-            for topic in request.topics
-        ]
-    }
+    return errors_by_partition(request, errors)
 
 
 async def _store(
