@@ -15,7 +15,7 @@ from pyspark.sql import Row
 from pyspark.sql.functions import col, from_json
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-from catchwater.pipeline import session
+from catchwater.pipeline.spark import session
 from catchwater.replay.source import register
 
 EVENT = "card string, id string, at long, amount double"

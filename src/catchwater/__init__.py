@@ -9,15 +9,17 @@ The chapters, in the order of a record's journey:
  5. objects    immutable objects in a store
  6. catalog    who has what
  7. replay     history without brokers
- 8. pipeline   stateful functions on Spark
- 9. sinks      an epoch is written once
-10. recovery   what a restore would need
-11. drill      what happened, held against what may happen
+ 8. state      a shard's entries: local store, state log, savepoints
+ 9. pipeline   stateful functions on Spark
+10. sinks      an epoch is written once
+11. recovery   what a restore would need
+12. drill      what happened, held against what may happen
 
 Beside them: `demo` rehearses the whole journey, `testing` runs a function without a cluster,
 `cli` is the command line, and `clock` and `config` are what everything stands on.
 """
 
-from catchwater.pipeline.function import Context, Keyed, Out, function
+from catchwater.pipeline.functions.declare import function
+from catchwater.pipeline.functions.spec import Context, Keyed, Out
 
 __all__ = ["Context", "Keyed", "Out", "function"]

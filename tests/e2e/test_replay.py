@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 from pyspark.errors import PySparkException
 
 from catchwater.clock import SYSTEM
-from catchwater.pipeline import session
+from catchwater.pipeline.spark import session
 from catchwater.replay.source import register
 from catchwater.wire.client import EARLIEST, LATEST, Client
 from catchwater.wire.records import encode_batch

@@ -63,7 +63,7 @@ def _broker(file: Path) -> dict[str, Any]:
 
 
 def _pipeline(file: Path) -> dict[str, Any]:
-    from catchwater.pipeline.spark.settings import load
+    from catchwater.pipeline.run.config import load
 
     settings = load(file, os.environ)
     return {field.name: _plain(getattr(settings, field.name)) for field in fields(settings)}

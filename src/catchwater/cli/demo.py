@@ -37,7 +37,7 @@ def demo(
     """See a pipeline lose its process and its broker, and come back with nothing missing."""
     from catchwater.demo.run import run
     from catchwater.demo.scenarios import card_payments, online_retail
-    from catchwater.pipeline import session
+    from catchwater.pipeline.spark import session
 
     session.check_packages()
     session.find_java()

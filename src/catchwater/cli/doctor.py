@@ -20,7 +20,7 @@ import typer
 
 from catchwater.cli.console import AsJson, console, print_json, talk
 from catchwater.config import DEFAULT_CONTROL_LISTENER, DEFAULT_LISTENER, Address, CatchwaterError
-from catchwater.pipeline import session
+from catchwater.pipeline.spark import session
 
 app = typer.Typer(rich_markup_mode=None)
 

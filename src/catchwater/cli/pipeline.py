@@ -14,7 +14,7 @@ from catchwater.cli.console import AsJson, PipelineFile, print_json, print_table
 from catchwater.config import CatchwaterError
 
 if TYPE_CHECKING:
-    from catchwater.pipeline.spark.settings import PipelineConfig
+    from catchwater.pipeline.run.config import PipelineConfig
     from catchwater.recovery.checkpoint import Checkpoint
     from catchwater.recovery.contract import PartitionTail
     from catchwater.replay.control import Control
@@ -42,8 +42,8 @@ def run(
     ] = False,
 ) -> None:
     """Run a pipeline until SIGTERM or Ctrl-C; an epoch that was cut short runs again."""
-    from catchwater.pipeline.run import run_pipeline
-    from catchwater.pipeline.spark.settings import AVAILABLE_NOW
+    from catchwater.pipeline.run.config import AVAILABLE_NOW
+    from catchwater.pipeline.run.run import run_pipeline
 
     config = load_here(file)
     if available_now:
@@ -95,7 +95,7 @@ def status(file: PipelineFile, as_json: AsJson = False) -> None:
 
 def load_here(file: Path) -> "PipelineConfig":
     """The pipeline's file with this environment over it. Raises `ConfigError`."""
-    from catchwater.pipeline.spark.settings import load
+    from catchwater.pipeline.run.config import load
 
     return load(file, os.environ)
 

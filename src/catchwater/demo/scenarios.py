@@ -13,7 +13,8 @@ from catchwater.demo.generator import Recipe, payments
 from catchwater.demo.online_retail import read_rows
 from catchwater.demo.reference import Expected
 from catchwater.demo.retail import RetailReturns
-from catchwater.pipeline.function import FunctionSpec, spec_of
+from catchwater.pipeline.functions.declare import spec_of
+from catchwater.pipeline.functions.spec import FunctionSpec
 
 MAX_EPOCH_EVENTS = 25_000
 LEAST_EPOCHS = 16

@@ -14,12 +14,12 @@ from random import Random  # noqa: TID251  (only its type; drawn from a seeded c
 from typing import Any
 
 from catchwater.clock import Clock
-from catchwater.pipeline import delta as log
-from catchwater.pipeline.delta import EMPTY, Position
-from catchwater.pipeline.encoding import encode_key, stored_key
-from catchwater.pipeline.function import duration_ms, spec_of
-from catchwater.pipeline.process import Processed, process, read_record
-from catchwater.pipeline.state import DictEntries, ShardState
+from catchwater.pipeline.functions.declare import duration_ms, spec_of
+from catchwater.pipeline.process.epoch import Processed, process, read_record
+from catchwater.state import delta as log
+from catchwater.state.delta import EMPTY, Position
+from catchwater.state.entries import DictEntries, ShardState
+from catchwater.state.keys import encode_key, stored_key
 
 
 class ReplayMismatch(AssertionError):

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from catchwater.config import CatchwaterError
-from catchwater.pipeline.encoding import encode_key, stored_key
-from catchwater.pipeline.function import FunctionSpec
+from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.state.keys import encode_key, stored_key
 
 _EVEN_OVER = 64
 _SCHEMA = (("key", pa.binary()), ("value", pa.binary()), ("offset", pa.int64()))

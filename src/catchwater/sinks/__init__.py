@@ -1,4 +1,4 @@
-"""Chapter 9: an epoch is written once.
+"""Chapter 10: an epoch is written once.
 
 Every sink commits data and the mark (pipeline, epoch) together; writing an epoch again is a no-op.
 """

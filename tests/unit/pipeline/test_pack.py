@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catchwater import Context, Keyed, Out, function
-from catchwater.pipeline.encoding import KeyTooLong, stored_key
-from catchwater.pipeline.function import spec_of
+from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.pack import (
     EventUndecodable,
     decode_events,
@@ -20,6 +19,7 @@ from catchwater.pipeline.pack import (
     spark_hash,
     unpack,
 )
+from catchwater.state.keys import KeyTooLong, stored_key
 
 
 @dataclass

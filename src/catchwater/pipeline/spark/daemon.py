@@ -8,12 +8,14 @@ Named by `spark.python.daemon.module`.
 
 from pyspark import daemon
 
-from catchwater.pipeline import pack, process, shard
+from catchwater.pipeline import pack
+from catchwater.pipeline.process import epoch
 from catchwater.replay import read
 from catchwater.sinks import log
+from catchwater.state import store
 from catchwater.wire import records
 
-PRELOADED = (log, pack, process, read, shard)
+PRELOADED = (epoch, log, pack, read, store)
 
 if __name__ == "__main__":
     records.warm()

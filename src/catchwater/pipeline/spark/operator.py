@@ -23,15 +23,15 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 from catchwater.clock import SYSTEM, Clock
-from catchwater.pipeline.delta import ShardDamaged
-from catchwater.pipeline.encoding import HASH_BYTES
-from catchwater.pipeline.function import FunctionSpec
+from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.pack import decode_events, unpack
-from catchwater.pipeline.process import Batch, Processed, process
-from catchwater.pipeline.shard import Logged, ShardStore
-from catchwater.pipeline.spark.artefact import FunctionCode
+from catchwater.pipeline.process.epoch import Batch, Processed, process
+from catchwater.pipeline.run.artefact import FunctionCode
 from catchwater.recovery.ledger import ShardEpoch
 from catchwater.sinks.base import OutputRecord, Staged, Stager
+from catchwater.state.delta import ShardDamaged
+from catchwater.state.keys import HASH_BYTES
+from catchwater.state.store import Logged, ShardStore
 
 INPUT_SCHEMA = "shard int, sequence long, epoch long, watermark long, clock long, blob binary"
 OUTPUT_SCHEMA = "manifest string"

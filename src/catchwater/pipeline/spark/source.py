@@ -32,7 +32,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from catchwater.clock import SYSTEM, Clock
-from catchwater.pipeline.spark.artefact import FunctionCode
+from catchwater.pipeline.run.artefact import FunctionCode
 from catchwater.pipeline.spark.operator import INPUT_SCHEMA
 from catchwater.recovery.ledger import EpochEntry, Ledger, LedgerDamaged, SourceOffset
 from catchwater.replay.offsets import admit, from_json, to_json

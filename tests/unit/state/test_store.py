@@ -12,9 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from catchwater.pipeline.delta import EMPTY, Position, ShardDamaged, encode_delta
-from catchwater.pipeline.shard import Logged, ShardStore, ShardStoreFailed, read_boot_id
-from catchwater.pipeline.state import DictEntries, Table, no_changes
+from catchwater.state.delta import EMPTY, Position, ShardDamaged, encode_delta
+from catchwater.state.entries import DictEntries, Table, no_changes
+from catchwater.state.store import Logged, ShardStore, ShardStoreFailed, read_boot_id
 
 KEYS = st.binary(min_size=1, max_size=3)
 CHANGES = st.lists(
@@ -252,8 +252,8 @@ def test_an_attempt_in_another_process_cannot_mislead_this_one(store, tmp_path):
     delta = store.finish("ours")
     code = f"""
 from pathlib import Path
-from catchwater.pipeline.shard import Logged, ShardStore
-from catchwater.pipeline.state import Table
+from catchwater.state.store import Logged, ShardStore
+from catchwater.state.entries import Table
 store = ShardStore.open(Path({str(tmp_path / "shard")!r}), "f@1", "0", "boot")
 store.begin(0, "", lambda: Logged([], [])).put(Table.RECORD, b"a", b"theirs")
 store.finish("theirs")

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from catchwater import Context, Keyed, Out, function
-from catchwater.pipeline.function import DeclarationError, duration_ms, spec_of
+from catchwater.pipeline.functions.declare import DeclarationError, duration_ms, spec_of
 
 
 @dataclass

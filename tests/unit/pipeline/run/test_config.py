@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from catchwater.config import ConfigError
-from catchwater.pipeline.spark.settings import AVAILABLE_NOW, PipelineConfig, load
+from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig, load
 
 FILE = """\
 [pipeline]

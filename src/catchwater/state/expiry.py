@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from catchwater.pipeline.state import ShardState, Table, pack_time
+from catchwater.state.entries import ShardState, Table, pack_time
 
 _STEPS = 16
 _PAGE_KEYS = 1024

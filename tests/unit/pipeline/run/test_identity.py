@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from catchwater.pipeline.spark.identity import Identity, OtherPipeline, claim
+from catchwater.pipeline.run.identity import Identity, OtherPipeline, claim
 
 CARDS = Identity("cards", "card-risk", 2, "{}", 4, ["payments"], {"alerts": "alerts"})
 

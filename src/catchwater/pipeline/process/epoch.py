@@ -23,11 +23,11 @@ from heapq import heapify, heappop, heappush
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from catchwater.pipeline.context import EpochContext
-from catchwater.pipeline.encoding import NEVER, Record, new_record
-from catchwater.pipeline.expiry import Journal, take_due
-from catchwater.pipeline.function import FunctionSpec
-from catchwater.pipeline.state import ShardState, Table, pack_time, unpack_time
+from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.process.context import EpochContext
+from catchwater.state.entries import ShardState, Table, pack_time, unpack_time
+from catchwater.state.expiry import Journal, take_due
+from catchwater.state.records import NEVER, Record, new_record
 
 Batch = tuple[Sequence[bytes], Sequence[Any]]
 """Stored keys and, side by side with them, decoded events; in log order."""

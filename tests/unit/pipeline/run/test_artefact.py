@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from catchwater.config import ConfigError
-from catchwater.pipeline.function import DeclarationError
-from catchwater.pipeline.spark.artefact import CodeChanged, find_function, publish, state_schema
+from catchwater.pipeline.functions.declare import DeclarationError
+from catchwater.pipeline.run.artefact import CodeChanged, find_function, publish, state_schema
 
 SOURCE = """\
 from dataclasses import dataclass

@@ -22,9 +22,9 @@ import lmdb
 import msgspec
 
 from catchwater.config import CatchwaterError
-from catchwater.pipeline import delta as log
-from catchwater.pipeline.delta import EMPTY, Position, ShardDamaged
-from catchwater.pipeline.state import Changes, ShardState, Table
+from catchwater.state import delta as log
+from catchwater.state.delta import EMPTY, Position, ShardDamaged
+from catchwater.state.entries import Changes, ShardState, Table
 
 _FORMAT = 1
 _FIRST_MAP_BYTES = 64 << 20

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
-from catchwater.pipeline import session
-from catchwater.pipeline.function import FunctionSpec
-from catchwater.pipeline.spark import identity
-from catchwater.pipeline.spark.artefact import FunctionCode, find_function, publish, state_schema
-from catchwater.pipeline.spark.settings import AVAILABLE_NOW, CONTINUOUS, PipelineConfig
+from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.run import identity
+from catchwater.pipeline.run.artefact import FunctionCode, find_function, publish, state_schema
+from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS, PipelineConfig
+from catchwater.pipeline.spark import session
 from catchwater.recovery import checkpoint, pins, restore
 from catchwater.recovery.contract import FunctionVersion, Terms
 from catchwater.recovery.ledger import FOLDER, EpochEntry, Ledger

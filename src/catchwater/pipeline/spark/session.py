@@ -232,7 +232,7 @@ def make_class_archive() -> Path | None:
         archive.parent.mkdir(parents=True, exist_ok=True)
         fresh = archive.with_suffix(f".{os.getpid()}")
         subprocess.run(
-            [sys.executable, "-m", "catchwater.pipeline.session", str(fresh)],
+            [sys.executable, "-m", "catchwater.pipeline.spark.session", str(fresh)],
             check=True, timeout=300, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         if fresh.exists():
@@ -252,7 +252,7 @@ def _java_options(java: Java, *, quick: bool) -> list[str]:
 
 
 def _log_settings() -> Path:
-    return Path(str(files("catchwater.pipeline") / "log4j2.properties"))
+    return Path(str(files("catchwater.pipeline.spark") / "log4j2.properties"))
 
 
 def start(

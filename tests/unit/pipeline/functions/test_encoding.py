@@ -6,17 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catchwater.pipeline.encoding import (
-    KeyTooLong,
-    RecordCodec,
-    StateUnreadable,
-    encode_key,
-    id_encoder,
-    key_decoder,
-    key_hash,
-    new_record,
-    stored_key,
-)
+from catchwater.pipeline.functions.encoding import id_encoder
+from catchwater.state.keys import KeyTooLong, encode_key, key_decoder, key_hash, stored_key
+from catchwater.state.records import RecordCodec, StateUnreadable, new_record
 
 PLAIN = st.one_of(st.text(), st.integers(-(2**63), 2**63 - 1), st.binary())
 

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catchwater import Context, Keyed, Out, function
-from catchwater.pipeline import process as process_module
-from catchwater.pipeline.encoding import encode_key, stored_key
-from catchwater.pipeline.function import spec_of
-from catchwater.pipeline.process import Processed, process, read_record
-from catchwater.pipeline.state import DictEntries, ShardState, Table
+from catchwater.pipeline.process import epoch as process_module
+from catchwater.pipeline.functions.declare import spec_of
+from catchwater.pipeline.process.epoch import Processed, process, read_record
+from catchwater.state.entries import DictEntries, ShardState, Table
+from catchwater.state.keys import encode_key, stored_key
 
 DEDUP_TTL, STATE_TTL = 40, 25
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catchwater.pipeline.delta import (
+from catchwater.state.delta import (
     EMPTY,
     Position,
     ShardDamaged,
@@ -14,7 +14,7 @@ from catchwater.pipeline.delta import (
     encode_snapshot,
     restore,
 )
-from catchwater.pipeline.state import DictEntries, Table, no_changes
+from catchwater.state.entries import DictEntries, Table, no_changes
 
 ONE = Position(1, "x")
 

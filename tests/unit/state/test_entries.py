@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catchwater.pipeline.state import DictEntries, ShardState, Table, pack_time, unpack_time
+from catchwater.state.entries import DictEntries, ShardState, Table, pack_time, unpack_time
 
 KEYS = st.sampled_from([bytes([n]) for n in b"abcdefg"])
 TABLES = st.dictionaries(KEYS, st.binary(max_size=2))

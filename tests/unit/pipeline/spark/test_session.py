@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from catchwater.pipeline import session
-from catchwater.pipeline.session import JavaMissing, SparkMissing, cache_folder, find_java
+from catchwater.pipeline.spark import session
+from catchwater.pipeline.spark.session import JavaMissing, SparkMissing, cache_folder, find_java
 
 
 def fake_java(home: Path, version: str) -> Path:

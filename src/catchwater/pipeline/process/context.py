@@ -4,8 +4,9 @@ from hashlib import blake2b
 from random import Random  # noqa: TID251  (seeded by key and event: a replay draws the same)
 from typing import Any
 
-from catchwater.pipeline.encoding import HASH_BYTES, Record, new_record
-from catchwater.pipeline.function import FunctionSpec
+from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.state.keys import HASH_BYTES
+from catchwater.state.records import Record, new_record
 
 MAX_TIMER_NAME_BYTES = 100
 

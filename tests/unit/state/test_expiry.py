@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catchwater.pipeline.expiry import Journal, take_due
-from catchwater.pipeline.state import DictEntries, ShardState, Table, unpack_time
+from catchwater.state.entries import DictEntries, ShardState, Table, unpack_time
+from catchwater.state.expiry import Journal, take_due
 
 
 @settings(deadline=None)

@@ -16,7 +16,7 @@ import msgspec
 from crc32c import crc32c
 
 from catchwater.config import CatchwaterError
-from catchwater.pipeline.state import Changes, Entries, Table, no_changes
+from catchwater.state.entries import Changes, Entries, Table, no_changes
 
 CHUNK_BYTES = 4 << 20
 """A snapshot chunk holds about this much before compression."""

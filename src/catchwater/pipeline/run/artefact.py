@@ -19,7 +19,8 @@ from typing import Any
 import msgspec
 
 from catchwater.config import CatchwaterError, ConfigError
-from catchwater.pipeline.function import FunctionSpec, spec_of
+from catchwater.pipeline.functions.declare import spec_of
+from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.recovery.ledger import FOLDER, write_whole
 
 _LOADED = "__catchwater_code__"

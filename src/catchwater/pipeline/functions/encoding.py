@@ -1,0 +1,54 @@
+"""Events and outputs as JSON, decoded by msgspec straight into the declared class."""
+
+import dataclasses
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from catchwater.state.records import from_plain, is_pydantic, to_plain
+
+
+def is_record(declared: Any) -> bool:
+    """Whether a type is one of those an event or a state may be."""
+    if not isinstance(declared, type):
+        return typing.is_typeddict(declared)
+    return (
+        dataclasses.is_dataclass(declared)
+        or issubclass(declared, msgspec.Struct)
+        or typing.is_typeddict(declared)
+        or is_pydantic(declared)
+    )
+
+
+def union_members(declared: Any) -> tuple[Any, ...]:
+    """The members of `A | B`, or the type alone."""
+    if isinstance(declared, type) or typing.get_origin(declared) is None:
+        return (declared,)
+    return typing.get_args(declared)
+
+
+def fields_type(declared: Any, fields: tuple[str, ...], types: Any) -> type[msgspec.Struct]:
+    """A struct of some fields of a record type, to decode only these out of its JSON."""
+    names = {}
+    if isinstance(declared, type) and issubclass(declared, msgspec.Struct):
+        names = {field.name: field.encode_name for field in msgspec.structs.fields(declared)}
+    typed = zip(fields, types if isinstance(types, tuple) else (types,), strict=True)
+    return msgspec.defstruct("KeyFields", list(typed), rename=names)
+
+
+def json_decoder(declared: Any) -> Callable[[bytes], Any]:
+    """JSON to a value of the type; raises msgspec.DecodeError."""
+    return msgspec.json.Decoder(declared, dec_hook=from_plain).decode
+
+
+def json_encoder() -> Callable[[Any], bytes]:
+    """A value of any declared type to JSON."""
+    return msgspec.json.Encoder(enc_hook=to_plain).encode
+
+
+def id_encoder(id_type: type) -> Callable[[Any], bytes]:
+    """Event identities of one declared type to bytes, as `encode_key` does it."""
+    encoders: dict[type, Callable[[Any], bytes]] = {str: str.encode, bytes: bytes}
+    return encoders.get(id_type, b"%d".__mod__)

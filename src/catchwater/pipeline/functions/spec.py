@@ -1,0 +1,183 @@
+"""A checked declaration, and the classes a user derives from.
+
+Relies on `encoding` for the types. Imports no Spark. Runs nothing: `process` does.
+"""
+
+import re
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from functools import cached_property
+from operator import attrgetter, itemgetter
+from random import Random  # noqa: TID251  (seeded by key and event: a replay draws the same)
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from catchwater.pipeline.functions import encoding
+from catchwater.state.keys import KeyType, KeyValue, encode_key, key_decoder, stored_key
+from catchwater.state.records import RecordCodec
+
+EventT = TypeVar("EventT")
+StateT = TypeVar("StateT")
+OutT = TypeVar("OutT")
+TargetT = TypeVar("TargetT", bound=Callable[..., Any])
+
+Out = Iterable[OutT] | None
+"""What a handler gives back: it may yield, return a list (half the cost) or return nothing."""
+
+Late = Literal["drop", "process"]
+
+_MIGRATION = re.compile(r"from_v(\d+)")
+
+
+class Context(Protocol):
+    """What a handler may know and do besides its event and its state.
+
+    There is no wall clock here: everything is the same again when the input is replayed.
+    """
+
+    @property
+    def key(self) -> Any:
+        """The key whose event or timer is being handled (a tuple if the key has several fields)."""
+
+    @property
+    def watermark(self) -> int:
+        """Event time, ms: what is older is late. Stands still within an epoch."""
+
+    @property
+    def now(self) -> int:
+        """The epoch's processing clock, ms since 1970; stands still within an epoch."""
+
+    @property
+    def random(self) -> Random:
+        """A random source seeded by function, key and event: a replay draws the same numbers."""
+
+    def timer(self, name: str, at: int) -> None:
+        """Call `on_timer(name, at, …)` once the watermark reaches `at`; the name replaces."""
+
+    def cancel_timer(self, name: str) -> None:
+        """Forget the timer of this name, if there is one."""
+
+
+class Keyed(ABC, Generic[EventT, StateT, OutT]):
+    """A function of the events of one key, in log order, and of the state kept for that key."""
+
+    @abstractmethod
+    def on_event(self, e: EventT, s: StateT, ctx: Context) -> Out[OutT]:
+        """Handle one event; change the state in place."""
+
+    def on_timer(self, name: str, at: int, s: StateT, ctx: Context) -> Out[OutT]:
+        """Handle a timer that came due at event time `at` (ms)."""
+        return ()
+
+
+@dataclass(frozen=True)
+class FunctionSpec:
+    """A checked declaration: durations in ms, types resolved. Pickles with its target."""
+
+    name: str
+    version: int
+    key: tuple[str, ...]
+    event_time: str
+    watermark_ms: int
+    dedup: str | None
+    dedup_ttl_ms: int
+    state_ttl_ms: int | None
+    output_id: tuple[str, ...]
+    needs_history_ms: int | None
+    max_restore_ms: int | None
+    late: Late
+    event_type: Any
+    state_type: Any
+    output_type: Any
+    key_type: KeyType
+    target: Callable[..., Any]
+
+    def handlers(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """A fresh (on_event, on_timer); the instance lives for one run, state is never in it."""
+        if isinstance(self.target, type):
+            instance = self.target()
+            return instance.on_event, instance.on_timer
+        return self.target, _no_timer
+
+    @property
+    def record_ttl_ms(self) -> int | None:
+        """How long a key's record outlives its last write: its state and the ids seen are in it."""
+        if self.state_ttl_ms is None:
+            return None
+        return max(self.state_ttl_ms, self.dedup_ttl_ms if self.dedup else 0)
+
+    @cached_property
+    def decode_event(self) -> Callable[[bytes], Any]:
+        """One JSON document to one event; raises msgspec.DecodeError."""
+        return encoding.json_decoder(self.event_type)
+
+    @cached_property
+    def encode_output(self) -> Callable[[Any], bytes]:
+        """One output to one JSON document."""
+        return encoding.json_encoder()
+
+    @cached_property
+    def decode_key(self) -> Callable[[bytes], Any]:
+        """Key bytes to the key's value."""
+        return key_decoder(self.key_type)
+
+    @cached_property
+    def record_codec(self) -> RecordCodec[Any]:
+        """What is kept for a key, to bytes and back."""
+        return RecordCodec(self.state_type, self.version, self.migrations())
+
+    @cached_property
+    def key_of(self) -> Callable[[Any], KeyValue]:
+        """The key of an event: a value, or a tuple if the key has several fields."""
+        return self._getter(*self.key)
+
+    @cached_property
+    def decode_key_fields(self) -> Callable[[bytes], Any]:
+        """Of one JSON document only the key's fields; `key_of_fields` takes them."""
+        return encoding.json_decoder(encoding.fields_type(self.event_type, self.key, self.key_type))
+
+    @cached_property
+    def key_of_fields(self) -> Callable[[Any], KeyValue]:
+        """The key that `decode_key_fields` found."""
+        return attrgetter(*self.key)
+
+    @cached_property
+    def event_time_of(self) -> Callable[[Any], int]:
+        """The event time of an event, ms."""
+        return self._getter(self.event_time)
+
+    @cached_property
+    def id_of(self) -> Callable[[Any], str | int | bytes]:
+        """The identity of an event, by which duplicates are known; only if `dedup` is declared."""
+        assert self.dedup is not None
+        return self._getter(self.dedup)
+
+    @cached_property
+    def encode_id(self) -> Callable[[Any], bytes]:
+        """An event's identity as bytes."""
+        return encoding.id_encoder(typing.get_type_hints(self.event_type)[self.dedup or ""])
+
+    def stored_key_of(self, event: Any) -> bytes:
+        """Where the state of this event's key lies (see `keys.stored_key`)."""
+        return stored_key(encode_key(self.key_of(event)))
+
+    def migrations(self) -> dict[int, Callable[[dict[str, Any]], Any]]:
+        """The `from_vN` methods: older state, as a plain dict, to this version's state."""
+        return {
+            int(match[1]): getattr(self.target, name)
+            for name in dir(self.target)
+            if (match := _MIGRATION.fullmatch(name))
+        }
+
+    def _getter(self, *fields: str) -> Callable[[Any], Any]:
+        by_item = typing.is_typeddict(self.event_type)
+        return itemgetter(*fields) if by_item else attrgetter(*fields)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the cached decoders, which do not pickle and are cheap to make again."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def _no_timer(name: str, at: int, s: Any, ctx: Context) -> None:
+    """A plain function has no timer handler: what it sets comes due and is forgotten."""

@@ -1,0 +1,1 @@
+"""The semantics of a function: one shard, one epoch, no Spark."""

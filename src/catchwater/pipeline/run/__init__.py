@@ -1,0 +1,1 @@
+"""A pipeline from its file to a running query, and back."""

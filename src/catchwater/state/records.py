@@ -1,0 +1,98 @@
+"""What is kept for one key, as bytes: msgpack behind the version of the function that wrote it.
+
+An upgraded function reads old records lazily: added, removed and reordered fields by themselves,
+everything else through the function's `from_vN`.
+"""
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from catchwater.config import CatchwaterError
+
+StateT = TypeVar("StateT")
+
+NEVER = -(2**63)
+"""A time before all others: the last write of a record that no event has reached yet."""
+
+
+class StateUnreadable(CatchwaterError):
+    """Stored state does not fit the declared class, and nothing says how to bring it over."""
+
+
+class Record(msgspec.Struct, Generic[StateT], array_like=True, gc=False):
+    """Everything kept for one key."""
+
+    written: int
+    """The last write: event time (ms) of the last event or timer handled."""
+    timers: dict[str, int]
+    """Due time by name."""
+    seen: dict[Any, int]
+    """Event time by id, of the last few events; expired ones may linger."""
+    spilled: int
+    """The youngest event time among the ids that went to the SEEN table; NEVER: none went."""
+    state: StateT
+
+
+def new_record(state: StateT) -> Record[StateT]:
+    """The record of a key that no event has reached yet."""
+    return Record(NEVER, {}, {}, NEVER, state)
+
+
+class RecordCodec(Generic[StateT]):
+    """Records of one state class to bytes and back, whatever version of the function wrote them."""
+
+    def __init__(
+        self, state_type: Any, version: int, migrations: dict[int, Callable[[dict[str, Any]], Any]]
+    ) -> None:
+        self._version = version.to_bytes(2, "big")
+        self._migrations = migrations
+        self._label = getattr(state_type, "__name__", str(state_type))
+        self._encode = msgspec.msgpack.Encoder(enc_hook=to_plain).encode
+        self._decode = msgspec.msgpack.Decoder(Record[state_type], dec_hook=from_plain).decode
+        self._decode_plain = msgspec.msgpack.Decoder(Record[Any]).decode
+
+    def encode(self, record: Record[StateT]) -> bytes:
+        """The version that writes, then the record."""
+        return self._version + self._encode(record)
+
+    def decode(self, data: bytes) -> Record[StateT]:
+        """The record in this version's class; StateUnreadable if it cannot be brought over."""
+        if self._migrations and data[:2] != self._version:
+            migrate = self._migrations.get(int.from_bytes(data[:2], "big"))
+            if migrate is not None:
+                record = self._decode_plain(data[2:])
+                record.state = migrate(record.state)
+                return record
+        try:
+            return self._decode(data[2:])
+        except msgspec.ValidationError as error:
+            raise self._unreadable(data, str(error)) from None
+
+    def _unreadable(self, data: bytes, reason: str) -> StateUnreadable:
+        written_by, version = (int.from_bytes(d, "big") for d in (data[:2], self._version))
+        return StateUnreadable(
+            f"State written by version {written_by} does not fit {self._label} of version "
+            f"{version}: {reason}.",
+            hint=f"Give the function a from_v{written_by}(old: dict) that builds {self._label}.",
+        )
+
+
+def is_pydantic(declared: Any) -> bool:
+    """Pydantic is never imported by us: a model is known by what it can do."""
+    return hasattr(declared, "model_validate") and hasattr(declared, "model_dump")
+
+
+def to_plain(value: Any) -> Any:
+    """What msgspec asks for a value it does not know: a pydantic model as a plain dict."""
+    if is_pydantic(value):
+        return value.model_dump(mode="json")
+    raise TypeError(f"{type(value).__name__} cannot be encoded")
+
+
+def from_plain(declared: type, value: Any) -> Any:
+    """The way back from `to_plain`."""
+    if is_pydantic(declared):
+        return declared.model_validate(value)  # type: ignore[attr-defined]
+    raise TypeError(f"{declared.__name__} cannot be decoded")
