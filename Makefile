@@ -10,7 +10,7 @@ SEEDS ?= 50
 POINTS ?= 300
 MINUTES ?= 10
 
-.PHONY: help setup style format types tidy unit test sim kill-points chaos soak e2e bench demo docs check lock clean
+.PHONY: help setup style format types tidy unit test slow sim kill-points chaos soak e2e bench demo docs check lock clean
 .DEFAULT_GOAL := help
 
 help:            ## show this list
@@ -53,7 +53,10 @@ unit: $(STAMP)   ## pure code only (seconds)
 	$(BIN)/python -m pytest -q tests/unit
 
 test: $(STAMP)   ## every test a newcomer should run (minutes; real clients, real Spark)
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest -m "not slow" $(TESTS)
+
+slow: $(STAMP)   ## the long forms of the tests, which `make test` leaves out
+	$(BIN)/python -m pytest -m slow $(TESTS)
 
 sim: $(STAMP)    ## three brokers, clients and faults on virtual time, SEEDS seeds
 	SEEDS=$(SEEDS) $(BIN)/python -m pytest -q tests/simulation
@@ -79,7 +82,7 @@ demo: $(STAMP)   ## the main job, killed and restored, with a verdict: make demo
 docs: $(STAMP)   ## regenerate what is generated (protocol coverage)
 	$(BIN)/python docs/generate.py
 
-check: tidy test demo ## what CI runs
+check: tidy test slow demo ## what CI runs
 
 clean:           ## forget the environment and the caches
 	rm -rf $(VENV) .cache .java .mypy_cache .ruff_cache .pytest_cache .hypothesis
