@@ -45,7 +45,7 @@ class Journal:
 
 def take_due(state: ShardState, watermark_ms: int) -> dict[Table, dict[bytes, None]]:
     """Per table the stored keys whose time has come, each once; their pages are deleted."""
-    due: dict[Table, dict[bytes, None]] = {Table.RECORD: {}, Table.SEEN: {}}
+    due: dict[Table, dict[bytes, None]] = {Table.RECORD: {}, Table.SEEN: {}, Table.ENTRY: {}}
     pages = state.committed.scan(Table.EXPIRY, until=pack_time(watermark_ms + 1))
     for entry, page in pages:
         state.delete(Table.EXPIRY, entry)

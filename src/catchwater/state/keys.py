@@ -62,3 +62,11 @@ def stored_key(key: bytes) -> bytes:
             f"{MAX_KEY_BYTES}. Use a shorter field, or a digest of it, as the function's key."
         )
     return key_hash(key) + key
+
+
+def shard_of(stored_key: bytes, shards: int) -> int:
+    """Which of so many shards keeps a key: each is an equal range of the hash.
+
+    The first four bytes of the hash decide.
+    """
+    return int.from_bytes(stored_key[:4], "big") * shards >> 32

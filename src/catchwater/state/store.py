@@ -254,6 +254,10 @@ class _Committed:
         self._txn = txn
         self._tables = tables
 
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        """The entry of this key, if there is one."""
+        return cast(bytes | None, self._txn.get(key, db=self._tables[table]))
+
     def get_many(self, table: Table, keys: Iterable[bytes]) -> dict[bytes, bytes]:
         """The entries that exist among these keys."""
         with self._txn.cursor(self._tables[table]) as cursor:

@@ -159,7 +159,7 @@ def test_an_attempt_that_was_not_committed_leaves_no_trace(store):
     put(store.begin(0, "", nothing), a="1")
     store.finish("lost")
     state = store.begin(0, "", never)
-    assert tables_of(state) == [{}, {}, {}, {}]
+    assert not any(tables_of(state))
 
 
 @pytest.mark.parametrize("other", [("g@1", "0", "boot"), ("f@1", "1", "boot"), ("f@1", "0", "b2")])
@@ -276,7 +276,7 @@ def test_a_store_that_does_not_say_what_it_is_is_emptied(store, tmp_path):
     delta = store.finish("x")
     store.begin(1, "x", never)
     store.close()
-    with lmdb.open(str(tmp_path / "shard"), max_dbs=5, sync=False) as env:
+    with lmdb.open(str(tmp_path / "shard"), max_dbs=len(Table) + 1, sync=False) as env:
         with env.begin(write=True) as txn:
             txn.put(b"meta", b"\xc1", db=env.open_db(b"meta", txn))
     again = ShardStore.open(tmp_path / "shard", "f@1", "0", "boot")
