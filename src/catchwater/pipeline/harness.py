@@ -14,7 +14,8 @@ from random import Random  # noqa: TID251  (only its type; drawn from a seeded c
 from typing import Any
 
 from catchwater.clock import Clock
-from catchwater.pipeline.functions.declare import duration_ms, spec_of
+from catchwater.pipeline.functions.declare import spec_of
+from catchwater.pipeline.functions.durations import duration_ms
 from catchwater.pipeline.process.epoch import Processed, process, read_record
 from catchwater.state import delta as log
 from catchwater.state.delta import EMPTY, Position

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from catchwater.config import ConfigError, flatten, nearest, toml_line
-from catchwater.pipeline.functions.declare import duration_ms
+from catchwater.pipeline.functions.durations import duration_ms
 
 _PREFIX = "CATCHWATER_"
 

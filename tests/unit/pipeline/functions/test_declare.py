@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from catchwater import Context, Keyed, Out, function
-from catchwater.pipeline.functions.declare import DeclarationError, duration_ms, spec_of
+from catchwater.pipeline.functions.declare import DeclarationError, spec_of
 
 
 @dataclass
@@ -258,16 +258,3 @@ def test_a_union_of_outputs_is_checked_member_by_member():
     declare(F, output_id="card")
     with pytest.raises(DeclarationError, match="'rule' is not a field of Other"):
         declare(F, output_id=("card", "rule"))
-
-
-def test_an_undecorated_class_has_no_declaration():
-    with pytest.raises(DeclarationError, match="decorate it with @function"):
-        spec_of(Txn)
-
-
-def test_durations_have_units():
-    assert [duration_ms(text) for text in ("500ms", "30s", "10m", "2h", "1d", "1w")] == [
-        500, 30_000, 600_000, 7_200_000, 86_400_000, 604_800_000,
-    ]  # fmt: skip
-    with pytest.raises(ValueError, match="'5' is not a duration"):
-        duration_ms("5")
