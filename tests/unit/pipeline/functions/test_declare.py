@@ -258,3 +258,8 @@ def test_a_union_of_outputs_is_checked_member_by_member():
     declare(F, output_id="card")
     with pytest.raises(DeclarationError, match="'rule' is not a field of Other"):
         declare(F, output_id=("card", "rule"))
+
+
+def test_an_undecorated_class_has_no_declaration():
+    with pytest.raises(DeclarationError, match="decorate it with @function"):
+        spec_of(Txn)
