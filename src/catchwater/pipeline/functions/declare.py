@@ -78,7 +78,7 @@ def function(
             key_type=check.key_type(event_type, key_fields),
             target=target,
         )
-        target.__catchwater__ = spec  # type: ignore[attr-defined]
+        target.__catchwater__ = check.completed(spec)  # type: ignore[attr-defined]
         return target
 
     return declare
@@ -127,15 +127,25 @@ class _Declaration:
             return self._types_of_plain(target)
         if not issubclass(target, Keyed):
             raise self.wrong(f"class {target.__name__} must derive from Keyed[Event, State, Out]")
-        for base in getattr(target, "__orig_bases__", ()):
-            if typing.get_origin(base) is Keyed:
-                event, state, output = typing.get_args(base)
-                break
-        else:
+        try:
+            types = target.declared_types()
+        except ValueError as error:
+            raise self.wrong(str(error)) from None
+        if types is None:
             raise self.wrong("Keyed needs its types: write Keyed[Event, State, Out]")
+        event, state, output = types
         if inspect.isabstract(target):
             raise self.wrong(f"class {target.__name__} must define on_event")
         return self._record("event", event), self._record("state", state), output
+
+    def completed(self, spec: FunctionSpec) -> FunctionSpec:
+        """With what the class itself has to say of its declaration."""
+        if not (isinstance(spec.target, type) and issubclass(spec.target, Keyed)):
+            return spec
+        try:
+            return spec.target.completed(spec)
+        except ValueError as error:
+            raise self.wrong(str(error)) from None
 
     def _types_of_plain(self, target: Callable[..., Any]) -> tuple[Any, Any, Any]:
         shape = "write def f(e: Event, s: State, ctx: Context) -> Out[Alert]"

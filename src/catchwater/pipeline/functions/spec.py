@@ -70,6 +70,33 @@ class Keyed(ABC, Generic[EventT, StateT, OutT]):
         """Handle a timer that came due at event time `at` (ms)."""
         return ()
 
+    @classmethod
+    def declared_types(cls) -> tuple[Any, Any, Any] | None:
+        """(event, state, output) as the bases say; None if they do not. Operators differ."""
+        return type_arguments(cls, Keyed)
+
+    @classmethod
+    def completed(cls, spec: "FunctionSpec") -> "FunctionSpec":
+        """The declaration with what the class itself decides; ValueError says what cannot be."""
+        return spec
+
+    @classmethod
+    def open_until(cls, at: int) -> int:
+        """The last watermark (ms) at which an event of time `at` is not late yet."""
+        return at
+
+
+def type_arguments(cls: type, generic: type) -> tuple[Any, ...] | None:
+    """What a class was derived with: (Txn, Risk, Alert) of `class X(Keyed[Txn, Risk, Alert])`."""
+    for base in vars(cls).get("__orig_bases__", cls.__bases__):
+        origin = typing.get_origin(base)
+        found = typing.get_args(base) if origin is generic else None
+        if found is None and (origin or base) is not object:
+            found = type_arguments(origin or base, generic)
+        if found is not None and not any(isinstance(arg, TypeVar) for arg in found):
+            return found
+    return None
+
 
 @dataclass(frozen=True)
 class FunctionSpec:
@@ -99,6 +126,11 @@ class FunctionSpec:
             instance = self.target()
             return instance.on_event, instance.on_timer
         return self.target, _no_timer
+
+    @cached_property
+    def open_until(self) -> Callable[[int], int]:
+        """Event time to the last watermark at which such an event is not late."""
+        return getattr(self.target, "open_until", _same)
 
     @property
     def record_ttl_ms(self) -> int | None:
@@ -181,3 +213,7 @@ class FunctionSpec:
 
 def _no_timer(name: str, at: int, s: Any, ctx: Context) -> None:
     """A plain function has no timer handler: what it sets comes due and is forgotten."""
+
+
+def _same(at: int) -> int:
+    return at

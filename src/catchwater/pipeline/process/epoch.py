@@ -207,11 +207,12 @@ class _Epoch:
         self._run(batch)
 
     def _without_late(self, batch: _Batch) -> _Batch:
-        kept = [i for i, at in enumerate(batch.times) if at >= self._watermark]
+        open_until = map(self._spec.open_until, batch.times)
+        kept = [i for i, until in enumerate(open_until) if until >= self._watermark]
         self.done.late += len(batch.times) - len(kept)
-        if self._spec.late == "process":
-            return batch._replace(times=[max(at, self._watermark) for at in batch.times])
-        return batch.only(kept)
+        if self._spec.late == "drop":
+            batch = batch.only(kept)
+        return batch._replace(times=[max(at, self._watermark) for at in batch.times])
 
     def _without_duplicates(self, batch: _Batch) -> _Batch:
         ids = list(map(self._spec.id_of, batch.events))
