@@ -29,6 +29,14 @@ SETS = {
         ("org.apache.kafka", "kafka-clients", "3.9.1"),
         ("org.apache.commons", "commons-pool2", "2.12.1"),
     ],
+    "streams": [
+        ("org.apache.kafka", "kafka-streams", KAFKA_VERSION),
+        ("com.fasterxml.jackson.core", "jackson-databind", "2.19.2"),
+        ("org.slf4j", "slf4j-nop", "2.0.17"),
+    ],
+    "flink-kafka": [
+        ("org.apache.flink", "flink-sql-connector-kafka", "4.0.1-2.0"),
+    ],
 }
 """What each set asks for; Maven brings what Kafka needs, and of the connector these alone."""
 
@@ -48,7 +56,7 @@ class MavenMissing(Exception):
 
 def jars(name: str) -> Path:
     """The folder that holds the set's jars, fetched on first use (about 60 MB for Kafka)."""
-    folder = CACHE / f"{name}-{KAFKA_VERSION if name == 'kafka' else SPARK_PEER_VERSION}"
+    folder = CACHE / f"{name}-{SETS[name][0][2]}"
     if folder.exists():
         return folder
     if shutil.which("mvn") is None:
@@ -56,7 +64,7 @@ def jars(name: str) -> Path:
     CACHE.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
         work = Path(scratch)
-        exclusions = ALONE if name == "connector" else ""
+        exclusions = ALONE if name in ("connector", "flink-kafka") else ""
         dependencies = "".join(DEPENDENCY.format(*d, exclusions=exclusions) for d in SETS[name])
         (work / "pom.xml").write_text(POM.format(dependencies=dependencies))
         command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime"]

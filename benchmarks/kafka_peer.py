@@ -32,7 +32,9 @@ def java(main_class: str, *arguments: str) -> list[str]:
     return [executable, "-cp", f"{jars('kafka')}/*", "-Xmx1g", main_class, *arguments]
 
 
-def properties(folder: Path, port: int, controller: int, flush_every_message: bool) -> str:
+def properties(
+    folder: Path, port: int, controller: int, flush_every_message: bool, stamp_on_append: bool
+) -> str:
     lines = {
         "process.roles": "broker,controller",
         "node.id": "1",
@@ -50,6 +52,8 @@ def properties(folder: Path, port: int, controller: int, flush_every_message: bo
     }
     if flush_every_message:
         lines["log.flush.interval.messages"] = "1"
+    if stamp_on_append:
+        lines["log.message.timestamp.type"] = "LogAppendTime"
     return "".join(f"{name}={value}\n" for name, value in lines.items())
 
 
@@ -65,12 +69,14 @@ def wait_until_listening(port: int, process: subprocess.Popen[bytes], log: Path)
 
 
 @contextlib.contextmanager
-def apache_kafka(*, flush_every_message: bool = False) -> Iterator[tuple[str, int]]:
+def apache_kafka(
+    *, flush_every_message: bool = False, stamp_on_append: bool = False
+) -> Iterator[tuple[str, int]]:
     """Yields (bootstrap servers, pid of the broker's process)."""
     folder = Path(tempfile.mkdtemp(prefix="apache-kafka-"))
     port, controller = free_port(), free_port()
     config = folder / "server.properties"
-    config.write_text(properties(folder, port, controller, flush_every_message))
+    config.write_text(properties(folder, port, controller, flush_every_message, stamp_on_append))
     cluster_id = "MkU3OEVBNTcwNTJENDM2Qg"
     format_command = ["format", "-t", cluster_id, "-c", str(config)]
     subprocess.run(

@@ -1,0 +1,81 @@
+"""The card rule on Catchwater and on what else one would pick, over one Apache Kafka topic.
+
+Rounds alternate contestant by contestant, ours first. Every contestant reads the topic from its
+start for at most MOST_S seconds behind its first alert. Arguments after the name choose the peers;
+without any, all run: python -m benchmarks functions streams quix.
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.functions import race
+from benchmarks.functions.ours import CATCHWATER
+from benchmarks.functions.peers import PEERS, Contestant, Job
+from benchmarks.kafka_peer import apache_kafka
+from benchmarks.measure import Row, publish, row
+
+EVENTS = 2_000_000
+MOST_S = 25.0
+KEYS = (100_000, 1_000_000)
+ROUNDS = int(os.environ.get("ROUNDS", "3"))
+TARGETS = {"per-key": 30.0, "streams": 2.0, "quix": 4.0, "bytewax": 4.0, "flink": 4.0}
+
+
+def one(
+    contestant: Contestant, bootstrap: str, source: str, turn: str, folder: Path
+) -> race.Figures:
+    """One run of one contestant."""
+    job = Job(bootstrap, source, f"alerts-{turn}", turn, folder / turn)
+    figures = race.run(contestant, job, EVENTS, MOST_S)
+    print(
+        f"{job.group}: {figures.events_per_s:,.0f} events/s, {figures.cpu_s_per_million:.1f} CPU s/M, "
+        f"restore {figures.restore_s:.1f} s, {figures.twice} alerts twice", flush=True,
+    )  # fmt: skip
+    return figures
+
+
+def main() -> None:
+    """Fill the topics, let all take turns, publish."""
+    chosen = [name for name in sys.argv[1:] if name in PEERS] or list(PEERS)
+    rows = []
+    with (
+        apache_kafka(stamp_on_append=True) as (bootstrap, _),
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        for keys in KEYS:
+            source = f"payments-{keys}"
+            race.fill(bootstrap, source, keys, EVENTS)
+            found: dict[str, list[race.Figures]] = {name: [] for name in ["ours", *chosen]}
+            for turn in range(ROUNDS):
+                for name in found:
+                    contestant = CATCHWATER if name == "ours" else PEERS[name]
+                    label = f"{name}-{keys}-{turn}"
+                    folder = Path(scratch) / label
+                    job = Job(bootstrap, source, f"alerts-{label}", label, folder)
+                    found[name].append(one(contestant, job))
+            rows += [each for name in chosen for each in rows_of(name, keys, found)]
+    publish("functions", rows)
+
+
+def rows_of(name: str, keys: int, found: dict[str, list[race.Figures]]) -> list[Row]:
+    """What one peer is held against: rate, CPU, restart."""
+    ours, theirs = found["ours"], found[name]
+    peer, what = PEERS[name].name, f"stateful function, {keys:,} keys"
+
+    def compared(claim: str, unit: str, field: str, target: float | None, better: str):
+        figures = [[getattr(each, field) for each in side] for side in (ours, theirs)]
+        return row(
+            f"{what}: {claim}", unit, figures[0], peer, figures[1], target=target, better=better
+        )
+
+    return [
+        compared("events from topic to alert", "events/s", "events_per_s", TARGETS[name], "higher"),
+        compared("CPU", "CPU s/M events", "cpu_s_per_million", None, "lower"),
+        compared("kill -9 to the first new alert", "s", "restore_s", None, "lower"),
+    ]
+
+
+if __name__ == "__main__":
+    main()

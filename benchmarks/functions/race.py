@@ -1,0 +1,229 @@
+"""One contestant over one topic, measured from outside.
+
+Kafka stamps each alert when it gets it; one event in fifty gives an alert, so alerts tell how far
+the contestant is. Rates are taken behind a warm-up, from alert to alert; CPU is that of the whole
+process tree over the same time. Then the tree is killed, and a restart is timed to the first alert
+that was not there before.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from confluent_kafka import Consumer, TopicPartition
+
+from benchmarks.functions.peers import Contestant, Job
+from benchmarks.load import NOW_MS, Connection, create_topic, frame_of_batch, produce_error
+from catchwater.wire.records import encode_batch
+
+PARTITIONS = 2
+EVENTS_PER_ALERT = 50
+PER_BATCH = 5_000
+WARM_UP_S = 5.0
+FIRST_ALERT_S = 180.0
+_TICK_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Figures:
+    """What one run gave; `restore_s` from the start after kill -9 to the first new alert."""
+
+    events_per_s: float
+    cpu_s_per_million: float
+    restore_s: float
+    alerts: int
+    twice: int
+    """Alerts that Kafka got more than once, the kill included."""
+
+
+def fill(bootstrap: str, topic: str, keys: int, events: int) -> None:
+    """Payments of random cards in the order of their time, keyed by card, in two partitions.
+
+    Every fiftieth is tiny and the next of the same card is large: that gives an alert.
+    """
+    create_topic(bootstrap, topic, PARTITIONS)
+    draw = random.Random(keys)
+    connection = Connection(bootstrap)
+    waiting: list[list[tuple[bytes, bytes, int, tuple[()]]]] = [[] for _ in range(PARTITIONS)]
+    card = 0
+    for n in range(events):
+        card = card if n % EVENTS_PER_ALERT == 1 else draw.randrange(keys)
+        amount = {0: b"0.5", 1: b"900.0"}.get(n % EVENTS_PER_ALERT, b"20.25")
+        key, at = b"card-%07d" % card, NOW_MS + n // 10
+        value = b'{"card":"%s","id":"%d","at":%d,"amount":%s}' % (key, n, at, amount)
+        # By the card, so that all events of one lie in one partition, as their producer would.
+        group = waiting[card % PARTITIONS]
+        group.append((key, value, at, ()))
+        if len(group) == PER_BATCH:
+            _send(connection, topic, card % PARTITIONS, group)
+            group.clear()
+    for partition, group in enumerate(waiting):
+        if group:
+            _send(connection, topic, partition, group)
+    connection.close()
+
+
+def _send(connection: Connection, topic: str, partition: int, group: list) -> None:
+    answer = connection.call(frame_of_batch(topic, partition, encode_batch(group)))
+    if error := produce_error(answer):
+        raise RuntimeError(f"the broker answered error {error} for {topic}-{partition}")
+
+
+@dataclass
+class Watch:
+    """The alerts of one topic as they come: when Kafka got each, and its event's id."""
+
+    bootstrap: str
+    topic: str
+    times_ms: list[int] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        settings = {"bootstrap.servers": self.bootstrap, "group.id": "watch"}
+        self._consumer = Consumer({**settings, "isolation.level": "read_committed"})
+        self._consumer.assign([TopicPartition(self.topic, 0, 0)])
+
+    def look(self) -> None:
+        """Take what has come."""
+        for message in self._consumer.consume(10_000, 0.2):
+            if message.error() is None:
+                self.times_ms.append(message.timestamp()[1])
+                self.ids.append(json.loads(message.value())["id"])
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+@contextmanager
+def running(contestant: Contestant, job: Job) -> Iterator[list[int]]:
+    """The contestant's processes, each the leader of a session; killed at the end."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    started = []
+    with (job.folder.parent / f"{job.group}.log").open("ab") as log:
+        for command, named in contestant.commands(job):
+            environment = {**os.environ, **named}
+            started.append(
+                subprocess.Popen(
+                    command, stdout=log, stderr=log, env=environment, start_new_session=True
+                )
+            )
+    try:
+        yield [process.pid for process in started]
+    finally:
+        for process in started:
+            for pid in session_of(process.pid):
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            process.wait()
+
+
+def session_of(leader: int) -> list[int]:
+    """The processes of a session."""
+    return [pid for pid, stat in _stats() if int(stat[3]) == leader]
+
+
+def _stats() -> Iterator[tuple[int, list[str]]]:
+    """(pid, the fields behind the name) of every process; see proc(5)."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                text = (entry / "stat").read_text()
+            except OSError:
+                continue
+            yield int(entry.name), text[text.rindex(")") + 2 :].split()
+
+
+def cpu_s(leaders: list[int]) -> float:
+    """CPU seconds of these sessions, with those of children that have ended."""
+    ticks = [sum(map(int, stat[11:15])) for _, stat in _stats() if int(stat[3]) in leaders]
+    return sum(ticks) / _TICK_S
+
+
+def run(contestant: Contestant, job: Job, events: int, most_s: float) -> Figures:
+    """Race to the end of the topic, or for so long, then die and come back."""
+    create_topic(job.bootstrap, job.target, 1)
+    watch = Watch(job.bootstrap, job.target)
+    with running(contestant, job) as leaders:
+        cpu = _race(watch, leaders, events // EVENTS_PER_ALERT, most_s)
+    rate, per_million = _figures(watch, cpu)
+    known = set(watch.ids)
+    began = time.monotonic()
+    _more(job)
+    with running(contestant, job):
+        while known.issuperset(watch.ids) and time.monotonic() - began < FIRST_ALERT_S:
+            watch.look()
+        restore_s = time.monotonic() - began
+    watch.close()
+    return Figures(
+        rate, per_million, restore_s, len(set(watch.ids)), len(watch.ids) - len(set(watch.ids))
+    )
+
+
+def _race(
+    watch: Watch, leaders: list[int], alerts: int, most_s: float
+) -> list[tuple[float, float]]:
+    """Watch until all alerts are there or the time is over; CPU by wall time on the way."""
+    cpu: list[tuple[float, float]] = []
+    over = threading.Event()
+
+    def sample() -> None:
+        while not over.wait(0.2):
+            cpu.append((time.time() * 1000, cpu_s(leaders)))
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    began = time.monotonic()
+    first: float | None = None
+    try:
+        while len(watch.ids) < alerts:
+            watch.look()
+            now = time.monotonic()
+            first = first or (now if watch.ids else None)
+            if now - (first or began) > (most_s if first else FIRST_ALERT_S):
+                break
+    finally:
+        over.set()
+        sampler.join()
+    if not watch.ids:
+        raise RuntimeError(f"no alert in {watch.topic} after {FIRST_ALERT_S:.0f} s")
+    return cpu
+
+
+def _figures(watch: Watch, cpu: list[tuple[float, float]]) -> tuple[float, float]:
+    """(events/s, CPU seconds per million events) behind the warm-up."""
+    times = sorted(watch.times_ms)
+    warm = times[0] + min(WARM_UP_S * 1000, (times[-1] - times[0]) / 3)
+    cut = bisect_left(times, warm)
+    start, end = times[max(cut - 1, 0)], times[-1]
+    counted = (len(times) - max(cut, 1)) * EVENTS_PER_ALERT
+    spent = _at(cpu, end) - _at(cpu, start)
+    return counted / (end - start) * 1000, spent / counted * 1e6
+
+
+def _at(cpu: list[tuple[float, float]], ms: float) -> float:
+    return cpu[min(bisect_left(cpu, (ms, 0.0)), len(cpu) - 1)][1]
+
+
+def _more(job: Job) -> None:
+    """A few more alerts, so that one who had finished has something new to say."""
+    connection = Connection(job.bootstrap)
+    at = NOW_MS + 10_000_000
+    group = []
+    for n in range(20):
+        for amount in (b"0.5", b"900.0"):
+            event = (b"card-%07d" % n, b"again-%s-%d" % (job.group.encode(), n), at, amount)
+            value = b'{"card":"%s","id":"%s","at":%d,"amount":%s}' % event
+            group.append((event[0], value, at, ()))
+    _send(connection, job.source, 0, group)
+    connection.close()
