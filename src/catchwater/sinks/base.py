@@ -1,29 +1,51 @@
-"""The sink seam: an epoch is written once.
+"""The sink seam: an epoch is written once, and can be looked at and mended afterwards.
 
 Tasks *stage* what their shards put out, where nobody sees it; the driver then *commits* all of an
-epoch's staged pieces together with the mark (pipeline, sink, epoch). A sink keeps these promises:
+epoch's staged pieces together with the mark (pipeline, sink, generation, epoch, count, checksum).
+A sink that was opened for `exactly-once` keeps these promises; one conformance suite asks them:
 
-- `commit` is atomic: readers see all of the epoch or nothing, and the mark goes with it.
-- Committing an epoch that has its mark already changes nothing and answers what the first commit
-  wrote. Spark repeats an epoch after a crash, so this is the ordinary case.
-- A repeated epoch has the same content; if its checksum differs, the sink raises
-  `EpochDiffers` and changes nothing, because then the function is not deterministic or the
-  checkpoint is not the one this sink was written from.
-- What was staged and never committed is invisible and is swept away by the place it lies in.
+- `commit` is atomic: readers see all of the epoch or nothing, and the mark goes with it. A sink
+  that has no transactions writes idempotently instead; its `Guarantee` says so.
+- Committing an epoch that has its mark changes nothing and answers what the first commit wrote.
+  Spark repeats an epoch after a crash, so this is the ordinary case.
+- A repeated epoch has the same content; if its checksum differs, `EpochDiffers` is raised and
+  nothing changes: the function is not deterministic, or the checkpoint is another's.
+- A target that is away is asked again for a while, then `SinkUnavailable` is raised: the epoch
+  fails, nothing of it is visible, and it runs again when the pipeline does.
+
+Opened for `at-least-once`, a sink writes no mark and a repeated epoch is written again; each row
+still tells its identity (epoch, shard, row), by which a reader knows it.
+
+`truth` keeps what was staged, apart from the target: `rows` is compared with it, and `repair`
+mends from it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import NamedTuple, Protocol
 
 import msgspec
+from crc32c import crc32c
 
 from catchwater.config import CatchwaterError
 from catchwater.recovery.ledger import SinkEpoch
 
+Headers = tuple[tuple[str, bytes], ...]
+
+ROW_HEADER = "catchwater-row"
+"""`<epoch>/<shard>/<row>` of a record, where the target has headers and the sink sets them."""
+RETRACTS_HEADER = "catchwater-retracts"
+"""`<epoch>/<shard>/<row>` of the record that this one takes back; same key, same value."""
+
 
 class EpochDiffers(CatchwaterError):
     """The sink has this epoch with other content."""
+
+    exit_code = 5
+
+
+class EpochMissing(CatchwaterError):
+    """The epoch does not follow the last one that the sink has; what lies between would be lost."""
 
     exit_code = 5
 
@@ -34,12 +56,44 @@ class SinkAhead(CatchwaterError):
     exit_code = 5
 
 
+class Superseded(CatchwaterError):
+    """A newer generation of the pipeline writes to this sink: this one was rolled back."""
+
+    exit_code = 5
+
+
+class TargetTaken(CatchwaterError):
+    """Another pipeline, or another sink, writes to this target."""
+
+    exit_code = 5
+
+
+class TargetDiffers(CatchwaterError):
+    """The target is there and cannot take these outputs: names what differs."""
+
+    exit_code = 2
+
+
+class SinkUnavailable(CatchwaterError):
+    """The target did not answer for as long as the sink waits."""
+
+
+class SinkFull(CatchwaterError):
+    """No space left for the epoch; nothing of it was written."""
+
+
+class RowsUnreadable(CatchwaterError):
+    """The target cannot be asked what it holds, or what is needed to mend it is not kept."""
+
+
 class OutputRecord(NamedTuple):
     """One output on its way to a sink."""
 
     key: bytes
     value: bytes
+    """JSON; a dead letter's bytes as they were."""
     timestamp_ms: int
+    headers: Headers = ()
 
 
 class Staged(msgspec.Struct, frozen=True):
@@ -51,36 +105,146 @@ class Staged(msgspec.Struct, frozen=True):
     records: int
     bytes: int
     checksum: int
-    """CRC-32C over the records in their order; equal on every replay."""
+    """CRC-32C over the records in their order (`checksum_of`); equal on every replay."""
+    kept: str = ""
+    """Its copy in the truth, where that is not the location itself."""
+
+
+class RowId(NamedTuple):
+    """Which output a row is: the same on every replay."""
+
+    epoch: int
+    shard: int
+    row: int
+    """0 for the shard's first output of the epoch."""
+
+    def __str__(self) -> str:
+        return f"{self.epoch}/{self.shard}/{self.row}"
+
+
+class SinkRow(NamedTuple):
+    """A row as the target holds it."""
+
+    id: RowId
+    key: bytes
+    digest: bytes | None
+    """What `Sink.digest` says of the record it was made from; None: the target cannot tell."""
+
+
+class Expected(NamedTuple):
+    """A row as it was staged."""
+
+    id: RowId
+    record: OutputRecord
+
+
+class Fix(NamedTuple):
+    """How a row is mended: all that the target holds under this identity becomes `record`."""
+
+    id: RowId
+    record: OutputRecord | None
+    """None: nothing belongs there."""
+    key: bytes = b""
+    """Of a row to remove."""
 
 
 class Stager(Protocol):
     """The half of a sink that works in Spark's tasks; pickles."""
 
-    def stage(self, shard: int, records: Sequence[OutputRecord]) -> Staged:
-        """Make one shard's records durable where no reader sees them."""
+    def stage(self, epoch: int, shard: int, records: Sequence[OutputRecord]) -> Staged:
+        """Make one shard's records of the epoch durable where no reader sees them."""
+        ...
+
+
+class Truth(Protocol):
+    """What was staged, kept for a while apart from the target (see `staged.Archive`)."""
+
+    def epochs(self) -> list[int]:
+        """The epochs that are kept, in order; perhaps the newest was never committed."""
+        ...
+
+    def rows(self, epoch: int) -> Iterator[Expected]:
+        """The epoch's outputs, by shard and row."""
         ...
 
 
 class Sink(Protocol):
-    """The half of a sink that works on the driver."""
+    """The half of a sink that works on the driver, and behind `catchwater sink`."""
 
     name: str
+    truth: Truth
 
     def stager(self) -> Stager:
         """The other half, for the tasks."""
         ...
 
     def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:
-        """Make the epoch visible, once. Raises `EpochDiffers`."""
+        """Make the epoch visible, once.
+
+        Raises `EpochDiffers`, `EpochMissing`, `Superseded`, `SinkUnavailable`, `SinkFull`.
+        """
         ...
 
     def last_epoch(self) -> int | None:
-        """The newest epoch that this sink has of the pipeline."""
+        """The newest epoch of the pipeline that this sink has a mark of; None without marks."""
         ...
+
+    def withdraw(self, after: int) -> None:
+        """Undo what older generations wrote in epochs after this one: rows and marks.
+
+        A log cannot: it writes a retraction (`RETRACTS_HEADER`) for each record. Again: no-op.
+        """
+        ...
+
+    def identity(self, record: OutputRecord) -> bytes | None:
+        """What a later record of the same identity replaces; None where nothing is replaced."""
+        ...
+
+    def digest(self, record: OutputRecord) -> bytes:
+        """What `rows` says of a row that was made from this record."""
+        ...
+
+    def rows(self, first: int, last: int) -> Iterator[SinkRow]:
+        """What the target holds of these epochs, both included, in any order.
+
+        Raises `RowsUnreadable` if it cannot be asked.
+        """
+        ...
+
+    def repair(self, fixes: Iterable[Fix]) -> list[Fix]:
+        """Mend these rows; those that this sink cannot mend are returned. Again: no-op."""
+        ...
+
+    def sweep(self, oldest: int, now_ms: int) -> None:
+        """Forget what is kept of epochs before `oldest`, which no restore goes back to."""
+        ...
+
+    def close(self) -> None:
+        """Give connections back."""
+        ...
+
+
+def checksum_of(records: Iterable[OutputRecord]) -> int:
+    """CRC-32C over keys, values and headers, each behind its length."""
+    checksum = 0
+    for record in records:
+        for part in (record.key, record.value):
+            checksum = crc32c(part, crc32c(len(part).to_bytes(4, "big"), checksum))
+        for name, value in record.headers:
+            for part in (name.encode(), value):
+                checksum = crc32c(part, crc32c(len(part).to_bytes(4, "big"), checksum))
+    return checksum
 
 
 def epoch_checksum(staged: Iterable[Staged]) -> str:
     """One checksum of an epoch: of its shards' checksums and counts, in shard order."""
     parts = sorted((piece.shard, piece.records, piece.checksum) for piece in staged)
     return sha256(repr([part for part in parts if part[1]]).encode()).hexdigest()[:16]
+
+
+def record_digest(record: OutputRecord) -> bytes:
+    """The digest of a record as it is: for targets that keep key, value and headers unchanged."""
+    parts = [record.key, record.value]
+    for name, value in record.headers:
+        parts += [name.encode(), value]
+    return sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()[:8]

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from crc32c import crc32c
-
 from catchwater.catalog.rows import (
     PartitionKey,
 )
@@ -26,7 +24,7 @@ from catchwater.objects.base import Buffer, ObjectStore
 from catchwater.objects.open import open_store
 from catchwater.recovery.ledger import SinkEpoch
 from catchwater.replay.control import Control
-from catchwater.sinks.base import EpochDiffers, OutputRecord, Staged, epoch_checksum
+from catchwater.sinks.base import EpochDiffers, OutputRecord, Staged, checksum_of, epoch_checksum
 from catchwater.wire.batch import BatchHeader, read_header
 
 if TYPE_CHECKING:
@@ -53,12 +51,11 @@ class LogStager:
     topic_id: bytes
     partitions: int
 
-    def stage(self, shard: int, records: Sequence[OutputRecord], clock: Clock = SYSTEM) -> Staged:
+    def stage(
+        self, epoch: int, shard: int, records: Sequence[OutputRecord], clock: Clock = SYSTEM
+    ) -> Staged:
         """Put the records into one staged chunk; nothing is put where there are none."""
-        checksum = 0
-        for record in records:
-            for part in (record.key, record.value):
-                checksum = crc32c(part, crc32c(len(part).to_bytes(4, "big"), checksum))
+        checksum = checksum_of(records)
         if not records:
             return Staged(shard, "", 0, 0, 0)
         parts, _ = chunk.encode(self._batches(records), records[0].timestamp_ms)
@@ -74,9 +71,9 @@ class LogStager:
         from catchwater.wire.records import encode_batch
 
         by_partition: dict[int, list[Record]] = {}
-        for key, value, timestamp_ms in records:
-            partition = partition_of(key, self.partitions)
-            by_partition.setdefault(partition, []).append((key, value, timestamp_ms, ()))
+        for record in records:
+            partition = partition_of(record.key, self.partitions)
+            by_partition.setdefault(partition, []).append(record)
         batches: list[tuple[PartitionKey, BatchHeader, Buffer]] = []
         for partition in sorted(by_partition):
             for group in _groups(by_partition[partition]):

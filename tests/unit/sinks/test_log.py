@@ -60,7 +60,7 @@ def test_murmur2_is_that_of_kafkas_java_client(key: bytes, hashed: int) -> None:
 
 def test_a_staged_chunk_holds_every_record_in_its_keys_partition_and_order(tmp_path: Path) -> None:
     given_records = records(100)
-    staged = stager(tmp_path).stage(5, given_records)
+    staged = stager(tmp_path).stage(0, 5, given_records)
     assert (staged.shard, staged.records) == (5, 100)
     data = (tmp_path / staged.location).read_bytes()
     assert staged.bytes == len(data)
@@ -78,20 +78,20 @@ def test_a_staged_chunk_holds_every_record_in_its_keys_partition_and_order(tmp_p
 
 
 def test_the_same_records_are_staged_as_the_same_bytes_under_another_name(tmp_path: Path) -> None:
-    first, second = (stager(tmp_path).stage(1, records(50), Clock(seed)) for seed in (1, 2))
+    first, second = (stager(tmp_path).stage(0, 1, records(50), Clock(seed)) for seed in (1, 2))
     assert first.location != second.location
     assert first.checksum == second.checksum
     assert (tmp_path / first.location).read_bytes() == (tmp_path / second.location).read_bytes()
 
 
 def test_a_shard_without_output_puts_nothing(tmp_path: Path) -> None:
-    assert stager(tmp_path).stage(1, []) == Staged(1, "", 0, 0, 0)
+    assert stager(tmp_path).stage(0, 1, []) == Staged(1, "", 0, 0, 0)
     assert not (tmp_path / "staged").exists()
 
 
 def test_large_output_is_cut_into_batches_a_broker_would_take(tmp_path: Path) -> None:
     large = [OutputRecord(b"k", bytes(100_000), 0) for _ in range(20)]
-    staged = stager(tmp_path).stage(1, large)
+    staged = stager(tmp_path).stage(0, 1, large)
     entries = chunk.decode_index((tmp_path / staged.location).read_bytes()).entries
     assert len(entries) > 1
     assert all(entry.size_bytes < 1_000_000 for entry in entries)
@@ -99,21 +99,21 @@ def test_large_output_is_cut_into_batches_a_broker_would_take(tmp_path: Path) ->
 
 def test_committing_an_epoch_again_answers_what_the_first_commit_wrote(tmp_path: Path) -> None:
     target = sink(FakeControl(), tmp_path)
-    first = target.commit(0, [target.stager().stage(1, records(3))])
-    assert target.commit(0, [target.stager().stage(1, records(3))]) == first
+    first = target.commit(0, [target.stager().stage(0, 1, records(3))])
+    assert target.commit(0, [target.stager().stage(0, 1, records(3))]) == first
     assert target.last_epoch() == 0
 
 
 def test_an_epoch_with_other_content_is_refused(tmp_path: Path) -> None:
     target = sink(FakeControl(), tmp_path)
-    target.commit(0, [target.stager().stage(1, records(3))])
+    target.commit(0, [target.stager().stage(0, 1, records(3))])
     with pytest.raises(EpochDiffers, match="epoch 0 of 'cards' with checksum"):
-        target.commit(0, [target.stager().stage(1, records(4))])
+        target.commit(0, [target.stager().stage(0, 1, records(4))])
 
 
 def test_a_store_that_nobody_else_reaches_is_refused_by_name() -> None:
     with pytest.raises(StoreUnsupported, match="in its broker's memory"):
-        LogStager("memory:///", "staged/a/b", TOPIC, 1).stage(1, records(1))
+        LogStager("memory:///", "staged/a/b", TOPIC, 1).stage(0, 1, records(1))
 
 
 pieces = st.lists(

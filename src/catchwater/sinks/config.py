@@ -1,0 +1,177 @@
+"""What `[sink.NAME]` may say, by kind, checked when the pipeline's file is loaded.
+
+    [sink.alerts]
+    kind = "postgres"              # one of KINDS; log if it is left out
+    delivery = "exactly-once"      # or "at-least-once"
+    from = "rules"                 # the function of a chain whose outputs it takes; else the last
+    keep = "7d"                    # how long what was staged is kept for `catchwater sink`
+
+and the kind's own keys. Opens nothing. `guarantee` says what the combination is worth, and
+refuses what cannot be.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, get_args
+
+from catchwater.config import ConfigError, duration_ms, nearest
+
+Delivery = Literal["exactly-once", "at-least-once"]
+
+EXACTLY_ONCE: Delivery = "exactly-once"
+AT_LEAST_ONCE: Delivery = "at-least-once"
+
+
+def _count(text: str) -> None:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 10**9):
+        raise ValueError("a whole number from 1 on")
+
+
+def _duration(text: str) -> None:
+    try:
+        duration_ms(text)
+    except ValueError:
+        raise ValueError('a duration such as "30s"') from None
+
+
+def _text(text: str) -> None:
+    if not text:
+        raise ValueError("a text")
+
+
+def _flag(text: str) -> None:
+    if text not in ("true", "false"):
+        raise ValueError("true or false")
+
+
+def _one_of(*choices: str) -> Callable[[str], None]:
+    def check(text: str) -> None:
+        if text not in choices:
+            raise ValueError(f"one of {', '.join(choices)}")
+
+    return check
+
+
+class Option(NamedTuple):
+    """One key: what it must look like (ValueError names it), and what it is if not set."""
+
+    check: Callable[[str], None]
+    default: str | None = None
+    """None: it has to be set; empty: it may be left out."""
+
+
+_RETRY = Option(_duration, "60s")
+"""How long a target that is away is asked again within one epoch."""
+
+KINDS: Mapping[str, Mapping[str, Option]] = {
+    "log": {"topic": Option(_text), "partitions": Option(_count, "")},
+    "kafka": {"topic": Option(_text)},
+    "postgres": {
+        "url": Option(_text),
+        "table": Option(_text),
+        "mode": Option(_one_of("append", "upsert"), "append"),
+        "retry": _RETRY,
+    },
+    "sqlite": {
+        "path": Option(_text),
+        "table": Option(_text),
+        "mode": Option(_one_of("append", "upsert"), "append"),
+        "retry": _RETRY,
+    },
+    "parquet": {"path": Option(_text)},
+    "iceberg": {"table": Option(_text)},
+    "http": {
+        "url": Option(_text),
+        "method": Option(_one_of("PUT", "POST"), "PUT"),
+        "deduplicates": Option(_flag, "false"),
+        "concurrency": Option(_count, "16"),
+        "timeout": Option(_duration, "10s"),
+        "retry": _RETRY,
+        "authorization": Option(_text, ""),
+    },
+}
+"""Kind → its own keys."""
+
+SHARED: Mapping[str, Option] = {
+    "kind": Option(_one_of(*KINDS), "log"),
+    "delivery": Option(_one_of(*get_args(Delivery)), EXACTLY_ONCE),
+    "from": Option(_text, ""),
+    "keep": Option(_duration, ""),
+}
+"""The keys that every sink has."""
+
+
+@dataclass(frozen=True)
+class SinkConfig:
+    """One sink of a pipeline's file, every key of its kind present and well formed."""
+
+    name: str
+    kind: str = "log"
+    delivery: Delivery = EXACTLY_ONCE
+    options: Mapping[str, str] = field(default_factory=dict)
+    """The kind's own keys; what may be left out and was is empty."""
+    source: str | None = None
+    """The function of the chain whose outputs it takes; None: the last."""
+    keep_ms: int | None = None
+    """How long staged outputs are kept; None: as long as a restore could go back to them."""
+
+    @property
+    def exactly_once(self) -> bool:
+        """Whether an epoch is to be written once."""
+        return self.delivery == EXACTLY_ONCE
+
+    def number(self, key: str) -> int:
+        """An option that is a count."""
+        return int(self.options[key])
+
+    def milliseconds(self, key: str) -> int:
+        """An option that is a duration."""
+        return duration_ms(self.options[key])
+
+    def flag(self, key: str) -> bool:
+        """An option that is true or false."""
+        return self.options[key] == "true"
+
+
+def known_keys() -> list[str]:
+    """Every key that some sink has; for readers that do not know the kind yet."""
+    return sorted({*SHARED, *(key for options in KINDS.values() for key in options)})
+
+
+def parse(
+    name: str, values: Mapping[str, str], where: Callable[[str], str] = lambda key: "the sink"
+) -> SinkConfig:
+    """Check one sink's section; `where` tells file and line of a key. Raises `ConfigError`."""
+    shared = {key: _value(name, key, SHARED[key], values, where) for key in SHARED}
+    own = KINDS[shared["kind"]]
+    for key in values:
+        if key not in own and key not in SHARED:
+            closest = nearest(key, [*own, *SHARED])
+            raise ConfigError(
+                f"{where(key)}: a sink of kind {shared['kind']} has no key {key}.",
+                hint=f"The nearest is {closest}.",
+            )
+    return SinkConfig(
+        name=name,
+        kind=shared["kind"],
+        delivery=AT_LEAST_ONCE if shared["delivery"] == AT_LEAST_ONCE else EXACTLY_ONCE,
+        options={key: _value(name, key, option, values, where) for key, option in own.items()},
+        source=shared["from"] or None,
+        keep_ms=duration_ms(shared["keep"]) if shared["keep"] else None,
+    )
+
+
+def _value(
+    name: str, key: str, option: Option, values: Mapping[str, str], where: Callable[[str], str]
+) -> str:
+    if key not in values:
+        if option.default is None:
+            raise ConfigError(f"{where('kind')}: {key} in [sink.{name}] is missing.")
+        return option.default
+    try:
+        option.check(values[key])
+    except ValueError as wanted:
+        raise ConfigError(
+            f"{where(key)}: {key} in [sink.{name}] must be {wanted}, not {values[key]!r}."
+        ) from None
+    return values[key]
