@@ -1,0 +1,157 @@
+"""A function's questions and the answers to them, typed and as bytes.
+
+A call `score` of a class is two methods: `ask_score(event)` gives the question, or None, and
+depends on nothing but the event; `call_score(question)` asks the endpoint and returns the answer,
+whose type its annotation names. It runs in several threads at a time. Questions and answers are
+records, or anything else msgspec encodes; equal questions of one shard's epoch are asked once.
+
+Asks nobody: `ask` does.
+"""
+
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from catchwater.config import CatchwaterError
+from catchwater.pipeline.calls.policy import Call, Policy, check
+from catchwater.state.records import from_plain, to_plain
+
+Key = tuple[str, bytes]
+"""The call's name and the encoded question."""
+
+
+class CallFailed(CatchwaterError):
+    """An endpoint did not answer a question, however often it was asked."""
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """What became of a question, as it is kept."""
+
+    answer: bytes | None = None
+    """Encoded; None: it failed for good."""
+    why: str = ""
+
+
+Outcomes = Mapping[Key, Outcome]
+
+
+class BoundCall:
+    """One declared call of one function, with its methods."""
+
+    def __init__(self, name: str, policy: Policy, instance: Any) -> None:
+        self.name = name
+        self.policy = policy
+        self.ask: Callable[[Any], Any] = getattr(instance, f"ask_{name}")
+        self.call: Callable[[Any], Any] = getattr(instance, f"call_{name}")
+
+    def encode_question(self, question: Any) -> bytes:
+        """The question as bytes; equal ones give equal bytes."""
+        return self._encoder.encode(question)
+
+    def answer(self, question: Any) -> Outcome:
+        """Ask the endpoint once, in this thread; a failure is an outcome too."""
+        try:
+            encoded = self._encoder.encode(self.call(question))
+            self.decode_answer(encoded)
+        except Exception as error:  # noqa: BLE001  (the user's code and the world: all is a failure)
+            return Outcome(None, f"{type(error).__name__}: {error}")
+        return Outcome(encoded)
+
+    @cached_property
+    def decode_answer(self) -> Callable[[bytes], Any]:
+        """Bytes to an answer of the annotated type; raises msgspec.DecodeError."""
+        return _answer_decoder(self.call)
+
+    @cached_property
+    def _encoder(self) -> msgspec.msgpack.Encoder:
+        return msgspec.msgpack.Encoder(enc_hook=to_plain, order="deterministic")
+
+
+def check_calls(target: Any, calls: Mapping[str, Call]) -> None:
+    """ValueError saying what is wrong with a function's calls, and where."""
+    if calls and not isinstance(target, type):
+        raise ValueError("calls= needs a class with ask_NAME and call_NAME methods")
+    for name, call in calls.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ValueError(f"the call {name!r} must be named like a variable")
+        for method in (f"ask_{name}", f"call_{name}"):
+            if not callable(getattr(target, method, None)):
+                raise ValueError(f"the call {name!r} needs a method {method}")
+        try:
+            check(call)
+            _answer_decoder(getattr(target, f"call_{name}"))
+        except (TypeError, ValueError, NameError) as error:
+            raise ValueError(f"the call {name!r}: {error}") from None
+
+
+def bind(target: Any, calls: Mapping[str, Call]) -> dict[str, BoundCall]:
+    """The calls of a checked function, on an instance of their own."""
+    if not calls:
+        return {}
+    instance = target()
+    return {name: BoundCall(name, check(call), instance) for name, call in calls.items()}
+
+
+def questions(calls: Mapping[str, BoundCall], events: Iterable[Any]) -> dict[Key, Any]:
+    """The different questions of these events, in their order.
+
+    An event whose question cannot be made is left out: the handler meets the same error when it
+    asks for the answer, and there it is a poison record like any other.
+    """
+    found: dict[Key, Any] = {}
+    for event in events:
+        for name, call in calls.items():
+            try:
+                question = call.ask(event)
+                key = name, call.encode_question(question)
+            except Exception:  # noqa: BLE001  (the user's code; see above)
+                continue
+            if question is not None:
+                found.setdefault(key, question)
+    return found
+
+
+class Answers:
+    """What `ctx.answer` looks into."""
+
+    def __init__(self, calls: Mapping[str, BoundCall], outcomes: Outcomes) -> None:
+        self._calls = calls
+        self._outcomes = outcomes
+
+    def of(self, name: str, event: Any) -> Any:
+        """The answer to this event's question, a fresh object; None if it asked none.
+
+        A failed call gives None, or raises `CallFailed`, as its `on_failure` says. LookupError if
+        there is no such call, or the question is another one than before.
+        """
+        call = self._calls.get(name)
+        if call is None:
+            raise LookupError(f"there is no call {name!r}; declared: {', '.join(self._calls)}")
+        question = call.ask(event)
+        if question is None:
+            return None
+        outcome = self._outcomes.get((name, call.encode_question(question)))
+        if outcome is None:
+            raise LookupError(
+                f"ask_{name} gave {question!r}, which it had not given before: it must depend on "
+                "nothing but the event"
+            )
+        if outcome.answer is not None:
+            return call.decode_answer(outcome.answer)
+        if call.policy.on_failure == "none":
+            return None
+        raise CallFailed(f"The call {name!r} was not answered: {outcome.why}.")
+
+
+NO_ANSWERS = Answers({}, {})
+"""For functions without calls, and for timers."""
+
+
+def _answer_decoder(method: Callable[..., Any]) -> Callable[[bytes], Any]:
+    hints = typing.get_type_hints(method)
+    if "return" not in hints:
+        raise ValueError(f"{method.__name__} must say what it returns: write -> Answer")
+    return msgspec.msgpack.Decoder(hints["return"], dec_hook=from_plain).decode
