@@ -1,0 +1,242 @@
+"""Whether one version of a function reads what another has stored, and if not, which field bars it.
+
+The rules are those of the encoding (msgpack by msgspec): a map's unknown field is passed over, a
+missing one takes its default, an array is read by place, an integer is read as a float, most
+things are read by nothing but their own kind. Added to them is what would be read without an error
+and still be wrong: a renamed field (its values would be lost), a default that was left out of the
+bytes and has changed since, a list that becomes a set.
+
+Pure: two descriptions in, a list of problems out. An integer beyond 2**53 that is read as a float
+is rounded, as everywhere.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from catchwater.pipeline.functions.schema import Field, Kind, Shape, StateSchema
+
+_AS_TEXT = {"str", "uuid", "decimal", "date", "time", "timedelta"}
+_READ_AS = {
+    "int": {"int", "float", "decimal"},
+    "float": {"float", "decimal"},
+    **{kind: {kind, "str"} for kind in _AS_TEXT},
+}
+"""What else reads a plain kind; all others are read by themselves alone."""
+
+_LOWER = ("gt", "ge", "min_length")
+_UPPER = ("lt", "le", "max_length")
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """A field that bars the way, and why."""
+
+    field: str
+    reason: str
+    migratable: bool = True
+    """`from_vN` can mend it; only a key, or a state kept entry by entry, it cannot."""
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.reason}"
+
+
+def compare(old: StateSchema, new: StateSchema) -> list[Problem]:
+    """Why state stored under `old` cannot be read under `new`; empty: it can, with its values."""
+    problems = []
+    if old.key != new.key:
+        was, now = ", ".join(old.key), ", ".join(new.key)
+        problems.append(Problem("key", f"its type was {was} and is {now}", migratable=False))
+    reader = _Reader(old, new)
+    problems += [Problem(*each) for each in reader.kinds("state", old.state, new.state)]
+    for name, kind in old.entries.items():
+        if name in new.entries:
+            found = reader.kinds(f"state.{name}", kind, new.entries[name])
+            problems += [Problem(*each, migratable=False) for each in found]
+    return problems + _moved(old, new)
+
+
+def _moved(old: StateSchema, new: StateSchema) -> list[Problem]:
+    """Fields that went from the record into entries of their own, or back: nobody would look."""
+    problems = []
+    for before, after in ((old, new), (new, old)):
+        shape = after.shapes.get(after.state.record, Shape([]))
+        both = before.entries.keys() & {field.name for field in shape.fields}
+        what = "a state of its own" if before is old else "a field of the record"
+        reason = f"it was {what}, and is kept elsewhere now"
+        problems += [Problem(f"state.{each}", reason, migratable=False) for each in sorted(both)]
+    return problems
+
+
+_Found = Iterator[tuple[str, str]]
+
+
+class _Reader:
+    """One pair of schemas; a pair of records that is being compared is not compared again."""
+
+    def __init__(self, old: StateSchema, new: StateSchema) -> None:
+        self._old = old
+        self._new = new
+        self._met: set[tuple[str, str]] = set()
+
+    def kinds(self, path: str, old: Kind, new: Kind) -> _Found:
+        """Problems of reading `old` as `new`."""
+        if new.kind == "any":
+            return
+        if old.kind == "union" or new.kind == "union":
+            yield from self._unions(path, old, new)
+        elif old.kind == new.kind == "record":
+            yield from self._records(path, old.record, new.record)
+        elif old.kind == new.kind and old.of:
+            yield from self._made_of(path, old, new)
+        elif old.kind in ("tuple", "set") and new.kind == "list":
+            for each in old.of:
+                yield from self.kinds(f"{path}[]", each, new.of[0])
+            yield from _limits(path, old, new)
+        elif not _reads(old, new):
+            yield path, f"it was {_said(old)} and is {_said(new)}"
+        else:
+            yield from _limits(path, old, new)
+
+    def _unions(self, path: str, old: Kind, new: Kind) -> _Found:
+        members = new.of if new.kind == "union" else [new]
+        records = sum(member.kind == "record" for member in members) > 1
+        for each in old.of if old.kind == "union" else [old]:
+            attempts = [list(self._member(path, each, member, records)) for member in members]
+            if [] not in attempts:
+                near = [found for found, m in zip(attempts, members, strict=True)
+                        if m.kind == each.kind]  # fmt: skip
+                if near:
+                    yield from near[0]
+                else:
+                    yield path, f"it could be {_said(each)} and is {_said(new)}"
+
+    def _member(self, path: str, old: Kind, new: Kind, tagged: bool) -> _Found:
+        """One member of a union; among several records only the tag tells them apart."""
+        if tagged and old.kind == new.kind == "record":
+            tags = self._old.shapes[old.record].tag, self._new.shapes[new.record].tag
+            if not tags[0] or tags[0] != tags[1]:
+                yield path, f"nothing says that a stored {_said(old)} is a {_said(new)}"
+                return
+        # What was met on the way of an attempt that fails is not known to be readable.
+        met = set(self._met)
+        found = list(self.kinds(path, old, new))
+        if found:
+            self._met = met
+        yield from found
+
+    def _made_of(self, path: str, old: Kind, new: Kind) -> _Found:
+        if len(old.of) != len(new.of):
+            yield path, f"it had {len(old.of)} elements and has {len(new.of)}"
+            return
+        yield from _limits(path, old, new)
+        names = ["[key]", "[]"] if len(old.of) == 2 and old.kind != "tuple" else None
+        for place, (was, now) in enumerate(zip(old.of, new.of, strict=True)):
+            part = names[place] if names else f"[{place}]" if old.kind == "tuple" else "[]"
+            yield from self.kinds(path + part, was, now)
+
+    def _records(self, path: str, old_name: str, new_name: str) -> _Found:
+        if (old_name, new_name) in self._met:
+            return
+        self._met.add((old_name, new_name))
+        old, new = self._old.shapes[old_name], self._new.shapes[new_name]
+        if old.array != new.array:
+            ways = ("by name", "by place")
+            yield path, f"it was written {ways[old.array]} and is read {ways[new.array]}"
+            return
+        yield from _tags(path, old, new)
+        yield from self._places(path, old, new) if old.array else self._names(path, old, new)
+
+    def _names(self, path: str, old: Shape, new: Shape) -> _Found:
+        """A map: fields find each other by name."""
+        was = {field.name: field for field in old.fields}
+        now = {field.name: field for field in new.fields}
+        for name, field in now.items():
+            if name in was:
+                yield from self.kinds(f"{path}.{name}", was[name].kind, field.kind)
+                yield from _left_out(f"{path}.{name}", old, was[name], field)
+            elif field.required:
+                yield f"{path}.{name}", "it is new and has no default"
+        added = [field for name, field in now.items() if name not in was]
+        for name in was.keys() - now.keys():
+            if new.closed:
+                yield f"{path}.{name}", "it is gone, and the class forbids unknown fields"
+            taken = next((f for f in added if self._could_be(was[name], f)), None)
+            if taken:
+                yield (
+                    f"{path}.{name}",
+                    f"it is gone and {taken.name} is new: its values would be lost if it was "
+                    "renamed",
+                )
+
+    def _places(self, path: str, old: Shape, new: Shape) -> _Found:
+        """An array: the n-th field is read by the n-th."""
+        for was, now in zip(old.fields, new.fields, strict=False):
+            if was.name != now.name:
+                yield (
+                    f"{path}.{was.name}",
+                    f"{now.name} stands in its place, and the class is read by place",
+                )
+                return
+            yield from self.kinds(f"{path}.{was.name}", was.kind, now.kind)
+        for field in new.fields[len(old.fields) :]:
+            if field.required:
+                yield f"{path}.{field.name}", "it is new and has no default"
+        for field in old.fields[len(new.fields) :]:
+            if new.closed:
+                yield f"{path}.{field.name}", "it is gone, and the class forbids unknown fields"
+
+    def _could_be(self, old: Field, new: Field) -> bool:
+        return not list(self._member("", old.kind, new.kind, False))
+
+
+def _reads(old: Kind, new: Kind) -> bool:
+    """Whether a plain kind is read by another."""
+    if old.kind == "literal":
+        if new.kind == "literal":
+            return all(value in new.values for value in old.values)
+        return all(new.kind in _READ_AS.get(type(v).__name__, ()) for v in old.values)
+    if old.kind == "datetime":
+        naive = old.limits.get("tz") is False
+        return new.kind == "datetime" or (new.kind == "str" and naive)
+    return old.record == new.record and new.kind in _READ_AS.get(old.kind, {old.kind})
+
+
+def _limits(path: str, old: Kind, new: Kind) -> _Found:
+    """A limit that is new, or tighter than it was, may exclude what is stored."""
+    for name, limit in new.limits.items():
+        was = old.limits.get(name)
+        looser = was is not None and (
+            was == limit
+            or (name in _LOWER and limit <= was)
+            or (name in _UPPER and limit >= was)
+        )  # fmt: skip
+        if not looser:
+            now = f"{name}={limit!r}"
+            yield path, f"{now} is new" if was is None else f"{name} was {was!r}, is {limit!r}"
+
+
+def _left_out(path: str, shape: Shape, was: Field, now: Field) -> _Found:
+    if shape.omits and not was.required and (now.required or now.default != was.default):
+        default = now.default or "none"
+        yield path, f"its default was {was.default}, which was left out, and is {default}"
+
+
+def _tags(path: str, old: Shape, new: Shape) -> _Found:
+    """In a map a tag may be missing, or be a field that nobody knows; in an array it may not."""
+    if old.tag == new.tag or not (old.array or new.closed or (old.tag and new.tag)):
+        return
+    yield path, f"its tag was {old.tag or 'none'} and is {new.tag or 'none'}"
+
+
+def _said(kind: Kind) -> str:
+    match kind.kind:
+        case "union":
+            return " or ".join(map(_said, kind.of))
+        case "literal":
+            return "one of " + ", ".join(map(repr, kind.values))
+        case "record" | "custom":
+            return kind.record.rpartition(":")[2]
+        case "nonetype" | "none":
+            return "None"
+    inner = ", ".join(map(_said, kind.of))
+    return f"{kind.kind}[{inner}]" if inner else kind.kind
