@@ -1,0 +1,1 @@
+"""Outputs as typed columns: files and tables that other engines read."""

@@ -1,0 +1,296 @@
+"""Outputs as rows of typed columns: an output type becomes an Arrow schema, its JSON a table.
+
+A column is named as the field is in JSON. An output type that is a union of records gives the
+columns of all of them; what a record does not have is null, as every column may be. Three columns
+in front say which output a row is (`ROW_ID`).
+
+| annotation | column |
+|---|---|
+| `str`, `UUID`, `timedelta`, an `Enum` or `Literal` of texts | string |
+| `int`, an `Enum` or `Literal` of numbers | int64 |
+| `float`, `int \\| float` | double |
+| `bool`, `bytes`, `date`, `time` | the same |
+| `datetime` | timestamp in microseconds, UTC; one without a zone is taken for UTC |
+| `Decimal` | decimal128(38, 18) |
+| `list`, `set`, `tuple[T, ...]` · `dict` · a record | list · map · struct |
+
+Relies on pyarrow. What has no column here is refused with its field (`ColumnUnsupported`), and a
+value that does not fit its column with its row (`ValueUnfit`); nothing is rounded or cut.
+"""
+
+import datetime as dt
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from decimal import Decimal
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from msgspec import inspect
+
+from catchwater.config import CatchwaterError
+from catchwater.sinks.base import Expected, OutputRecord, RowId, SinkRow
+
+ROW_ID = ("catchwater_epoch", "catchwater_shard", "catchwater_row")
+"""The columns that say which output a row is: the same on every replay."""
+
+_DECIMAL_PLACES = 18
+_UNIT = Decimal(1).scaleb(-_DECIMAL_PLACES)
+_PLAIN = (dt.datetime, dt.date, dt.time, Decimal, bytes)
+
+_ROW_ID_FIELDS = [pa.field(name, pa.int64()) for name in ROW_ID]
+
+_SCALARS: dict[type, Any] = {
+    inspect.StrType: pa.string(),
+    inspect.UUIDType: pa.string(),
+    inspect.TimeDeltaType: pa.string(),
+    inspect.IntType: pa.int64(),
+    inspect.FloatType: pa.float64(),
+    inspect.BoolType: pa.bool_(),
+    inspect.BytesType: pa.binary(),
+    inspect.DateType: pa.date32(),
+    inspect.TimeType: pa.time64("us"),
+    inspect.DateTimeType: pa.timestamp("us", tz="UTC"),
+    inspect.DecimalType: pa.decimal128(38, _DECIMAL_PLACES),
+}
+_PYTHON: dict[Any, Any] = {
+    pa.string(): str,
+    pa.int64(): int,
+    pa.float64(): float,
+    pa.bool_(): bool,
+    pa.binary(): bytes,
+    pa.date32(): dt.date,
+    pa.time64("us"): dt.time,
+    pa.timestamp("us", tz="UTC"): dt.datetime,
+    pa.decimal128(38, _DECIMAL_PLACES): Decimal,
+}
+
+
+class ColumnUnsupported(CatchwaterError):
+    """A field of the output type that no column can hold."""
+
+    exit_code = 2
+
+
+class ValueUnfit(CatchwaterError):
+    """An output that does not fit its type's columns."""
+
+
+class Columns:
+    """The columns of one output type."""
+
+    def __init__(self, output_type: Any) -> None:
+        """Raises `ColumnUnsupported`."""
+        fields = _record_fields(output_type, "the output")
+        if taken := {*ROW_ID}.intersection(fields):
+            raise ColumnUnsupported(f"The output's field {min(taken)} has a name that is ours.")
+        self.output = pa.schema(list(fields.items()))
+        """The output's own columns."""
+        self.schema = pa.schema([*_ROW_ID_FIELDS, *self.output])
+        """All columns: which output it is, then the output's own."""
+        row_type = _python_type(pa.struct(list(self.output)))
+        self._decode = msgspec.json.Decoder(row_type).decode
+        self._encode = msgspec.json.Encoder().encode
+        self._normal = {
+            field.name: normal
+            for field in self.output
+            if (normal := _normal(field.type)) is not None
+        }
+
+    def table(self, rows: Iterable[Expected]) -> Any:
+        """The rows as an Arrow table. Raises `ValueUnfit`."""
+        plain = [
+            {**dict(zip(ROW_ID, row_id, strict=True)), **self._row(row_id, record)}
+            for row_id, record in rows
+        ]
+        struct = pa.struct(list(self.schema))
+        try:
+            batch = pa.RecordBatch.from_struct_array(pa.array(plain, struct))
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+            raise self._unfit(plain) from None
+        return pa.Table.from_batches([batch], self.schema)
+
+    def digest(self, record: OutputRecord) -> bytes:
+        """A digest of the record's columns; that of `rows_of` once it is a row."""
+        return self._digest(self._row(RowId(-1, -1, -1), record))
+
+    def rows_of(self, table: Any) -> Iterator[SinkRow]:
+        """What a table with these columns, or some of them, holds."""
+        names = [name for name in self.output.names if name in table.column_names]
+        for batch in table.select([*ROW_ID, *names]).to_batches(max_chunksize=10_000):
+            for row in batch.to_pylist():
+                yield SinkRow(RowId(*(row.pop(name) for name in ROW_ID)), b"", self._digest(row))
+
+    def _row(self, row_id: RowId, record: OutputRecord) -> dict[str, Any]:
+        try:
+            return typing.cast(dict[str, Any], self._decode(record.value))
+        except msgspec.DecodeError as error:
+            raise ValueUnfit(
+                f"The output {row_id} does not fit its columns: {error}.",
+                hint="The function puts out something else than its declared output type.",
+            ) from None
+
+    def _digest(self, row: dict[str, Any]) -> bytes:
+        for name, normal in self._normal.items():
+            if row.get(name) is not None:
+                row[name] = normal(row[name])
+        return sha256(self._encode([row.get(name) for name in self.output.names])).digest()[:8]
+
+    def _unfit(self, plain: Sequence[dict[str, Any]]) -> ValueUnfit:
+        """Name the first value that no column holds."""
+        for row in plain:
+            for field in self.schema:
+                try:
+                    pa.array([row.get(field.name)], field.type)
+                except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+                    row_id = RowId(*(row[name] for name in ROW_ID))
+                    return ValueUnfit(
+                        f"The output {row_id} does not fit the column {field.name} of type "
+                        f"{field.type}: {error}."
+                    )
+        raise AssertionError("each value alone fits its column")
+
+
+def _record_fields(declared: Any, where: str) -> dict[str, Any]:
+    """Column name → Arrow type, of a record type or a union of them."""
+    found: dict[str, Any] = {}
+    members = typing.get_args(declared) if not isinstance(declared, type) else ()
+    for member in members or (declared,):
+        for name, column in _fields(member, where):
+            if found.setdefault(name, column) != column:
+                raise ColumnUnsupported(
+                    f"{where}'s field {name} is {found[name]} in one record of the union and "
+                    f"{column} in another.",
+                    hint="Give the two fields different names.",
+                )
+    return found
+
+
+def _fields(declared: Any, where: str) -> Iterator[tuple[str, Any]]:
+    if _is_pydantic(declared):
+        for name, field in declared.model_fields.items():
+            # Pydantic writes bytes into JSON as text.
+            column = _column(inspect.type_info(field.annotation), f"{where}.{name}")
+            yield name, pa.string() if column == pa.binary() else column
+        return
+    info = inspect.type_info(declared)
+    if isinstance(info, inspect.StructType) and info.tag_field:
+        yield info.tag_field, pa.string() if isinstance(info.tag, str) else pa.int64()
+    if not isinstance(info, _RECORDS) or getattr(info, "array_like", False):
+        raise ColumnUnsupported(
+            f"{where} is {declared}, which has no named fields.",
+            hint="Put out a dataclass, a msgspec.Struct, a TypedDict or a pydantic model.",
+        )
+    for each in info.fields:
+        yield each.encode_name, _column(each.type, f"{where}.{each.encode_name}")
+
+
+_RECORDS = (inspect.StructType, inspect.DataclassType, inspect.TypedDictType)
+
+
+def _column(info: inspect.Type, where: str) -> Any:
+    """The Arrow type of a field."""
+    match info:
+        case inspect.UnionType(types):
+            return _of_all([t for t in types if not isinstance(t, inspect.NoneType)], where)
+        case inspect.EnumType(cls):
+            return _of_values([member.value for member in cls], where)
+        case inspect.LiteralType(values):
+            return _of_values(list(values), where)
+        case inspect.DictType(key, value):
+            return pa.map_(_column(key, where), _column(value, where))
+        case inspect.CollectionType() | inspect.VarTupleType():
+            return pa.list_(_column(info.item_type, where))
+        case inspect.StructType(cls) | inspect.DataclassType(cls) | inspect.TypedDictType(cls):
+            return pa.struct(list(_fields(cls, where)))
+        case inspect.CustomType(cls) if _is_pydantic(cls):
+            return pa.struct(list(_fields(cls, where)))
+    if (scalar := _SCALARS.get(type(info))) is not None:
+        return scalar
+    raise ColumnUnsupported(
+        f"{where} is of a type that no column holds: {type(info).__name__.removesuffix('Type')}.",
+        hint="Give the field one type that says what it holds.",
+    )
+
+
+def _of_all(types: Sequence[inspect.Type], where: str) -> Any:
+    columns = {_column(each, where) for each in types}
+    if columns == {pa.int64(), pa.float64()}:
+        return pa.float64()
+    if len(columns) == 1:
+        return columns.pop()
+    raise ColumnUnsupported(
+        f"{where} may be {' or '.join(sorted(map(str, columns)))}; a column has one type.",
+        hint="Give the field one type, or make it several fields.",
+    )
+
+
+def _of_values(values: Sequence[Any], where: str) -> Any:
+    kinds = {type(value) for value in values if value is not None}
+    if kinds in ({str}, {int}):
+        return pa.string() if kinds == {str} else pa.int64()
+    raise ColumnUnsupported(f"{where} has values of several types; a column has one type.")
+
+
+def _python_type(column: Any) -> Any:
+    """What a column's values are decoded to, for Arrow to take."""
+    if pa.types.is_struct(column):
+        fields = {field.name: _python_type(field.type) | None for field in column}
+        return typing.TypedDict("Row", fields, total=False)  # type: ignore[operator]
+    if pa.types.is_map(column):
+        return dict[_python_type(column.key_type), _python_type(column.item_type) | None]  # type: ignore[misc]
+    if pa.types.is_list(column):
+        return list[_python_type(column.value_type) | None]  # type: ignore[misc]
+    return _PYTHON[column]
+
+
+def _normal(column: Any) -> Callable[[Any], Any] | None:
+    """How a value is made equal to the same value from Arrow; None: it is as it is."""
+    if pa.types.is_timestamp(column):
+        return _utc
+    if pa.types.is_decimal(column):
+        return _decimal
+    if pa.types.is_map(column):
+        return _normal_map(column)
+    if pa.types.is_list(column):
+        one = _normal(column.value_type)
+        return None if one is None else lambda values: [v if v is None else one(v) for v in values]
+    if pa.types.is_struct(column):
+        return _normal_struct(column)
+    return None
+
+
+def _utc(value: dt.datetime) -> dt.datetime:
+    return value.replace(tzinfo=dt.UTC) if value.tzinfo is None else value.astimezone(dt.UTC)
+
+
+def _decimal(value: Decimal) -> str:
+    return str(value.normalize())
+
+
+def _normal_map(column: Any) -> Callable[[Any], Any]:
+    key, item = _normal(column.key_type), _normal(column.item_type)
+
+    def normal(value: Any) -> list[Any]:
+        pairs = value.items() if isinstance(value, dict) else value
+        return [(key(k) if key else k, item(v) if item and v is not None else v) for k, v in pairs]
+
+    return normal
+
+
+def _normal_struct(column: Any) -> Callable[[Any], Any]:
+    normals = {field.name: _normal(field.type) for field in column}
+
+    def normal(value: dict[str, Any]) -> list[Any]:
+        return [
+            one(value[name]) if one is not None and value.get(name) is not None else value.get(name)
+            for name, one in normals.items()
+        ]
+
+    return normal
+
+
+def _is_pydantic(declared: Any) -> bool:
+    """Pydantic is never imported by us: a model is known by what it can do."""
+    return isinstance(declared, type) and hasattr(declared, "model_fields")
