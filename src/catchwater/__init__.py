@@ -15,8 +15,9 @@ The chapters, in the order of a record's journey:
 11. recovery   what a restore would need
 12. drill      what happened, held against what may happen
 
-Beside them: `demo` rehearses the whole journey, `testing` runs a function without a cluster,
-`cli` is the command line, and `clock` and `config` are what everything stands on.
+Beside them: `demo` rehearses the whole journey, `operators` are classes to derive a function from,
+`testing` runs a function without a cluster, `cli` is the command line, and `clock` and `config` are
+what everything stands on.
 """
 
 from catchwater.pipeline.functions.declare import function

@@ -1,0 +1,1 @@
+"""Operators: windows, joins, patterns, distinct events, as classes to derive a function from."""

@@ -1,0 +1,156 @@
+"""Aggregation of a key's events by windows of event time.
+
+A window's result is given when the watermark reaches its end, also with no further input. For
+`allowed_lateness` longer the window takes late events, each of which gives its result again, in
+full; then it is dropped. An event is late, hence dropped and counted, when all its windows have
+been: as long as one of them is open the event is taken, although it is older than the watermark.
+
+Sessions that an event connects are merged. One that had given its result may then begin earlier or
+hold more than that result said; the merged session's result does not take back the older ones.
+
+State: one accumulator per key and open window.
+"""
+
+import dataclasses
+from abc import abstractmethod
+from bisect import insort
+from collections.abc import Iterator
+from typing import Any, ClassVar, Generic, TypeVar
+
+from catchwater.pipeline.functions.durations import duration_ms
+from catchwater.pipeline.functions.encoding import is_record
+from catchwater.pipeline.functions.spec import (
+    Context,
+    EventT,
+    FunctionSpec,
+    Keyed,
+    Out,
+    OutT,
+    type_arguments,
+)
+from catchwater.pipeline.operators.lifetime import lasting, wake
+from catchwater.pipeline.operators.windows import Fixed, Sessions, Window
+
+AccT = TypeVar("AccT")
+
+
+class Windowed(Keyed[EventT, Any, OutT], Generic[EventT, AccT, OutT]):
+    """Derive with the types of event, accumulator and output; say `window`, `add` and `result`."""
+
+    window: ClassVar[Fixed | Sessions]
+    """`tumbling("1h")`, `sliding("1h", every="5m")` or `session("30m")`."""
+    allowed_lateness: ClassVar[str] = "0s"
+    """How long after its result a window still takes late events."""
+
+    _lateness_ms: ClassVar[int]
+    _acc_type: ClassVar[Any]
+    _spec: ClassVar[FunctionSpec]
+
+    @abstractmethod
+    def add(self, e: EventT, acc: AccT, ctx: Context) -> None:
+        """Count the event in, changing the accumulator in place."""
+
+    @abstractmethod
+    def result(self, window: Window, acc: AccT, ctx: Context) -> Out[OutT]:
+        """What the window has come to."""
+
+    def merge(self, a: AccT, b: AccT) -> AccT:
+        """One accumulator of two sessions, `a` being the earlier; may change and return either."""
+        raise AssertionError("completed() refuses sessions without a merge")
+
+    def on_event(self, e: EventT, s: Any, ctx: Context) -> Out[OutT]:
+        """Count the event into its windows; those that had given their result give it again."""
+        outputs: list[OutT] = []
+        watermark = ctx.watermark
+        for window in self._opened(self._spec.event_time_of(e), s, watermark):
+            acc = s.accs[window.start]
+            self.add(e, acc, ctx)
+            s.accs[window.start] = acc
+            if window.end > watermark:
+                wake(s, window.end, ctx)
+            else:
+                wake(s, window.end + self._lateness_ms, ctx)
+                outputs.extend(self.result(window, acc, ctx) or ())
+        return outputs
+
+    def on_timer(self, name: str, at: int, s: Any, ctx: Context) -> Out[OutT]:
+        """Give the results of windows that end now, and drop those that take nothing any more."""
+        outputs: list[OutT] = []
+        s.wake_at = None
+        for window in s.open:
+            if window.end == at:
+                outputs.extend(self.result(window, s.accs[window.start], ctx) or ())
+        while s.open and s.open[0].end + self._lateness_ms <= at:
+            del s.accs[s.open.pop(0).start]
+        dues = (due for w in s.open for due in (w.end, w.end + self._lateness_ms) if due > at)
+        if (due := min(dues, default=None)) is not None:
+            wake(s, due, ctx)
+        return outputs
+
+    def _opened(self, at: int, s: Any, watermark: int) -> Iterator[Window]:
+        """The windows that take an event of this time, each with an accumulator in the state."""
+        for window in self.window.windows_of(at):
+            if isinstance(self.window, Sessions):
+                known = self._merged(window, s)
+            else:
+                known = window if window.start in s.accs else None
+            if known is not None:
+                yield known
+            elif window.end + self._lateness_ms > watermark:
+                insort(s.open, window)
+                s.accs[window.start] = self._acc_type()
+                yield window
+
+    def _merged(self, alone: Window, s: Any) -> Window | None:
+        """The one session that is left of those which an event's own connects; None: of none."""
+        touched = [w for w in s.open if w.start < alone.end and alone.start < w.end]
+        if not touched:
+            return None
+        acc = s.accs[touched[0].start]
+        for window in touched[1:]:
+            acc = self.merge(acc, s.accs[window.start])
+        for window in touched:
+            s.open.remove(window)
+            del s.accs[window.start]
+        merged = Window(min(alone.start, touched[0].start), max(alone.end, touched[-1].end))
+        insort(s.open, merged)
+        s.accs[merged.start] = acc
+        return merged
+
+    @classmethod
+    def declared_types(cls) -> tuple[Any, Any, Any] | None:
+        """Event and output as declared; the state is ours. ValueError if a type cannot be."""
+        types = type_arguments(cls, Windowed)
+        if types is None:
+            raise ValueError("Windowed needs its types: write Windowed[Event, Acc, Out]")
+        event, acc, output = types
+        if not is_record(acc):
+            raise ValueError(f"the accumulator {acc!r} must be a dataclass or the like")
+        cls._acc_type = acc
+        state = dataclasses.make_dataclass(
+            "WindowedState",
+            [
+                ("open", list[Window], dataclasses.field(default_factory=list)),
+                ("accs", dict.__class_getitem__((int, acc)), dataclasses.field(default_factory=dict)),
+                ("wake_at", int | None, None),
+            ],
+        )
+        return event, state, output
+
+    @classmethod
+    def completed(cls, spec: FunctionSpec) -> FunctionSpec:
+        """The declaration with the lifetime that follows from the windows. Raises ValueError."""
+        if not isinstance(getattr(cls, "window", None), Fixed | Sessions):
+            raise ValueError("say window = tumbling(...), sliding(...) or session(...)")
+        if isinstance(cls.window, Sessions) and cls.merge is Windowed.merge:
+            raise ValueError("sessions need a merge(a, b): an event may connect two")
+        if spec.late != "drop":
+            raise ValueError("late events of windows are taken by allowed_lateness, not by late")
+        cls._lateness_ms = duration_ms(cls.allowed_lateness)
+        cls._spec = spec
+        return lasting(spec, cls.window.span_ms + cls._lateness_ms)
+
+    @classmethod
+    def open_until(cls, at: int) -> int:
+        """Until the last of its windows is dropped."""
+        return cls.window.last_end(at) + cls._lateness_ms - 1

@@ -1,0 +1,269 @@
+"""Windowed aggregation against a plain loop, and each of its rules on its own."""
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from tests.unit.pipeline.operators.streams import SEEDS, Epochs, fresh, is_empty, play, shuffled
+
+from catchwater import Context, Keyed, Out, function
+from catchwater.operators import Window, Windowed, session, sliding, tumbling
+from catchwater.pipeline.functions.declare import DeclarationError
+from catchwater.testing import Harness
+
+
+@dataclass
+class Visit:
+    user: str
+    id: str
+    at: int
+    pages: int = 1
+
+
+@dataclass
+class Count:
+    pages: int = 0
+    ids: list[str] = field(default_factory=list)
+
+
+@dataclass(order=True)
+class Total:
+    user: str
+    start: int
+    end: int
+    pages: int
+    ids: list[str]
+
+
+class Counting(Windowed[Visit, Count, Total]):
+    def add(self, e: Visit, acc: Count, ctx: Context) -> None:
+        acc.pages += e.pages
+        acc.ids.append(e.id)
+
+    def result(self, window: Window, acc: Count, ctx: Context) -> Out[Total]:
+        yield Total(ctx.key, window.start, window.end, acc.pages, sorted(acc.ids))
+
+    def merge(self, a: Count, b: Count) -> Count:
+        return Count(a.pages + b.pages, a.ids + b.ids)
+
+
+declared = function(name="visits", key="user", event_time="at", watermark="5s", dedup="id")
+
+
+@declared
+class Tumbling(Counting):
+    window = tumbling("10s", offset="3s")
+    allowed_lateness = "20s"
+
+
+@declared
+class Sliding(Counting):
+    window = sliding("10s", every="4s")
+    allowed_lateness = "5s"
+
+
+@declared
+class Strict(Counting):
+    window = tumbling("10s")
+
+
+@declared
+class Session(Counting):
+    window = session("4s")
+    allowed_lateness = "15s"
+
+
+def visits(draw: random.Random) -> list[Visit]:
+    return [
+        Visit(
+            f"u{draw.randrange(3)}",
+            str(i),
+            draw.randrange(i * 300, i * 300 + 2_000),
+            draw.randrange(5),
+        )
+        for i in range(400)
+    ]
+
+
+def in_fixed_windows(windowed: type[Counting], epochs: Epochs) -> tuple[list[Total], int]:
+    """All results and the number of late events, from the words of the documentation."""
+    size, every = windowed.window.size_ms, windowed.window.every_ms
+    offset, lateness = windowed.window.offset_ms, int(windowed.allowed_lateness[:-1]) * 1000
+    content: dict[tuple[str, int], list[Visit]] = defaultdict(list)
+    given: list[Total] = []
+    late, before, is_new = 0, 0, fresh(set())
+
+    def total(user: str, start: int) -> Total:
+        held = content[user, start]
+        return Total(
+            user, start, start + size, sum(e.pages for e in held), sorted(e.id for e in held)
+        )
+
+    for watermark, events in epochs:
+        ending = [key for key in content if before < key[1] + size <= watermark]
+        given += [total(*key) for key in ending]
+        before = watermark
+        for e in events:
+            all_of_time = range(offset - 10 * size, e.at + every, every)
+            starts = [start for start in all_of_time if start <= e.at < start + size]
+            taking = [start for start in starts if start + size + lateness > watermark]
+            if not taking:
+                late += 1
+            elif is_new(e):
+                for start in taking:
+                    content[e.user, start].append(e)
+                    if start + size <= watermark:
+                        given.append(total(e.user, start))
+    return given, late
+
+
+def in_sessions(epochs: Epochs) -> tuple[list[Total], int]:
+    gap, lateness = 4_000, 15_000
+    open_ones: list[list[Visit]] = []
+    given: list[Total] = []
+    late, before, is_new = 0, 0, fresh(set())
+
+    def end(held: list[Visit]) -> int:
+        return max(e.at for e in held) + gap
+
+    def total(held: list[Visit]) -> Total:
+        start, pages = min(e.at for e in held), sum(e.pages for e in held)
+        return Total(held[0].user, start, end(held), pages, sorted(e.id for e in held))
+
+    for watermark, events in epochs:
+        given += [total(held) for held in open_ones if before < end(held) <= watermark]
+        open_ones = [held for held in open_ones if end(held) + lateness > watermark]
+        before = watermark
+        for e in events:
+            if e.at + gap + lateness <= watermark:
+                late += 1
+            elif is_new(e):
+                near = [
+                    h
+                    for h in open_ones
+                    if any(x.user == e.user and abs(x.at - e.at) < gap for x in h)
+                ]
+                open_ones = [held for held in open_ones if held not in near]
+                open_ones.append([*(x for held in near for x in held), e])
+                if end(open_ones[-1]) <= watermark:
+                    given.append(total(open_ones[-1]))
+    return given, late
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("windowed", [Tumbling, Sliding, Strict])
+def test_fixed_windows_give_what_a_plain_loop_gives(windowed: type[Counting], seed: int) -> None:
+    draw = random.Random(seed)
+    harness = Harness(windowed)
+    epochs, outputs = play(harness, draw, shuffled(draw, visits(draw)))
+    expected, late = in_fixed_windows(windowed, epochs)
+    assert sorted(outputs) == sorted(expected)
+    assert harness.late == late > 0
+    assert is_empty(harness)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_sessions_give_what_a_plain_loop_gives(seed: int) -> None:
+    draw = random.Random(seed)
+    harness = Harness(Session)
+    epochs, outputs = play(harness, draw, shuffled(draw, visits(draw)))
+    expected, late = in_sessions(epochs)
+    assert sorted(outputs) == sorted(expected)
+    assert harness.late == late > 0
+    assert is_empty(harness)
+
+
+def totals(outputs: list[Total]) -> list[tuple[int, int, int]]:
+    return [(each.start, each.end, each.pages) for each in outputs]
+
+
+def test_a_window_gives_its_result_when_the_watermark_reaches_its_end() -> None:
+    h = Harness(Strict)
+    h.send(Visit("u", "1", 1_000), Visit("u", "2", 9_999), Visit("u", "3", 10_000))
+    assert h.advance_watermark(9_999) == []
+    assert totals(h.advance_watermark(10_000)) == [(0, 10_000, 2)]
+    assert totals(h.advance_watermark(90_000)) == [(10_000, 20_000, 1)]
+
+
+def test_an_event_behind_the_watermark_is_not_late_while_a_window_of_its_is_open() -> None:
+    h = Harness(Strict)
+    h.advance_watermark(8_000)
+    h.send(Visit("u", "1", 1_000))
+    assert (totals(h.advance_watermark(10_000)), h.late) == ([(0, 10_000, 1)], 0)
+    assert (h.send(Visit("u", "2", 9_000)), h.late) == ([], 1)
+
+
+def test_a_late_event_gives_the_result_again_until_the_window_is_dropped() -> None:
+    h = Harness(Tumbling)  # windows from 3 to 13 s, kept until 33 s
+    h.send(Visit("u", "1", 4_000))
+    assert totals(h.advance_watermark(13_000)) == [(3_000, 13_000, 1)]
+    assert totals(h.send(Visit("u", "2", 5_000, 3))) == [(3_000, 13_000, 4)]
+    h.advance_watermark(32_999)
+    assert totals(h.send(Visit("u", "3", 6_000))) == [(3_000, 13_000, 5)]
+    assert h.state("u").accs
+    h.advance_watermark(33_000)
+    assert not h.state("u").accs
+    assert (h.send(Visit("u", "4", 7_000)), h.late) == ([], 1)
+
+
+def test_a_window_that_only_late_events_reach_is_opened_for_them() -> None:
+    h = Harness(Tumbling)
+    h.advance_watermark(20_000)
+    assert totals(h.send(Visit("u", "1", 4_000))) == [(3_000, 13_000, 1)]
+
+
+def test_events_less_than_the_gap_apart_are_one_session() -> None:
+    h = Harness(Session)
+    h.send(*(Visit("u", str(at), at) for at in (1_000, 4_999, 8_999)))
+    assert totals(h.advance_watermark(50_000)) == [(1_000, 8_999, 2), (8_999, 12_999, 1)]
+
+
+def test_an_event_between_two_sessions_makes_them_one() -> None:
+    h = Harness(Session)
+    h.send(*(Visit("u", str(at), at) for at in (1_000, 7_000, 4_000)))
+    assert totals(h.advance_watermark(50_000)) == [(1_000, 11_000, 3)]
+
+
+def test_a_late_event_that_connects_sessions_gives_the_whole_again() -> None:
+    h = Harness(Session)
+    h.send(Visit("u", "1", 1_000), Visit("u", "2", 7_000))
+    assert totals(h.advance_watermark(11_000)) == [(1_000, 5_000, 1), (7_000, 11_000, 1)]
+    assert totals(h.send(Visit("u", "3", 4_000))) == [(1_000, 11_000, 3)]
+
+
+def derived(**members: object) -> type[Counting]:
+    return type("Derived", (Counting,), members)
+
+
+def refusals() -> Iterator[tuple[type, dict[str, str], str]]:
+    fixed = {"window": tumbling("1m")}
+    yield derived(), {}, r"say window = tumbling\(...\)"
+    yield derived(window="1m"), {}, r"say window = tumbling\(...\)"
+    yield derived(window=session("1m"), merge=Windowed.merge), {}, r"sessions need a merge\(a, b\)"
+    yield derived(**fixed, allowed_lateness="a bit"), {}, "'a bit' is not a duration"
+    yield derived(**fixed), {"late": "process"}, "taken by allowed_lateness, not by late"
+    yield derived(**fixed), {"state_ttl": "1h"}, "declare it without state_ttl"
+
+
+@pytest.mark.parametrize(("target", "declaration", "reason"), list(refusals()))
+def test_a_declaration_that_could_not_work_is_refused(
+    target: type[Keyed], declaration: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(DeclarationError, match=reason):
+        function(name="visits", key="user", event_time="at", **declaration)(target)
+
+
+def test_the_types_must_be_given_and_be_records() -> None:
+    with pytest.raises(DeclarationError, match=r"write Windowed\[Event, Acc, Out\]"):
+
+        @declared
+        class Untyped(Windowed):
+            window = tumbling("1m")
+
+    with pytest.raises(DeclarationError, match="the accumulator <class 'int'> must be a dataclass"):
+
+        @declared
+        class OfNumbers(Windowed[Visit, int, int]):
+            window = tumbling("1m")
