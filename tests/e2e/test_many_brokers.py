@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
-from benchmarks.load import Connection, frame_of_batch
+from benchmarks.load import NOW_MS, Connection, frame_of_batch
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.cluster import Brokers, ask, metric
@@ -228,7 +228,7 @@ class Zombie:
 
     def send(self, count: int) -> None:
         for _ in range(count):
-            batch = encode_batch([(None, b"z%d" % self.sent, 1_700_000_000_000, ())])
+            batch = encode_batch([(None, b"z%d" % self.sent, NOW_MS, ())])
             self._connection.socket.sendall(frame_of_batch(self.topic, 0, batch))
             self.sent += 1
 
