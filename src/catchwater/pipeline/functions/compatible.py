@@ -217,8 +217,8 @@ def _limits(path: str, old: Kind, new: Kind) -> _Found:
 
 def _left_out(path: str, shape: Shape, was: Field, now: Field) -> _Found:
     if shape.omits and not was.required and (now.required or now.default != was.default):
-        default = now.default or "none"
-        yield path, f"its default was {was.default}, which was left out, and is {default}"
+        default = "none" if now.required else repr(now.default)
+        yield path, f"its default was {was.default!r}, which was left out, and is {default}"
 
 
 def _tags(path: str, old: Shape, new: Shape) -> _Found:

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import NODEFAULT, inspect
 
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.state.records import is_pydantic
+from catchwater.state.records import is_pydantic, to_plain
 
 _LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern", "tz")
 _ARRAYS: dict[type[inspect.Type], str] = {
@@ -49,8 +49,8 @@ class Field(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     kind: Kind
     required: bool = False
-    default: str = ""
-    """The default, spelled out; decides where an encoder leaves defaults out."""
+    default: Any = None
+    """Plain; decides where an encoder leaves defaults out."""
 
 
 class Shape(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -193,12 +193,17 @@ def _pydantic(model: Any, shapes: dict[str, Shape]) -> Kind:
     return Kind("record", record=label)
 
 
-def _default(field: inspect.Field) -> str:
+def _default(field: inspect.Field) -> Any:
     if field.default is not NODEFAULT:
-        return repr(field.default)
-    if field.default_factory is not NODEFAULT:
-        return repr(field.default_factory())
-    return ""
+        value = field.default
+    elif field.default_factory is not NODEFAULT:
+        value = field.default_factory()
+    else:
+        return None
+    try:
+        return msgspec.json.decode(msgspec.json.encode(value, enc_hook=to_plain))
+    except TypeError:
+        return repr(value)
 
 
 def _limits(found: inspect.Type) -> dict[str, Any]:

@@ -25,8 +25,8 @@ def test_a_dataclass_is_a_map_of_its_fields() -> None:
 
     assert shape_of(Risk) == Shape(
         [
-            Field("small_at", INT, default="0"),
-            Field("spent", Kind("dict", of=[STR, Kind("float")]), default="{}"),
+            Field("small_at", INT, default=0),
+            Field("spent", Kind("dict", of=[STR, Kind("float")]), default={}),
         ]
     )
 
@@ -38,7 +38,7 @@ def test_a_struct_is_described_as_it_is_encoded() -> None:
         small_at: int = msgspec.field(default=0, name="smallAt")
 
     found = shape_of(Risk)
-    assert found.fields == [Field("smallAt", INT, default="0")]
+    assert found.fields == [Field("smallAt", INT, default=0)]
     assert (found.array, found.closed, found.omits) == (True, True, True)
     assert found.tag == "type='Risk'"
 
@@ -84,7 +84,7 @@ class Model(pydantic.BaseModel):
 
 def test_every_way_to_write_a_record_has_a_shape() -> None:
     assert shape_of(Place) == Shape(
-        [Field("x", INT, required=True), Field("y", INT, default="0")], array=True, closed=True
+        [Field("x", INT, required=True), Field("y", INT, default=0)], array=True, closed=True
     )
     assert shape_of(Loose) == Shape([Field("seen", INT)])
     assert shape_of(Model) == Shape(
