@@ -1,8 +1,19 @@
 """What a user derives a function from: windows, joins, patterns, distinct events."""
 
+from catchwater.pipeline.operators.distinct import Distinct
 from catchwater.pipeline.operators.pattern import Pattern
 from catchwater.pipeline.operators.sequence import Found, begin
 from catchwater.pipeline.operators.windowed import Windowed
 from catchwater.pipeline.operators.windows import Window, session, sliding, tumbling
 
-__all__ = ["Found", "Pattern", "Window", "Windowed", "begin", "session", "sliding", "tumbling"]
+__all__ = [
+    "Distinct",
+    "Found",
+    "Pattern",
+    "Window",
+    "Windowed",
+    "begin",
+    "session",
+    "sliding",
+    "tumbling",
+]

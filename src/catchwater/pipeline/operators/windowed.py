@@ -127,11 +127,12 @@ class Windowed(Keyed[EventT, Any, OutT], Generic[EventT, AccT, OutT]):
         if not is_record(acc):
             raise ValueError(f"the accumulator {acc!r} must be a dataclass or the like")
         cls._acc_type = acc
+        accs: Any = dict[int, acc]  # type: ignore[valid-type]
         state = dataclasses.make_dataclass(
             "WindowedState",
             [
                 ("open", list[Window], dataclasses.field(default_factory=list)),
-                ("accs", dict.__class_getitem__((int, acc)), dataclasses.field(default_factory=dict)),
+                ("accs", accs, dataclasses.field(default_factory=dict)),
                 ("wake_at", int | None, None),
             ],
         )
