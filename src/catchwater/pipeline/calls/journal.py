@@ -83,7 +83,7 @@ class Journal:
         return f"{self._folder}/{epoch:020}/{shard:05}.{part}"
 
     def _decode(self, key: str, data: bytes) -> _Page:
-        if data[: len(_MAGIC)] != _MAGIC:
+        if len(data) <= _HEAD or data[: len(_MAGIC)] != _MAGIC:
             raise self._damaged(key, "it does not begin as one")
         if crc32c(data[_HEAD:]) != int.from_bytes(data[len(_MAGIC) : _HEAD], "big"):
             raise self._damaged(key, "its checksum differs")

@@ -72,7 +72,7 @@ class Policy:
 
     def wait_ms(self, failed: int, random: Random) -> int:
         """How long to wait after so many failed attempts, from the first on."""
-        wait = min(self.max_backoff_ms, self.backoff_ms * 2 ** (failed - 1))
+        wait: float = min(self.max_backoff_ms, self.backoff_ms << (failed - 1))
         return round(wait * random.uniform(1 - JITTER, 1 + JITTER))
 
 

@@ -1,0 +1,141 @@
+"""Asking with real threads: what is cut, what is retried, what hangs."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from catchwater.clock import SYSTEM
+from catchwater.pipeline.calls.answers import bind, questions
+from catchwater.pipeline.calls.ask import HANGING_PER_PLACE, Caller
+from catchwater.pipeline.calls.policy import Breaker, Call
+
+PATIENT = Call(timeout="30s", backoff="1ms", max_backoff="2ms", breaker=None)
+QUICK = Call(timeout="60ms", attempts=1, concurrency=2, breaker=None)
+
+
+class Endpoint:
+    """What the tests' functions ask; it can be made to fail or to hang."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.fail_first = 0
+        self.let_go = threading.Event()
+        self.hanging: set[str] = set()
+        self.most = 0
+        self._now = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, question: str) -> int:
+        with self._lock:
+            self.asked.append(question)
+            self._now += 1
+            self.most = max(self.most, self._now)
+            failing = self.asked.count(question) <= self.fail_first
+        try:
+            if question in self.hanging:
+                self.let_go.wait(60)
+            if failing:
+                raise ConnectionError("no route")
+            return len(question)
+        finally:
+            with self._lock:
+                self._now -= 1
+
+
+@pytest.fixture
+def endpoint() -> Any:
+    made = Endpoint()
+    yield made
+    made.let_go.set()
+
+
+def caller_of(endpoint: Endpoint, call: Call) -> tuple[Caller, Any]:
+    class Function:
+        def ask_size(self, e: str) -> str:
+            return e
+
+        def call_size(self, question: str) -> int:
+            return endpoint(question)
+
+    calls = bind(Function, {"size": call})
+    return Caller(calls), lambda events: questions(calls, events)
+
+
+def test_every_question_is_answered_and_places_are_bounded(endpoint: Endpoint):
+    caller, ask = caller_of(endpoint, Call(concurrency=3, breaker=None))
+    outcomes, counts = caller.ask(ask(f"{n}" for n in range(200)))
+    assert len(outcomes) == len(endpoint.asked) == 200
+    assert all(outcome.answer is not None for outcome in outcomes.values())
+    assert endpoint.most <= 3
+    assert (counts["size"].questions, counts["size"].attempts) == (200, 200)
+
+
+def test_a_failed_attempt_is_repeated_as_often_as_declared(endpoint: Endpoint):
+    endpoint.fail_first = 2
+    caller, ask = caller_of(endpoint, PATIENT)
+    outcomes, counts = caller.ask(ask(["a", "b"]))
+    assert all(outcome.answer is not None for outcome in outcomes.values())
+    assert sorted(endpoint.asked) == ["a"] * 3 + ["b"] * 3
+    assert (counts["size"].failed_attempts, counts["size"].failures) == (4, 0)
+
+
+def test_what_stays_unanswered_says_why(endpoint: Endpoint):
+    endpoint.fail_first = 9
+    caller, ask = caller_of(endpoint, PATIENT)
+    [outcome] = caller.ask(ask(["a"]))[0].values()
+    assert outcome.why == "ConnectionError: no route (3 attempts)"
+    assert endpoint.asked == ["a"] * 3
+
+
+def test_a_call_that_hangs_is_cut_and_the_others_are_answered(endpoint: Endpoint):
+    endpoint.hanging = {"slow"}
+    caller, ask = caller_of(endpoint, QUICK)
+    began_s = SYSTEM.monotonic_s()
+    outcomes, _ = caller.ask(ask(["slow", "a", "b", "c"]))
+    assert SYSTEM.monotonic_s() - began_s < 20, "the endpoint would hang for a minute"
+    assert [o.why for o in outcomes.values() if o.answer is None] == ["no answer within 60 ms"]
+
+
+def test_threads_left_behind_are_bounded_and_come_back(endpoint: Endpoint):
+    endpoint.hanging = {f"{n}" for n in range(50)}
+    caller, ask = caller_of(endpoint, QUICK)
+    outcomes, _ = caller.ask(ask(f"{n}" for n in range(50)))
+    limit = QUICK.concurrency * (1 + HANGING_PER_PLACE)
+    assert len(endpoint.asked) == limit
+    assert sum("threads hang" in outcome.why for outcome in outcomes.values()) == 50 - limit
+    endpoint.let_go.set()
+    [outcome] = caller.ask(ask(["a"]))[0].values()
+    while outcome.answer is None:  # the threads come back one after the other
+        [outcome] = caller.ask(ask(["a"]))[0].values()
+
+
+def test_the_breaker_outlives_an_epoch(endpoint: Endpoint):
+    endpoint.fail_first = 99
+    call = Call(attempts=1, concurrency=1, breaker=Breaker(failures=2, open_for="1h"))
+    caller, ask = caller_of(endpoint, call)
+    _, counts = caller.ask(ask(["a", "b", "c", "d"]))
+    assert (len(endpoint.asked), counts["size"].breaker) == (2, "open")
+    [outcome] = caller.ask(ask(["e"]))[0].values()
+    assert "the breaker is open" in outcome.why
+    assert len(endpoint.asked) == 2
+
+
+def test_two_endpoints_are_asked_at_the_same_time():
+    both = threading.Barrier(2, timeout=10)
+
+    class Function:
+        def ask_left(self, e: str) -> str:
+            return e
+
+        ask_right = ask_left
+
+        def call_left(self, question: str) -> int:
+            return both.wait()
+
+        call_right = call_left
+
+    calls = bind(Function, {"left": PATIENT, "right": PATIENT})
+    outcomes, counts = Caller(calls).ask(questions(calls, ["a"]))
+    assert all(outcome.answer is not None for outcome in outcomes.values())
+    assert counts["left"].failed_attempts == 0
