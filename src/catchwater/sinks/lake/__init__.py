@@ -1,1 +1,1 @@
-"""Outputs as typed columns: files and tables that other engines read."""
+"""Chapter 10, lakes: outputs as typed columns, in files and tables that other engines read."""

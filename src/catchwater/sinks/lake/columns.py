@@ -23,6 +23,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from hashlib import sha256
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -30,14 +31,14 @@ import pyarrow as pa
 from msgspec import inspect
 
 from catchwater.config import CatchwaterError
-from catchwater.sinks.base import Expected, OutputRecord, RowId, SinkRow
+from catchwater.sinks.base import Expected, OutputRecord, RowId, SinkRow, TargetDiffers
 
 ROW_ID = ("catchwater_epoch", "catchwater_shard", "catchwater_row")
 """The columns that say which output a row is: the same on every replay."""
 
+_BATCH_ROWS = 10_000
 _DECIMAL_PLACES = 18
-_UNIT = Decimal(1).scaleb(-_DECIMAL_PLACES)
-_PLAIN = (dt.datetime, dt.date, dt.time, Decimal, bytes)
+_EPOCH_TIME = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 _ROW_ID_FIELDS = [pa.field(name, pa.int64()) for name in ROW_ID]
 
@@ -53,6 +54,12 @@ _SCALARS: dict[type, Any] = {
     inspect.TimeType: pa.time64("us"),
     inspect.DateTimeType: pa.timestamp("us", tz="UTC"),
     inspect.DecimalType: pa.decimal128(38, _DECIMAL_PLACES),
+}
+_RAW: dict[str, Any] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "headers": pa.map_(pa.string(), pa.binary()),
 }
 _PYTHON: dict[Any, Any] = {
     pa.string(): str,
@@ -78,19 +85,20 @@ class ValueUnfit(CatchwaterError):
 
 
 class Columns:
-    """The columns of one output type."""
+    """The columns of one output type; of dead letters, whose values are bytes, if it is None."""
 
     def __init__(self, output_type: Any) -> None:
         """Raises `ColumnUnsupported`."""
-        fields = _record_fields(output_type, "the output")
+        self._is_raw = output_type is None
+        fields = dict(_RAW) if self._is_raw else _record_fields(output_type, "the output")
         if taken := {*ROW_ID}.intersection(fields):
             raise ColumnUnsupported(f"The output's field {min(taken)} has a name that is ours.")
         self.output = pa.schema(list(fields.items()))
         """The output's own columns."""
         self.schema = pa.schema([*_ROW_ID_FIELDS, *self.output])
         """All columns: which output it is, then the output's own."""
-        row_type = _python_type(pa.struct(list(self.output)))
-        self._decode = msgspec.json.Decoder(row_type).decode
+        self._decode = msgspec.json.Decoder(_python_type(pa.struct(list(self.output)))).decode
+        self._defaults = self._decode(_omitted(output_type))
         self._encode = msgspec.json.Encoder().encode
         self._normal = {
             field.name: normal
@@ -100,16 +108,28 @@ class Columns:
 
     def table(self, rows: Iterable[Expected]) -> Any:
         """The rows as an Arrow table. Raises `ValueUnfit`."""
-        plain = [
-            {**dict(zip(ROW_ID, row_id, strict=True)), **self._row(row_id, record)}
-            for row_id, record in rows
-        ]
-        struct = pa.struct(list(self.schema))
-        try:
-            batch = pa.RecordBatch.from_struct_array(pa.array(plain, struct))
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-            raise self._unfit(plain) from None
-        return pa.Table.from_batches([batch], self.schema)
+        struct, batches, remaining = pa.struct(list(self.schema)), [], iter(rows)
+        while some := list(islice(remaining, _BATCH_ROWS)):
+            plain = [
+                dict(zip(ROW_ID, row_id, strict=True)) | self._row(row_id, record)
+                for row_id, record in some
+            ]
+            try:
+                batches.append(pa.RecordBatch.from_struct_array(pa.array(plain, struct)))
+            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+                raise self._unfit(plain) from None
+        return pa.Table.from_batches(batches, self.schema)
+
+    def check(self, there: Any, where: str) -> None:
+        """Raise `TargetDiffers` if a column of this schema has another type than ours."""
+        for field in self.schema:
+            index = there.get_field_index(field.name)
+            if index >= 0 and there.field(index).type != field.type:
+                raise TargetDiffers(
+                    f"The column {field.name} of {where} is {there.field(index).type}; the "
+                    f"output has {field.type}.",
+                    hint="Give the output's field another name, or the sink another target.",
+                )
 
     def digest(self, record: OutputRecord) -> bytes:
         """A digest of the record's columns; that of `rows_of` once it is a row."""
@@ -118,13 +138,17 @@ class Columns:
     def rows_of(self, table: Any) -> Iterator[SinkRow]:
         """What a table with these columns, or some of them, holds."""
         names = [name for name in self.output.names if name in table.column_names]
-        for batch in table.select([*ROW_ID, *names]).to_batches(max_chunksize=10_000):
+        for batch in table.select([*ROW_ID, *names]).to_batches(max_chunksize=_BATCH_ROWS):
             for row in batch.to_pylist():
                 yield SinkRow(RowId(*(row.pop(name) for name in ROW_ID)), b"", self._digest(row))
 
     def _row(self, row_id: RowId, record: OutputRecord) -> dict[str, Any]:
+        if self._is_raw:
+            at = _EPOCH_TIME + dt.timedelta(milliseconds=record.timestamp_ms)
+            raw = (record.key, record.value, at, dict(record.headers))
+            return dict(zip(self.output.names, raw, strict=True))
         try:
-            return typing.cast(dict[str, Any], self._decode(record.value))
+            return {**self._defaults, **self._decode(record.value)}
         except msgspec.DecodeError as error:
             raise ValueUnfit(
                 f"The output {row_id} does not fit its columns: {error}.",
@@ -150,6 +174,21 @@ class Columns:
                         f"{field.type}: {error}."
                     )
         raise AssertionError("each value alone fits its column")
+
+
+def _omitted(declared: Any) -> bytes:
+    """As JSON: what the fields are that the JSON of a Struct with `omit_defaults` leaves out."""
+    config = getattr(declared, "__struct_config__", None)
+    if config is None or not config.omit_defaults:
+        return b"{}"
+    defaults = {
+        field.encode_name: field.default
+        if field.default_factory is msgspec.NODEFAULT
+        else field.default_factory()
+        for field in msgspec.structs.fields(declared)
+        if not field.required
+    }
+    return msgspec.json.encode(defaults)
 
 
 def _record_fields(declared: Any, where: str) -> dict[str, Any]:

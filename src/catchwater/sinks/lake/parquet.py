@@ -1,0 +1,284 @@
+"""Outputs as Parquet files below a URL, for readers that know nothing of us.
+
+    data/epoch-00000000000000000012.parquet     one file an epoch; none where nothing was put out
+    _catchwater/marks.json                      who writes here, and which epochs there are
+
+The driver makes one file of all that an epoch's tasks have staged and stores it by create-if-absent
+under the epoch's own name, with the mark in its footer: that one request is the commit. So a plain
+reader of `data/` (a directory, or a listing of S3) sees all of an epoch or nothing, and no file
+that it must not read. `marks.json` follows; where a crash came between the two, the epoch runs
+again, finds its file, and knows it by the mark in the footer.
+
+Relies on the object store seam for whole, durable objects. Lists only to find files that do not
+belong. Does not merge small files: no store can swap several files for one before plain readers.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from io import BytesIO
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from catchwater.clock import SYSTEM, Clock
+from catchwater.objects.base import (
+    ObjectExists,
+    ObjectMissing,
+    ObjectStore,
+    StoreFull,
+    StoreUnavailable,
+)
+from catchwater.recovery.ledger import SinkEpoch
+from catchwater.sinks.base import (
+    Expected,
+    Fix,
+    OutputRecord,
+    RowId,
+    SinkFull,
+    SinkRow,
+    SinkUnavailable,
+    Staged,
+    epoch_checksum,
+)
+from catchwater.sinks.lake.columns import ROW_ID, Columns
+from catchwater.sinks.marks import Mark, Marks, decode_marks
+from catchwater.sinks.staged import Archive, StagedFile
+
+MARKS_KEY = "_catchwater/marks.json"
+
+_FOOTER_KEY = b"catchwater"
+_NAME = re.compile(r"data/epoch-(\d{20})\.parquet")
+
+
+class ParquetSink:
+    """See `base.Sink`."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        columns: Columns,
+        truth: Archive,
+        *,
+        pipeline: str,
+        name: str,
+        generation: int = 0,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        """Raises `TargetTaken`, and `TargetDiffers` where the files have other columns."""
+        self.name = name
+        self.truth = truth
+        self._store = store
+        self._columns = columns
+        self._nothing = Marks(pipeline, name, generation)
+        self._generation = generation
+        self._clock = clock
+        self._oldest = 0
+        with self._target():
+            self._check_columns(self._marks())
+
+    def stager(self) -> StagedFile:
+        """What the tasks stage with."""
+        return self.truth.stager()
+
+    def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:
+        """Create the epoch's file, once."""
+        pieces = sorted(staged, key=lambda piece: piece.shard)
+        records = sum(piece.records for piece in pieces)
+        mark = Mark(epoch, self._generation, records, epoch_checksum(pieces))
+        with self._target():
+            marks = self._marks()
+            found = marks.admit(mark)
+            if found is None:
+                self.truth.record(epoch, pieces, self._clock.now_ms())
+                if records:
+                    self._create(marks, mark, self._columns.table(self.truth.rows(epoch)))
+                self._keep(marks.written(mark, self._oldest))
+        return (found or mark).sink_epoch(self._store.url())
+
+    def last_epoch(self) -> int | None:
+        """The newest epoch that the marks know."""
+        with self._target():
+            return self._marks().newest
+
+    def withdraw(self, after: int) -> None:
+        """Delete the files of older generations' epochs after this one, the newest first."""
+        with self._target():
+            marks, gone = self._marks().withdrawn(after, self._generation)
+            # From here on a driver of an older generation commits nothing.
+            self._keep(marks)
+            stray = [epoch for key in self._listed() if (epoch := _epoch_of(key)) is not None]
+            for epoch in sorted({*gone, *stray}, reverse=True):
+                if epoch > after and self._generation_of(epoch) < self._generation:
+                    self._store.delete(_key(epoch))
+            self.truth.withdraw(after)
+
+    def identity(self, record: OutputRecord) -> None:
+        """Files are only added to."""
+        return None
+
+    def digest(self, record: OutputRecord) -> bytes:
+        """Of the record's columns."""
+        return self._columns.digest(record)
+
+    def rows(self, first: int, last: int) -> Iterator[SinkRow]:
+        """What the files hold; one that cannot be read holds nothing."""
+        with self._target():
+            for key in self._files(range(first, last + 1)):
+                for row in self._rows_in(key):
+                    if first <= row.id.epoch <= last:
+                        yield row
+
+    def repair(self, fixes: Iterable[Fix]) -> list[Fix]:
+        """Write each epoch's file anew, with these rows as they should be."""
+        by_epoch: dict[int, dict[RowId, Fix]] = defaultdict(dict)
+        for fix in fixes:
+            by_epoch[fix.id.epoch][fix.id] = fix
+        with self._target():
+            for key in self._strays():
+                self._without(key, by_epoch)
+            for epoch, wanted in sorted(by_epoch.items()):
+                self._mend(epoch, wanted)
+        return []
+
+    def sweep(self, oldest: int, now_ms: int) -> None:
+        """Forget marks and staged pieces before this epoch."""
+        self._oldest = oldest
+        self.truth.sweep(oldest, now_ms)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _marks(self) -> Marks:
+        try:
+            found = decode_marks(self._store.get(MARKS_KEY), self._store.url(MARKS_KEY))
+        except ObjectMissing:
+            return self._nothing
+        found.owned_by(self._nothing, self._store.url())
+        return found
+
+    def _keep(self, marks: Marks) -> None:
+        self._store.put(MARKS_KEY, [marks.encode()])
+
+    def _check_columns(self, marks: Marks) -> None:
+        """Compare with the newest file: readers want one type a column over all files."""
+        mark = next((mark for mark in reversed(marks.epochs) if mark.records), None)
+        table = self._read(_key(mark.epoch)) if mark else None
+        if table is not None:
+            self._columns.check(table.schema, f"the files at {self._store.url()}")
+
+    def _create(self, marks: Marks, mark: Mark, table: Any) -> None:
+        """Store the epoch's file, or know the one that is there."""
+        data, key = _encode(table, _footer(marks, mark)), _key(mark.epoch)
+        try:
+            self._store.put_if_absent(key, [data])
+            return
+        except ObjectExists:
+            there = self._footer(key)
+        if there is not None:
+            there.owned_by(self._nothing, self._store.url())
+            found = there.mark(mark.epoch)
+            if found is not None and found.checksum == mark.checksum:
+                return
+            if there.generation >= mark.generation:
+                there.admit(mark)  # raises: it has this epoch from another generation or content
+        # Left behind by a generation that was rolled back, or not readable at all.
+        self._store.put(key, [data])
+
+    def _generation_of(self, epoch: int) -> int:
+        """The generation that wrote an epoch's file; -1 if that cannot be told."""
+        footer = self._footer(_key(epoch))
+        return -1 if footer is None else footer.generation
+
+    def _footer(self, key: str) -> Marks | None:
+        table = self._read(key)
+        kept = (table.schema.metadata or {}).get(_FOOTER_KEY) if table is not None else None
+        return None if kept is None else decode_marks(kept, self._store.url(key))
+
+    def _read(self, key: str) -> Any:
+        """A file as a table; None if it is missing or no Parquet file."""
+        try:
+            return pq.read_table(pa.BufferReader(self._store.get(key)))
+        except (ObjectMissing, pa.ArrowInvalid, OSError):
+            return None
+
+    def _rows_in(self, key: str) -> Iterator[SinkRow]:
+        table = self._read(key)
+        if table is not None and set(ROW_ID) <= set(table.column_names):
+            yield from self._columns.rows_of(table)
+
+    def _files(self, epochs: Iterable[int]) -> Iterator[str]:
+        yield from map(_key, epochs)
+        yield from self._strays()
+
+    def _strays(self) -> list[str]:
+        """Files that readers of the folder see and that no epoch has written."""
+        return [key for key in self._listed() if _epoch_of(key) is None]
+
+    def _listed(self) -> list[str]:
+        found = [info.key for info in self._store.list("data/")]
+        return [key for key in found if key.endswith(".parquet")]
+
+    def _without(self, key: str, fixes: Mapping[int, Mapping[RowId, Fix]]) -> None:
+        """Take what is mended elsewhere out of a file that no epoch has written."""
+        rows = list(self._rows_in(key))
+        keep = [row.id not in fixes.get(row.id.epoch, {}) for row in rows]
+        if rows and not any(keep):
+            self._store.delete(key)
+        elif not all(keep):
+            self._store.put(key, [_encode(self._read(key).filter(pa.array(keep)), None)])
+
+    def _mend(self, epoch: int, fixes: Mapping[RowId, Fix]) -> None:
+        key, there = _key(epoch), self._read(_key(epoch))
+        added = self._columns.table(
+            Expected(fix.id, fix.record) for fix in fixes.values() if fix.record is not None
+        )
+        tables = [added]
+        if there is not None and set(ROW_ID) <= set(there.column_names):
+            keep = [row.id not in fixes for row in self._columns.rows_of(there)]
+            tables.append(there.filter(pa.array(keep, pa.bool_())))
+        merged = pa.concat_tables(tables, promote_options="default").replace_schema_metadata()
+        merged = merged.sort_by([(name, "ascending") for name in ROW_ID])
+        marks = self._marks()
+        mark = marks.mark(epoch)
+        if merged.num_rows:
+            footer = None if mark is None else _footer(marks, mark)
+            self._store.put(key, [_encode(merged, footer)])
+        else:
+            self._store.delete(key)
+
+    @contextmanager
+    def _target(self) -> Iterator[None]:
+        """Tell a store that is away from one that is full."""
+        try:
+            yield
+        except StoreUnavailable as error:
+            raise SinkUnavailable(str(error), hint=error.hint) from error
+        except StoreFull as error:
+            raise SinkFull(str(error), hint=error.hint) from error
+
+
+def _key(epoch: int) -> str:
+    return f"data/epoch-{epoch:020d}.parquet"
+
+
+def _epoch_of(key: str) -> int | None:
+    match = _NAME.fullmatch(key)
+    return int(match[1]) if match else None
+
+
+def _footer(marks: Marks, mark: Mark) -> bytes:
+    """What an epoch's file says of itself."""
+    return msgspec.structs.replace(
+        marks, generation=mark.generation, newest=mark.epoch, epochs=(mark,)
+    ).encode()
+
+
+def _encode(table: Any, footer: bytes | None) -> memoryview:
+    buffer = BytesIO()
+    metadata = None if footer is None else {_FOOTER_KEY: footer}
+    pq.write_table(table.replace_schema_metadata(metadata), buffer, compression="zstd")
+    return buffer.getbuffer()
