@@ -80,17 +80,14 @@ class StateSchema(msgspec.Struct, frozen=True):
 def describe(spec: FunctionSpec) -> StateSchema:
     """The schema of a function's state."""
     shapes: dict[str, Shape] = {}
-    entries = {}
-    state_type = spec.state_type
-    for field, declared in getattr(spec, "entry_states", {}).items():
-        entries[field] = _entry(declared, shapes)
+    state = describe_type(spec.state_type, shapes)
+    entries = {name: _entry(each.annotation, shapes) for name, each in spec.entry_fields.items()}
+    if entries:
+        record = shapes[state.record]
+        fields = [field for field in record.fields if field.name not in entries]
+        shapes[state.record] = msgspec.structs.replace(record, fields=fields)
     keys = spec.key_type if isinstance(spec.key_type, tuple) else (spec.key_type,)
-    return StateSchema(
-        key=[_key_kind(each) for each in keys],
-        state=describe_type(state_type, shapes),
-        shapes=shapes,
-        entries=entries,
-    )
+    return StateSchema([_label(each) for each in keys], state, shapes, entries)
 
 
 def describe_type(declared: Any, shapes: dict[str, Shape]) -> Kind:
@@ -104,7 +101,7 @@ def describe_type(declared: Any, shapes: dict[str, Shape]) -> Kind:
     return _kind(found, shapes)
 
 
-def _key_kind(declared: Any) -> str:
+def _label(declared: Any) -> str:
     return getattr(declared, "__qualname__", None) or str(declared)
 
 
@@ -175,7 +172,7 @@ def _record(found: _Record, shapes: dict[str, Shape]) -> Kind:
 def _custom(declared: Any, shapes: dict[str, Shape]) -> Kind:
     if is_pydantic(declared):
         return _pydantic(declared, shapes)
-    return Kind("custom", record=declared.__qualname__)
+    return Kind("custom", record=_label(declared))
 
 
 def _pydantic(model: Any, shapes: dict[str, Shape]) -> Kind:

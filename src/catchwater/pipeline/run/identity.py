@@ -1,9 +1,9 @@
 """Which pipeline a checkpoint belongs to.
 
-State is found again by the function's name; it is read again by its version's class. So a
-checkpoint is bound to the pipeline, function, version, state schema, shards, topics and sinks it
-was begun with, and a start with others is refused before Spark touches anything. The code itself
-may change: it has a hash of its own in every contract.
+State is found again by the function's name, offsets by the topic's, marks by the sink's. So a
+checkpoint is bound to the pipeline, functions, shards, topics and sinks it was begun with, and a
+start with others is refused before Spark touches anything. The functions' versions and their code
+may change, and have a ledger of their own (`versions`).
 """
 
 from pathlib import Path
@@ -24,31 +24,30 @@ class Identity(msgspec.Struct, frozen=True):
     """What has to stay the same for the life of a checkpoint."""
 
     pipeline: str
-    function: str
-    version: int
-    state_schema: str
+    functions: list[str]
+    """The chain's names, in order."""
     shards: int
     topics: list[str]
     sinks: dict[str, str]
+    """Sink → what it writes to."""
 
 
 _WORDS = {
     "pipeline": "the pipeline",
-    "function": "the function",
-    "version": "the function's version",
-    "state_schema": "the schema of the function's state",
+    "functions": "the chain of functions",
     "shards": "the number of shards",
     "topics": "the input",
-    "sinks": "the sinks",
+    "sinks": "the set of sinks",
 }
+_HINTS = {"shards": "To change it, restore a savepoint into a new checkpoint: catchwater "
+          "savepoint restore --shards N."}  # fmt: skip
 
 
 def claim(checkpoint: Path, identity: Identity) -> None:
     """Bind a new checkpoint to this pipeline. Raises `OtherPipeline` if it is bound to another."""
-    path = checkpoint / FOLDER / "pipeline.json"
-    bound = read_json(path, Identity)
+    bound = read(checkpoint)
     if bound is None:
-        write_whole(path, msgspec.json.format(msgspec.json.encode(identity), indent=1))
+        write(checkpoint, identity)
         return
     for name, words in _WORDS.items():
         was, wanted = getattr(bound, name), getattr(identity, name)
@@ -56,5 +55,21 @@ def claim(checkpoint: Path, identity: Identity) -> None:
             raise OtherPipeline(
                 f"The checkpoint {checkpoint} cannot be continued: {words} was {was} and is now "
                 f"{wanted}. Its state would be lost or misread; nothing was changed.",
-                hint="Start the old version again, or begin a new checkpoint in another folder.",
+                hint=_HINTS.get(
+                    name, "Put it back as it was, or begin a new checkpoint in another folder."
+                ),
             )
+
+
+def read(checkpoint: Path) -> Identity | None:
+    """What the checkpoint is bound to, None if it is new. Raises `LedgerDamaged`."""
+    return read_json(_path(checkpoint), Identity)
+
+
+def write(checkpoint: Path, identity: Identity) -> None:
+    """Bind the checkpoint, whatever it was bound to."""
+    write_whole(_path(checkpoint), msgspec.json.format(msgspec.json.encode(identity), indent=1))
+
+
+def _path(checkpoint: Path) -> Path:
+    return checkpoint / FOLDER / "pipeline.json"

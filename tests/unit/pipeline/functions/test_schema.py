@@ -7,7 +7,10 @@ from typing import Annotated, Any, NamedTuple, TypedDict
 import msgspec
 import pydantic
 
-from catchwater.pipeline.functions.schema import Field, Kind, Shape, describe_type
+from catchwater import Context, Keyed, Out, function
+from catchwater.pipeline.functions.declare import spec_of
+from catchwater.pipeline.functions.entries import MapState, map_state
+from catchwater.pipeline.functions.schema import Field, Kind, Shape, describe, describe_type
 
 INT, STR = Kind("int"), Kind("str")
 
@@ -97,3 +100,26 @@ def test_a_description_outlives_its_class_as_json() -> None:
     describe_type(Tree, shapes)
     again = msgspec.json.decode(msgspec.json.encode(shapes), type=dict[str, Shape])
     assert again == shapes
+
+
+@dataclass
+class Event:
+    card: str
+    at: int
+
+
+class Spent(msgspec.Struct):
+    seen: int = 0
+    by_day: MapState[int, float] = map_state(ttl="30d")
+
+
+def test_what_is_kept_entry_by_entry_is_no_part_of_the_record() -> None:
+    @function(name="spent", key=("card", "at"), event_time="at")
+    class Spending(Keyed[Event, Spent, Event]):
+        def on_event(self, e: Event, s: Spent, ctx: Context) -> Out[Event]:
+            return ()
+
+    found = describe(spec_of(Spending))
+    assert found.key == ["str", "int"]
+    assert [each.name for each in found.shapes[found.state.record].fields] == ["seen"]
+    assert found.entries == {"by_day": Kind("MapState", of=[INT, Kind("float")])}

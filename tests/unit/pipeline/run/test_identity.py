@@ -5,24 +5,24 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from catchwater.pipeline.run.identity import Identity, OtherPipeline, claim
+from catchwater.pipeline.run.identity import Identity, OtherPipeline, claim, read
 
-CARDS = Identity("cards", "card-risk", 2, "{}", 4, ["payments"], {"alerts": "alerts"})
+CARDS = Identity("cards", ["card-risk"], 4, ["payments"], {"alerts": "alerts"})
 
 
 def test_the_same_pipeline_may_come_back(tmp_path: Path) -> None:
     claim(tmp_path, CARDS)
     claim(tmp_path, CARDS)
+    assert read(tmp_path) == CARDS
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"function": "other"}, "the function was card-risk and is now other"),
-        ({"version": 3}, "the function's version was 2 and is now 3"),
-        ({"state_schema": "[]"}, "the schema of the function's state was {} and is now []"),
+        ({"functions": ["other"]}, "the chain of functions was ['card-risk'] and is now ['other']"),
         ({"shards": 8}, "the number of shards was 4 and is now 8"),
         ({"topics": ["x"]}, "the input was"),
+        ({"sinks": {}}, "the set of sinks was"),
     ],
 )
 def test_another_one_is_refused_before_anything_is_touched(

@@ -1,0 +1,135 @@
+"""Which versions a checkpoint has seen, and whether another one may go on with it."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from catchwater.pipeline.run.artefact import find_function, publish
+from catchwater.pipeline.run.versions import (
+    CodeGone,
+    Function,
+    StateIncompatible,
+    VersionDiffers,
+    Versions,
+    admit,
+    load,
+    store,
+    version_of,
+)
+
+CODE = """
+from dataclasses import dataclass
+from catchwater import Context, Keyed, Out, function
+
+@dataclass
+class Event:
+    card: str
+    at: int
+
+@dataclass
+class State:
+    {fields}
+
+@function(name="counter", version={version}, key="card", event_time="at")
+class Counter(Keyed[Event, State, Event]):
+    def on_event(self, e: Event, s: State, ctx: Context) -> Out[Event]:
+        return ()
+    {more}
+"""
+FROM_V1 = """
+    @staticmethod
+    def from_v1(old: dict) -> State:
+        return State()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _path_kept() -> Iterator[None]:
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
+
+
+class Desk:
+    """A pipeline's folder in which the function's module is rewritten again and again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.checkpoint = folder / "checkpoint"
+        self._count = 0
+
+    def written(self, fields: str, version: int = 1, more: str = "") -> Function:
+        self._count += 1
+        name = f"counter_{self.folder.name.replace('-', '_')}_{self._count}"
+        (self.folder / f"{name}.py").write_text(
+            dedent(CODE).format(fields=fields, version=version, more=more)
+        )
+        spec = find_function(f"{name}:Counter", self.folder)
+        return spec, publish(spec, self.checkpoint)
+
+    def admit(self, function: Function, epoch: int = 0) -> Function:
+        (admitted,) = admit(self.checkpoint, [function], epoch, 1000)
+        return admitted
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+def test_the_first_start_writes_down_what_runs(desk: Desk) -> None:
+    spec, code = desk.admit(desk.written("seen: int = 0"))
+    current = load(desk.checkpoint).current("counter")
+    assert current is not None
+    assert (current.version, current.code, current.from_epoch) == (1, code.sha256, 0)
+    assert current.artefact(desk.checkpoint).load().name == spec.name
+
+
+def test_compatible_code_of_the_same_version_goes_on(desk: Desk) -> None:
+    desk.admit(desk.written("seen: int = 0"))
+    desk.admit(desk.written("seen: float = 0.0"), epoch=7)
+    assert [each.from_epoch for each in load(desk.checkpoint).of("counter")] == [0, 7]
+
+
+def test_an_incompatible_state_is_refused_and_the_field_named(desk: Desk) -> None:
+    first = desk.written("seen: str = ''")
+    desk.admit(first)
+    with pytest.raises(StateIncompatible, match="seen: it was str and is int") as error:
+        desk.admit(desk.written("seen: int = 0"))
+    assert error.value.exit_code == 5
+    desk.admit(first)
+
+
+def test_state_of_every_code_that_ever_ran_must_be_read(desk: Desk) -> None:
+    desk.admit(desk.written("seen: str = ''"))
+    desk.admit(desk.written("other: bytes = b''"))
+    with pytest.raises(StateIncompatible, match="it was str and is int"):
+        desk.admit(desk.written("seen: int = 0"))
+
+
+def test_another_version_needs_an_upgrade(desk: Desk) -> None:
+    desk.admit(desk.written("seen: int = 0"))
+    with pytest.raises(VersionDiffers, match="version was 1 and is now 2"):
+        desk.admit(desk.written("seen: int = 0", version=2))
+
+
+def test_code_that_was_rolled_back_gives_way_to_the_version_before(desk: Desk) -> None:
+    first, bad = desk.written("seen: int = 0"), desk.written("seen: int = 0", version=2)
+    desk.admit(first)
+    store(
+        desk.checkpoint,
+        Versions(load(desk.checkpoint).history, [version_of(*bad, epoch=3, now_ms=0)]),
+    )
+    spec, code = desk.admit(bad)
+    assert (spec.version, code.sha256) == (1, first[1].sha256)
+    # Mended code of the same version is not what was rolled back.
+    with pytest.raises(VersionDiffers):
+        desk.admit(desk.written("seen: int = 1", version=2))
+    Path(code.path).unlink()
+    del sys.modules[code.module]
+    with pytest.raises(CodeGone, match="Version 1 of 'counter'") as error:
+        desk.admit(bad)
+    assert "Put the module counter_" in str(error.value.hint)
