@@ -1,0 +1,115 @@
+"""A sink from its configuration: the one place that knows all kinds.
+
+Opening creates what is missing in the target (a topic, a table) and claims it; it refuses a target
+that cannot take the outputs. What a kind needs is imported only when it is opened.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from catchwater.clock import SYSTEM, Clock
+from catchwater.config import CatchwaterError
+from catchwater.replay.control import Control
+from catchwater.sinks.base import Sink
+from catchwater.sinks.config import SinkConfig
+from catchwater.sinks.guarantee import guarantee
+from catchwater.sinks.staged import Archive, StagedFile
+
+
+class PackageMissing(CatchwaterError):
+    """A sink needs a package that is not installed."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a sink learns of its pipeline."""
+
+    pipeline: str
+    objects: str
+    """URL of the checkpoint's object store: staged outputs lie there under `staged/<sink>/`."""
+    folder: Path
+    """Relative paths of the pipeline's file are meant from here."""
+    bootstrap: str = ""
+    """The brokers of the source."""
+    control: Control | None = None
+    """The control API of the source's log; None: it is another Kafka."""
+    generation: int = 0
+    """Raised by a rollback, and by a restore that writes outputs anew."""
+    output_type: Any = None
+    """What the function puts out; None: dead letters."""
+    output_id: tuple[str, ...] = ()
+    clock: Clock = SYSTEM
+
+
+def open_sink(config: SinkConfig, around: Surroundings) -> Sink:
+    """Open one sink. Raises `ConfigError`, and what the kind's target can raise."""
+    guarantee(config, output_id=around.output_id)
+    truth = Archive(
+        StagedFile(around.objects, f"staged/{key_part(config.name)}"), keep_ms=config.keep_ms
+    )
+    try:
+        return _OPENERS[config.kind](config, around, truth)
+    except ModuleNotFoundError as error:
+        raise PackageMissing(
+            f"The sink {config.name!r} of kind {config.kind} needs the package {error.name}, "
+            "which is not installed.",
+            hint=f"pip install 'catchwater[{config.kind}]'",
+        ) from error
+
+
+def key_part(name: str) -> str:
+    """The name where it may stand in an object's key, else a digest of it."""
+    if re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
+        return name
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
+def _open_log(config: SinkConfig, around: Surroundings, truth: Archive) -> Sink:
+    from catchwater.sinks.log import open_log
+
+    return open_log(config, around, truth)
+
+
+def _open_table(config: SinkConfig, around: Surroundings, truth: Archive) -> Sink:
+    from catchwater.sinks.relational.columns import codec_of
+    from catchwater.sinks.relational.database import Database
+    from catchwater.sinks.relational.sink import TableSink
+    from catchwater.sinks.relational.tables import Writer
+
+    database: Database
+    if config.kind == "postgres":
+        from catchwater.sinks.relational.postgres import PostgresDatabase
+
+        database = PostgresDatabase(config.options["url"])
+    else:
+        from catchwater.sinks.relational.sqlite import SqliteDatabase
+
+        database = SqliteDatabase(around.folder / config.options["path"])
+    writer = Writer(
+        pipeline=around.pipeline,
+        sink=config.name,
+        generation=around.generation,
+        table=config.options["table"],
+        output_id=around.output_id if config.options["mode"] == "upsert" else (),
+    )
+    return TableSink(database, writer, codec_of(around.output_type), config, truth, around.clock)
+
+
+def _open_http(config: SinkConfig, around: Surroundings, truth: Archive) -> Sink:
+    from catchwater.sinks.http import open_http
+
+    return open_http(config, around, truth)
+
+
+_OPENERS: Mapping[str, Callable[[SinkConfig, Surroundings, Archive], Sink]] = {
+    "log": _open_log,
+    "postgres": _open_table,
+    "sqlite": _open_table,
+    "http": _open_http,
+}

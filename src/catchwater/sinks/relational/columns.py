@@ -1,0 +1,229 @@
+"""Outputs as rows of a table: the columns of a type, JSON to values, values to a digest.
+
+A field of the output type is a column of its own name; what has no column type of its own (lists,
+maps, nested records, unions) is JSON. An output that is no record is one JSON column `value`; a
+dead letter is `key`, `value` and `headers`. Beside them stand ROW_COLUMNS, the row's identity.
+
+Pure. Digests are over values, not over text: what a database gives back has the digest of the JSON
+it was made from, however it spells numbers, times and JSON.
+"""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from enum import Enum
+from hashlib import sha256
+from typing import Any, Literal, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from catchwater.config import CatchwaterError
+from catchwater.sinks.base import OutputRecord
+from catchwater.state.records import is_pydantic
+
+Kind = Literal[
+    "text", "integer", "real", "boolean", "bytes", "time", "date", "decimal", "uuid", "json"
+]
+ROW_COLUMNS = ("catchwater_epoch", "catchwater_shard", "catchwater_row")
+
+_KINDS: dict[Any, Kind] = {
+    str: "text",
+    int: "integer",
+    float: "real",
+    bool: "boolean",
+    bytes: "bytes",
+    datetime: "time",
+    date: "date",
+    Decimal: "decimal",
+    UUID: "uuid",
+}
+_DECODED: dict[Kind, Any] = {
+    "integer": int | None,
+    "real": float | None,
+    "boolean": bool | None,
+    "bytes": bytes | None,
+    "decimal": str | int | float | None,
+    "json": msgspec.Raw,
+}
+"""What msgspec makes of a column's JSON; a text where nothing is said."""
+
+
+class RowUnfit(CatchwaterError):
+    """An output that its table cannot hold."""
+
+
+class Column(NamedTuple):
+    """One column of the outputs."""
+
+    name: str
+    """As the field is called in JSON."""
+    kind: Kind
+    default: Any = None
+    """Where the field is missing from the JSON."""
+
+
+Values = tuple[Any, ...]
+
+
+class Codec(NamedTuple):
+    """How one output type becomes rows."""
+
+    columns: tuple[Column, ...]
+    values: Callable[[OutputRecord], Values]
+    """The columns' values, as every database takes them. Raises `RowUnfit`."""
+
+
+def codec_of(output_type: Any) -> Codec:
+    """The columns of an output type; None: dead letters, whose values are bytes."""
+    if output_type is None:
+        columns = (Column("key", "bytes"), Column("value", "bytes"), Column("headers", "json"))
+        return Codec(columns, _raw_values)
+    fields = _fields(output_type)
+    if not fields:
+        return Codec((Column("value", "json"),), lambda record: (_json_text(record.value),))
+    return Codec(tuple(fields), _decoder(fields))
+
+
+def digest_of(columns: Sequence[Column], values: Sequence[Any]) -> bytes:
+    """The digest of a row, from its JSON's values or from the database's."""
+    plain = [_canonical(column.kind, value) for column, value in zip(columns, values, strict=True)]
+    return sha256(msgspec.json.encode(plain, order="deterministic")).digest()[:8]
+
+
+def _decoder(columns: Sequence[Column]) -> Callable[[OutputRecord], Values]:
+    names = [f"c{index}" for index in range(len(columns))]
+    fields = [
+        (name, _DECODED.get(column.kind, str | None), column.default)
+        for name, column in zip(names, columns, strict=True)
+    ]
+    renamed = dict(zip(names, (column.name for column in columns), strict=True))
+    row = msgspec.defstruct("Row", fields, rename=renamed)
+    decode = msgspec.json.Decoder(row).decode
+    texts = [at for at, column in enumerate(columns) if column.kind in ("json", "decimal")]
+
+    def values(record: OutputRecord) -> Values:
+        try:
+            found = msgspec.structs.astuple(decode(record.value))
+        except msgspec.DecodeError as error:
+            raise RowUnfit(f"The output {record.value[:200]!r} is not a row: {error}.") from error
+        if not texts:
+            return found
+        row = list(found)
+        for at in texts:
+            row[at] = _text_of(row[at])
+        return tuple(row)
+
+    return values
+
+
+def _text_of(value: Any) -> str | None:
+    if isinstance(value, msgspec.Raw):
+        text = bytes(value)
+        return None if text == b"null" else text.decode()
+    return None if value is None else str(value)
+
+
+def _raw_values(record: OutputRecord) -> Values:
+    headers = {name: value.decode(errors="replace") for name, value in record.headers}
+    return record.key, record.value, msgspec.json.encode(headers).decode()
+
+
+def _json_text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise RowUnfit(f"The output {value[:200]!r} is not JSON: {error}.") from error
+
+
+def _fields(declared: Any) -> list[Column]:
+    """The columns of a record type; none for any other type."""
+    if isinstance(declared, type) and issubclass(declared, msgspec.Struct):
+        sparse = declared.__struct_config__.omit_defaults
+        return [
+            _column(each.encode_name, each.type, _default(each) if sparse else msgspec.NODEFAULT)
+            for each in msgspec.structs.fields(declared)
+        ]
+    if is_pydantic(declared):
+        names = list(declared.model_fields)
+    elif dataclasses.is_dataclass(declared):
+        names = [field.name for field in dataclasses.fields(declared)]
+    elif typing.is_typeddict(declared):
+        names = list(typing.get_type_hints(declared))
+    else:
+        return []
+    hints = typing.get_type_hints(declared)
+    return [_column(name, hints[name]) for name in names]
+
+
+def _default(field: Any) -> Any:
+    """What a field is that `omit_defaults` has left out of the JSON."""
+    if field.default_factory is not msgspec.NODEFAULT:
+        return field.default_factory()
+    return field.default
+
+
+def _column(name: str, declared: Any, default: Any = msgspec.NODEFAULT) -> Column:
+    kind = _kind(declared)
+    given = None if default is msgspec.NODEFAULT else msgspec.to_builtins(default)
+    if kind == "json":
+        given = msgspec.Raw(msgspec.json.encode(given))
+    return Column(name, kind, given)
+
+
+def _kind(declared: Any) -> Kind:
+    """The column type of a field's type; optional or not is the same."""
+    origin = typing.get_origin(declared)
+    if origin is typing.Annotated:
+        return _kind(typing.get_args(declared)[0])
+    if origin in (typing.Union, types.UnionType):
+        members = [each for each in typing.get_args(declared) if each is not types.NoneType]
+        return _kind(members[0]) if len(members) == 1 else "json"
+    if origin is typing.Literal:
+        return _kind_of_values(typing.get_args(declared))
+    if isinstance(declared, type) and issubclass(declared, Enum):
+        return _kind_of_values([member.value for member in declared])
+    supertype = getattr(declared, "__supertype__", None)  # NewType
+    return _kind(supertype) if supertype is not None else _KINDS.get(declared, "json")
+
+
+def _kind_of_values(values: Iterable[Any]) -> Kind:
+    found = {_KINDS.get(type(each), "json") for each in values}
+    return found.pop() if len(found) == 1 else "json"
+
+
+def _canonical(kind: Kind, value: Any) -> Any:
+    if value is None:
+        return None
+    match kind:
+        case "time":
+            at = datetime.fromisoformat(value) if isinstance(value, str) else value
+            return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
+        case "decimal":
+            return str(Decimal(str(value)).normalize())
+        case "json":
+            return _same_numbers(msgspec.json.decode(value) if isinstance(value, str) else value)
+        case "boolean":
+            return bool(value)
+        case "real":
+            return float(value)
+        case "bytes":
+            return bytes(value)
+        case "date" | "uuid":
+            return str(value)
+    return value
+
+
+def _same_numbers(value: Any) -> Any:
+    """JSON with whole floats as integers: databases spell 1.0 and 1e20 as they like."""
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case dict():
+            return {key: _same_numbers(each) for key, each in value.items()}
+        case list():
+            return [_same_numbers(each) for each in value]
+    return value

@@ -1,0 +1,153 @@
+"""PostgreSQL as a target: rows by COPY, sessions in UTC, a lost connection opened anew."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+from psycopg import errors
+
+from catchwater.config import CatchwaterError, ConfigError
+from catchwater.sinks.base import SinkFull, SinkUnavailable, TargetDiffers
+from catchwater.sinks.relational.columns import Kind, RowUnfit
+from catchwater.sinks.relational.database import Found
+
+_CONNECT_S = 10
+_SCAN_ROWS = 5000
+_AWAY = (
+    errors.SerializationFailure,
+    errors.DeadlockDetected,
+    errors.LockNotAvailable,
+    errors.ReadOnlySqlTransaction,  # a standby, until it is promoted
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+)
+_COLUMNS = """
+SELECT column_name, udt_name, is_nullable = 'NO' AND column_default IS NULL AND is_identity = 'NO'
+FROM information_schema.columns
+WHERE table_name = ? AND table_schema = COALESCE(?, current_schema())
+"""
+
+
+class PostgresTransaction:
+    """See `database.Transaction`."""
+
+    def __init__(self, connection: "psycopg.Connection[tuple[Any, ...]]") -> None:
+        self._connection = connection
+
+    def execute(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run a statement; the rows it gives."""
+        cursor = self._connection.execute(_native(sql), values)
+        return cursor.fetchall() if cursor.description else []
+
+    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Stream many rows in by COPY."""
+        names = ", ".join(f'"{name}"' for name in columns)
+        with self._connection.cursor() as cursor:
+            with cursor.copy(f"COPY {table} ({names}) FROM STDIN".encode()) as copy:
+                for row in rows:
+                    copy.write_row(row)
+
+    def lock(self, name: str) -> None:
+        """Keep other transactions with this name waiting until this one ends."""
+        self.execute("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", [name])
+
+
+class PostgresDatabase:
+    """See `database.Database`."""
+
+    types: Mapping[Kind, str] = {
+        "text": "text", "integer": "bigint", "real": "double precision", "boolean": "boolean",
+        "bytes": "bytea", "time": "timestamptz", "date": "date", "decimal": "numeric",
+        "uuid": "uuid", "json": "jsonb",
+    }  # fmt: skip
+    _TEXTS = ("text", "varchar", "bpchar", "citext")
+    accepted: Mapping[Kind, Sequence[str]] = {
+        "text": _TEXTS, "integer": ("int8", "int4", "int2", "numeric"), "real": ("float8",),
+        "boolean": ("bool",), "bytes": ("bytea",), "time": ("timestamptz", "timestamp"),
+        "date": ("date",), "decimal": ("numeric",), "uuid": ("uuid", *_TEXTS),
+        "json": ("jsonb", "json"),
+    }  # fmt: skip
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("postgres", "postgresql") or not parts.path.strip("/"):
+            raise ConfigError(
+                # The value may hold a password.
+                "url of a sink of kind postgres must be the URL of a PostgreSQL database.",
+                hint="Write postgresql://user@host/database; a password may come from PGPASSWORD.",
+            )
+        self._url = url
+        self._name = f"{parts.hostname or 'localhost'}:{parts.port or 5432}{parts.path}"
+        self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
+
+    @contextmanager
+    def transaction(self) -> Iterator[PostgresTransaction]:
+        """A transaction; its commit may have happened although `SinkUnavailable` is raised."""
+        with self._named():
+            connection = self._connect()
+            with connection.transaction():
+                yield PostgresTransaction(connection)
+
+    def columns(self, transaction: PostgresTransaction, table: str) -> Mapping[str, Found]:
+        """The columns of a table; none if there is no such table."""
+        schema, _, name = table.replace('"', "").rpartition(".")
+        rows = transaction.execute(_COLUMNS, [name, schema or None])
+        return {str(column): Found(str(kind), bool(required)) for column, kind, required in rows}
+
+    def scan(self, sql: str, values: Sequence[object]) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query through a cursor on the server."""
+        with self._named():
+            connection = self._connect()
+            with connection.transaction(), connection.cursor(name="catchwater_scan") as cursor:
+                cursor.itersize = _SCAN_ROWS
+                yield from cursor.execute(_native(sql), values)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _connect(self) -> "psycopg.Connection[tuple[Any, ...]]":
+        if self._connection is None or self._connection.closed:
+            self._connection = psycopg.connect(
+                self._url,
+                autocommit=True,
+                connect_timeout=_CONNECT_S,
+                options="-c TimeZone=UTC",
+                keepalives_idle=10,
+                keepalives_interval=5,
+                tcp_user_timeout=30_000,
+                application_name="catchwater sink",
+            )
+        return self._connection
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Turn PostgreSQL's errors into ours, naming the database without its password."""
+        try:
+            yield
+        except psycopg.Error as error:
+            if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+                self.close()
+            raise self._told(error) from error
+
+    def _told(self, error: psycopg.Error) -> CatchwaterError:
+        text = " ".join(str(error).split())
+        if isinstance(error, errors.DiskFull):
+            return SinkFull(
+                f"PostgreSQL at {self._name} has no space left: {text}. The epoch was undone.",
+                hint="Free some space and start the pipeline again; the epoch runs again.",
+            )
+        if isinstance(error, _AWAY):
+            return SinkUnavailable(f"PostgreSQL at {self._name} is out of reach: {text}.")
+        if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
+            return RowUnfit(f"A table at {self._name} refuses an output: {text}.")
+        return TargetDiffers(f"PostgreSQL at {self._name} cannot take the outputs: {text}.")
+
+
+def _native(sql: str) -> bytes:
+    """The statement with psycopg's placeholders."""
+    return sql.replace("%", "%%").replace("?", "%s").encode()

@@ -1,0 +1,132 @@
+"""SQLite as a target: one file, WAL mode, synced at every commit."""
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from catchwater.config import CatchwaterError
+from catchwater.sinks.base import SinkFull, SinkUnavailable, TargetDiffers
+from catchwater.sinks.relational.columns import Kind, RowUnfit
+from catchwater.sinks.relational.database import Found
+
+_BUSY_S = 5.0
+_SCAN_ROWS = 1000
+_AWAY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_READONLY)
+
+
+class SqliteTransaction:
+    """See `database.Transaction`."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def execute(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run a statement; the rows it gives."""
+        return self._connection.execute(sql, values).fetchall()
+
+    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Insert many rows through one prepared statement."""
+        names = ", ".join(f'"{name}"' for name in columns)
+        marks = ", ".join("?" * len(columns))
+        self._connection.executemany(f"INSERT INTO {table} ({names}) VALUES ({marks})", rows)
+
+    def lock(self, name: str) -> None:
+        """Nothing to do: a writing transaction of SQLite is alone."""
+
+
+class SqliteDatabase:
+    """See `database.Database`."""
+
+    types: Mapping[Kind, str] = {
+        "text": "TEXT", "integer": "INTEGER", "real": "REAL", "boolean": "INTEGER",
+        "bytes": "BLOB", "time": "TEXT", "date": "TEXT", "decimal": "TEXT", "uuid": "TEXT",
+        "json": "TEXT",
+    }  # fmt: skip
+    _TEXTS = ("text", "varchar", "char", "clob", "")
+    accepted: Mapping[Kind, Sequence[str]] = {
+        "text": _TEXTS, "integer": ("integer", "int", "bigint"), "real": ("real", "double"),
+        "boolean": ("integer", "int", "boolean", "bool"), "bytes": ("blob",),
+        "time": (*_TEXTS, "datetime", "timestamp"), "date": (*_TEXTS, "date"),
+        "decimal": ("text",), "uuid": _TEXTS, "json": (*_TEXTS, "json"),
+    }  # fmt: skip
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+
+    @contextmanager
+    def transaction(self) -> Iterator[SqliteTransaction]:
+        """A transaction that is the only writer from its beginning."""
+        with self._named():
+            connection = self._connect()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield SqliteTransaction(connection)
+                connection.execute("COMMIT")
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+
+    def columns(self, transaction: SqliteTransaction, table: str) -> Mapping[str, Found]:
+        """The columns of a table; none if there is no such table."""
+        rows = transaction.execute(f"PRAGMA table_info({table})")
+        return {
+            str(name): Found(
+                str(kind).lower().partition("(")[0].strip(), bool(required) and default is None
+            )
+            for _, name, kind, required, default, _ in rows
+        }
+
+    def scan(self, sql: str, values: Sequence[object]) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query, some at a time."""
+        with self._named():
+            cursor = self._connect().execute(sql, values)
+            while rows := cursor.fetchmany(_SCAN_ROWS):
+                yield from rows
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._connection is None:
+            # The query's thread commits, the main thread sweeps and closes; never at once.
+            connection = sqlite3.connect(
+                self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+            )
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            self._connection = connection
+        return self._connection
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Turn SQLite's errors into ours, naming the file."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self._told(error) from error
+        except OverflowError as error:
+            raise RowUnfit(
+                f"An output has a number that SQLite cannot hold in {self._path}: {error}."
+            ) from error
+
+    def _told(self, error: sqlite3.Error) -> CatchwaterError:
+        primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        if primary == sqlite3.SQLITE_FULL:
+            return SinkFull(
+                f"{self._path} cannot grow: {error}. The epoch was undone.",
+                hint="Free some space and start the pipeline again; the epoch runs again.",
+            )
+        if primary in _AWAY:
+            return SinkUnavailable(f"The SQLite database {self._path} is out of reach: {error}.")
+        if primary in _DAMAGED:
+            return TargetDiffers(f"{self._path} cannot be written as a SQLite database: {error}.")
+        if isinstance(error, sqlite3.IntegrityError | sqlite3.DataError | sqlite3.InterfaceError):
+            return RowUnfit(f"A table of {self._path} refuses an output: {error}.")
+        return TargetDiffers(f"{self._path} cannot take the outputs: {error}.")

@@ -1,0 +1,155 @@
+"""The tables of a table sink: claimed for one writer, created, or held against what is needed.
+
+Two tables of ours stand beside the targets of a database: `catchwater_sinks` (who writes to which
+table, in which generation) and `catchwater_epochs` (the marks). A target that is there already is
+never altered: what it lacks is named, with the statement that would create it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from catchwater.config import ConfigError
+from catchwater.sinks.base import TargetDiffers, TargetTaken
+from catchwater.sinks.relational.columns import ROW_COLUMNS, Column
+from catchwater.sinks.relational.database import (
+    Database,
+    Found,
+    Transaction,
+    checked_table,
+    definition,
+    quoted,
+)
+
+_SINKS = """
+CREATE TABLE IF NOT EXISTS catchwater_sinks (
+  pipeline text NOT NULL, sink text NOT NULL, target text NOT NULL UNIQUE,
+  generation integer NOT NULL, PRIMARY KEY (pipeline, sink))
+"""
+_EPOCHS = """
+CREATE TABLE IF NOT EXISTS catchwater_epochs (
+  pipeline text NOT NULL, sink text NOT NULL, epoch bigint NOT NULL, generation integer NOT NULL,
+  records bigint NOT NULL, checksum text NOT NULL, PRIMARY KEY (pipeline, sink, epoch))
+"""
+
+
+class Writer(NamedTuple):
+    """Who writes, where, and how."""
+
+    pipeline: str
+    sink: str
+    generation: int
+    table: str
+    output_id: tuple[str, ...] = ()
+    """Not empty: a row is replaced by a later one with the same values of these columns."""
+
+
+class Target:
+    """The table that one sink writes to."""
+
+    def __init__(self, database: Database, writer: Writer, columns: Sequence[Column]) -> None:
+        """Checks names only. Raises `ConfigError`."""
+        self._database = database
+        self._writer = writer
+        self._outputs = columns
+        self.name = checked_table(writer.table)
+        self.undo = checked_table(f"{writer.table}_catchwater_undo")
+        self.columns = [*(column.name for column in columns), *ROW_COLUMNS]
+        self._check_names()
+
+    def prepare(self) -> None:
+        """Claim the table, create it or see that it fits.
+
+        Raises `TargetTaken` and `TargetDiffers`, and what a transaction raises.
+        """
+        with self._database.transaction() as transaction:
+            transaction.lock("catchwater sinks")
+            transaction.execute(_SINKS)
+            transaction.execute(_EPOCHS)
+            self._claim(transaction)
+            found = self._database.columns(transaction, self.name)
+            if found:
+                self._compare(found)
+            else:
+                transaction.execute(self._definition())
+                table = self._writer.table.rpartition(".")[2]
+                index = checked_table(f"{table}_by_epoch")
+                transaction.execute(f"CREATE INDEX {index} ON {self.name} (catchwater_epoch)")
+            if self._writer.output_id:
+                transaction.execute(self._undo_definition())
+
+    def _check_names(self) -> None:
+        outputs = [column.name for column in self._outputs]
+        for name in outputs:
+            if any(sign in name for sign in '"?%\0') or name.lower() in ROW_COLUMNS:
+                raise ConfigError(f"The output's field {name!r} cannot be the name of a column.")
+        for name in self._writer.output_id:
+            if name not in outputs:
+                raise ConfigError(
+                    f"The sink {self._writer.sink!r} replaces rows by {name!r}, which is no "
+                    f"column of its table: those are {', '.join(outputs)}."
+                )
+
+    def _claim(self, transaction: Transaction) -> None:
+        pipeline, sink, generation, table, _ = self._writer
+        for owner, name, target in transaction.execute(
+            "SELECT pipeline, sink, target FROM catchwater_sinks "
+            "WHERE target = ? OR (pipeline = ? AND sink = ?)",
+            [table, pipeline, sink],
+        ):
+            if (owner, name) != (pipeline, sink):
+                raise TargetTaken(
+                    f"The table {table} is written by the sink {name!r} of the pipeline "
+                    f"{owner!r}; two writers would undo each other's epochs.",
+                    hint="Name another table. If that pipeline is gone for good, delete its row "
+                    "from catchwater_sinks.",
+                )
+            if target != table:
+                raise TargetDiffers(
+                    f"The sink {sink!r} of {pipeline!r} has written to the table {target} so far, "
+                    f"and is now to write to {table}.",
+                    hint="Give the sink another name, or leave the table as it was.",
+                )
+            return
+        transaction.execute(
+            "INSERT INTO catchwater_sinks (pipeline, sink, target, generation) VALUES (?, ?, ?, ?)",
+            [pipeline, sink, table, generation],
+        )
+
+    def _compare(self, found: Mapping[str, Found]) -> None:
+        accepted = self._database.accepted
+        wanted = {column.name: accepted[column.kind] for column in self._outputs}
+        wanted.update(dict.fromkeys(ROW_COLUMNS, accepted["integer"]))
+        problems = [
+            f"{name} is missing" if name not in found else f"{name} is {found[name].type}"
+            for name, kinds in wanted.items()
+            if name not in found or found[name].type not in kinds
+        ]
+        problems += [
+            f"{name} must be given a value and is no field of the output"
+            for name, column in found.items()
+            if column.required and name not in wanted
+        ]
+        if problems:
+            raise TargetDiffers(
+                f"The table {self._writer.table} cannot take the outputs: {'; '.join(problems)}.",
+                hint=f"Alter it, name another one, or let it be created: {self._definition()}",
+            )
+
+    def _definition(self) -> str:
+        types = self._database.types
+        rows = ", ".join(f'"{name}" {types["integer"]} NOT NULL' for name in ROW_COLUMNS)
+        identity = self._writer.output_id
+        key = f", PRIMARY KEY ({quoted(identity)})" if identity else ""
+        return f"CREATE TABLE {self.name} ({definition(self._outputs, types)}, {rows}{key})"
+
+    def _undo_definition(self) -> str:
+        """What an epoch replaced; a row that was not there before has nothing but its identity."""
+        types = self._database.types
+        rows = ", ".join(f'"{name}" {types["integer"]}' for name in ROW_COLUMNS)
+        return (
+            f"CREATE TABLE IF NOT EXISTS {self.undo} ("
+            f"catchwater_undo_epoch {types['integer']} NOT NULL, "
+            f"catchwater_existed {types['boolean']} NOT NULL, "
+            f"{definition(self._outputs, types)}, {rows}, "
+            f"PRIMARY KEY (catchwater_undo_epoch, {quoted(self._writer.output_id)}))"
+        )
