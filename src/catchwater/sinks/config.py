@@ -65,7 +65,12 @@ _RETRY = Option(_duration, "60s")
 
 KINDS: Mapping[str, Mapping[str, Option]] = {
     "log": {"topic": Option(_text), "partitions": Option(_count, "")},
-    "kafka": {"topic": Option(_text)},
+    "kafka": {
+        "topic": Option(_text),
+        "partitions": Option(_count, ""),
+        "retry": _RETRY,
+        "kafka.*": Option(_text),
+    },
     "postgres": {
         "url": Option(_text),
         "table": Option(_text),
@@ -78,8 +83,13 @@ KINDS: Mapping[str, Mapping[str, Option]] = {
         "mode": Option(_one_of("append", "upsert"), "append"),
         "retry": _RETRY,
     },
-    "parquet": {"path": Option(_text)},
-    "iceberg": {"table": Option(_text)},
+    "parquet": {"url": Option(_text)},
+    "iceberg": {
+        "table": Option(_text),
+        "warehouse": Option(_text, ""),
+        "retry": _RETRY,
+        "catalog.*": Option(_text),
+    },
     "http": {
         "url": Option(_text),
         "method": Option(_one_of("PUT", "POST"), "PUT"),
@@ -90,7 +100,7 @@ KINDS: Mapping[str, Mapping[str, Option]] = {
         "authorization": Option(_text, ""),
     },
 }
-"""Kind → its own keys."""
+"""Kind → its own keys; `kafka.*` stands for any key that begins with `kafka.`."""
 
 SHARED: Mapping[str, Option] = {
     "kind": Option(_one_of(*KINDS), "log"),
@@ -143,10 +153,10 @@ def parse(
 ) -> SinkConfig:
     """Check one sink's section; `where` tells file and line of a key. Raises `ConfigError`."""
     shared = {key: _value(name, key, SHARED[key], values, where) for key in SHARED}
-    own = KINDS[shared["kind"]]
+    own = _spelled_out(KINDS[shared["kind"]], values)
     for key in values:
         if key not in own and key not in SHARED:
-            closest = nearest(key, [*own, *SHARED])
+            closest = nearest(key, [*KINDS[shared["kind"]], *SHARED])
             raise ConfigError(
                 f"{where(key)}: a sink of kind {shared['kind']} has no key {key}.",
                 hint=f"The nearest is {closest}.",
@@ -159,6 +169,15 @@ def parse(
         source=shared["from"] or None,
         keep_ms=duration_ms(shared["keep"]) if shared["keep"] else None,
     )
+
+
+def _spelled_out(options: Mapping[str, Option], values: Mapping[str, str]) -> Mapping[str, Option]:
+    """The options with the keys that are there for those that stand for any."""
+    found = {key: option for key, option in options.items() if not key.endswith("*")}
+    for prefix in options.keys() - found.keys():
+        given = [key for key in values if key.startswith(prefix[:-1])]
+        found |= dict.fromkeys(given, options[prefix])
+    return found
 
 
 def _value(
