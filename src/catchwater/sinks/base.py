@@ -163,6 +163,10 @@ class Truth(Protocol):
         """The epochs that are kept, in order; perhaps the newest was never committed."""
         ...
 
+    def pieces(self, epoch: int) -> list[Staged] | None:
+        """What `commit` is given for the epoch; None if it is not kept."""
+        ...
+
     def rows(self, epoch: int) -> Iterator[Expected]:
         """The epoch's outputs, by shard and row."""
         ...
@@ -172,7 +176,11 @@ class Sink(Protocol):
     """The half of a sink that works on the driver, and behind `catchwater sink`."""
 
     name: str
-    truth: Truth
+
+    @property
+    def truth(self) -> Truth:
+        """What was staged for this sink."""
+        ...
 
     def stager(self) -> Stager:
         """The other half, for the tasks."""

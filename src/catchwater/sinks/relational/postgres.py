@@ -11,7 +11,7 @@ from psycopg import errors
 from catchwater.config import CatchwaterError, ConfigError
 from catchwater.sinks.base import SinkFull, SinkUnavailable, TargetDiffers
 from catchwater.sinks.relational.columns import Kind, RowUnfit
-from catchwater.sinks.relational.database import Found
+from catchwater.sinks.relational.database import Found, Transaction
 
 _CONNECT_S = 10
 _SCAN_ROWS = 5000
@@ -90,7 +90,7 @@ class PostgresDatabase:
             with connection.transaction():
                 yield PostgresTransaction(connection)
 
-    def columns(self, transaction: PostgresTransaction, table: str) -> Mapping[str, Found]:
+    def columns(self, transaction: Transaction, table: str) -> Mapping[str, Found]:
         """The columns of a table; none if there is no such table."""
         schema, _, name = table.replace('"', "").rpartition(".")
         rows = transaction.execute(_COLUMNS, [name, schema or None])

@@ -9,7 +9,7 @@ from typing import Any
 from catchwater.config import CatchwaterError
 from catchwater.sinks.base import SinkFull, SinkUnavailable, TargetDiffers
 from catchwater.sinks.relational.columns import Kind, RowUnfit
-from catchwater.sinks.relational.database import Found
+from catchwater.sinks.relational.database import Found, Transaction
 
 _BUSY_S = 5.0
 _SCAN_ROWS = 1000
@@ -70,7 +70,7 @@ class SqliteDatabase:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
 
-    def columns(self, transaction: SqliteTransaction, table: str) -> Mapping[str, Found]:
+    def columns(self, transaction: Transaction, table: str) -> Mapping[str, Found]:
         """The columns of a table; none if there is no such table."""
         rows = transaction.execute(f"PRAGMA table_info({table})")
         return {

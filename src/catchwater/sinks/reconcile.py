@@ -1,0 +1,161 @@
+"""What a sink holds against what was staged: every missing, doubled, altered or foreign row.
+
+`compare` is pure: rows as they were staged, rows as the target holds them, findings. `verify` feeds
+it, so many epochs at a time that memory stays bounded; `repair` has the sink mend what was found.
+Rows themselves are compared, not only the marks: a mark stays as it was when somebody deletes a
+row. The truth reaches back as far as `keep`; what is older is not looked at.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from catchwater.sinks.base import Expected, Fix, OutputRecord, RowId, Sink, SinkRow
+
+RANGE_ROWS = 1_000_000
+"""Rows that are compared at once: about 300 bytes each. One epoch is never divided."""
+
+Kind = Literal["missing", "doubled", "altered", "foreign"]
+
+
+class Finding(NamedTuple):
+    """One row that is not as it should be."""
+
+    kind: Kind
+    """`foreign`: the target holds a row under this identity that was never staged."""
+    id: RowId
+    key: bytes
+    """The function's key; empty where the target does not tell that of a foreign row."""
+
+
+class Report(NamedTuple):
+    """What `verify` found."""
+
+    first: int | None
+    """The oldest epoch that was compared; None: nothing is kept to compare with."""
+    last: int | None
+    rows: int
+    """Rows that should be there."""
+    findings: tuple[Finding, ...]
+
+
+class _Row(NamedTuple):
+    key: bytes
+    digest: bytes
+
+
+def compare(
+    expected: Iterable[Expected],
+    held: Iterable[SinkRow],
+    *,
+    identity: Callable[[OutputRecord], bytes | None],
+    digest: Callable[[OutputRecord], bytes],
+) -> tuple[int, list[Finding]]:
+    """How many rows should be there, and what is wrong, by epoch, shard and row.
+
+    Of rows with one identity only the last is expected: it has replaced the others.
+    """
+    wanted = _wanted(expected, identity, digest)
+    seen: dict[RowId, int] = {}
+    altered: set[RowId] = set()
+    foreign: dict[RowId, bytes] = {}
+    for row in held:
+        should = wanted.get(row.id)
+        if should is None:
+            foreign[row.id] = row.key
+            continue
+        seen[row.id] = seen.get(row.id, 0) + 1
+        if row.digest is not None and row.digest != should.digest:
+            altered.add(row.id)
+    findings = [Finding("foreign", id, key) for id, key in foreign.items()]
+    findings += [Finding("altered", id, wanted[id].key) for id in altered]
+    for id, due in wanted.items():
+        count = seen.get(id, 0)
+        if count != 1 and id not in altered:
+            findings.append(Finding("missing" if count == 0 else "doubled", id, due.key))
+    return len(wanted), sorted(findings, key=lambda finding: finding.id)
+
+
+def verify(sink: Sink, committed: int | None) -> Report:
+    """Compare the sink with its truth, up to the newest epoch that it or the ledger knows of.
+
+    Raises `RowsUnreadable` where the target cannot be asked, and `PieceDamaged` where what was
+    staged is damaged itself.
+    """
+    newest = max((e for e in (sink.last_epoch(), committed) if e is not None), default=-1)
+    epochs = [epoch for epoch in sink.truth.epochs() if epoch <= newest]
+    total = 0
+    findings: list[Finding] = []
+    for some in _ranges(sink, epochs):
+        expected = (row for epoch in some for row in sink.truth.rows(epoch))
+        held = sink.rows(some[0], some[-1])
+        rows, found = compare(expected, held, identity=sink.identity, digest=sink.digest)
+        total += rows
+        findings += found
+    return Report(
+        epochs[0] if epochs else None, epochs[-1] if epochs else None, total, tuple(findings)
+    )
+
+
+def repair(sink: Sink, report: Report) -> list[Finding]:
+    """Mend what was found; the findings that this sink cannot mend are returned.
+
+    Epochs after the sink's last mark (its target was restored from an older copy) are committed
+    again; of all others the rows alone are mended.
+    """
+    wrong = {finding.id: finding for finding in report.findings}
+    last = sink.last_epoch()
+    if last is not None and report.last is not None:
+        for epoch in range(last + 1, report.last + 1):
+            sink.commit(epoch, sink.truth.pieces(epoch) or ())
+            wrong = {id: finding for id, finding in wrong.items() if id.epoch != epoch}
+    left = sink.repair(fixes(sink, list(wrong.values())))
+    return [wrong[fix.id] for fix in left]
+
+
+def fixes(sink: Sink, findings: Sequence[Finding]) -> Iterator[Fix]:
+    """What mends these findings, epoch by epoch."""
+    by_epoch: dict[int, dict[RowId, Finding]] = {}
+    for finding in findings:
+        by_epoch.setdefault(finding.id.epoch, {})[finding.id] = finding
+    for epoch, wrong in sorted(by_epoch.items()):
+        for row in sink.truth.rows(epoch):
+            finding = wrong.get(row.id)
+            if finding is not None and finding.kind != "foreign":
+                yield Fix(row.id, row.record, finding.key)
+        yield from (
+            Fix(each.id, None, each.key) for each in wrong.values() if each.kind == "foreign"
+        )
+
+
+def _wanted(
+    expected: Iterable[Expected],
+    identity: Callable[[OutputRecord], bytes | None],
+    digest: Callable[[OutputRecord], bytes],
+) -> Mapping[RowId, _Row]:
+    wanted: dict[RowId, _Row] = {}
+    holders: dict[bytes, RowId] = {}
+    for id, record in expected:
+        name = identity(record)
+        if name is not None:
+            replaced = holders.get(name)
+            if replaced is not None:
+                del wanted[replaced]
+            holders[name] = id
+        wanted[id] = _Row(record.key, digest(record))
+    return wanted
+
+
+def _ranges(sink: Sink, epochs: Sequence[int]) -> Iterator[list[int]]:
+    """The epochs in runs of about RANGE_ROWS; all of them where rows replace each other."""
+    first = next((row.record for epoch in epochs for row in sink.truth.rows(epoch)), None)
+    bounded = first is None or sink.identity(first) is None
+    run: list[int] = []
+    rows = 0
+    for epoch in epochs:
+        run.append(epoch)
+        rows += sum(piece.records for piece in sink.truth.pieces(epoch) or ())
+        if bounded and rows >= RANGE_ROWS:
+            yield run
+            run, rows = [], 0
+    if run:
+        yield run
