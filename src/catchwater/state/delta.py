@@ -17,6 +17,7 @@ from crc32c import crc32c
 
 from catchwater.config import CatchwaterError
 from catchwater.state.entries import Changes, Entries, Table, no_changes
+from catchwater.state.roll import EMPTY, Position
 
 CHUNK_BYTES = 4 << 20
 """A snapshot chunk holds about this much before compression."""
@@ -31,17 +32,6 @@ MessageT = TypeVar("MessageT", bound=msgspec.Struct)
 
 class ShardDamaged(CatchwaterError):
     """What the checkpoint holds of a shard is broken or does not fit together."""
-
-
-class Position(msgspec.Struct, frozen=True, array_like=True):
-    """A committed state of a shard: how many epochs it has seen, and the last one's token."""
-
-    version: int
-    token: str
-
-
-EMPTY = Position(0, "")
-"""A shard that was never written."""
 
 
 class Delta(msgspec.Struct, array_like=True):

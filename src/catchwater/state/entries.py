@@ -44,6 +44,9 @@ Changes = tuple[dict[bytes, bytes | None], ...]
 class Entries(Protocol):
     """The committed entries of a shard."""
 
+    def count(self) -> int:
+        """How many entries there are, in all tables."""
+
     def get(self, table: Table, key: bytes) -> bytes | None:
         """The entry of this key, if there is one."""
 
@@ -190,6 +193,10 @@ class DictEntries:
     def __init__(self) -> None:
         self.tables: tuple[dict[bytes, bytes], ...] = tuple({} for _ in Table)
         self._order: dict[Table, list[bytes]] = {}
+
+    def count(self) -> int:
+        """How many entries there are, in all tables."""
+        return sum(map(len, self.tables))
 
     def get(self, table: Table, key: bytes) -> bytes | None:
         """The entry of this key, if there is one."""

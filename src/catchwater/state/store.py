@@ -1,60 +1,53 @@
-"""One shard's entries in an embedded ordered store (LMDB) on local disk.
+"""One shard's entries on local disk, as a cache of the state log, one committed epoch behind it.
 
-The store is a cache of what Spark's checkpoint holds, and one committed epoch behind it: the
-changes of epoch n are kept beside it and applied only when epoch n + 1 begins and says, by version
-and token, that they were committed. A failed, repeated or speculated attempt can therefore never
-leave it ahead. It is not fsynced: a store from before a restart of the operating system is
-emptied, like one of another function or shard or one that cannot be opened, and whatever is not
-exactly where Spark says is rebuilt from snapshot and deltas. Nothing else is ever trusted.
+The changes of epoch n are appended to the log, kept beside the local entries, and applied to them
+only when epoch n + 1 begins and says, by version and token, that they were committed. A failed,
+repeated or speculated attempt can therefore never leave the entries ahead. They are not fsynced:
+entries from before a restart of the operating system are emptied, like those of another function
+or shard or a file that cannot be opened. Entries that are behind are brought on by the changes
+since; whatever is not known to be on the way is rebuilt from the log. Nothing else is ever trusted.
 
 One `ShardStore` per directory and process; attempts in other processes may share the directory.
+It may stay open between epochs, but not across a fork.
 """
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import NamedTuple
 
 import lmdb
-import msgspec
 
 from catchwater.config import CatchwaterError
-from catchwater.state import delta as log
-from catchwater.state.delta import EMPTY, Position, ShardDamaged
-from catchwater.state.entries import Changes, ShardState, Table
+from catchwater.state.entries import Changes, ShardState, Table, no_changes
+from catchwater.state.frame import FrameDamaged, decode_object
+from catchwater.state.local import FORMAT, Committed, LocalEntries, Meta
+from catchwater.state.log import Logged, StateLog
+from catchwater.state.roll import EMPTY, Position
 
-_FORMAT = 1
-_FIRST_MAP_BYTES = 64 << 20
-_META = b"meta"
+_BATCH_ENTRIES = 32_768
+"""A transaction changes about so many entries: each may hold a page in memory until it ends."""
+
+_NOWHERE = Position(-1, "")
+_TRIES = 3
 
 
 class ShardStoreFailed(CatchwaterError):
     """The local store cannot be read or written: disk full, or no permission."""
 
 
-@dataclass(frozen=True)
-class Logged:
-    """What Spark's state store holds of a shard: a snapshot's chunks, and deltas, each in order.
+class _Pending(NamedTuple):
+    """The changes of the epoch last finished here, which may yet be committed."""
 
-    Deltas that the snapshot already contains are skipped. A shard without a snapshot has none of
-    its chunks.
-    """
-
-    chunks: Iterable[bytes]
-    deltas: Iterable[bytes]
+    base: Position
+    to: Position
+    changes: list[Changes]
 
 
-class _Meta(msgspec.Struct, array_like=True):
-    """What the store is a copy of; anything unexpected empties it."""
-
-    format: int
-    function: str
-    shard: str
-    boot_id: str
-    at: Position
+class _Moved(Exception):
+    """Another attempt moved the entries in the meantime."""
 
 
 def read_boot_id() -> str:
@@ -68,100 +61,79 @@ def read_boot_id() -> str:
 class ShardStore:
     """The local copy of one shard.
 
-    Invariant: the LMDB entries are exactly what the epochs up to `_meta.at` made, in one
-    transaction with it.
+    Invariant: unless its meta says that they are being moved, the local entries are exactly what
+    the epochs up to its position made, in one transaction with it.
     """
 
-    def __init__(self, directory: Path, meta: _Meta) -> None:
+    def __init__(self, directory: Path, fresh: Meta, local: LocalEntries) -> None:
         self._directory = directory
-        self._fresh = meta
-        self._env, self._meta_db, self._tables = _open_environment(directory)
+        self._fresh = fresh
+        self._local = local
+        self._log: StateLog | None = None
         self._txn: lmdb.Transaction | None = None
         self._state: ShardState | None = None
         self._at = EMPTY
-        self._pending: tuple[Position, Position, Changes] | None = None
-        """(base, to, changes) of the epoch last finished here, which may yet be committed."""
+        self._pending: _Pending | None = None
+        self.read_bytes = 0
+        """Bytes of the log that the last `begin` had to read."""
 
     @classmethod
-    def open(cls, directory: Path, function: str, shard: str, boot_id: str) -> "ShardStore":
-        """Open or make the store; one of another function, shard or boot is emptied.
+    def open(cls, directory: Path, function: str, shard: int, boot_id: str) -> "ShardStore":
+        """Open or make the store; one of another function, shard or boot is not trusted.
 
         `function` is the name that state is known by. Not its version: records know theirs, and
         an upgrade keeps the store. Raises ShardStoreFailed.
         """
-        fresh = _Meta(_FORMAT, function, shard, boot_id, EMPTY)
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            try:
-                store = cls(directory, fresh)
-            except lmdb.Error:
-                shutil.rmtree(directory)
-                directory.mkdir()
-                store = cls(directory, fresh)
+            return cls(directory, Meta(FORMAT, function, shard, boot_id), _open_local(directory))
         except (lmdb.Error, OSError) as error:
-            raise ShardStoreFailed(
-                f"The shard store {directory} cannot be opened: {error}.",
-                hint="It needs a writable local directory with free space.",
-            ) from error
-        store._empty_if_foreign()
-        return store
+            raise _cannot(directory, "opened", error) from error
 
-    def begin(self, version: int, token: str, load: Callable[[], Logged]) -> ShardState:
-        """Bring the store to what Spark says is committed, and start an epoch on it.
+    def begin(self, at: Position, log: StateLog) -> ShardState:
+        """Bring the entries to what is committed, and start an epoch on them.
 
-        A shard that was never written is at version 0 with token "". `load` is called only to
-        rebuild. Raises ShardDamaged if what it gives does not lead to this version and token.
+        Raises ShardStoreFailed; the log's errors only where the log had to be read.
         """
-        wanted = Position(version, token)
         self._end_epoch()
-        pending = self._read_pending()
-        if self._read_meta().at != wanted and pending is not None and pending[1] == wanted:
-            self._writing(lambda txn: self._apply_pending(txn, *pending))
-        if self._read_meta().at != wanted:
-            self._writing(lambda txn: self._rebuild(txn, wanted, load()))
-        self._txn = self._env.begin()
-        if _meta_in(self._txn, self._meta_db, self._fresh).at != wanted:
-            raise ShardStoreFailed(
-                f"The shard store {self._directory} was moved from version {version} by another "
-                "attempt while this one began; the task can be repeated."
-            )
-        self._at = wanted
-        self._state = ShardState(_Committed(self._txn, self._tables), version + 1)
+        before = log.read_bytes
+        try:
+            self._begin(at, log)
+        except (lmdb.Error, OSError):
+            # Nothing here is worth more than the disk it takes: begin anew, once.
+            try:
+                self._start_over()
+                self._begin(at, log)
+            except (lmdb.Error, OSError) as error:
+                raise _cannot(self._directory, "written", error) from error
+        assert self._txn is not None
+        self._at, self._log = at, log
+        self.read_bytes = log.read_bytes - before
+        self._state = ShardState(self._committed(), at.version + 1)
         return self._state
 
-    def finish(self, token: str) -> bytes:
-        """The delta of the epoch's changes, which lead to version + 1 with this fresh token.
+    def finish(self, token: str) -> Logged:
+        """Log the epoch's changes, which lead to version + 1 with this fresh token.
 
-        It is kept here too, and applied if the next `begin` says that it was committed.
+        They are kept here too, and applied if the next `begin` says that they were committed.
+        Raises what `StateLog.append` raises.
         """
-        assert self._state is not None, "finish belongs after begin"
+        assert self._state is not None and self._log is not None, "finish belongs after begin"
         to = Position(self._at.version + 1, token)
-        data = log.encode_delta(self._fresh.function, self._at, to, self._state.changes)
-        self._pending = (self._at, to, self._state.changes)
+        changes = self._state.changes
+        logged = self._log.append(self._at, to, changes, self._state.committed)
         self._state = None
-        written = self._directory / f"pending.{os.getpid()}"
-        try:
-            written.write_bytes(data)
-            written.replace(self._pending_path)
-        except OSError as error:
-            raise ShardStoreFailed(f"The delta {written} cannot be written: {error}.") from error
-        return data
-
-    def snapshot(self, *, chunk_bytes: int = log.CHUNK_BYTES) -> Iterator[bytes]:
-        """Chunks of what `begin` brought the store to; the epoch's own changes are not in it."""
-        assert self._txn is not None, "a snapshot belongs between begin and close"
-        entries = _Committed(self._txn, self._tables)
-        function = self._fresh.function
-        return log.encode_snapshot(function, self._at, entries, chunk_bytes=chunk_bytes)
+        self._pending = _Pending(self._at, to, [changes])
+        self._keep(logged.data)
+        return logged
 
     def size_bytes(self) -> int:
         """Bytes on local disk, free pages included."""
-        return int(self._env.stat()["psize"]) * (int(self._env.info()["last_pgno"]) + 1)
+        return self._local.size_bytes()
 
     def close(self) -> None:
-        """End the epoch and close the environment; the pending delta stays on disk."""
+        """End the epoch and let go of the files; may be called again."""
         self._end_epoch()
-        self._env.close()
+        self._local.close()
 
     @property
     def _pending_path(self) -> Path:
@@ -173,134 +145,153 @@ class ShardStore:
             self._txn.abort()
             self._txn = None
 
-    def _empty_if_foreign(self) -> None:
-        found, fresh = self._read_meta(), self._fresh
-        same = msgspec.structs.replace(found, at=EMPTY) == fresh
-        if not same or not fresh.boot_id:
-            self._writing(self._clear)
-            self._pending_path.unlink(missing_ok=True)
+    def _committed(self) -> Committed:
+        assert self._txn is not None
+        return Committed(self._txn, self._local.tables, self._failed)
 
-    def _read_meta(self) -> _Meta:
-        with self._env.begin() as txn:
-            return _meta_in(txn, self._meta_db, self._fresh)
+    def _failed(self, error: lmdb.Error) -> ShardStoreFailed:
+        """The entries cannot be read: leave nothing that the next attempt could trust."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+        return _cannot(self._directory, "read", error)
 
-    def _read_pending(self) -> tuple[Position, Position, Changes] | None:
-        """The changes kept here, from memory or disk; None if there are none to be trusted."""
-        if self._pending is None:
-            with suppress(OSError, ShardDamaged):
-                found = log.decode_delta(self._pending_path.read_bytes())
-                if found.function == self._fresh.function:
-                    self._pending = (found.base, found.to, tuple(found.changes))
-        pending, self._pending = self._pending, None
-        return pending
+    def _start_over(self) -> None:
+        self.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self._local = _open_local(self._directory)
 
-    def _apply_pending(
-        self, txn: lmdb.Transaction, base: Position, to: Position, changes: Changes
+    def _begin(self, wanted: Position, log: StateLog) -> None:
+        if not self._local.is_there():
+            self._local.close()
+            self._local = _open_local(self._directory)
+        for _ in range(_TRIES):
+            with suppress(_Moved):
+                self._bring_to(wanted, log)
+            txn = self._local.begin()
+            found = self._local.read_meta(txn)
+            if found is not None and (found.at, found.moving) == (wanted, None):
+                self._txn = txn
+                return
+            txn.abort()
+        raise ShardStoreFailed(
+            f"The shard store {self._directory} is moved from version {wanted.version} by other "
+            "attempts again and again; the task can be repeated."
+        )
+
+    def _bring_to(self, wanted: Position, log: StateLog) -> None:
+        """Move the entries the shortest way that is sure."""
+        with self._local.begin() as txn:
+            found = self._local.read_meta(txn)
+        if found is None or not self._is_ours(found):
+            self._move(found, wanted, log.read(wanted), anew=True)
+            return
+        if found.moving is None and found.at == wanted:
+            return
+        pending, self._pending = self._read_pending(), None
+        if found.moving is not None and found.moving[0] != wanted:
+            changes = None
+        elif pending is not None and (pending.base, pending.to) == (found.at, wanted):
+            changes = iter(pending.changes)
+        else:
+            changes = log.read_since(found.at, wanted)
+        if changes is None:
+            self._move(found, wanted, log.read(wanted), anew=True)
+        else:
+            self._move(found, wanted, changes)
+
+    def _is_ours(self, found: Meta) -> bool:
+        fresh = self._fresh
+        expected = (fresh.format, fresh.function, fresh.shard, fresh.boot_id)
+        theirs = (found.format, found.function, found.shard, found.boot_id)
+        return theirs == expected and fresh.boot_id != ""
+
+    def _move(
+        self, found: Meta | None, to: Position, changes: Iterable[Changes], *, anew: bool = False
     ) -> None:
-        if _meta_in(txn, self._meta_db, self._fresh).at == base:
-            self._apply(txn, changes)
-            self._set_position(txn, to)
+        """Apply the changes and say where that leads; in as many transactions as they need.
 
-    def _rebuild(self, txn: lmdb.Transaction, wanted: Position, logged: Logged) -> None:
-        self._clear(txn)
-        reached = EMPTY
-        for at, changes in log.restore(self._fresh.function, logged.chunks, logged.deltas):
-            self._apply(txn, changes)
-            reached = at
-        if reached != wanted:
-            raise ShardDamaged(
-                f"Shard {self._fresh.shard} of {self._fresh.function!r} is committed at version "
-                f"{wanted.version}, but its snapshot and deltas lead to version {reached.version}."
-            )
-        self._set_position(txn, wanted)
+        Until the last one the meta says that the entries are on their way, and whose doing that
+        is: applying the same changes again is harmless, mixing two ways is not.
+        """
+        mover = os.urandom(8).hex()
+        expected = found
+        batches = _batches(changes)
+        batch: Changes | None = next(batches, no_changes())
+        while batch is not None:
+            following = next(batches, None)
+            at = _NOWHERE if anew or found is None else found.at
+            meta = Meta(*_identity(self._fresh), at, (to, mover))
+            if following is None:
+                meta = Meta(*_identity(self._fresh), to)
+            self._step(expected, meta, batch, clear=anew and expected is found)
+            expected, batch = meta, following
 
-    def _apply(self, txn: lmdb.Transaction, changes: Changes) -> None:
-        for table, changed in zip(self._tables, changes, strict=True):
-            cursor = txn.cursor(table)
-            cursor.putmulti([(key, v) for key, v in changed.items() if v is not None])
-            for key, value in changed.items():
-                if value is None:
-                    txn.delete(key, db=table)
+    def _step(self, expected: Meta | None, then: Meta, batch: Changes, *, clear: bool) -> None:
+        def change(txn: lmdb.Transaction) -> None:
+            if self._local.read_meta(txn) != expected:
+                raise _Moved
+            if clear:
+                self._local.clear(txn)
+            self._local.apply(txn, batch)
+            self._local.put_meta(txn, then)
 
-    def _clear(self, txn: lmdb.Transaction) -> None:
-        for table in self._tables:
-            txn.drop(table, delete=False)
-        self._set_position(txn, EMPTY)
+        self._local.write(change)
 
-    def _set_position(self, txn: lmdb.Transaction, at: Position) -> None:
-        meta = msgspec.structs.replace(self._fresh, at=at)
-        txn.put(_META, msgspec.msgpack.encode(meta), db=self._meta_db)
+    def _keep(self, data: Iterable[bytes]) -> None:
+        """Keep the changes for whoever begins next; where that fails the log has them."""
+        written = self._directory / f"pending.{os.getpid()}"
+        try:
+            written.write_bytes(b"".join(data))
+            written.replace(self._pending_path)
+        except OSError:
+            with suppress(OSError):
+                written.unlink(missing_ok=True)
+                self._pending_path.unlink(missing_ok=True)
 
-    def _writing(self, change: Callable[[lmdb.Transaction], None]) -> None:
-        """One write transaction, tried again with a larger map as long as that is full."""
-        while True:
-            try:
-                with self._env.begin(write=True) as txn:
-                    change(txn)
-                return
-            except lmdb.MapFullError:
-                self._env.set_mapsize(2 * self._env.info()["map_size"])
-            except lmdb.Error as error:
-                raise ShardStoreFailed(
-                    f"The shard store {self._directory} cannot be written: {error}.",
-                    hint="It is only a cache: free space on the disk and start again.",
-                ) from error
-
-
-class _Committed:
-    """`state.Entries` over one read transaction."""
-
-    def __init__(self, txn: lmdb.Transaction, tables: list[Any]) -> None:
-        self._txn = txn
-        self._tables = tables
-
-    def get(self, table: Table, key: bytes) -> bytes | None:
-        """The entry of this key, if there is one."""
-        return cast(bytes | None, self._txn.get(key, db=self._tables[table]))
-
-    def get_many(self, table: Table, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        """The entries that exist among these keys."""
-        with self._txn.cursor(self._tables[table]) as cursor:
-            return dict(cast(list[tuple[bytes, bytes]], cursor.getmulti(keys)))
-
-    def scan(
-        self, table: Table, start: bytes = b"", until: bytes | None = None
-    ) -> Iterator[tuple[bytes, bytes]]:
-        """Entries in the order of their keys, from `start` and below `until`."""
-        with self._txn.cursor(self._tables[table]) as cursor:
-            if not (cursor.set_range(start) if start else cursor.first()):
-                return
-            for key, value in cast(Iterator[tuple[bytes, bytes]], cursor.iternext()):
-                if until is not None and key >= until:
-                    return
-                yield key, value
+    def _read_pending(self) -> _Pending | None:
+        """The changes kept here, from memory or disk; None if there are none to be trusted."""
+        if self._pending is not None:
+            return self._pending
+        try:
+            header, blocks = decode_object([self._pending_path.read_bytes()])
+            same = (header.function, header.shard) == (self._fresh.function, self._fresh.shard)
+            if same and header.base is not None:
+                return _Pending(header.base, header.by, list(blocks))
+        except (OSError, FrameDamaged):
+            return None
+        return None
 
 
-def _open_environment(directory: Path) -> tuple[lmdb.Environment, Any, list[Any]]:
-    data = directory / "data.mdb"
-    map_bytes = _FIRST_MAP_BYTES
-    while data.exists() and map_bytes < 2 * data.stat().st_size:
-        map_bytes *= 2
-    env = lmdb.open(
-        str(directory),
-        map_size=map_bytes,
-        max_dbs=len(Table) + 1,
-        sync=False,
-        metasync=False,
-        readahead=False,
-    )
+def _open_local(directory: Path) -> LocalEntries:
+    """Open the entries, if need be in the place of some that cannot be opened."""
+    directory.mkdir(parents=True, exist_ok=True)
     try:
-        meta = env.open_db(b"meta")
-        return env, meta, [env.open_db(table.name.lower().encode()) for table in Table]
+        return LocalEntries(directory)
     except lmdb.Error:
-        env.close()
-        raise
+        shutil.rmtree(directory)
+        directory.mkdir()
+        return LocalEntries(directory)
 
 
-def _meta_in(txn: lmdb.Transaction, meta_db: Any, fresh: _Meta) -> _Meta:
-    """What the store says it is; one that says nothing readable is nobody's."""
-    data = txn.get(_META, db=meta_db)
-    try:
-        return msgspec.msgpack.decode(data, type=_Meta) if data is not None else fresh
-    except msgspec.DecodeError:
-        return msgspec.structs.replace(fresh, format=0)
+def _identity(meta: Meta) -> tuple[int, str, int, str]:
+    return meta.format, meta.function, meta.shard, meta.boot_id
+
+
+def _batches(changes: Iterable[Changes]) -> Iterator[Changes]:
+    """The same changes in parts that a transaction can take; of one key the last one counts."""
+    batch, size = no_changes(), 0
+    for part in changes:
+        for table in Table:
+            batch[table].update(part[table])
+            size += len(part[table])
+        if size >= _BATCH_ENTRIES:
+            yield batch
+            batch, size = no_changes(), 0
+    if size:
+        yield batch
+
+
+def _cannot(directory: Path, done: str, error: Exception) -> ShardStoreFailed:
+    return ShardStoreFailed(
+        f"The shard store {directory} cannot be {done}: {error}.",
+        hint="It is only a cache, and needs a writable local directory with free space.",
+    )
