@@ -48,6 +48,9 @@ class Insider(Client):
 class Trimmer(Insider):
     """Deletes records, and pins some for a while: what is pinned stays readable."""
 
+    repeats = False
+    """The copy of a request that was refused for a pin may be carried out once the pin is gone."""
+
     def __init__(self, world: World, process: int, seed: int, place: Place) -> None:
         super().__init__(world, process, seed)
         self.place = place
