@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from random import Random  # noqa: TID251  (only its type; drawn from a clock's)
 from typing import Any, Literal
 
-from catchwater.pipeline.functions.durations import duration_ms
+from catchwater.config import duration_ms
 
 OnFailure = Literal["fail", "dead-letter", "none"]
 

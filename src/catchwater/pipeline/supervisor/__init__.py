@@ -1,0 +1,1 @@
+"""What keeps a pipeline running: a process that starts its driver, and starts it again."""

@@ -1,0 +1,267 @@
+"""The supervisor: starts a pipeline's driver, and starts it again when it fails.
+
+It does no work of its own, so there is little that could fail it: it watches a child process, and
+holds a lock so that there is one of it for a checkpoint. A failed driver is ended with all it has
+started, so that nobody waits for a lock that an orphaned JVM still holds, and the next one goes on
+from the last complete checkpoint. With a spare, the next one has its Spark session already.
+
+What is going on is in `<checkpoint>/catchwater/supervisor.json`, for `pipeline status`. SIGTERM
+and Ctrl-C are passed on to the driver; the supervisor ends as it does.
+"""
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from catchwater.clock import SYSTEM, Clock
+from catchwater.config import CatchwaterError
+from catchwater.pipeline.supervisor.drivers import DriverProcess
+from catchwater.pipeline.supervisor.restarts import Failure, Restarts
+from catchwater.pipeline.supervisor.stopping import Stop, stop_requested
+from catchwater.recovery import checkpoint
+from catchwater.recovery.ledger import FOLDER, read_json, write_whole
+from catchwater.recovery.lock import SUPERVISOR, lock
+
+_log = logging.getLogger("catchwater.supervisor")
+
+LOCK_WAIT_S = 1.0
+STOP_S = 90.0
+"""How long a driver may take to end after SIGTERM; then it is killed."""
+SPARE_WAIT_S = 60.0
+"""How long to wait with another spare after one has died."""
+_POLL_S = 0.02
+_LOOK_S = 1.0
+"""How often to look whether the driver has committed its first epoch."""
+
+
+class GivenUp(CatchwaterError):
+    """The pipeline failed too often, or in a way that another start does not mend."""
+
+
+class Supervision(msgspec.Struct, frozen=True):
+    """What a supervisor does at the moment, as it is kept."""
+
+    pid: int
+    state: str
+    """`running`, `waiting` (to start again), `stopped`, `ended` or `given up`."""
+    since_ms: int
+    driver: int | None = None
+    spare: int | None = None
+    restarts: int = 0
+    """Since this supervisor was started."""
+    restarts_in_hour: int = 0
+    last_cause: str | None = None
+    last_failed_ms: int | None = None
+
+
+class Driver(Protocol):
+    """What `Supervisor` needs of a `DriverProcess`."""
+
+    pid: int
+
+    def go(self) -> None:
+        """Give it its turn."""
+
+    def ended(self) -> Failure | None:
+        """How it ended, None while it runs."""
+
+    def stop(self) -> None:
+        """Ask it to end."""
+
+    def end(self) -> None:
+        """End it with all that it has started."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be supervised, and how."""
+
+    command: Sequence[str]
+    """Starts a driver that waits for its turn (`spare.Turn`)."""
+    checkpoint: Path
+    restarts: int
+    """Within an hour."""
+    spare: bool
+
+
+def supervise(wanted: Wanted, clock: Clock = SYSTEM) -> None:
+    """Keep the pipeline running until it ends or is stopped.
+
+    Raises `GivenUp` with the last driver's exit code, `CheckpointInUse`.
+    """
+    folder = wanted.checkpoint
+    with (
+        lock(folder, clock, name=SUPERVISOR, wait_s=LOCK_WAIT_S),
+        stop_requested() as stop,
+    ):
+        supervisor = Supervisor(
+            start=lambda: DriverProcess(wanted.command, folder, clock),
+            restarts=Restarts(wanted.restarts, clock.random),
+            committed=lambda: checkpoint.last_commit(folder),
+            tell=lambda told: write_whole(_path(folder), msgspec.json.encode(told)),
+            spare=wanted.spare,
+            stop=stop,
+            clock=clock,
+        )
+        supervisor.run()
+
+
+def read_supervision(folder: Path) -> Supervision | None:
+    """What the checkpoint's last supervisor said, None if it never had one."""
+    return read_json(_path(folder), Supervision)
+
+
+def _path(folder: Path) -> Path:
+    return folder / FOLDER / "supervisor.json"
+
+
+class Supervisor:
+    """The loop of `supervise`, over whatever drivers it is given."""
+
+    def __init__(
+        self,
+        *,
+        start: Callable[[], Driver],
+        restarts: Restarts,
+        committed: Callable[[], int],
+        tell: Callable[[Supervision], None],
+        spare: bool,
+        stop: Stop,
+        clock: Clock,
+    ) -> None:
+        self._start = start
+        self._restarts = restarts
+        self._committed = committed
+        self._tell = tell
+        self._wants_spare = spare
+        self._stop = stop
+        self._clock = clock
+        self._driver: Driver | None = None
+        self._spare: Driver | None = None
+        self._no_spare_before_s = clock.monotonic_s()
+        self._told = Supervision(os.getpid(), "running", clock.now_ms())
+
+    def run(self) -> None:
+        """Until the pipeline ends or is stopped. Raises `GivenUp`."""
+        try:
+            while True:
+                failure, progressed = self._run_driver()
+                if failure.exit_code == 0 or self._stop.requested:
+                    self._say("stopped" if self._stop.requested else "ended")
+                    break
+                wait_s = self._restarts.failed(
+                    failure, progressed=progressed, now_s=self._clock.monotonic_s()
+                )
+                self._note(failure)
+                if wait_s is None:
+                    self._say("given up")
+                    raise self._given_up(failure)
+                self._wait(failure, wait_s)
+                if self._stop.requested:
+                    self._say("stopped")
+                    break
+        finally:
+            self._end_all()
+        if failure.exit_code:
+            raise _as_error(failure, "The pipeline was stopped after it had failed: ")
+
+    def _run_driver(self) -> tuple[Failure, bool]:
+        """One driver from its turn to its end; and whether it committed an epoch."""
+        before = self._committed()
+        driver = self._driver = self._spare or self._start()
+        self._spare = None
+        driver.go()
+        self._say("running")
+        look_s = self._clock.monotonic_s() + _LOOK_S
+        while (failure := driver.ended()) is None:
+            if self._stop.requested:
+                failure = self._stopped(driver)
+                break
+            if self._wants_spare and self._clock.monotonic_s() >= look_s:
+                look_s += _LOOK_S
+                self._look_after_spare(before)
+            self._clock.pause(_POLL_S)
+        driver.end()
+        self._driver = None
+        return failure, self._committed() > before
+
+    def _stopped(self, driver: Driver) -> Failure:
+        """The driver's end after it was asked for it."""
+        driver.stop()
+        deadline_s = self._clock.monotonic_s() + STOP_S
+        while (ended := driver.ended()) is None:
+            if self._clock.monotonic_s() > deadline_s:
+                return Failure(-signal.SIGKILL, message=f"It did not stop within {STOP_S:.0f} s.")
+            self._clock.pause(_POLL_S)
+        return Failure(0) if ended.exit_code == -signal.SIGTERM else ended
+
+    def _look_after_spare(self, before: int) -> None:
+        """Start one as soon as the driver is over its own start, and another if it has died."""
+        if self._spare is not None:
+            died = self._spare.ended()
+            if died is not None:
+                _log.warning("The spare driver ended: %s", died)
+                self._spare.end()
+                self._spare = None
+                self._no_spare_before_s = self._clock.monotonic_s() + SPARE_WAIT_S
+                self._say("running")
+        elif self._clock.monotonic_s() >= self._no_spare_before_s and self._committed() > before:
+            self._spare = self._start()
+            self._say("running")
+
+    def _wait(self, failure: Failure, wait_s: float) -> None:
+        _log.warning(
+            "%s Starting it again%s (%d failures within an hour).",
+            failure,
+            f" in {wait_s:.0f} s" if wait_s else " at once",
+            self._restarts.recent,
+        )
+        if wait_s:
+            self._say("waiting")
+        until_s = self._clock.monotonic_s() + wait_s
+        while self._clock.monotonic_s() < until_s and not self._stop.requested:
+            self._clock.pause(min(_POLL_S, wait_s))
+
+    def _given_up(self, failure: Failure) -> GivenUp:
+        recent = self._restarts.recent
+        if recent == 1:
+            return _as_error(failure)
+        return _as_error(
+            failure, f"Not started again after {recent} failures within an hour; the last: "
+        )
+
+    def _note(self, failure: Failure) -> None:
+        told = self._told
+        self._told = msgspec.structs.replace(
+            told,
+            restarts=told.restarts + 1,
+            restarts_in_hour=self._restarts.recent,
+            last_cause=str(failure),
+            last_failed_ms=self._clock.now_ms(),
+        )
+
+    def _say(self, state: str) -> None:
+        told = self._told
+        since_ms = told.since_ms if state == told.state else self._clock.now_ms()
+        driver, spare = (each.pid if each else None for each in (self._driver, self._spare))
+        self._told = msgspec.structs.replace(
+            told, state=state, since_ms=since_ms, driver=driver, spare=spare
+        )
+        self._tell(self._told)
+
+    def _end_all(self) -> None:
+        for driver in (self._driver, self._spare):
+            if driver is not None:
+                driver.end()
+
+
+def _as_error(failure: Failure, what: str = "") -> GivenUp:
+    error = GivenUp(f"{what}{failure}", hint=failure.hint)
+    error.exit_code = failure.exit_code if failure.exit_code > 0 else 128 - failure.exit_code
+    return error
