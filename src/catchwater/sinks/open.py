@@ -102,9 +102,27 @@ def _open_table(config: SinkConfig, around: Surroundings, truth: Archive) -> Sin
 
 
 def _open_http(config: SinkConfig, around: Surroundings, truth: Archive) -> Sink:
-    from catchwater.sinks.http import open_http
+    from catchwater.sinks.http.endpoint import Endpoint
+    from catchwater.sinks.http.sink import HttpSink, names_of
 
-    return open_http(config, around, truth)
+    endpoint = Endpoint(
+        config.options["url"],
+        concurrency=config.number("concurrency"),
+        timeout_ms=config.milliseconds("timeout"),
+        retry_ms=config.milliseconds("retry"),
+        authorization=config.options["authorization"],
+        clock=around.clock,
+    )
+    names = names_of(config.options["url"], around.output_id)
+    return HttpSink(
+        endpoint,
+        names,
+        config,
+        truth,
+        pipeline=around.pipeline,
+        generation=around.generation,
+        clock=around.clock,
+    )
 
 
 _OPENERS: Mapping[str, Callable[[SinkConfig, Surroundings, Archive], Sink]] = {

@@ -119,9 +119,8 @@ def fixes(sink: Sink, findings: Sequence[Finding]) -> Iterator[Fix]:
         by_epoch.setdefault(finding.id.epoch, {})[finding.id] = finding
     for epoch, wrong in sorted(by_epoch.items()):
         for row in sink.truth.rows(epoch):
-            finding = wrong.get(row.id)
-            if finding is not None and finding.kind != "foreign":
-                yield Fix(row.id, row.record, finding.key)
+            if row.id in wrong and wrong[row.id].kind != "foreign":
+                yield Fix(row.id, row.record, row.record.key)
         yield from (
             Fix(each.id, None, each.key) for each in wrong.values() if each.kind == "foreign"
         )
