@@ -127,7 +127,7 @@ class Pipeline:
         path = self.write_file(trigger, **changes)
         with (self.folder / "pipeline.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [COMMAND, "pipeline", "run", str(path), "--quick"],
+                [COMMAND, "pipeline", "run", str(path), "--quick", "--no-supervise"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 

@@ -189,7 +189,7 @@ class _Demo:
                 epoch_events=self._scenario.epoch_events,
             )
         )
-        return self._start("pipeline", ["pipeline", "run", str(path), "--quick"])
+        return self._start("pipeline", ["pipeline", "run", str(path), "--quick", "--no-supervise"])
 
     def _start(self, name: str, arguments: list[str]) -> Child:
         child = Child(name, arguments, self._folder / f"{name}.log", self._clock)

@@ -17,6 +17,7 @@ import msgspec
 
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.calls.policy import Call, Policy, check
+from catchwater.pipeline.functions.policy import EventRefused
 from catchwater.state.records import from_plain, to_plain
 
 Key = tuple[str, bytes]
@@ -24,7 +25,11 @@ Key = tuple[str, bytes]
 
 
 class CallFailed(CatchwaterError):
-    """An endpoint did not answer a question, however often it was asked."""
+    """An endpoint did not answer a question, and without the answer the epoch cannot go on."""
+
+
+class AnswerMissing(EventRefused):
+    """An endpoint did not answer this event's question: the event becomes a dead letter."""
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -124,8 +129,8 @@ class Answers:
     def of(self, name: str, event: Any) -> Any:
         """The answer to this event's question, a fresh object; None if it asked none.
 
-        A failed call gives None, or raises `CallFailed`, as its `on_failure` says. LookupError if
-        there is no such call, or the question is another one than before.
+        A failed call gives None, or raises `AnswerMissing`, as its `on_failure` says. LookupError
+        if there is no such call, or the question is another one than before.
         """
         call = self._calls.get(name)
         if call is None:
@@ -143,7 +148,7 @@ class Answers:
             return call.decode_answer(outcome.answer)
         if call.policy.on_failure == "none":
             return None
-        raise CallFailed(f"The call {name!r} was not answered: {outcome.why}.")
+        raise AnswerMissing(f"The call {name!r} was not answered: {outcome.why}.")
 
 
 NO_ANSWERS = Answers({}, {})

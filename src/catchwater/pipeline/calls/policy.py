@@ -48,6 +48,13 @@ class Call:
     on_failure: OnFailure = "fail"
 
 
+SETTINGS = (
+    *(field.name for field in fields(Call) if field.name != "breaker"),
+    *(f"breaker.{field.name}" for field in fields(Breaker)),
+)
+"""What the file of a pipeline may say of a call, in `[call.NAME]`."""
+
+
 @dataclass(frozen=True)
 class BreakerPolicy:
     """A `Breaker` in milliseconds."""
@@ -94,23 +101,23 @@ def check(call: Call) -> Policy:
     )
 
 
-def override(call: Call, settings: Mapping[str, Any]) -> Call:
-    """The call with what a pipeline's file says of it, such as `timeout` or `breaker.failures`.
+def override(call: Call, settings: Mapping[str, str]) -> Call:
+    """The call with what a pipeline's file says of it, by the names in `SETTINGS`.
 
-    ValueError naming a key that there is not.
+    ValueError naming what it does not know.
     """
-    known = [*_names(Call), *(f"breaker.{name}" for name in _names(Breaker))]
-    for key in settings:
-        if key not in known or key == "breaker":
-            raise ValueError(f"there is no {key}; there are {', '.join(known)}")
-    below = {k.removeprefix("breaker."): v for k, v in settings.items() if "." in k}
-    own = {k: v for k, v in settings.items() if "." not in k}
+    own: dict[str, Any] = {}
+    below: dict[str, Any] = {}
+    for key, text in settings.items():
+        if key not in SETTINGS:
+            raise ValueError(f"there is no {key}; there are {', '.join(SETTINGS)}")
+        value = int(text) if text.isdigit() else text
+        if key.startswith("breaker."):
+            below[key.removeprefix("breaker.")] = value
+        else:
+            own[key] = value
     breaker = replace(call.breaker or Breaker(), **below) if below else call.breaker
     return replace(call, **own, breaker=breaker)
-
-
-def _names(declared: type) -> list[str]:
-    return [field.name for field in fields(declared)]
 
 
 def _breaker(breaker: Breaker) -> BreakerPolicy:

@@ -11,6 +11,8 @@ from collections import deque
 from dataclasses import dataclass
 from random import Random  # noqa: TID251  (only its type; drawn from a clock's)
 
+RESTARTS = 10
+"""Within an hour, where the pipeline's file names no other number."""
 HOUR_S = 3600.0
 LONGEST_WAIT_S = 60.0
 JITTER = 0.2
@@ -18,8 +20,8 @@ JITTER = 0.2
 NOT_MENDED_EXIT_CODES = (2, 5)
 NOT_MENDED = frozenset({"CheckpointInUse", "CodeChanged", "JavaMissing", "SparkMissing"})
 """Kinds of errors that stay however often one tries."""
-POISON = "PoisonRecord"
-"""The kind of a record that the function cannot handle, where the policy is to fail."""
+POISON = frozenset({"EventFailed", "PoisonLimitReached"})
+"""Kinds of errors that the input is to blame for."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Restarts:
             return None
         if self.recent > self._limit:
             return None
-        if failure.kind == POISON:
+        if failure.kind in POISON:
             if self._poisoned and not progressed:
                 return None
             self._poisoned = True

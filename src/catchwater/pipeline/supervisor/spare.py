@@ -40,9 +40,10 @@ class Turn:
         self._come = threading.Event()
         threading.Thread(target=self._listen, name="supervisor", daemon=True).start()
 
-    def wait(self) -> None:
-        """Block until the supervisor says go."""
-        self._come.wait()
+    @property
+    def come(self) -> bool:
+        """Whether the supervisor has said go."""
+        return self._come.is_set()
 
     def _listen(self) -> None:
         while os.read(self._descriptor, len(GO)):

@@ -7,8 +7,8 @@ import pytest
 
 from catchwater.pipeline.calls.answers import (
     NO_ANSWERS,
+    AnswerMissing,
     Answers,
-    CallFailed,
     Outcome,
     bind,
     check_calls,
@@ -69,7 +69,7 @@ def test_a_failed_call_goes_by_its_policy():
     event = Event("down", 200)
     assert answers_to([event], Call(on_failure="none")).of("score", event) is None
     dead = answers_to([event], Call(on_failure="dead-letter"))
-    with pytest.raises(CallFailed, match="was not answered: ConnectionError: no route"):
+    with pytest.raises(AnswerMissing, match="was not answered: ConnectionError: no route"):
         dead.of("score", event)
 
 

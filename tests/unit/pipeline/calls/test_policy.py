@@ -45,10 +45,10 @@ def test_waits_double_up_to_a_limit_give_or_take_a_fifth():
 
 
 def test_a_file_says_some_of_it_otherwise():
-    call = override(Call(), {"timeout": "9s", "breaker.failures": 2})
+    call = override(Call(), {"timeout": "9s", "breaker.failures": "2"})
     assert call == Call(timeout="9s", breaker=Breaker(failures=2))
-    assert override(Call(breaker=None), {"attempts": 1}).breaker is None
+    assert override(Call(breaker=None), {"attempts": "1"}).breaker is None
     assert override(Call(breaker=None), {"breaker.within": "1s"}).breaker == Breaker(within="1s")
     for key in ("retries", "breaker", "breaker.size"):
         with pytest.raises(ValueError, match=f"there is no {key}; there are timeout, "):
-            override(Call(), {key: 1})
+            override(Call(), {key: "1"})

@@ -16,8 +16,11 @@ from catchwater.pipeline.supervisor.restarts import Failure
 
 WAITS = """
 import sys
+from catchwater.clock import SYSTEM
 from catchwater.pipeline.supervisor.spare import Turn
-Turn().wait()
+turn = Turn()
+while not turn.come:
+    SYSTEM.pause(0.005)
 print("my turn", flush=True)
 sys.stdout.close()
 {then}

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from catchwater.pipeline.supervisor.restarts import HOUR_S, POISON, Failure, Restarts
+from catchwater.pipeline.supervisor.restarts import HOUR_S, Failure, Restarts
 
 KILLED = Failure(-9)
 
@@ -44,7 +44,7 @@ def test_what_a_start_does_not_mend_is_not_tried_again(failure: Failure):
 
 
 def test_poison_is_tried_once_more_and_again_after_progress():
-    restarts, poison = Restarts(99, Random(1)), Failure(1, POISON, "a record")
+    restarts, poison = Restarts(99, Random(1)), Failure(1, "EventFailed", "a record")
     assert restarts.failed(poison, progressed=True, now_s=0) == 0
     assert restarts.failed(poison, progressed=False, now_s=1) is None
     assert restarts.failed(poison, progressed=True, now_s=2) == 0
