@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
@@ -32,6 +32,7 @@ from catchwater.objects.base import (
     StoreFull,
     StoreUnavailable,
 )
+from catchwater.objects.open import open_store
 from catchwater.recovery.ledger import SinkEpoch
 from catchwater.sinks.base import (
     Expected,
@@ -44,9 +45,13 @@ from catchwater.sinks.base import (
     Staged,
     epoch_checksum,
 )
+from catchwater.sinks.config import SinkConfig
 from catchwater.sinks.lake.columns import ROW_ID, Columns
 from catchwater.sinks.marks import Mark, Marks, decode_marks
 from catchwater.sinks.staged import Archive, StagedFile
+
+if TYPE_CHECKING:
+    from catchwater.sinks.open import Surroundings
 
 MARKS_KEY = "_catchwater/marks.json"
 
@@ -90,13 +95,16 @@ class ParquetSink:
         records = sum(piece.records for piece in pieces)
         mark = Mark(epoch, self._generation, records, epoch_checksum(pieces))
         with self._target():
-            marks = self._marks()
-            found = marks.admit(mark)
+            found = self._marks().admit(mark)
             if found is None:
                 self.truth.record(epoch, pieces, self._clock.now_ms())
                 if records:
-                    self._create(marks, mark, self._columns.table(self.truth.rows(epoch)))
-                self._keep(marks.written(mark, self._oldest))
+                    self._create(mark, self._columns.table(self.truth.rows(epoch)))
+                # Looked at again, as late as possible: writing took time, and another driver of
+                # the pipeline may have gone on meanwhile.
+                marks = self._marks()
+                if marks.admit(mark) is None:
+                    self._keep(marks.written(mark, self._oldest))
         return (found or mark).sink_epoch(self._store.url())
 
     def last_epoch(self) -> int | None:
@@ -114,7 +122,8 @@ class ParquetSink:
             for epoch in sorted({*gone, *stray}, reverse=True):
                 if epoch > after and self._generation_of(epoch) < self._generation:
                     self._store.delete(_key(epoch))
-            self.truth.withdraw(after)
+            if marks.newest is None or marks.newest <= after:
+                self.truth.withdraw(after)  # nothing there is this generation's own
 
     def identity(self, record: OutputRecord) -> None:
         """Files are only added to."""
@@ -170,9 +179,9 @@ class ParquetSink:
         if table is not None:
             self._columns.check(table.schema, f"the files at {self._store.url()}")
 
-    def _create(self, marks: Marks, mark: Mark, table: Any) -> None:
+    def _create(self, mark: Mark, table: Any) -> None:
         """Store the epoch's file, or know the one that is there."""
-        data, key = _encode(table, _footer(marks, mark)), _key(mark.epoch)
+        data, key = _encode(table, _footer(self._nothing, mark)), _key(mark.epoch)
         try:
             self._store.put_if_absent(key, [data])
             return
@@ -259,6 +268,22 @@ class ParquetSink:
             raise SinkUnavailable(str(error), hint=error.hint) from error
         except StoreFull as error:
             raise SinkFull(str(error), hint=error.hint) from error
+
+
+def open_parquet(config: SinkConfig, around: "Surroundings", truth: Archive) -> ParquetSink:
+    """The sink of a section; `url` is a store's URL, or a path beside the pipeline's file."""
+    url = config.options["url"]
+    if "://" not in url:
+        url = (around.folder / url).absolute().as_uri()
+    return ParquetSink(
+        open_store(url, around.clock),
+        Columns(around.output_type),
+        truth,
+        pipeline=around.pipeline,
+        name=config.name,
+        generation=around.generation,
+        clock=around.clock,
+    )
 
 
 def _key(epoch: int) -> str:

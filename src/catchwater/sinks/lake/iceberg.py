@@ -1,0 +1,348 @@
+"""Outputs as rows of an Iceberg table: an epoch is one snapshot, and its mark goes with it.
+
+The driver writes all that an epoch's tasks have staged as one Parquet file (one a partition, where
+the table has partitions) and commits it with the table property `catchwater.marks` in one change of
+the table's metadata; the snapshot's summary says the same of its epoch, for people. An epoch
+without outputs only changes the property. Properties outlive the expiry of snapshots.
+
+The catalog compares and swaps: a commit that meets another one fails, the table is loaded anew, the
+mark is looked at, and only then is it tried again. That also answers for a commit whose reply was
+lost. Relies on pyiceberg (the extra `iceberg`). Compaction and the expiry of snapshots are left to
+those who own the table.
+"""
+
+import errno
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchTableError,
+    RESTError,
+    ValidationError,
+)
+from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.table import Table
+from sqlalchemy.exc import OperationalError
+
+from catchwater.clock import SYSTEM, Clock
+from catchwater.config import ConfigError
+from catchwater.recovery.ledger import SinkEpoch
+from catchwater.sinks.base import (
+    Expected,
+    Fix,
+    OutputRecord,
+    RowId,
+    SinkFull,
+    SinkRow,
+    SinkUnavailable,
+    Staged,
+    TargetDiffers,
+    epoch_checksum,
+)
+from catchwater.sinks.config import SinkConfig
+from catchwater.sinks.lake.columns import ROW_ID, Columns
+from catchwater.sinks.marks import Mark, Marks, decode_marks
+from catchwater.sinks.patience import patiently
+from catchwater.sinks.staged import Archive, StagedFile
+
+if TYPE_CHECKING:
+    from catchwater.sinks.open import Surroundings
+
+MARKS_PROPERTY = "catchwater.marks"
+
+_EPOCH = ROW_ID[0]
+_NEW_TABLE = {
+    "commit.manifest-merge.enabled": "true",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "100",
+}
+"""An epoch adds a file and a version of the metadata: neither list may grow for ever."""
+
+T = TypeVar("T")
+
+
+class IcebergSink:
+    """See `base.Sink`."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        table: str,
+        columns: Columns,
+        truth: Archive,
+        *,
+        pipeline: str,
+        name: str,
+        generation: int = 0,
+        retry_ms: int = 60_000,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        """Create the table, or add what columns it lacks.
+
+        Raises `TargetTaken`, and `TargetDiffers` where it cannot take the outputs.
+        """
+        self.name = name
+        self.truth = truth
+        self._catalog = catalog
+        self._table = table
+        self._columns = columns
+        self._nothing = Marks(pipeline, name, generation)
+        self._generation = generation
+        self._retry_ms = retry_ms
+        self._clock = clock
+        self._oldest = 0
+        self._patiently(self._prepare)
+
+    def stager(self) -> StagedFile:
+        """What the tasks stage with."""
+        return self.truth.stager()
+
+    def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:
+        """Add the epoch's rows in one snapshot, once."""
+        pieces = sorted(staged, key=lambda piece: piece.shard)
+        records = sum(piece.records for piece in pieces)
+        mark = Mark(epoch, self._generation, records, epoch_checksum(pieces))
+        found = self._patiently(lambda: self._commit(mark, pieces))
+        return found.sink_epoch(self._table)
+
+    def last_epoch(self) -> int | None:
+        """The newest epoch that the table's property knows."""
+        return self._patiently(lambda: self._marks(self._load()).newest)
+
+    def withdraw(self, after: int) -> None:
+        """Delete the rows of epochs after this one, once for each generation."""
+        if self._patiently(lambda: self._withdraw(after)):
+            self.truth.withdraw(after)
+
+    def identity(self, record: OutputRecord) -> None:
+        """The table is only added to."""
+        return None
+
+    def digest(self, record: OutputRecord) -> bytes:
+        """Of the record's columns."""
+        return self._columns.digest(record)
+
+    def rows(self, first: int, last: int) -> Iterator[SinkRow]:
+        """What the table holds; a data file that cannot be read holds nothing."""
+        with self._named():
+            table = self._load()
+            where = f"{_EPOCH} >= {first} and {_EPOCH} <= {last}"
+            for found in self._read(table, where):
+                yield from self._columns.rows_of(found)
+
+    def repair(self, fixes: Iterable[Fix]) -> list[Fix]:
+        """Overwrite each epoch, with these rows as they should be."""
+        by_epoch: dict[int, dict[RowId, Fix]] = defaultdict(dict)
+        for fix in fixes:
+            by_epoch[fix.id.epoch][fix.id] = fix
+        for epoch, wanted in sorted(by_epoch.items()):
+            self._patiently(lambda e=epoch, w=wanted: self._mend(e, w))  # type: ignore[misc]
+        return []
+
+    def sweep(self, oldest: int, now_ms: int) -> None:
+        """Forget marks and staged pieces before this epoch."""
+        self._oldest = oldest
+        self.truth.sweep(oldest, now_ms)
+
+    def close(self) -> None:
+        """Give the catalog's connections back."""
+        self._catalog.close()
+
+    def _prepare(self) -> None:
+        try:
+            table = self._catalog.load_table(self._table)
+        except NoSuchTableError:
+            self._catalog.create_namespace_if_not_exists(self._table.rpartition(".")[0])
+            table = self._catalog.create_table_if_not_exists(
+                self._table, self._columns.schema, properties=_NEW_TABLE
+            )
+        self._marks(table)
+        self._fit(table)
+
+    def _fit(self, table: Table) -> None:
+        """Add the columns that the table lacks; refuse what it cannot take."""
+        extra = [
+            field.name
+            for field in table.schema().fields
+            if field.required and field.name not in self._columns.schema.names
+        ]
+        if extra:
+            raise TargetDiffers(
+                f"The table {self._table} requires the column {extra[0]}, which is no field of "
+                "the output.",
+                hint="Make the column optional, or write to another table.",
+            )
+        try:
+            with table.update_schema() as update:
+                update.union_by_name(self._columns.schema)
+        except (ValidationError, ValueError) as error:
+            raise TargetDiffers(
+                f"The table {self._table} cannot take the outputs: {error}.",
+                hint="Give the output's field another name, or write to another table.",
+            ) from error
+
+    def _load(self) -> Table:
+        """The table as it is now, in whose transactions nothing is tried twice.
+
+        pyiceberg would answer a conflict by adding the same files to whatever is there by then; it
+        must not, before the mark was looked at. Only this copy of the metadata says so.
+        """
+        table = self._catalog.load_table(self._table)
+        table.metadata.properties["commit.retry.num-retries"] = "0"
+        return table
+
+    def _marks(self, table: Table) -> Marks:
+        kept = table.properties.get(MARKS_PROPERTY)
+        if kept is None:
+            return self._nothing
+        found = decode_marks(kept, f"the table {self._table}")
+        found.owned_by(self._nothing, f"The table {self._table}")
+        return found
+
+    def _commit(self, mark: Mark, pieces: list[Staged]) -> Mark:
+        table = self._load()
+        marks = self._marks(table)
+        found = marks.admit(mark)
+        if found is not None:
+            return found
+        self.truth.record(mark.epoch, pieces, self._clock.now_ms())
+        with table.transaction() as change:
+            if mark.records:
+                rows = self._columns.table(self.truth.rows(mark.epoch))
+                change.append(rows, snapshot_properties=self._summary(mark))
+            kept = marks.written(mark, self._oldest).encode().decode()
+            change.set_properties({MARKS_PROPERTY: kept})
+        return mark
+
+    def _withdraw(self, after: int) -> bool:
+        table = self._load()
+        before = self._marks(table)
+        marks, _ = before.withdrawn(after, self._generation)
+        if before.generation == self._generation:
+            return False  # what is there now is this generation's own
+        with table.transaction() as change:
+            where = f"{_EPOCH} > {after}"
+            if any(True for _ in table.scan(row_filter=where).plan_files()):
+                summary = {"catchwater.withdrawn-after": str(after)}
+                change.delete(where, snapshot_properties=summary)
+            change.set_properties({MARKS_PROPERTY: marks.encode().decode()})
+        return True
+
+    def _mend(self, epoch: int, fixes: Mapping[RowId, Fix]) -> None:
+        table = self._load()
+        where = f"{_EPOCH} = {epoch}"
+        added = self._columns.table(
+            Expected(fix.id, fix.record) for fix in fixes.values() if fix.record is not None
+        )
+        tables = [added]
+        for found in self._read(table, where):
+            keep = [row.id not in fixes for row in self._columns.rows_of(found)]
+            tables.append(found.filter(pa.array(keep, pa.bool_())).cast(added.schema))
+        merged = pa.concat_tables(tables).sort_by([(name, "ascending") for name in ROW_ID])
+        summary = {"catchwater.repaired-epoch": str(epoch)}
+        with table.transaction() as change:
+            if any(True for _ in table.scan(row_filter=where).plan_files()):
+                change.delete(where, snapshot_properties=summary)
+            if merged.num_rows:
+                change.append(merged, snapshot_properties=summary)
+
+    def _read(self, table: Table, where: str) -> Iterator[Any]:
+        """The rows of each data file that has some of these, in our columns."""
+        names = [name for name in self._columns.schema.names if name in table.schema().column_names]
+        scan = table.scan(row_filter=where, selected_fields=tuple(names))
+        for task in scan.plan_files():
+            reader = ArrowScan(table.metadata, table.io, scan.projection(), scan.row_filter)
+            try:
+                yield reader.to_table([task])
+            except (OSError, pa.ArrowInvalid):
+                continue
+
+    def _summary(self, mark: Mark) -> dict[str, str]:
+        said = {
+            "pipeline": self._nothing.pipeline,
+            "sink": self.name,
+            "generation": str(mark.generation),
+            "epoch": str(mark.epoch),
+            "records": str(mark.records),
+            "checksum": mark.checksum,
+        }
+        return {f"catchwater.{name}": value for name, value in said.items()}
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        def named() -> T:
+            with self._named():
+                return call()
+
+        return patiently(named, self._clock, self._retry_ms)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Turn what the catalog and the files raise into our errors."""
+        try:
+            yield
+        except CommitFailedException as error:
+            raise SinkUnavailable(
+                f"Another writer changed the table {self._table} at the same time: {error}."
+            ) from error
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise SinkFull(
+                    f"The table {self._table} cannot grow: {error}.",
+                    hint="Free some space and start the pipeline again; the epoch runs again.",
+                ) from error
+            raise self._away(error) from error
+        except (RESTError, OperationalError) as error:
+            raise self._away(error) from error
+
+    def _away(self, error: Exception) -> SinkUnavailable:
+        return SinkUnavailable(f"The table {self._table} is out of reach: {error}.")
+
+
+def open_iceberg(config: SinkConfig, around: "Surroundings", truth: Archive) -> IcebergSink:
+    """The sink of a section: `catalog.*` are pyiceberg's properties of a catalog.
+
+    Without any, the catalog is a SQLite file in the warehouse, a folder beside the pipeline's file.
+    """
+    if "." not in config.options["table"]:
+        raise ConfigError(
+            f"table = {config.options['table']!r} in [sink.{config.name}] names no namespace.",
+            hint='Write table = "namespace.table".',
+        )
+    return IcebergSink(
+        load_catalog(**_catalog_properties(config, around)),
+        config.options["table"],
+        Columns(around.output_type),
+        truth,
+        pipeline=around.pipeline,
+        name=config.name,
+        generation=around.generation,
+        retry_ms=config.milliseconds("retry"),
+        clock=around.clock,
+    )
+
+
+def _catalog_properties(config: SinkConfig, around: "Surroundings") -> dict[str, str | None]:
+    prefix = "catalog."
+    given: dict[str, str | None] = {
+        key.removeprefix(prefix): value
+        for key, value in config.options.items()
+        if key.startswith(prefix)
+    }
+    warehouse = config.options["warehouse"]
+    if warehouse and "://" not in warehouse:
+        folder = (around.folder / warehouse).absolute()
+        warehouse = folder.as_uri()
+        if "uri" not in given:
+            folder.mkdir(parents=True, exist_ok=True)
+            given |= {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db"}
+    if not given:
+        raise ConfigError(
+            f"The sink {config.name!r} names no catalog.",
+            hint='Set catalog.uri and what else pyiceberg needs, or warehouse = "folder".',
+        )
+    return given | ({"warehouse": warehouse} if warehouse else {})
