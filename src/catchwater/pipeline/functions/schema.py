@@ -148,8 +148,9 @@ _Record = (
 
 
 def _record(found: _Record, shapes: dict[str, Shape]) -> Kind:
-    # Numbered, for two classes may share a name; a class that holds itself is met again here.
+    # Of a generic class with its arguments; a class that holds itself is met again here.
     label = f"{found.cls.__module__}:{found.cls.__qualname__}"
+    label += "".join(f"[{_label(each)}]" for each in typing.get_args(found.cls))
     if label in shapes:
         return Kind("record", record=label)
     shapes[label] = Shape([])
@@ -163,10 +164,14 @@ def _record(found: _Record, shapes: dict[str, Shape]) -> Kind:
         array=bool(struct and struct.array_like) or isinstance(found, inspect.NamedTupleType),
         closed=bool(struct and struct.forbid_unknown_fields)
         or isinstance(found, inspect.NamedTupleType),
-        omits=bool(struct and struct.cls.__struct_config__.omit_defaults),
+        omits=bool(struct and _class(struct).__struct_config__.omit_defaults),
         tag=f"{struct.tag_field}={struct.tag!r}" if struct and struct.tag is not None else "",
     )
     return Kind("record", record=label)
+
+
+def _class(struct: inspect.StructType) -> type[msgspec.Struct]:
+    return typing.get_origin(struct.cls) or struct.cls
 
 
 def _custom(declared: Any, shapes: dict[str, Shape]) -> Kind:
