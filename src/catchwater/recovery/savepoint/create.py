@@ -1,0 +1,212 @@
+"""Taking a savepoint: of a pipeline that runs, or of one that has stopped, without Spark.
+
+The objects of a state log never change, so copying them is all there is to do. The epoch is held
+meanwhile, that the pipeline does not sweep them away; the log is pinned before anything is copied,
+that what a restore replays cannot go; `savepoint.json` comes last, that nobody sees a part.
+
+Killed anywhere, it leaves the checkpoint as it was, perhaps a pin and some invisible objects: make
+it again under the same name, or delete that.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from catchwater.clock import SYSTEM, Clock
+from catchwater.config import CatchwaterError
+from catchwater.objects.base import ObjectExists, ObjectMissing, ObjectStore
+from catchwater.objects.open import open_store
+from catchwater.recovery import checkpoint as checkpoints
+from catchwater.recovery.home import home_of, state_folder
+from catchwater.recovery.ledger import FOLDER, EpochEntry, Ledger, SourceOffset, read_json
+from catchwater.recovery.restore import NoSuchCheckpoint
+from catchwater.recovery.savepoint.format import FILE, Savepoint, StoredObject, check_name, encode
+from catchwater.recovery.savepoint.hold import hold
+from catchwater.recovery.savepoint.storage import Shelf
+from catchwater.state.log import ShardDamaged, StateLog
+
+COPIERS = 4
+"""Objects that are copied at a time."""
+
+_ATTEMPTS = 3
+
+Progress = Callable[[int, int], None]
+"""Told of objects done, and of how many there are."""
+
+Pinning = Callable[[str, SourceOffset], str]
+"""Pins the log for a savepoint of this name; the pin's id, or nothing if the log has no pins."""
+
+
+class SavepointExists(CatchwaterError):
+    """There is a savepoint of this name already."""
+
+    exit_code = 2
+
+
+class NothingToSave(CatchwaterError):
+    """The checkpoint has no committed epoch yet."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint, as it is read for a savepoint."""
+
+    checkpoint: Path
+    store: ObjectStore
+    pipeline: str
+    functions: list[str]
+    shards: int
+
+    @classmethod
+    def at(cls, checkpoint: Path, clock: Clock = SYSTEM) -> "Source":
+        """The checkpoint in this folder. Raises `NothingToSave`, `LedgerDamaged`."""
+        bound = read_json(checkpoint / FOLDER / "pipeline.json", _Bound)
+        if bound is None:
+            raise NothingToSave(f"{checkpoint} is no pipeline's checkpoint.")
+        store = open_store(home_of(checkpoint), clock)
+        return cls(checkpoint, store, bound.pipeline, bound.functions, bound.shards)
+
+    def entry(self, epoch: int | None) -> EpochEntry:
+        """A committed epoch, the last one if none is named.
+
+        Raises `NothingToSave`, `NoSuchCheckpoint`.
+        """
+        committed = [each.epoch for each in checkpoints.read(self.checkpoint).committed]
+        if not committed:
+            raise NothingToSave(f"{self.checkpoint} has no committed epoch yet.")
+        chosen = committed[-1] if epoch is None else epoch
+        found = Ledger(self.checkpoint).read(chosen) if chosen in committed else None
+        if found is None:
+            there = ", ".join(map(str, committed))
+            raise NoSuchCheckpoint(
+                f"{self.checkpoint} has no checkpoint {chosen}; there are: {there}."
+            )
+        return found
+
+    def log(self, stage: int, shard: int) -> StateLog:
+        """The state log of one shard of one function."""
+        return state_log(self.store, "", self.functions[stage], shard)
+
+
+class _Bound(msgspec.Struct, frozen=True):
+    """What is needed of `pipeline.json`."""
+
+    pipeline: str
+    functions: list[str]
+    shards: int
+
+
+def state_log(store: ObjectStore, below: str, function: str, shard: int) -> StateLog:
+    """The state log of a shard in a checkpoint's store (`below` empty) or in a savepoint."""
+    folder = state_folder(function)
+    return StateLog(store, f"{below}/{folder}" if below else folder, function, shard)
+
+
+def create(
+    source: Source,
+    shelf: Shelf,
+    name: str,
+    *,
+    epoch: int | None = None,
+    pin: Pinning | None = None,
+    clock: Clock = SYSTEM,
+    progress: Progress | None = None,
+) -> Savepoint:
+    """Take a savepoint of the last committed epoch, or of another one that is kept.
+
+    Raises `SavepointExists`, `NothingToSave`, `NoSuchCheckpoint`, `ShardDamaged`, `StoreError`.
+    """
+    if shelf.exists(check_name(name)):
+        raise SavepointExists(
+            f"There is a savepoint {name!r} at {shelf.store.url()} already.",
+            hint="Give another name, or delete that one first.",
+        )
+    for left in reversed(range(_ATTEMPTS)):
+        entry = source.entry(epoch)
+        with hold(source.checkpoint, entry.epoch, clock):
+            try:
+                made = _describe(source, name, source.entry(entry.epoch), clock)
+                pinned = pin(name, entry.end) if pin else ""
+                objects = _copy(source, shelf, name, entry, progress)
+            except (ShardDamaged, ObjectMissing, NoSuchCheckpoint):
+                # It was swept before it was held: a newer one is there by now, if any may do.
+                if epoch is not None or not left or source.entry(None).epoch == entry.epoch:
+                    raise
+                continue
+            made = msgspec.structs.replace(made, objects=objects, pin=pinned)
+            try:
+                shelf.store.put_if_absent(f"{name}/{FILE}", [encode(made)])
+            except ObjectExists as error:
+                raise SavepointExists(f"Another savepoint {name!r} was made meanwhile.") from error
+            return made
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _describe(source: Source, name: str, entry: EpochEntry, clock: Clock) -> Savepoint:
+    folder = source.checkpoint / FOLDER
+    return Savepoint(
+        name=name,
+        pipeline=source.pipeline,
+        created_ms=clock.now_ms(),
+        catchwater=version("catchwater"),
+        functions=source.functions,
+        shards=source.shards,
+        entry=entry,
+        beginning=Ledger(source.checkpoint).beginning(),
+        identity=_json(folder / "pipeline.json") or {},
+        versions=_json(folder / "versions.json") or {},
+        contract=_json(folder / "contracts" / f"{entry.epoch}.json"),
+        objects=[],
+    )
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    found: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+    return found
+
+
+def _copy(
+    source: Source, shelf: Shelf, name: str, entry: EpochEntry, progress: Progress | None
+) -> list[StoredObject]:
+    keys = dict.fromkeys(state_keys(source, entry))
+    codes = sorted((source.checkpoint / FOLDER / "code").glob("*.py"))
+    total, copied = len(keys) + len(codes), []
+
+    def state(key: str) -> StoredObject:
+        return keep(shelf.store, name, key, source.store.get(key))
+
+    def code(path: Path) -> StoredObject:
+        return keep(shelf.store, name, f"code/{path.name}", path.read_bytes())
+
+    with ThreadPoolExecutor(COPIERS) as pool:
+        futures = [pool.submit(state, key) for key in keys]
+        futures += [pool.submit(code, path) for path in codes]
+        try:
+            for future in futures:
+                copied.append(future.result())
+                if progress:
+                    progress(len(copied), total)
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return copied
+
+
+def state_keys(source: Source, entry: EpochEntry) -> Iterator[str]:
+    """The state objects that an epoch needs. Raises `ShardDamaged`."""
+    for stage in range(len(source.functions)):
+        for shard, at in sorted(entry.positions(stage).items()):
+            yield from source.log(stage, shard).objects_of(at)
+
+
+def keep(store: ObjectStore, name: str, key: str, data: bytes) -> StoredObject:
+    """Put an object into a savepoint."""
+    store.put(f"{name}/{key}", [data])
+    return StoredObject(key, len(data), hashlib.sha256(data).hexdigest())

@@ -1,0 +1,115 @@
+"""A savepoint as one file that can be carried anywhere, and back.
+
+The file is an uncompressed tar (its objects are compressed already), `savepoint.json` first, so
+that whoever reads it knows what must follow. Nothing is taken from it by its own names: an object
+is taken if `savepoint.json` names it, and has the size and the checksum that it says.
+"""
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+from catchwater.config import CatchwaterError
+from catchwater.objects.base import ObjectExists, StoreError
+from catchwater.recovery.ledger import sync_folder
+from catchwater.recovery.savepoint.create import Progress, SavepointExists, keep
+from catchwater.recovery.savepoint.format import (
+    FILE,
+    LARGEST_FILE_BYTES,
+    Savepoint,
+    SavepointDamaged,
+    decode,
+    encode,
+)
+from catchwater.recovery.savepoint.storage import Shelf
+from catchwater.recovery.savepoint.verify import read_whole
+
+
+class FileExists(CatchwaterError):
+    """There is a file of this name already."""
+
+    exit_code = 2
+
+
+def export_file(shelf: Shelf, name: str, path: Path, progress: Progress | None = None) -> int:
+    """Write a savepoint into a new file, whole or not at all; its size in bytes.
+
+    Raises `FileExists`, `NoSuchSavepoint`, `SavepointDamaged`, `StoreError`.
+    """
+    if path.exists():
+        raise FileExists(f"{path} exists already.", hint="Name another file.")
+    savepoint = shelf.read(name)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with fresh.open("xb") as file, tarfile.open(fileobj=file, mode="w") as tar:
+            _add(tar, savepoint, FILE, encode(savepoint))
+            for number, each in enumerate(savepoint.objects, 1):
+                try:
+                    _add(tar, savepoint, each.key, read_whole(shelf.store, name, each))
+                except (StoreError, ValueError) as error:
+                    raise SavepointDamaged(
+                        f"{shelf.store.url(f'{name}/{each.key}')} cannot be read: {error}."
+                    ) from error
+                if progress:
+                    progress(number, len(savepoint.objects))
+            tar.close()
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+        sync_folder(path.parent)
+    finally:
+        fresh.unlink(missing_ok=True)
+    return path.stat().st_size
+
+
+def import_file(shelf: Shelf, path: Path, progress: Progress | None = None) -> Savepoint:
+    """Put a savepoint from a file onto a shelf, complete or invisible.
+
+    Its pin stays with the log that it was made on, if it is there still. Raises `SavepointExists`,
+    `SavepointDamaged` naming what is wrong with the file.
+    """
+    try:
+        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            return _take(shelf, path, tar, progress)
+    except tarfile.TarError as error:
+        raise SavepointDamaged(f"{path} is no exported savepoint: {error}.") from error
+
+
+def _take(shelf: Shelf, path: Path, tar: tarfile.TarFile, progress: Progress | None) -> Savepoint:
+    first = tar.next()
+    if first is None or first.name.rpartition("/")[2] != FILE or first.size > LARGEST_FILE_BYTES:
+        raise SavepointDamaged(f"{path} is no exported savepoint: {FILE} does not come first.")
+    savepoint = decode(_bytes(tar, first), str(path))
+    if shelf.exists(savepoint.name):
+        raise SavepointExists(f"There is a savepoint {savepoint.name!r} there already.")
+    expected = {f"{savepoint.name}/{each.key}": each for each in savepoint.objects}
+    total = len(expected)
+    while (member := tar.next()) is not None:
+        stored = expected.pop(member.name, None)
+        if stored is None or not member.isreg() or member.size != stored.size_bytes:
+            raise SavepointDamaged(f"{path}: {member.name!r} is not what {FILE} names.")
+        if keep(shelf.store, savepoint.name, stored.key, _bytes(tar, member)) != stored:
+            raise SavepointDamaged(f"{path}: the checksum of {member.name!r} does not match.")
+        if progress:
+            progress(total - len(expected), total)
+    if expected:
+        raise SavepointDamaged(f"{path} ends before {min(expected)!r}.")
+    try:
+        shelf.store.put_if_absent(f"{savepoint.name}/{FILE}", [encode(savepoint)])
+    except ObjectExists as error:
+        raise SavepointExists(f"A savepoint {savepoint.name!r} was made meanwhile.") from error
+    return savepoint
+
+
+def _add(tar: tarfile.TarFile, savepoint: Savepoint, key: str, data: bytes) -> None:
+    member = tarfile.TarInfo(f"{savepoint.name}/{key}")
+    member.size = len(data)
+    member.mtime = savepoint.created_ms // 1000
+    tar.addfile(member, io.BytesIO(data))
+
+
+def _bytes(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = tar.extractfile(member)
+    assert file is not None, "a regular file has bytes"
+    return file.read()

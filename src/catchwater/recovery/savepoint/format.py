@@ -1,0 +1,143 @@
+"""A savepoint's own file: what it holds, and the checks that a stranger's would not pass.
+
+A savepoint is a folder of objects: state objects and code under the very keys that they had in the
+checkpoint's store, and `savepoint.json`, written last, which names them all with size and SHA-256
+(docs/format/savepoint.md). Pure: bytes in, a checked `Savepoint` out, and back.
+"""
+
+import hashlib
+import re
+from typing import Any
+
+import msgspec
+
+from catchwater.config import CatchwaterError
+from catchwater.objects.base import BadKey, check_key
+from catchwater.recovery.ledger import EpochEntry, SourceOffset
+
+FILE = "savepoint.json"
+LARGEST_FILE_BYTES = 64 << 20
+
+_FORMAT = "catchwater savepoint"
+_VERSION = 1
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_KEY = re.compile(r"(?:state/[^/]+/\d{5}|code)/[^/]+")
+
+
+class SavepointDamaged(CatchwaterError):
+    """A savepoint is not what was written; says which part of it."""
+
+    exit_code = 5
+
+
+class BadName(CatchwaterError):
+    """A name that no savepoint can have."""
+
+    exit_code = 2
+
+
+class StoredObject(msgspec.Struct, frozen=True, array_like=True):
+    """One object of a savepoint."""
+
+    key: str
+    """Below the savepoint's folder."""
+    size_bytes: int
+    sha256: str
+
+
+class Savepoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What `savepoint.json` says."""
+
+    name: str
+    pipeline: str
+    created_ms: int
+    catchwater: str
+    """The release that made it."""
+    functions: list[str]
+    """The chain's names, in order: stage 0 first."""
+    shards: int
+    entry: EpochEntry
+    """The epoch that it was taken of: where its input ends, where its state stands, what its sinks
+    have."""
+    beginning: SourceOffset | None = None
+    identity: dict[str, Any]
+    """What the checkpoint was bound to, as `pipeline.json` has it."""
+    versions: dict[str, Any]
+    """The checkpoint's version ledger, with the schemas of the state."""
+    contract: dict[str, Any] | None = None
+    objects: list[StoredObject]
+    pin: str = ""
+    """The pin that holds the log from here on; empty: the log is not ours."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that it was taken of."""
+        return self.entry.epoch
+
+    @property
+    def size_bytes(self) -> int:
+        """All its objects together."""
+        return sum(each.size_bytes for each in self.objects)
+
+
+class _File(msgspec.Struct, frozen=True):
+    format: str
+    version: int
+    sha256: str
+    savepoint: msgspec.Raw
+
+
+def check_name(name: str) -> str:
+    """The name itself. Raises `BadName`."""
+    if not _NAME.fullmatch(name):
+        raise BadName(
+            f"{name!r} cannot be a savepoint's name.",
+            hint="Use 1 to 100 letters, digits, '.', '_' and '-', the first a letter or digit.",
+        )
+    return name
+
+
+def encode(savepoint: Savepoint) -> bytes:
+    """The bytes of `savepoint.json`."""
+    body = msgspec.json.encode(savepoint)
+    file = _File(_FORMAT, _VERSION, hashlib.sha256(body).hexdigest(), msgspec.Raw(body))
+    return msgspec.json.encode(file)
+
+
+def decode(data: bytes, where: str) -> Savepoint:
+    """What `savepoint.json` says; `where` is its URL, for messages. Raises `SavepointDamaged`."""
+    try:
+        if len(data) > LARGEST_FILE_BYTES:
+            raise ValueError(f"it has more than {LARGEST_FILE_BYTES} bytes")
+        file = msgspec.json.decode(data, type=_File)
+        _check_file(file)
+        savepoint = msgspec.json.decode(file.savepoint, type=Savepoint)
+        _check(savepoint)
+    except (ValueError, BadName, BadKey) as error:
+        raise SavepointDamaged(
+            f"{where} cannot be used: {error}.", hint="Use another savepoint, or a copy of it."
+        ) from error
+    return savepoint
+
+
+def _check_file(file: _File) -> None:
+    if file.format != _FORMAT:
+        raise ValueError("it is no savepoint of ours")
+    if file.version != _VERSION:
+        raise ValueError(
+            f"its format is version {file.version}, and this release reads version {_VERSION}"
+        )
+    if hashlib.sha256(file.savepoint).hexdigest() != file.sha256:
+        raise ValueError("its checksum does not match")
+
+
+def _check(savepoint: Savepoint) -> None:
+    """Keys stay where they belong, and every shard of every function has a position."""
+    check_name(savepoint.name)
+    for each in savepoint.objects:
+        if not _KEY.fullmatch(check_key(each.key)):
+            raise ValueError(f"{each.key!r} is no object of a savepoint")
+    whole = set(range(savepoint.shards))
+    for stage in range(len(savepoint.functions)):
+        if savepoint.entry.positions(stage).keys() != whole:
+            raise ValueError(f"it lacks shards of {savepoint.functions[stage]!r}")

@@ -1,0 +1,249 @@
+"""Restoring a savepoint: a checkpoint from which Spark goes on at the savepoint's epoch.
+
+Spark's own part of a checkpoint says no more than which batches are done and where their input
+ended, for its query has no state: `offsets/E` and `commits/E` are written in its text format, so
+epoch numbers, and with them the marks in the sinks, go on. State is copied as it is, or, into
+another number of shards, rewritten by ranges of the key's hash. The savepoint is not touched.
+
+A marker stands from the first byte to the last; a checkpoint with one cannot be run, and the same
+restore begins again. Every object is held to its checksum on the way.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from catchwater.clock import SYSTEM, Clock
+from catchwater.config import CatchwaterError
+from catchwater.objects.base import ObjectStore, StoreError
+from catchwater.objects.open import open_store
+from catchwater.recovery.home import claim_home
+from catchwater.recovery.ledger import (
+    FOLDER,
+    EpochEntry,
+    Ledger,
+    ShardEpoch,
+    SourceOffset,
+    read_json,
+    sync_folder,
+    write_whole,
+)
+from catchwater.recovery.lock import lock
+from catchwater.recovery.savepoint.create import COPIERS, Progress, state_log
+from catchwater.recovery.savepoint.format import Savepoint, SavepointDamaged
+from catchwater.recovery.savepoint.verify import read_whole
+from catchwater.state.rescale import rewrite
+from catchwater.state.roll import Position
+
+_COUNTED = (
+    "events", "outputs", "late", "duplicates", "timers", "poisoned", "keys", "state_bytes",
+)  # fmt: skip
+
+
+class CheckpointTaken(CatchwaterError):
+    """The folder holds a checkpoint already; what is there would be lost."""
+
+    exit_code = 5
+
+
+class RestoreUnfinished(CatchwaterError):
+    """A restore into this checkpoint was cut short: it is not to be run."""
+
+    exit_code = 5
+
+
+class Marker(msgspec.Struct, frozen=True):
+    """A restore that is under way."""
+
+    savepoint: str
+    """Its URL."""
+    command: str
+    """What to type to go on."""
+
+
+def refuse_unfinished(checkpoint: Path) -> None:
+    """Raise `RestoreUnfinished` if a restore into this checkpoint was cut short."""
+    marker = read_json(_marker(checkpoint), Marker)
+    if marker is not None:
+        raise RestoreUnfinished(
+            f"Restoring {marker.savepoint} into {checkpoint} was cut short; it is incomplete.",
+            hint=f"Do it again: {marker.command}.",
+        )
+
+
+def begin(checkpoint: Path, marker: Marker) -> None:
+    """Let nobody run the checkpoint before `done`."""
+    write_whole(_marker(checkpoint), msgspec.json.encode(marker))
+
+
+def done(checkpoint: Path) -> None:
+    """The restore is complete."""
+    _marker(checkpoint).unlink(missing_ok=True)
+    sync_folder(_marker(checkpoint).parent)
+
+
+def refuse_taken(into: Path) -> None:
+    """Raise `CheckpointTaken` unless the folder is free, or a restore into it was cut short."""
+    taken = (into / FOLDER / "pipeline.json").exists() or (into / "offsets").exists()
+    if taken and not _marker(into).exists():
+        raise CheckpointTaken(
+            f"{into} holds a checkpoint already; restoring over it would lose what is there.",
+            hint="Name another folder with --into, or move this one away.",
+        )
+
+
+def restore(
+    store: ObjectStore,
+    savepoint: Savepoint,
+    into: Path,
+    marker: Marker,
+    *,
+    shards: int | None = None,
+    state: str | None = None,
+    clock: Clock = SYSTEM,
+    progress: Progress | None = None,
+) -> EpochEntry:
+    """Make a checkpoint of a savepoint, in a folder without one; its epoch's entry.
+
+    `state` is the store that the pipeline's file names for state, None: the checkpoint itself. The
+    caller has seen that the log still reaches back. Raises `CheckpointTaken`, `CheckpointInUse`,
+    `SavepointDamaged`, `ShardDamaged`, `StoreError`; then the marker stands.
+    """
+    refuse_taken(into)
+    with lock(into, clock, wait_s=0):
+        begin(into, marker)
+        home = open_store(claim_home(into, state, savepoint.pipeline, clock), clock)
+        entry = bring_state(store, savepoint, home, shards or savepoint.shards, progress)
+        bind(store, savepoint, into, len(entry.positions()))
+        write_epoch(into, entry, clock)
+        done(into)
+    return entry
+
+
+def bring_state(
+    store: ObjectStore,
+    savepoint: Savepoint,
+    home: ObjectStore,
+    shards: int,
+    progress: Progress | None = None,
+) -> EpochEntry:
+    """Bring the state objects into a checkpoint's store; the entry that names where they stand.
+
+    Raises `SavepointDamaged` naming the object, `ShardDamaged`, `StoreError`.
+    """
+    if shards == savepoint.shards:
+        _copy(store, savepoint, home, progress)
+        return savepoint.entry
+    _check(store, savepoint, progress)
+    fresh: list[ShardEpoch] = []
+    for stage, function in enumerate(savepoint.functions):
+        positions = savepoint.entry.positions(stage)
+        sources = [
+            (state_log(store, savepoint.name, function, shard), at)
+            for shard, at in sorted(positions.items())
+        ]
+        targets = [state_log(home, "", function, shard) for shard in range(shards)]
+        before = [each for each in savepoint.entry.shards if each.stage == stage]
+        fresh += _resharded(before, rewrite(sources, targets))
+    return msgspec.structs.replace(savepoint.entry, shards=fresh)
+
+
+def bind(store: ObjectStore, savepoint: Savepoint, into: Path, shards: int) -> None:
+    """Write what the checkpoint belongs to, what ran on it before, and the code of that."""
+    folder = into / FOLDER
+    for number, stored in enumerate(savepoint.objects):
+        if stored.key.startswith("code/"):
+            write_whole(folder / stored.key, _read(store, savepoint, number))
+    identity = savepoint.identity | {"shards": shards}
+    write_whole(folder / "versions.json", msgspec.json.encode(savepoint.versions))
+    if savepoint.beginning is not None:
+        write_whole(folder / "beginning.json", msgspec.json.encode(savepoint.beginning))
+    write_whole(folder / "pipeline.json", msgspec.json.format(msgspec.json.encode(identity)))
+
+
+def write_epoch(into: Path, entry: EpochEntry, clock: Clock) -> None:
+    """Make this epoch the last one that Spark has done there; its commit comes last."""
+    Ledger(into).write(entry)
+    if not (into / "metadata").exists():
+        write_whole(into / "metadata", msgspec.json.encode({"id": str(clock.uuid())}))
+    for log in ("sources", "offsets", "commits"):
+        (into / log).mkdir(exist_ok=True)
+    planned: dict[str, Any] = {
+        "batchWatermarkMs": 0, "batchTimestampMs": entry.end.clock_ms, "conf": {},
+    }  # fmt: skip
+    _write_log(into / "offsets" / str(entry.epoch), planned, entry.end)
+    _write_log(into / "commits" / str(entry.epoch), {"nextBatchWatermarkMs": 0})
+
+
+def _write_log(path: Path, said: dict[str, Any], end: SourceOffset | None = None) -> None:
+    """A file of Spark's logs: its version, then a line of JSON each."""
+    lines = [b"v1", msgspec.json.encode(said)]
+    if end is not None:
+        lines.append(msgspec.json.encode(end))
+    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+    write_whole(path, b"\n".join(lines))
+
+
+def _copy(
+    store: ObjectStore, savepoint: Savepoint, home: ObjectStore, progress: Progress | None
+) -> None:
+    def copy(number: int) -> None:
+        home.put(savepoint.objects[number].key, [_read(store, savepoint, number)])
+
+    _for_state(savepoint, copy, progress)
+
+
+def _check(store: ObjectStore, savepoint: Savepoint, progress: Progress | None) -> None:
+    _for_state(savepoint, lambda number: _read(store, savepoint, number), progress)
+
+
+def _for_state(
+    savepoint: Savepoint, work: Callable[[int], object], progress: Progress | None
+) -> None:
+    numbers = [n for n, each in enumerate(savepoint.objects) if each.key.startswith("state/")]
+    with ThreadPoolExecutor(COPIERS) as pool:
+        for done_objects, _ in enumerate(pool.map(work, numbers), 1):
+            if progress:
+                progress(done_objects, len(numbers))
+
+
+def _read(store: ObjectStore, savepoint: Savepoint, number: int) -> bytes:
+    stored = savepoint.objects[number]
+    try:
+        return read_whole(store, savepoint.name, stored)
+    except (StoreError, ValueError) as error:
+        raise SavepointDamaged(
+            f"{store.url(f'{savepoint.name}/{stored.key}')} cannot be restored: {error}.",
+            hint="catchwater savepoint verify tells everything that is damaged.",
+        ) from error
+
+
+def _resharded(before: Sequence[ShardEpoch], positions: Sequence[Position]) -> list[ShardEpoch]:
+    """What the shards of a stage did, told of as many others: their sums stay what they were.
+
+    Each takes the earliest time at which any shard had something due: looking too early is free.
+    """
+    due = [each.next_due_ms for each in before if each.next_due_ms is not None]
+    clock_due = [each.next_due_clock_ms for each in before if each.next_due_clock_ms is not None]
+    made = []
+    for shard, at in enumerate(positions):
+        sums = {name: sum(getattr(each, name) for each in before) for name in _COUNTED}
+        made.append(
+            ShardEpoch(
+                shard=shard,
+                stage=before[0].stage,
+                version=at.version,
+                token=at.token,
+                next_due_ms=min(due, default=None),
+                next_due_clock_ms=min(clock_due, default=None),
+                **(sums if shard == 0 else {}),
+            )
+        )
+    return made
+
+
+def _marker(checkpoint: Path) -> Path:
+    return checkpoint / FOLDER / "restoring-savepoint.json"

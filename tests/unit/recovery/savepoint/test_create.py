@@ -1,0 +1,106 @@
+"""A savepoint is complete or invisible, of a pipeline that stands still or goes on."""
+
+from pathlib import Path
+
+import pytest
+
+from catchwater.config import CatchwaterError
+from catchwater.recovery.ledger import SourceOffset
+from catchwater.recovery.restore import NoSuchCheckpoint
+from catchwater.recovery.savepoint import create as module
+from catchwater.recovery.savepoint.create import NothingToSave, SavepointExists, Source, create
+from catchwater.recovery.savepoint.hold import held
+from catchwater.recovery.savepoint.storage import Shelf
+from catchwater.recovery.savepoint.verify import verify
+from catchwater.state.log import ShardDamaged
+
+from .conftest import FUNCTIONS, Made
+
+
+def test_the_last_committed_epoch_is_copied_whole(made: Made, shelf: Shelf) -> None:
+    savepoint = create(made.source, shelf, "first")
+    assert shelf.read("first") == savepoint
+    assert (savepoint.epoch, savepoint.pipeline, savepoint.functions) == (2, "cards", FUNCTIONS)
+    assert savepoint.versions["generation"] == 3
+    assert [f.verdict for f in verify(shelf.store, savepoint, None, None)] == [
+        "pass", "pass", "pass", "unknown",
+    ]  # fmt: skip
+    assert any(each.key == "code/abc.py" for each in savepoint.objects)
+
+
+def test_an_older_epoch_can_be_named_and_one_that_is_not_there_is_refused(
+    made: Made, shelf: Shelf
+) -> None:
+    assert create(made.source, shelf, "older", epoch=0).epoch == 0
+    with pytest.raises(NoSuchCheckpoint, match="there are: 0, 1, 2"):
+        create(made.source, shelf, "none", epoch=7)
+
+
+def test_a_name_is_given_once(made: Made, shelf: Shelf) -> None:
+    create(made.source, shelf, "first")
+    with pytest.raises(SavepointExists):
+        create(made.source, shelf, "first")
+
+
+def test_a_folder_that_no_pipeline_has_used_has_nothing_to_save(tmp_path: Path) -> None:
+    with pytest.raises(NothingToSave):
+        Source.at(tmp_path)
+    with pytest.raises(NothingToSave, match="no committed epoch"):
+        Made(tmp_path / "new").source.entry(None)
+
+
+def test_the_epoch_is_held_and_the_log_pinned_before_anything_is_copied(
+    made: Made, shelf: Shelf
+) -> None:
+    told: list[tuple[str, SourceOffset, list[int], int]] = []
+
+    def pin(name: str, end: SourceOffset) -> str:
+        copied = len(list(shelf.store.list("")))
+        told.append((name, end, held(made.folder), copied))
+        return f"savepoint/{name}"
+
+    assert create(made.source, shelf, "first", pin=pin).pin == "savepoint/first"
+    assert told == [("first", made.offset(2), [2], 0)]
+    assert held(made.folder) == []
+
+
+def test_what_is_cut_short_is_not_seen_and_can_be_made_again(
+    made: Made, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopped(CatchwaterError):
+        """The process is gone."""
+
+    def stop(*_: object) -> None:
+        raise Stopped("here")
+
+    with monkeypatch.context() as patched, pytest.raises(Stopped):
+        patched.setattr(module, "encode", stop)
+        create(made.source, shelf, "first")
+    assert shelf.names() == []
+    assert list(shelf.store.list("first/"))
+    create(made.source, shelf, "first")
+    assert shelf.names() == ["first"]
+
+
+def test_an_epoch_swept_before_it_was_held_gives_way_to_a_newer_one(
+    made: Made, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = module._copy
+    swept: list[int] = []
+
+    def swept_once(*args: object) -> object:
+        if not swept:
+            swept.append(made.run(f=b"4").epoch)
+            raise ShardDamaged("state/x", 3, "it is missing")
+        return copy(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "_copy", swept_once)
+    assert create(made.source, shelf, "first").epoch == 3
+
+
+def test_a_damaged_object_fails_it_and_is_named(made: Made, shelf: Shelf) -> None:
+    key = next(iter(module.state_keys(made.source, made.source.entry(None))))
+    (made.folder / "catchwater" / key).unlink()
+    with pytest.raises(CatchwaterError, match=key.rpartition("/")[2].replace(".", r"\.")):
+        create(made.source, shelf, "first")
+    assert shelf.names() == []
