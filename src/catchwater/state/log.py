@@ -109,13 +109,13 @@ class StateLog:
         """
         assert to.version == base.version + 1, "one epoch, one version"
         found = roll = self.roll_of(base)
-        budget = rolling.bytes_to_rewrite(roll, committed.count())
+        body = encode_body(changes)
+        budget = rolling.bytes_to_rewrite(roll, committed.count(), body.weight)
         if budget:
             roll = rolling.rewritten(roll, list(self._write_chunks(to, roll, budget, committed)))
         roll = self._merge(to, roll)
         rewritten = sum(chunk.size_bytes for chunk in roll.chunks if chunk.by == to)
         rewritten += sum(piece.size_bytes for piece in roll.pieces if piece.by == to)
-        body = encode_body(changes)
         roll = rolling.appended(
             roll, Piece(to, to.version, to, body.entries, body.weight, body.size_bytes)
         )

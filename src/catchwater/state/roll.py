@@ -4,11 +4,12 @@
 *Pieces* are the changes since: deltas of one epoch, or runs of small ones merged. Chunks first and
 then all pieces in order give the state: the last change of a key wins, whatever its chunk showed.
 
-Snapshots roll: an epoch rewrites about as many bytes of entries as it wrote changes, going round
-from where the last one stopped, so the oldest chunks are always next. One round thus writes as
-many bytes of changes as there are entries: what a restore reads stays near twice the state, and no
-epoch ever pays for a whole snapshot. Chunks and pieces are counted in *units*, a 256th of the
-state, so that their number is bounded too. Weights are bytes before compression.
+Snapshots roll: epochs rewrite as many bytes of entries as they wrote changes, going round from
+where the last one stopped, so the oldest chunks are always next. One round thus answers as many
+bytes of changes as there are entries: what a restore reads stays near twice the state, and no
+epoch ever pays for a whole snapshot, nor at once for a large epoch before it. Chunks
+and pieces are counted in *units*, a 256th of the state, so that their number is bounded too.
+Weights are bytes before compression.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,8 +24,9 @@ LARGEST_UNIT = 8 << 20
 
 _UNITS = 256
 _RUN = 64
-_SHORTEST_RUN = 4
+_SHORTEST_RUN = 3
 _SLACK_ENTRIES = 10_000
+_UNITS_AT_ONCE = 8
 
 Place = tuple[int, bytes]
 """A table and a key: entries of a shard in one order."""
@@ -103,17 +105,18 @@ def unit(roll: Roll) -> int:
     return min(max(weight // _UNITS, LEAST_UNIT), LARGEST_UNIT)
 
 
-def bytes_to_rewrite(roll: Roll, live_entries: int) -> int:
-    """How many bytes of entries the next epoch rewrites, in whole units.
+def bytes_to_rewrite(roll: Roll, live_entries: int, changed: int) -> int:
+    """How many bytes of entries an epoch with so many bytes of changes rewrites, in whole units.
 
-    One unit is granted without changes to answer when most of what a restore reads is dead, as
-    after a great deletion.
+    One unit is granted where nothing is owed but most of what a restore reads is dead, as after a
+    great deletion.
     """
     size = unit(roll)
     read = sum(chunk.entries for chunk in roll.chunks)
     read += sum(piece.entries for piece in roll.pieces)
     dead = read > 2.5 * live_entries + _SLACK_ENTRIES
-    return max(roll.owed // size, int(dead)) * size
+    owed = min(roll.owed // size, max(changed // size, _UNITS_AT_ONCE))
+    return max(owed, int(dead)) * size
 
 
 def rewritten(roll: Roll, chunks: Sequence[Chunk]) -> Roll:
@@ -136,12 +139,13 @@ def rewritten(roll: Roll, chunks: Sequence[Chunk]) -> Roll:
 def run_to_merge(roll: Roll) -> Sequence[Piece]:
     """The small pieces at the end, once they are many or make up a unit; or none."""
     size = unit(roll)
-    start = len(roll.pieces)
-    while start and roll.pieces[start - 1].weight < size:
-        start -= 1
-    run = roll.pieces[start:]
-    is_due = len(run) >= _RUN or sum(piece.weight for piece in run) >= size
-    return run if is_due and len(run) >= _SHORTEST_RUN else ()
+    weight = count = 0
+    for piece in reversed(roll.pieces):
+        if piece.weight >= size or weight >= size or count == _RUN:
+            break
+        weight, count = weight + piece.weight, count + 1
+    is_due = count == _RUN or (weight >= size and count >= _SHORTEST_RUN)
+    return roll.pieces[-count:] if is_due else ()
 
 
 def merged(roll: Roll, piece: Piece) -> Roll:

@@ -84,8 +84,9 @@ class ShardStore:
         `function` is the name that state is known by. Not its version: records know theirs, and
         an upgrade keeps the store. Raises ShardStoreFailed.
         """
+        boot = boot_id or os.urandom(8).hex()  # trust what this very object makes, and no more
         try:
-            return cls(directory, Meta(FORMAT, function, shard, boot_id), _open_local(directory))
+            return cls(directory, Meta(FORMAT, function, shard, boot), _open_local(directory))
         except (lmdb.Error, OSError) as error:
             raise _cannot(directory, "opened", error) from error
 
@@ -181,7 +182,7 @@ class ShardStore:
         """Move the entries the shortest way that is sure."""
         with self._local.begin() as txn:
             found = self._local.read_meta(txn)
-        if found is None or not self._is_ours(found):
+        if found is None or _identity(found) != _identity(self._fresh):
             self._move(found, wanted, log.read(wanted), anew=True)
             return
         if found.moving is None and found.at == wanted:
@@ -197,12 +198,6 @@ class ShardStore:
             self._move(found, wanted, log.read(wanted), anew=True)
         else:
             self._move(found, wanted, changes)
-
-    def _is_ours(self, found: Meta) -> bool:
-        fresh = self._fresh
-        expected = (fresh.format, fresh.function, fresh.shard, fresh.boot_id)
-        theirs = (found.format, found.function, found.shard, found.boot_id)
-        return theirs == expected and fresh.boot_id != ""
 
     def _move(
         self, found: Meta | None, to: Position, changes: Iterable[Changes], *, anew: bool = False

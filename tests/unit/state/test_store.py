@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import lmdb
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from tests.unit.state.rolling import small_units
 
 from catchwater.objects.local import LocalStore
 from catchwater.objects.memory import MemoryStore
@@ -47,6 +49,8 @@ class ShardMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self):
+        self.patched = small_units()
+        self.patched.start()
         self.root = Path(tempfile.mkdtemp())
         self.directory = self.root / "shard"
         self.objects = MemoryStore()
@@ -60,6 +64,7 @@ class ShardMachine(RuleBasedStateMachine):
     def teardown(self):
         self._close()
         shutil.rmtree(self.root)
+        self.patched.stop()
 
     def _close(self):
         if self.store is not None:
@@ -159,3 +164,260 @@ class ShardMachine(RuleBasedStateMachine):
 
 TestShardEqualsADict = ShardMachine.TestCase
 TestShardEqualsADict.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+@pytest.fixture
+def objects():
+    return MemoryStore()
+
+
+@pytest.fixture
+def log(objects):
+    return StateLog(objects, "state", "f", 0)
+
+
+@pytest.fixture
+def store(tmp_path):
+    opened = ShardStore.open(tmp_path / "shard", "f", 0, "boot")
+    yield opened
+    opened.close()
+
+
+def reopened(tmp_path, function="f", shard=0, boot="boot"):
+    return closing(ShardStore.open(tmp_path / "shard", function, shard, boot))
+
+
+def epoch(store, log, at, token, **entries):
+    """One epoch with these records; gives where it leads."""
+    put(store.begin(at, log), **entries)
+    return store.finish(token).at
+
+
+def records_of(store, log, at):
+    return tables_of(store.begin(at, log))[Table.RECORD]
+
+
+def test_the_committed_epoch_is_applied_from_the_local_copy_alone(store, log, tmp_path):
+    one = epoch(store, log, EMPTY, "x", a="1")
+    state = store.begin(one, log)
+    assert state.get_many(Table.RECORD, [b"a", b"b"]) == {b"a": b"1"}
+    assert (state.get(Table.RECORD, b"a"), state.get(Table.RECORD, b"b")) == (b"1", None)
+    two = store.finish("y").at
+    store.close()
+    unread = StateLog(NeverRead(), "state", "f", 0)
+    with reopened(tmp_path) as again:
+        assert records_of(again, unread, two) == {b"a": b"1"}
+        assert again.read_bytes == 0
+
+
+def test_an_attempt_that_was_not_committed_leaves_no_trace(store, log):
+    epoch(store, log, EMPTY, "lost", a="1")
+    assert not any(tables_of(store.begin(EMPTY, log)))
+
+
+def test_a_store_that_is_behind_reads_only_the_changes_since(store, log, tmp_path):
+    at = epoch(store, log, EMPTY, "first", **{f"{i:06}": "v" * 99 for i in range(10_000)})
+    at = epoch(store, log, at, "second", a="1")
+    with closing(ShardStore.open(tmp_path / "another", "f", 0, "boot")) as another:
+        for token in "xyz":
+            at = epoch(another, log, at, token, **{token: "new"})
+        assert another.read_bytes == 0
+        expected = records_of(another, log, at)
+    fresh = StateLog(log._store, "state", "f", 0)
+    assert records_of(store, fresh, at) == expected
+    assert 0 < store.read_bytes < 5000
+
+
+@pytest.mark.parametrize("other", [("g", 0, "boot"), ("f", 1, "boot"), ("f", 0, "b2")])
+def test_a_store_of_another_function_shard_or_boot_is_not_trusted(
+    store, log, objects, tmp_path, other
+):
+    at = epoch(store, log, epoch(store, log, EMPTY, "x", a="1"), "y", b="2")
+    store.close()
+    with reopened(tmp_path, *other) as again:
+        if other[:2] == ("f", 0):
+            fresh = StateLog(objects, "state", "f", 0)
+            assert records_of(again, fresh, at) == {b"a": b"1", b"b": b"2"}
+            assert again.read_bytes > 0
+        else:
+            with pytest.raises(ShardDamaged, match=r"missing|it is"):
+                again.begin(at, StateLog(objects, "state", *other[:2]))
+
+
+def test_without_a_boot_id_only_what_this_process_made_is_trusted(log, objects, tmp_path):
+    with reopened(tmp_path, boot="") as first:
+        at = epoch(first, log, epoch(first, log, EMPTY, "x", a="1"), "y")
+        unread = StateLog(NeverRead(), "state", "f", 0)
+        assert records_of(first, unread, at) == {b"a": b"1"}
+    with reopened(tmp_path, boot="") as second:
+        fresh = StateLog(objects, "state", "f", 0)
+        assert records_of(second, fresh, at) == {b"a": b"1"}
+        assert second.read_bytes > 0
+
+
+def test_the_running_boot_has_a_name():
+    assert read_boot_id() == read_boot_id() != ""
+
+
+def test_a_position_that_was_never_logged_is_refused_and_the_store_goes_on(store, log):
+    at = epoch(store, log, EMPTY, "x", a="1")
+    for never in (Position(3, "z"), Position(1, "z")):
+        with pytest.raises(ShardDamaged, match="missing"):
+            store.begin(never, log)
+    assert records_of(store, log, at) == {b"a": b"1"}
+
+
+def test_a_rebuild_that_breaks_off_is_begun_anew(store, log, objects, tmp_path, monkeypatch):
+    monkeypatch.setattr("catchwater.state.store._BATCH_ENTRIES", 10)
+    at = EMPTY
+    for number in range(5):
+        entries = {f"{number}-{i}": "v" for i in range(20)}
+        at = epoch(store, log, at, f"t{number}", **entries)
+    expected = records_of(store, log, at)
+    shutil.rmtree(tmp_path / "shard")
+    key = log.objects_of(at)[3]
+    data = objects.get(key)
+    objects.delete(key)
+    fresh = StateLog(objects, "state", "f", 0)
+    with reopened(tmp_path) as again:
+        for _ in range(2):
+            with pytest.raises(ShardDamaged):
+                again.begin(at, fresh)
+    objects.put(key, [data])
+    with reopened(tmp_path) as again:
+        assert records_of(again, fresh, at) == expected
+
+
+def test_the_map_grows_with_the_state(store, log):
+    value = "v" * 1000
+    at = epoch(store, log, EMPTY, "x", **{f"{i:06}": value for i in range(80_000)})
+    assert store.begin(at, log).committed.count() == 80_000
+    assert store.size_bytes() > 80_000_000
+    at = store.finish("y").at
+    store.close()
+    shutil.rmtree(store._directory)
+    with closing(ShardStore.open(store._directory, "f", 0, "boot")) as again:
+        committed = again.begin(at, log).committed
+        assert committed.count() == 80_000
+        assert committed.get(Table.RECORD, b"079999") == value.encode()
+
+
+def test_a_map_that_another_process_made_larger_is_taken_over(store, log, tmp_path):
+    at = epoch(store, log, EMPTY, "x", a="1")
+    code = f"""
+from pathlib import Path
+from catchwater.state.local import LocalEntries
+from catchwater.state.entries import Table, no_changes
+local = LocalEntries(Path({str(tmp_path / "shard")!r}))
+changes = no_changes()
+changes[Table.SEEN].update((b"%06d" % i, bytes(1000)) for i in range(80_000))
+local.write(lambda txn: local.apply(txn, changes))
+local.write(local.clear)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert records_of(store, log, at) == {b"a": b"1"}
+
+
+def test_scans_are_ordered_and_bounded(store, log):
+    at = epoch(store, log, EMPTY, "x", a="1", b="2", c="3")
+    committed = store.begin(at, log).committed
+    assert list(committed.scan(Table.RECORD, b"aa", b"c")) == [(b"b", b"2")]
+    assert list(committed.scan(Table.TIMER)) == []
+
+
+def test_an_attempt_in_another_process_cannot_mislead_this_one(tmp_path):
+    url = tmp_path / "objects"
+    log = StateLog(LocalStore(url), "state", "f", 0)
+    with reopened(tmp_path) as store:
+        ours = epoch(store, log, EMPTY, "ours", a="ours")
+        code = f"""
+from pathlib import Path
+from catchwater.objects.local import LocalStore
+from catchwater.state.log import StateLog
+from catchwater.state.store import ShardStore
+from catchwater.state.entries import Table
+from catchwater.state.roll import EMPTY
+log = StateLog(LocalStore(Path({str(url)!r})), "state", "f", 0)
+store = ShardStore.open(Path({str(tmp_path / "shard")!r}), "f", 0, "boot")
+store.begin(EMPTY, log).put(Table.RECORD, b"a", b"theirs")
+store.begin(store.finish("theirs").at, log)
+"""
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+        assert records_of(store, log, ours) == {b"a": b"ours"}
+
+
+def test_two_stores_of_one_directory_bring_each_other_no_harm(store, log, tmp_path):
+    first = epoch(store, log, EMPTY, "x", a="1")
+    code = f"""
+from pathlib import Path
+from catchwater.objects.memory import MemoryStore
+from catchwater.state.log import StateLog
+from catchwater.state.store import ShardStore
+from catchwater.state.roll import Position
+store = ShardStore.open(Path({str(tmp_path / "shard")!r}), "f", 0, "boot")
+store.begin(Position(1, "x"), StateLog(MemoryStore(), "state", "f", 0))
+assert store.read_bytes == 0
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert records_of(store, log, first) == {b"a": b"1"}
+
+
+def test_changes_that_cannot_be_kept_are_in_the_log(store, log, tmp_path):
+    put(store.begin(EMPTY, log), a="1")
+    (tmp_path / "shard" / "pending").mkdir()
+    at = store.finish("x").at
+    store.close()
+    with reopened(tmp_path) as again:
+        assert records_of(again, log, at) == {b"a": b"1"}
+
+
+def test_a_store_that_does_not_say_what_it_is_is_emptied(store, log, tmp_path):
+    at = epoch(store, log, epoch(store, log, EMPTY, "x", a="1"), "y")
+    store.close()
+    with lmdb.open(str(tmp_path / "shard"), max_dbs=len(Table) + 1, sync=False) as env:
+        with env.begin(write=True) as txn:
+            txn.put(b"meta", b"\xc1", db=env.open_db(b"meta", txn))
+    with reopened(tmp_path) as again:
+        assert records_of(again, log, at) == {b"a": b"1"}
+
+
+def test_a_store_that_fails_while_it_is_read_is_named_and_left_to_nobody(
+    store, log, tmp_path, monkeypatch
+):
+    at = epoch(store, log, EMPTY, "x", a="1")
+    committed = store.begin(at, log).committed
+    store._txn.abort()
+    for read in (
+        lambda: committed.get(Table.RECORD, b"a"),
+        lambda: committed.get_many(Table.RECORD, [b"a"]),
+        lambda: list(committed.scan(Table.RECORD)),
+    ):
+        with pytest.raises(ShardStoreFailed, match="cannot be read"):
+            read()
+    assert not (tmp_path / "shard").exists()
+    assert records_of(store, log, at) == {b"a": b"1"}
+
+
+def test_a_full_disk_is_named(store, log, monkeypatch):
+    at = epoch(store, log, EMPTY, "x", a="1")
+
+    def full(_local, _change):
+        raise lmdb.DiskError("mdb_txn_commit: No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("catchwater.state.local.LocalEntries.write", full)
+        with pytest.raises(ShardStoreFailed, match="No space left") as error:
+            store.begin(at, log)
+        assert "free space" in error.value.hint
+    assert records_of(store, log, at) == {b"a": b"1"}
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ShardStoreFailed, match="cannot be opened"):
+        ShardStore.open(tmp_path / "file" / "shard", "f", 0, "boot")
+
+
+def test_a_store_may_be_closed_twice(store):
+    store.close()
+    store.close()

@@ -1,0 +1,326 @@
+"""The log of a shard: what was committed is read back, or the broken object is named."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.unit.state.rolling import small_units
+
+from catchwater.objects.base import StoreUnavailable
+from catchwater.objects.memory import MemoryStore
+from catchwater.state.entries import DictEntries, Table, no_changes
+from catchwater.state.log import ShardDamaged, StateLog
+from catchwater.state.roll import EMPTY, Position
+
+KEYS = st.integers(0, 60).map(lambda n: b"key %02d" % n)
+CHANGES = st.lists(
+    st.tuples(st.sampled_from(Table), KEYS, st.none() | st.binary(min_size=5, max_size=30)),
+    max_size=12,
+)
+
+
+class Failing:
+    """A store whose n-th write fails, done or not; then it works again."""
+
+    def __init__(self, store):
+        self._store = store
+        self.fail_at = None
+        self.done = False
+
+    def put(self, key, parts):
+        if self.fail_at is not None:
+            self.fail_at -= 1
+            if self.fail_at < 0:
+                self.fail_at = None
+                if self.done:
+                    self._store.put(key, parts)
+                raise StoreUnavailable(f"{key}: no answer")
+        return self._store.put(key, parts)
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+
+class StaleListing(MemoryStore):
+    """A store whose listings may be old: they may show what is gone, and miss what is new."""
+
+    shown = None
+
+    def list(self, prefix):
+        return iter(self.shown) if self.shown is not None else super().list(prefix)
+
+
+def changes_of(pairs):
+    changes = no_changes()
+    for table, key, value in pairs:
+        changes[table][key] = value
+    return changes
+
+
+def entries_of(log, at):
+    entries = DictEntries()
+    for changes in log.read(at):
+        entries.apply(changes)
+    return entries
+
+
+def copy_of(entries):
+    return [dict(table) for table in entries.tables]
+
+
+class LogMachine(RuleBasedStateMachine):
+    """Epochs, attempts that fail at any step or count for nothing, and sweeps beside a dict."""
+
+    @initialize()
+    def start(self):
+        self.patched = small_units()
+        self.patched.start()
+        self.memory = StaleListing()
+        self.store = Failing(self.memory)
+        self.log = self.opened()
+        self.model = DictEntries()
+        self.at = EMPTY
+        self.attempt = 0
+        self.kept = {EMPTY: copy_of(self.model)}
+
+    def teardown(self):
+        self.patched.stop()
+
+    def opened(self):
+        return StateLog(self.store, "state", "f", 3)
+
+    def append(self, pairs):
+        self.attempt += 1
+        to = Position(self.at.version + 1, f"attempt-{self.attempt}")
+        changes = changes_of(pairs)
+        logged = self.log.append(self.at, to, changes, self.model)
+        assert logged.at == to
+        return to, changes
+
+    def commit(self, to, changes):
+        self.model.apply(changes)
+        self.at = to
+        self.kept[to] = copy_of(self.model)
+
+    @rule(pairs=CHANGES)
+    def an_epoch_is_committed(self, pairs):
+        self.commit(*self.append(pairs))
+
+    @rule(pairs=CHANGES)
+    def an_attempt_counts_for_nothing(self, pairs):
+        self.append(pairs)
+
+    @rule(first=CHANGES, second=CHANGES)
+    def another_attempt_writes_before_the_first_is_committed(self, first, second):
+        to, changes = self.append(first)
+        self.append(second)
+        self.commit(to, changes)
+
+    @rule(pairs=CHANGES, step=st.integers(0, 4), done=st.booleans())
+    def an_attempt_crashes_between_two_steps(self, pairs, step, done):
+        self.store.fail_at, self.store.done = step, done
+        try:
+            self.append(pairs)
+        except StoreUnavailable:
+            self.log = self.opened()
+        self.store.fail_at = None
+
+    @rule()
+    def the_log_is_opened_anew(self):
+        self.log = self.opened()
+
+    @rule(retain=st.integers(1, 5), limit=st.integers(1, 20), stale=st.booleans())
+    def what_nobody_needs_is_swept(self, retain, limit, stale):
+        self.kept = dict(list(self.kept.items())[-retain:])
+        deleted = self.log.sweep(self.kept, limit)
+        assert deleted <= limit
+        if stale and self.memory.shown is None:
+            self.memory.shown = list(self.memory.list("state/"))
+        else:
+            self.memory.shown = None
+
+    @rule(back=st.integers(1, 4))
+    def an_older_position_is_gone_back_to(self, back):
+        self.kept = dict(list(self.kept.items())[:-back]) or self.kept
+        self.at = list(self.kept)[-1]
+        self.model = DictEntries()
+        self.model.apply(tuple(self.kept[self.at]))
+
+    @invariant()
+    def every_kept_position_reads_as_it_was(self):
+        fresh = self.opened()
+        for at, expected in list(self.kept.items())[-3:]:
+            assert list(entries_of(fresh, at).tables) == expected
+            assert all(self.memory.size(key) for key in fresh.objects_of(at))
+
+
+TestLogEqualsADict = LogMachine.TestCase
+TestLogEqualsADict.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+@pytest.fixture
+def small():
+    with small_units():
+        yield
+
+
+@pytest.fixture
+def history(small):
+    """A store with some epochs of a shard, its last position, and what it holds there."""
+    store, model = MemoryStore(), DictEntries()
+    log, at = StateLog(store, "state", "f", 3), EMPTY
+    for epoch in range(24):
+        changes = no_changes()
+        for n in range(6):
+            changes[Table(n)][b"key %02d" % ((epoch * 7 + n) % 40)] = b"value of %02d" % epoch
+        changes[Table.RECORD][b"key %02d" % (epoch // 2)] = None
+        to = Position(at.version + 1, f"t{epoch}")
+        log.append(at, to, changes, model)
+        model.apply(changes)
+        at = to
+    return store, at, model
+
+
+def read_all(store, at, function="f", shard=3):
+    return entries_of(StateLog(store, "state", function, shard), at).tables
+
+
+def needed(store, at):
+    keys = StateLog(store, "state", "f", 3).objects_of(at)
+    kinds = {key.rpartition(".")[2].partition("-")[0]: key for key in keys}
+    assert set(kinds) == {"chunk", "merged", "delta"}
+    return kinds
+
+
+def damaged(store, at, key):
+    with pytest.raises(ShardDamaged) as error:
+        read_all(store, at)
+    assert error.value.key == key and key in str(error.value)
+    return error.value
+
+
+def test_version_and_token_alone_open_a_shard(history):
+    store, at, model = history
+    assert read_all(store, at) == model.tables
+    with pytest.raises(ShardDamaged, match=r"0024-other\.delta cannot be used: it is missing"):
+        read_all(store, Position(at.version, "other"))
+
+
+@pytest.mark.parametrize("kind", ["chunk", "merged", "delta"])
+def test_an_object_that_was_cut_is_named_wherever_it_was_cut(history, kind):
+    store, at, _ = history
+    key = needed(store, at)[kind]
+    data = store.get(key)
+    for size in range(len(data)):
+        store.put(key, [data[:size]])
+        damaged(store, at, key)
+    store.put(key, [data, b"x"])
+    damaged(store, at, key)
+
+
+@pytest.mark.parametrize("kind", ["chunk", "merged", "delta"])
+def test_an_object_with_a_flipped_bit_is_named_wherever_it_was_flipped(history, kind):
+    store, at, _ = history
+    key = needed(store, at)[kind]
+    data = store.get(key)
+    for place in range(len(data)):
+        flipped = bytearray(data)
+        flipped[place] ^= 1 << place % 8
+        store.put(key, [flipped])
+        damaged(store, at, key)
+
+
+def test_a_missing_object_names_the_checkpoint_to_go_back_to(history):
+    store, at, _ = history
+    for key in StateLog(store, "state", "f", 3).objects_of(at):
+        data = store.get(key)
+        store.delete(key)
+        error = damaged(store, at, key)
+        version = int(key.rpartition("/")[2][:20])
+        assert error.needed_from == version
+        assert f"--checkpoint {version - 2}" in error.hint or version == 1
+        store.put(key, [data])
+
+
+def test_an_object_in_the_place_of_another_is_named(history):
+    store, at, _ = history
+    keys = StateLog(store, "state", "f", 3).objects_of(at)
+    for key, other in zip(keys, [*keys[1:], keys[0]], strict=True):
+        data = store.get(key)
+        store.put(key, [store.get(other)])
+        damaged(store, at, key)
+        store.put(key, [data])
+
+
+def test_the_log_of_another_function_or_shard_is_refused(history):
+    store, at, _ = history
+    for key in StateLog(store, "state", "f", 3).objects_of(at):
+        store.put(key.replace("/00003/", "/00004/"), [store.get(key)])
+    for function, shard in (("g", 3), ("f", 4)):
+        with pytest.raises(ShardDamaged, match="cannot be used: it is"):
+            read_all(store, at, function, shard)
+
+
+def test_two_attempts_at_a_version_are_never_mixed(small):
+    store, model = MemoryStore(), DictEntries()
+    log, at = StateLog(store, "state", "f", 3), EMPTY
+    for epoch in range(1, 30):
+        mine = changes_of([(Table.RECORD, b"key %d" % (epoch % 5), b"mine %02d" % epoch)])
+        theirs = changes_of([(Table.SEEN, b"key", b"theirs"), (Table.RECORD, b"key 0", None)])
+        other = StateLog(store, "state", "f", 3)
+        to = Position(epoch, "mine")
+        for writer, token, changes in ((log, "mine", mine), (other, "theirs", theirs)):
+            writer.append(at, Position(epoch, token), changes, model)
+        model.apply(mine)
+        at = to
+        assert read_all(store, at) == model.tables
+
+
+def test_a_sweep_that_cannot_tell_what_is_needed_deletes_nothing(history):
+    store, at, _ = history
+    before = [info.key for info in store.list("state/")]
+    with pytest.raises(ShardDamaged):
+        StateLog(store, "state", "f", 3).sweep([at, Position(7, "never")])
+    assert [info.key for info in store.list("state/")] == before
+
+
+def test_a_sweep_leaves_what_a_running_attempt_may_have_written_and_what_is_not_ours(history):
+    store, at, _ = history
+    log = StateLog(store, "state", "f", 3)
+    for name in (f"{at.version:020}-other.delta", f"{at.version + 1:020}-x.chunk-0", "notes.txt"):
+        store.put(f"state/00003/{name}", [b"here"])
+    store.put(f"state/00003/{at.version - 1:020}-lost.delta", [b"garbage"])
+    deleted = log.sweep([at])
+    left = {info.key for info in store.list("state/")}
+    assert left >= set(log.objects_of(at)) and len(left) == len(log.objects_of(at)) + 3
+    assert deleted > 0 and log.sweep([at]) == 0
+
+
+def test_merging_reads_nothing_as_long_as_the_log_stays_open(small):
+    store = NeverRead()
+    log, at, model = StateLog(store, "state", "f", 3), EMPTY, DictEntries()
+    for epoch in range(30):
+        to = Position(epoch + 1, "t")
+        changes = changes_of([(Table.RECORD, b"key", b"%d" % epoch)])
+        log.append(at, to, changes, model)
+        model.apply(changes)
+        at = to
+    assert any(".merged" in info.key for info in store.list("state/"))
+
+
+class NeverRead(MemoryStore):
+    """A store that is not read."""
+
+    def get_upto(self, key, offset, max_bytes):
+        raise AssertionError("what was written just now is known")
+
+
+def test_changes_since_an_earlier_position_are_told_from_those_of_another_way(history):
+    store, at, _ = history
+    log = StateLog(store, "state", "f", 3)
+    before = log.roll_of(at).pieces[-2].last
+    (only,) = log.read_since(before, at)
+    assert only[Table.TIMER] == {b"key 02": b"value of 23"}
+    assert list(log.read_since(at, at)) == []
+    assert log.read_since(Position(before.version, "another"), at) is None
+    assert log.read_since(Position(1, "t0"), at) is None
