@@ -16,11 +16,13 @@ from typing import Any
 from catchwater.clock import Clock
 from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.functions.durations import duration_ms
-from catchwater.pipeline.process.epoch import Processed, process, read_record
+from catchwater.pipeline.process.batch import Batch, Processed, Times
+from catchwater.pipeline.process.epoch import process
+from catchwater.pipeline.process.live import read_record
 from catchwater.state import delta as log
 from catchwater.state.delta import EMPTY, Position
 from catchwater.state.entries import DictEntries, ShardState
-from catchwater.state.keys import encode_key, stored_key
+from catchwater.state.keys import stored_key
 
 
 class ReplayMismatch(AssertionError):
@@ -98,7 +100,7 @@ class Harness:
 
     def state(self, key: Any) -> Any:
         """The state of a key (a tuple if the key has several fields); None if it has none."""
-        stored = stored_key(encode_key(key))
+        stored = stored_key(self._spec.encode_key(key))
         record = read_record(self._spec, ShardState(self._entries, 0), stored)
         ttl_ms = self._spec.state_ttl_ms
         if record is None or (ttl_ms is not None and record.written + ttl_ms <= self.watermark):
@@ -175,9 +177,9 @@ class Harness:
         self.late += done.late
         self.duplicates += done.duplicates
         self._next_due = done.next_due_ms
-        if done.max_event_time_ms is not None:
-            delay = self._spec.watermark_ms
-            self.watermark = max(self.watermark, done.max_event_time_ms - delay)
+        delay = self._spec.watermark_ms
+        for at in done.max_event_times.values():
+            self.watermark = max(self.watermark, at - delay)
         return done
 
     def _tick_if_due(self) -> list[Any]:
@@ -190,7 +192,9 @@ class Harness:
     ) -> tuple[Processed, bytes]:
         state = ShardState(self._entries, self._at.version + 1)
         keys = list(map(self._spec.stored_key_of, events))
-        done = process(self._spec, state, [(keys, events)], watermark, clock)
+        values = list(map(self._to_json, events))
+        batch = Batch(keys, events, "harness-0", range(len(events)), values)
+        done = process(self._spec, state, [batch], Times(watermark, watermark, clock))
         to = Position(state.version, f"epoch {state.version}")
         delta = log.encode_delta(self._spec.name, self._at, to, state.changes) if logged else b""
         self._entries.apply(state.changes)

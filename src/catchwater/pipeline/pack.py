@@ -1,9 +1,9 @@
-"""Events to one Arrow-IPC blob per batch and shard, and back.
+"""Events and rows of tables to one Arrow-IPC blob per batch and shard, and back.
 
 Spark pays per row, so many events travel as one: the source packs what it reads, by shard, and
-the operator unpacks. A blob holds stored keys (hash and key), values as they came, and the offsets
-that error messages name. A shard is a range of the key's hash; its *label* is the number by which
-Spark's hash partitioning spreads shards evenly over tasks.
+the operator reads it. A blob of events holds stored keys (hash and key), values as they came, and
+the offsets that error messages name. A shard is a range of the key's hash; its *label* is the
+number by which Spark's hash partitioning spreads shards evenly over tasks.
 
 Relies on pyarrow. JSON is opened here only for its key fields, and not at all where the record's
 key is the function's key.
@@ -17,32 +17,20 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from catchwater.config import CatchwaterError
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.state.keys import encode_key, stored_key
+from catchwater.pipeline.process.batch import Batch, Poisoned, TableBatch
+from catchwater.state.keys import HASH_BYTES, KeyTooLong, KeyUnusable, stored_key
 
 _EVEN_OVER = 64
+_UNREADABLE = (msgspec.DecodeError, KeyTooLong, KeyUnusable, TypeError, ValueError)
 _SCHEMA = (("key", pa.binary()), ("value", pa.binary()), ("offset", pa.int64()))
 
 
-class EventUndecodable(CatchwaterError):
-    """An event is not what the function's event class says."""
-
-
 class Packed(NamedTuple):
-    """The events of one batch that belong to one shard."""
+    """The records of one batch that belong to one shard."""
 
-    label: int
+    shard: int
     blob: bytes
-
-
-class Unpacked(NamedTuple):
-    """A blob opened: side by side in log order; keys are stored keys."""
-
-    origin: str
-    keys: list[bytes]
-    values: list[bytes]
-    offsets: pa.Int64Array
 
 
 def shard_labels(shards: int) -> list[int]:
@@ -83,75 +71,208 @@ def pack(
     offsets: pa.Array,
     *,
     origin: str,
-    labels: list[int],
+    shards: int,
+    input: str = "",
 ) -> list[Packed]:
-    """Split a batch by shard, in log order; `labels` are those of all shards.
+    """Split a batch by shard, in log order within each.
 
     `keys` are the records' keys where they are the function's key, else None: the key's fields
     are then picked out of the JSON. `origin` ("topic-partition") and the offsets say where an
-    event came from. Raises EventUndecodable, KeyTooLong.
+    event came from, `input` to which of several inputs. Records without a usable key travel in a
+    blob of their own, with the reason.
     """
+    spec = spec.input(input)
+    named = {"origin": origin, "input": input}
+    errors: dict[int, str] = {}
     if keys is None:
-        keys = pa.array(_keys_in(spec, values, offsets, origin), pa.binary())
-    elif keys.null_count:
-        row = keys.is_null().index(True).as_py()
-        raise _undecodable(spec, origin, offsets[row], "it has no key")
+        keys = pa.array(_keys_in_json(spec, values, errors), pa.binary())
     distinct = keys.cast(pa.binary()).dictionary_encode()
-    stored = [stored_key(key) for key in distinct.dictionary.to_pylist()]
+    stored, refused = _stored_keys(spec, distinct.dictionary.to_pylist())
+    if refused or distinct.null_count:
+        for row, index in enumerate(distinct.indices.to_pylist()):
+            if index is None or index in refused:
+                errors.setdefault(row, refused.get(index, "it has no key"))
+    packed = []
+    if errors:
+        packed.append(_pack_poison(keys, values, offsets, errors, named, shards))
+        good = pa.array([row for row in range(len(values)) if row not in errors], pa.int64())
+        distinct, values, offsets = (each.take(good) for each in (distinct, values, offsets))
     high = np.frombuffer(b"".join(key[:4] for key in stored), ">u4").astype(np.uint64)
-    rows = distinct.indices.to_numpy()
-    shards = ((high * np.uint64(len(labels))) >> np.uint64(32)).astype(np.int64)[rows]
+    wanted = ((high * np.uint64(shards)) >> np.uint64(32)).astype(np.int64)
     table = pa.record_batch(
         [pa.array(stored, pa.binary()).take(distinct.indices), values.cast(pa.binary()), offsets],
-        schema=pa.schema(_SCHEMA, metadata={"origin": origin}),
+        schema=pa.schema(_SCHEMA, metadata=named),
     )
-    return [Packed(labels[shard], _to_ipc(part)) for shard, part in _split(table, shards)]
+    parts = _split(table, wanted[distinct.indices.to_numpy()])
+    return [Packed(shard, _to_ipc(part)) for shard, part in parts] + packed
 
 
-def unpack(blob: bytes) -> Unpacked:
-    """Open one blob."""
-    with pa.ipc.open_stream(blob) as reader:
-        batch = reader.read_next_batch()
-    keys, values = (batch.column(i).to_numpy(zero_copy_only=False).tolist() for i in (0, 1))
-    return Unpacked(batch.schema.metadata[b"origin"].decode(), keys, values, batch.column(2))
+def read_events(spec: FunctionSpec, blob: bytes) -> Batch:
+    """Open a blob of `pack`, decode its events, and set those apart that cannot be."""
+    opened, batch = _open(blob)
+    origin, named = opened[b"origin"].decode(), opened[b"input"].decode()
+    keys, values = (_to_list(batch.column(i)) for i in (0, 1))
+    offsets = batch.column(2).to_numpy()
+    if b"poison" in opened:
+        return Batch((), (), origin, (), (), named, _poisoned(origin, batch))
+    events, errors = _decode_all(spec.input(named).decode_event, values)
+    if not errors:
+        return Batch(keys, events, origin, offsets, values, named)
+    poisoned = [
+        Poisoned(origin, int(offsets[i]), keys[i][HASH_BYTES:], values[i] or b"", error)
+        for i, error in errors.items()
+    ]
+    good = [i for i in range(len(keys)) if i not in errors]
+    keys, values, offsets = [keys[i] for i in good], [values[i] for i in good], offsets[good]
+    return Batch(keys, events, origin, offsets, values, named, poisoned)
 
 
-def decode_events(spec: FunctionSpec, unpacked: Unpacked) -> list[Any]:
-    """The events of a blob, in order; EventUndecodable names topic, partition and offset."""
-    return _decode_all(spec.decode_event, spec, unpacked.values, unpacked.offsets, unpacked.origin)
+def pack_table(
+    spec: FunctionSpec,
+    name: str,
+    keys: pa.Array,
+    values: pa.Array,
+    offsets: pa.Array,
+    *,
+    origin: str,
+    shards: int,
+) -> list[Packed]:
+    """Split a batch of a table's rows by shard, or give it to all: of each key the last row.
+
+    Rows that cannot be read travel in a blob of their own, with the reason.
+    """
+    table = spec.tables[name]
+    named = {"origin": origin, "table": name}
+    errors: dict[int, str] = {}
+    last: dict[bytes, bytes | None] = {}
+    for row, (key, value) in enumerate(zip(_to_list(keys), _to_list(values), strict=True)):
+        try:
+            if key is None:
+                raise ValueError("it has no key")
+            found = _canonical(spec, key) if table.keyed else key
+            stored_key(found)
+            if value is not None:
+                table.decode_row(value)
+            last[found] = value
+        except _UNREADABLE as error:
+            errors[row] = _reason(table.row_type, error)
+    packed = []
+    if errors:
+        packed.append(_pack_poison(keys, values, offsets, errors, named, shards))
+    rows = pa.record_batch(
+        [pa.array(last, pa.binary()), pa.array(last.values(), pa.binary())],
+        schema=pa.schema(_SCHEMA[:2], metadata=named),
+    )
+    if not table.keyed:
+        return [Packed(shard, _to_ipc(rows)) for shard in range(shards) if last] + packed
+    wanted = np.array([shard_of(stored_key(key), shards) for key in last], np.int64)
+    return [Packed(shard, _to_ipc(part)) for shard, part in _split(rows, wanted)] + packed
 
 
-def _keys_in(
-    spec: FunctionSpec, values: pa.Array, offsets: pa.Array, origin: str
-) -> Iterator[bytes]:
-    raw = values.to_numpy(zero_copy_only=False).tolist()
-    partial = _decode_all(spec.decode_key_fields, spec, raw, offsets, origin)
-    return map(encode_key, map(spec.key_of_fields, partial))
+def read_table(blob: bytes) -> TableBatch:
+    """Open a blob of `pack_table`."""
+    opened, batch = _open(blob)
+    name = opened[b"table"].decode()
+    if b"poison" in opened:
+        return TableBatch(name, (), (), _poisoned(opened[b"origin"].decode(), batch))
+    return TableBatch(name, *(_to_list(batch.column(i)) for i in (0, 1)))
+
+
+def shard_of(key: bytes, shards: int) -> int:
+    """The shard of a stored key: shards are equal ranges of the hash."""
+    return int.from_bytes(key[:4], "big") * shards >> 32
+
+
+def _keys_in_json(
+    spec: FunctionSpec, values: pa.Array, errors: dict[int, str]
+) -> Iterator[bytes | None]:
+    """The key of each event, None where there is none: the reason is then added to `errors`."""
+    partial, bad = _decode_all(spec.decode_key_fields, _to_list(values))
+    errors.update(bad)
+    found = iter(partial)
+    for row in range(len(values)):
+        key = None
+        if row not in bad:
+            try:
+                key = spec.encode_key(spec.key_of_fields(next(found)))
+            except _UNREADABLE as error:
+                errors[row] = _reason(spec.event_type, error)
+        yield key
+
+
+def _stored_keys(spec: FunctionSpec, keys: list[bytes]) -> tuple[list[bytes], dict[int, str]]:
+    """The stored keys of key bytes, and why some cannot be: those are empty."""
+    stored, refused = [], {}
+    for index, key in enumerate(keys):
+        try:
+            stored.append(stored_key(_canonical(spec, key)))
+        except _UNREADABLE as error:
+            refused[index] = _reason(spec.event_type, error)
+            stored.append(bytes(HASH_BYTES))
+    return stored, refused
+
+
+def _canonical(spec: FunctionSpec, key: bytes) -> bytes:
+    """A record's key as the function's key: 1.50 and 1.5 are one Decimal."""
+    if spec.key_type in (str, bytes):
+        return key
+    return spec.encode_key(spec.decode_key(key))
 
 
 def _decode_all(
-    decode: Callable[[bytes], Any],
-    spec: FunctionSpec,
-    values: list[bytes],
-    offsets: pa.Array,
-    origin: str,
-) -> list[Any]:
+    decode: Callable[[bytes], Any], values: list[bytes]
+) -> tuple[list[Any], dict[int, str]]:
+    """What could be decoded, in order; and by index, why others could not."""
     decoded: list[Any] = []
-    try:
-        decoded.extend(map(decode, values))
-    except (msgspec.DecodeError, TypeError, ValueError) as error:
-        raise _undecodable(spec, origin, offsets[len(decoded)], str(error)) from None
-    return decoded
+    errors: dict[int, str] = {}
+    waiting = iter(values)
+    while True:
+        try:
+            decoded.extend(map(decode, waiting))
+            return decoded, errors
+        except _UNREADABLE as error:
+            errors[len(decoded) + len(errors)] = f"{type(error).__name__}: {error}"
 
 
-def _undecodable(
-    spec: FunctionSpec, origin: str, offset: pa.Scalar, reason: str
-) -> EventUndecodable:
-    return EventUndecodable(
-        f"The event at {origin}, offset {offset.as_py()}, cannot be read as "
-        f"{spec.event_type.__name__} of function {spec.name!r}: {reason}.",
-        hint="Correct the event class, or start behind this offset.",
+def _reason(declared: Any, error: Exception) -> str:
+    return f"it cannot be read as {getattr(declared, '__name__', declared)}: {error}"
+
+
+def _pack_poison(
+    keys: pa.Array,
+    values: pa.Array,
+    offsets: pa.Array,
+    errors: dict[int, str],
+    named: dict[str, str],
+    shards: int,
+) -> Packed:
+    """Records that cannot be handled, each with the reason; any shard will do."""
+    rows = pa.array(errors, pa.int64())
+    columns = [each.take(rows) for each in (keys.cast(pa.binary()), values, offsets)]
+    batch = pa.record_batch(
+        [*columns, pa.array(errors.values(), pa.string())],
+        schema=pa.schema((*_SCHEMA, ("error", pa.string())), metadata=named | {"poison": "yes"}),
     )
+    return Packed(batch.column(2)[0].as_py() % shards, _to_ipc(batch))
+
+
+def _poisoned(origin: str, batch: pa.RecordBatch) -> list[Poisoned]:
+    columns = (column.to_pylist() for column in batch.columns)
+    return [
+        Poisoned(origin, offset, key, value or b"", error)
+        for key, value, offset, error in zip(*columns, strict=True)
+    ]
+
+
+def _open(blob: bytes) -> tuple[dict[bytes, bytes], pa.RecordBatch]:
+    with pa.ipc.open_stream(blob) as reader:
+        batch = reader.read_next_batch()
+    return batch.schema.metadata, batch
+
+
+def _to_list(column: pa.Array) -> list[Any]:
+    found: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
+    return found
 
 
 def _split(table: pa.RecordBatch, shards: np.ndarray) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -19,8 +19,10 @@ _PAGE_KEYS = 1024
 class Journal:
     """Whose entries in one table an epoch wrote, by when they are to be looked at."""
 
-    def __init__(self, table: Table, ttl_ms: int) -> None:
+    def __init__(self, table: Table, ttl_ms: int, series: int = 0) -> None:
+        """Journals of one table with different lifetimes need different `series`, below 256."""
         self._table = table
+        self._first_page = series << 24
         self._ttl_ms = ttl_ms
         self._step_ms = max(ttl_ms // _STEPS, 1)
         self._steps: defaultdict[int, dict[bytes, None]] = defaultdict(dict)
@@ -37,7 +39,8 @@ class Journal:
         for step, stored_keys in self._steps.items():
             keys = list(stored_keys)
             due = pack_time((step + 1) * self._step_ms)
-            for page, start in enumerate(range(0, len(keys), _PAGE_KEYS)):
+            starts = range(0, len(keys), _PAGE_KEYS)
+            for page, start in enumerate(starts, self._first_page):
                 entry = due + bytes([self._table]) + version + page.to_bytes(4, "big")
                 data = msgspec.msgpack.encode(keys[start : start + _PAGE_KEYS])
                 state.put(Table.EXPIRY, entry, data)

@@ -33,6 +33,8 @@ class Record(msgspec.Struct, Generic[StateT], array_like=True, gc=False):
     spilled: int
     """The youngest event time among the ids that went to the SEEN table; NEVER: none went."""
     state: StateT
+    clock_timers: dict[str, int] = {}
+    """Due time by name, of the timers that wait for the processing clock."""
 
 
 def new_record(state: StateT) -> Record[StateT]:
@@ -44,13 +46,20 @@ class RecordCodec(Generic[StateT]):
     """Records of one state class to bytes and back, whatever version of the function wrote them."""
 
     def __init__(
-        self, state_type: Any, version: int, migrations: dict[int, Callable[[dict[str, Any]], Any]]
+        self,
+        state_type: Any,
+        version: int,
+        migrations: dict[int, Callable[[dict[str, Any]], Any]],
+        enc_hook: Callable[[Any], Any] | None = None,
+        dec_hook: Callable[[type, Any], Any] | None = None,
     ) -> None:
         self._version = version.to_bytes(2, "big")
         self._migrations = migrations
         self._label = getattr(state_type, "__name__", str(state_type))
-        self._encode = msgspec.msgpack.Encoder(enc_hook=to_plain).encode
-        self._decode = msgspec.msgpack.Decoder(Record[state_type], dec_hook=from_plain).decode
+        self._encode = msgspec.msgpack.Encoder(enc_hook=enc_hook or to_plain).encode
+        self._decode = msgspec.msgpack.Decoder(
+            Record[state_type], dec_hook=dec_hook or from_plain
+        ).decode
         self._decode_plain = msgspec.msgpack.Decoder(Record[Any]).decode
 
     def encode(self, record: Record[StateT]) -> bytes:

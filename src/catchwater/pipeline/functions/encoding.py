@@ -46,9 +46,3 @@ def json_decoder(declared: Any) -> Callable[[bytes], Any]:
 def json_encoder() -> Callable[[Any], bytes]:
     """A value of any declared type to JSON."""
     return msgspec.json.Encoder(enc_hook=to_plain).encode
-
-
-def id_encoder(id_type: type) -> Callable[[Any], bytes]:
-    """Event identities of one declared type to bytes, as `encode_key` does it."""
-    encoders: dict[type, Callable[[Any], bytes]] = {str: str.encode, bytes: bytes}
-    return encoders.get(id_type, b"%d".__mod__)

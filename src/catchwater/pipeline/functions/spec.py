@@ -6,15 +6,24 @@ Relies on `encoding` for the types. Imports no Spark. Runs nothing: `process` do
 import re
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from operator import attrgetter, itemgetter
 from random import Random  # noqa: TID251  (seeded by key and event: a replay draws the same)
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from catchwater.pipeline.functions import encoding
-from catchwater.state.keys import KeyType, KeyValue, encode_key, key_decoder, stored_key
+from catchwater.pipeline.functions.entries import EntryField, from_record, to_record
+from catchwater.pipeline.functions.policy import FAIL, Poison
+from catchwater.state.keys import (
+    KeyType,
+    KeyValue,
+    encode_key,
+    key_decoder,
+    key_encoder,
+    stored_key,
+)
 from catchwater.state.records import RecordCodec
 
 EventT = TypeVar("EventT")
@@ -27,6 +36,7 @@ Out = Iterable[OutT] | None
 
 Late = Literal["drop", "process"]
 
+_IDS = (str, int, bytes)
 _MIGRATION = re.compile(r"from_v(\d+)")
 
 
@@ -52,11 +62,27 @@ class Context(Protocol):
     def random(self) -> Random:
         """A random source seeded by function, key and event: a replay draws the same numbers."""
 
-    def timer(self, name: str, at: int) -> None:
-        """Call `on_timer(name, at, …)` once the watermark reaches `at`; the name replaces."""
+    def timer(self, name: str, at: int, clock: bool = False) -> None:
+        """Call `on_timer(name, at, …)` once the watermark reaches `at`; the name replaces.
+
+        With `clock=True` it is the processing clock (`now`) that must reach `at`.
+        """
 
     def cancel_timer(self, name: str) -> None:
         """Forget the timer of this name, if there is one."""
+
+    def table(self, name: str) -> "Rows":
+        """A declared table as it is at this epoch."""
+
+    def answer(self, call: str) -> Any:
+        """What a declared call answered for this event; None if it asked nothing."""
+
+
+class Rows(Protocol):
+    """A table: the last row that its topic has for a key."""
+
+    def get(self, key: Any) -> Any:
+        """The row, or None. Of a `keyed` table only the row of the key that is being handled."""
 
 
 class Keyed(ABC, Generic[EventT, StateT, OutT]):
@@ -67,7 +93,7 @@ class Keyed(ABC, Generic[EventT, StateT, OutT]):
         """Handle one event; change the state in place."""
 
     def on_timer(self, name: str, at: int, s: StateT, ctx: Context) -> Out[OutT]:
-        """Handle a timer that came due at event time `at` (ms)."""
+        """Handle a timer that came due at `at` (ms; event time, or clock if it was set so)."""
         return ()
 
     @classmethod
@@ -99,8 +125,44 @@ def type_arguments(cls: type, generic: type) -> tuple[Any, ...] | None:
 
 
 @dataclass(frozen=True)
+class InputSpec:
+    """What is its own of one of several inputs."""
+
+    event_type: Any
+    key: tuple[str, ...]
+    event_time: str
+    dedup: str | None
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """A table that a function looks rows up in."""
+
+    row_type: Any
+    keyed: bool = False
+    """Its keys are the function's: each row lies only where its key's state is."""
+
+    @cached_property
+    def decode_row(self) -> Callable[[bytes], Any]:
+        """One JSON document to one row; raises msgspec.DecodeError."""
+        return encoding.json_decoder(self.row_type)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the decoder, which does not pickle."""
+        return {"row_type": self.row_type, "keyed": self.keyed}
+
+
+def keyed(row_type: Any) -> TableSpec:
+    """A table whose keys are the function's keys: `tables={"customers": keyed(Customer)}`."""
+    return TableSpec(row_type, keyed=True)
+
+
+@dataclass(frozen=True)
 class FunctionSpec:
-    """A checked declaration: durations in ms, types resolved. Pickles with its target."""
+    """A checked declaration: durations in ms, types resolved. Pickles with its target.
+
+    Of several inputs the fields about events are the first one's; `input` gives each its own.
+    """
 
     name: str
     version: int
@@ -119,6 +181,35 @@ class FunctionSpec:
     output_type: Any
     key_type: KeyType
     target: Callable[..., Any]
+    inputs: Mapping[str, InputSpec] = field(default_factory=dict)
+    """By name; empty if there is but one."""
+    input_name: str = ""
+    """The input that this is the declaration for, if there are several."""
+    tables: Mapping[str, TableSpec] = field(default_factory=dict)
+    calls: Mapping[str, Any] = field(default_factory=dict)
+    """By name: a `Call`."""
+    entry_fields: Mapping[str, EntryField] = field(default_factory=dict)
+    """Fields of the state that are kept entry by entry."""
+    poison: Poison = FAIL
+
+    def input(self, name: str) -> "FunctionSpec":
+        """The declaration as one input's events need it; of a function with but one, itself."""
+        return self._by_input[name] if self.inputs else self
+
+    @cached_property
+    def _by_input(self) -> dict[str, "FunctionSpec"]:
+        return {
+            name: replace(
+                self,
+                event_type=each.event_type,
+                key=each.key,
+                event_time=each.event_time,
+                dedup=each.dedup,
+                inputs={},
+                input_name=name,
+            )
+            for name, each in self.inputs.items()
+        }
 
     def handlers(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """A fresh (on_event, on_timer); the instance lives for one run, state is never in it."""
@@ -157,7 +248,7 @@ class FunctionSpec:
     @cached_property
     def record_codec(self) -> RecordCodec[Any]:
         """What is kept for a key, to bytes and back."""
-        return RecordCodec(self.state_type, self.version, self.migrations())
+        return RecordCodec(self.state_type, self.version, self.migrations(), to_record, from_record)
 
     @cached_property
     def key_of(self) -> Callable[[Any], KeyValue]:
@@ -175,24 +266,36 @@ class FunctionSpec:
         return attrgetter(*self.key)
 
     @cached_property
+    def encode_key(self) -> Callable[[Any], bytes]:
+        """The key's value to key bytes."""
+        return key_encoder(self.key_type)
+
+    @cached_property
     def event_time_of(self) -> Callable[[Any], int]:
         """The event time of an event, ms."""
         return self._getter(self.event_time)
 
     @cached_property
     def id_of(self) -> Callable[[Any], str | int | bytes]:
-        """The identity of an event, by which duplicates are known; only if `dedup` is declared."""
-        assert self.dedup is not None
-        return self._getter(self.dedup)
+        """The identity of an event, by which duplicates are known; only if `dedup` is declared.
 
-    @cached_property
-    def encode_id(self) -> Callable[[Any], bytes]:
-        """An event's identity as bytes."""
-        return encoding.id_encoder(typing.get_type_hints(self.event_type)[self.dedup or ""])
+        Each input has identities of its own.
+        """
+        assert self.dedup is not None
+        get = self._getter(self.dedup)
+        if typing.get_type_hints(self.event_type)[self.dedup] in _IDS and not self.input_name:
+            return get
+        space = self.input_name.encode() + b"\0"
+        return lambda event: space + encode_key(get(event))
 
     def stored_key_of(self, event: Any) -> bytes:
         """Where the state of this event's key lies (see `keys.stored_key`)."""
-        return stored_key(encode_key(self.key_of(event)))
+        return stored_key(self.encode_key(self.key_of(event)))
+
+    @property
+    def entry_states(self) -> dict[str, Any]:
+        """By field of the state: `ListState[T]`, `MapState[K, V]` or `ValueState[T]`."""
+        return {name: each.annotation for name, each in self.entry_fields.items()}
 
     def migrations(self) -> dict[int, Callable[[dict[str, Any]], Any]]:
         """The `from_vN` methods: older state, as a plain dict, to this version's state."""
@@ -208,7 +311,7 @@ class FunctionSpec:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the cached decoders, which do not pickle and are cheap to make again."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 def _no_timer(name: str, at: int, s: Any, ctx: Context) -> None:

@@ -5,7 +5,9 @@ from random import Random  # noqa: TID251  (seeded by key and event: a replay dr
 from typing import Any
 
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.state.keys import HASH_BYTES
+from catchwater.pipeline.process.batch import Answers
+from catchwater.pipeline.process.tables import RowsOf, TableRows
+from catchwater.state.keys import HASH_BYTES, encode_key
 from catchwater.state.records import Record, new_record
 
 MAX_TIMER_NAME_BYTES = 100
@@ -15,10 +17,13 @@ class EpochContext:
     """`function.Context`; `process` sets the three plain attributes before every handler."""
 
     __slots__ = (
+        "_answers",
         "_drawn_for",
         "_random",
         "_spec",
+        "_tables",
         "cause",
+        "input",
         "now",
         "record",
         "stored_key",
@@ -26,8 +31,17 @@ class EpochContext:
         "watermark",
     )
 
-    def __init__(self, spec: FunctionSpec, watermark_ms: int, clock_ms: int) -> None:
+    def __init__(
+        self,
+        spec: FunctionSpec,
+        watermark_ms: int,
+        clock_ms: int,
+        tables: TableRows,
+        answers: Answers | None,
+    ) -> None:
         self._spec = spec
+        self._tables = tables
+        self._answers = answers
         self._random: Random | None = None
         self._drawn_for: Any = None
         self.watermark = watermark_ms
@@ -35,9 +49,11 @@ class EpochContext:
         self.stored_key = b""
         self.record: Record[Any] = new_record(None)
         self.cause: Any = None
-        """The event, or (time, name) of the timer, that is being handled."""
-        self.timers_before: dict[bytes, dict[str, int]] = {}
-        """Of the keys whose timers changed: the timers as the epoch found them."""
+        """The event that is being handled; of a timer a tuple that begins (time, name)."""
+        self.input = spec
+        """The declaration as the input of the event has it."""
+        self.timers_before: dict[bytes, tuple[dict[str, int], dict[str, int]]] = {}
+        """Of keys whose timers changed: as the epoch found them, by watermark and by clock."""
 
     @property
     def key(self) -> Any:
@@ -53,7 +69,7 @@ class EpochContext:
             self._drawn_for = self.cause
         return self._random
 
-    def timer(self, name: str, at: int) -> None:
+    def timer(self, name: str, at: int, clock: bool = False) -> None:
         """Set the key's timer of this name.
 
         Raises ValueError if the name is over 100 bytes, or `at` is no whole number of ms.
@@ -63,22 +79,41 @@ class EpochContext:
         if len(name.encode()) > MAX_TIMER_NAME_BYTES:
             raise ValueError(f"the timer name {name[:40]!r}… is over {MAX_TIMER_NAME_BYTES} bytes")
         self._remember_timers()
-        self.record.timers[name] = at
+        record = self.record
+        chosen, other = record.timers, record.clock_timers
+        if clock:
+            chosen, other = other, chosen
+        chosen[name] = at
+        other.pop(name, None)
 
     def cancel_timer(self, name: str) -> None:
         """Forget the key's timer of this name."""
         self._remember_timers()
         self.record.timers.pop(name, None)
+        self.record.clock_timers.pop(name, None)
+
+    def table(self, name: str) -> RowsOf:
+        """A declared table; LookupError, when it is asked, if there is none of this name."""
+        return RowsOf(self._tables, name, self.stored_key)
+
+    def answer(self, call: str) -> Any:
+        """What a declared call answered for this event; LookupError in a timer."""
+        if isinstance(self.cause, tuple):
+            raise LookupError(f"a timer has no answer of {call!r}: only events ask")
+        if self._answers is None:
+            raise LookupError(f"there is no answer of {call!r}: the function declares no calls")
+        return self._answers.of(call, self.cause)
 
     def _remember_timers(self) -> None:
         if self.stored_key not in self.timers_before:
-            self.timers_before[self.stored_key] = dict(self.record.timers)
+            record = self.record
+            self.timers_before[self.stored_key] = dict(record.timers), dict(record.clock_timers)
 
     def _identity(self) -> bytes:
         """Two equal events of one key draw the same if the function declares no `dedup` id."""
         cause = self.cause
         if isinstance(cause, tuple):
             return repr(cause).encode()
-        if self._spec.dedup is not None:
-            return self._spec.encode_id(self._spec.id_of(cause))
+        if self.input.dedup is not None:
+            return encode_key(self.input.id_of(cause))
         return self._spec.encode_output(cause)

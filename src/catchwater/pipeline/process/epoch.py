@@ -1,15 +1,15 @@
 """One function over one shard's events of one epoch: the semantics of the pipeline, and no more.
 
-An epoch first fires the timers that are due at its watermark, in the order (time, key hash,
-name), then handles the events in the order given. What is older than the watermark is late; an id
-seen for the key less than `dedup_ttl` before the watermark is a duplicate. The watermark stands
-still within an epoch.
+An epoch first takes over what has changed in tables, then fires the timers that are due, those of
+the watermark before those of the clock, each in the order (time, key hash, name), then handles the
+events in the order given. What is older than the epoch says is late; an id seen for the key less
+than `dedup_ttl` before the watermark is a duplicate. Watermark and clock stand still within it.
 
-A key's record is decoded once per epoch and encoded once at its end. State outlives its last
-write by `state_ttl`. A write is an event or timer handled, whether or not it changed the state:
-that alone does not depend on where epochs begin. A late event that the policy lets through counts
-as written at the watermark. The ids seen lie in the key's record; a key with many has all but the
-latest in a table of their own, so that no record grows with its traffic.
+An event below the watermark that is not late, or that the policy lets through, counts as written
+at the watermark.
+
+If anything raises, nothing of the epoch is kept and it is run again carefully: event by event,
+each of which leaves no trace if it raises, and is then poison.
 
 Pure: entries, events and times come in as arguments.
 """
@@ -17,63 +17,62 @@ Pure: entries, events and times come in as arguments.
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from hashlib import blake2b
+from functools import partial
 from heapq import heapify, heappop, heappush
-from operator import itemgetter
 from typing import Any, NamedTuple
 
+from catchwater.pipeline.functions.policy import Poison
 from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.process import poison as bad
+from catchwater.pipeline.process.batch import (
+    Answers,
+    Batch,
+    Poisoned,
+    Processed,
+    TableBatch,
+    Times,
+)
 from catchwater.pipeline.process.context import EpochContext
+from catchwater.pipeline.process.live import LiveRecords
+from catchwater.pipeline.process.seen import SeenIds
+from catchwater.pipeline.process.tables import TableRows
+from catchwater.pipeline.process.timers import (
+    TIMER_TABLES,
+    store_timers,
+    timer_entry,
+    timer_of,
+    timers_of,
+)
 from catchwater.state.entries import ShardState, Table, pack_time, unpack_time
-from catchwater.state.expiry import Journal, take_due
-from catchwater.state.records import NEVER, Record, new_record
-
-Batch = tuple[Sequence[bytes], Sequence[Any]]
-"""Stored keys and, side by side with them, decoded events; in log order."""
-
-_SEEN_IN_RECORD = 64
-_SEEN_KEPT = 32
-"""A record with more ids than the one keeps as many as the other; the rest go to the SEEN table."""
-_LONGEST_ID_BYTES = 128
-_AFTER_ANY_ID = bytes([255]) * (_LONGEST_ID_BYTES + 2)
-
-
-@dataclass
-class Processed:
-    """What an epoch of one shard gave."""
-
-    outputs: list[Any] = field(default_factory=list)
-    output_keys: list[bytes] = field(default_factory=list)
-    """Side by side with the outputs: the stored key each came from."""
-    events: int = 0
-    """Events read, with the late and the duplicate ones."""
-    late: int = 0
-    duplicates: int = 0
-    timers: int = 0
-    """Timers fired."""
-    max_event_time_ms: int | None = None
-    next_due_ms: int | None = None
-    """The watermark at which the shard wants an epoch even without input; None: never."""
+from catchwater.state.expiry import take_due
+from catchwater.state.keys import HASH_BYTES
+from catchwater.state.records import NEVER, Record
 
 
 def process(
     spec: FunctionSpec,
     state: ShardState,
     batches: Iterable[Batch],
-    watermark_ms: int,
-    clock_ms: int,
+    times: Times,
+    *,
+    tables: Iterable[TableBatch] = (),
+    poison: Poison | None = None,
+    answers: Answers | None = None,
 ) -> Processed:
-    """Fire what is due, handle the events, leave the changes in `state`; see the module."""
-    epoch = _Epoch(spec, state, watermark_ms, clock_ms)
-    with _collecting_young_only() as collect:
-        epoch.fire_timers()
-        epoch.delete_expired()
-        for keys, events in batches:
-            epoch.handle(keys, events)
-            collect()
-        epoch.store()
-    return epoch.done
+    """Do what the module says, and leave the changes in `state`, which must have none yet.
+
+    `batches` and `tables` are gone through again if anything raises: give lists, or what begins
+    anew. `poison` stands for what the function declares. Raises EventFailed, PoisonLimitReached.
+    """
+    policy = poison or spec.poison
+    try:
+        return _Epoch(spec, state, times, policy, answers).run(tables, batches)
+    except Exception as error:
+        if not bad.is_poison(error):
+            raise
+    for changed in state.changes:
+        changed.clear()
+    return _CarefulEpoch(spec, state, times, policy, answers).run(tables, batches)
 
 
 @contextmanager
@@ -91,13 +90,7 @@ def _collecting_young_only() -> Iterator[Callable[[], object]]:
             gc.enable()
 
 
-def read_record(spec: FunctionSpec, state: ShardState, key: bytes) -> Record[Any] | None:
-    """The record of a stored key, if there is one."""
-    data = state.get_many(Table.RECORD, [key]).get(key)
-    return None if data is None else spec.record_codec.decode(data)
-
-
-class _Batch(NamedTuple):
+class _Rows(NamedTuple):
     """Side by side: what the loop needs of each event."""
 
     keys: Sequence[bytes]
@@ -105,172 +98,139 @@ class _Batch(NamedTuple):
     times: list[int]
     records: list[Record[Any]]
 
-    def only(self, kept: list[int]) -> "_Batch":
+    def only(self, kept: list[int]) -> "_Rows":
         """The rows of these indexes."""
-        return _Batch(*([column[i] for i in kept] for column in self))  # type: ignore[arg-type]
+        return _Rows(*([column[i] for i in kept] for column in self))  # type: ignore[arg-type]
 
 
 class _Epoch:
-    """The records an epoch has touched, decoded, and what it gave so far."""
+    """One pass over an epoch."""
 
     def __init__(
-        self, spec: FunctionSpec, state: ShardState, watermark_ms: int, clock_ms: int
+        self,
+        spec: FunctionSpec,
+        state: ShardState,
+        times: Times,
+        poison: Poison,
+        answers: Answers | None,
     ) -> None:
         self._spec = spec
         self._state = state
-        self._watermark = watermark_ms
+        self._watermark, self._late_before, self._clock = times
+        self._poison = poison
         self._on_event, self._on_timer = spec.handlers()
-        self._codec = spec.record_codec
-        self._live: dict[bytes, Record[Any]] = {}
-        self._stored: dict[bytes, bytes] = {}
-        """The bytes that live records were decoded from; a live record without is new."""
-        self._seen_journal = Journal(Table.SEEN, spec.dedup_ttl_ms)
-        self._record_journal = Journal(Table.RECORD, spec.record_ttl_ms or 0)
-        self._context = EpochContext(spec, watermark_ms, clock_ms)
+        self._live = LiveRecords(spec, state)
+        self._seen = SeenIds(state, spec.dedup_ttl_ms, self._watermark)
+        self._tables = TableRows(spec, state)
+        self._context = EpochContext(spec, self._watermark, self._clock, self._tables, answers)
         self.done = Processed()
 
-    def fire_timers(self) -> None:
+    def run(self, tables: Iterable[TableBatch], batches: Iterable[Batch]) -> Processed:
+        """The whole epoch."""
+        with _collecting_young_only() as collect:
+            for rows in tables:
+                self._take_poisoned(rows.poisoned)
+                self._tables.apply(rows)
+            self._fire_due(Table.TIMER, self._watermark)
+            self._fire_due(Table.CLOCK_TIMER, self._clock)
+            self._delete_expired()
+            for batch in batches:
+                self._take_poisoned(batch.poisoned)
+                self.done.events += len(batch.keys) + len(batch.poisoned)
+                self._handle(batch)
+                collect()
+            self._store()
+        return self.done
+
+    def _fire_due(self, table: Table, until: int) -> None:
         """Fire all that is due; a timer set meanwhile for later than the one that set it, too.
 
         One set for the same time or before waits for the next epoch: no handler can go in circles.
         """
-        until = pack_time(self._watermark + 1)
-        due = [entry for entry, _ in self._state.committed.scan(Table.TIMER, until=until)]
+        end = pack_time(until + 1)
+        due = [entry for entry, _ in self._state.committed.scan(table, until=end)]
         queued = set(due)
         heapify(due)
-        self._load(_timer_of(entry)[1] for entry in due)
+        self._live.load(timer_of(entry)[1] for entry in due)
         while due:
-            at, key, name = _timer_of(heappop(due))
-            record = self._live[key]
-            if record.timers.get(name) != at:
+            at, key, name = timer_of(heappop(due))
+            timers = timers_of(self._live.records[key], table)
+            if timers.get(name) != at:
                 continue
-            self._fire(at, key, name, record)
-            for other, then in record.timers.items():
-                entry = _timer_key(then, key, other)
-                if at < then <= self._watermark and entry not in queued:
+            self._fire(table, at, key, name)
+            for other, then in timers_of(self._live.records[key], table).items():
+                entry = timer_entry(then, key, other)
+                if at < then <= until and entry not in queued:
                     queued.add(entry)
                     heappush(due, entry)
 
-    def _fire(self, at: int, key: bytes, name: str, record: Record[Any]) -> None:
-        context = self._context
-        context.stored_key, context.record, context.cause = key, record, (at, name)
+    def _fire(self, table: Table, at: int, key: bytes, name: str) -> None:
+        by_clock = table is Table.CLOCK_TIMER
+        now = self._watermark if by_clock else at
+        record, context = self._live.records[key], self._context
+        self._live.entries.now = now
+        context.stored_key, context.record = key, record
+        context.cause = (at, name, "clock") if by_clock else (at, name)
         context.cancel_timer(name)
-        self._forget_expired_state(record, at)
-        record.written = max(record.written, at)
-        self._give(key, self._on_timer(name, at, record.state, context))
-        self.done.timers += 1
-
-    def delete_expired(self) -> None:
-        """Delete what the journal says is due and has expired; from here on no state is expired."""
-        due = take_due(self._state, self._watermark)
-        self._delete_seen(due[Table.SEEN])
-        self._delete_records(due[Table.RECORD])
-        for record in self._live.values():
-            self._forget_expired_state(record, self._watermark)
-
-    def _delete_seen(self, keys: Iterable[bytes]) -> None:
-        oldest = pack_time(self._watermark - self._spec.dedup_ttl_ms)
-        scan = self._state.committed.scan
-        for key in keys:
-            for entry, seen_at in scan(Table.SEEN, key, key + _AFTER_ANY_ID):
-                if seen_at <= oldest:
-                    self._state.delete(Table.SEEN, entry)
-
-    def _delete_records(self, keys: Iterable[bytes]) -> None:
-        """A key with timers still to come keeps its record, and is looked at again."""
-        ttl_ms = self._spec.record_ttl_ms or 0
-        self._load(keys)
-        for key in keys:
-            record = self._live[key]
-            written = max((record.written, *(at - ttl_ms for at in record.timers.values())))
-            if written + ttl_ms > self._watermark:
-                self._record_journal.written([key], [written])
-            else:
-                self._state.delete(Table.RECORD, key)
-                del self._live[key], self._stored[key]
-
-    def handle(self, keys: Sequence[bytes], events: Sequence[Any]) -> None:
-        """Handle one batch of events."""
-        if not keys:
-            return
+        self._live.forget_expired({key: record}, now)
+        record.written = max(record.written, now)
         done = self.done
-        done.events += len(keys)
-        times = list(map(self._spec.event_time_of, events))
-        done.max_event_time_ms = max(max(times), done.max_event_time_ms or NEVER)
-        for record in self._load(keys):
-            self._forget_expired_state(record, self._watermark)
-        batch = _Batch(keys, events, times, list(map(self._live.__getitem__, keys)))
+        done.outputs.extend(self._on_timer(name, at, record.state, context) or ())
+        done.output_keys.extend([key] * (len(done.outputs) - len(done.output_keys)))
+        done.timers += 1
+
+    def _delete_expired(self) -> None:
+        """Delete what the journal says is due and has expired; from here on no state is expired."""
+        self._live.entries.now = self._watermark
+        due = take_due(self._state, self._watermark)
+        self._seen.delete_expired(due[Table.SEEN])
+        self._live.delete_expired(due[Table.RECORD], self._watermark)
+        self._live.delete_expired_entries(due[Table.ENTRY])
+        self._live.forget_expired(self._live.records, self._watermark)
+
+    def _handle(self, batch: Batch) -> None:
+        """Handle one batch of events."""
+        if not batch.keys:
+            return
+        spec = self._context.input = self._spec.input(batch.input)
+        times = list(map(spec.event_time_of, batch.events))
+        records = self._records(batch.keys)
+        rows = _Rows(batch.keys, batch.events, times, records)
+        latest = max(times)
         if min(times) < self._watermark:
-            batch = self._without_late(batch)
-        if self._spec.dedup is not None:
-            batch = self._without_duplicates(batch)
-        self._run(batch)
+            rows = self._without_late(rows)
+        if spec.dedup is not None:
+            rows = self._without_duplicates(rows, spec)
+        self._run(rows)
+        seen = self.done.max_event_times
+        seen[batch.origin] = max(latest, seen.get(batch.origin, NEVER))
 
-    def _without_late(self, batch: _Batch) -> _Batch:
-        open_until = map(self._spec.open_until, batch.times)
-        kept = [i for i, until in enumerate(open_until) if until >= self._watermark]
-        self.done.late += len(batch.times) - len(kept)
+    def _records(self, keys: Sequence[bytes]) -> list[Record[Any]]:
+        """The live records of these keys, side by side."""
+        self._live.forget_expired(self._live.load(keys), self._watermark)
+        return list(map(self._live.records.__getitem__, keys))
+
+    def _without_late(self, rows: _Rows) -> _Rows:
+        open_until = map(self._spec.open_until, rows.times)
+        kept = [i for i, until in enumerate(open_until) if until >= self._late_before]
+        self.done.late += len(rows.times) - len(kept)
         if self._spec.late == "drop":
-            batch = batch.only(kept)
-        return batch._replace(times=[max(at, self._watermark) for at in batch.times])
+            rows = rows.only(kept)
+        return rows._replace(times=[max(at, self._watermark) for at in rows.times])
 
-    def _without_duplicates(self, batch: _Batch) -> _Batch:
-        ids = list(map(self._spec.id_of, batch.events))
-        oldest = self._watermark - self._spec.dedup_ttl_ms
-        spilled = self._spilled_ids(batch, ids, oldest)
-        kept = []
-        for i, (event_id, at, record) in enumerate(
-            zip(ids, batch.times, batch.records, strict=True)
-        ):
-            seen = record.seen
-            if seen.get(event_id, NEVER) <= oldest and i not in spilled:
-                seen[event_id] = at
-                kept.append(i)
+    def _without_duplicates(self, rows: _Rows, spec: FunctionSpec) -> _Rows:
+        ids = list(map(spec.id_of, rows.events))
+        kept = self._seen.fresh(rows.keys, ids, rows.times, rows.records)
         if len(kept) == len(ids):
-            return batch
+            return rows
         self.done.duplicates += len(ids) - len(kept)
-        return batch.only(kept)
+        return rows.only(kept)
 
-    def _spilled_ids(self, batch: _Batch, ids: list[Any], oldest: int) -> set[int]:
-        """Which of a batch are known from the SEEN table and have not expired, by index."""
-        asked = {
-            i: self._seen_entry(batch.keys[i], ids[i])
-            for i, record in enumerate(batch.records)
-            if record.spilled > oldest
-        }
-        if not asked:
-            return set()
-        found = self._state.get_many(Table.SEEN, list(asked.values()))
-        known = {entry for entry, at in found.items() if unpack_time(at) > oldest}
-        return {i for i, entry in asked.items() if entry in known}
-
-    def _seen_entry(self, key: bytes, event_id: Any) -> bytes:
-        data = self._spec.encode_id(event_id)
-        if len(data) > _LONGEST_ID_BYTES:
-            data = blake2b(data, digest_size=32).digest()
-        return key + data + bytes([len(data)])
-
-    def _spill(self) -> None:
-        """Move the older ids of keys with many out of their records, so that no record grows."""
-        oldest = self._watermark - self._spec.dedup_ttl_ms
-        for key, record in self._live.items():
-            if len(record.seen) <= _SEEN_IN_RECORD:
-                continue
-            by_age = sorted(record.seen.items(), key=itemgetter(1))
-            kept, moved = by_age[-_SEEN_KEPT:], by_age[:-_SEEN_KEPT]
-            moved = [(event_id, at) for event_id, at in moved if at > oldest]
-            record.seen = dict(kept)
-            if moved:
-                record.spilled = max(record.spilled, moved[-1][1])
-                entries = ((self._seen_entry(key, i), pack_time(at)) for i, at in moved)
-                self._state.put_many(Table.SEEN, entries)
-                self._seen_journal.written([key] * len(moved), [at for _, at in moved])
-
-    def _run(self, batch: _Batch) -> None:
+    def _run(self, rows: _Rows) -> None:
         """The loop that decides what an event costs."""
         on_event, context = self._on_event, self._context
         outputs, output_keys = self.done.outputs, self.done.output_keys
-        for key, event, at, record in zip(*batch, strict=True):
+        for key, event, at, record in zip(*rows, strict=True):
             if at > record.written:
                 record.written = at
             context.stored_key, context.cause, context.record = key, event, record
@@ -281,64 +241,70 @@ class _Epoch:
                 if new:
                     output_keys.extend([key] * new)
 
-    def store(self) -> None:
+    def _take_poisoned(self, found: Iterable[Poisoned]) -> None:
+        for each in found:
+            bad.take(self._spec, self._poison, self.done, each)
+
+    def _store(self) -> None:
         """Put the records, timers and journal pages that changed into the shard's state."""
-        self._spill()
-        written = {key: r for key, r in self._live.items() if r.written != NEVER}
-        data = zip(written, map(self._codec.encode, written.values()), strict=True)
-        stored = self._stored
-        self._state.put_many(Table.RECORD, [kv for kv in data if stored.get(kv[0]) != kv[1]])
-        if self._spec.record_ttl_ms is not None:
-            new = [key for key in written if key not in stored]
-            self._record_journal.written(new, [written[key].written for key in new])
-        self._store_timers()
-        self._seen_journal.store(self._state)
-        self._record_journal.store(self._state)
-        firsts = (self._state.first(Table.TIMER), self._state.first(Table.EXPIRY))
-        self.done.next_due_ms = min((unpack_time(f) for f in firsts if f is not None), default=None)
-
-    def _store_timers(self) -> None:
+        done, state = self.done, self._state
+        done.values = list(map(self._spec.encode_output, done.outputs))
+        self._seen.store(self._live.records)
+        done.keys = self._live.store()
         for key, before in self._context.timers_before.items():
-            record = self._live.get(key)
-            now = record.timers if record is not None else {}
-            for name, at in before.items():
-                if now.get(name) != at:
-                    self._state.delete(Table.TIMER, _timer_key(at, key, name))
-            for name, at in now.items():
-                if before.get(name) != at:
-                    self._state.put(Table.TIMER, _timer_key(at, key, name), b"")
-
-    def _give(self, key: bytes, given: Iterable[Any] | None) -> None:
-        done = self.done
-        done.outputs.extend(given or ())
-        done.output_keys.extend([key] * (len(done.outputs) - len(done.output_keys)))
-
-    def _load(self, keys: Iterable[bytes]) -> list[Record[Any]]:
-        """Make records live, a new one for an unknown key; gives those that were stored."""
-        live, decode = self._live, self._codec.decode
-        missing = [key for key in dict.fromkeys(keys) if key not in live]
-        found = self._state.get_many(Table.RECORD, missing)
-        self._stored.update(found)
-        loaded = {key: decode(data) for key, data in found.items()}
-        live.update(loaded)
-        if len(found) < len(missing):
-            new_state = self._spec.state_type
-            for key in missing:
-                if key not in live:
-                    live[key] = new_record(new_state())
-        return list(loaded.values())
-
-    def _forget_expired_state(self, record: Record[Any], now: int) -> None:
-        ttl = self._spec.state_ttl_ms
-        if ttl is not None and NEVER < record.written <= now - ttl:
-            record.state = self._spec.state_type()
+            record = self._live.records.get(key)
+            for table, then in zip(TIMER_TABLES, before, strict=True):
+                now = {} if record is None else timers_of(record, table)
+                store_timers(state, table, key, then, now)
+        firsts = (state.first(Table.TIMER), state.first(Table.EXPIRY))
+        done.next_due_ms = min((unpack_time(f) for f in firsts if f is not None), default=None)
+        first = state.first(Table.CLOCK_TIMER)
+        done.next_due_clock_ms = None if first is None else unpack_time(first)
 
 
-def _timer_key(at: int, key: bytes, name: str) -> bytes:
-    return pack_time(at) + key + name.encode() + len(key).to_bytes(2, "big")
+class _CarefulEpoch(_Epoch):
+    """An epoch in which something raises: one event, one timer at a time, undone if it does."""
 
+    def _handle(self, batch: Batch) -> None:
+        for i, key in enumerate(batch.keys):
+            one = Batch(
+                batch.keys[i : i + 1], batch.events[i : i + 1], batch.origin, (), (), batch.input
+            )
+            self._records(one.keys)
+            error = self._attempt(key, partial(super()._handle, one))
+            if error is not None:
+                offset, value = int(batch.offsets[i]), batch.values[i]
+                self._poisoned_by(error, batch.origin, offset, key, value)
 
-def _timer_of(entry: bytes) -> tuple[int, bytes, str]:
-    """(time, stored key, name) of an entry of the timer table."""
-    end = 8 + int.from_bytes(entry[-2:], "big")
-    return unpack_time(entry), entry[8:end], entry[end:-2].decode()
+    def _fire(self, table: Table, at: int, key: bytes, name: str) -> None:
+        error = self._attempt(key, partial(super()._fire, table, at, key, name))
+        if error is not None:
+            self._context.stored_key, self._context.record = key, self._live.records[key]
+            self._context.cancel_timer(name)
+            self._poisoned_by(error, bad.TIMER + name, at, key, b"")
+
+    def _poisoned_by(
+        self, error: Exception, origin: str, offset: int, key: bytes, value: bytes
+    ) -> None:
+        text = bad.describe(error, self._spec.target)
+        found = Poisoned(origin, offset, key[HASH_BYTES:], value, text)
+        bad.take(self._spec, self._poison, self.done, found, error)
+
+    def _attempt(self, key: bytes, handle: Callable[[], None]) -> Exception | None:
+        """Do it, or do nothing and tell what it raises."""
+        done, state = self.done, self._state
+        mark, saved, given = state.mark(), self._live.save(key), len(done.outputs)
+        counted = done.late, done.duplicates, done.timers
+        try:
+            handle()
+            self._live.save(key)
+            list(map(self._spec.encode_output, done.outputs[given:]))
+        except Exception as error:
+            if not bad.is_poison(error):
+                raise
+            state.rollback(mark)
+            self._live.restore(key, saved)
+            del done.outputs[given:], done.output_keys[given:]
+            done.late, done.duplicates, done.timers = counted
+            return error
+        return None

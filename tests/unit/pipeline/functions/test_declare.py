@@ -17,6 +17,7 @@ class Txn:
     id: str
     at: int
     amount: float = 0.0
+    tags: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -151,8 +152,8 @@ def test_a_spec_pickles_with_its_cached_decoders_left_behind():
     [
         ({"name": "bad name"}, "'bad name' must be"),
         ({"version": 0}, "'f': version=0"),
-        ({"key": "cart"}, "'f': key='cart' is not a field of Txn (card, id, at, amount)"),
-        ({"key": "amount"}, "key='amount' of Txn must be str, int or bytes, not float"),
+        ({"key": "cart"}, "'f': key='cart' is not a field of Txn (card, id, at, amount, tags)"),
+        ({"key": "tags"}, "key='tags' of Txn must be str, int, bytes, bool, float, UUID, "),
         ({"key": ()}, "key names no field"),
         ({"event_time": "when"}, "event_time='when' is not a field of Txn"),
         ({"event_time": "card"}, "event_time='card' of Txn must be int (milliseconds), not str"),

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catchwater.pipeline.functions.encoding import id_encoder
 from catchwater.state.keys import KeyTooLong, encode_key, key_decoder, key_hash, stored_key
 from catchwater.state.records import RecordCodec, StateUnreadable, new_record
 
@@ -61,11 +60,6 @@ def test_a_key_over_255_bytes_is_refused():
     stored_key(b"k" * 255)
     with pytest.raises(KeyTooLong, match="has 256 bytes"):
         stored_key(b"k" * 256)
-
-
-def test_ids_are_encoded_as_keys_are():
-    for value in ("a", 7, b"b"):
-        assert id_encoder(type(value))(value) == encode_key(value)
 
 
 def test_a_record_comes_back_as_it_was():

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from catchwater import Context, Keyed, Out, function
+from catchwater.pipeline.process.poison import EventFailed
 from catchwater.testing import Harness
 
 
@@ -70,7 +71,7 @@ def test_a_timer_that_cannot_be_stored_is_refused_where_it_is_set(name, at, word
         ctx.timer(name, at)
         return None
 
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(EventFailed, match=words):
         Harness(wrong).send(EVENTS[0])
 
 

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catchwater import Context, Keyed, Out, function
-from catchwater.pipeline.process import epoch as process_module
 from catchwater.pipeline.functions.declare import spec_of
-from catchwater.pipeline.process.epoch import Processed, process, read_record
+from catchwater.pipeline.process import seen as seen_module
+from catchwater.pipeline.process.batch import Batch, Processed, Times
+from catchwater.pipeline.process.epoch import process
+from catchwater.pipeline.process.live import read_record
 from catchwater.state.entries import DictEntries, ShardState, Table
 from catchwater.state.keys import encode_key, stored_key
 
@@ -123,9 +125,14 @@ class Shard:
     def epoch(self, events, watermark, cut=3) -> Processed:
         self.version += 1
         state = ShardState(self.entries, self.version)
-        parts = [events[i : i + cut] for i in range(0, len(events), cut)]
-        keys = [[self.spec.stored_key_of(e) for e in part] for part in parts]
-        done = process(self.spec, state, zip(keys, parts, strict=True), watermark, clock_ms=0)
+        batches = []
+        for start in range(0, len(events), cut):
+            part = events[start : start + cut]
+            keys = [self.spec.stored_key_of(e) for e in part]
+            values = [self.spec.encode_output(e) for e in part]
+            offsets = range(start, start + len(part))
+            batches.append(Batch(keys, part, "t-0", offsets, values))
+        done = process(self.spec, state, batches, Times(watermark, watermark, 0))
         self.entries.apply(state.changes)
         self.count.update(late=done.late, duplicates=done.duplicates)
         return done
@@ -165,8 +172,8 @@ def test_epochs_equal_the_plain_model(history, cut, late, tiny):
     model, shard = Model(spec), Shard(spec)
     with pytest.MonkeyPatch.context() as patch:
         if tiny:
-            patch.setattr(process_module, "_SEEN_IN_RECORD", 2)
-            patch.setattr(process_module, "_SEEN_KEPT", 1)
+            patch.setattr(seen_module, "IN_RECORD", 2)
+            patch.setattr(seen_module, "KEPT", 1)
         for events, watermark in history:
             model.epoch(events, watermark)
             done = shard.epoch(events, watermark, cut)
@@ -234,7 +241,7 @@ def test_outputs_know_the_key_they_came_from():
     shard = Shard(traced())
     done = shard.epoch([Event("a", "1", 1), Event("b", "2", 2)], 0)
     assert done.output_keys == [stored_key(b"a"), stored_key(b"b")]
-    assert (done.events, done.max_event_time_ms) == (2, 2)
+    assert (done.events, done.max_event_times, done.keys) == (2, {"t-0": 2}, 2)
 
 
 def test_a_timer_set_for_its_own_time_waits_for_the_next_epoch():

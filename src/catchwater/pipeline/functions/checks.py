@@ -1,0 +1,384 @@
+"""The checks of a declaration; each says which function and which field is wrong."""
+
+import inspect
+import re
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+from catchwater.config import CatchwaterError
+from catchwater.pipeline.calls.answers import check_calls
+from catchwater.pipeline.calls.policy import Call
+from catchwater.pipeline.functions import encoding
+from catchwater.pipeline.functions.durations import duration_ms
+from catchwater.pipeline.functions.entries import (
+    KINDS,
+    MAX_FIELD_BYTES,
+    Declared,
+    EntryField,
+    ListState,
+    MapState,
+    from_record,
+    to_record,
+)
+from catchwater.pipeline.functions.policy import Poison, PoisonPolicy
+from catchwater.pipeline.functions.spec import (
+    FunctionSpec,
+    InputSpec,
+    Keyed,
+    Late,
+    TableSpec,
+)
+from catchwater.state.keys import KEY_TYPES, KeyType
+from catchwater.state.records import RecordCodec, new_record
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+_KEYS = ", ".join(each.__name__ for each in KEY_TYPES) + ", or an Enum or Literal of one of them"
+
+
+class DeclarationError(CatchwaterError):
+    """A function is declared in a way that could not work; nothing has run."""
+
+    exit_code = 2
+
+
+class Declaration:
+    """The checks of one declaration; each says which function and which field is wrong."""
+
+    def __init__(self, name: str) -> None:
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+            raise DeclarationError(
+                f"The function name {name!r} must be 1 to 100 letters, digits, '.', '_' or '-'."
+            )
+        self.name = name
+
+    def wrong(self, reason: str) -> DeclarationError:
+        return DeclarationError(f"Function {self.name!r}: {reason}.")
+
+    def identity(self, version: int, late: str) -> None:
+        if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version < 2**16:
+            raise self.wrong(f"version={version!r} must be a whole number from 1 to 65535")
+        if late not in typing.get_args(Late):
+            raise self.wrong(f"late={late!r} must be 'drop' or 'process'")
+
+    def duration(self, field: str, text: str) -> int:
+        try:
+            return duration_ms(text)
+        except ValueError as error:
+            raise self.wrong(f"{field}={error}") from None
+
+    def optional_duration(self, field: str, text: str | None) -> int | None:
+        return None if text is None else self.duration(field, text)
+
+    def types_of(
+        self, target: Callable[..., Any], inputs: Mapping[str, Any] | None
+    ) -> tuple[Any, Any, Any]:
+        """(event, state, output) as the annotations say; of several inputs a union of events."""
+        event, state, output = self._annotated(target)
+        events = encoding.union_members(event) if inputs else (event,)
+        for each in events:
+            self._record("event", each)
+        if inputs and set(events) != set(inputs.values()):
+            raise self.wrong(
+                f"the event type {_label(event)} must be the union of the inputs' types: "
+                + " | ".join(_label(each) for each in inputs.values())
+            )
+        return event, self._record("state", state), output
+
+    def _annotated(self, target: Callable[..., Any]) -> tuple[Any, Any, Any]:
+        if not isinstance(target, type):
+            return self._types_of_plain(target)
+        if not issubclass(target, Keyed):
+            raise self.wrong(f"class {target.__name__} must derive from Keyed[Event, State, Out]")
+        try:
+            types = target.declared_types()
+        except ValueError as error:
+            raise self.wrong(str(error)) from None
+        if types is None:
+            raise self.wrong("Keyed needs its types: write Keyed[Event, State, Out]")
+        if inspect.isabstract(target):
+            raise self.wrong(f"class {target.__name__} must define on_event")
+        return types
+
+    def completed(self, spec: FunctionSpec) -> FunctionSpec:
+        """With what the class itself has to say of its declaration."""
+        if not (isinstance(spec.target, type) and issubclass(spec.target, Keyed)):
+            return spec
+        try:
+            return spec.target.completed(spec)
+        except ValueError as error:
+            raise self.wrong(str(error)) from None
+
+    def _types_of_plain(self, target: Callable[..., Any]) -> tuple[Any, Any, Any]:
+        shape = "write def f(e: Event, s: State, ctx: Context) -> Out[Alert]"
+        try:
+            hints = typing.get_type_hints(target)
+        except NameError as error:
+            raise self.wrong(f"an annotation cannot be resolved ({error}); {shape}") from None
+        names = list(inspect.signature(target).parameters)
+        if len(names) != 3 or not all(name in hints for name in [*names[:2], "return"]):
+            raise self.wrong(f"the annotations must give event, state and output: {shape}")
+        outputs = [arg for arg in typing.get_args(hints["return"]) if typing.get_args(arg)]
+        yielded = typing.get_args(outputs[0] if outputs else hints["return"])
+        if not yielded:
+            raise self.wrong(f"the return annotation does not name the output type: {shape}")
+        event, state = (hints[name] for name in names[:2])
+        return event, state, yielded[0]
+
+    def _record(self, role: str, declared: Any) -> Any:
+        if not encoding.is_record(declared):
+            raise self.wrong(
+                f"the {role} type {_label(declared)} must be a dataclass, a msgspec.Struct, "
+                "a TypedDict or a pydantic model"
+            )
+        return declared
+
+    def state(self, state_type: Any) -> Any:
+        """A key's first event meets `State()`, and what it becomes must be readable again."""
+        required: frozenset[str] = getattr(state_type, "__required_keys__", frozenset())
+        if required:
+            raise self.wrong(
+                f"the state {_label(state_type)} must be total=False: a new key starts empty"
+            )
+        try:
+            codec: RecordCodec[Any] = RecordCodec(state_type, 1, {}, to_record, from_record)
+            codec.decode(codec.encode(new_record(state_type())))
+        except (TypeError, ValueError) as error:
+            raise self.wrong(
+                f"the state {_label(state_type)} must have a default for every field "
+                f"and types that can be stored ({error})"
+            ) from None
+        return state_type
+
+    def field_type(self, owner: Any, role: str, field: str) -> Any:
+        fields = typing.get_type_hints(owner)
+        if field not in fields:
+            known = ", ".join(fields)
+            raise self.wrong(f"{role}={field!r} is not a field of {_label(owner)} ({known})")
+        return fields[field]
+
+    def inputs(
+        self,
+        event_type: Any,
+        types: Mapping[str, Any] | None,
+        key: Any,
+        event_time: Any,
+        dedup: Any,
+    ) -> dict[str, InputSpec]:
+        """What is each input's own; the one input of a function with but one has no name."""
+        for role, given in (("key", key), ("event_time", event_time), ("dedup", dedup)):
+            if isinstance(given, Mapping):
+                self._by_input(role, given, types or {})
+        found = {}
+        for name, each in (types or {"": event_type}).items():
+            if name and not _NAME.fullmatch(name):
+                raise self.wrong(f"the input {name!r} must be 1 to 64 letters, digits, . _ or -")
+            fields = _of_input(key, name)
+            found[name] = InputSpec(
+                event_type=each,
+                key=(fields,) if isinstance(fields, str) else tuple(fields),
+                event_time=self._time_field(each, _of_input(event_time, name)),
+                dedup=self._id_field(each, _of_input(dedup, name)),
+            )
+        return found
+
+    def _by_input(self, role: str, given: Mapping[str, Any], types: Mapping[str, Any]) -> None:
+        if not types:
+            raise self.wrong(f"{role} is given by input, but there are no inputs=")
+        optional = role == "dedup"
+        if not (set(given) <= set(types) if optional else set(given) == set(types)):
+            raise self.wrong(
+                f"{role} is given for {', '.join(given)}; the inputs are {', '.join(types)}"
+            )
+
+    def _time_field(self, event_type: Any, field: str) -> str:
+        declared = _unwrapped(self.field_type(event_type, "event_time", field))
+        if declared is not int:
+            raise self.wrong(
+                f"event_time={field!r} of {_label(event_type)} must be int (milliseconds), "
+                f"not {_label(declared)}"
+            )
+        return field
+
+    def _id_field(self, event_type: Any, field: str | None) -> str | None:
+        if field is not None:
+            self._plain_type(event_type, "dedup", field)
+        return field
+
+    def key_type(self, inputs: Mapping[str, InputSpec]) -> KeyType:
+        """The type of the key's one field, or of each of its fields; the same in all inputs."""
+        found = {}
+        for name, each in inputs.items():
+            if not each.key:
+                raise self.wrong("key names no field")
+            found[name] = tuple(
+                self._plain_type(each.event_type, "key", field) for field in each.key
+            )
+        first = next(iter(found.values()))
+        for name, types in found.items():
+            if types != first:
+                raise self.wrong(
+                    f"the key of input {name!r} is {', '.join(map(_label, types))}, that of "
+                    f"{next(iter(found))!r} {', '.join(map(_label, first))}: they must be equal"
+                )
+        return first if len(first) > 1 else first[0]
+
+    def _plain_type(self, event_type: Any, role: str, field: str) -> Any:
+        declared = _unwrapped(self.field_type(event_type, role, field))
+        if not _is_key_type(declared):
+            raise self.wrong(
+                f"{role}={field!r} of {_label(event_type)} must be {_KEYS}, not {_label(declared)}"
+            )
+        return declared
+
+    def tables(self, tables: Mapping[str, Any]) -> dict[str, TableSpec]:
+        """The tables by name."""
+        found = {}
+        for name, given in tables.items():
+            if not isinstance(name, str) or not _NAME.fullmatch(name):
+                raise self.wrong(f"the table {name!r} must be 1 to 64 letters, digits, . _ or -")
+            table = given if isinstance(given, TableSpec) else TableSpec(given)
+            self._record(f"row of table {name!r}:", table.row_type)
+            found[name] = table
+        return found
+
+    def calls(
+        self, target: Any, calls: Mapping[str, Call], policy: PoisonPolicy
+    ) -> Mapping[str, Call]:
+        """The external calls by name."""
+        try:
+            check_calls(target, calls)
+        except ValueError as error:
+            raise self.wrong(str(error)) from None
+        for name, call in calls.items():
+            if call.on_failure == "dead-letter" and policy == "fail":
+                raise self.wrong(
+                    f"the call {name!r} makes dead letters, but poison='fail' stops at the first: "
+                    "declare poison='dead-letter'"
+                )
+        return calls
+
+    def poison(self, policy: PoisonPolicy, limit: int | None) -> Poison:
+        """The policy for records that cannot be handled."""
+        if policy not in typing.get_args(PoisonPolicy):
+            raise self.wrong(f"poison={policy!r} must be 'fail', 'skip' or 'dead-letter'")
+        if limit is not None:
+            if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+                raise self.wrong(f"poison_limit={limit!r} must be a whole number")
+            if policy == "fail":
+                raise self.wrong("poison_limit means nothing with poison='fail'")
+        return Poison(policy, limit)
+
+    def entry_fields(self, state_type: Any) -> dict[str, EntryField]:
+        """The list, map and value states among the state's fields."""
+        found = {}
+        for name, declared in typing.get_type_hints(state_type).items():
+            if typing.get_origin(declared) in KINDS or declared in KINDS:
+                found[name] = self._entry_field(state_type, name, declared)
+            elif any(each in KINDS for each in _parts(declared)):
+                raise self.wrong(
+                    f"the state's field {name!r} holds a list, map or value state inside another "
+                    "type; only a field itself can be one"
+                )
+            elif isinstance(getattr(state_type, name, None), Declared):
+                raise self.wrong(
+                    f"the state's field {name!r} must be annotated ListState[…], MapState[…] or "
+                    "ValueState[…] to have that default"
+                )
+        return found
+
+    def _entry_field(self, state_type: Any, name: str, declared: Any) -> EntryField:
+        kind = typing.get_origin(declared)
+        if kind is None:
+            raise self.wrong(
+                f"the state's field {name!r} needs its types: write {_label(declared)}[…]"
+            )
+        if typing.is_typeddict(state_type) or not isinstance(
+            default := getattr(state_type(), name, None), Declared
+        ):
+            raise self.wrong(
+                f"the state's field {name!r} must have list_state(), map_state() or value_state() "
+                "as its default, in a dataclass or a msgspec.Struct"
+            )
+        if default.kind is not kind:
+            raise self.wrong(
+                f"the state's field {name!r} is a {kind.__name__}, its default makes a "
+                f"{default.kind.__name__}"
+            )
+        if len(name.encode()) > MAX_FIELD_BYTES:
+            raise self.wrong(f"the state's field {name!r} has over {MAX_FIELD_BYTES} bytes of name")
+        key_type = typing.get_args(declared)[0]
+        if kind is MapState and not all(
+            _is_key_type(_unwrapped(each)) for each in _key_parts(key_type)
+        ):
+            raise self.wrong(
+                f"the keys of the state's field {name!r} must be {_KEYS}, or tuples, "
+                f"not {_label(key_type)}"
+            )
+        if default.max is not None and (kind is not ListState or default.max < 1):
+            raise self.wrong(f"the state's field {name!r}: max={default.max} leaves no element")
+        ttl_ms = self.optional_duration(f"ttl of the state's field {name!r}: ", default.ttl)
+        field = EntryField(name, declared, ttl_ms, default.max)
+        try:
+            field.decode, field.encode  # noqa: B018  (both are made when they are asked for)
+        except TypeError as error:
+            raise self.wrong(f"the state's field {name!r} cannot be stored ({error})") from None
+        return field
+
+    def output_fields(
+        self, output_type: Any, fields: str | tuple[str, ...] | None
+    ) -> tuple[str, ...]:
+        if fields is None:
+            return ()
+        named = (fields,) if isinstance(fields, str) else tuple(fields)
+        for member in encoding.union_members(output_type):
+            for field in named:
+                self.field_type(member, "output_id", field)
+        return named
+
+
+def _label(declared: Any) -> str:
+    return getattr(declared, "__name__", None) or str(declared)
+
+
+def _of_input(given: Any, name: str) -> Any:
+    return given.get(name) if isinstance(given, Mapping) else given
+
+
+def _unwrapped(declared: Any) -> Any:
+    """What a NewType stands for."""
+    while hasattr(declared, "__supertype__"):
+        declared = declared.__supertype__
+    return declared
+
+
+def _is_key_type(declared: Any) -> bool:
+    if typing.get_origin(declared) is typing.Literal:
+        return len({type(value) for value in typing.get_args(declared)}) == 1
+    if isinstance(declared, type) and issubclass(declared, Enum):
+        kinds = {type(each.value) for each in declared}
+        return len(kinds) == 1 and kinds <= {str, int}
+    return declared in KEY_TYPES
+
+
+def _key_parts(declared: Any) -> tuple[Any, ...]:
+    """The types of a tuple's elements; a type that is no tuple, alone."""
+    if typing.get_origin(declared) is not tuple:
+        return (declared,)
+    return tuple(part for each in typing.get_args(declared) for part in _key_parts(each))
+
+
+def _parts(declared: Any) -> Iterator[Any]:
+    """The types that a type is made of, through the fields of records."""
+    seen: list[Any] = []
+    waiting = list(typing.get_args(declared)) or [declared]
+    while waiting:
+        each = waiting.pop()
+        if each in seen:
+            continue
+        seen.append(each)
+        yield typing.get_origin(each) or each
+        waiting += typing.get_args(each)
+        if encoding.is_record(each):
+            waiting += typing.get_type_hints(each).values()

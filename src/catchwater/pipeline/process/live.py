@@ -1,0 +1,166 @@
+"""The records an epoch has touched: decoded once, encoded once at its end.
+
+State outlives its last write by `state_ttl`. A write is an event or timer handled, whether or not
+it changed the state: that alone does not depend on where epochs begin.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from catchwater.pipeline.functions.entries import Declared, EpochEntries, Kept, Place
+from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.state.entries import ShardState, Table, key_of, prefix_of, unpack_time
+from catchwater.state.expiry import Journal
+from catchwater.state.records import NEVER, Record, new_record
+
+
+class LiveRecords:
+    """The live records of one shard in one epoch, by stored key."""
+
+    def __init__(self, spec: FunctionSpec, state: ShardState) -> None:
+        self._spec = spec
+        self._state = state
+        self._codec = spec.record_codec
+        self._fields = [(field, name.encode() + b"\0") for name, field in spec.entry_fields.items()]
+        self._stored: dict[bytes, bytes] = {}
+        """The bytes that live records were decoded from; a live record without is new."""
+        self._journal = Journal(Table.RECORD, spec.record_ttl_ms or 0)
+        self.records: dict[bytes, Record[Any]] = {}
+        self.entries = EpochEntries(state)
+        self.deleted = 0
+
+    def load(self, keys: Iterable[bytes]) -> dict[bytes, Record[Any]]:
+        """Make records live, a new one for an unknown key; gives those that were stored."""
+        live, decode = self.records, self._codec.decode
+        missing = [key for key in dict.fromkeys(keys) if key not in live]
+        found = self._state.get_many(Table.RECORD, missing)
+        self._stored.update(found)
+        loaded = {key: decode(data) for key, data in found.items()}
+        live.update(loaded)
+        if len(found) < len(missing):
+            new_state = self._spec.state_type
+            for key in missing:
+                if key not in live:
+                    live[key] = new_record(new_state())
+        if self._fields:
+            for key in missing:
+                self._bind(key, live[key])
+        return loaded
+
+    def forget_expired(self, records: Mapping[bytes, Record[Any]], now: int) -> None:
+        """Give each whose state has expired at this event time (ms) a new one."""
+        ttl = self._spec.state_ttl_ms
+        if ttl is None:
+            return
+        for key, record in records.items():
+            if NEVER < record.written <= now - ttl:
+                for field, _ in self._fields:
+                    getattr(record.state, field.name).clear()
+                record.state = self._spec.state_type()
+                if self._fields:
+                    self._bind(key, record)
+
+    def delete_expired(self, keys: Iterable[bytes], watermark_ms: int) -> None:
+        """Delete those of these records that have expired; of the others look again later.
+
+        A key with timers still to come keeps its record.
+        """
+        ttl_ms = self._spec.record_ttl_ms or 0
+        self.load(keys)
+        for key in keys:
+            record = self.records[key]
+            written = max((record.written, *(at - ttl_ms for at in record.timers.values())))
+            if record.clock_timers:
+                written = max(written, watermark_ms)
+            if written + ttl_ms > watermark_ms:
+                self._journal.written([key], [written])
+            else:
+                for field, _ in self._fields:
+                    getattr(record.state, field.name).clear()
+                self._state.delete(Table.RECORD, key)
+                del self.records[key], self._stored[key]
+                self.deleted += 1
+
+    def delete_expired_entries(self, keys: Iterable[bytes]) -> None:
+        """Delete what has expired of the entries of these stored keys."""
+        for key in keys:
+            for field, tail in self._fields:
+                if field.ttl_ms is not None:
+                    Place(self.entries, prefix_of(key) + tail, field, new_record(None)).expire()
+
+    def save(self, key: bytes) -> bytes:
+        """A live record's bytes; TypeError if its state holds what cannot be stored."""
+        return self._encode(self.records[key])
+
+    def restore(self, key: bytes, saved: bytes) -> None:
+        """Put a live record back to what it was."""
+        before, record = self._codec.decode(saved), self.records[key]
+        for name in record.__struct_fields__:
+            setattr(record, name, getattr(before, name))
+        if self._fields:
+            self._bind(key, record)
+
+    def store(self) -> int:
+        """Put what has changed into the shard's state; gives by how many records it has grown."""
+        written = {key: r for key, r in self.records.items() if r.written != NEVER}
+        encode = self._encode if self._fields else self._codec.encode
+        data = zip(written, map(encode, written.values()), strict=True)
+        stored = self._stored
+        self._state.put_many(Table.RECORD, [kv for kv in data if stored.get(kv[0]) != kv[1]])
+        new = [key for key in written if key not in stored]
+        if self._spec.record_ttl_ms is not None:
+            self._journal.written(new, [written[key].written for key in new])
+        self._journal.store(self._state)
+        self._store_journal_of_entries()
+        return len(new) - self.deleted
+
+    def _store_journal_of_entries(self) -> None:
+        """Note whose entries were written, for when they expire."""
+        journals = {
+            name: Journal(Table.ENTRY, field.ttl_ms, series)
+            for series, (name, field) in enumerate(self._spec.entry_fields.items())
+            if field.ttl_ms is not None
+        }
+        if not journals:
+            return
+        for entry, value in self._state.changes[Table.ENTRY].items():
+            key = key_of(Table.ENTRY, entry)
+            assert key is not None, "an entry is one key's"
+            start = len(key) + 1
+            name = entry[start : entry.index(b"\0", start)].decode()
+            if value is not None and name in journals:
+                journals[name].written((key,), (unpack_time(value),))
+        for journal in journals.values():
+            journal.store(self._state)
+
+    def _encode(self, record: Record[Any]) -> bytes:
+        for field, _ in self._fields:
+            if not isinstance(getattr(record.state, field.name), Kept):
+                raise TypeError(
+                    f"the state's field {field.name!r} was replaced; change what is in it instead"
+                )
+        return self._codec.encode(record)
+
+    def _bind(self, key: bytes, record: Record[Any]) -> None:
+        """Give a record's list, map and value states their places."""
+        prefix = prefix_of(key)
+        for field, tail in self._fields:
+            held = getattr(record.state, field.name)
+            place = Place(self.entries, prefix + tail, field, record)
+            bound = field.kind(place)
+            setattr(record.state, field.name, bound)
+            given = held.given if isinstance(held, Kept) else held
+            if given is not None and not isinstance(given, Declared):
+                bound.fill(given)
+
+
+def read_record(
+    spec: FunctionSpec, state: ShardState, key: bytes, now: int = 0
+) -> Record[Any] | None:
+    """The record of a stored key, if there is one.
+
+    Its list, map and value states show what has not expired at `now` (event time, ms).
+    """
+    live = LiveRecords(spec, state)
+    live.entries.now = now
+    return live.load([key]).get(key)
