@@ -20,7 +20,30 @@ Beside them: `demo` rehearses the whole journey, `operators` are classes to deri
 what everything stands on.
 """
 
+from catchwater.pipeline.calls.policy import Breaker, Call
 from catchwater.pipeline.functions.declare import function
-from catchwater.pipeline.functions.spec import Context, Keyed, Out
+from catchwater.pipeline.functions.entries import (
+    ListState,
+    MapState,
+    ValueState,
+    list_state,
+    map_state,
+    value_state,
+)
+from catchwater.pipeline.functions.spec import Context, Keyed, Out, keyed
 
-__all__ = ["Context", "Keyed", "Out", "function"]
+__all__ = [
+    "Breaker",
+    "Call",
+    "Context",
+    "Keyed",
+    "ListState",
+    "MapState",
+    "Out",
+    "ValueState",
+    "function",
+    "keyed",
+    "list_state",
+    "map_state",
+    "value_state",
+]
