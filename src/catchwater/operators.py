@@ -1,6 +1,8 @@
 """What a user derives a function from: windows, joins, patterns, distinct events."""
 
 from catchwater.pipeline.operators.distinct import Distinct
+from catchwater.pipeline.operators.enriched import Enriched
+from catchwater.pipeline.operators.joined import Joined
 from catchwater.pipeline.operators.pattern import Pattern
 from catchwater.pipeline.operators.sequence import Found, begin
 from catchwater.pipeline.operators.windowed import Windowed
@@ -8,7 +10,9 @@ from catchwater.pipeline.operators.windows import Window, session, sliding, tumb
 
 __all__ = [
     "Distinct",
+    "Enriched",
     "Found",
+    "Joined",
     "Pattern",
     "Window",
     "Windowed",

@@ -1,10 +1,10 @@
 """Sequences of a key's events: what happened one after the other, or did not in time.
 
-Every event that meets the first step begins a partial match; a key has up to `max_partial` of
-them, the oldest gives way. An event is offered to the partial matches from the oldest to the
-newest, each takes it or not, and one that has it all is a match. After a match all partial matches
-of the key are forgotten, and its last event begins none: Flink's SKIP_PAST_LAST_EVENT, SQL's AFTER
-MATCH SKIP PAST LAST ROW. So no event is in two matches.
+Every event that meets the first step begins a partial match, but while a key has `max_partial` of
+them none begins. An event is offered to the partial matches from the oldest to the newest, each
+takes it or not, and one that has it all is a match. After a match all partial matches of the key
+are forgotten, and its last event begins none: Flink's SKIP_PAST_LAST_EVENT, SQL's AFTER MATCH SKIP
+PAST LAST ROW. So no event is in two matches.
 
 Order is the order of the log. A partial match takes events less than `within` (event time) after
 its first. When the watermark has passed that, it has timed out, also with no further input.
@@ -51,7 +51,7 @@ class Pattern(Keyed[EventT, Any, OutT], Generic[EventT, OutT]):
     within: ClassVar[str]
     """How long after the first event of a match its last may come, event time."""
     max_partial: ClassVar[int] = 100
-    """Partial matches of one key; beyond, the oldest is forgotten without a word."""
+    """How many partial matches a key may have; while it has, no event begins another."""
 
     _steps: ClassVar[tuple[Step, ...]]
     _within_ms: ClassVar[int]
@@ -70,14 +70,14 @@ class Pattern(Keyed[EventT, Any, OutT], Generic[EventT, OutT]):
         at = self._spec.event_time_of(e)
         offered = [partial for partial in s.partials if self._offer(partial, e, at)]
         begun: Partial[EventT] = Partial(at)
-        if self._offer(begun, e, at) and begun.events:
+        if len(offered) < self.max_partial and self._offer(begun, e, at) and begun.events:
             offered.append(begun)
             wake(s, at + self._within_ms, ctx)
         for partial in offered:
             if partial.step == len(self._steps):
                 s.partials = []
                 return self.match(Found(self._steps, partial.events), ctx)
-        s.partials = offered[-self.max_partial :]
+        s.partials = offered
         return ()
 
     def on_timer(self, name: str, at: int, s: Any, ctx: Context) -> Out[OutT]:
@@ -122,6 +122,7 @@ class Pattern(Keyed[EventT, Any, OutT], Generic[EventT, OutT]):
                 ("partials", list[partial], dataclasses.field(default_factory=list)),
                 ("wake_at", int | None, None),
             ],
+            namespace={"__module__": __name__},
         )
         return event, state, output
 

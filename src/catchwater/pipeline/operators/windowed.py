@@ -8,17 +8,19 @@ been: as long as one of them is open the event is taken, although it is older th
 Sessions that an event connects are merged. One that had given its result may then begin earlier or
 hold more than that result said; the merged session's result does not take back the older ones.
 
-State: one accumulator per key and open window.
+State: one accumulator per key and window; those that have ended, each in an entry of its own.
 """
 
 import dataclasses
+import functools
 from abc import abstractmethod
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from typing import Any, ClassVar, Generic, TypeVar
 
 from catchwater.pipeline.functions.durations import duration_ms
 from catchwater.pipeline.functions.encoding import is_record
+from catchwater.pipeline.functions.entries import MapState, map_state
 from catchwater.pipeline.functions.spec import (
     Context,
     EventT,
@@ -61,60 +63,58 @@ class Windowed(Keyed[EventT, Any, OutT], Generic[EventT, AccT, OutT]):
     def on_event(self, e: EventT, s: Any, ctx: Context) -> Out[OutT]:
         """Count the event into its windows; those that had given their result give it again."""
         outputs: list[OutT] = []
-        watermark = ctx.watermark
-        for window in self._opened(self._spec.event_time_of(e), s, watermark):
-            acc = s.accs[window.start]
+        for window in self._windows(self._spec.event_time_of(e), s, ctx.watermark):
+            has_ended = window.end <= ctx.watermark
+            acc = s.ended_accs[window.start] if has_ended else s.accs[window.start]
             self.add(e, acc, ctx)
-            s.accs[window.start] = acc
-            if window.end > watermark:
-                wake(s, window.end, ctx)
-            else:
-                wake(s, window.end + self._lateness_ms, ctx)
+            if has_ended:
+                s.ended_accs[window.start] = acc
                 outputs.extend(self.result(window, acc, ctx) or ())
+            wake(s, window.end + self._lateness_ms * has_ended, ctx)
         return outputs
 
     def on_timer(self, name: str, at: int, s: Any, ctx: Context) -> Out[OutT]:
         """Give the results of windows that end now, and drop those that take nothing any more."""
         outputs: list[OutT] = []
         s.wake_at = None
-        for window in s.open:
-            if window.end == at:
-                outputs.extend(self.result(window, s.accs[window.start], ctx) or ())
-        while s.open and s.open[0].end + self._lateness_ms <= at:
-            del s.accs[s.open.pop(0).start]
-        dues = (due for w in s.open for due in (w.end, w.end + self._lateness_ms) if due > at)
-        if (due := min(dues, default=None)) is not None:
-            wake(s, due, ctx)
+        while s.open and s.open[0].end <= at:
+            window = s.open.pop(0)
+            acc = s.accs.pop(window.start)
+            outputs.extend(self.result(window, acc, ctx) or ())
+            if self._lateness_ms:
+                _put(s.ended, s.ended_accs, window, acc)
+        while s.ended and s.ended[0].end + self._lateness_ms <= at:
+            del s.ended_accs[s.ended.pop(0).start]
+        for window in s.open[:1]:
+            wake(s, window.end, ctx)
+        for window in s.ended[:1]:
+            wake(s, window.end + self._lateness_ms, ctx)
         return outputs
 
-    def _opened(self, at: int, s: Any, watermark: int) -> Iterator[Window]:
+    def _windows(self, at: int, s: Any, watermark: int) -> Iterator[Window]:
         """The windows that take an event of this time, each with an accumulator in the state."""
         for window in self.window.windows_of(at):
             if isinstance(self.window, Sessions):
-                known = self._merged(window, s)
+                known = self._merged(window, s, watermark)
             else:
-                known = window if window.start in s.accs else None
+                known = window if window.start in s.accs or window in s.ended else None
             if known is not None:
                 yield known
             elif window.end + self._lateness_ms > watermark:
-                insort(s.open, window)
-                s.accs[window.start] = self._acc_type()
+                _keep(s, window, self._acc_type(), watermark)
                 yield window
 
-    def _merged(self, alone: Window, s: Any) -> Window | None:
+    def _merged(self, alone: Window, s: Any, watermark: int) -> Window | None:
         """The one session that is left of those which an event's own connects; None: of none."""
-        touched = [w for w in s.open if w.start < alone.end and alone.start < w.end]
-        if not touched:
+        ended = [w for w in s.ended if w.start < alone.end and alone.start < w.end]
+        opened = [w for w in s.open if w.start < alone.end and alone.start < w.end]
+        if not (ended or opened):
             return None
-        acc = s.accs[touched[0].start]
-        for window in touched[1:]:
-            acc = self.merge(acc, s.accs[window.start])
-        for window in touched:
-            s.open.remove(window)
-            del s.accs[window.start]
-        merged = Window(min(alone.start, touched[0].start), max(alone.end, touched[-1].end))
-        insort(s.open, merged)
-        s.accs[merged.start] = acc
+        accs = [_take(s.ended, s.ended_accs, w) for w in ended]
+        accs += [_take(s.open, s.accs, w) for w in opened]
+        starts, ends = zip(alone, *ended, *opened, strict=True)
+        merged = Window(min(starts), max(ends))
+        _keep(s, merged, functools.reduce(self.merge, accs), watermark)
         return merged
 
     @classmethod
@@ -128,13 +128,17 @@ class Windowed(Keyed[EventT, Any, OutT], Generic[EventT, AccT, OutT]):
             raise ValueError(f"the accumulator {acc!r} must be a dataclass or the like")
         cls._acc_type = acc
         accs: Any = dict[int, acc]  # type: ignore[valid-type]
+        ended_accs: Any = MapState[int, acc]  # type: ignore[valid-type]
         state = dataclasses.make_dataclass(
             "WindowedState",
             [
                 ("open", list[Window], dataclasses.field(default_factory=list)),
                 ("accs", accs, dataclasses.field(default_factory=dict)),
+                ("ended", list[Window], dataclasses.field(default_factory=list)),
+                ("ended_accs", ended_accs, map_state()),
                 ("wake_at", int | None, None),
             ],
+            namespace={"__module__": __name__},
         )
         return event, state, output
 
@@ -155,3 +159,23 @@ class Windowed(Keyed[EventT, Any, OutT], Generic[EventT, AccT, OutT]):
     def open_until(cls, at: int) -> int:
         """Until the last of its windows is dropped."""
         return cls.window.last_end(at) + cls._lateness_ms - 1
+
+
+def _keep(s: Any, window: Window, acc: Any, watermark: int) -> None:
+    """Windows that late events alone can change lie apart, each accumulator on its own."""
+    if window.end > watermark:
+        _put(s.open, s.accs, window, acc)
+    else:
+        _put(s.ended, s.ended_accs, window, acc)
+
+
+def _put(windows: list[Window], accs: MutableMapping[int, Any], window: Window, acc: Any) -> None:
+    insort(windows, window)
+    accs[window.start] = acc
+
+
+def _take(windows: list[Window], accs: MutableMapping[int, Any], window: Window) -> Any:
+    windows.remove(window)
+    acc = accs[window.start]
+    del accs[window.start]
+    return acc

@@ -10,7 +10,8 @@ from tests.unit.pipeline.operators.streams import SEEDS, Epochs, fresh, is_empty
 
 from catchwater import Context, Out, function
 from catchwater.operators import Found, Pattern, begin
-from catchwater.pipeline.functions.declare import DeclarationError
+from catchwater.pipeline.functions.declare import DeclarationError, spec_of
+from catchwater.pipeline.functions.schema import describe
 from catchwater.testing import Harness
 
 
@@ -107,11 +108,12 @@ def test_the_oldest_partial_match_comes_first() -> None:
     assert spell("abbc", steps) == (["abc"], [])
 
 
-def test_beyond_the_bound_the_oldest_gives_way() -> None:
-    same = begin("one", lambda e, found: e.text != "!").next("two", lambda e, found: e.text != "!")
-    lasting = begin("any", lambda e, found: e.text != "!").then("end", is_("!"))
-    assert spell("ab", same, max_partial=1) == (["ab"], [])
-    assert spell("abc!", lasting, max_partial=2) == (["b!"], [])
+def test_while_there_are_as_many_as_allowed_none_begins() -> None:
+    to_the_end = begin("any", lambda e, found: e.text != "!").then("end", is_("!"))
+    assert spell("abc!", to_the_end, max_partial=1) == (["a!"], [])
+    assert spell("abc", to_the_end, max_partial=2) == ([], ["a", "b"])
+    pair = begin("a", is_("a")).next("b", is_("b"))
+    assert spell("aab", pair, max_partial=1) == (["ab"], [])  # one that ends makes room at once
 
 
 def test_time_is_over_when_within_has_passed_since_the_first_event() -> None:
@@ -202,6 +204,14 @@ def test_patterns_give_what_a_plain_loop_gives(seed: int) -> None:
     assert sorted(outputs) == sorted(by_plain_loop(epochs))
     assert h.late > 0 and h.duplicates > 0 and {word.complete for word in outputs} == {True, False}
     assert is_empty(h)
+
+
+def test_its_state_can_be_described_for_an_upgrade() -> None:
+    schema = describe(spec_of(words(a_then_b)))
+    assert [field.name for field in schema.shapes[schema.state.record].fields] == [
+        "partials",
+        "wake_at",
+    ]
 
 
 def refusals() -> Iterator[tuple[dict[str, object], str]]:

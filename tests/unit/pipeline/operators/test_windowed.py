@@ -202,9 +202,9 @@ def test_a_late_event_gives_the_result_again_until_the_window_is_dropped() -> No
     assert totals(h.send(Visit("u", "2", 5_000, 3))) == [(3_000, 13_000, 4)]
     h.advance_watermark(32_999)
     assert totals(h.send(Visit("u", "3", 6_000))) == [(3_000, 13_000, 5)]
-    assert h.state("u").accs
+    assert len(h.state("u").ended_accs) == 1
     h.advance_watermark(33_000)
-    assert not h.state("u").accs
+    assert len(h.state("u").ended_accs) == 0
     assert (h.send(Visit("u", "4", 7_000)), h.late) == ([], 1)
 
 

@@ -1,0 +1,170 @@
+"""Stream–table joins: rows that are there, that come late, and that never come."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from tests.unit.pipeline.operators.streams import (
+    DELAY_MS,
+    END,
+    SEEDS,
+    cut,
+    fresh,
+    is_empty,
+    shuffled,
+)
+
+from catchwater import Context, Out, function, keyed
+from catchwater.operators import Enriched
+from catchwater.pipeline.functions.declare import DeclarationError
+from catchwater.testing import Harness
+
+
+@dataclass
+class Sale:
+    customer: str
+    id: str
+    at: int
+    shop: str
+
+
+@dataclass
+class Shop:
+    town: str
+
+
+@dataclass(order=True)
+class Sold:
+    id: str
+    town: str
+
+
+class InTown(Enriched[Sale, Shop, Sold]):
+    table = "shops"
+
+    def row_key(self, e: Sale, ctx: Context) -> str:
+        return e.shop
+
+    def enrich(self, e: Sale, row: Shop | None, ctx: Context) -> Out[Sold]:
+        yield Sold(e.id, row.town if row else "?")
+
+
+declared = function(
+    name="in-town", key="customer", event_time="at", watermark="5s", dedup="id",
+    tables={"shops": Shop},
+)  # fmt: skip
+
+
+def in_town(**members: object) -> type[InTown]:
+    return declared(type("Declared", (InTown,), members))
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize(("wait_s", "missing"), [(0, "emit"), (10, "emit"), (4, "skip")])
+def test_it_gives_what_a_plain_loop_gives(wait_s: int, missing: str, seed: int) -> None:
+    draw = random.Random(seed)
+    sales = [
+        Sale(f"c{draw.randrange(5)}", str(i), i * 300, f"s{draw.randrange(9)}") for i in range(300)
+    ]
+    h = Harness(in_town(missing=missing, **({"wait": f"{wait_s}s"} if wait_s else {})))
+    outputs, expected = [], []
+    rows: dict[str, str] = {}
+    waiting: list[Sale] = []
+    is_new = fresh(set())
+
+    def looked_at(sale: Sale, watermark: int) -> bool:
+        """The words of the documentation; whether it is done with."""
+        if sale.shop in rows:
+            expected.append(Sold(sale.id, rows[sale.shop]))
+        elif sale.at + wait_s * 1000 > watermark and wait_s:
+            return False
+        elif missing == "emit":
+            expected.append(Sold(sale.id, "?"))
+        return True
+
+    for part in [*cut(draw, shuffled(draw, sales)), []]:
+        if draw.random() < 0.5:
+            shop = f"s{draw.randrange(9)}"
+            rows[shop] = f"{shop} {draw.randrange(100)}"
+            h.table("shops", {shop: Shop(rows[shop])})
+        watermark = h.watermark
+        waiting = [sale for sale in waiting if not looked_at(sale, watermark)]
+        taken = [sale for sale in part if sale.at >= watermark and is_new(sale)]
+        waiting += [sale for sale in taken if not looked_at(sale, watermark)]
+        outputs += h.send(*part) if part else h.advance_watermark(END)
+        # A send that makes a timer due is followed by an epoch of its own.
+        waiting = [sale for sale in waiting if not looked_at(sale, h.watermark)]
+    assert DELAY_MS and sorted(outputs) == sorted(expected)
+    h.crash_and_restore(at=draw.randrange(5))
+    h.check_replay(orders=2)
+    assert wait_s == 0 or {"?"} != {sold.town for sold in outputs}
+    h.table("shops", dict.fromkeys(rows))
+    assert is_empty(h)
+
+
+def test_the_row_is_the_one_of_this_epoch() -> None:
+    h = Harness(in_town())
+    h.table("shops", {"s": Shop("Ghent")})
+    assert h.send(Sale("c", "1", 0, "s")) == [Sold("1", "Ghent")]
+    h.table("shops", {"s": Shop("Bruges")})
+    assert h.send(Sale("c", "2", 0, "s")) == [Sold("2", "Bruges")]
+    h.table("shops", {"s": None})
+    assert h.send(Sale("c", "3", 0, "s")) == [Sold("3", "?")]
+
+
+def test_a_table_of_the_functions_own_key_is_looked_up_by_it() -> None:
+    @dataclass
+    class Customer:
+        name: str
+
+    @function(name="named", key="customer", event_time="at", tables={"customers": keyed(Customer)})
+    class Named(Enriched[Sale, Customer, str]):
+        table = "customers"
+
+        def enrich(self, e: Sale, row: Customer | None, ctx: Context) -> Out[str]:
+            return [row.name if row else "?"]
+
+    h = Harness(Named)
+    h.table("customers", {"c1": Customer("Ada")})
+    assert h.send(Sale("c1", "1", 0, "s"), Sale("c2", "2", 0, "s")) == ["Ada", "?"]
+
+
+def test_an_event_waits_for_its_row_and_no_longer_than_it_may() -> None:
+    h = Harness(in_town(wait="10s", missing="skip"))
+    assert h.send(Sale("c", "1", 1_000, "s1"), Sale("c", "2", 2_000, "s2")) == []
+    h.table("shops", {"s2": Shop("Ghent")})
+    assert h.advance_watermark(5_000) == [Sold("2", "Ghent")]
+    assert h.advance_watermark(11_000) == []
+    h.table("shops", {"s1": Shop("Bruges")})
+    assert h.advance_watermark(20_000) == []
+
+
+def test_what_is_missing_may_be_left_to_the_poison_policy() -> None:
+    refusing = type("Refusing", (InTown,), {"missing": "refuse"})
+    h = Harness(
+        function(
+            name="in-town", key="customer", event_time="at", tables={"shops": Shop},
+            poison="dead-letter",
+        )(refusing)
+    )  # fmt: skip
+    assert h.send(Sale("c", "1", 1_000, "s1")) == []
+    (refused,) = h.poisoned
+    assert "The table 'shops' has no row 's1'." in refused.error
+
+
+def refusals() -> Iterator[tuple[dict[str, object], str]]:
+    yield {"table": "towns"}, r"declare tables=\{"
+    yield {"missing": "guess"}, "missing='guess' must be"
+    yield {"wait": "1m", "missing": "refuse"}, "emitted or skipped, it is not refused"
+    yield {"wait": "long"}, "'long' is not a duration"
+
+
+@pytest.mark.parametrize(("members", "reason"), list(refusals()))
+def test_a_declaration_that_could_not_work_is_refused(
+    members: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(DeclarationError, match=reason):
+        in_town(**members)
+    with pytest.raises(DeclarationError, match=r"write Enriched\[Event, Row, Out\]"):
+        declared(type("Untyped", (Enriched,), {"table": "shops"}))
