@@ -54,6 +54,8 @@ def encode_key(value: KeyValue) -> bytes:
     plain = canonical(value)
     if isinstance(plain, str | bytes):
         return encode_key(plain)
+    if isinstance(plain, int) and not isinstance(plain, bool):
+        return b"%d" % plain
     return msgspec.json.encode(plain).strip(b'"')
 
 
