@@ -52,19 +52,36 @@ def compare(old: StateSchema, new: StateSchema) -> list[Problem]:
         if name in new.entries:
             found = reader.kinds(f"state.{name}", kind, new.entries[name])
             problems += [Problem(*each, migratable=False) for each in found]
-    return problems + _moved(old, new)
+    problems += [Problem(*each, migratable=False) for each in _moved_in(old, new, reader)]
+    return problems + list(_moved_out(old, new))
 
 
-def _moved(old: StateSchema, new: StateSchema) -> list[Problem]:
-    """Fields that went from the record into entries of their own, or back: nobody would look."""
-    problems = []
-    for before, after in ((old, new), (new, old)):
-        shape = after.shapes.get(after.state.record, Shape([]))
-        both = before.entries.keys() & {field.name for field in shape.fields}
-        what = "a state of its own" if before is old else "a field of the record"
-        reason = f"it was {what}, and is kept elsewhere now"
-        problems += [Problem(f"state.{each}", reason, migratable=False) for each in sorted(both)]
-    return problems
+_TAKES_OVER = {"MapState": "dict", "ListState": "list"}
+"""What a state that is kept entry by entry takes over from a record; a `ValueState`: its value."""
+
+
+def _moved_in(old: StateSchema, new: StateSchema, reader: "_Reader") -> "_Found":
+    """A field of the record that is a state of its own now is taken over when it is next met."""
+    for field in _root(old).fields:
+        kept = new.entries.get(field.name)
+        if kept is None:
+            continue
+        taken = Kind(_TAKES_OVER.get(kept.kind, ""), of=kept.of)
+        yield from reader.kinds(
+            f"state.{field.name}", field.kind, taken if taken.kind else kept.of[0]
+        )
+
+
+def _moved_out(old: StateSchema, new: StateSchema) -> Iterator[Problem]:
+    """The other way round nobody would look for the entries."""
+    for field in _root(new).fields:
+        if field.name in old.entries:
+            reason = "its entries were kept each by itself, and would not be found in the record"
+            yield Problem(f"state.{field.name}", reason, migratable=False)
+
+
+def _root(schema: StateSchema) -> Shape:
+    return schema.shapes.get(schema.state.record, Shape([]))
 
 
 _Found = Iterator[tuple[str, str]]

@@ -45,7 +45,7 @@ def each_default(kind: Declared) -> Any:
 def sample(kind: Declared, random: Random, *, plain: bool = False) -> Any:
     """A value of the type; plain: the one that a field starts with."""
     known: dict[Any, Any] = {
-        int: lambda: 0 if plain else random.randint(-1000, 1000),
+        int: lambda: 0 if plain else random.randint(-2000, 2000),
         float: lambda: 0.0 if plain else random.randint(-1000, 1000) / 8,
         str: lambda: "" if plain else random.choice(["x", "1", "a", "päng"]),
         bool: lambda: False if plain else random.random() < 0.5,
@@ -233,12 +233,21 @@ def test_another_key_and_moved_state_are_nothing_that_from_v1_could_mend() -> No
     (key,) = compare(schema(declared, ["str"]), schema(declared, ["int"]))
     assert (key.field, key.migratable) == ("key", False)
     spent = Kind("MapState", of=[Kind("str"), Kind("float")])
-    (moved,) = compare(schema(struct(spent=dict[str, float])), schema(struct(), spent=spent))
+    (moved,) = compare(schema(struct(), spent=spent), schema(struct(spent=dict[str, float])))
     assert (moved.field, moved.migratable) == ("state.spent", False)
     counts = Kind("MapState", of=[Kind("str"), Kind("str")])
     (entry,) = compare(schema(struct(), spent=spent), schema(struct(), spent=counts))
     assert str(entry) == "state.spent[]: it was float and is str"
     assert compare(schema(struct(), spent=spent), schema(struct())) == []
+
+
+def test_a_plain_map_may_become_a_state_of_its_own() -> None:
+    spent = Kind("MapState", of=[Kind("str"), Kind("float")])
+    last = Kind("ValueState", of=[Kind("float")])
+    old = schema(struct(spent=dict[str, int], last=int))
+    assert compare(old, schema(struct(), spent=spent, last=last)) == []
+    (refused,) = compare(schema(struct(spent=list[int])), schema(struct(), spent=spent))
+    assert str(refused) == "state.spent: it was list[int] and is dict[str, float]"
 
 
 @pytest.mark.parametrize("declared", TYPES, ids=str)
