@@ -21,16 +21,11 @@ from catchwater.recovery.ledger import (
 from catchwater.recovery.savepoint.create import Source, state_log
 from catchwater.recovery.savepoint.storage import Shelf
 from catchwater.state.entries import DictEntries, Table, no_changes
-from catchwater.state.keys import encode_key, stored_key
+from catchwater.state.keys import encode_key, shard_of, stored_key
 from catchwater.state.roll import EMPTY, Position
 
 FUNCTIONS = ["count", "alert"]
 SHARDS = 2
-
-
-def shard_of(key: bytes, shards: int) -> int:
-    """The shard that a stored key lies in: equal ranges of the hash."""
-    return int.from_bytes(key[:8], "big") * shards >> 64
 
 
 @dataclass
@@ -62,13 +57,17 @@ class Made:
         return SourceOffset(epoch, {"payments": {"0": 10 * (epoch + 1)}}, [epoch], epoch)
 
     def run(self, **changes: bytes) -> EpochEntry:
-        """One epoch that sets these keys."""
+        """One epoch that sets the records of these keys."""
         records = {stored_key(encode_key(key)): value for key, value in changes.items()}
         self.model.append({**(self.model[-1] if self.model else {}), **records})
+        return self.run_entries(Table.RECORD, records)
+
+    def run_entries(self, table: Table, records: dict[bytes, bytes]) -> EpochEntry:
+        """One epoch that sets entries whose keys begin with a stored key."""
         shards = []
         for (stage, shard), log in self.logs.items():
             changed = no_changes()
-            changed[Table.RECORD].update(
+            changed[table].update(
                 {key: value for key, value in records.items() if shard_of(key, SHARDS) == shard}
             )
             base = self.positions[stage, shard]
@@ -76,7 +75,7 @@ class Made:
             log.append(base, to, changed, self.entries[stage, shard])
             self.entries[stage, shard].apply(changed)
             self.positions[stage, shard] = to
-            keys = len(changed[Table.RECORD])
+            keys = len(changed[table])
             shards.append(ShardEpoch(shard, stage, to.version, to.token, keys, next_due_ms=shard))
         entry = EpochEntry(
             self.epochs, self.offset(self.epochs - 1), self.offset(self.epochs), shards, {}, 0

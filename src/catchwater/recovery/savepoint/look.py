@@ -1,0 +1,217 @@
+"""State looked at from outside: a key's, or what differs between two places, as plain values.
+
+Reads a checkpoint's or a savepoint's state log without Spark, without the user's class and without
+a running pipeline; changes nothing. A record is msgpack under the name of its fields, so plain
+values are what was stored, but for the class: a time is a time, a record is a dict.
+
+One shard's entries are held in memory at a time (two of them to compare).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from catchwater.config import CatchwaterError
+from catchwater.objects.base import ObjectStore
+from catchwater.recovery.ledger import EpochEntry
+from catchwater.recovery.savepoint.create import Source, state_log
+from catchwater.recovery.savepoint.format import Savepoint
+from catchwater.state.entries import Table, prefix_of
+from catchwater.state.keys import HASH_BYTES, shard_of, stored_key
+from catchwater.state.log import StateLog
+from catchwater.state.records import Record
+from catchwater.state.roll import Position
+
+_VERSION_BYTES = 2
+_TIME_BYTES = 8
+_decode_record = msgspec.msgpack.Decoder(Record[Any]).decode
+_decode = msgspec.msgpack.Decoder().decode
+
+Tables = dict[Table, dict[bytes, bytes]]
+
+
+class NoSuchFunction(CatchwaterError):
+    """The pipeline has no function of this name."""
+
+    exit_code = 2
+
+
+class Plain(msgspec.Struct, frozen=True):
+    """What is kept for one key."""
+
+    version: int
+    """The function's version that wrote it."""
+    written_ms: int
+    """Event time of the last event or timer."""
+    state: Any
+    entries: dict[str, list[tuple[Any, Any]]] = {}
+    """Of list, map and value states, by field: entry key and value."""
+    timers: dict[str, int] = {}
+    clock_timers: dict[str, int] = {}
+
+    def is_like(self, other: "Plain") -> bool:
+        """Whether the function would see the same."""
+        return (self.state, self.entries, self.timers, self.clock_timers) == (
+            other.state, other.entries, other.timers, other.clock_timers,
+        )  # fmt: skip
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """One key that is not the same in two places."""
+
+    key: str
+    what: Literal["added", "removed", "changed"]
+    before: Plain | None
+    after: Plain | None
+
+
+@dataclass(frozen=True)
+class View:
+    """One state of a pipeline: of a checkpoint's epoch, or of a savepoint."""
+
+    functions: list[str]
+    shards: int
+    entry: EpochEntry
+    log: Callable[[int, int], StateLog]
+    """(stage, shard) → its log."""
+
+    @classmethod
+    def of_checkpoint(cls, source: Source, epoch: int | None) -> "View":
+        """An epoch that is kept, the last one if none is named."""
+        return cls(source.functions, source.shards, source.entry(epoch), source.log)
+
+    @classmethod
+    def of_savepoint(cls, store: ObjectStore, savepoint: Savepoint) -> "View":
+        """What a savepoint holds."""
+
+        def log(stage: int, shard: int) -> StateLog:
+            return state_log(store, savepoint.name, savepoint.functions[stage], shard)
+
+        return cls(savepoint.functions, savepoint.shards, savepoint.entry, log)
+
+    def stage(self, function: str | None) -> int:
+        """A function's place in the chain; the first one's if none is named."""
+        if function is None:
+            return 0
+        if function not in self.functions:
+            there = ", ".join(self.functions)
+            raise NoSuchFunction(f"The pipeline has no function {function!r}; it has {there}.")
+        return self.functions.index(function)
+
+    def position(self, stage: int, shard: int) -> Position:
+        """Where a shard's state stands."""
+        return self.entry.positions(stage)[shard]
+
+    def tables(self, stage: int, shard: int, key: bytes | None = None) -> Tables:
+        """A shard's records and entries, of one stored key if it is given."""
+        found: Tables = {Table.RECORD: {}, Table.ENTRY: {}}
+        for changes in self.log(stage, shard).read(self.position(stage, shard)):
+            for table, kept in found.items():
+                start = key if key is None or table is Table.RECORD else prefix_of(key)
+                for entry, value in changes[table].items():
+                    if start is not None and not entry.startswith(start):
+                        continue
+                    if value is None:
+                        kept.pop(entry, None)
+                    else:
+                        kept[entry] = value
+        return found
+
+
+def get(view: View, key: bytes, function: str | None = None) -> Plain | None:
+    """What is kept for a key (`encode_key`), None if nothing is. Raises `ShardDamaged`."""
+    stored = stored_key(key)
+    stage = view.stage(function)
+    tables = view.tables(stage, shard_of(stored, view.shards), stored)
+    record = tables[Table.RECORD].get(stored)
+    return None if record is None else _plain(record, _entries_of(tables)(stored))
+
+
+def diff(before: View, after: View, function: str | None = None) -> Iterator[Difference]:
+    """The keys that differ, in the order of their hash within a shard. Raises `ShardDamaged`."""
+    stages = before.stage(function), after.stage(function)
+    for old_shards, new_shards in _slices(before.shards, after.shards):
+        if before.shards == after.shards:
+            (shard,) = old_shards
+            if before.position(stages[0], shard) == after.position(stages[1], shard):
+                continue
+        yield from _compared(
+            _together(before, stages[0], old_shards), _together(after, stages[1], new_shards)
+        )
+
+
+def _slices(old: int, new: int) -> Iterator[tuple[range, range]]:
+    """Ranges of shards that hold the same keys, as small as they can be."""
+    least, most = min(old, new), max(old, new)
+    parts = least if most % least == 0 else 1
+    for part in range(parts):
+        yield (
+            range(part * old // parts, (part + 1) * old // parts),
+            range(part * new // parts, (part + 1) * new // parts),
+        )
+
+
+def _together(view: View, stage: int, shards: range) -> Tables:
+    found: Tables = {Table.RECORD: {}, Table.ENTRY: {}}
+    for shard in shards:
+        for table, entries in view.tables(stage, shard).items():
+            found[table].update(entries)
+    return found
+
+
+def _compared(before: Tables, after: Tables) -> Iterator[Difference]:
+    old_records, new_records = before[Table.RECORD], after[Table.RECORD]
+    old_entries, new_entries = _entries_of(before), _entries_of(after)
+    for key in sorted(old_records.keys() | new_records.keys()):
+        old = _plain(old_records[key], old_entries(key)) if key in old_records else None
+        new = _plain(new_records[key], new_entries(key)) if key in new_records else None
+        name = shown(key[HASH_BYTES:])
+        if old is None:
+            yield Difference(name, "added", None, new)
+        elif new is None:
+            yield Difference(name, "removed", old, None)
+        elif not old.is_like(new):
+            yield Difference(name, "changed", old, new)
+
+
+def shown(key: bytes) -> str:
+    """A key for people: its text, or else its bytes in hex."""
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        return key.hex()
+
+
+def _entries_of(tables: Tables) -> Callable[[bytes], dict[bytes, bytes]]:
+    """Stored key → its entries of list, map and value states, without their prefix."""
+    by_key: dict[bytes, dict[bytes, bytes]] = {}
+    for entry, value in sorted(tables[Table.ENTRY].items()):
+        size = HASH_BYTES + 1 + entry[HASH_BYTES]
+        by_key.setdefault(entry[:size], {})[entry[size:]] = value
+    return lambda key: by_key.get(prefix_of(key), {})
+
+
+def _plain(record: bytes, entries: dict[bytes, bytes]) -> Plain:
+    decoded = _decode_record(record[_VERSION_BYTES:])
+    return Plain(
+        version=int.from_bytes(record[:_VERSION_BYTES], "big"),
+        written_ms=decoded.written,
+        state=decoded.state,
+        entries=_fields(entries),
+        timers=decoded.timers,
+        clock_timers=decoded.clock_timers,
+    )
+
+
+def _fields(entries: dict[bytes, bytes]) -> dict[str, list[tuple[Any, Any]]]:
+    """By field. An entry without a key is a value state, or what a list or map knows of itself."""
+    fields: dict[str, list[tuple[Any, Any]]] = {}
+    for entry, value in entries.items():
+        field, _, key = entry.partition(b"\0")
+        found = fields.setdefault(field.decode(), [])
+        if key and found and found[0][0] is None:
+            found.clear()
+        found.append((_decode(key) if key else None, _decode(value[_TIME_BYTES:])))
+    return fields

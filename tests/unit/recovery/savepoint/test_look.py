@@ -1,0 +1,108 @@
+"""State is read, and compared, without the class that wrote it."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from catchwater.recovery.savepoint.create import Source, create
+from catchwater.recovery.savepoint.look import NoSuchFunction, View, diff, get
+from catchwater.recovery.savepoint.restore import Marker, restore
+from catchwater.recovery.savepoint.storage import Shelf
+from catchwater.state.entries import Table, pack_time, prefix_of
+from catchwater.state.keys import encode_key, stored_key
+from catchwater.state.records import RecordCodec, new_record
+
+from .conftest import Made
+
+
+class Spent(msgspec.Struct):
+    total: float = 0.0
+    cards: list[str] = []
+
+
+CODEC: RecordCodec[Spent] = RecordCodec(Spent, 3, {})
+
+
+def spent(total: float, *cards: str) -> bytes:
+    record = new_record(Spent(total, list(cards)))
+    record.written = 77
+    record.timers["forget"] = 99
+    return CODEC.encode(record)
+
+
+@pytest.fixture
+def looked(tmp_path: Path) -> Made:
+    made = Made(tmp_path / "checkpoint")
+    made.run(a=spent(1.5, "x"), b=spent(2.0), c=spent(3.0))
+    made.run(a=spent(2.5, "x", "y"), b=spent(2.0), d=spent(4.0))
+    return made
+
+
+def test_a_key_is_shown_as_plain_values(looked: Made) -> None:
+    found = get(View.of_checkpoint(looked.source, None), b"a")
+    assert found is not None
+    assert (found.version, found.written_ms) == (3, 77)
+    assert found.state == {"total": 2.5, "cards": ["x", "y"]}
+    assert found.timers == {"forget": 99}
+    assert get(View.of_checkpoint(looked.source, None), b"nobody") is None
+
+
+def test_an_older_checkpoint_and_another_function_can_be_asked(looked: Made) -> None:
+    found = get(View.of_checkpoint(looked.source, 0), b"a", "alert")
+    assert found is not None
+    assert found.state == {"total": 1.5, "cards": ["x"]}
+    with pytest.raises(NoSuchFunction, match="it has count, alert"):
+        get(View.of_checkpoint(looked.source, 0), b"a", "other")
+
+
+def test_entries_kept_one_by_one_belong_to_their_key(looked: Made) -> None:
+    key, near = stored_key(encode_key("a")), stored_key(encode_key("b"))
+
+    def entry(of: bytes, field: str, at: object, value: object) -> tuple[bytes, bytes]:
+        tail = b"" if at is None else msgspec.msgpack.encode(at)
+        return (
+            prefix_of(of) + field.encode() + b"\0" + tail,
+            pack_time(5) + msgspec.msgpack.encode(value),
+        )
+
+    looked.run_entries(
+        Table.ENTRY,
+        dict(
+            [
+                entry(key, "by_day", None, 2),
+                entry(key, "by_day", 1, 0.5),
+                entry(key, "by_day", 2, 0.75),
+                entry(key, "last", None, "z"),
+                entry(near, "last", None, "other"),
+            ]
+        ),
+    )
+    found = get(View.of_checkpoint(looked.source, None), b"a")
+    assert found is not None
+    assert found.entries == {"by_day": [(1, 0.5), (2, 0.75)], "last": [(None, "z")]}
+
+
+def test_what_was_added_removed_and_changed_is_told_with_its_values(
+    looked: Made, shelf: Shelf
+) -> None:
+    before = View.of_checkpoint(looked.source, 0)
+    savepoint = create(looked.source, shelf, "now")
+    after = View.of_savepoint(shelf.store, savepoint)
+    assert {each.key: each.what for each in diff(before, after)} == {"a": "changed", "d": "added"}
+    (added,) = [each for each in diff(before, after) if each.what == "added"]
+    assert added.after is not None
+    assert added.after.state["total"] == 4.0
+    assert {each.key: each.what for each in diff(after, before)} == {"a": "changed", "d": "removed"}
+    assert not list(diff(after, after))
+
+
+@pytest.mark.parametrize("shards", [1, 3, 4])
+def test_states_of_any_number_of_shards_are_compared(
+    looked: Made, shelf: Shelf, tmp_path: Path, shards: int
+) -> None:
+    savepoint = create(looked.source, shelf, "now")
+    restore(shelf.store, savepoint, tmp_path / "other", Marker("", ""), shards=shards)
+    other = View.of_checkpoint(Source.at(tmp_path / "other"), None)
+    assert not list(diff(View.of_checkpoint(looked.source, None), other))
+    assert {each.key for each in diff(View.of_checkpoint(looked.source, 0), other)} == {"a", "d"}
