@@ -12,6 +12,7 @@ import msgspec
 
 from catchwater.config import CatchwaterError
 from catchwater.recovery.ledger import FOLDER, read_json, write_whole
+from catchwater.recovery.savepoint.marker import refuse_unfinished
 
 
 class OtherPipeline(CatchwaterError):
@@ -44,7 +45,11 @@ _HINTS = {"shards": "To change it, restore a savepoint into a new checkpoint: ca
 
 
 def claim(checkpoint: Path, identity: Identity) -> None:
-    """Bind a new checkpoint to this pipeline. Raises `OtherPipeline` if it is bound to another."""
+    """Bind a new checkpoint to this pipeline.
+
+    Raises `OtherPipeline` if it is bound to another, `RestoreUnfinished` if it is incomplete.
+    """
+    refuse_unfinished(checkpoint)
     bound = read(checkpoint)
     if bound is None:
         write(checkpoint, identity)

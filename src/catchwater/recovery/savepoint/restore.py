@@ -27,13 +27,12 @@ from catchwater.recovery.ledger import (
     Ledger,
     ShardEpoch,
     SourceOffset,
-    read_json,
-    sync_folder,
     write_whole,
 )
 from catchwater.recovery.lock import lock
 from catchwater.recovery.savepoint.create import COPIERS, Progress, state_log
 from catchwater.recovery.savepoint.format import Savepoint, SavepointDamaged
+from catchwater.recovery.savepoint.marker import Marker, begin, done, stands
 from catchwater.recovery.savepoint.verify import read_whole
 from catchwater.state.rescale import rewrite
 from catchwater.state.roll import Position
@@ -49,46 +48,10 @@ class CheckpointTaken(CatchwaterError):
     exit_code = 5
 
 
-class RestoreUnfinished(CatchwaterError):
-    """A restore into this checkpoint was cut short: it is not to be run."""
-
-    exit_code = 5
-
-
-class Marker(msgspec.Struct, frozen=True):
-    """A restore that is under way."""
-
-    savepoint: str
-    """Its URL."""
-    command: str
-    """What to type to go on."""
-
-
-def refuse_unfinished(checkpoint: Path) -> None:
-    """Raise `RestoreUnfinished` if a restore into this checkpoint was cut short."""
-    marker = read_json(_marker(checkpoint), Marker)
-    if marker is not None:
-        raise RestoreUnfinished(
-            f"Restoring {marker.savepoint} into {checkpoint} was cut short; it is incomplete.",
-            hint=f"Do it again: {marker.command}.",
-        )
-
-
-def begin(checkpoint: Path, marker: Marker) -> None:
-    """Let nobody run the checkpoint before `done`."""
-    write_whole(_marker(checkpoint), msgspec.json.encode(marker))
-
-
-def done(checkpoint: Path) -> None:
-    """The restore is complete."""
-    _marker(checkpoint).unlink(missing_ok=True)
-    sync_folder(_marker(checkpoint).parent)
-
-
 def refuse_taken(into: Path) -> None:
     """Raise `CheckpointTaken` unless the folder is free, or a restore into it was cut short."""
     taken = (into / FOLDER / "pipeline.json").exists() or (into / "offsets").exists()
-    if taken and not _marker(into).exists():
+    if taken and not stands(into):
         raise CheckpointTaken(
             f"{into} holds a checkpoint already; restoring over it would lose what is there.",
             hint="Name another folder with --into, or move this one away.",
@@ -243,7 +206,3 @@ def _resharded(before: Sequence[ShardEpoch], positions: Sequence[Position]) -> l
             )
         )
     return made
-
-
-def _marker(checkpoint: Path) -> Path:
-    return checkpoint / FOLDER / "restoring-savepoint.json"

@@ -7,7 +7,8 @@ import pytest
 
 from catchwater.recovery.savepoint.create import Source, create
 from catchwater.recovery.savepoint.look import NoSuchFunction, View, diff, get
-from catchwater.recovery.savepoint.restore import Marker, restore
+from catchwater.recovery.savepoint.marker import Marker
+from catchwater.recovery.savepoint.restore import restore
 from catchwater.recovery.savepoint.storage import Shelf
 from catchwater.state.entries import Table, pack_time, prefix_of
 from catchwater.state.keys import encode_key, stored_key

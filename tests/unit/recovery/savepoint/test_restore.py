@@ -10,15 +10,10 @@ from catchwater.recovery import checkpoint
 from catchwater.recovery.ledger import Ledger
 from catchwater.recovery.lock import CheckpointInUse, lock
 from catchwater.recovery.savepoint import restore as module
-from catchwater.recovery.savepoint.create import create
+from catchwater.recovery.savepoint.create import Source, create
 from catchwater.recovery.savepoint.format import Savepoint, SavepointDamaged
-from catchwater.recovery.savepoint.restore import (
-    CheckpointTaken,
-    Marker,
-    RestoreUnfinished,
-    refuse_unfinished,
-    restore,
-)
+from catchwater.recovery.savepoint.marker import Marker, RestoreUnfinished, refuse_unfinished
+from catchwater.recovery.savepoint.restore import CheckpointTaken, restore
 from catchwater.recovery.savepoint.storage import Shelf
 
 from .conftest import Made, state_of
@@ -62,8 +57,6 @@ def test_it_can_be_saved_and_restored_again(
     made: Made, shelf: Shelf, savepoint: Savepoint, into: Path, tmp_path: Path
 ) -> None:
     restore(shelf.store, savepoint, into, MARKER, shards=5, clock=Clock(4))
-    from catchwater.recovery.savepoint.create import Source
-
     again = create(Source.at(into), shelf, "again")
     assert (again.epoch, again.shards) == (1, 5)
     restore(shelf.store, again, tmp_path / "third", MARKER, shards=2, clock=Clock(5))
