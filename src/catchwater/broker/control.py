@@ -12,6 +12,7 @@
     PUT    /api/v1/pins/{id}             {"owner", "positions", "lease_until_ms", "max_bytes"}
     DELETE /api/v1/pins/{id}
     GET    /api/v1/sinks/{pipeline}/{sink}            the sink's last epoch
+    GET    /api/v1/sinks/{pipeline}/{sink}/epochs/{epoch}   what it committed as this epoch
     PUT    /api/v1/sinks/{pipeline}/{sink}/epochs/{epoch}   write an epoch once
     GET    /api/v1/storage                            {"objects": url}
 
@@ -125,6 +126,7 @@ def create_app(broker: Broker) -> Starlette:
             Route("/api/v1/pins/{id:path}", api.set_pin, methods=["PUT"]),
             Route("/api/v1/pins/{id:path}", api.release_pin, methods=["DELETE"]),
             Route("/api/v1/sinks/{pipeline}/{sink}", api.last_epoch),
+            Route("/api/v1/sinks/{pipeline}/{sink}/epochs/{epoch:int}", api.epoch),
             Route(
                 "/api/v1/sinks/{pipeline}/{sink}/epochs/{epoch:int}",
                 api.commit_epoch,
@@ -275,6 +277,17 @@ class _Control:
         commit = await self._log.epochs.last(pipeline, sink)
         if commit is None:
             raise Refusal(404, "NO_EPOCH", f"Sink {sink} of {pipeline} has written no epoch yet.")
+        return _json(_epoch(commit))
+
+    async def epoch(self, request: Request) -> Response:
+        path = request.path_params
+        commit = await self._log.epochs.find(path["pipeline"], path["sink"], path["epoch"])
+        if commit is None:
+            raise Refusal(
+                404,
+                "NO_EPOCH",
+                f"Sink {path['sink']} of {path['pipeline']} has not written epoch {path['epoch']}.",
+            )
         return _json(_epoch(commit))
 
     async def commit_epoch(self, request: Request) -> Response:

@@ -120,6 +120,15 @@ class Control:
                 return None
             raise
 
+    def epoch(self, pipeline: str, sink: str, epoch: int) -> dict[str, Any] | None:
+        """What this sink of the pipeline committed as this epoch, if anything."""
+        try:
+            return self.request("GET", _path("sinks", pipeline, sink, "epochs", str(epoch)))
+        except ControlRefused as refusal:
+            if refusal.status == _NOT_FOUND:
+                return None
+            raise
+
     def objects_url(self) -> str:
         """Where staged objects are to be put."""
         return str(self.request("GET", "/api/v1/storage")["objects"])

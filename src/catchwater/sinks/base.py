@@ -34,8 +34,12 @@ Headers = tuple[tuple[str, bytes], ...]
 
 ROW_HEADER = "catchwater-row"
 """`<epoch>/<shard>/<row>` of a record, where the target has headers and the sink sets them."""
+SINK_HEADER = "catchwater-sink"
+"""`<pipeline>/<sink>`, beside one of the other two."""
 RETRACTS_HEADER = "catchwater-retracts"
 """`<epoch>/<shard>/<row>` of the record that this one takes back; same key, same value."""
+RETRACTS_OFFSET_HEADER = "catchwater-retracts-offset"
+"""The offset of that record, in the partition of the retraction."""
 
 
 class EpochDiffers(CatchwaterError):
@@ -146,6 +150,8 @@ class Fix(NamedTuple):
     """None: nothing belongs there."""
     key: bytes = b""
     """Of a row to remove."""
+    absent: bool = False
+    """The target holds nothing under this identity: it is enough to add the record."""
 
 
 class Stager(Protocol):
@@ -248,6 +254,17 @@ def epoch_checksum(staged: Iterable[Staged]) -> str:
     """One checksum of an epoch: of its shards' checksums and counts, in shard order."""
     parts = sorted((piece.shard, piece.records, piece.checksum) for piece in staged)
     return sha256(repr([part for part in parts if part[1]]).encode()).hexdigest()[:16]
+
+
+def refuse_other(sink: str, pipeline: str, epoch: int, had: str, gave: str) -> None:
+    """Raise `EpochDiffers` unless the mark's checksum is that of this run of the epoch."""
+    if had != gave:
+        raise EpochDiffers(
+            f"The sink {sink!r} has epoch {epoch} of {pipeline!r} with checksum {had}; this run "
+            f"of the epoch gave {gave}.",
+            hint="The function is not deterministic, or the checkpoint is not the one this sink "
+            "was written from. Give the pipeline another name to write anew.",
+        )
 
 
 def record_digest(record: OutputRecord) -> bytes:

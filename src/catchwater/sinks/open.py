@@ -26,6 +26,12 @@ class PackageMissing(CatchwaterError):
     exit_code = 2
 
 
+class NotOurLog(CatchwaterError):
+    """The brokers have no control API, so nothing can be committed to them once."""
+
+    exit_code = 2
+
+
 @dataclass(frozen=True)
 class Surroundings:
     """What a sink learns of its pipeline."""
@@ -71,7 +77,7 @@ def key_part(name: str) -> str:
 
 
 def _open_log(config: SinkConfig, around: Surroundings, truth: Archive) -> Sink:
-    from catchwater.sinks.log import open_log
+    from catchwater.sinks.log.sink import open_log
 
     return open_log(config, around, truth)
 
@@ -125,9 +131,30 @@ def _open_http(config: SinkConfig, around: Surroundings, truth: Archive) -> Sink
     )
 
 
+def _open_kafka(config: SinkConfig, around: Surroundings, truth: Archive) -> Sink:
+    from catchwater.sinks.kafka.sink import open_kafka
+
+    return open_kafka(config, around, truth)
+
+
+def _open_parquet(config: SinkConfig, around: Surroundings, truth: Archive) -> Sink:
+    from catchwater.sinks.lake.parquet import open_parquet
+
+    return open_parquet(config, around, truth)
+
+
+def _open_iceberg(config: SinkConfig, around: Surroundings, truth: Archive) -> Sink:
+    from catchwater.sinks.lake.iceberg import open_iceberg
+
+    return open_iceberg(config, around, truth)
+
+
 _OPENERS: Mapping[str, Callable[[SinkConfig, Surroundings, Archive], Sink]] = {
     "log": _open_log,
     "postgres": _open_table,
     "sqlite": _open_table,
     "http": _open_http,
+    "kafka": _open_kafka,
+    "parquet": _open_parquet,
+    "iceberg": _open_iceberg,
 }

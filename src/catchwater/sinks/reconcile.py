@@ -120,7 +120,8 @@ def fixes(sink: Sink, findings: Sequence[Finding]) -> Iterator[Fix]:
     for epoch, wrong in sorted(by_epoch.items()):
         for row in sink.truth.rows(epoch):
             if row.id in wrong and wrong[row.id].kind != "foreign":
-                yield Fix(row.id, row.record, row.record.key)
+                absent = wrong[row.id].kind == "missing"
+                yield Fix(row.id, row.record, row.record.key, absent)
         yield from (
             Fix(each.id, None, each.key) for each in wrong.values() if each.kind == "foreign"
         )

@@ -66,6 +66,10 @@ class Epochs:
         """The last epoch that a sink has committed."""
         return await asyncio.to_thread(self._core.catalog.epoch, pipeline, sink)
 
+    async def find(self, pipeline: str, sink: str, epoch: int) -> EpochCommit | None:
+        """What a sink has committed as this epoch."""
+        return await asyncio.to_thread(self._core.catalog.epoch, pipeline, sink, epoch)
+
 
 def _partitions(chunks: Mapping[str, Chunk]) -> set[PartitionKey]:
     """The partitions that these chunks append to."""

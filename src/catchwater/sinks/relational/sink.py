@@ -14,7 +14,6 @@ import msgspec
 from catchwater.clock import Clock
 from catchwater.recovery.ledger import SinkEpoch
 from catchwater.sinks.base import (
-    EpochDiffers,
     EpochMissing,
     Fix,
     OutputRecord,
@@ -23,6 +22,7 @@ from catchwater.sinks.base import (
     Staged,
     Superseded,
     epoch_checksum,
+    refuse_other,
 )
 from catchwater.sinks.config import SinkConfig
 from catchwater.sinks.patience import patiently
@@ -238,14 +238,3 @@ class TableSink:
             same = " AND ".join(f'"{name}" = ?' for name in self._writer.output_id)
             transaction.execute(f"DELETE FROM {target.name} WHERE {same}", self._id_of(values))
         transaction.insert(target.name, target.columns, [(*values, *fix.id)])
-
-
-def refuse_other(sink: str, pipeline: str, epoch: int, had: str, gave: str) -> None:
-    """Raise `EpochDiffers` unless the mark's checksum is that of this run of the epoch."""
-    if had != gave:
-        raise EpochDiffers(
-            f"The sink {sink!r} has epoch {epoch} of {pipeline!r} with checksum {had}; this run "
-            f"of the epoch gave {gave}.",
-            hint="The function is not deterministic, or the checkpoint is not the one this sink "
-            "was written from. Give the pipeline another name to write anew.",
-        )

@@ -1,16 +1,14 @@
-"""The log sink: staged bytes depend on the records only, an epoch is committed once."""
+"""The log sink in a task: staged bytes depend on the records only."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from catchwater.clock import Clock
 from catchwater.log.format import chunk
-from catchwater.sinks.base import EpochDiffers, OutputRecord, Staged, epoch_checksum
-from catchwater.sinks.log import LogSink, LogStager, StoreUnsupported, murmur2, partition_of
+from catchwater.sinks.base import OutputRecord, Staged, checksum_of
+from catchwater.sinks.log.stager import LogStager, StoreUnsupported, murmur2, partition_of
+from catchwater.sinks.staged import Archive, StagedFile
 from catchwater.wire.records import decode, place
 
 TOPIC = bytes(range(16))
@@ -22,32 +20,6 @@ def stager(root: Path, partitions: int = 3) -> LogStager:
 
 def records(count: int) -> list[OutputRecord]:
     return [OutputRecord(b"k%d" % (i % 7), b"value %d" % i, 1000) for i in range(count)]
-
-
-class FakeControl:
-    """Keeps epochs as the catalog does."""
-
-    def __init__(self) -> None:
-        self.epochs: dict[int, dict[str, Any]] = {}
-
-    def commit_epoch(
-        self, pipeline: str, sink: str, epoch: int, *, topic: str, staged: Any, checksum: str
-    ) -> dict[str, Any]:
-        already = epoch in self.epochs
-        answer = {"epoch": epoch, "records": len(list(staged)), "offsets": {"0": [0, 9]},
-                  "checksum": checksum, "topic": topic}  # fmt: skip
-        self.epochs.setdefault(epoch, answer)
-        return {**self.epochs[epoch], "already": already}
-
-    def last_epoch(self, pipeline: str, sink: str) -> dict[str, Any] | None:
-        return self.epochs[max(self.epochs)] if self.epochs else None
-
-
-def sink(control: FakeControl, root: Path) -> LogSink:
-    return LogSink(
-        control,  # type: ignore[arg-type]
-        pipeline="cards", name="alerts", topic="alerts", stager=stager(root),
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -97,36 +69,15 @@ def test_large_output_is_cut_into_batches_a_broker_would_take(tmp_path: Path) ->
     assert all(entry.size_bytes < 1_000_000 for entry in entries)
 
 
-def test_committing_an_epoch_again_answers_what_the_first_commit_wrote(tmp_path: Path) -> None:
-    target = sink(FakeControl(), tmp_path)
-    first = target.commit(0, [target.stager().stage(0, 1, records(3))])
-    assert target.commit(0, [target.stager().stage(0, 1, records(3))]) == first
-    assert target.last_epoch() == 0
-
-
-def test_an_epoch_with_other_content_is_refused(tmp_path: Path) -> None:
-    target = sink(FakeControl(), tmp_path)
-    target.commit(0, [target.stager().stage(0, 1, records(3))])
-    with pytest.raises(EpochDiffers, match="epoch 0 of 'cards' with checksum"):
-        target.commit(0, [target.stager().stage(0, 1, records(4))])
-
-
 def test_a_store_that_nobody_else_reaches_is_refused_by_name() -> None:
     with pytest.raises(StoreUnsupported, match="in its broker's memory"):
         LogStager("memory:///", "staged/a/b", TOPIC, 1).stage(0, 1, records(1))
 
 
-pieces = st.lists(
-    st.builds(
-        Staged, st.integers(0, 9), st.just(""), st.integers(0, 3), st.just(0), st.integers(0, 9)
-    ),
-    unique_by=lambda piece: piece.shard,
-)
-
-
-@given(pieces, st.randoms())
-def test_the_checksum_of_an_epoch_does_not_depend_on_the_order_of_its_shards(
-    staged: list[Staged], random: Any
-) -> None:
-    shuffled = random.sample(staged, len(staged))
-    assert epoch_checksum(shuffled) == epoch_checksum(staged)
+def test_a_copy_beside_the_checkpoint_holds_the_same_records(tmp_path: Path) -> None:
+    copy = StagedFile((tmp_path / "checkpoint").as_uri(), "staged/alerts")
+    log = LogStager((tmp_path / "log").as_uri(), "staged/cards/alerts", TOPIC, 3, copy)
+    staged = log.stage(7, 1, records(10))
+    assert staged.kept.startswith("staged/alerts/00000000000000000007-00001-")
+    assert staged.checksum == checksum_of(records(10))
+    assert Archive(copy).records(staged) == records(10)

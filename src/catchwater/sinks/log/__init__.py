@@ -1,0 +1,1 @@
+"""Chapter 10, our own log: staged chunks become part of a topic in one catalog commit."""
