@@ -1,28 +1,34 @@
 """A function run on a list of events: no Spark, no JVM, no network.
 
-It runs the very code that runs on Spark (`process`, deltas, snapshots) over a store in memory.
-Every `send` is an epoch; after it the watermark follows the events as it does in production, and
-what came due is fired. `crash_and_restore` and `check_replay` then ask what a restore asks: does
-the function give the same again, whatever the epochs and the interleaving of keys?
+It runs the very code that runs on Spark (`process`, the state log) over a store in memory. Every
+`send` is an epoch; after it the watermark follows the events as it does in production, and what
+came due is fired. `crash_and_restore` and `check_replay` then ask what a restore asks: does the
+function give the same again, whatever the epochs and the interleaving of keys?
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from random import Random  # noqa: TID251  (only its type; drawn from a seeded clock)
 from typing import Any
 
 from catchwater.clock import Clock
+from catchwater.objects.memory import MemoryStore
+from catchwater.pipeline.calls.answers import Answers, Outcome, bind, questions
+from catchwater.pipeline.functions.compatible import compare
 from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.functions.durations import duration_ms
-from catchwater.pipeline.process.batch import Batch, Processed, Times
+from catchwater.pipeline.functions.schema import describe
+from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.process.batch import Batch, Poisoned, Processed, TableBatch, Times
+from catchwater.pipeline.process.decoding import UNREADABLE, unreadable
 from catchwater.pipeline.process.epoch import process
 from catchwater.pipeline.process.live import read_record
-from catchwater.state import delta as log
-from catchwater.state.delta import EMPTY, Position
-from catchwater.state.entries import DictEntries, ShardState
-from catchwater.state.keys import stored_key
+from catchwater.state.entries import Changes, DictEntries, ShardState
+from catchwater.state.keys import HASH_BYTES, encode_key, stored_key
+from catchwater.state.log import StateLog
+from catchwater.state.roll import EMPTY, Position
 
 
 class ReplayMismatch(AssertionError):
@@ -30,15 +36,45 @@ class ReplayMismatch(AssertionError):
 
 
 @dataclass(frozen=True)
-class _Step:
-    """One epoch as it was."""
+class _Sent:
+    """One event as it was sent."""
 
-    events: Sequence[Any]
-    watermark_ms: int
-    clock_ms: int
-    outputs: list[Any]
-    output_keys: list[bytes]
-    delta: bytes
+    input: str
+    key: bytes
+    event: Any
+    value: bytes
+    offset: int
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One epoch: what went in."""
+
+    sent: Sequence[_Sent]
+    unread: Sequence[Poisoned]
+    tables: Sequence[TableBatch]
+    times: Times
+    answers: Answers | None
+
+    def batches(self) -> list[Batch]:
+        """As the operator would get them: one batch for each run of events of one input."""
+        found = [
+            _batch(name, list(sent)) for name, sent in groupby(self.sent, lambda each: each.input)
+        ]
+        if self.unread:
+            found.append(Batch((), (), "unread-0", (), (), poisoned=self.unread))
+        return found
+
+
+@dataclass(frozen=True)
+class _Done:
+    """One epoch: what came out."""
+
+    step: _Step
+    processed: Processed
+    changes: Changes
+    version: int
+    at: Position
 
 
 class Harness:
@@ -46,13 +82,14 @@ class Harness:
 
     def __init__(self, target: Callable[..., Any], *, now: int = 0) -> None:
         """`now` is the processing clock (ms) that the function sees as `ctx.now`."""
-        self._spec = spec_of(target)
-        self._to_json = self._spec.encode_output
+        self._take(spec_of(target))
         self._entries = DictEntries()
-        self._at = EMPTY
-        self._base: list[bytes] = []
-        self._steps: list[_Step] = []
-        self._next_due: int | None = None
+        self._version = 0
+        self._sent = 0
+        self._done: list[_Done] = []
+        self._answers: dict[str, Callable[[Any], Any]] = {}
+        self._last = Processed()
+        self._begin_log()
         self.watermark = 0
         """Event time, ms; advanced by events, `advance_watermark` and `advance_time`."""
         self.now = now
@@ -60,15 +97,21 @@ class Harness:
         """Events that came behind the watermark."""
         self.duplicates = 0
         """Events dropped because their id had been seen."""
+        self.poisoned: list[Poisoned] = []
+        """Records that could not be handled, if the function's policy lets them pass."""
 
-    def send(self, *events: Any) -> list[Any]:
+    def _take(self, spec: FunctionSpec) -> None:
+        self._spec = spec
+        self._calls = bind(spec.target, spec.calls)
+
+    def send(self, *events: Any, input: str | None = None) -> list[Any]:
         """Handle the events as one epoch; gives its outputs and those of timers it made due.
 
-        Events travel through JSON, as they do in production; msgspec.ValidationError if one is
-        not what its class says.
+        Events travel through JSON, as they do in production; bytes are taken as they are. Of
+        several inputs an event's is known by its class, or `input` says it. Raises EventFailed if
+        an event cannot be handled and the function's policy is to fail.
         """
-        decoded = [self._spec.decode_event(self._to_json(event)) for event in events]
-        done = self._epoch(decoded)
+        done = self._epoch(self._step(events, input))
         return done.outputs + self._tick_if_due()
 
     def run(self, events: Iterable[Any], batch: int = 10_000) -> list[Any]:
@@ -79,53 +122,112 @@ class Harness:
         outputs: list[Any] = []
         source = iter(events)
         while part := list(islice(source, batch)):
-            outputs += self._epoch(part, keep=False).outputs
-        if self._next_due is not None and self._next_due <= self.watermark:
-            outputs += self._epoch([], keep=False).outputs
-        self._steps.clear()
-        self._base = self._snapshot()
+            outputs += self._epoch(self._step(part), keep=False).outputs
+        outputs += self._tick_if_due(keep=False)
+        self._begin_log()
         return outputs
+
+    def table(self, name: str, rows: Mapping[Any, Any]) -> list[Any]:
+        """Change rows of a declared table, in an epoch of its own; None deletes one.
+
+        Gives the outputs of timers that were due. Raises LookupError if there is no such table.
+        """
+        if name not in self._spec.tables:
+            raise LookupError(f"function {self._spec.name!r} declares no table {name!r}")
+        table = self._spec.tables[name]
+        encode = self._spec.encode_key if table.keyed else encode_key
+        values = [None if row is None else self._spec.encode_output(row) for row in rows.values()]
+        for value in values:
+            if value is not None:
+                table.decode_row(value)
+        batch = TableBatch(name, list(map(encode, rows)), values)
+        return self._epoch(replace(self._step(()), tables=[batch])).outputs
+
+    def answer(self, call: str, answer: Callable[[Any], Any]) -> None:
+        """From now on a declared call is answered by this function of its question.
+
+        What it raises is a failure of the endpoint. Raises LookupError if there is no such call.
+        """
+        if call not in self._calls:
+            raise LookupError(f"function {self._spec.name!r} declares no call {call!r}")
+        self._answers[call] = answer
 
     def advance_watermark(self, to: int) -> list[Any]:
         """Move the watermark forward to an event time (ms); gives the outputs of due timers."""
         if to < self.watermark:
             raise ValueError(f"the watermark is at {self.watermark} and never goes back to {to}")
         self.watermark = to
-        return self._epoch([]).outputs
+        return self._epoch(self._step(())).outputs
 
     def advance_time(self, duration: str) -> list[Any]:
         """Let time pass, say "31d", for clock and watermark; gives the outputs of due timers."""
         self.now += duration_ms(duration)
         return self.advance_watermark(self.watermark + duration_ms(duration))
 
+    def upgrade(self, target: Callable[..., Any]) -> None:
+        """Go on with another version of the function, on the state as it is.
+
+        `crash_and_restore` and `check_replay` then look back to here only. Raises ValueError if a
+        start would be refused: for another function, an older version, or state it cannot read.
+        """
+        spec = spec_of(target)
+        if spec.name != self._spec.name or spec.version < self._spec.version:
+            raise ValueError(
+                f"{spec.name!r} version {spec.version} does not follow {self._spec.name!r} "
+                f"version {self._spec.version}"
+            )
+        mended = self._spec.version != spec.version and self._spec.version in spec.migrations()
+        for problem in compare(describe(self._spec), describe(spec)):
+            if not (mended and problem.migratable):
+                raise ValueError(
+                    f"version {spec.version} cannot read the state there is: {problem}"
+                )
+        self._take(spec)
+        self._begin_log()
+
     def state(self, key: Any) -> Any:
         """The state of a key (a tuple if the key has several fields); None if it has none."""
         stored = stored_key(self._spec.encode_key(key))
-        record = read_record(self._spec, ShardState(self._entries, 0), stored)
+        record = read_record(self._spec, ShardState(self._entries, 0), stored, self.watermark)
         ttl_ms = self._spec.state_ttl_ms
         if record is None or (ttl_ms is not None and record.written + ttl_ms <= self.watermark):
             return None
         return record.state
 
-    def crash_and_restore(self, at: int | None = None) -> None:
+    def crash_and_restore(self, at: int | None = None, *, event: int | None = None) -> None:
         """Lose everything, restore what was logged by the first `at` epochs, replay the rest.
 
-        Without `at` the last epoch's state is restored and nothing is left to replay. Raises
+        Without `at` the last epoch's state is restored and nothing is left to replay. `event`
+        crashes after so many of the events sent, in the middle of their epoch. Raises
         ReplayMismatch if an epoch gives other outputs or another state than the first time.
         """
-        kept = len(self._steps) if at is None else at
-        if not 0 <= kept <= len(self._steps):
-            raise ValueError(f"there are {len(self._steps)} epochs to restore, not {kept}")
-        self._restore(self._base, [step.delta for step in self._steps[:kept]])
-        self._restore(self._snapshot(), [])
-        for number, step in enumerate(self._steps[kept:], kept + 1):
-            done, delta = self._process(step.events, step.watermark_ms, step.clock_ms)
-            if (done.outputs, delta) != (step.outputs, step.delta):
+        kept = len(self._done) if at is None else at
+        if event is not None:
+            kept = self._crash_after(event)
+        if not 0 <= kept <= len(self._done):
+            raise ValueError(f"there are {len(self._done)} epochs to restore, not {kept}")
+        self._restore_before(kept)
+        for number, before in enumerate(self._done[kept:], kept + 1):
+            done, changes = self._process(before.step, before.version)
+            if done != before.processed or not _same(changes, before.changes):
                 raise ReplayMismatch(
                     f"Epoch {number}, replayed after a restore at {kept}, gave {done.outputs!r} "
-                    f"and not {step.outputs!r}, or left another state: the function depends on "
-                    "something besides its events and its state."
+                    f"and not {before.processed.outputs!r}, or left another state: the function "
+                    "depends on something besides its events and its state."
                 )
+            self._entries.apply(changes)
+
+    def _crash_after(self, events: int) -> int:
+        """Handle so many events of the epoch in which they end, for nothing; gives its index."""
+        before = 0
+        for index, done in enumerate(self._done):
+            if events <= before + len(done.step.sent):
+                self._restore_before(index)
+                step = replace(done.step, sent=done.step.sent[: events - before])
+                self._process(step, done.version)
+                return index
+            before += len(done.step.sent)
+        raise ValueError(f"there were {before} events, not {events}")
 
     def check_replay(self, orders: int = 50, seed: int = 0) -> None:
         """Handle the events again in other epochs and other interleavings of their keys.
@@ -133,98 +235,202 @@ class Harness:
         The order within a key stays, and so does the watermark each event met: what else the
         function depends on is its own fault. Raises ReplayMismatch if any key's outputs differ.
         """
-        expected = _by_key((step.output_keys, step.outputs) for step in self._steps)
+        expected = _by_key(done.processed for done in self._done)
         random = Clock(seed).random
         for order in range(orders):
-            found = _by_key((done.output_keys, done.outputs) for done in self._replay(random))
+            found = _by_key(self._replay(random))
             for key in expected.keys() | found.keys():
                 if expected.get(key, []) != found.get(key, []):
                     raise ReplayMismatch(
                         f"Order {order} (seed {seed}) of the same events gave key "
-                        f"{self._spec.decode_key(key[8:])!r} the outputs {found.get(key, [])!r} "
-                        f"and not {expected.get(key, [])!r}."
+                        f"{self._spec.decode_key(key[HASH_BYTES:])!r} the outputs "
+                        f"{found.get(key, [])!r} and not {expected.get(key, [])!r}."
                     )
+
+    def vectors(self) -> list[dict[str, Any]]:
+        """What was sent and what came out, epoch by epoch, as plain data to run elsewhere."""
+        return [
+            {
+                "events": [(each.input, each.value.decode()) for each in done.step.sent],
+                "watermark_ms": done.step.times.watermark_ms,
+                "clock_ms": done.step.times.clock_ms,
+                "outputs": [value.decode() for value in done.processed.values],
+                "late": done.processed.late,
+                "duplicates": done.processed.duplicates,
+                "poisoned": [each.value.decode() for each in done.processed.poisoned],
+            }
+            for done in self._done
+        ]
 
     def _replay(self, random: Random) -> Iterator[Processed]:
         """The steps since the base once more, cut and interleaved anew."""
-        there = self._entries, self._at
-        self._restore(self._base, [])
+        there = self._entries
+        self._restore_before(0)
+        version = self._base_version
         try:
-            for (watermark, clock), steps in groupby(
-                self._steps, lambda step: (step.watermark_ms, step.clock_ms)
-            ):
-                events = [event for step in steps for event in step.events]
-                for part in _cut(self._interleaved(events, random), random):
-                    yield self._process(part, watermark, clock)[0]
+            for step in _joined([done.step for done in self._done]):
+                tables = step.tables
+                for part in _cut(_interleaved(step.sent, random), random):
+                    version += 1
+                    cut = replace(step, sent=part, tables=tables, unread=())
+                    done, changes = self._process(cut, version)
+                    self._entries.apply(changes)
+                    yield done
+                    tables = ()
         finally:
-            self._entries, self._at = there
+            self._entries = there
 
-    def _interleaved(self, events: list[Any], random: Random) -> list[Any]:
-        """The events in another order that keeps the order of each key."""
-        queues = defaultdict(list)
-        for event in reversed(events):
-            queues[self._spec.key_of(event)].append(event)
-        turns = [self._spec.key_of(event) for event in events]
-        random.shuffle(turns)
-        return [queues[key].pop() for key in turns]
+    def _step(self, events: Iterable[Any], input: str | None = None) -> _Step:
+        """The epoch that these events begin."""
+        sent: list[_Sent] = []
+        unread: list[Poisoned] = []
+        for event in events:
+            name = self._input_of(event) if input is None else input
+            spec, offset = self._spec.input(name), self._sent
+            self._sent += 1
+            value = event if isinstance(event, bytes) else spec.encode_output(event)
+            try:
+                decoded = spec.decode_event(value)
+                sent.append(_Sent(name, spec.stored_key_of(decoded), decoded, value, offset))
+            except UNREADABLE as error:
+                reason = unreadable(spec.event_type, error)
+                unread.append(Poisoned(_origin(name), offset, None, value, reason))
+        times = Times(self.watermark, self.watermark, self.now)
+        return _Step(sent, unread, (), times, self._answered(sent))
 
-    def _epoch(self, events: Sequence[Any], *, keep: bool = True) -> Processed:
-        watermark, clock = self.watermark, self.now
-        done, delta = self._process(events, watermark, clock, logged=keep)
+    def _input_of(self, event: Any) -> str:
+        if not self._spec.inputs:
+            return ""
+        found = [name for name, each in self._spec.inputs.items() if each.event_type is type(event)]
+        if len(found) != 1:
+            raise ValueError(
+                f"say which input {event!r} is of: send(…, input=…), one of "
+                + ", ".join(self._spec.inputs)
+            )
+        return found[0]
+
+    def _answered(self, sent: Sequence[_Sent]) -> Answers | None:
+        if not self._calls:
+            return None
+        outcomes: dict[tuple[str, bytes], Outcome] = {}
+        for key, question in questions(self._calls, [each.event for each in sent]).items():
+            name, _ = key
+            if name not in self._answers:
+                raise LookupError(
+                    f"nobody answers {name!r}: say what it gives, harness.answer({name!r}, …)"
+                )
+            call = self._calls[name]
+            call.call = self._answers[name]
+            outcomes[key] = call.answer(question)
+        return Answers(self._calls, outcomes)
+
+    def _epoch(self, step: _Step, *, keep: bool = True) -> Processed:
+        self._version += 1
+        done, changes = self._process(step, self._version)
         if keep:
-            outputs, keys = done.outputs, done.output_keys
-            self._steps.append(_Step(events, watermark, clock, outputs, keys, delta))
+            base = self._done[-1].at if self._done else self._base
+            at = Position(base.version + 1, f"epoch-{self._version}")
+            self._log.append(base, at, changes, self._entries)
+            self._done.append(_Done(step, done, changes, self._version, at))
+        self._entries.apply(changes)
         self.late += done.late
         self.duplicates += done.duplicates
-        self._next_due = done.next_due_ms
-        delay = self._spec.watermark_ms
-        for at in done.max_event_times.values():
-            self.watermark = max(self.watermark, at - delay)
+        self.poisoned += done.poisoned
+        self._last = done
+        for at_ms in done.max_event_times.values():
+            self.watermark = max(self.watermark, at_ms - self._spec.watermark_ms)
         return done
 
-    def _tick_if_due(self) -> list[Any]:
-        if self._next_due is None or self._next_due > self.watermark:
+    def _tick_if_due(self, *, keep: bool = True) -> list[Any]:
+        due, due_clock = self._last.next_due_ms, self._last.next_due_clock_ms
+        by_watermark = due is not None and due <= self.watermark
+        if not by_watermark and (due_clock is None or due_clock > self.now):
             return []
-        return self._epoch([]).outputs
+        return self._epoch(self._step(()), keep=keep).outputs
 
-    def _process(
-        self, events: Sequence[Any], watermark: int, clock: int, *, logged: bool = True
-    ) -> tuple[Processed, bytes]:
-        state = ShardState(self._entries, self._at.version + 1)
-        keys = list(map(self._spec.stored_key_of, events))
-        values = list(map(self._to_json, events))
-        batch = Batch(keys, events, "harness-0", range(len(events)), values)
-        done = process(self._spec, state, [batch], Times(watermark, watermark, clock))
-        to = Position(state.version, f"epoch {state.version}")
-        delta = log.encode_delta(self._spec.name, self._at, to, state.changes) if logged else b""
-        self._entries.apply(state.changes)
-        self._at = to
-        return done, delta
+    def _process(self, step: _Step, version: int) -> tuple[Processed, Changes]:
+        """Run an epoch on the entries as they are, which stay so."""
+        state = ShardState(self._entries, version)
+        done = process(
+            self._spec, state, step.batches(), step.times, tables=step.tables, answers=step.answers
+        )
+        return done, state.changes
 
-    def _snapshot(self) -> list[bytes]:
-        return list(log.encode_snapshot(self._spec.name, self._at, self._entries))
+    def _begin_log(self) -> None:
+        """Log the state as it is, with nothing before it."""
+        self._store = MemoryStore()
+        self._log = StateLog(self._store, "state", self._spec.name, 0)
+        self._base, self._base_version = Position(1, "base"), self._version
+        whole: Changes = tuple(dict(table) for table in self._entries.tables)
+        self._log.append(EMPTY, self._base, whole, DictEntries())
+        self._done.clear()
 
-    def _restore(self, chunks: list[bytes], deltas: list[bytes]) -> None:
-        self._entries, self._at = DictEntries(), EMPTY
-        for at, changes in log.restore(self._spec.name, chunks, deltas):
+    def _restore_before(self, index: int) -> None:
+        """On a machine that knows nothing, the state before the epoch of this index."""
+        at = self._done[index - 1].at if index else self._base
+        self._entries = DictEntries()
+        for changes in StateLog(self._store, "state", self._spec.name, 0).read(at):
             self._entries.apply(changes)
-            self._at = at
 
 
-def _by_key(given: Iterable[tuple[list[bytes], list[Any]]]) -> dict[bytes, list[Any]]:
+def _batch(input: str, sent: Sequence[_Sent]) -> Batch:
+    columns = zip(*((each.key, each.event, each.offset, each.value) for each in sent), strict=True)
+    keys, events, offsets, values = map(list, columns)
+    return Batch(keys, events, _origin(input), offsets, values, input)
+
+
+def _origin(input: str) -> str:
+    return f"{input or 'events'}-0"
+
+
+def _same(one: Changes, other: Changes) -> bool:
+    """Whether the same was changed in the same order."""
+    return [list(table.items()) for table in one] == [list(table.items()) for table in other]
+
+
+def _by_key(given: Iterable[Processed]) -> dict[bytes, list[Any]]:
     found = defaultdict(list)
-    for keys, outputs in given:
-        for key, output in zip(keys, outputs, strict=True):
+    for done in given:
+        for key, output in zip(done.output_keys, done.outputs, strict=True):
             found[key].append(output)
     return dict(found)
 
 
-def _cut(events: list[Any], random: Random) -> Iterator[list[Any]]:
+def _joined(steps: Sequence[_Step]) -> Iterator[_Step]:
+    """Steps of the same times as one, as long as no table changes and nobody is asked."""
+    waiting: _Step | None = None
+    for step in steps:
+        if (
+            waiting is not None
+            and step.times == waiting.times
+            and not step.tables
+            and step.answers is waiting.answers is None
+        ):
+            waiting = replace(waiting, sent=[*waiting.sent, *step.sent])
+            continue
+        if waiting is not None:
+            yield waiting
+        waiting = step
+    if waiting is not None:
+        yield waiting
+
+
+def _interleaved(sent: Sequence[_Sent], random: Random) -> list[_Sent]:
+    """The events in another order that keeps the order of each key."""
+    queues = defaultdict(list)
+    for each in reversed(sent):
+        queues[each.key].append(each)
+    turns = [each.key for each in sent]
+    random.shuffle(turns)
+    return [queues[key].pop() for key in turns]
+
+
+def _cut(sent: list[_Sent], random: Random) -> Iterator[list[_Sent]]:
     """The events in batches of random sizes; one empty batch if there are none."""
     start = 0
     while True:
-        size = random.randint(1, max(len(events), 1))
-        yield events[start : start + size]
+        size = random.randint(1, max(len(sent), 1))
+        yield sent[start : start + size]
         start += size
-        if start >= len(events):
+        if start >= len(sent):
             return

@@ -9,20 +9,19 @@ Relies on pyarrow. JSON is opened here only for its key fields, and not at all w
 key is the function's key.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.process.batch import Batch, Poisoned, TableBatch
-from catchwater.state.keys import HASH_BYTES, KeyTooLong, KeyUnusable, stored_key
+from catchwater.pipeline.process.decoding import UNREADABLE, decode_all, unreadable
+from catchwater.state.keys import HASH_BYTES, stored_key
 
 _EVEN_OVER = 64
-_UNREADABLE = (msgspec.DecodeError, KeyTooLong, KeyUnusable, TypeError, ValueError)
 _SCHEMA = (("key", pa.binary()), ("value", pa.binary()), ("offset", pa.int64()))
 
 
@@ -115,7 +114,7 @@ def read_events(spec: FunctionSpec, blob: bytes) -> Batch:
     offsets = batch.column(2).to_numpy()
     if b"poison" in opened:
         return Batch((), (), origin, (), (), named, _poisoned(origin, batch))
-    events, errors = _decode_all(spec.input(named).decode_event, values)
+    events, errors = decode_all(spec.input(named).decode_event, values)
     if not errors:
         return Batch(keys, events, origin, offsets, values, named)
     poisoned = [
@@ -154,8 +153,8 @@ def pack_table(
             if value is not None:
                 table.decode_row(value)
             last[found] = value
-        except _UNREADABLE as error:
-            errors[row] = _reason(table.row_type, error)
+        except UNREADABLE as error:
+            errors[row] = unreadable(table.row_type, error)
     packed = []
     if errors:
         packed.append(_pack_poison(keys, values, offsets, errors, named, shards))
@@ -187,7 +186,7 @@ def _keys_in_json(
     spec: FunctionSpec, values: pa.Array, errors: dict[int, str]
 ) -> Iterator[bytes | None]:
     """The key of each event, None where there is none: the reason is then added to `errors`."""
-    partial, bad = _decode_all(spec.decode_key_fields, _to_list(values))
+    partial, bad = decode_all(spec.decode_key_fields, _to_list(values))
     errors.update(bad)
     found = iter(partial)
     for row in range(len(values)):
@@ -195,8 +194,8 @@ def _keys_in_json(
         if row not in bad:
             try:
                 key = spec.encode_key(spec.key_of_fields(next(found)))
-            except _UNREADABLE as error:
-                errors[row] = _reason(spec.event_type, error)
+            except UNREADABLE as error:
+                errors[row] = unreadable(spec.event_type, error)
         yield key
 
 
@@ -206,8 +205,8 @@ def _stored_keys(spec: FunctionSpec, keys: list[bytes]) -> tuple[list[bytes], di
     for index, key in enumerate(keys):
         try:
             stored.append(stored_key(_canonical(spec, key)))
-        except _UNREADABLE as error:
-            refused[index] = _reason(spec.event_type, error)
+        except UNREADABLE as error:
+            refused[index] = unreadable(spec.event_type, error)
             stored.append(bytes(HASH_BYTES))
     return stored, refused
 
@@ -217,25 +216,6 @@ def _canonical(spec: FunctionSpec, key: bytes) -> bytes:
     if spec.key_type in (str, bytes):
         return key
     return spec.encode_key(spec.decode_key(key))
-
-
-def _decode_all(
-    decode: Callable[[bytes], Any], values: list[bytes]
-) -> tuple[list[Any], dict[int, str]]:
-    """What could be decoded, in order; and by index, why others could not."""
-    decoded: list[Any] = []
-    errors: dict[int, str] = {}
-    waiting = iter(values)
-    while True:
-        try:
-            decoded.extend(map(decode, waiting))
-            return decoded, errors
-        except _UNREADABLE as error:
-            errors[len(decoded) + len(errors)] = f"{type(error).__name__}: {error}"
-
-
-def _reason(declared: Any, error: Exception) -> str:
-    return f"it cannot be read as {getattr(declared, '__name__', declared)}: {error}"
 
 
 def _pack_poison(
