@@ -11,8 +11,7 @@ def test_features_follow_the_last_hour() -> None:
     h = Harness(CardFeaturesOfTheHour)
     early = Payment("c1", "1", 61 * MINUTE, "m1", 1_000)
     later = Payment("c1", "2", 68 * MINUTE, "m2", 3_000)
-    h.send(early, later, later)
-    features = h.advance_watermark(75 * MINUTE)
+    features = h.send(early, later, later) + h.advance_watermark(75 * MINUTE)
     assert features == [
         CardFeatures("c1", 65 * MINUTE, 1, 1_000, 1_000, 1_000.0, 1),
         CardFeatures("c1", 70 * MINUTE, 2, 4_000, 3_000, 2_000.0, 2),

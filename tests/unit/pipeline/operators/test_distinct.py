@@ -3,8 +3,10 @@
 import random
 
 import pytest
+from tests.unit.pipeline.operators.models import once
+from tests.unit.pipeline.operators.shop import Once, Visit
 from tests.unit.pipeline.operators.streams import SEEDS, is_empty, play, shuffled
-from tests.unit.pipeline.operators.test_windowed import Visit, visits
+from tests.unit.pipeline.operators.test_windowed import visits
 
 from catchwater import function
 from catchwater.operators import Distinct
@@ -12,22 +14,12 @@ from catchwater.pipeline.functions.declare import DeclarationError
 from catchwater.testing import Harness
 
 
-@function(name="once", key="user", event_time="at", watermark="5s", dedup="id", dedup_ttl="1h")
-class Once(Distinct[Visit]):
-    pass
-
-
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_every_event_that_is_not_late_passes_once(seed: int) -> None:
     draw = random.Random(seed)
     harness = Harness(Once)
     epochs, outputs = play(harness, draw, shuffled(draw, visits(draw)))
-    seen: dict[str, Visit] = {}
-    for watermark, events in epochs:
-        for e in events:
-            if e.at >= watermark:
-                seen.setdefault(e.id, e)
-    assert outputs == list(seen.values())
+    assert outputs == once(epochs)
     assert harness.duplicates > 20
     assert is_empty(harness)
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+from tests.unit.pipeline.operators.shop import KEYED, InTown, Sale, Shop, Sold
 from tests.unit.pipeline.operators.streams import (
     DELAY_MS,
     END,
@@ -20,40 +21,7 @@ from catchwater.operators import Enriched
 from catchwater.pipeline.functions.declare import DeclarationError
 from catchwater.testing import Harness
 
-
-@dataclass
-class Sale:
-    customer: str
-    id: str
-    at: int
-    shop: str
-
-
-@dataclass
-class Shop:
-    town: str
-
-
-@dataclass(order=True)
-class Sold:
-    id: str
-    town: str
-
-
-class InTown(Enriched[Sale, Shop, Sold]):
-    table = "shops"
-
-    def row_key(self, e: Sale, ctx: Context) -> str:
-        return e.shop
-
-    def enrich(self, e: Sale, row: Shop | None, ctx: Context) -> Out[Sold]:
-        yield Sold(e.id, row.town if row else "?")
-
-
-declared = function(
-    name="in-town", key="customer", event_time="at", watermark="5s", dedup="id",
-    tables={"shops": Shop},
-)  # fmt: skip
+declared = function(name="in-town", tables={"shops": Shop}, **KEYED)
 
 
 def in_town(**members: object) -> type[InTown]:
@@ -118,7 +86,7 @@ def test_a_table_of_the_functions_own_key_is_looked_up_by_it() -> None:
     class Customer:
         name: str
 
-    @function(name="named", key="customer", event_time="at", tables={"customers": keyed(Customer)})
+    @function(name="named", key="user", event_time="at", tables={"customers": keyed(Customer)})
     class Named(Enriched[Sale, Customer, str]):
         table = "customers"
 
@@ -144,7 +112,7 @@ def test_what_is_missing_may_be_left_to_the_poison_policy() -> None:
     refusing = type("Refusing", (InTown,), {"missing": "refuse"})
     h = Harness(
         function(
-            name="in-town", key="customer", event_time="at", tables={"shops": Shop},
+            name="in-town", key="user", event_time="at", tables={"shops": Shop},
             poison="dead-letter",
         )(refusing)
     )  # fmt: skip

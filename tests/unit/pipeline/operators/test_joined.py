@@ -2,56 +2,18 @@
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
-from tests.unit.pipeline.operators.streams import SEEDS, Epochs, fresh, is_empty, play, shuffled
+from tests.unit.pipeline.operators.models import all_pairs
+from tests.unit.pipeline.operators.shop import KEYED, Order, Paid, Pair, Payment
+from tests.unit.pipeline.operators.streams import SEEDS, is_empty, play, shuffled
 
-from catchwater import Context, Out, function
+from catchwater import function
 from catchwater.operators import Joined
 from catchwater.pipeline.functions.declare import DeclarationError
 from catchwater.testing import Harness
 
-
-@dataclass
-class Order:
-    customer: str
-    id: str
-    at: int
-    cents: int = 0
-
-
-@dataclass
-class Payment:
-    customer: str
-    id: str
-    at: int
-    cents: int = 0
-
-
-@dataclass(order=True)
-class Pair:
-    order: str
-    payment: str
-
-
-class Paid(Joined[Order, Payment, Pair]):
-    def match(self, left: Order, right: Payment, ctx: Context) -> Out[Pair]:
-        if left.cents == right.cents:
-            yield Pair(left.id, right.id)
-
-    def unmatched(self, e: Order | Payment, ctx: Context) -> Out[Pair]:
-        yield Pair(e.id, "") if isinstance(e, Order) else Pair("", e.id)
-
-
-declared = function(
-    name="paid",
-    inputs={"orders": Order, "payments": Payment},
-    key="customer",
-    event_time="at",
-    watermark="5s",
-    dedup="id",
-)
+declared = function(name="paid", inputs={"orders": Order, "payments": Payment}, **KEYED)
 
 
 def paid(**members: object) -> type[Paid]:
@@ -68,28 +30,6 @@ def stream(draw: random.Random) -> list[Order | Payment]:
         )
         for i in range(300)
     ]
-
-
-def all_pairs(epochs: Epochs, before: int, after: int, how: str) -> list[Pair]:
-    is_new = {Order: fresh(set()), Payment: fresh(set())}
-    taken = [
-        e for watermark, events in epochs for e in events
-        if e.at >= watermark and is_new[type(e)](e)
-    ]  # fmt: skip
-    orders = [e for e in taken if isinstance(e, Order)]
-    payments = [e for e in taken if isinstance(e, Payment)]
-    pairs = [
-        (o, p)
-        for o in orders
-        for p in payments
-        if (o.customer, o.cents) == (p.customer, p.cents) and -before <= p.at - o.at <= after
-    ]
-    given = [Pair(o.id, p.id) for o, p in pairs]
-    if how in ("left", "outer"):
-        given += [Pair(o.id, "") for o in orders if o not in (pair[0] for pair in pairs)]
-    if how in ("right", "outer"):
-        given += [Pair("", p.id) for p in payments if p not in (pair[1] for pair in pairs)]
-    return given
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -123,9 +63,10 @@ def test_both_ends_of_the_time_are_included() -> None:
 
 def test_an_event_is_kept_for_as_long_as_one_may_come_that_matches() -> None:
     h = Harness(paid(before="1s", after="2s", how="outer"))
-    h.send(Order("c", "o", 5_000), Payment("c", "p", 20_000))
+    h.send(Order("c", "o", 5_000))
     assert h.advance_watermark(7_000) == []
     assert h.advance_watermark(7_001) == [Pair("o", "")]
+    assert h.send(Payment("c", "p", 20_000)) == []
     assert h.advance_watermark(21_000) == []
     assert h.advance_watermark(21_001) == [Pair("", "p")]
 
@@ -152,12 +93,9 @@ def test_a_declaration_that_could_not_work_is_refused(
     members: dict[str, object], declaration: dict[str, object], reason: str
 ) -> None:
     target = type("Declared", (Paid,), members)
-    inputs = {"orders": Order, "payments": Payment}
+    usual = KEYED | {"name": "paid", "inputs": {"orders": Order, "payments": Payment}}
     with pytest.raises(DeclarationError, match=reason):
-        function(
-            **{"name": "paid", "inputs": inputs, "key": "customer", "event_time": "at"}
-            | declaration
-        )(target)
+        function(**usual | declaration)(target)
 
 
 def test_the_types_must_be_given_and_differ() -> None:

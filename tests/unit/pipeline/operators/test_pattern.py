@@ -3,10 +3,11 @@
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
-from tests.unit.pipeline.operators.streams import SEEDS, Epochs, fresh, is_empty, play, shuffled
+from tests.unit.pipeline.operators import models
+from tests.unit.pipeline.operators.shop import KEYED, AThenB, Letter, Word, Words, is_
+from tests.unit.pipeline.operators.streams import SEEDS, is_empty, play, shuffled
 
 from catchwater import Context, Out, function
 from catchwater.operators import Found, Pattern, begin
@@ -14,43 +15,11 @@ from catchwater.pipeline.functions.declare import DeclarationError, spec_of
 from catchwater.pipeline.functions.schema import describe
 from catchwater.testing import Harness
 
-
-@dataclass
-class Letter:
-    key: str
-    id: str
-    at: int
-    text: str
-
-
-@dataclass(order=True)
-class Word:
-    key: str
-    text: str
-    complete: bool
-
-
-class Words(Pattern[Letter, Word]):
-    within = "10s"
-
-    def match(self, found: Found[Letter], ctx: Context) -> Out[Word]:
-        yield Word(ctx.key, "".join(e.text for e in found), True)
-
-    def timed_out(self, found: Found[Letter], ctx: Context) -> Out[Word]:
-        yield Word(ctx.key, "".join(e.text for e in found), False)
-
-
-declared = function(name="words", key="key", event_time="at", watermark="5s", dedup="id")
-
-
-def is_(text: str):
-    return lambda e, found: e.text == text
-
-
 a_then_b = begin("a", is_("a")).then("b", is_("b"))
 
 
 def words(steps: object, **members: object) -> type[Words]:
+    declared = function(name="words", **KEYED)
     return declared(type("Declared", (Words,), {"steps": steps} | members))
 
 
@@ -163,33 +132,9 @@ def test_matches_are_those_of_a_regular_expression(shape: str) -> None:
     draw = random.Random(shape)
     for _ in range(30):
         text = "".join(draw.choices("abcx", weights=(3, 3, 2, 1), k=60))
-        h = Harness(declared(Spans))
+        h = Harness(function(name="spans", **KEYED)(Spans))
         spans = h.send(*(Letter("k", str(i), i, letter) for i, letter in enumerate(text)))
         assert spans == [f"{first} {last}" for first, last in by_expression(text, shape)]
-
-
-def by_plain_loop(epochs: Epochs) -> list[Word]:
-    """`a`, no `x`, then `b`, within ten seconds: each `a` waits on its own."""
-    waiting: dict[str, list[Letter]] = {}
-    given, is_new = [], fresh(set())
-    for watermark, events in epochs:
-        for key, started in waiting.items():
-            over = [a for a in started if a.at + 10_000 <= watermark]
-            given += [Word(key, "a", False) for _ in over]
-            waiting[key] = [a for a in started if a not in over]
-        for e in events:
-            if e.at < watermark or not is_new(e):
-                continue
-            started = waiting.setdefault(e.key, [])
-            reached = [a for a in started if e.at < a.at + 10_000]
-            if e.text == "a":
-                started.append(e)
-            elif e.text == "x":
-                waiting[e.key] = [a for a in started if a not in reached]
-            elif e.text == "b" and reached:
-                given.append(Word(e.key, "ab", True))
-                waiting[e.key] = []
-    return given
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -199,9 +144,9 @@ def test_patterns_give_what_a_plain_loop_gives(seed: int) -> None:
         Letter(f"k{draw.randrange(9)}", str(i), i * 300, draw.choice("aaabbxcd"))
         for i in range(400)
     ]
-    h = Harness(words(begin("a", is_("a")).unless(is_("x")).then("b", is_("b"))))
+    h = Harness(AThenB)
     epochs, outputs = play(h, draw, shuffled(draw, letters))
-    assert sorted(outputs) == sorted(by_plain_loop(epochs))
+    assert sorted(outputs) == sorted(models.a_then_b(epochs))
     assert h.late > 0 and h.duplicates > 0 and {word.complete for word in outputs} == {True, False}
     assert is_empty(h)
 
@@ -231,10 +176,10 @@ def test_a_declaration_that_could_not_work_is_refused(
 
 def test_types_and_time_must_be_given() -> None:
     with pytest.raises(DeclarationError, match=r"write Pattern\[Event, Out\]"):
-        declared(type("Untyped", (Pattern,), {"steps": a_then_b, "within": "1m"}))
+        function(name="words", **KEYED)(type("Untyped", (Pattern,), {}))
     with pytest.raises(DeclarationError, match="say within"):
 
-        @declared
+        @function(name="words", **KEYED)
         class Endless(Pattern[Letter, Word]):
             steps = a_then_b
 

@@ -1,78 +1,26 @@
 """Windowed aggregation against a plain loop, and each of its rules on its own."""
 
 import random
-from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import pytest
-from tests.unit.pipeline.operators.streams import SEEDS, Epochs, fresh, is_empty, play, shuffled
+from tests.unit.pipeline.operators.models import in_fixed_windows, in_sessions
+from tests.unit.pipeline.operators.shop import (
+    KEYED,
+    Counting,
+    Session,
+    Sliding,
+    Strict,
+    Total,
+    Tumbling,
+    Visit,
+)
+from tests.unit.pipeline.operators.streams import SEEDS, is_empty, play, shuffled
 
-from catchwater import Context, Keyed, Out, function
-from catchwater.operators import Window, Windowed, session, sliding, tumbling
+from catchwater import Keyed, function
+from catchwater.operators import Windowed, session, tumbling
 from catchwater.pipeline.functions.declare import DeclarationError
 from catchwater.testing import Harness
-
-
-@dataclass
-class Visit:
-    user: str
-    id: str
-    at: int
-    pages: int = 1
-
-
-@dataclass
-class Count:
-    pages: int = 0
-    ids: list[str] = field(default_factory=list)
-
-
-@dataclass(order=True)
-class Total:
-    user: str
-    start: int
-    end: int
-    pages: int
-    ids: list[str]
-
-
-class Counting(Windowed[Visit, Count, Total]):
-    def add(self, e: Visit, acc: Count, ctx: Context) -> None:
-        acc.pages += e.pages
-        acc.ids.append(e.id)
-
-    def result(self, window: Window, acc: Count, ctx: Context) -> Out[Total]:
-        yield Total(ctx.key, window.start, window.end, acc.pages, sorted(acc.ids))
-
-    def merge(self, a: Count, b: Count) -> Count:
-        return Count(a.pages + b.pages, a.ids + b.ids)
-
-
-declared = function(name="visits", key="user", event_time="at", watermark="5s", dedup="id")
-
-
-@declared
-class Tumbling(Counting):
-    window = tumbling("10s", offset="3s")
-    allowed_lateness = "20s"
-
-
-@declared
-class Sliding(Counting):
-    window = sliding("10s", every="4s")
-    allowed_lateness = "5s"
-
-
-@declared
-class Strict(Counting):
-    window = tumbling("10s")
-
-
-@declared
-class Session(Counting):
-    window = session("4s")
-    allowed_lateness = "15s"
 
 
 def visits(draw: random.Random) -> list[Visit]:
@@ -85,71 +33,6 @@ def visits(draw: random.Random) -> list[Visit]:
         )
         for i in range(400)
     ]
-
-
-def in_fixed_windows(windowed: type[Counting], epochs: Epochs) -> tuple[list[Total], int]:
-    """All results and the number of late events, from the words of the documentation."""
-    size, every = windowed.window.size_ms, windowed.window.every_ms
-    offset, lateness = windowed.window.offset_ms, int(windowed.allowed_lateness[:-1]) * 1000
-    content: dict[tuple[str, int], list[Visit]] = defaultdict(list)
-    given: list[Total] = []
-    late, before, is_new = 0, 0, fresh(set())
-
-    def total(user: str, start: int) -> Total:
-        held = content[user, start]
-        return Total(
-            user, start, start + size, sum(e.pages for e in held), sorted(e.id for e in held)
-        )
-
-    for watermark, events in epochs:
-        ending = [key for key in content if before < key[1] + size <= watermark]
-        given += [total(*key) for key in ending]
-        before = watermark
-        for e in events:
-            all_of_time = range(offset - 10 * size, e.at + every, every)
-            starts = [start for start in all_of_time if start <= e.at < start + size]
-            taking = [start for start in starts if start + size + lateness > watermark]
-            if not taking:
-                late += 1
-            elif is_new(e):
-                for start in taking:
-                    content[e.user, start].append(e)
-                    if start + size <= watermark:
-                        given.append(total(e.user, start))
-    return given, late
-
-
-def in_sessions(epochs: Epochs) -> tuple[list[Total], int]:
-    gap, lateness = 4_000, 15_000
-    open_ones: list[list[Visit]] = []
-    given: list[Total] = []
-    late, before, is_new = 0, 0, fresh(set())
-
-    def end(held: list[Visit]) -> int:
-        return max(e.at for e in held) + gap
-
-    def total(held: list[Visit]) -> Total:
-        start, pages = min(e.at for e in held), sum(e.pages for e in held)
-        return Total(held[0].user, start, end(held), pages, sorted(e.id for e in held))
-
-    for watermark, events in epochs:
-        given += [total(held) for held in open_ones if before < end(held) <= watermark]
-        open_ones = [held for held in open_ones if end(held) + lateness > watermark]
-        before = watermark
-        for e in events:
-            if e.at + gap + lateness <= watermark:
-                late += 1
-            elif is_new(e):
-                near = [
-                    h
-                    for h in open_ones
-                    if any(x.user == e.user and abs(x.at - e.at) < gap for x in h)
-                ]
-                open_ones = [held for held in open_ones if held not in near]
-                open_ones.append([*(x for held in near for x in held), e])
-                if end(open_ones[-1]) <= watermark:
-                    given.append(total(open_ones[-1]))
-    return given, late
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -252,18 +135,18 @@ def test_a_declaration_that_could_not_work_is_refused(
     target: type[Keyed], declaration: dict[str, str], reason: str
 ) -> None:
     with pytest.raises(DeclarationError, match=reason):
-        function(name="visits", key="user", event_time="at", **declaration)(target)
+        function(name="visits", **KEYED, **declaration)(target)
 
 
 def test_the_types_must_be_given_and_be_records() -> None:
     with pytest.raises(DeclarationError, match=r"write Windowed\[Event, Acc, Out\]"):
 
-        @declared
+        @function(name="visits", **KEYED)
         class Untyped(Windowed):
             window = tumbling("1m")
 
     with pytest.raises(DeclarationError, match="the accumulator <class 'int'> must be a dataclass"):
 
-        @declared
+        @function(name="visits", **KEYED)
         class OfNumbers(Windowed[Visit, int, int]):
             window = tumbling("1m")
