@@ -3,7 +3,7 @@
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,5 +71,9 @@ def _pipeline(file: Path) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return dict(value)
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+        return [_plain(each) for each in value]
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     return value if isinstance(value, str | int) or value is None else str(value)

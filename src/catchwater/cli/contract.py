@@ -45,7 +45,7 @@ def show(file: PipelineFile, checkpoint: Checkpoint = None, as_json: AsJson = Fa
     print_table(
         ["contract", f"{chosen.pipeline}, checkpoint {chosen.epoch}"],
         [
-            ("function", f"{chosen.function.name} v{chosen.function.version}"),
+            *(("function", f"{each.name} v{each.version}") for each in chosen.functions),
             ("replay", f"{spaced(chosen.replay_records)} records, {_size(chosen.replay_bytes)}"),
             ("state", _size(chosen.state.bytes)),
             ("restore", f"{restore.seconds:.1f} s ({restore.low_s:.1f} to {restore.high_s:.1f})"

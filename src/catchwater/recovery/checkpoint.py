@@ -1,18 +1,15 @@
-"""A Spark checkpoint folder read from outside: which epochs it can go back to, and how large.
+"""A Spark checkpoint folder read from outside: which epochs it can go back to.
 
 Spark writes `offsets/N` before it runs batch N and `commits/N` after; a batch with both is a
-checkpoint one can restore. The state of the first operator lies in `state/0/<partition>/`: after
-batch N its version is N + 1. Reads only, needs no Spark, and expects the local file layout.
+checkpoint one can restore. Where the state stood is in our ledger's entry of the same number. Reads
+only, needs no Spark, and expects the local file layout.
 """
 
 import json
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from catchwater.recovery.ledger import LedgerDamaged, SourceOffset, numbered, read_offset
-
-STATE_SUFFIXES = (".changelog", ".zip", ".delta", ".snapshot")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +29,6 @@ class Checkpoints:
     """Oldest first; each can be restored as long as the log still has its offsets."""
     planned: SourceOffset | None
     """The end of a batch that was planned and not committed: it runs again at the next start."""
-    state_bytes: int
-    """Files of Spark's state store, all versions together."""
 
     @property
     def last(self) -> Checkpoint | None:
@@ -57,7 +52,7 @@ def read(folder: Path) -> Checkpoints:
     newest = max(offsets, default=-1)
     planned = None if newest in commits or newest < 0 else _checkpoint(folder, newest)
     end = planned.end if planned else None
-    return Checkpoints(committed, end, _state_bytes(folder / "state"))
+    return Checkpoints(committed, end)
 
 
 def last_commit(folder: Path) -> int:
@@ -76,12 +71,3 @@ def _checkpoint(folder: Path, epoch: int) -> Checkpoint | None:
     if end.epoch != epoch:
         raise LedgerDamaged(f"{path} says that it ends epoch {end.epoch}, not {epoch}.")
     return Checkpoint(epoch, end, planned_ms)
-
-
-def _state_bytes(state: Path) -> int:
-    """The sum of the files' sizes; Spark may take some away meanwhile."""
-    total = 0
-    for path in state.rglob("*"):
-        with suppress(FileNotFoundError):
-            total += path.stat().st_size if path.is_file() else 0
-    return total

@@ -16,7 +16,7 @@ import msgspec
 
 from catchwater.recovery.ledger import EpochEntry, SinkEpoch
 
-FORMAT = 1
+FORMAT = 2
 
 DEFAULT_STARTUP_S = 20.0
 DEFAULT_STATE_BYTES_PER_S = 20e6
@@ -52,7 +52,7 @@ class InputPosition(msgspec.Struct, frozen=True):
 
 
 class StateSize(msgspec.Struct, frozen=True):
-    """What a restore reads of the state, and the token of each shard's newest delta."""
+    """What a restore reads of the state, and the token of each shard ("stage-index")."""
 
     bytes: int
     tokens: dict[str, str]
@@ -81,7 +81,8 @@ class Contract(msgspec.Struct, frozen=True):
     pipeline: str
     epoch: int
     written_ms: int
-    function: FunctionVersion
+    functions: list[FunctionVersion]
+    """Of the chain, in order."""
     watermark_ms: int
     clock_ms: int
     inputs: list[InputPosition]
@@ -129,7 +130,7 @@ class Terms:
     """What does not change from checkpoint to checkpoint."""
 
     pipeline: str
-    function: FunctionVersion
+    functions: Sequence[FunctionVersion]
     needs_history_ms: int
     max_restore_s: float | None
     versions: Mapping[str, str]
@@ -189,13 +190,15 @@ def compute(
         pipeline=terms.pipeline,
         epoch=entry.epoch,
         written_ms=now_ms,
-        function=terms.function,
+        functions=list(terms.functions),
         watermark_ms=entry.end.watermark_ms,
         clock_ms=entry.end.clock_ms,
         inputs=inputs,
         replay_records=records,
         replay_bytes=sum(position.bytes for position in inputs),
-        state=StateSize(state_bytes, {str(shard.label): shard.token for shard in entry.shards}),
+        state=StateSize(
+            state_bytes, {f"{each.stage}-{each.shard}": each.token for each in entry.shards}
+        ),
         restore=restore,
         max_restore_s=terms.max_restore_s,
         retention=Retention(

@@ -1,9 +1,12 @@
-"""The pipeline's own folder in a checkpoint: what it is, and what each epoch saw.
+"""The ledger: what each epoch saw and made. An epoch's entry is what commits its state.
 
 Everything lies under `<checkpoint>/catchwater/`: `pipeline.json` (identity), `epochs/N.json` (one
 entry an epoch, written before Spark commits it), `contracts/N.json`, `beginning.json` (where epoch
-0 starts), `restores.jsonl`, and `replayed/` (the epochs that a restore went back behind, to be
-issued again with the same ends).
+0 starts), `restores.jsonl`, `state/` (the shards' state logs), and `replayed/` (the epochs that a
+restore went back behind, to be issued again with the same ends).
+
+An entry names the position of every shard's state. Epoch n starts from the positions of entry
+n - 1 however often it runs; what an attempt without an entry has written, nobody refers to.
 
 A file is written whole or not at all and is synced, with its folder, before the call returns.
 Relies on the checkpoint being a local or shared directory. Imports no Spark: the source, the
@@ -18,6 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from catchwater.config import CatchwaterError
+from catchwater.state.roll import Position
 
 FOLDER = "catchwater"
 
@@ -34,14 +38,28 @@ class LedgerDamaged(CatchwaterError):
 class SourceOffset(msgspec.Struct, frozen=True):
     """Where an epoch ends: what Spark's offset log holds of our source.
 
-    Watermark and clock lie beside the offsets, so that a replay of the epoch sees the same times.
+    Everything that decides what the epoch does lies in it, so that a replay does the same.
     """
 
     epoch: int
     """The epoch that ends here; -1 before the first."""
     offsets: OffsetMap
-    watermark_ms: int
+    watermarks: list[int]
+    """Event time, ms: of this epoch, then of those before it; stage k runs at the k-th."""
     clock_ms: int
+    tables: OffsetMap = {}
+    """Of the compacted topics that functions look things up in."""
+    input_ms: int = 0
+    """The clock of the last epoch that read something: how long the input has been idle."""
+
+    @property
+    def watermark_ms(self) -> int:
+        """The watermark of the first stage."""
+        return self.watermarks[0]
+
+    def watermark_of(self, stage: int) -> int:
+        """The watermark that a stage of the chain runs at."""
+        return self.watermarks[min(stage, len(self.watermarks) - 1)]
 
     def to_json(self) -> dict[str, Any]:
         """As Spark wants it: plain dicts of plain values."""
@@ -65,29 +83,64 @@ class SinkEpoch(msgspec.Struct, frozen=True):
     """Partition (as text) → (first, last) offset."""
 
 
-class ShardEpoch(msgspec.Struct, frozen=True):
-    """What one shard did in an epoch: its manifest row, without what was staged."""
+class CallEpoch(msgspec.Struct, frozen=True):
+    """What one shard asked of one endpoint in an epoch; replayed answers do not count."""
 
-    label: int
+    questions: int = 0
+    attempts: int = 0
+    failed_attempts: int = 0
+    failures: int = 0
+    """Questions that stayed without an answer."""
+    p99_ms: int = 0
+    """Of the attempts that were answered."""
+    breaker: str = "closed"
+
+
+class ShardEpoch(msgspec.Struct, frozen=True):
+    """What one shard did in an epoch: its manifest, without what was staged."""
+
+    shard: int
+    """Its index: shards are equal ranges of the key's hash."""
+    stage: int = 0
+    """Which function of the chain, the first being 0."""
+    version: int = 0
+    token: str = ""
     events: int = 0
     outputs: int = 0
     late: int = 0
     duplicates: int = 0
     timers: int = 0
-    max_event_time_ms: int | None = None
+    poisoned: int = 0
+    max_event_times: dict[str, int] = {}
+    """By origin ("topic-partition"): the largest event time, ms."""
     next_due_ms: int | None = None
-    version: int = 0
-    token: str = ""
+    """The watermark at which the shard wants an epoch even without input."""
+    next_due_clock_ms: int | None = None
+    """The clock at which it does."""
     state_bytes: int = 0
-    """Snapshot and deltas in Spark's state store: what a restore of the shard must read."""
+    """What a restore of the shard reads."""
     delta_bytes: int = 0
+    written_bytes: int = 0
+    """Of all objects of the state log that this epoch wrote."""
+    keys: int = 0
+    """Keys the shard has a record of."""
     rebuilt_bytes: int = 0
-    """Read to rebuild the local store; 0 where it was as Spark's state says."""
+    """Read to rebuild the local store; 0 where it was as the ledger says."""
     restore_s: float = 0.0
+    operator_ms: float = 0.0
+    """From when the task had the epoch's events in hand until this shard's outputs were staged."""
+
+    calls: dict[str, CallEpoch] = {}
+    """What was asked of each endpoint."""
+
+    @property
+    def position(self) -> Position:
+        """Where the shard's state stands after this epoch."""
+        return Position(self.version, self.token)
 
 
 class EpochEntry(msgspec.Struct, frozen=True):
-    """One epoch as it was run, or run again: everything but `finished_ms` is then the same."""
+    """One epoch as it was run. Run again, only times and the tokens of its state differ."""
 
     epoch: int
     start: SourceOffset
@@ -95,22 +148,29 @@ class EpochEntry(msgspec.Struct, frozen=True):
     shards: list[ShardEpoch]
     sinks: dict[str, SinkEpoch]
     finished_ms: int
+    seen: dict[str, int] = {}
+    """By origin: the largest event time of this and all epochs before, ms."""
+    poisoned: int = 0
+    """Poisoned events of this and all epochs before."""
 
     def total(self, field: str) -> int:
-        """The sum of a field over the shards."""
+        """The sum of a field over the shards of all stages."""
         return sum(getattr(shard, field) for shard in self.shards)
 
-    @property
-    def next_due_ms(self) -> int | None:
-        """The watermark at which some shard wants a tick; None: no shard does."""
-        due = [shard.next_due_ms for shard in self.shards if shard.next_due_ms is not None]
-        return min(due, default=None)
+    def positions(self, stage: int = 0) -> dict[int, Position]:
+        """By index: where the state of each of a stage's shards stands after this epoch."""
+        return {each.shard: each.position for each in self.shards if each.stage == stage}
+
+    def next_due_ms(self, stage: int) -> int | None:
+        """The watermark at which some shard of the stage wants an epoch; None: no shard does."""
+        due = [shard.next_due_ms for shard in self.shards if shard.stage == stage]
+        return min((at for at in due if at is not None), default=None)
 
     @property
-    def max_event_time_ms(self) -> int | None:
-        """The largest event time of this epoch; None if it had no event."""
-        seen = [s.max_event_time_ms for s in self.shards if s.max_event_time_ms is not None]
-        return max(seen, default=None)
+    def next_due_clock_ms(self) -> int | None:
+        """The clock at which some shard wants an epoch; None: no shard does."""
+        due = [shard.next_due_clock_ms for shard in self.shards]
+        return min((at for at in due if at is not None), default=None)
 
 
 class Ledger:
@@ -154,6 +214,20 @@ class Ledger:
     def beginning(self) -> SourceOffset | None:
         """What `begin` has kept, None before the first start."""
         return read_json(self._beginning, SourceOffset)
+
+    def base(self, epoch: int) -> "EpochEntry | None":
+        """The entry that an epoch builds on, None for the first. Raises `LedgerDamaged`."""
+        if epoch == 0:
+            return None
+        entry = self.read(epoch - 1)
+        if entry is None:
+            raise LedgerDamaged(
+                f"The ledger {self.folder} has no entry of epoch {epoch - 1}, which Spark "
+                "committed.",
+                hint="Restore the checkpoint before it: catchwater recovery restore "
+                f"--checkpoint {epoch - 2}.",
+            )
+        return entry
 
     def start_of(self, epoch: int) -> SourceOffset:
         """Where an epoch that Spark has planned starts. Raises `LedgerDamaged`."""

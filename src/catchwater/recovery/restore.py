@@ -1,8 +1,9 @@
 """Going back to an older checkpoint, and looking before the leap.
 
-Restoring epoch N moves everything Spark wrote after it into `catchwater/replayed/`: offset and
-commit files, and versions of the state beyond N + 1. Nothing is deleted. The moved offset files
-are what the source issues again, so that the epochs after N are the same epochs.
+Restoring epoch N moves what was written after it into `catchwater/replayed/`: Spark's offset and
+commit files, our ledger entries and contracts. Nothing is deleted, and state is not touched: the
+entry of epoch N names its own. The moved offset files are what the source issues again, so that the
+epochs after N are the same epochs.
 
 A marker stands while files are being moved; whoever opens the checkpoint next finishes the move.
 A checkpoint whose input the log no longer holds is refused with both offsets.
@@ -15,7 +16,7 @@ import msgspec
 
 from catchwater.config import CatchwaterError
 from catchwater.recovery import checkpoint
-from catchwater.recovery.checkpoint import STATE_SUFFIXES, Checkpoint
+from catchwater.recovery.checkpoint import Checkpoint
 from catchwater.recovery.contract import Contract, PartitionTail
 from catchwater.recovery.ledger import (
     Ledger,
@@ -105,7 +106,7 @@ def finish(folder: Path) -> None:
         return
     aside = Ledger(folder).replayed
     for path in list(_later(folder, marker.epoch)):
-        target = aside / path.relative_to(folder)
+        target = aside / path.parent.name / path.name
         target.parent.mkdir(parents=True, exist_ok=True)
         path.replace(target)
         sync_folder(target.parent)
@@ -119,16 +120,19 @@ def _marker(folder: Path) -> Path:
 
 
 def _later(folder: Path, epoch: int) -> Iterator[Path]:
-    """Spark's files of what came after the epoch, with the checksum files beside them."""
+    """The files of what came after the epoch; commits first, so that no commit lacks an entry."""
     for log in ("commits", "offsets"):
-        for number in sorted(numbered(folder / log), reverse=True):
-            if number > epoch:
-                yield from _with_checksum(folder / log / str(number))
-    for store in sorted((folder / "state").glob("*/*")):
-        for suffix in STATE_SUFFIXES:
-            for version in numbered(store, suffix):
-                if version > epoch + 1:
-                    yield from _with_checksum(store / f"{version}{suffix}")
+        for number in _after(folder / log, epoch):
+            yield from _with_checksum(folder / log / str(number))
+    for name in ("contracts", "epochs"):
+        kept = Ledger(folder).folder / name
+        for number in _after(kept, epoch, ".json"):
+            yield kept / f"{number}.json"
+
+
+def _after(folder: Path, epoch: int, suffix: str = "") -> list[int]:
+    """The files' numbers beyond the epoch, newest first."""
+    return sorted((n for n in numbered(folder, suffix) if n > epoch), reverse=True)
 
 
 def _with_checksum(path: Path) -> Iterator[Path]:

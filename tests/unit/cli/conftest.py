@@ -60,7 +60,7 @@ def pipeline_file(tmp_path: Path) -> Path:
         (folder / "offsets" / str(epoch)).write_text(f'v1\n{{"batchTimestampMs":{epoch}}}\n{line}')
         if epoch < 3:
             (folder / "commits" / str(epoch)).write_text("v1\n{}")
-            shard = ShardEpoch(label=0, events=10, outputs=2, duplicates=1, state_bytes=50)
+            shard = ShardEpoch(0, events=10, outputs=2, duplicates=1, state_bytes=50)
             sink = SinkEpoch("alerts", records=2, checksum="c")
             entry = EpochEntry(epoch, offset_at(epoch - 1), end, [shard], {"alerts": sink}, 1_000)
             ledger.write(entry)
@@ -82,11 +82,11 @@ topic = "alerts"
 
 def offset_at(epoch: int) -> SourceOffset:
     """Ten records an epoch."""
-    return SourceOffset(epoch, {"payments": {"0": 10 * (epoch + 1)}}, 1_000 * epoch, 5_000 * epoch)
+    return SourceOffset(epoch, {"payments": {"0": 10 * (epoch + 1)}}, [1_000 * epoch], 5_000 * epoch)
 
 
 def contract_of(entry: EpochEntry) -> Contract:
     """A contract written when the topic ended at offset 100."""
-    terms = Terms("card-risk", FunctionVersion("card-risk", 2, "abc"), 0, 600.0, {})
+    terms = Terms("card-risk", [FunctionVersion("card-risk", 2, "abc")], 0, 600.0, {})
     tails = {("payments", 0): PartitionTail(0, 100, 1_000)}
     return compute(entry, tails, terms, [], oldest_clock_ms=0, now_ms=10_000)

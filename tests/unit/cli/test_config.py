@@ -27,8 +27,8 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(
 def test_a_pipelines_file_is_known_by_its_sections(catchwater: Any, tmp_path: Path) -> None:
     catchwater("init", tmp_path)
     settings = json.loads(catchwater("config", "check", tmp_path / "pipeline.toml", "--json").out)
-    assert settings["function"] == "card_risk:CardRisk"
-    assert settings["sinks"] == {"alerts": "alerts"}
+    assert settings["functions"] == ["card_risk:CardRisk"]
+    assert settings["sinks"]["alerts"]["options"]["topic"] == "alerts"
 
 
 def test_a_file_that_is_not_there_is_a_usage_error(catchwater: Any, tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ def plan(folder: Path, epoch: int) -> None:
 
 
 def write(folder: Path, epoch: int, duplicates: int = 1) -> None:
-    end = SourceOffset(epoch, {"t": {"0": 10 * (epoch + 1), "1": 5}}, 0, 0)
-    shards = [ShardEpoch(label, duplicates=duplicates) for label in (0, 1)]
+    end = SourceOffset(epoch, {"t": {"0": 10 * (epoch + 1), "1": 5}}, [0], 0)
+    shards = [ShardEpoch(shard, duplicates=duplicates) for shard in (0, 1)]
     Ledger(folder).write(EpochEntry(epoch, end, end, shards, {}, 0))
 
 

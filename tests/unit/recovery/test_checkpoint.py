@@ -11,7 +11,7 @@ from catchwater.recovery.ledger import LedgerDamaged, SourceOffset
 
 def plan(folder: Path, epoch: int, *, says: int | None = None) -> None:
     """What Spark writes before batch `epoch`."""
-    end = SourceOffset(epoch if says is None else says, {"t": {"0": epoch * 10}}, 0, 0)
+    end = SourceOffset(epoch if says is None else says, {"t": {"0": epoch * 10}}, [0], 0)
     path = folder / "offsets" / str(epoch)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f'v1\n{{"batchTimestampMs":{epoch}}}\n{msgspec.json.encode(end).decode()}')
@@ -26,7 +26,7 @@ def commit(folder: Path, epoch: int) -> None:
 
 def test_a_folder_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
     found = checkpoint.read(tmp_path / "absent")
-    assert (found.committed, found.planned, found.last, found.state_bytes) == ([], None, None, 0)
+    assert (found.committed, found.planned, found.last) == ([], None, None)
     assert checkpoint.last_commit(tmp_path) == -1
 
 
@@ -44,14 +44,6 @@ def test_a_batch_with_both_files_is_a_checkpoint_and_one_without_commit_is_plann
     assert found.last.planned_ms == 2
     assert [each.epoch for each in found.retained(2)] == [1, 2]
     assert checkpoint.last_commit(tmp_path) == 2
-
-
-def test_state_is_measured_over_all_its_files(tmp_path: Path) -> None:
-    store = tmp_path / "state" / "0" / "1"
-    store.mkdir(parents=True)
-    (store / "1.changelog").write_bytes(bytes(10))
-    (store / "1.zip").write_bytes(bytes(5))
-    assert checkpoint.read(tmp_path).state_bytes == 15
 
 
 def test_an_offset_file_of_another_epoch_is_named(tmp_path: Path) -> None:

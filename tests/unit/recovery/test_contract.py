@@ -24,12 +24,12 @@ from catchwater.recovery.contract import (
 )
 from catchwater.recovery.ledger import EpochEntry, ShardEpoch, SinkEpoch, SourceOffset
 
-TERMS = Terms("cards", FunctionVersion("card-risk", 2, "ab" * 32), 0, 60.0, {"python": "3.11"})
+TERMS = Terms("cards", [FunctionVersion("card-risk", 2, "ab" * 32)], 0, 60.0, {"python": "3.11"})
 TAILS = {("t", 0): PartitionTail(0, 1000, 100_000), ("t", 1): PartitionTail(200, 400, 20_000)}
 
 
 def entry(epoch: int = 7) -> EpochEntry:
-    end = SourceOffset(epoch, {"t": {"0": 600, "1": 400}}, 50, 60)
+    end = SourceOffset(epoch, {"t": {"0": 600, "1": 400}}, [50], 60)
     shards = [ShardEpoch(0, state_bytes=10, token="a"), ShardEpoch(3, state_bytes=5, token="b")]
     sinks = {"alerts": SinkEpoch("alerts", 4, "c0ffee")}
     return EpochEntry(epoch, end, end, shards, sinks, 0)
@@ -49,7 +49,7 @@ def test_replay_is_what_lies_between_the_checkpoint_and_the_tail() -> None:
 def test_state_sinks_and_pin_are_those_of_the_epoch() -> None:
     told = contract()
     assert told.state.bytes == 15
-    assert told.state.tokens == {"0": "a", "3": "b"}
+    assert told.state.tokens == {"0-0": "a", "0-3": "b"}
     assert told.sinks["alerts"].checksum == "c0ffee"
     assert told.retention.pin == "cards/7"
 

@@ -15,10 +15,11 @@ from catchwater.recovery.ledger import (
     read_offset,
     write_whole,
 )
+from catchwater.state.roll import Position
 
 
 def offset(epoch: int, at: int) -> SourceOffset:
-    return SourceOffset(epoch, {"payments": {"0": at}}, 1000, 2000)
+    return SourceOffset(epoch, {"payments": {"0": at}}, [1000, 900], 2000)
 
 
 def entry(epoch: int, *shards: ShardEpoch) -> EpochEntry:
@@ -44,9 +45,32 @@ def test_an_entry_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 
 def test_the_epoch_is_due_when_its_first_shard_is(tmp_path: Path) -> None:
     shards = [ShardEpoch(0), ShardEpoch(1, next_due_ms=50), ShardEpoch(2, next_due_ms=40)]
-    assert entry(0, *shards).next_due_ms == 40
-    assert entry(0, ShardEpoch(0)).next_due_ms is None
-    assert entry(0, ShardEpoch(0)).max_event_time_ms is None
+    shards.append(ShardEpoch(0, stage=1, next_due_ms=9, next_due_clock_ms=70))
+    assert (entry(0, *shards).next_due_ms(0), entry(0, *shards).next_due_ms(1)) == (40, 9)
+    assert entry(0, *shards).next_due_clock_ms == 70
+    assert entry(0, ShardEpoch(0)).next_due_ms(0) is None
+    assert entry(0, ShardEpoch(0)).next_due_clock_ms is None
+
+
+def test_an_entry_says_where_the_state_of_every_stage_stands() -> None:
+    first = ShardEpoch(1, version=4, token="a")
+    second = ShardEpoch(1, stage=1, version=4, token="b")
+    written = entry(3, first, second)
+    assert written.positions() == {1: Position(4, "a")}
+    assert written.positions(1) == {1: Position(4, "b")}
+
+
+def test_an_epoch_builds_on_the_entry_before_it(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    assert ledger.base(0) is None
+    ledger.write(entry(3))
+    assert ledger.base(4) == entry(3)
+    with pytest.raises(LedgerDamaged, match="no entry of epoch 4, which Spark committed"):
+        ledger.base(5)
+
+
+def test_a_stage_runs_at_the_watermark_of_as_many_epochs_before() -> None:
+    assert [offset(1, 0).watermark_of(stage) for stage in (0, 1, 2)] == [1000, 900, 900]
 
 
 def test_a_damaged_entry_is_named(tmp_path: Path) -> None:

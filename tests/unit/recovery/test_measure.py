@@ -8,7 +8,7 @@ from catchwater.recovery.measure import RestoreWatch, add_sample, load_samples
 
 
 def entry(epoch: int, end: int, events: int, rebuilt: int = 0) -> EpochEntry:
-    offset = SourceOffset(epoch, {"t": {"0": end}}, 0, 0)
+    offset = SourceOffset(epoch, {"t": {"0": end}}, [0], 0)
     shards = [ShardEpoch(s, events=events, rebuilt_bytes=rebuilt, restore_s=1.0) for s in (0, 1)]
     return EpochEntry(epoch, offset, offset, shards, {}, 0)
 

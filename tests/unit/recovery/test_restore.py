@@ -7,7 +7,7 @@ import pytest
 
 from catchwater.recovery import checkpoint, restore
 from catchwater.recovery.contract import PartitionTail
-from catchwater.recovery.ledger import Ledger, SourceOffset
+from catchwater.recovery.ledger import Ledger, SourceOffset, numbered
 from catchwater.recovery.lock import CheckpointInUse, lock
 from catchwater.recovery.restore import HistoryGone, LogBehind, NoSuchCheckpoint
 
@@ -16,17 +16,18 @@ TAILS = {("t", 0): PartitionTail(0, 1000, 1)}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Epochs 0 to 5 planned, 0 to 4 committed, state up to version 5."""
-    for log in ("offsets", "commits", "state/0/0"):
+    """Epochs 0 to 5 planned and in the ledger, 0 to 4 committed."""
+    for log in ("offsets", "commits", "catchwater/epochs", "catchwater/contracts"):
         (tmp_path / log).mkdir(parents=True)
     for epoch in range(6):
-        end = SourceOffset(epoch, {"t": {"0": epoch * 10}}, 0, 0)
+        end = SourceOffset(epoch, {"t": {"0": epoch * 10}}, [0], 0)
         text = f'v1\n{{"batchTimestampMs":{epoch}}}\n{msgspec.json.encode(end).decode()}'
         (tmp_path / "offsets" / str(epoch)).write_text(text)
         (tmp_path / "offsets" / f".{epoch}.crc").touch()
+        (tmp_path / "catchwater" / "epochs" / f"{epoch}.json").touch()
     for epoch in range(5):
         (tmp_path / "commits" / str(epoch)).write_text("v1\n{}")
-        (tmp_path / "state" / "0" / "0" / f"{epoch + 1}.changelog").touch()
+        (tmp_path / "catchwater" / "contracts" / f"{epoch}.json").touch()
     return tmp_path
 
 
@@ -36,9 +37,10 @@ def test_what_came_after_is_moved_aside_and_nothing_is_deleted(folder: Path) -> 
     found = checkpoint.read(folder)
     assert [each.epoch for each in found.committed] == [0, 1, 2]
     assert found.planned is None
-    versions = sorted(path.name for path in (folder / "state/0/0").iterdir())
-    assert versions == ["1.changelog", "2.changelog", "3.changelog"]
     ledger = Ledger(folder)
+    assert ledger.epochs() == [0, 1, 2]
+    assert sorted(numbered(ledger.folder / "contracts", ".json")) == [0, 1, 2]
+    assert sorted(numbered(ledger.replayed / "epochs", ".json")) == [3, 4, 5]
     assert ledger.recorded_epochs() == [3, 4, 5]
     recorded = ledger.recorded_end(4)
     assert recorded is not None and recorded.offsets == {"t": {"0": 40}}

@@ -3,7 +3,8 @@
 One TOML file a pipeline. The keys of `[source]` are those of the data source (`replay.options`,
 Kafka's and Spark's names verbatim); every key may also come from the environment, where it wins:
 `CATCHWATER_PIPELINE__CHECKPOINT`, `CATCHWATER_SOURCE__STARTINGOFFSETS`, in any case and with `_`
-for `.`. An unknown key stops the start with file, line and the nearest known one.
+for `.`; in sections with a name of their own, `CATCHWATER_SINK__ALERTS__TOPIC`. An unknown key
+stops the start with file, line and the nearest known one.
 """
 
 import re
@@ -13,13 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from catchwater.config import ConfigError, flatten, nearest, toml_line
-from catchwater.pipeline.functions.durations import duration_ms
+from catchwater.config import ConfigError, duration_ms, flatten, nearest, toml_line
+from catchwater.pipeline.calls.policy import SETTINGS
+from catchwater.pipeline.functions.policy import PoisonPolicy
+from catchwater.sinks import config as sinks
+from catchwater.sinks.config import SinkConfig
 
 _PREFIX = "CATCHWATER_"
 
 AVAILABLE_NOW = "available-now"
 CONTINUOUS = "continuous"
+DEAD_LETTER = "dead-letter"
+"""The name of the sink that poisoned events go to."""
 
 SOURCE_KEYS = (
     "kafka.bootstrap.servers",
@@ -33,26 +39,46 @@ SOURCE_KEYS = (
     "recordKeyIsFunctionKey",
 )
 _KEYS: Mapping[str, tuple[str, ...]] = {
-    "pipeline": ("name", "function", "checkpoint", "local", "shards", "tasks", "trigger"),
+    "pipeline": (
+        "name", "function", "functions", "checkpoint", "state", "local", "shards", "tasks",
+        "trigger", "idle_timeout", "poison", "poison_limit", "restarts", "spare", "metrics",
+    ),
     "source": SOURCE_KEYS,
-    "sink": ("topic", "partitions"),
-    "recovery": ("retain", "max_restore"),
-}
+    "inputs": (),
+    "table": ("topic",),
+    "sink": tuple(sinks.known_keys()),
+    "dead_letter": tuple(sinks.known_keys()),
+    "call": SETTINGS,
+    "recovery": ("retain", "max_restore", "savepoints"),
+}  # fmt: skip
+_NAMED = ("sink", "table", "call")
+"""Sections of which there are many, each with a name: `[sink.NAME]`."""
+_OWN_NAMES = ("inputs",)
+"""Sections whose keys are the user's names."""
 
 
 @dataclass(frozen=True)
 class PipelineConfig:
     """One pipeline. Paths in a file are relative to it; times are milliseconds."""
 
-    function: str
-    """`module:Class`; the module is looked for beside the file first."""
+    functions: tuple[str, ...]
+    """The chain, each `module:Class`; the modules are looked for beside the file first."""
     checkpoint: Path
     source: Mapping[str, str]
-    sinks: Mapping[str, str]
-    """Sink name → output topic."""
+    sinks: Mapping[str, SinkConfig]
+    dead_letter: SinkConfig | None = None
+    """Where poisoned events go."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """The first function's inputs → topic; empty: it has one, and `subscribe` names its topics."""
+    tables: Mapping[str, str] = field(default_factory=dict)
+    """Table → compacted topic."""
+    calls: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Call → what is to be other than the function declares."""
     folder: Path = Path(".")
     name: str | None = None
-    """None: the function's name."""
+    """None: the first function's name."""
+    state: str | None = None
+    """URL of the object store for the shards' state; None: in the checkpoint."""
     local: Path | None = None
     """Where this machine keeps its copies of shards; None: in the cache folder."""
     tasks: int = 2
@@ -60,18 +86,44 @@ class PipelineConfig:
     """None: two a task."""
     trigger: str = CONTINUOUS
     """`continuous`, `available-now`, or a duration between the starts of epochs."""
+    idle_timeout_ms: int | None = None
+    """After so long without input the watermark goes on with the clock; None: it stands."""
+    poison: PoisonPolicy | None = None
+    """None: as each function declares."""
+    poison_limit: int | None = None
+    """So many poisoned events fail the pipeline after all."""
+    restarts: int | None = None
+    """How often a failed query is started again before it fails for good; None: the default."""
+    spare: bool = False
+    """Whether a started Spark session waits for the one that runs to fail."""
+    metrics: str | None = None
+    """`host:port` where Prometheus finds them; None: nowhere."""
     retain: int = 5
     """Checkpoints that can be restored."""
     max_restore_ms: int | None = None
+    savepoints: str | None = None
+    """URL of the object store that savepoints go to."""
     record_key_is_function_key: bool = False
     """Then the source need not look into the values."""
-    sink_partitions: Mapping[str, int] = field(default_factory=dict)
-    """Partitions of an output topic that has to be created; 0: the broker's default."""
 
     @property
     def shard_count(self) -> int:
         """How many shards the state has, for the life of the checkpoint."""
         return self.shards or 2 * self.tasks
+
+    @property
+    def source_options(self) -> dict[str, str]:
+        """The options of the data source that reads all inputs."""
+        topics = {"subscribe": ",".join(sorted(self.inputs.values()))} if self.inputs else {}
+        return {**self.source, **topics}
+
+    @property
+    def table_options(self) -> dict[str, str]:
+        """The options of the data source that reads all tables, from their beginning."""
+        kept = ("kafka.", "catchwater.", "failOnDataLoss")
+        options = {key: v for key, v in self.source.items() if key.startswith(kept)}
+        topics = ",".join(sorted(self.tables.values()))
+        return {**options, "subscribe": topics, "startingOffsets": "earliest"}
 
 
 class _Setting(NamedTuple):
@@ -104,15 +156,17 @@ def _from_document(path: Path, text: str, document: Mapping[str, Any]) -> Iterat
             raise _unknown(f"{path}, line {toml_line(text, section)}", f"[{section}]", _KEYS)
         if not isinstance(table, dict):
             raise ConfigError(f"{path}, line {toml_line(text, section)}: {section} is a section.")
-        names = [f"sink.{name}" for name in table] if section == "sink" else [section]
-        for name in names:
-            keys = table[name.removeprefix("sink.")] if section == "sink" else table
+        parts = {section: table}
+        if section in _NAMED:
+            parts = {f"{section}.{name}": keys for name, keys in table.items()}
+        for name, keys in parts.items():
+            own = name.removeprefix(f"{section}.")
             if not isinstance(keys, dict):
-                where = f"{path}, line {toml_line(text, name.removeprefix('sink.'))}"
-                raise ConfigError(f"{where}: a sink has a name: [sink.NAME].")
+                where = f"{path}, line {toml_line(text, own)}"
+                raise ConfigError(f"{where}: a {section} has a name: [{section}.NAME].")
             for key, value in flatten(keys):
                 where = f"{path}, line {toml_line(text, key)}"
-                if key not in _KEYS[section]:
+                if not _is_known(section, key):
                     raise _unknown(where, f"{key} in [{name}]", _KEYS[section])
                 yield _Setting(name, key, value, where)
 
@@ -123,57 +177,130 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[_Setting]:
         if not variable.startswith(_PREFIX) or not separator or section not in _KEYS:
             continue
         name, where = section, f"the environment variable {variable}"
-        if section == "sink":
-            sink, _, rest = rest.partition("__")
-            name = f"sink.{sink}"
+        if section in _NAMED:
+            own, _, rest = rest.partition("__")
+            name = f"{section}.{own}"
         spelled = {key.lower().replace(".", "_"): key for key in _KEYS[section]}
+        if section in _OWN_NAMES:
+            spelled = {rest: rest}
+        elif rest not in spelled and _is_known(section, rest.replace("_", ".")):
+            spelled = {rest: rest.replace("_", ".")}
         if rest not in spelled:
             raise _unknown(where, rest, _KEYS[section])
         yield _Setting(name, spelled[rest], value, where)
 
 
-def _build(path: Path, found: Mapping[tuple[str, str], _Setting]) -> PipelineConfig:
-    def text(section: str, key: str) -> str | None:
-        setting = found.get((section, key))
+def _is_known(section: str, key: str) -> bool:
+    """Whether a section may have the key; `kafka.*` stands for any that begins with `kafka.`."""
+    if section in _OWN_NAMES or key in _KEYS[section]:
+        return True
+    return any(known[-1] == "*" and key.startswith(known[:-1]) for known in _KEYS[section])
+
+
+class _File:
+    """What was found, by section and key."""
+
+    def __init__(self, path: Path, found: Mapping[tuple[str, str], _Setting]) -> None:
+        self.path = path
+        self.found = found
+
+    def text(self, section: str, key: str) -> str | None:
+        """A text, None if it is not set."""
+        setting = self.found.get((section, key))
         return None if setting is None else _text(setting)
 
-    def number(section: str, key: str, default: int) -> int:
-        setting = found.get((section, key))
-        return default if setting is None else _number(setting)
-
-    def required(section: str, key: str) -> str:
-        value = text(section, key)
+    def required(self, section: str, key: str) -> str:
+        """A text that has to be set."""
+        value = self.text(section, key)
         if not value:
-            raise ConfigError(f"{path}: {key} in [{section}] is missing.")
+            raise ConfigError(f"{self.path}: {key} in [{section}] is missing.")
         return value
 
-    sinks = sorted(s.removeprefix("sink.") for s, _ in found if s.startswith("sink."))
-    if not sinks:
+    def number(self, section: str, key: str) -> int | None:
+        """A whole number from 1 on, None if it is not set."""
+        setting = self.found.get((section, key))
+        return None if setting is None else _number(setting)
+
+    def duration(self, section: str, key: str) -> int | None:
+        """Milliseconds, None if it is not set."""
+        return _duration(self.found.get((section, key)))
+
+    def names(self, section: str) -> list[str]:
+        """The names of a section of which there are many."""
+        prefix = f"{section}."
+        return sorted({s.removeprefix(prefix) for s, _ in self.found if s.startswith(prefix)})
+
+    def values(self, section: str) -> dict[str, str]:
+        """All keys of a section."""
+        return {k: _text(each) for (s, k), each in self.found.items() if s == section}
+
+    def sink(self, section: str, name: str) -> SinkConfig:
+        """One sink's section. Raises `ConfigError`."""
+
+        def where(key: str) -> str:
+            setting = self.found.get((section, key))
+            return setting.where if setting else str(self.path)
+
+        return sinks.parse(name, self.values(section), where)
+
+
+def _build(path: Path, found: Mapping[tuple[str, str], _Setting]) -> PipelineConfig:
+    file = _File(path, found)
+    outlets = {name: file.sink(f"sink.{name}", name) for name in file.names("sink")}
+    dead_letter = outlets.pop(DEAD_LETTER, None)
+    if file.values("dead_letter"):
+        dead_letter = file.sink("dead_letter", DEAD_LETTER)
+    if not outlets:
         raise ConfigError(
             f"{path}: no sink: the outputs would go nowhere.",
             hint='Add a section such as [sink.alerts] with topic = "alerts".',
         )
     folder = path.resolve().parent
-    local = text("pipeline", "local")
-    source = {k: _text(each) for (s, k), each in found.items() if s == "source"}
-    for key in ("kafka.bootstrap.servers", "subscribe"):
-        required("source", key)
+    local = file.text("pipeline", "local")
+    source, inputs = file.values("source"), file.values("inputs")
+    file.required("source", "kafka.bootstrap.servers")
+    if not inputs:
+        file.required("source", "subscribe")
     return PipelineConfig(
-        function=required("pipeline", "function"),
-        checkpoint=folder / required("pipeline", "checkpoint"),
+        functions=_functions(file),
+        checkpoint=folder / file.required("pipeline", "checkpoint"),
         source={k: v for k, v in source.items() if k != "recordKeyIsFunctionKey"},
-        sinks={name: required(f"sink.{name}", "topic") for name in dict.fromkeys(sinks)},
+        sinks=outlets,
+        dead_letter=dead_letter,
+        inputs=inputs,
+        tables={name: file.required(f"table.{name}", "topic") for name in file.names("table")},
+        calls={name: file.values(f"call.{name}") for name in file.names("call")},
         folder=folder,
-        name=text("pipeline", "name"),
+        name=file.text("pipeline", "name"),
+        state=file.text("pipeline", "state"),
         local=None if local is None else folder / local,
-        tasks=number("pipeline", "tasks", 2),
-        shards=number("pipeline", "shards", 0) or None,
+        tasks=file.number("pipeline", "tasks") or 2,
+        shards=file.number("pipeline", "shards"),
         trigger=_trigger(found.get(("pipeline", "trigger"))),
-        retain=number("recovery", "retain", 5),
-        max_restore_ms=_duration(found.get(("recovery", "max_restore"))),
+        idle_timeout_ms=file.duration("pipeline", "idle_timeout"),
+        poison=_poison(found.get(("pipeline", "poison"))),
+        poison_limit=file.number("pipeline", "poison_limit"),
+        restarts=file.number("pipeline", "restarts"),
+        spare=file.text("pipeline", "spare") == "true",
+        metrics=file.text("pipeline", "metrics"),
+        retain=file.number("recovery", "retain") or 5,
+        max_restore_ms=file.duration("recovery", "max_restore"),
+        savepoints=file.text("recovery", "savepoints"),
         record_key_is_function_key=source.get("recordKeyIsFunctionKey", "false") == "true",
-        sink_partitions={name: number(f"sink.{name}", "partitions", 0) for name in sinks},
     )
+
+
+def _functions(file: _File) -> tuple[str, ...]:
+    """The chain: `function` is one of a single link."""
+    setting = file.found.get(("pipeline", "functions"))
+    if setting is None:
+        return (file.required("pipeline", "function"),)
+    named = setting.value.split(",") if isinstance(setting.value, str) else setting.value
+    if not isinstance(named, list) or not named or not all(isinstance(n, str) for n in named):
+        raise ConfigError(f"{setting.where}: functions must be a list of module:Class.")
+    if file.text("pipeline", "function") is not None:
+        raise ConfigError(f"{setting.where}: give either function or functions.")
+    return tuple(name.strip() for name in named)
 
 
 def _text(setting: _Setting) -> str:
@@ -209,6 +336,18 @@ def _trigger(setting: _Setting | None) -> str:
     if value not in (CONTINUOUS, AVAILABLE_NOW):
         return f"{_duration(setting)} milliseconds"
     return value
+
+
+def _poison(setting: _Setting | None) -> PoisonPolicy | None:
+    if setting is None:
+        return None
+    match _text(setting):
+        case "fail" | "skip" | "dead-letter" as policy:
+            return policy
+        case value:
+            raise ConfigError(
+                f'{setting.where}: poison must be "fail", "skip" or "dead-letter", not {value!r}.'
+            )
 
 
 def _unknown(where: str, what: str, known: Iterable[str]) -> ConfigError:

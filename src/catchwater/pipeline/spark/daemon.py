@@ -8,14 +8,12 @@ Named by `spark.python.daemon.module`.
 
 from pyspark import daemon
 
-from catchwater.pipeline import pack
-from catchwater.pipeline.process import epoch
+from catchwater.pipeline import shard_epoch
 from catchwater.replay import read
 from catchwater.sinks import log
-from catchwater.state import store
 from catchwater.wire import records
 
-PRELOADED = (epoch, log, pack, read, store)
+PRELOADED = (log, read, shard_epoch)
 
 if __name__ == "__main__":
     records.warm()

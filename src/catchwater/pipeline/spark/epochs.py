@@ -1,28 +1,21 @@
-"""What the driver does with an epoch: commit it to the sinks, write the ledger, tell the log.
+"""What the driver does inside an epoch: commit it to the sinks, write the ledger.
 
-`EpochWriter` runs inside Spark's `foreachBatch`, before Spark commits: sinks first, then the
-ledger, so that an entry stands for an epoch whose outputs are visible. `Upkeep` runs after Spark
-has committed: pins, then the contract that promises them, then what has become too old.
-
-Both may be killed between any two steps; the epoch, or the next one, does them again.
+`EpochWriter` is Spark's `foreachBatch`, before Spark commits: sinks first, then the ledger, so that
+an entry stands for an epoch whose outputs are visible. The entry commits the state: it names where
+every shard stands. Either may be killed between any two steps; the epoch runs again and does them
+again.
 """
 
-import platform
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
-from catchwater.pipeline.spark.operator import Manifest
-from catchwater.recovery import checkpoint, contract, pins, restore
-from catchwater.recovery.contract import Contract, Terms
-from catchwater.recovery.ledger import EpochEntry, Ledger, LedgerDamaged, read_offset
-from catchwater.recovery.measure import RestoreWatch, add_sample, load_samples
-from catchwater.replay.control import Control
+from catchwater.pipeline.process.poison import PoisonLimitReached
+from catchwater.pipeline.rows import Manifest
+from catchwater.recovery.ledger import EpochEntry, Ledger, read_offset
 from catchwater.sinks.base import Sink
 
 
@@ -36,120 +29,71 @@ class EpochWriter:
     """One pipeline's `foreachBatch`."""
 
     def __init__(
-        self, ledger: Ledger, sinks: Mapping[str, Sink], shards: int, clock: Clock
+        self,
+        ledger: Ledger,
+        sinks: Mapping[str, Sink],
+        manifests: int,
+        clock: Clock,
+        *,
+        poison_limit: int | None = None,
     ) -> None:
+        """`manifests`: how many an epoch has, one for each shard of each stage.
+
+        `poison_limit`: with more poisoned records, over all epochs, no epoch is committed.
+        """
+        self._poison_limit = poison_limit
         self._ledger = ledger
         self._sinks = sinks
-        self._shards = shards
+        self._manifests = manifests
         self._clock = clock
         self.failure: CatchwaterError | None = None
         """What made an epoch fail here; Spark itself only keeps its text."""
 
     def __call__(self, rows: Any, epoch: int) -> None:
         """Run the epoch and write it, once."""
-        manifests = [msgspec.json.decode(row.manifest, type=Manifest) for row in rows.collect()]
+        found = [msgspec.msgpack.decode(row.blob, type=Manifest) for row in rows.collect()]
         try:
-            self._write(epoch, sorted(manifests, key=lambda each: each.shard.label))
+            self._write(epoch, sorted(found, key=lambda each: (each.shard.stage, each.shard.shard)))
         except CatchwaterError as error:
             self.failure = error
             raise
 
     def _write(self, epoch: int, manifests: Sequence[Manifest]) -> None:
         end = read_offset(self._ledger.checkpoint / "offsets" / str(epoch))
-        if end.epoch != epoch or len(manifests) != self._shards:
+        if end.epoch != epoch or len(manifests) != self._manifests:
             raise EpochTorn(
                 f"Spark ran batch {epoch}; its offsets end epoch {end.epoch}, and "
-                f"{len(manifests)} of {self._shards} shards answered. Nothing was committed.",
+                f"{len(manifests)} of {self._manifests} shards answered. Nothing was committed.",
                 hint="Restore a checkpoint: catchwater recovery restore --checkpoint N.",
             )
+        base = self._ledger.base(epoch)
+        shards = [manifest.shard for manifest in manifests]
+        poisoned = (base.poisoned if base else 0) + sum(each.poisoned for each in shards)
+        if self._poison_limit is not None and poisoned > self._poison_limit:
+            raise PoisonLimitReached(
+                f"The pipeline has met {poisoned} records it cannot handle, {self._poison_limit} "
+                f"are allowed; epoch {epoch} was not committed.",
+                hint="Correct the function or its event class, or raise poison_limit.",
+            )
         written = {
-            name: sink.commit(epoch, [manifest.staged[name] for manifest in manifests])
+            name: sink.commit(
+                epoch, [each.staged[name] for each in manifests if name in each.staged]
+            )
             for name, sink in self._sinks.items()
         }
+        seen = dict(base.seen) if base else {}
+        for shard in shards:
+            for origin, at in shard.max_event_times.items() if shard.stage == 0 else ():
+                seen[origin] = max(at, seen.get(origin, at))
         self._ledger.write(
             EpochEntry(
                 epoch=epoch,
-                start=self._ledger.start_of(epoch),
+                start=base.end if base else self._ledger.start_of(epoch),
                 end=end,
-                shards=[manifest.shard for manifest in manifests],
+                shards=shards,
                 sinks=written,
                 finished_ms=self._clock.now_ms(),
+                seen=seen,
+                poisoned=poisoned,
             )
         )
-
-
-class Upkeep:
-    """Pins, contracts and forgetting, one step behind Spark's commits."""
-
-    def __init__(
-        self,
-        folder: Path,
-        control: Control,
-        terms: Terms,
-        *,
-        retain: int,
-        watch: RestoreWatch | None,
-        clock: Clock,
-    ) -> None:
-        self._folder = folder
-        self._ledger = Ledger(folder)
-        self._control = control
-        self._terms = terms
-        self._retain = retain
-        self._watch = watch
-        self._clock = clock
-        self._done = checkpoint.last_commit(folder)
-
-    def look(self) -> list[EpochEntry]:
-        """Do what is due for epochs that Spark has committed since; they are returned."""
-        newest = checkpoint.last_commit(self._folder)
-        if newest <= self._done:
-            return []
-        entries = [self._entry(epoch) for epoch in range(self._done + 1, newest + 1)]
-        for entry in entries:
-            self._measure(entry)
-        self._bind(entries)
-        self._done = newest
-        return entries
-
-    def _entry(self, epoch: int) -> EpochEntry:
-        entry = self._ledger.read(epoch)
-        if entry is None:
-            raise LedgerDamaged(f"Spark committed epoch {epoch}, and the ledger has no entry.")
-        return entry
-
-    def _measure(self, entry: EpochEntry) -> None:
-        if self._watch is None:
-            return
-        sample = self._watch.epoch_done(entry, self._clock.monotonic_s())
-        if sample is not None:
-            add_sample(self._folder, sample)
-            self._watch = None
-
-    def _bind(self, entries: Sequence[EpochEntry]) -> None:
-        newest = checkpoint.read(self._folder).retained(self._retain)
-        retained = pins.hold(self._control, self._terms.pipeline, newest)
-        for entry in entries:
-            restore.write_contract(self._folder, self._contract(entry, retained[0].end.clock_ms))
-        oldest = retained[0].epoch
-        restore.forget_contracts_before(self._folder, oldest)
-        self._ledger.forget_before(oldest)
-
-    def _contract(self, entry: EpochEntry, oldest_clock_ms: int) -> Contract:
-        return contract.compute(
-            entry,
-            pins.read_tails(self._control, entry.end.offsets),
-            self._terms,
-            load_samples(self._folder),
-            oldest_clock_ms=oldest_clock_ms,
-            now_ms=self._clock.now_ms(),
-        )
-
-
-def versions() -> dict[str, str]:
-    """What a restore would have to run with."""
-    return {
-        "catchwater": version("catchwater"),
-        "pyspark": version("pyspark"),
-        "python": platform.python_version(),
-    }

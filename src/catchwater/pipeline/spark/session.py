@@ -61,10 +61,6 @@ _CONF: Mapping[str, str] = {
     "spark.log.level": "ERROR",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
-    "spark.sql.streaming.stateStore.providerClass": (
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    ),
-    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     # A batch is an epoch and ends at an offset of its own; Spark adds none between.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     # Measured on small batches: checksum files and the renaming file manager cost 100 ms of 480.
@@ -75,7 +71,6 @@ _CONF: Mapping[str, str] = {
         ".FileSystemBasedCheckpointFileManager"
     ),
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "false",
-    "spark.sql.streaming.stateStore.numStateStoreInstanceMetricsToReport": "0",
     "spark.python.worker.faulthandler.enabled": "true",
     # Where this differs between a source and an operator, each gets a daemon of its own to start.
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
@@ -332,25 +327,12 @@ def stop(spark: "SparkSession") -> None:
 
 
 def _record_classes(archive: str) -> None:
-    """Run a small stateful query, so that the JVM has loaded what a pipeline needs, and end it."""
-    from pyspark.sql.streaming import StatefulProcessor
-
-    class Nothing(StatefulProcessor):  # type: ignore[misc]
-        def init(self, handle: Any) -> None:
-            self.state = handle.getMapState("state", "version long", "blob binary")
-
-        def handleInputRows(self, key: Any, rows: Any, timer_values: Any) -> Any:
-            self.state.updateValue((sum(1 for _ in rows),), (b"",))
-            return iter(())
-
-        def close(self) -> None:
-            pass
-
+    """Run a small query, so that the JVM has loaded what a pipeline needs, and end it."""
     with tempfile.TemporaryDirectory() as checkpoint:
         spark = start("classes", java_options=f"-XX:ArchiveClassesAtExit={archive}")
         rates = spark.readStream.format("rate").option("rowsPerSecond", 100).load()
-        counts = rates.groupBy("value").transformWithState(Nothing(), "n long", "Append", "none")
-        writer = counts.writeStream.foreachBatch(lambda rows, epoch: rows.collect())
+        rows = rates.repartition(2, "value").mapInArrow(_as_they_are, rates.schema)
+        writer = rows.writeStream.foreachBatch(lambda rows, epoch: rows.collect())
         query = writer.option("checkpointLocation", checkpoint).start()
         query.awaitTermination(10)
         query.stop()

@@ -1,15 +1,14 @@
 """The packed streaming source: what an epoch reads, already split by shard.
 
-Spark pays for every row it hands to Python, so events travel as Arrow blobs: one row per batch
-and shard, and one row without a blob for every shard in every epoch, because an epoch is also what
-makes timers fire. An offset is the end of an epoch: the log's offsets, the watermark, the clock.
-All three are decided here, on the driver, and stand in Spark's offset log, so that an epoch that
-runs again sees what it saw.
+An offset is the end of an epoch: the log's offsets, the watermarks, the clock. All of it is decided
+here, on the driver, and stands in Spark's offset log, so that an epoch that runs again sees what it
+saw. So do the positions that the shards' state starts from: they are those of the ledger entry
+before, and travel in the head rows, one for every shard of every stage in every epoch.
 
-The watermark is the largest event time of the epochs before, less the function's delay; what those
-epochs saw is in the ledger. An epoch begins when there is something new to read, or when the
-watermark reaches what a shard waits for. After a restore the recorded ends of the epochs that ran
-before are issued again, so that their marks in the sinks stay true.
+An epoch begins when there is something new to read, or when a shard waits for a watermark or a time
+that has come (`watermark`). Tables are read to their end before the first event is. After a restore
+the recorded ends of the epochs that ran before are issued again, so that their marks in the sinks
+stay true.
 
 Relies on `replay` for offsets, plans and reading, and on the ledger entry of an epoch being written
 before Spark commits it.
@@ -32,32 +31,29 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from catchwater.clock import SYSTEM, Clock
+from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.rows import (
+    EVENTS,
+    HEAD,
+    PER_PART,
+    SPARK_SCHEMA,
+    TABLES,
+    Head,
+    Row,
+    to_arrow,
+)
 from catchwater.pipeline.run.artefact import FunctionCode
-from catchwater.pipeline.spark.operator import INPUT_SCHEMA
-from catchwater.recovery.ledger import EpochEntry, Ledger, LedgerDamaged, SourceOffset
+from catchwater.pipeline.watermark import FIRST_WATERMARK_MS, EventTime
+from catchwater.recovery.ledger import EpochEntry, Ledger, OffsetMap, SourceOffset
 from catchwater.replay.offsets import admit, from_json, to_json
 from catchwater.replay.options import Offsets, SourceOptions, parse_options
 from catchwater.replay.plan import Task
 from catchwater.replay.subscription import Subscription
-from catchwater.wire.client import LATEST
-
-FIRST_WATERMARK_MS = 0
-"""The watermark before any event was seen, as in the harness."""
+from catchwater.state.roll import EMPTY
+from catchwater.wire.client import EARLIEST, LATEST
 
 _COLUMNS = ("key", "value", "topic", "partition", "offset")
-_SEQUENCES_PER_TASK = 2**32
 _SETTINGS = "settings"
-
-_ARROW = pa.schema(
-    [
-        ("shard", pa.int32()),
-        ("sequence", pa.int64()),
-        ("epoch", pa.int64()),
-        ("watermark", pa.int64()),
-        ("clock", pa.int64()),
-        ("blob", pa.binary()),
-    ]
-)
 
 
 class PackedSettings(msgspec.Struct, frozen=True):
@@ -65,10 +61,18 @@ class PackedSettings(msgspec.Struct, frozen=True):
 
     options: dict[str, str]
     checkpoint: str
-    code: FunctionCode
-    shards: int
+    functions: list[FunctionCode]
+    """Of the chain, in order."""
+    labels: list[int]
+    """Of the shards, by index."""
     tasks: int
     record_key_is_function_key: bool
+    idle_timeout_ms: int | None = None
+    inputs: dict[str, str] = {}
+    """Topic → the first function's input; empty: it has one."""
+    tables: dict[str, str] = {}
+    """Table → topic."""
+    table_options: dict[str, str] = {}
 
     def to_option(self) -> dict[str, str]:
         """The option's name and value."""
@@ -77,12 +81,18 @@ class PackedSettings(msgspec.Struct, frozen=True):
 
 @dataclass
 class PackedPartition(InputPartition):  # type: ignore[misc]
-    """One task of one epoch; the first of an epoch also brings every shard's empty row."""
+    """One task of one epoch; the first of an epoch also brings the heads of all shards."""
 
     index: int
     task: Task
     control_url: str | None
-    end: SourceOffset
+    heads: list[Row]
+    of_tables: bool = False
+
+    @property
+    def first(self) -> int:
+        """The sequence of its first rows."""
+        return (TABLES if self.of_tables else EVENTS) + self.index * PER_PART
 
 
 class PackedSource(DataSource):  # type: ignore[misc]
@@ -94,8 +104,8 @@ class PackedSource(DataSource):  # type: ignore[misc]
         return "catchwater-packed"
 
     def schema(self) -> str:
-        """The rows the operator takes."""
-        return INPUT_SCHEMA
+        """The rows that all stages take."""
+        return SPARK_SCHEMA
 
     def streamReader(self, schema: object) -> DataSourceStreamReader:
         """The reader, on the driver and in every task."""
@@ -111,21 +121,34 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             {**settings.options, "columns": ",".join(_COLUMNS)}
         )
         self._subscription = Subscription(self._options)
+        self._tables: Subscription | None = None
+        if settings.tables:
+            self._tables = Subscription(parse_options(settings.table_options))
         self._ledger = Ledger(Path(settings.checkpoint))
         self._clock = clock
         # What was there when Trigger.AvailableNow began: nothing beyond it is read.
         self._goal: Offsets | None = None
 
     @cached_property
-    def _spec(self) -> Any:
-        return self._settings.code.load()
+    def _specs(self) -> list[FunctionSpec]:
+        return [code.load() for code in self._settings.functions]
+
+    @cached_property
+    def _time(self) -> EventTime:
+        settings = self._settings
+        return EventTime(
+            self._specs[0].watermark_ms, len(settings.functions), settings.idle_timeout_ms
+        )
 
     def initialOffset(self) -> dict[str, Any]:
         """Before the first epoch: where the first start of this pipeline found it."""
         kept = self._ledger.beginning()
         if kept is None:
             offsets = to_json(self._subscription.starting(LATEST))
-            first = SourceOffset(-1, offsets, FIRST_WATERMARK_MS, self._clock.now_ms())
+            watermarks = [FIRST_WATERMARK_MS] * len(self._settings.functions)
+            now_ms = self._clock.now_ms()
+            tables = to_json(self._tables.starting(EARLIEST)) if self._tables else {}
+            first = SourceOffset(-1, offsets, watermarks, now_ms, tables, now_ms)
             kept = self._ledger.begin(first)
         return kept.to_json()
 
@@ -144,34 +167,87 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         recorded = self._ledger.recorded_end(begin.epoch + 1)
         if recorded is not None:
             return recorded.to_json()
-        latest = self._subscription.latest() if self._goal is None else dict(self._goal)
-        offsets = from_json(begin.offsets)
-        self._subscription.check_present(offsets, latest)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        offsets, tables = from_json(begin.offsets), from_json(begin.tables)
+        latest = self._subscription.latest() if self._goal is None else dict(self._goal)
+        self._subscription.check_present(offsets, latest)
         ends = admit(offsets, latest, most)
-        last = self._last_entry(begin.epoch)
-        watermark_ms = begin.watermark_ms
-        if last is not None and last.max_event_time_ms is not None:
-            watermark_ms = max(watermark_ms, last.max_event_time_ms - self._spec.watermark_ms)
-        due_ms = None if last is None else last.next_due_ms
-        idle = ends == offsets and (due_ms is None or watermark_ms < due_ms)
-        if idle and last is not None:
-            return start  # Spark runs its first batch in any case, so epoch 0 may be empty.
+        table_ends, loaded = self._admit_tables(tables, most)
+        if not loaded and begin.offsets == self._first.offsets:
+            ends = offsets
         clock_ms = max(begin.clock_ms, self._clock.now_ms())
-        return SourceOffset(begin.epoch + 1, to_json(ends), watermark_ms, clock_ms).to_json()
+        last = self._ledger.base(begin.epoch + 1)
+        unread = {key: end for key, end in latest.items() if end > offsets.get(key, 0)}
+        seen = last.seen if last else {}
+        watermarks = self._time.advance(begin, seen, unread, clock_ms - begin.input_ms)
+        idle = (ends, table_ends) == (offsets, tables)
+        # Spark runs its first batch in any case, so epoch 0 may be empty.
+        if last and idle and not self._time.is_due(last, watermarks, clock_ms):
+            return start
+        end = SourceOffset(
+            begin.epoch + 1,
+            to_json(ends),
+            watermarks,
+            clock_ms,
+            to_json(table_ends),
+            clock_ms if ends != offsets else begin.input_ms,
+        )
+        return end.to_json()
+
+    @cached_property
+    def _first(self) -> SourceOffset:
+        first = self._ledger.beginning()
+        assert first is not None, "Spark asks for the initial offset first"
+        return first
+
+    def _admit_tables(self, tables: Offsets, most: int | None) -> tuple[Offsets, bool]:
+        """Where the epoch ends in the tables' topics, and whether that is all there is of them."""
+        if self._tables is None:
+            return tables, True
+        latest = self._tables.latest()
+        self._tables.check_present(tables, latest)
+        ends = admit(tables, latest, most)
+        return ends, ends == latest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The epoch's tasks; without anything to read, one that brings the empty rows."""
-        until = SourceOffset.from_json(end)
-        begin, finish = from_json(start["offsets"]), from_json(until.offsets)
-        tasks = self._subscription.tasks(begin, finish, self._settings.tasks) or [Task(())]
-        control_url = self._subscription.control_url()
-        return [PackedPartition(i, task, control_url, until) for i, task in enumerate(tasks)]
+        """The epoch's tasks; without anything to read, one that brings the heads."""
+        begin, until = SourceOffset.from_json(start), SourceOffset.from_json(end)
+        heads = self._heads(until, self._ledger.base(until.epoch))
+        found = [
+            *self._parts(self._tables, begin.tables, until.tables, of_tables=True),
+            *self._parts(self._subscription, begin.offsets, until.offsets, of_tables=False),
+        ] or [PackedPartition(0, Task(()), None, [])]
+        found[0].heads = heads
+        return found
+
+    def _parts(
+        self, of: Subscription | None, begin: OffsetMap, end: OffsetMap, *, of_tables: bool
+    ) -> list[PackedPartition]:
+        if of is None or begin == end:
+            return []
+        tasks = of.tasks(from_json(begin), from_json(end), self._settings.tasks)
+        url = of.control_url()
+        return [PackedPartition(i, task, url, [], of_tables) for i, task in enumerate(tasks)]
+
+    def _heads(self, end: SourceOffset, base: EpochEntry | None) -> list[Row]:
+        before = {(each.stage, each.shard): each for each in base.shards} if base else {}
+        rows = []
+        for stage in range(len(self._settings.functions)):
+            for shard, label in enumerate(self._settings.labels):
+                stood = before.get((stage, shard))
+                head = Head(
+                    end.epoch,
+                    end.watermark_of(stage),
+                    end.clock_ms,
+                    stood.position if stood else EMPTY,
+                    stood.keys if stood else 0,
+                )
+                rows.append(Row(label, stage, shard, HEAD, msgspec.msgpack.encode(head)))
+        return rows
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The task's events, packed by shard, numbered in the order of the log."""
+        """The task's records, packed by shard, numbered in the order of the log."""
         # Spark runs three processes of ours that only plan; the decoders cost each a second.
-        from catchwater.pipeline.pack import pack, shard_labels
         from catchwater.replay.read import ReadSettings, read_task
 
         assert isinstance(partition, PackedPartition), "Spark hands back what it was given"
@@ -182,51 +258,51 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             self._options.read_committed,
             self._options.fail_on_data_loss,
         )
-        labels = shard_labels(self._settings.shards)
-        sequence = partition.index * _SEQUENCES_PER_TASK
-        if partition.index == 0:
-            yield _rows(partition.end, sequence, [(label, b"") for label in labels])
-        with_keys = self._settings.record_key_is_function_key
-        for batch in read_task(partition.task, settings):
-            sequence += 1
-            topic, number = batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()
-            packed = pack(
-                self._spec,
-                batch.column("key") if with_keys else None,
-                batch.column("value"),
-                batch.column("offset"),
-                origin=f"{topic}-{number}",
-                labels=labels,
-            )
-            yield _rows(partition.end, sequence, packed)
+        if partition.heads:
+            yield to_arrow(partition.heads)
+        pack = self._table_rows if partition.of_tables else self._event_rows
+        for sequence, batch in enumerate(read_task(partition.task, settings), partition.first):
+            rows = list(pack(batch, sequence)) if batch.num_rows else []
+            if rows:
+                yield to_arrow(rows)
+
+    def _event_rows(self, batch: pa.RecordBatch, sequence: int) -> Iterator[Row]:
+        from catchwater.pipeline.pack import pack
+
+        settings, topic = self._settings, batch.column("topic")[0].as_py()
+        packed = pack(
+            self._specs[0],
+            batch.column("key") if settings.record_key_is_function_key else None,
+            batch.column("value"),
+            batch.column("offset"),
+            origin=f"{topic}-{batch.column('partition')[0].as_py()}",
+            shards=len(settings.labels),
+            input=settings.inputs.get(topic, ""),
+        )
+        for shard, blob in packed:
+            yield Row(settings.labels[shard], 0, shard, sequence, blob)
+
+    def _table_rows(self, batch: pa.RecordBatch, sequence: int) -> Iterator[Row]:
+        """For every stage that declares the table."""
+        from catchwater.pipeline.pack import pack_table
+
+        settings, topic = self._settings, batch.column("topic")[0].as_py()
+        for stage, spec in enumerate(self._specs):
+            for name in (n for n in spec.tables if settings.tables.get(n) == topic):
+                packed = pack_table(
+                    spec,
+                    name,
+                    batch.column("key"),
+                    batch.column("value"),
+                    batch.column("offset"),
+                    origin=f"{topic}-{batch.column('partition')[0].as_py()}",
+                    shards=len(settings.labels),
+                )
+                for shard, blob in packed:
+                    yield Row(settings.labels[shard], stage, shard, sequence, blob)
 
     def stop(self) -> None:
         """Close the connections."""
         self._subscription.close()
-
-    def _last_entry(self, epoch: int) -> EpochEntry | None:
-        if epoch < 0:
-            return None
-        entry = self._ledger.read(epoch)
-        if entry is None:
-            raise LedgerDamaged(
-                f"The ledger {self._ledger.folder} has no entry of epoch {epoch}, which Spark "
-                "committed.",
-                hint="Restore the checkpoint before it: catchwater recovery restore "
-                f"--checkpoint {epoch - 1}.",
-            )
-        return entry
-
-
-def _rows(end: SourceOffset, sequence: int, packed: Sequence[tuple[int, bytes]]) -> pa.RecordBatch:
-    """Rows of one sequence number, one for each shard named."""
-    count = len(packed)
-    columns = [
-        pa.array([label for label, _ in packed], pa.int32()),
-        *(
-            pa.array([number] * count, pa.int64())
-            for number in (sequence, end.epoch, end.watermark_ms, end.clock_ms)
-        ),
-        pa.array([blob for _, blob in packed], pa.binary()),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=_ARROW)
+        if self._tables is not None:
+            self._tables.close()

@@ -36,7 +36,8 @@ def test_paths_are_relative_to_the_file_and_the_rest_has_defaults(tmp_path: Path
         "subscribe": "payments",
         "maxOffsetsPerTrigger": "1000",
     }
-    assert config.sinks == {"alerts": "alerts"}
+    assert config.sinks["alerts"].options["topic"] == "alerts"
+    assert config.functions == ("card_risk:CardRisk",)
     assert (config.tasks, config.shard_count, config.retain) == (2, 4, 5)
 
 
@@ -54,8 +55,35 @@ def test_every_key_may_come_from_the_environment_which_wins(tmp_path: Path) -> N
         CATCHWATER_CACHE="not a setting of ours",
         HOME="/",
     )
-    assert (config.tasks, config.sinks) == (3, {"alerts": "other"})
+    assert (config.tasks, config.sinks["alerts"].options["topic"]) == (3, "other")
     assert config.source["kafka.bootstrap.servers"] == "h:1"
+
+
+def test_a_chain_with_inputs_tables_and_dead_letters_is_read(tmp_path: Path) -> None:
+    text = FILE.replace('function = "card_risk:CardRisk"', 'functions = ["a:First", "b:Second"]')
+    text = text.replace('subscribe = "payments"\n', "") + (
+        '[inputs]\norders = "o"\npayments = "p"\n'
+        '[table.merchants]\ntopic = "m"\n'
+        '[dead_letter]\ntopic = "dead"\n'
+        '[call.score]\ntimeout = "1s"\n'
+    )
+    config = read(tmp_path, text, CATCHWATER_TABLE__MERCHANTS__TOPIC="m2")
+    assert config.functions == ("a:First", "b:Second")
+    assert config.source_options["subscribe"] == "o,p"
+    assert config.tables == {"merchants": "m2"}
+    assert config.table_options == {
+        "kafka.bootstrap.servers": "127.0.0.1:9092",
+        "subscribe": "m2",
+        "startingOffsets": "earliest",
+    }
+    assert config.dead_letter is not None and config.dead_letter.options["topic"] == "dead"
+    assert config.calls == {"score": {"timeout": "1s"}}
+    assert list(config.sinks) == ["alerts"]
+
+
+def test_a_sink_named_dead_letter_takes_the_poisoned_events(tmp_path: Path) -> None:
+    config = read(tmp_path, FILE + '[sink.dead-letter]\nkind = "log"\ntopic = "dead"\n')
+    assert config.dead_letter is not None and list(config.sinks) == ["alerts"]
 
 
 def test_durations_and_triggers_are_read(tmp_path: Path) -> None:
@@ -79,6 +107,11 @@ def test_durations_and_triggers_are_read(tmp_path: Path) -> None:
         ("[source]", "tasks = [1]\n[source]", "tasks must be a text", None),
         ("[source]", 'trigger = "soon"\n[source]', "line 5: trigger: 'soon' is not a dur", None),
         ("[source]", "[source", "not valid TOML", None),
+        ("[source]", "functions = []\n[source]", "line 5: functions must be a list", None),
+        ("[source]", 'functions = ["a:B"]\n[source]', "either function or functions", None),
+        ("[source]", 'poison = "ignore"\n[source]', 'line 5: poison must be "fail"', None),
+        ("[source]", "[table]\nt = 1\n[source]", "a table has a name: [table.NAME]", None),
+        ("[source]", "[table.t]\ntopics = 1\n[source]", "no topics in [table.t]", "topic"),
     ],
 )
 def test_a_mistake_is_told_with_its_line_and_the_way_out(

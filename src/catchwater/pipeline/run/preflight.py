@@ -1,0 +1,127 @@
+"""Look before the start: everything that would lose state or history is refused before Spark is.
+
+Another function on this checkpoint, a log that no longer reaches back, a sink that is ahead. What
+was looked up on the way is what the query is built from.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from catchwater.clock import Clock
+from catchwater.config import CatchwaterError
+from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.run import identity, versions
+from catchwater.pipeline.run.artefact import FunctionCode, find_function, publish
+from catchwater.pipeline.run.config import PipelineConfig
+from catchwater.pipeline.run.outlets import Outlets, check_outlets, open_outlets
+from catchwater.recovery import checkpoint, pins, restore
+from catchwater.recovery.home import claim_home
+from catchwater.recovery.ledger import Ledger
+from catchwater.recovery.measure import RestoreWatch
+from catchwater.replay.control import CONTROL_URL, Control
+from catchwater.replay.options import parse_options
+from catchwater.replay.subscription import Subscription
+from catchwater.sinks.base import SinkAhead
+from catchwater.sinks.open import Surroundings
+
+
+class NotOurLog(CatchwaterError):
+    """The brokers have no control API, so nothing can be committed to them once."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a start has looked up and made ready."""
+
+    config: PipelineConfig
+    name: str
+    specs: Sequence[FunctionSpec]
+    """Of the chain, in order."""
+    codes: Sequence[FunctionCode]
+    home: str
+    """URL of the checkpoint's object store."""
+    control: Control
+    outlets: Outlets
+    watch: RestoreWatch | None
+
+
+def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> Parts:
+    """Look at everything a start could fail on, in the order that gives the clearest message."""
+    specs = [find_function(named, config.folder) for named in config.functions]
+    name = config.name or specs[0].name
+    options = parse_options(config.source_options)
+    topics = list(options.topics)
+    check_outlets(config, specs)
+    identity.claim(
+        config.checkpoint,
+        identity.Identity(
+            pipeline=name,
+            functions=[spec.name for spec in specs],
+            shards=config.shard_count,
+            topics=topics,
+            sinks={sink: each.options.get("topic", "") for sink, each in config.sinks.items()},
+        ),
+    )
+    published = [(spec, publish(spec, config.checkpoint)) for spec in specs]
+    next_epoch = checkpoint.last_commit(config.checkpoint) + 1
+    functions = versions.admit(config.checkpoint, published, next_epoch, clock.now_ms())
+    specs, codes = ([*each] for each in zip(*functions, strict=True))
+    home = claim_home(config.checkpoint, config.state, name, clock)
+    subscription = Subscription(options, clock)
+    subscription.partitions()
+    control_url = subscription.control_url()
+    subscription.close()
+    if control_url is None:
+        raise NotOurLog(
+            f"The brokers at {options.bootstrap} name no {CONTROL_URL}: outputs cannot be "
+            "committed there once.",
+            hint="Run the pipeline against a Catchwater log.",
+        )
+    control = Control(control_url, clock=clock)
+    around = Surroundings(
+        pipeline=name,
+        objects=home,
+        folder=config.folder,
+        bootstrap=options.bootstrap,
+        control=control,
+        generation=versions.load(config.checkpoint).generation,
+        clock=clock,
+    )
+    outlets = open_outlets(config, specs, around)
+    watch = _check(config, control, outlets, topics, began_s)
+    return Parts(config, name, specs, codes, home, control, outlets, watch)
+
+
+def _check(
+    config: PipelineConfig,
+    control: Control,
+    outlets: Outlets,
+    topics: Sequence[str],
+    began_s: float,
+) -> RestoreWatch | None:
+    """Refuse what would skip or hide records; how to measure the restore, if this is one."""
+    found = checkpoint.read(config.checkpoint)
+    tails = pins.read_tails(control, topics)
+    known = found.planned.epoch if found.planned else found.last.epoch if found.last else -1
+    known = max(known, *Ledger(config.checkpoint).recorded_epochs(), -1)
+    for name, sink in outlets.all.items():
+        last = sink.last_epoch()
+        if last is not None and last > known:
+            raise SinkAhead(
+                f"The sink {name!r} has epochs up to {last} of this pipeline, and the checkpoint "
+                f"{config.checkpoint} only knows of {known}: new outputs would be taken for old.",
+                hint="Start from the checkpoint this sink was written from, or set another name "
+                "in [pipeline].",
+            )
+    if found.last is None:
+        # A first start restores nothing, but its first epoch, which needs no input, says how long
+        # starting takes: without it the first estimate would be a guess.
+        return RestoreWatch(began_s, {}, config.tasks)
+    restore.check_covered(found.last.end, tails)
+    pins.refuse_lost(control, found.last.end, tails)
+    goal = {key: tail.high_watermark for key, tail in tails.items()}
+    behind = found.planned is not None or any(
+        found.last.end.offsets.get(topic, {}).get(str(partition), 0) < end
+        for (topic, partition), end in goal.items()
+    )
+    return RestoreWatch(began_s, goal, config.tasks) if behind else None

@@ -1,0 +1,94 @@
+"""The query: packed source, then for every function a shuffle to the shards and an operator.
+
+Imports Spark only when it is called.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from catchwater.pipeline.functions.policy import Poison
+from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.pack import shard_labels
+from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS, PipelineConfig
+from catchwater.pipeline.run.preflight import Parts
+from catchwater.pipeline.shard_epoch import Stage
+from catchwater.pipeline.spark import session
+from catchwater.recovery.home import key_part, state_folder
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+
+def stages(parts: Parts) -> list[Stage]:
+    """The functions of the chain, and what the tasks need to run them."""
+    config = parts.config
+    local = config.local or session.cache_folder() / "shards" / _digest(config.checkpoint)
+    last = len(parts.specs) - 1
+    dead_letters = parts.outlets.dead_letters
+    made = []
+    for index, (spec, code) in enumerate(zip(parts.specs, parts.codes, strict=True)):
+        stagers = {
+            name: sink.stager()
+            for name, sink in parts.outlets.sinks.items()
+            if (config.sinks[name].source or parts.specs[last].name) == spec.name
+        }
+        made.append(
+            Stage(
+                index=index,
+                code=code,
+                shards=config.shard_count,
+                objects=parts.home,
+                folder=state_folder(spec.name),
+                function=spec.name,
+                local=str(local / key_part(spec.name)),
+                stagers=stagers,
+                next=None if index == last else parts.codes[index + 1],
+                dead_letters=dead_letters.stager() if dead_letters else None,
+                poison=poison_of(config, spec),
+                calls=config.calls,
+            )
+        )
+    return made
+
+
+def start_query(spark: "SparkSession", parts: Parts, writer: Any) -> "StreamingQuery":
+    """Start it on this session, with `writer` as its `foreachBatch`."""
+    from catchwater.pipeline.spark.operator import operator
+    from catchwater.pipeline.spark.source import PackedSettings, PackedSource
+
+    config = parts.config
+    settings = PackedSettings(
+        options=config.source_options,
+        checkpoint=str(config.checkpoint),
+        functions=list(parts.codes),
+        labels=shard_labels(config.shard_count),
+        tasks=config.tasks,
+        record_key_is_function_key=config.record_key_is_function_key,
+        idle_timeout_ms=config.idle_timeout_ms,
+        inputs={topic: name for name, topic in config.inputs.items()},
+        tables=dict(config.tables),
+        table_options=config.table_options,
+    )
+    spark.dataSource.register(PackedSource)
+    reader = spark.readStream.format(PackedSource.name()).options(**settings.to_option())
+    rows = reader.load()
+    for stage in stages(parts):
+        rows = rows.repartition(config.tasks, "label").mapInArrow(operator(stage), rows.schema)
+    query = rows.writeStream.foreachBatch(writer).queryName(parts.name)
+    query = query.option("checkpointLocation", str(config.checkpoint))
+    if config.trigger == AVAILABLE_NOW:
+        query = query.trigger(availableNow=True)
+    elif config.trigger != CONTINUOUS:
+        query = query.trigger(processingTime=config.trigger)
+    return query.start()
+
+
+def poison_of(config: PipelineConfig, spec: FunctionSpec) -> Poison:
+    """What becomes of records that a function cannot handle. The limit is the driver's business."""
+    return Poison(config.poison or spec.poison.policy, None)
+
+
+def _digest(checkpoint_folder: Path) -> str:
+    return hashlib.sha256(str(checkpoint_folder.resolve()).encode()).hexdigest()[:16]

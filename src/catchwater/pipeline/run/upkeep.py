@@ -1,0 +1,114 @@
+"""What the driver does behind an epoch: pins, contracts, and forgetting what is too old.
+
+Runs after Spark has committed, one step behind: pins first, then the contract that promises them,
+then what no retained checkpoint needs any more: entries of the ledger, objects of the state logs,
+what sinks have kept. May be killed between any two steps; the next look does them again.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from catchwater.clock import Clock
+from catchwater.recovery import checkpoint, contract, pins, restore
+from catchwater.recovery.contract import Contract, Terms
+from catchwater.recovery.ledger import EpochEntry, Ledger, LedgerDamaged
+from catchwater.recovery.measure import RestoreWatch, add_sample, load_samples
+from catchwater.recovery.savepoint.hold import held
+from catchwater.replay.control import Control
+from catchwater.sinks.base import Sink
+from catchwater.state.log import StateLog
+
+SWEEP_EVERY_S = 10.0
+"""Listing a store costs more than the garbage that a few epochs leave."""
+
+Logs = Mapping[tuple[int, int], StateLog]
+"""(stage, shard) → its state log."""
+
+
+class Upkeep:
+    """Pins, contracts and forgetting, one step behind Spark's commits."""
+
+    def __init__(
+        self,
+        folder: Path,
+        control: Control,
+        terms: Terms,
+        *,
+        retain: int,
+        logs: Logs,
+        sinks: Mapping[str, Sink],
+        watch: RestoreWatch | None,
+        clock: Clock,
+    ) -> None:
+        self._folder = folder
+        self._ledger = Ledger(folder)
+        self._control = control
+        self._terms = terms
+        self._retain = retain
+        self._logs = logs
+        self._sinks = sinks
+        self._watch = watch
+        self._clock = clock
+        self._done = checkpoint.last_commit(folder)
+        self._swept_s = clock.monotonic_s()
+
+    def look(self) -> list[EpochEntry]:
+        """Do what is due for epochs that Spark has committed since; they are returned."""
+        newest = checkpoint.last_commit(self._folder)
+        if newest <= self._done:
+            return []
+        entries = [self._entry(epoch) for epoch in range(self._done + 1, newest + 1)]
+        for entry in entries:
+            self._measure(entry)
+        self._bind(entries)
+        self._done = newest
+        return entries
+
+    def _entry(self, epoch: int) -> EpochEntry:
+        entry = self._ledger.read(epoch)
+        if entry is None:
+            raise LedgerDamaged(f"Spark committed epoch {epoch}, and the ledger has no entry.")
+        return entry
+
+    def _measure(self, entry: EpochEntry) -> None:
+        if self._watch is None:
+            return
+        sample = self._watch.epoch_done(entry, self._clock.monotonic_s())
+        if sample is not None:
+            add_sample(self._folder, sample)
+            self._watch = None
+
+    def _bind(self, entries: Sequence[EpochEntry]) -> None:
+        newest = checkpoint.read(self._folder).retained(self._retain)
+        retained = pins.hold(self._control, self._terms.pipeline, newest)
+        for entry in entries:
+            restore.write_contract(self._folder, self._contract(entry, retained[0].end.clock_ms))
+        oldest = min([newest[0].epoch, *held(self._folder)])
+        restore.forget_contracts_before(self._folder, oldest)
+        self._ledger.forget_before(oldest)
+        if self._clock.monotonic_s() - self._swept_s >= SWEEP_EVERY_S:
+            self.sweep()
+
+    def _contract(self, entry: EpochEntry, oldest_clock_ms: int) -> Contract:
+        return contract.compute(
+            entry,
+            pins.read_tails(self._control, entry.end.offsets),
+            self._terms,
+            load_samples(self._folder),
+            oldest_clock_ms=oldest_clock_ms,
+            now_ms=self._clock.now_ms(),
+        )
+
+    def sweep(self) -> None:
+        """Delete what no entry of the ledger refers to and no running epoch can have written."""
+        # An entry that Spark has not committed may be replaced by one with other tokens.
+        committed = checkpoint.last_commit(self._folder)
+        epochs = (epoch for epoch in self._ledger.epochs() if epoch <= committed)
+        entries = [entry for epoch in epochs if (entry := self._ledger.read(epoch))]
+        if not entries:
+            return
+        for (stage, shard), log in self._logs.items():
+            log.sweep(entry.positions(stage)[shard] for entry in entries)
+        for sink in self._sinks.values():
+            sink.sweep(entries[0].epoch, self._clock.now_ms())
+        self._swept_s = self._clock.monotonic_s()

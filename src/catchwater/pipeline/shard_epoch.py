@@ -1,0 +1,242 @@
+"""One stage of a chain on one machine: a shard's rows of an epoch in, rows out. No Spark.
+
+A shard begins where the ledger says that its state stands (the head row carries it), processes the
+epoch, writes the changes to its state log under a fresh token, stages its outputs, and tells all
+that in a manifest. Nobody refers to what it wrote until the driver has written the manifest into
+the ledger, so an attempt that fails, is repeated or runs beside another changes nothing.
+
+Local stores stay open in a process between epochs. Another process may use the same directory, and
+anyone may delete it: the store itself sees to standing where the ledger wants it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+
+from catchwater.clock import SYSTEM, Clock
+from catchwater.pipeline.calls.answers import Answers, bind
+from catchwater.pipeline.calls.epoch import Calls
+from catchwater.pipeline.calls.journal import Journal
+from catchwater.pipeline.calls.policy import override
+from catchwater.pipeline.functions.policy import Poison
+from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.pack import pack, read_events, read_table, shard_labels
+from catchwater.pipeline.process.batch import Batch, Poisoned, Processed, Times
+from catchwater.pipeline.process.epoch import process
+from catchwater.pipeline.rows import (
+    DRIVER,
+    EVENTS,
+    PER_PART,
+    Head,
+    Manifest,
+    Row,
+    by_shard,
+    head_of,
+)
+from catchwater.pipeline.run.artefact import FunctionCode
+from catchwater.pipeline.run.config import DEAD_LETTER
+from catchwater.recovery.home import key_part
+from catchwater.recovery.ledger import CallEpoch, ShardEpoch
+from catchwater.sinks.base import OutputRecord, Stager
+from catchwater.sinks.staged import store_at
+from catchwater.state.keys import HASH_BYTES
+from catchwater.state.log import StateLog
+from catchwater.state.store import ShardStore, read_boot_id
+
+JOURNAL = "calls"
+"""The folder of the call journals in the checkpoint's store."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One function of a chain, and where its state and outputs go; pickles."""
+
+    index: int
+    code: FunctionCode
+    shards: int
+    objects: str
+    """URL of the object store that holds the state logs."""
+    folder: str
+    """This stage's state logs in it."""
+    function: str
+    """The name that its state is known by."""
+    local: str
+    """Where this machine keeps its copies of the stage's shards."""
+    stagers: Mapping[str, Stager]
+    next: FunctionCode | None = None
+    """The function that takes the outputs; None: the last one of the chain."""
+    dead_letters: Stager | None = None
+    poison: Poison | None = None
+    """None: as the function declares."""
+    calls: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """By call: what is to be other than the function declares."""
+
+    def log(self, shard: int) -> StateLog:
+        """The state log of one of its shards."""
+        return StateLog(store_at(self.objects), self.folder, self.function, shard)
+
+    @property
+    def journal(self) -> Journal:
+        """What the function's endpoints have answered."""
+        return Journal(store_at(self.objects), JOURNAL, key_part(self.function))
+
+
+def run_stage(stage: Stage, rows: Sequence[Row], clock: Clock = SYSTEM) -> Iterator[Row]:
+    """Run the stage's shards that are among the rows; what is for later stages passes through."""
+    began_s = clock.monotonic_s()
+    spec = stage.code.load()
+    yield from (row for row in rows if row.stage != stage.index)
+    for shard, own in by_shard(row for row in rows if row.stage == stage.index).items():
+        yield from _Shard(stage, spec, shard, clock).run(own, began_s)
+
+
+class _Shard:
+    """One shard in one epoch."""
+
+    def __init__(self, stage: Stage, spec: FunctionSpec, shard: int, clock: Clock) -> None:
+        self._stage = stage
+        self._spec = spec
+        self._shard = shard
+        self._clock = clock
+
+    def run(self, rows: Sequence[Row], began_s: float) -> Iterator[Row]:
+        """The shard's rows for the next stage, then its manifest."""
+        head = head_of(rows)
+        with _opened(self._stage, self._shard) as (store, log):
+            loading_s = self._clock.monotonic_s()
+            state = store.begin(head.base, log)
+            restore_s, read_bytes = self._clock.monotonic_s() - loading_s, store.read_bytes
+            tables = [read_table(row.blob) for row in rows[1:] if row.sequence < EVENTS]
+            batches = [
+                read_events(self._spec, row.blob) for row in rows[1:] if row.sequence >= EVENTS
+            ]
+            answers, calls = self._answers(head, batches)
+            done = process(
+                self._spec,
+                state,
+                batches,
+                Times(head.watermark_ms, head.watermark_ms, head.clock_ms),
+                tables=tables,
+                poison=self._stage.poison,
+                answers=answers,
+            )
+            logged = store.finish(self._clock.token())
+        records = self._records(done, head)
+        staged = {
+            name: stager.stage(head.epoch, self._shard, records)
+            for name, stager in self._stage.stagers.items()
+        }
+        if self._stage.dead_letters is not None:
+            place = self._stage.index * self._stage.shards + self._shard
+            letters = [self._dead_letter(each, head) for each in done.poisoned]
+            staged[DEAD_LETTER] = self._stage.dead_letters.stage(head.epoch, place, letters)
+        yield from self._forward(records)
+        told = ShardEpoch(
+            shard=self._shard,
+            stage=self._stage.index,
+            version=logged.at.version,
+            token=logged.at.token,
+            events=done.events,
+            outputs=len(done.outputs),
+            late=done.late,
+            duplicates=done.duplicates,
+            timers=done.timers,
+            poisoned=len(done.poisoned),
+            max_event_times=done.max_event_times,
+            next_due_ms=done.next_due_ms,
+            next_due_clock_ms=done.next_due_clock_ms,
+            state_bytes=logged.state_bytes,
+            delta_bytes=logged.delta_bytes,
+            written_bytes=logged.written_bytes,
+            keys=head.keys + done.keys,
+            rebuilt_bytes=read_bytes,
+            restore_s=round(restore_s, 4),
+            operator_ms=round(1000 * (self._clock.monotonic_s() - began_s), 2),
+            calls=calls,
+        )
+        manifest = msgspec.msgpack.encode(Manifest(told, staged))
+        yield Row(rows[0].label, DRIVER, self._shard, 0, manifest)
+
+    def _answers(
+        self, head: Head, batches: Sequence[Batch]
+    ) -> tuple[Answers | None, dict[str, CallEpoch]]:
+        """What the function's endpoints say to the epoch's events."""
+        if not self._spec.calls:
+            return None, {}
+        calls = _CALLS.get(self._stage.code)
+        if calls is None:
+            declared = {
+                name: override(call, self._stage.calls.get(name, {}))
+                for name, call in self._spec.calls.items()
+            }
+            calls = Calls(bind(self._spec.target, declared), self._stage.journal, self._clock)
+            _CALLS[self._stage.code] = calls
+        events = (event for batch in batches for event in batch.events)
+        return calls.answers(head.epoch, self._shard, events)
+
+    def _records(self, done: Processed, head: Head) -> list[OutputRecord]:
+        """The outputs under the key they came from, stamped with the epoch's clock."""
+        return [
+            OutputRecord(key[HASH_BYTES:], value, head.clock_ms)
+            for key, value in zip(done.output_keys, done.values, strict=True)
+        ]
+
+    def _dead_letter(self, poisoned: Poisoned, head: Head) -> OutputRecord:
+        """A poisoned record as it came, with where it came from and what is wrong with it."""
+        topic, _, partition = poisoned.origin.rpartition("-")
+        told = {
+            "topic": topic or poisoned.origin,
+            "partition": partition if topic else "",
+            "offset": str(poisoned.offset),
+            "error": poisoned.error,
+            "function": self._stage.function,
+        }
+        headers = tuple((name, text.encode()) for name, text in told.items())
+        return OutputRecord(poisoned.key or b"", poisoned.value, head.clock_ms, headers)
+
+    def _forward(self, records: Sequence[OutputRecord]) -> Iterator[Row]:
+        """The outputs as events of the next stage, by its shards."""
+        stage = self._stage
+        if stage.next is None or not records:
+            return
+        labels = shard_labels(stage.shards)
+        packed = pack(
+            stage.next.load(),
+            None,
+            pa.array([record.value for record in records], pa.binary()),
+            pa.array(range(len(records)), pa.int64()),
+            origin=f"{stage.function}-{self._shard}",
+            shards=stage.shards,
+        )
+        sequence = EVENTS + self._shard * PER_PART
+        for shard, blob in packed:
+            yield Row(labels[shard], stage.index + 1, shard, sequence, blob)
+
+
+_CALLS: dict[FunctionCode, Calls] = {}
+"""What this process asks, with its threads and breakers."""
+_STORES: dict[Path, tuple[ShardStore, StateLog]] = {}
+"""By directory: what this process has open."""
+
+
+@contextmanager
+def _opened(stage: Stage, shard: int) -> Iterator[tuple[ShardStore, StateLog]]:
+    """The shard's store and log, which stay open for the next epoch unless this one fails."""
+    directory = Path(stage.local) / str(shard)
+    kept = _STORES.pop(directory, None)
+    if kept is None:
+        store = ShardStore.open(directory, stage.function, shard, read_boot_id())
+        kept = store, stage.log(shard)
+    succeeded = False
+    try:
+        yield kept
+        succeeded = True
+    finally:
+        if succeeded:
+            _STORES[directory] = kept
+        else:
+            kept[0].close()
