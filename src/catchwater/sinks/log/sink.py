@@ -132,10 +132,12 @@ class LogSink:
         ranges = {
             p: Tail(max(start, begins.get(p, start)), end) for p, (start, end) in tails.items()
         }
+        retracted = self._retracted(ranges) if self._appender else set()
         for placed in read_records(self._control, self._topic, ranges):
             row = reading.row(placed)
             if row is not None and first <= row.id.epoch <= last:
-                yield row
+                if (placed.partition, placed.offset) not in retracted:
+                    yield row
 
     def repair(self, fixes: Iterable[Fix]) -> list[Fix]:
         """Append the missing rows; those that are there in another shape are returned."""
@@ -159,6 +161,15 @@ class LogSink:
 
     def close(self) -> None:
         """Nothing stays open between calls."""
+
+    def _retracted(self, ranges: Mapping[int, Tail]) -> set[tuple[int, int]]:
+        """The places of records that were taken back, where no mark tells."""
+        found = set()
+        for placed in read_records(self._control, self._topic, ranges):
+            headers = dict(placed.record.headers)
+            if RETRACTS_OFFSET_HEADER in headers:
+                found.add((placed.partition, int(headers[RETRACTS_OFFSET_HEADER])))
+        return found
 
     def _append(
         self, suffix: str, number: int, records: Iterator[tuple[int, OutputRecord]]
