@@ -1,5 +1,6 @@
 """What many tests share: a real broker process, an S3 server, a PostgreSQL server."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -170,3 +171,17 @@ def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     url = postgres_server.new_database()
     yield url
     postgres_server.drop_database(url)
+
+
+@pytest.fixture(scope="session")
+def apache_kafka() -> Iterator[str]:
+    """The bootstrap servers of a real Apache Kafka; skipped where there is no Java or Maven."""
+    from benchmarks.kafka_jars import MavenMissing
+    from benchmarks.kafka_peer import apache_kafka as started
+
+    with contextlib.ExitStack() as stack:
+        try:
+            bootstrap, _ = stack.enter_context(started())
+        except (MavenMissing, FileNotFoundError) as reason:
+            pytest.skip(str(reason))
+        yield bootstrap

@@ -1,0 +1,1 @@
+"""Chapter 10, another Kafka: an epoch is one transaction with a record of it in a ledger topic."""

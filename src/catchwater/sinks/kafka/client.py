@@ -1,0 +1,305 @@
+"""What the Kafka sink asks of librdkafka: a transaction written, a topic read to its end.
+
+Our own client (`wire.client`) has no transactions, TLS or SASL; librdkafka has them all, on every
+Kafka from 2.8 on, and takes its options by the names its users know (`security.protocol`, …).
+
+A `Writer` lives until its first failure. What a failed transaction came to is not guessed: the next
+`Writer` of the same transactional id waits until the brokers have ended it, and fences the old one;
+the ledger topic then tells. `read` does not stop before records that an open transaction hides.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka import Message as Received
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    NewTopic,
+    OffsetSpec,
+)
+
+from catchwater.clock import Clock
+from catchwater.config import ConfigError
+from catchwater.sinks.base import Headers, SinkUnavailable, Superseded
+
+Offsets = dict[str, tuple[int, int]]
+"""Partition (as text) → (first, last) offset."""
+
+REQUEST_S = 15.0
+"""How long one request may take before it is said to have failed."""
+FLUSH_S = 60.0
+"""How long what was produced may take to arrive; as long as librdkafka lets a transaction last."""
+
+_POLL_EVERY = 500
+_POLL_S = 0.5
+_OURS = ("transactional.id", "enable.idempotence", "isolation.level", "acks", "group.id")
+_QUIET = {"log_level": 2, "log.connection.close": False}
+_READING = {
+    "group.id": "catchwater",
+    "enable.auto.commit": False,
+    "enable.partition.eof": True,
+    "isolation.level": "read_committed",
+    "auto.offset.reset": "earliest",
+}
+_WRITING = {
+    "acks": "all",
+    "enable.idempotence": True,
+    "linger.ms": 5,
+    # As Kafka's Java client chooses partitions; librdkafka's own choice is another.
+    "partitioner": "murmur2_random",
+}
+_FENCED = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
+
+Options = Mapping[str, str]
+
+
+class Message(NamedTuple):
+    """One record to write."""
+
+    topic: str
+    key: bytes
+    value: bytes
+    timestamp_ms: int
+    headers: Headers = ()
+    partition: int = -1
+    """-1: that of the key."""
+
+
+class Brokers:
+    """One Kafka, and how it is reached."""
+
+    def __init__(self, options: Options) -> None:
+        """`options` are librdkafka's; raises `ConfigError` for those that are ours to set."""
+        for name in _OURS:
+            if name in options:
+                raise ConfigError(
+                    f"kafka.{name} cannot be set: the sink's promises rest on it.",
+                    hint="Leave it out.",
+                )
+        self.options = dict(options)
+        self.name = self.options.get("bootstrap.servers", "")
+        self._last_error = ""
+
+    def connect(self, kind: Callable[[dict[str, Any]], Any], extra: Mapping[str, Any]) -> Any:
+        """A producer, consumer or admin client. Raises `ConfigError` for options it refuses."""
+        try:
+            return kind({**_QUIET, **self.options, **extra, "error_cb": self._note})
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._INVALID_ARG:
+                raise
+            raise ConfigError(
+                f"The Kafka client refuses an option of {self.name}: {error.args[0].str()}.",
+                hint="The keys under kafka. are librdkafka's configuration properties.",
+            ) from error
+
+    @cached_property
+    def admin(self) -> AdminClient:
+        """For topics and offsets; connected when it is first needed."""
+        client: AdminClient = self.connect(AdminClient, {})
+        return client
+
+    def create_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> None:
+        """Create the topic if it is not there; -1 partitions are the brokers' default."""
+        with self.named():
+            admin = self.admin
+            if topic in admin.list_topics(timeout=REQUEST_S).topics:
+                return
+            new = NewTopic(topic, partitions, -1, config=dict(config))
+            try:
+                admin.create_topics([new], request_timeout=REQUEST_S)[topic].result()
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Turn librdkafka's errors into ours, naming the brokers."""
+        try:
+            yield
+        except KafkaException as error:
+            reason: KafkaError = error.args[0]
+            if reason.code() in _FENCED:
+                raise Superseded(
+                    f"The Kafka at {self.name} has fenced this pipeline's transactions: "
+                    f"{reason.str()}.",
+                    hint="Another process writes to this sink, or this one stood still for too "
+                    "long. Start the pipeline again if no other is running.",
+                ) from error
+            said = f" ({self._last_error})" if self._last_error else ""
+            raise SinkUnavailable(
+                f"The Kafka at {self.name} did not do what was asked: {reason.str()}{said}."
+            ) from error
+
+    def _note(self, error: KafkaError) -> None:
+        self._last_error = error.str()
+
+
+class Writer:
+    """A producer; with a transactional id, what it writes at once is one transaction."""
+
+    def __init__(self, brokers: Brokers, transactional_id: str | None, options: Options) -> None:
+        """Ends what an earlier writer of this id left open, and fences it.
+
+        Raises `SinkUnavailable` and `ConfigError`.
+        """
+        own: dict[str, Any] = {**_WRITING, **options}
+        if transactional_id is not None:
+            own["transactional.id"] = transactional_id
+        self._brokers = brokers
+        self._transactional = transactional_id is not None
+        self._producer: Producer = brokers.connect(Producer, own)
+        if self._transactional:
+            with self._closed_by_failure():
+                self._producer.init_transactions(REQUEST_S)
+
+    def write(
+        self, messages: Iterable[Message], then: Callable[[Offsets], Message] | None
+    ) -> Offsets:
+        """Write the messages, and behind them what `then` makes of their offsets.
+
+        After any error nothing can be written any more. Raises `SinkUnavailable`, where it is not
+        known whether all was written, and `Superseded`.
+        """
+        with self._closed_by_failure():
+            if self._transactional:
+                self._producer.begin_transaction()
+            offsets = self._send(messages)
+            if then is not None:
+                self._send([then(offsets)])
+            if self._transactional:
+                self._producer.commit_transaction(REQUEST_S)
+            return offsets
+
+    def close(self) -> None:
+        """End the producer, and a transaction that it has open."""
+        with warnings.catch_warnings():
+            # An abort that fails is reported so; the brokers end the transaction by themselves.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            self._producer.purge(blocking=False)
+            self._producer.close()
+
+    def _send(self, messages: Iterable[Message]) -> Offsets:
+        offsets: Offsets = {}
+        failed: list[KafkaError] = []
+
+        def delivered(error: KafkaError | None, message: Received) -> None:
+            if error is not None:
+                failed.append(error)
+                return
+            partition, offset = str(message.partition()), message.offset() or 0
+            first, last = offsets.get(partition, (offset, offset))
+            offsets[partition] = min(first, offset), max(last, offset)
+
+        for count, message in enumerate(messages):
+            self._produce(message, delivered)
+            if count % _POLL_EVERY == 0:
+                self._producer.poll(0)
+            if failed:
+                break
+        left = self._producer.flush(FLUSH_S)
+        if failed or left:
+            raise KafkaException(failed[0] if failed else KafkaError(KafkaError._TIMED_OUT))
+        return offsets
+
+    def _produce(self, message: Message, delivered: Callable[..., None]) -> None:
+        while True:
+            try:
+                self._producer.produce(
+                    message.topic,
+                    key=message.key,
+                    value=message.value,
+                    timestamp=message.timestamp_ms,
+                    headers=list(message.headers),
+                    partition=message.partition,
+                    on_delivery=delivered,
+                )
+                return
+            except BufferError:
+                self._producer.poll(0.1)
+
+    @contextmanager
+    def _closed_by_failure(self) -> Iterator[None]:
+        done = False
+        try:
+            with self._brokers.named():
+                yield
+            done = True
+        finally:
+            if not done:
+                self.close()
+
+
+def read(
+    brokers: Brokers,
+    topic: str,
+    clock: Clock,
+    *,
+    starts: Mapping[int, int] | None = None,
+    hidden_s: float = 0,
+) -> Iterator[Received]:
+    """Committed records of the topic, of each partition in order, up to where it ends now.
+
+    `starts` says where, for partitions that are not read from their beginning. Nothing where there
+    is no such topic. What an open transaction hides is waited for so long, if not 0, and raises
+    `SinkUnavailable` then.
+    """
+    with brokers.named():
+        consumer: Consumer = brokers.connect(Consumer, _READING)
+        try:
+            pending = _ends(brokers, consumer, topic, hidden_s > 0)
+            where = starts or {}
+            consumer.assign([TopicPartition(topic, p, where.get(p, 0)) for p in pending])
+            until_s = clock.monotonic_s() + (hidden_s or REQUEST_S)
+            while pending:
+                message = consumer.poll(_POLL_S)
+                if message is not None and not _is_past(message, pending):
+                    until_s = clock.monotonic_s() + (hidden_s or REQUEST_S)
+                    yield message
+                elif clock.monotonic_s() > until_s:
+                    raise SinkUnavailable(
+                        f"The topic {topic} at {brokers.name} cannot be read to its end: nothing "
+                        "came for a while.",
+                        hint="An open transaction may hide the records; wait until it ends.",
+                    )
+        finally:
+            consumer.close()
+
+
+def _ends(brokers: Brokers, consumer: Consumer, topic: str, hidden: bool) -> dict[int, int]:
+    """Partition → where it ends, perhaps with what open transactions hide; without empty ones."""
+    found = consumer.list_topics(timeout=REQUEST_S).topics.get(topic)
+    if found is None:
+        return {}
+    level = IsolationLevel.READ_UNCOMMITTED if hidden else IsolationLevel.READ_COMMITTED
+    answers = brokers.admin.list_offsets(
+        {TopicPartition(topic, p): OffsetSpec.latest() for p in found.partitions},  # type: ignore[no-untyped-call]
+        isolation_level=level,
+        request_timeout=REQUEST_S,
+    )
+    ends = {each.partition: answer.result().offset for each, answer in answers.items()}
+    return {partition: end for partition, end in ends.items() if end > 0}
+
+
+def _is_past(message: Received, pending: dict[int, int]) -> bool:
+    """Whether this is no record to return; strikes off partitions that have been read."""
+    partition, offset = message.partition(), message.offset()
+    assert partition is not None
+    error = message.error()
+    if error is not None and error.code() != KafkaError._PARTITION_EOF:
+        raise KafkaException(error)
+    end = pending.get(partition)
+    reached = -1 if offset is None else offset + (0 if error is not None else 1)
+    if end is not None and reached >= end:
+        del pending[partition]
+    return error is not None or end is None

@@ -1,0 +1,346 @@
+"""Outputs into a Kafka that is not ours: one transaction an epoch, with a record of the epoch.
+
+The driver writes the epoch's rows and, behind them, the pipeline's marks into the compacted topic
+`catchwater-sink-epochs` (key `<pipeline>/<sink>`), all in one transaction: committed readers see
+both or neither. The transactional id is the sink's, so a new driver fences an old one, and waits
+until what that one left open is ended. Marks are read back after that, at the start and whenever
+it is not clear what a commit came to.
+
+Every row carries the headers `catchwater-row` (epoch/shard/row) and `catchwater-sink`. A log takes
+nothing back: a row that is withdrawn, or that repair replaces, is followed by a *retraction*, the
+same key and value under `catchwater-retracts`. With `delivery = "at-least-once"` there are no
+transactions and no marks of epochs; a reader knows a repeated row by its header.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from confluent_kafka import Message as Received
+
+from catchwater.clock import SYSTEM, Clock
+from catchwater.recovery.ledger import SinkEpoch
+from catchwater.sinks.base import (
+    RETRACTS_HEADER,
+    ROW_HEADER,
+    Fix,
+    OutputRecord,
+    RowId,
+    RowsUnreadable,
+    SinkRow,
+    SinkUnavailable,
+    Staged,
+    epoch_checksum,
+    record_digest,
+)
+from catchwater.sinks.config import SinkConfig
+from catchwater.sinks.kafka.client import Brokers, Message, Offsets, Writer, read
+from catchwater.sinks.marks import Mark, Marks, decode_marks
+from catchwater.sinks.patience import patiently
+from catchwater.sinks.staged import Archive, StagedFile
+
+if TYPE_CHECKING:
+    from catchwater.sinks.open import Surroundings
+
+LEDGER_TOPIC = "catchwater-sink-epochs"
+SINK_HEADER = "catchwater-sink"
+"""`<pipeline>/<sink>` that wrote a record: others may write to the topic, too."""
+
+_LEDGER_CONFIG = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1"}
+_HIDDEN_S = 30.0
+_EVER = 2**62
+
+T = TypeVar("T")
+
+
+class Terms(NamedTuple):
+    """Who writes where, and how."""
+
+    pipeline: str
+    sink: str
+    generation: int
+    topic: str
+    partitions: int = -1
+    """Of a topic that has to be created; -1: the brokers' default."""
+    exactly_once: bool = True
+    retry_ms: int = 60_000
+
+
+class _Held(NamedTuple):
+    """A row that the topic holds and nothing has taken back."""
+
+    id: RowId
+    record: OutputRecord
+    partition: int
+
+
+class KafkaSink:
+    """See `base.Sink`."""
+
+    def __init__(
+        self, brokers: Brokers, terms: Terms, truth: Archive, clock: Clock = SYSTEM
+    ) -> None:
+        """Create the topics that are missing."""
+        self.name = terms.sink
+        self.truth = truth
+        self._brokers = brokers
+        self._terms = terms
+        self._clock = clock
+        self._who = f"{terms.pipeline}/{terms.sink}"
+        self._nothing = Marks(terms.pipeline, terms.sink, terms.generation)
+        self._writer: Writer | None = None
+        self._marks = self._nothing
+        """What the ledger says; as long as there is a writer nobody else can change it."""
+        self._oldest = 0
+        self._patiently(self._create_topics)
+
+    def stager(self) -> StagedFile:
+        """What the tasks stage with."""
+        return self.truth.stager()
+
+    def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:
+        """Write the epoch's rows and its mark in one transaction, once."""
+        pieces = sorted(staged, key=lambda piece: piece.shard)
+        records = sum(piece.records for piece in pieces)
+        mark = Mark(epoch, self._terms.generation, records, epoch_checksum(pieces))
+        return self._patiently(lambda: self._commit(mark, pieces)).sink_epoch(self._terms.topic)
+
+    def last_epoch(self) -> int | None:
+        """The newest epoch of the ledger; None with at-least-once."""
+        return self._patiently(self._read_marks).newest
+
+    def withdraw(self, after: int) -> None:
+        """Retract what older generations wrote in epochs after this one."""
+        if self._patiently(lambda: self._withdraw(after)):
+            self.truth.withdraw(after)
+
+    def identity(self, record: OutputRecord) -> None:
+        """A log keeps every record."""
+        return None
+
+    def digest(self, record: OutputRecord) -> bytes:
+        """Of key, value and headers."""
+        return record_digest(record)
+
+    def rows(self, first: int, last: int) -> Iterator[SinkRow]:
+        """What the topic holds and nothing has taken back."""
+        try:
+            held = self._held(first, last)
+        except SinkUnavailable as error:
+            raise RowsUnreadable(str(error), hint=error.hint) from error
+        for row in held:
+            yield SinkRow(row.id, row.record.key, record_digest(row.record))
+
+    def repair(self, fixes: Iterable[Fix]) -> list[Fix]:
+        """Retract what is wrong and write what is missing, in one transaction.
+
+        Under a transactional id of its own, so that a running pipeline is not fenced.
+        """
+        wanted = {fix.id: fix for fix in fixes}
+        if wanted:
+            self._patiently(lambda: self._repair(wanted))
+        return []
+
+    def sweep(self, oldest: int, now_ms: int) -> None:
+        """Forget marks and staged pieces before this epoch."""
+        self._oldest = oldest
+        self.truth.sweep(oldest, now_ms)
+
+    def close(self) -> None:
+        """End the producer."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _create_topics(self) -> None:
+        self._brokers.create_topic(self._terms.topic, self._terms.partitions, {})
+        self._brokers.create_topic(LEDGER_TOPIC, 1, _LEDGER_CONFIG)
+
+    def _commit(self, mark: Mark, pieces: list[Staged]) -> Mark:
+        marks = self._open()
+        if self._terms.exactly_once:
+            found = marks.admit(mark)
+            if found is not None:
+                return found
+        self.truth.record(mark.epoch, pieces, self._clock.now_ms())
+        rows = (self._row(id, record) for id, record in self.truth.rows(mark.epoch))
+        if not self._terms.exactly_once:
+            offsets = self._write(rows, None)
+            return Mark(mark.epoch, mark.generation, mark.records, mark.checksum, offsets)
+        return self._write_marked(rows, mark, marks)
+
+    def _write_marked(self, rows: Iterable[Message], mark: Mark, marks: Marks) -> Mark:
+        written = [mark]
+
+        def marked(offsets: Offsets) -> Marks:
+            written[0] = Mark(mark.epoch, mark.generation, mark.records, mark.checksum, offsets)
+            return marks.written(written[0], self._oldest)
+
+        self._write(rows, marked)
+        return written[0]
+
+    def _withdraw(self, after: int) -> bool:
+        before = self._open()
+        marks, _ = before.withdrawn(after, self._terms.generation)
+        if before.generation == self._terms.generation:
+            return False  # what is there now is this generation's own
+        self._write(map(self._retraction, self._held(after + 1, _EVER)), lambda offsets: marks)
+        return True
+
+    def _repair(self, wanted: Mapping[RowId, Fix]) -> None:
+        epochs = [id.epoch for id in wanted]
+        right: set[RowId] = set()
+        messages: list[Message] = []
+        for held in self._held(min(epochs), max(epochs)):
+            fix = wanted.get(held.id)
+            if fix is None:
+                continue
+            due = None if fix.record is None else record_digest(fix.record)
+            if due == record_digest(held.record) and held.id not in right:
+                right.add(held.id)
+            else:
+                messages.append(self._retraction(held))
+        messages += [
+            self._row(fix.id, fix.record)
+            for fix in wanted.values()
+            if fix.record is not None and fix.id not in right
+        ]
+        id_of_repair = f"{self._transactional_id()}.repair" if self._terms.exactly_once else None
+        writer = Writer(self._brokers, id_of_repair, {})
+        writer.write(messages, None)
+        writer.close()
+
+    # The producer and its ledger
+
+    def _open(self) -> Marks:
+        """The marks, once nobody but this driver can change them."""
+        if self._writer is None:
+            id_of_sink = self._transactional_id() if self._terms.exactly_once else None
+            self._writer = Writer(self._brokers, id_of_sink, {})
+            self._marks = self._read_marks(_HIDDEN_S)
+        return self._marks
+
+    def _write(
+        self, messages: Iterable[Message], marked: Callable[[Offsets], Marks] | None
+    ) -> Offsets:
+        """Write messages and the marks behind them; after a failure all is opened anew."""
+        writer, self._writer = self._writer, None
+        assert writer is not None, "opened before anything is written"
+        marks = self._marks
+
+        def ledger_record(offsets: Offsets) -> Message:
+            nonlocal marks
+            assert marked is not None
+            marks = marked(offsets)
+            now_ms = self._clock.now_ms()
+            return Message(LEDGER_TOPIC, self._who.encode(), marks.encode(), now_ms)
+
+        offsets = writer.write(messages, ledger_record if marked else None)
+        self._writer, self._marks = writer, marks
+        return offsets
+
+    def _read_marks(self, hidden_s: float = 0) -> Marks:
+        """What the ledger says; up to its very end if what is hidden is waited for."""
+        newest = self._nothing
+        for message in read(self._brokers, LEDGER_TOPIC, self._clock, hidden_s=hidden_s):
+            value = message.value()
+            if message.key() == self._who.encode() and value is not None:
+                newest = decode_marks(value, f"{self._who} in {LEDGER_TOPIC}")
+        return newest
+
+    def _transactional_id(self) -> str:
+        return f"catchwater.{self._terms.pipeline}.{self._terms.sink}"
+
+    # The topic
+
+    def _row(self, id: RowId, record: OutputRecord) -> Message:
+        return self._message(ROW_HEADER, id, record)
+
+    def _retraction(self, held: _Held) -> Message:
+        """Into the same partition, where it comes behind what it takes back."""
+        return self._message(RETRACTS_HEADER, held.id, held.record, held.partition)
+
+    def _message(
+        self, header: str, id: RowId, record: OutputRecord, partition: int = -1
+    ) -> Message:
+        ours = ((header, str(id).encode()), (SINK_HEADER, self._who.encode()))
+        return Message(
+            self._terms.topic,
+            record.key,
+            record.value,
+            record.timestamp_ms,
+            (*ours, *record.headers),
+            partition,
+        )
+
+    def _held(self, first: int, last: int) -> list[_Held]:
+        """The rows of these epochs that are there and were not taken back, in the log's order."""
+        counts: Counter[_Held] = Counter()
+        topic, starts = self._terms.topic, self._starts(first)
+        for message in read(self._brokers, topic, self._clock, starts=starts, hidden_s=_HIDDEN_S):
+            found = self._read_row(message)
+            if found is not None and first <= found[0].id.epoch <= last:
+                # What it takes back lies before it, unless retention has deleted that.
+                counts[found[0]] = max(0, counts[found[0]] + found[1])
+        return list(counts.elements())
+
+    def _read_row(self, message: Received) -> tuple[_Held, int] | None:
+        """A row of ours and 1, or -1 if it is taken back; None for what others wrote."""
+        found = message.headers() or []
+        assert isinstance(found, list), "librdkafka gives a list"
+        headers = [(name, _bytes(value)) for name, value in found]
+        if (SINK_HEADER, self._who.encode()) not in headers:
+            return None
+        named = dict(headers)
+        for header, count in ((ROW_HEADER, 1), (RETRACTS_HEADER, -1)):
+            if header in named:
+                own = tuple(h for h in headers if h[0] not in (header, SINK_HEADER))
+                epoch, shard, row = map(int, named[header].split(b"/"))
+                # Times are left out: they would tell apart a row and its retraction.
+                record = OutputRecord(_bytes(message.key()), _bytes(message.value()), 0, own)
+                partition = message.partition()
+                assert partition is not None
+                return _Held(RowId(epoch, shard, row), record, partition), count
+        return None
+
+    def _starts(self, first: int) -> dict[int, int]:
+        """From where on the rows of these epochs can lie, as far as their marks are known."""
+        marks = self._read_marks()
+        starts: dict[int, int] = {}
+        for mark in marks.epochs if marks.mark(first) else ():
+            if mark.epoch >= first:
+                for partition, (offset, _) in mark.offsets.items():
+                    starts.setdefault(int(partition), offset)
+        return starts
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        return patiently(call, self._clock, self._terms.retry_ms)
+
+
+def open_kafka(config: SinkConfig, around: "Surroundings", truth: Archive) -> KafkaSink:
+    """The sink of a section: `kafka.*` are librdkafka's properties, the source's brokers default.
+
+    Raises `ConfigError`.
+    """
+    prefix = "kafka."
+    given = {
+        key.removeprefix(prefix): value
+        for key, value in config.options.items()
+        if key.startswith(prefix)
+    }
+    terms = Terms(
+        around.pipeline,
+        config.name,
+        around.generation,
+        config.options["topic"],
+        int(config.options["partitions"] or -1),
+        config.exactly_once,
+        config.milliseconds("retry"),
+    )
+    brokers = Brokers({"bootstrap.servers": around.bootstrap, **given})
+    return KafkaSink(brokers, terms, truth, around.clock)
+
+
+def _bytes(value: str | bytes | None) -> bytes:
+    """A part of a record, as bytes; nothing is none."""
+    return value.encode() if isinstance(value, str) else value or b""
