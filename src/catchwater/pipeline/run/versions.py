@@ -54,7 +54,9 @@ class Version(msgspec.Struct, frozen=True):
     """The first epoch it ran."""
     since_ms: int
     savepoint: str = ""
-    """URL of the savepoint that was taken before it; empty: it was no upgrade."""
+    """The savepoint that was taken before it; empty: it was no upgrade."""
+    shelf: str = ""
+    """URL of the place where that lies."""
     before: str = ""
     """The checkpoint that the version before it ran in, if that is another one."""
 

@@ -23,9 +23,14 @@ class Marker(msgspec.Struct, frozen=True):
     """What to type to go on."""
 
 
+def read(checkpoint: Path) -> Marker | None:
+    """The restore into this checkpoint that is under way, or was cut short."""
+    return read_json(_marker(checkpoint), Marker)
+
+
 def refuse_unfinished(checkpoint: Path) -> None:
     """Raise `RestoreUnfinished` if a restore into this checkpoint was cut short."""
-    marker = read_json(_marker(checkpoint), Marker)
+    marker = read(checkpoint)
     if marker is not None:
         raise RestoreUnfinished(
             f"Restoring {marker.savepoint} into {checkpoint} was cut short; it is incomplete.",
@@ -42,11 +47,6 @@ def done(checkpoint: Path) -> None:
     """The restore is complete."""
     _marker(checkpoint).unlink(missing_ok=True)
     sync_folder(_marker(checkpoint).parent)
-
-
-def stands(checkpoint: Path) -> bool:
-    """Whether a restore into this checkpoint was begun and is not complete."""
-    return _marker(checkpoint).exists()
 
 
 def _marker(checkpoint: Path) -> Path:

@@ -9,7 +9,7 @@ A marker stands from the first byte to the last; a checkpoint with one cannot be
 restore begins again. Every object is held to its checksum on the way.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from catchwater.recovery.ledger import (
 from catchwater.recovery.lock import lock
 from catchwater.recovery.savepoint.create import COPIERS, Progress, state_log
 from catchwater.recovery.savepoint.format import Savepoint, SavepointDamaged
-from catchwater.recovery.savepoint.marker import Marker, begin, done, stands
+from catchwater.recovery.savepoint.marker import Marker, begin, done, read
 from catchwater.recovery.savepoint.verify import read_whole
 from catchwater.state.rescale import rewrite
 from catchwater.state.roll import Position
@@ -51,7 +51,7 @@ class CheckpointTaken(CatchwaterError):
 def refuse_taken(into: Path) -> None:
     """Raise `CheckpointTaken` unless the folder is free, or a restore into it was cut short."""
     taken = (into / FOLDER / "pipeline.json").exists() or (into / "offsets").exists()
-    if taken and not stands(into):
+    if taken and read(into) is None:
         raise CheckpointTaken(
             f"{into} holds a checkpoint already; restoring over it would lose what is there.",
             hint="Name another folder with --into, or move this one away.",
@@ -64,24 +64,32 @@ def restore(
     into: Path,
     marker: Marker,
     *,
+    identity: Mapping[str, Any] | None = None,
     shards: int | None = None,
     state: str | None = None,
+    before_it_may_run: Callable[[], None] | None = None,
     clock: Clock = SYSTEM,
     progress: Progress | None = None,
 ) -> EpochEntry:
     """Make a checkpoint of a savepoint, in a folder without one; its epoch's entry.
 
-    `state` is the store that the pipeline's file names for state, None: the checkpoint itself. The
-    caller has seen that the log still reaches back. Raises `CheckpointTaken`, `CheckpointInUse`,
-    `SavepointDamaged`, `ShardDamaged`, `StoreError`; then the marker stands.
+    `identity` is what it is bound to, None: what the savepoint was; `state` the store that the
+    pipeline's file names for state, None: the checkpoint itself; `before_it_may_run` is called when
+    all is there and the marker still stands. The caller has seen that the log still reaches back.
+
+    Raises `CheckpointTaken`, `CheckpointInUse`, `SavepointDamaged`, `ShardDamaged`, `StoreError`;
+    but for the first two the marker then stands.
     """
     refuse_taken(into)
     with lock(into, clock, wait_s=0):
         begin(into, marker)
         home = open_store(claim_home(into, state, savepoint.pipeline, clock), clock)
-        entry = bring_state(store, savepoint, home, shards or savepoint.shards, progress)
-        bind(store, savepoint, into, len(entry.positions()))
+        shards = shards or savepoint.shards
+        entry = bring_state(store, savepoint, home, shards, progress)
+        bind(store, savepoint, into, {**(identity or savepoint.identity), "shards": shards})
         write_epoch(into, entry, clock)
+        if before_it_may_run:
+            before_it_may_run()
         done(into)
     return entry
 
@@ -114,13 +122,12 @@ def bring_state(
     return msgspec.structs.replace(savepoint.entry, shards=fresh)
 
 
-def bind(store: ObjectStore, savepoint: Savepoint, into: Path, shards: int) -> None:
+def bind(store: ObjectStore, savepoint: Savepoint, into: Path, identity: Mapping[str, Any]) -> None:
     """Write what the checkpoint belongs to, what ran on it before, and the code of that."""
     folder = into / FOLDER
     for number, stored in enumerate(savepoint.objects):
         if stored.key.startswith("code/"):
             write_whole(folder / stored.key, _read(store, savepoint, number))
-    identity = savepoint.identity | {"shards": shards}
     write_whole(folder / "versions.json", msgspec.json.encode(savepoint.versions))
     if savepoint.beginning is not None:
         write_whole(folder / "beginning.json", msgspec.json.encode(savepoint.beginning))
@@ -138,7 +145,12 @@ def write_epoch(into: Path, entry: EpochEntry, clock: Clock) -> None:
         "batchWatermarkMs": 0, "batchTimestampMs": entry.end.clock_ms, "conf": {},
     }  # fmt: skip
     _write_log(into / "offsets" / str(entry.epoch), planned, entry.end)
-    _write_log(into / "commits" / str(entry.epoch), {"nextBatchWatermarkMs": 0})
+    write_commit(into, entry.epoch)
+
+
+def write_commit(into: Path, epoch: int) -> None:
+    """Tell Spark that a batch is done."""
+    _write_log(into / "commits" / str(epoch), {"nextBatchWatermarkMs": 0})
 
 
 def _write_log(path: Path, said: dict[str, Any], end: SourceOffset | None = None) -> None:

@@ -1,0 +1,143 @@
+"""What a change needs around a pipeline's checkpoint: its log, its savepoints, its sinks.
+
+Everything here is looked up once and handed on; nothing is changed but by `withdraw`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from catchwater.clock import SYSTEM, Clock
+from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.run.artefact import find_function
+from catchwater.pipeline.run.config import PipelineConfig
+from catchwater.pipeline.run.outlets import open_outlets
+from catchwater.recovery.contract import PartitionTail
+from catchwater.recovery.home import home_of, key_part
+from catchwater.recovery.ledger import SourceOffset
+from catchwater.recovery.pins import read_tails
+from catchwater.recovery.restore import check_covered
+from catchwater.recovery.savepoint.storage import Shelf
+from catchwater.replay.control import Control
+from catchwater.replay.options import parse_options
+from catchwater.replay.subscription import Subscription
+from catchwater.sinks.base import Superseded
+from catchwater.sinks.open import Surroundings
+
+
+@dataclass(frozen=True)
+class Around:
+    """One pipeline's file, and what it leads to."""
+
+    config: PipelineConfig
+    control: Control | None
+    """None: the log is not ours, and has no pins."""
+    clock: Clock = SYSTEM
+
+    @classmethod
+    def of(cls, config: PipelineConfig, clock: Clock = SYSTEM) -> "Around":
+        """Ask the brokers who they are. Raises what a broker that is away raises."""
+        subscription = Subscription(parse_options(config.source_options), clock)
+        try:
+            url = subscription.control_url()
+        finally:
+            subscription.close()
+        return cls(config, Control(url, timeout_s=10.0, clock=clock) if url else None, clock)
+
+    @property
+    def name(self) -> str:
+        """The pipeline's name."""
+        return self.config.name or self.specs[0].name
+
+    @cached_property
+    def specs(self) -> list[FunctionSpec]:
+        """The functions that the file names. Raises `ConfigError`.
+
+        Found once: kept code of another version is loaded under the same module's name.
+        """
+        return [find_function(named, self.config.folder) for named in self.config.functions]
+
+    def shelf(self, url: str | None = None) -> Shelf:
+        """Where savepoints lie: there, or where the file says, or beside the checkpoint."""
+        return Shelf.at(url or shelf_url(self.config), self.clock)
+
+    def tails(self, end: SourceOffset) -> dict[tuple[str, int], PartitionTail] | None:
+        """What the log holds now of what would be replayed; None: it is not ours."""
+        return read_tails(self.control, [*end.offsets, *end.tables]) if self.control else None
+
+    def check_covered(self, end: SourceOffset) -> None:
+        """Raise `HistoryGone` or `LogBehind` unless the log reaches back to here.
+
+        A Kafka that is not ours is asked by the source itself, at the start.
+        """
+        tails = self.tails(end)
+        if tails is not None:
+            check_covered(end, tails)
+
+    def pin(self, name: str, end: SourceOffset) -> str:
+        """Pin the log for a savepoint; the pin's id, or nothing if the log has no pins."""
+        if self.control is None:
+            return ""
+        pin = f"savepoint/{key_part(self.name)}/{name}"
+        content = {"owner": f"savepoint/{name}", "positions": _positions(end)}
+        self.control.set_pin(pin, content)
+        return pin
+
+    def release(self, pin: str) -> None:
+        """Take a savepoint's pin away."""
+        if pin and self.control is not None:
+            self.control.release_pin(pin)
+
+    def withdraw(
+        self, specs: Sequence[FunctionSpec], checkpoint: Path, epoch: int, generation: int
+    ) -> int:
+        """Undo in all sinks what they have of later epochs; the generation to write with.
+
+        That is the one given unless a sink is ahead and knows a writer as new: then the first one
+        that is newer than all of them. Again: no-op.
+        """
+        around = Surroundings(
+            pipeline=self.name,
+            objects=home_of(checkpoint),
+            folder=self.config.folder,
+            bootstrap=parse_options(self.config.source_options).bootstrap,
+            control=self.control,
+            clock=self.clock,
+        )
+        for attempt in count(generation):
+            outlets = open_outlets(self.config, specs, replace(around, generation=attempt))
+            try:
+                ahead = [sink for sink in outlets.all.values() if _is_ahead(sink, epoch)]
+                if not ahead:
+                    return attempt
+                for sink in ahead:
+                    sink.withdraw(epoch)
+                if not any(_is_ahead(sink, epoch) for sink in ahead):
+                    return attempt
+            except Superseded:
+                continue
+            finally:
+                outlets.close()
+        raise AssertionError("some generation is newer than all there are")
+
+
+def shelf_url(config: PipelineConfig) -> str:
+    """Where the pipeline's savepoints lie by its file."""
+    return config.savepoints or (config.checkpoint.resolve().parent / "savepoints").as_uri()
+
+
+def _is_ahead(sink: Any, epoch: int) -> bool:
+    last = sink.last_epoch()
+    return last is not None and last > epoch
+
+
+def _positions(end: SourceOffset) -> list[dict[str, str | int]]:
+    return [
+        {"topic": topic, "partition": int(partition), "offset": offset}
+        for of in (end.offsets, end.tables)
+        for topic, partitions in of.items()
+        for partition, offset in partitions.items()
+    ]

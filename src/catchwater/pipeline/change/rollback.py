@@ -1,0 +1,165 @@
+"""Back to the version before: its state, its outputs, its code.
+
+The savepoint that was taken before the upgrade is brought back into the checkpoint; what the sinks
+have of later epochs is withdrawn, by a writer of a newer generation, so that none of the old ones
+can write again; what Spark and the ledger have of them is moved aside into `catchwater/withdrawn`.
+The next start replays from there with the old version's code, which the checkpoint has kept.
+
+Every step may be repeated, and a marker stands from the first to the last: a rollback that was cut
+short is done again, and nothing is run before.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from catchwater.config import CatchwaterError
+from catchwater.objects.open import open_store
+from catchwater.pipeline.change.around import Around
+from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.run import versions
+from catchwater.pipeline.run.versions import Version, Versions
+from catchwater.pipeline.supervisor.halt import halt, running
+from catchwater.recovery.home import home_of
+from catchwater.recovery.ledger import FOLDER, Ledger, numbered, sync_folder
+from catchwater.recovery.lock import lock
+from catchwater.recovery.savepoint import marker
+from catchwater.recovery.savepoint.create import Progress
+from catchwater.recovery.savepoint.format import Savepoint
+from catchwater.recovery.savepoint.marker import Marker
+from catchwater.recovery.savepoint.restore import bring_state, write_epoch
+from catchwater.recovery.savepoint.storage import NoSuchSavepoint, Shelf
+
+ASIDE = "withdrawn"
+"""Where what was undone is kept, in the ledger's folder, by generation."""
+
+
+class NothingToRollBack(CatchwaterError):
+    """No version took over from another on this checkpoint."""
+
+    exit_code = 2
+
+
+class SavepointGone(CatchwaterError):
+    """The savepoint that was taken before the upgrade is not there any more."""
+
+    exit_code = 5
+
+
+@dataclass(frozen=True)
+class Way:
+    """What a rollback would do."""
+
+    bad: list[Version]
+    """Versions that are given up, newest first."""
+    back: list[Version]
+    """What runs after it, a version for each function."""
+    specs: list[FunctionSpec]
+    """Theirs, from the code that was kept."""
+    shelf: Shelf
+    savepoint: Savepoint
+    last: int
+    """The last epoch there is; those after the savepoint's are written anew."""
+
+
+def look(around: Around) -> Way:
+    """Where a rollback leads. Changes nothing.
+
+    Raises `NothingToRollBack`, `SavepointGone`, `CodeGone` naming what to put back, `HistoryGone`
+    with both offsets.
+    """
+    checkpoint = around.config.checkpoint
+    ledger = versions.load(checkpoint)
+    upgraded = _upgraded(around, ledger)
+    if upgraded is None:
+        raise NothingToRollBack(
+            f"No version of {around.config.checkpoint} took over from another.",
+            hint="To go back to an older checkpoint: catchwater recovery restore FILE.",
+        )
+    shelf = Shelf.at(upgraded.shelf, around.clock)
+    try:
+        savepoint = shelf.read(upgraded.savepoint)
+    except NoSuchSavepoint as error:
+        raise SavepointGone(
+            f"The savepoint {upgraded.savepoint!r} that was taken before version "
+            f"{upgraded.version} is not at {upgraded.shelf} any more: its state is lost.",
+            hint="Import it from an exported file: catchwater savepoint import FILE TAR.",
+        ) from error
+    before = msgspec.convert(savepoint.versions, Versions)
+    back = [each for name in savepoint.functions if (each := before.current(name))]
+    bad = [each for each in reversed(ledger.history) if each not in before.history]
+    specs = [versions.kept(checkpoint, each)[0] for each in back]
+    around.check_covered(savepoint.entry.end)
+    last = max([*numbered(checkpoint / "offsets"), savepoint.epoch])
+    return Way(bad, back, specs, shelf, savepoint, last)
+
+
+def _upgraded(around: Around, ledger: Versions) -> Version | None:
+    """The version that is to be given up; of a rollback that was cut short, the same again."""
+    begun = marker.read(around.config.checkpoint)
+    if begun is None:
+        return next((each for each in reversed(ledger.history) if each.savepoint), None)
+    for each in (*ledger.history, *ledger.withdrawn):
+        if each.savepoint:
+            shelf = Shelf.at(each.shelf, around.clock)
+            if shelf.url(each.savepoint) == begun.savepoint:
+                return each
+    marker.refuse_unfinished(around.config.checkpoint)
+    return None
+
+
+def roll_back(around: Around, way: Way, progress: Progress | None = None) -> int:
+    """Go that way; the generation that writes from now on. The pipeline is stopped, not started.
+
+    Raises `NotStopped`, `SavepointDamaged`, and what the sinks' targets can raise; done again, it
+    goes on where it was.
+    """
+    checkpoint, savepoint = around.config.checkpoint, way.savepoint
+    if running(checkpoint) is not None:
+        halt(checkpoint, around.clock)
+    with lock(checkpoint, around.clock):
+        said = Marker(way.shelf.url(savepoint.name), "catchwater pipeline rollback FILE --yes")
+        marker.begin(checkpoint, said)
+        home = open_store(home_of(checkpoint), around.clock)
+        entry = bring_state(way.shelf.store, savepoint, home, savepoint.shards, progress)
+        ledger = versions.load(checkpoint)
+        generation = around.withdraw(way.specs, checkpoint, savepoint.epoch, ledger.generation + 1)
+        move_aside(checkpoint, savepoint.epoch, generation)
+        write_epoch(checkpoint, entry, around.clock)
+        kept = [each for each in ledger.history if each not in way.bad]
+        withdrawn = [each for each in way.bad if each not in ledger.withdrawn]
+        versions.store(checkpoint, Versions(kept, [*ledger.withdrawn, *withdrawn], generation))
+        marker.done(checkpoint)
+    return generation
+
+
+def move_aside(checkpoint: Path, epoch: int, generation: int) -> None:
+    """Take away what Spark and the ledger have of later epochs; commits first."""
+    aside = Ledger(checkpoint).folder / ASIDE / str(generation)
+    for path in list(_later(checkpoint, epoch)):
+        target = aside / path.relative_to(checkpoint)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(target)
+        sync_folder(target.parent)
+        sync_folder(path.parent)
+
+
+def _later(checkpoint: Path, epoch: int) -> Iterator[Path]:
+    ours = checkpoint / FOLDER
+    folders = [
+        (checkpoint / "commits", ""),
+        (checkpoint / "offsets", ""),
+        (ours / "replayed" / "offsets", ""),
+        (ours / "contracts", ".json"),
+        (ours / "epochs", ".json"),
+    ]
+    for folder, suffix in folders:
+        for number in sorted(numbered(folder, suffix), reverse=True):
+            if number > epoch:
+                path = folder / f"{number}{suffix}"
+                yield path
+                beside = path.with_name(f".{path.name}.crc")
+                if beside.exists():
+                    yield beside

@@ -1,0 +1,154 @@
+"""Another version of a function takes over its state: checked first, with a way back.
+
+The old version runs on until everything is known to fit: the schema of the state, then every
+record that is stored. Then it is stopped, the records are tried once more, a savepoint is taken,
+and the checkpoint is bound to the new version. State is not rewritten: records are brought over
+when they are next touched (`from_vN`). Epoch numbers, and the marks in the sinks, go on.
+
+Whatever fails, the checkpoint is as it was, and the old version can be started again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from catchwater.config import CatchwaterError
+from catchwater.pipeline.change.around import Around
+from catchwater.pipeline.change.settle import settle
+from catchwater.pipeline.change.trial import try_state
+from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.run import versions
+from catchwater.pipeline.run.artefact import publish
+from catchwater.pipeline.run.versions import Version, Versions
+from catchwater.pipeline.supervisor.halt import halt, running
+from catchwater.recovery.home import key_part
+from catchwater.recovery.lock import lock
+from catchwater.recovery.savepoint.create import Progress, Source, create
+from catchwater.recovery.savepoint.look import View
+
+
+class NotAnUpgrade(CatchwaterError):
+    """The pipeline's file does not name the version that was asked for."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Change:
+    """One function that another version takes over."""
+
+    stage: int
+    spec: FunctionSpec
+    before: Version
+
+    def __str__(self) -> str:
+        return f"{self.spec.name} from version {self.before.version} to {self.spec.version}"
+
+
+@dataclass(frozen=True)
+class Upgraded:
+    """What an upgrade has done."""
+
+    changes: list[Change]
+    savepoint: str
+    epoch: int
+    """The last one of the old version."""
+    keys: int
+    """Records that were tried."""
+
+
+def look(around: Around, to: int) -> list[Change]:
+    """Which functions the file has another version of; all of it fits what is stored.
+
+    Raises `NotAnUpgrade`, `StateIncompatible` naming the field or the key. Changes nothing.
+    """
+    checkpoint = around.config.checkpoint
+    ledger = versions.load(checkpoint)
+    changes = find(around.specs, ledger, to)
+    for change in changes:
+        versions.check(checkpoint, ledger, change.spec)
+    try_all(checkpoint, changes)
+    return changes
+
+
+def find(specs: Sequence[FunctionSpec], ledger: Versions, to: int) -> list[Change]:
+    """The functions that are at another version than the ledger says. Raises `NotAnUpgrade`."""
+    changes = []
+    for stage, spec in enumerate(specs):
+        before = ledger.current(spec.name)
+        if before is None:
+            raise NotAnUpgrade(
+                f"The checkpoint has never run {spec.name!r}.",
+                hint="Start it: catchwater pipeline run FILE.",
+            )
+        if before.version != spec.version:
+            changes.append(Change(stage, spec, before))
+    found = {change.spec.version for change in changes}
+    if found != {to} or any(change.before.version > to for change in changes):
+        said = ", ".join(f"{s.name} {s.version}" for s in specs)
+        there = filter(None, (ledger.current(spec.name) for spec in specs))
+        runs = ", ".join(f"{each.function} {each.version}" for each in there)
+        raise NotAnUpgrade(
+            f"There is no upgrade to version {to}: the pipeline's file names {said}, and the "
+            f"checkpoint is at {runs}.",
+            hint="Put the new version's code into place; to go back, catchwater pipeline rollback "
+            "FILE.",
+        )
+    return changes
+
+
+def try_all(checkpoint: Path, changes: Sequence[Change]) -> int:
+    """Try the functions on all that is stored at the last epoch; how many keys that are."""
+    source = Source.at(checkpoint)
+    view = View.of_checkpoint(source, None)
+    return sum(try_state(view, change.spec, change.stage) for change in changes)
+
+
+def upgrade(around: Around, to: int, progress: Progress | None = None) -> Upgraded:
+    """Stop the pipeline if it runs, and let the new version take over; it is not started.
+
+    Raises what `look` does, `NotStopped`, and what taking a savepoint does.
+    """
+    changes = look(around, to)
+    checkpoint = around.config.checkpoint
+    codes = [publish(change.spec, checkpoint) for change in changes]
+    if running(checkpoint) is not None:
+        halt(checkpoint, around.clock)
+    with lock(checkpoint, around.clock):
+        epoch = settle(checkpoint)
+        keys = try_all(checkpoint, changes)
+        name, shelf = savepoint_name(around, changes, epoch), around.shelf()
+        if not shelf.exists(name):
+            source = Source.at(checkpoint, around.clock)
+            create(source, shelf, name, pin=around.pin, clock=around.clock, progress=progress)
+        fresh = [
+            msgspec.structs.replace(
+                versions.version_of(change.spec, code, epoch + 1, around.clock.now_ms()),
+                savepoint=name,
+                shelf=shelf.store.url(),
+            )
+            for change, code in zip(changes, codes, strict=True)
+        ]
+        ledger = versions.load(checkpoint)
+        generation = _withdraw_unfinished(around, changes, epoch, ledger)
+        ledger = msgspec.structs.replace(ledger, generation=generation)
+        versions.store(checkpoint, ledger.added(*fresh))
+    return Upgraded(changes, shelf.url(name), epoch, keys)
+
+
+def _withdraw_unfinished(
+    around: Around, changes: Sequence[Change], epoch: int, ledger: Versions
+) -> int:
+    """Take back what the old version wrote of an epoch it did not finish: it is the new one's."""
+    checkpoint = around.config.checkpoint
+    old = {change.spec.name: versions.kept(checkpoint, change.before)[0] for change in changes}
+    specs = [old.get(spec.name, spec) for spec in around.specs]
+    return around.withdraw(specs, checkpoint, epoch, ledger.generation)
+
+
+def savepoint_name(around: Around, changes: Sequence[Change], epoch: int) -> str:
+    """What the savepoint before an upgrade is called."""
+    name = f"{key_part(around.name)}-{epoch}-before-v{changes[0].spec.version}"
+    return name.lstrip("_-")

@@ -1,0 +1,53 @@
+"""A savepoint that was restored with a claim: it goes when the checkpoint can do without it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from catchwater.clock import Clock
+from catchwater.recovery.ledger import FOLDER, read_json, write_whole
+from catchwater.recovery.savepoint.storage import NoSuchSavepoint, Shelf
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """What a checkpoint has taken over."""
+
+    shelf: str
+    """URL."""
+    savepoint: str
+    epoch: int
+    """The savepoint's own: any later one makes it dispensable."""
+
+
+def keep_claim(checkpoint: Path, claim: Claim) -> None:
+    """Remember it, durably."""
+    write_whole(_path(checkpoint), msgspec.json.encode(claim))
+
+
+def settle_claim(
+    checkpoint: Path, last_epoch: int, release: Callable[[str], None], clock: Clock
+) -> None:
+    """Delete a claimed savepoint once an epoch after it is done, and release its pin.
+
+    Costs nothing where nothing was claimed; may be repeated.
+    """
+    path = _path(checkpoint)
+    if not path.exists():
+        return
+    claim = read_json(path, Claim)
+    if claim is None or last_epoch <= claim.epoch:
+        return
+    shelf = Shelf.at(claim.shelf, clock)
+    try:
+        pin = shelf.read(claim.savepoint).pin
+    except NoSuchSavepoint:
+        pin = ""
+    shelf.delete(claim.savepoint)
+    if pin:
+        release(pin)
+    path.unlink()
+
+
+def _path(checkpoint: Path) -> Path:
+    return checkpoint / FOLDER / "claimed.json"
