@@ -114,15 +114,16 @@ class LocalEntries:
         for table, changed in zip(self.tables, changes, strict=True):
             if not changed:
                 continue
-            items = sorted(changed.items())
+            keys = sorted(changed)
             with txn.cursor(table) as cursor:
-                is_behind = not cursor.last() or bytes(cursor.key()) < items[0][0]
-                there = [(key, value) for key, value in items if value is not None]
-                cursor.putmulti(there, append=is_behind)
-                if len(there) < len(items):
-                    for key, value in items:
-                        if value is None and cursor.set_key(key):
+                is_behind = not cursor.last() or bytes(cursor.key()) < keys[0]
+                if None in changed.values():
+                    for key in keys:
+                        if changed[key] is None and cursor.set_key(key):
                             cursor.delete()
+                    keys = [key for key in keys if changed[key] is not None]
+                items = zip(keys, map(changed.__getitem__, keys), strict=True)
+                cursor.putmulti(cast(Iterator[tuple[bytes, bytes]], items), append=is_behind)
 
     def close(self) -> None:
         """Close it; transactions must have ended."""

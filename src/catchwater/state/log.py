@@ -83,8 +83,8 @@ class _Part(NamedTuple):
     kind: str
     by: Position
     number: int = 0
-    start: Place = START
-    """Entries before this place do not count."""
+    ranges: Sequence[tuple[Place, Place]] = ((START, END),)
+    """Entries elsewhere do not count: another object of the position shows something younger."""
 
 
 class StateLog:
@@ -252,12 +252,11 @@ class StateLog:
     def _blocks(self, part: _Part, first: Future[bytes] | None) -> Iterator[Changes]:
         if first is None:
             _, blocks = decode_object(self._recent[part.name])
-            yield from blocks
-            return
-        _, blocks = self._open(part, first.result(), _WINDOW_BYTES)
+        else:
+            _, blocks = self._open(part, first.result(), _WINDOW_BYTES)
         try:
             for changes in blocks:
-                yield _from(part.start, changes)
+                yield _within(part, changes)
         except FrameDamaged as error:
             raise self._damaged(part, str(error)) from error
 
@@ -298,18 +297,18 @@ class StateLog:
 
 def _parts(roll: Roll) -> list[_Part]:
     chunks = [_chunk(start, chunk) for start, chunk in rolling.starts(roll)]
-    return [*chunks, *map(_piece, roll.pieces)]
+    ranges = [rolling.unshown(roll, piece.last.version) for piece in roll.pieces]
+    return [*chunks, *map(_piece, roll.pieces, ranges)]
 
 
 def _chunk(start: Place, chunk: Chunk) -> _Part:
     name = _name(chunk.by, f"chunk-{chunk.number}")
-    return _Part(name, "chunk", chunk.by, chunk.number, start)
+    return _Part(name, "chunk", chunk.by, chunk.number, ((start, chunk.until),))
 
 
-def _piece(piece: Piece) -> _Part:
-    return (
-        _delta(piece.by) if piece.is_delta else _Part(_name(piece.by, "merged"), "merged", piece.by)
-    )
+def _piece(piece: Piece, ranges: Sequence[tuple[Place, Place]] = ((START, END),)) -> _Part:
+    kind = "delta" if piece.is_delta else "merged"
+    return _Part(_name(piece.by, kind), kind, piece.by, 0, ranges)
 
 
 def _delta(at: Position) -> _Part:
@@ -345,16 +344,25 @@ def _separator(last: bytes, key: bytes) -> bytes:
     return key[: same + 1]
 
 
-def _from(start: Place, changes: Changes) -> Changes:
-    """The entries from a place on, of a chunk: it is in order."""
-    if start == START:
+def _within(part: _Part, changes: Changes) -> Changes:
+    """The entries that lie in one of the part's ranges."""
+    if part.ranges == ((START, END),):
         return changes
-    table, key = start
-    return tuple(
-        {}
-        if at < table
-        else {k: v for k, v in entries.items() if k >= key}
-        if at == table and entries and next(iter(entries)) < key
-        else entries
-        for at, entries in enumerate(changes)
-    )
+    kept = no_changes()
+    for start, until in part.ranges:
+        for table in Table:
+            if changes[table] and start[0] <= table <= until[0]:
+                low = start[1] if table == start[0] else b""
+                high = until[1] if table == until[0] else None
+                kept[table].update(_between(low, high, changes[table], part.kind == "chunk"))
+    return kept
+
+
+def _between(
+    low: bytes, high: bytes | None, entries: dict[bytes, bytes | None], in_order: bool
+) -> dict[bytes, bytes | None]:
+    if in_order and next(iter(entries)) >= low and (high is None or next(reversed(entries)) < high):
+        return entries
+    if high is not None:
+        return {key: value for key, value in entries.items() if low <= key < high}
+    return {key: value for key, value in entries.items() if key >= low}

@@ -168,6 +168,22 @@ def starts(roll: Roll) -> Iterator[tuple[Place, Chunk]]:
         start = chunk.until
 
 
+def unshown(roll: Roll, version: int) -> list[tuple[Place, Place]]:
+    """The ranges whose chunks do not show the changes of this version: where these count."""
+    ranges: list[tuple[Place, Place]] = []
+    for start, chunk in starts(roll):
+        if chunk.by.version <= version:
+            ranges.append((start, chunk.until))
+    ranges.append((roll.chunks[-1].until if roll.chunks else START, END))
+    joined: list[tuple[Place, Place]] = []
+    for start, until in ranges:
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], until)
+        elif start < until:
+            joined.append((start, until))
+    return joined
+
+
 def pieces_since(roll: Roll, position: Position) -> Sequence[Piece] | None:
     """The pieces that lead on from an earlier position; None if that is not on the way."""
     for index, piece in enumerate(roll.pieces):

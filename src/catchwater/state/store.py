@@ -11,6 +11,7 @@ One `ShardStore` per directory and process; attempts in other processes may shar
 It may stay open between epochs, but not across a fork.
 """
 
+import gc
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -97,6 +98,8 @@ class ShardStore:
         """
         self._end_epoch()
         before = log.read_bytes
+        was_enabled = gc.isenabled()
+        gc.disable()  # many small objects come and go, none of them in cycles
         try:
             self._begin(at, log)
         except (lmdb.Error, OSError):
@@ -106,6 +109,9 @@ class ShardStore:
                 self._begin(at, log)
             except (lmdb.Error, OSError) as error:
                 raise _cannot(self._directory, "written", error) from error
+        finally:
+            if was_enabled:
+                gc.enable()
         assert self._txn is not None
         self._at, self._log = at, log
         self.read_bytes = log.read_bytes - before
