@@ -27,6 +27,8 @@ NOUNS = {
     "pipeline": "run a pipeline and see how it is",
     "contract": "what a restore would need, and whether it would succeed",
     "recovery": "explain and carry out a restore",
+    "savepoint": "keep a pipeline's state where it outlives the pipeline",
+    "state": "look at a key's state, and at what differs between two",
     "check": "hold a recorded history against what a log may do",
     "config": "check configuration files",
 }

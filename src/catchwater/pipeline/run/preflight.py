@@ -52,16 +52,7 @@ def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> Parts:
     options = parse_options(config.source_options)
     topics = list(options.topics)
     check_outlets(config, specs)
-    identity.claim(
-        config.checkpoint,
-        identity.Identity(
-            pipeline=name,
-            functions=[spec.name for spec in specs],
-            shards=config.shard_count,
-            topics=topics,
-            sinks={sink: each.options.get("topic", "") for sink, each in config.sinks.items()},
-        ),
-    )
+    identity.claim(config.checkpoint, identity_of(config, specs))
     published = [(spec, publish(spec, config.checkpoint)) for spec in specs]
     next_epoch = checkpoint.last_commit(config.checkpoint) + 1
     functions = versions.admit(config.checkpoint, published, next_epoch, clock.now_ms())
@@ -90,6 +81,17 @@ def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> Parts:
     outlets = open_outlets(config, specs, around)
     watch = _check(config, control, outlets, topics, began_s)
     return Parts(config, name, specs, codes, home, control, outlets, watch)
+
+
+def identity_of(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> identity.Identity:
+    """What a checkpoint of this pipeline is bound to."""
+    return identity.Identity(
+        pipeline=config.name or specs[0].name,
+        functions=[spec.name for spec in specs],
+        shards=config.shard_count,
+        topics=list(parse_options(config.source_options).topics),
+        sinks={sink: each.options.get("topic", "") for sink, each in config.sinks.items()},
+    )
 
 
 def _check(

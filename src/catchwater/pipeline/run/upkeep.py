@@ -13,6 +13,7 @@ from catchwater.recovery import checkpoint, contract, pins, restore
 from catchwater.recovery.contract import Contract, Terms
 from catchwater.recovery.ledger import EpochEntry, Ledger, LedgerDamaged
 from catchwater.recovery.measure import RestoreWatch, add_sample, load_samples
+from catchwater.recovery.savepoint.claim import settle_claim
 from catchwater.recovery.savepoint.hold import held
 from catchwater.replay.control import Control
 from catchwater.sinks.base import Sink
@@ -61,6 +62,7 @@ class Upkeep:
         for entry in entries:
             self._measure(entry)
         self._bind(entries)
+        settle_claim(self._folder, newest, self._control.release_pin, self._clock)
         self._done = newest
         return entries
 

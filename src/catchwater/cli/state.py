@@ -1,0 +1,132 @@
+"""`catchwater state …`: a key's state, and what differs between two, without Spark or the class."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from catchwater.cli.console import AsJson, PipelineFile, print_json, print_table, talk
+from catchwater.config import CatchwaterError
+
+if TYPE_CHECKING:
+    from catchwater.pipeline.run.config import PipelineConfig
+    from catchwater.recovery.savepoint.look import View
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+Function = Annotated[
+    str | None, typer.Option("--function", help="One of a chain; otherwise the first.")
+]
+At = Annotated[
+    str | None,
+    typer.Option(
+        "--at", metavar="URL", help="Where savepoints lie; otherwise as the pipeline's file says."
+    ),
+]
+
+
+class NoSuchKey(CatchwaterError):
+    """Nothing is kept for this key."""
+
+
+@app.callback()
+def state() -> None:
+    """Look at what a pipeline keeps."""
+
+
+@app.command()
+def get(
+    file: PipelineFile,
+    key: Annotated[
+        str, typer.Argument(show_default=False, help='As text; of several fields as ["a", 1].')
+    ],
+    savepoint: Annotated[str | None, typer.Option("--savepoint", metavar="NAME")] = None,
+    checkpoint: Annotated[
+        int | None, typer.Option("--checkpoint", metavar="N", help="Otherwise the last epoch.")
+    ] = None,
+    function: Function = None,
+    at: At = None,
+    as_json: AsJson = False,
+) -> None:
+    """What is kept for one key, as plain values; exit 1 if nothing is."""
+    from catchwater.cli.pipeline import load_here
+    from catchwater.recovery.savepoint.look import get
+
+    place = savepoint if savepoint is not None else checkpoint
+    view = _view(load_here(file), place, at)
+    found = get(view, _key(key), function)
+    if found is None:
+        raise NoSuchKey(f"Nothing is kept for the key {key!r} after epoch {view.entry.epoch}.")
+    if as_json:
+        print_json(found)
+        return
+    rows: list[tuple[str, Any]] = [
+        ("version", found.version),
+        ("written_ms", found.written_ms),
+    ]
+    rows += [("state", _text(found.state))]
+    rows += [(f"state.{name}", _text(entries)) for name, entries in found.entries.items()]
+    rows += [(f"timer {name}", at_ms) for name, at_ms in found.timers.items()]
+    rows += [(f"clock timer {name}", at_ms) for name, at_ms in found.clock_timers.items()]
+    print_table([key, f"after epoch {view.entry.epoch}"], rows)
+
+
+@app.command()
+def diff(
+    file: PipelineFile,
+    before: Annotated[str, typer.Argument(metavar="A", help="A checkpoint's number or a name.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="A checkpoint's number or a name.")],
+    function: Function = None,
+    at: At = None,
+    as_json: AsJson = False,
+) -> None:
+    """The keys added, removed and changed from A to B, each a checkpoint or a savepoint."""
+    from catchwater.cli.pipeline import load_here
+    from catchwater.recovery.savepoint.look import diff
+
+    config = load_here(file)
+    places = (int(each) if each.isdigit() else each for each in (before, after))
+    old, new = (_view(config, place, at) for place in places)
+    found = list(diff(old, new, function))
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (d.what, d.key, _text(d.before and d.before.state), _text(d.after and d.after.state))
+        for d in found
+    ]
+    if rows:
+        print_table(["what", "key", before, after], rows)
+    talk(f"{len(rows)} keys differ")
+
+
+def _view(config: "PipelineConfig", place: int | str | None, at: str | None) -> "View":
+    from catchwater.clock import SYSTEM
+    from catchwater.pipeline.change.around import shelf_url
+    from catchwater.recovery.savepoint.create import Source
+    from catchwater.recovery.savepoint.look import View
+    from catchwater.recovery.savepoint.storage import Shelf
+
+    if isinstance(place, str):
+        shelf = Shelf.at(at or shelf_url(config), SYSTEM)
+        return View.of_savepoint(shelf.store, shelf.read(place))
+    return View.of_checkpoint(Source.at(config.checkpoint), place)
+
+
+def _key(text: str) -> bytes:
+    """A key of one field is its text; one of several is written as a JSON list."""
+    from catchwater.state.keys import encode_key
+
+    if text.startswith("["):
+        try:
+            parts: Any = json.loads(text)
+        except ValueError:
+            return encode_key(text)
+        return encode_key(tuple(parts))
+    return encode_key(text)
+
+
+def _text(value: Any) -> str:
+    import msgspec
+
+    return "" if value is None else msgspec.json.encode(value).decode()

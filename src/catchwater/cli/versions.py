@@ -1,0 +1,98 @@
+"""`catchwater pipeline upgrade|rollback|versions`: another version of a function, and back."""
+
+from typing import Annotated
+
+import typer
+
+from catchwater.cli.console import AsJson, DryRun, PipelineFile, Yes, print_json, print_table, talk
+from catchwater.cli.savepoint import progress
+
+
+def versions(file: PipelineFile, as_json: AsJson = False) -> None:
+    """The versions that a checkpoint has seen, and which runs now."""
+    from catchwater.cli.pipeline import load_here
+    from catchwater.pipeline.run.versions import load
+
+    ledger = load(load_here(file).checkpoint)
+    rows = [
+        {
+            "function": each.function,
+            "version": each.version,
+            "from_epoch": each.from_epoch,
+            "code": each.code[:12],
+            "savepoint": each.savepoint,
+            "is": "rolled back"
+            if each in ledger.withdrawn
+            else "runs"
+            if each == ledger.current(each.function)
+            else "was",
+        }
+        for each in [*ledger.history, *ledger.withdrawn]
+    ]
+    if as_json:
+        print_json({"generation": ledger.generation, "versions": rows})
+    elif rows:
+        print_table(list(rows[0]), [list(row.values()) for row in rows])
+
+
+def upgrade(
+    file: PipelineFile,
+    to: Annotated[int, typer.Option("--to", metavar="VERSION", help="The file's version now.")],
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let the version that the file names now take over the state of the one before.
+
+    The state's schema and every stored record are tried first; a savepoint is taken, to which
+    `rollback` goes back. Exit 5, naming the field or the key, if it does not fit.
+    """
+    from catchwater.cli.pipeline import load_here
+    from catchwater.pipeline.change.around import Around
+    from catchwater.pipeline.change.upgrade import look, upgrade
+
+    around = Around.of(load_here(file))
+    plan = ", ".join(map(str, look(around, to)))
+    if dry_run:
+        talk(f"would stop the pipeline, take a savepoint, and upgrade {plan}")
+        return
+    if not yes:
+        typer.confirm(f"Stop the pipeline and upgrade {plan}?", abort=True, err=True)
+    with progress("copying") as told:
+        done = upgrade(around, to, told)
+    if as_json:
+        print_json({"to": to, "epoch": done.epoch, "keys": done.keys, "savepoint": done.savepoint})
+        return
+    talk(f"upgraded {plan} after epoch {done.epoch}; {done.keys} records fit; "
+         f"the savepoint before it is {done.savepoint}")  # fmt: skip
+    talk(f"start it: catchwater pipeline run {file}; go back: catchwater pipeline rollback {file}")
+
+
+def rollback(
+    file: PipelineFile, dry_run: DryRun = False, yes: Yes = False, as_json: AsJson = False
+) -> None:
+    """Give the newest version up: its state and outputs are undone, the one before replays.
+
+    Exit 5 if the savepoint, the old code or the log's history is gone, naming it.
+    """
+    from catchwater.cli.pipeline import load_here
+    from catchwater.pipeline.change.around import Around
+    from catchwater.pipeline.change.rollback import look, roll_back
+
+    around = Around.of(load_here(file))
+    way = look(around)
+    back = ", ".join(f"{each.function} to version {each.version}" for each in way.back)
+    plan = f"{back}: withdraw epochs {way.savepoint.epoch + 1} to {way.last} and replay from there"
+    if dry_run:
+        talk(f"would stop the pipeline and roll back {plan}")
+        return
+    if not yes:
+        typer.confirm(f"Stop the pipeline and roll back {plan}?", abort=True, err=True)
+    with progress("restoring") as told:
+        generation = roll_back(around, way, told)
+    if as_json:
+        print_json({"epoch": way.savepoint.epoch, "generation": generation,
+                    "versions": {each.function: each.version for each in way.back}})  # fmt: skip
+        return
+    talk(f"rolled back {back}, to epoch {way.savepoint.epoch}; start it: catchwater pipeline run "
+         f"{file}")  # fmt: skip
