@@ -45,12 +45,10 @@ def read(folder: Path) -> Checkpoints:
 
     A batch whose offset file is damaged is an error; Spark itself would stop there as well.
     """
-    offsets = set(numbered(folder / "offsets"))
-    commits = set(numbered(folder / "commits"))
-    both = (_checkpoint(folder, epoch) for epoch in sorted(offsets & commits))
+    both = (read_one(folder, epoch) for epoch in committed_epochs(folder))
     committed = [checkpoint for checkpoint in both if checkpoint]
-    newest = max(offsets, default=-1)
-    planned = None if newest in commits or newest < 0 else _checkpoint(folder, newest)
+    newest = max(numbered(folder / "offsets"), default=-1)
+    planned = None if newest in numbered(folder / "commits") else read_one(folder, newest)
     end = planned.end if planned else None
     return Checkpoints(committed, end)
 
@@ -60,8 +58,13 @@ def last_commit(folder: Path) -> int:
     return max(numbered(folder / "commits"), default=-1)
 
 
-def _checkpoint(folder: Path, epoch: int) -> Checkpoint | None:
-    """The checkpoint, None if Spark has purged it since the folder was listed."""
+def committed_epochs(folder: Path) -> list[int]:
+    """The epochs that have both files, oldest first, whatever is in them."""
+    return sorted({*numbered(folder / "offsets")} & {*numbered(folder / "commits")})
+
+
+def read_one(folder: Path, epoch: int) -> Checkpoint | None:
+    """The checkpoint of an epoch, None if it is not there (any more). Raises `LedgerDamaged`."""
     path = folder / "offsets" / str(epoch)
     try:
         end = read_offset(path)

@@ -241,7 +241,16 @@ class Ledger:
     def recorded_end(self, epoch: int) -> SourceOffset | None:
         """Where this epoch ended when it ran before a restore went back behind it."""
         path = self.replayed / "offsets" / str(epoch)
-        return read_offset(path) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            return read_offset(path)
+        except LedgerDamaged:
+            # It may be what the restore went back for; our own entry has the same end.
+            entry = read_json(self.replayed / "epochs" / f"{epoch}.json", EpochEntry)
+            if entry is None:
+                raise
+            return entry.end
 
     def recorded_epochs(self) -> list[int]:
         """The epochs that ran before a restore went back behind them."""

@@ -77,11 +77,11 @@ def check_covered(end: SourceOffset, tails: Mapping[tuple[str, int], PartitionTa
 
 def find(folder: Path, epoch: int) -> Checkpoint:
     """The committed checkpoint of this epoch. Raises `NoSuchCheckpoint` naming those there are."""
-    committed = checkpoint.read(folder).committed
-    for each in committed:
-        if each.epoch == epoch:
-            return each
-    there = ", ".join(str(each.epoch) for each in committed) or "none"
+    committed = checkpoint.committed_epochs(folder)
+    found = checkpoint.read_one(folder, epoch) if epoch in committed else None
+    if found is not None:
+        return found
+    there = ", ".join(map(str, committed)) or "none"
     raise NoSuchCheckpoint(f"{folder} has no checkpoint {epoch}; there are: {there}.")
 
 

@@ -16,6 +16,7 @@ from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.outlets import Outlets, check_outlets, open_outlets
 from catchwater.recovery import checkpoint, pins, restore
 from catchwater.recovery.home import claim_home
+from catchwater.recovery.intact import check_files
 from catchwater.recovery.ledger import Ledger
 from catchwater.recovery.measure import RestoreWatch
 from catchwater.replay.control import CONTROL_URL, Control
@@ -119,6 +120,7 @@ def _check(
         # A first start restores nothing, but its first epoch, which needs no input, says how long
         # starting takes: without it the first estimate would be a guess.
         return RestoreWatch(began_s, {}, config.tasks)
+    check_files(config.checkpoint, found.last.epoch)
     restore.check_covered(found.last.end, tails)
     pins.refuse_lost(control, found.last.end, tails)
     goal = {key: tail.high_watermark for key, tail in tails.items()}

@@ -62,10 +62,7 @@ def run_pipeline(
             log=log,
             keep_open=(held.descriptor,),
             python_path=[str(config.folder)],
-            conf={
-                "spark.sql.streaming.minBatchesToRetain": str(config.retain + 1),
-                "spark.sql.streaming.pollingDelay": "20",
-            },
+            conf=settings_of(config),
         )
         session.start_workers(spark, config.tasks)
         try:
@@ -97,20 +94,7 @@ def _run_query(
     ledger = Ledger(config.checkpoint)
     limit = poison_limit(parts)
     writer = EpochWriter(ledger, parts.outlets.all, shards, clock, poison_limit=limit)
-    upkeep = Upkeep(
-        config.checkpoint,
-        parts.control,
-        terms_of(parts),
-        retain=config.retain,
-        logs={
-            (stage.index, shard): stage.log(shard)
-            for stage in stages(parts)
-            for shard in range(stage.shards)
-        },
-        sinks=parts.outlets.all,
-        watch=parts.watch,
-        clock=clock,
-    )
+    upkeep = upkeep_of(parts, clock)
     query = start_query(spark, parts, writer)
     _log.info("Running %s, checkpoint %s.", parts.name, config.checkpoint)
     try:
@@ -126,6 +110,32 @@ def _run_query(
     if failure is not None and not stop.requested:
         raise writer.failure or cause(str(failure), log_path)
     _log.info("Stopped after epoch %d.", checkpoint.last_commit(config.checkpoint))
+
+
+def settings_of(config: PipelineConfig) -> dict[str, str]:
+    """What this pipeline sets of Spark's."""
+    return {
+        "spark.sql.streaming.minBatchesToRetain": str(config.retain + 1),
+        "spark.sql.streaming.pollingDelay": "20",
+    }
+
+
+def upkeep_of(parts: Parts, clock: Clock) -> Upkeep:
+    """What is to be done behind this run's epochs."""
+    return Upkeep(
+        parts.config.checkpoint,
+        parts.control,
+        terms_of(parts),
+        retain=parts.config.retain,
+        logs={
+            (stage.index, shard): stage.log(shard)
+            for stage in stages(parts)
+            for shard in range(stage.shards)
+        },
+        sinks=parts.outlets.all,
+        watch=parts.watch,
+        clock=clock,
+    )
 
 
 def terms_of(parts: Parts) -> Terms:
