@@ -22,7 +22,7 @@ from typing import NamedTuple
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectMissing, ObjectStore
 from catchwater.state import roll as rolling
-from catchwater.state.entries import Changes, Entries, Table, no_changes
+from catchwater.state.entries import Changes, Entries, Table, no_changes, prefix_of
 from catchwater.state.frame import (
     Body,
     FrameDamaged,
@@ -93,7 +93,7 @@ class StateLog:
     def __init__(self, store: ObjectStore, folder: str, function: str, shard: int) -> None:
         self._store = store
         self._folder = f"{folder}/{shard:05}"
-        self._function = function
+        self.function = function
         self.shard = shard
         self._rolls: dict[Position, Roll] = {EMPTY: Roll()}
         """Rolls of positions, which never change; those of the last epoch and the kept ones."""
@@ -113,19 +113,11 @@ class StateLog:
         budget = rolling.bytes_to_rewrite(roll, committed.count(), body.weight)
         if budget:
             roll = rolling.rewritten(roll, list(self._write_chunks(to, roll, budget, committed)))
-        roll = self._merge(to, roll)
-        rewritten = sum(chunk.size_bytes for chunk in roll.chunks if chunk.by == to)
-        rewritten += sum(piece.size_bytes for piece in roll.pieces if piece.by == to)
-        roll = rolling.appended(
-            roll, Piece(to, to.version, to, body.entries, body.weight, body.size_bytes)
-        )
-        data = self._put(_delta(to), body, base, roll)
-        size = sum(map(len, data))
-        self._rolls = {EMPTY: Roll(), base: found, to: roll}
+        logged = self._put_delta(base, to, body, self._merge(to, roll))
+        self._rolls = {EMPTY: Roll(), base: found, to: self._rolls[to]}
         needed = {part.name for at in self._rolls.values() for part in _parts(at)}
         self._recent = {name: data for name, data in self._recent.items() if name in needed}
-        objects = len(roll.chunks) + len(roll.pieces)
-        return Logged(to, size, size + rewritten, roll.size_bytes, objects, data)
+        return logged
 
     def read(self, at: Position) -> Iterator[Changes]:
         """What to apply, in order, to an empty shard: chunks by table and key, then changes.
@@ -141,6 +133,31 @@ class StateLog:
         """
         pieces = rolling.pieces_since(self.roll_of(at), since)
         return None if pieces is None else self._read(map(_piece, pieces))
+
+    def read_key(self, stored_key: bytes, at: Position) -> Iterator[Changes]:
+        """As `read`, but of the chunks only those that may have entries of this key.
+
+        Timers, journal pages and shared rows are not looked for. Other keys' entries come too.
+        """
+        prefix = prefix_of(stored_key)
+        sought = [(Table.RECORD, stored_key), (Table.SEEN, stored_key)]
+        sought += [(Table.ENTRY, prefix), (Table.JOINED, prefix)]
+        return self._read(
+            part
+            for part in _parts(self.roll_of(at))
+            if any(_may_hold(part, place) for place in sought)
+        )
+
+    def found(self, at: Position, parts: Iterable[tuple[Changes, Place]]) -> Logged:
+        """Begin a log at a position: with a whole state, in parts by range as `Chunk` has them.
+
+        Raises StoreError, EntryTooLarge.
+        """
+        chunks = tuple(
+            self._put_chunk(at, number, until, changes)
+            for number, (changes, until) in enumerate(parts)
+        )
+        return self._put_delta(None, at, encode_body(no_changes()), Roll(chunks))
 
     def objects_of(self, at: Position) -> list[str]:
         """The keys of all objects that this position needs, its own delta last."""
@@ -182,6 +199,23 @@ class StateLog:
         name = _NAME.fullmatch(key.rpartition("/")[2])
         return name is not None and int(name[1]) < version
 
+    def _put_delta(self, base: Position | None, to: Position, body: Body, roll: Roll) -> Logged:
+        rewritten = sum(chunk.size_bytes for chunk in roll.chunks if chunk.by == to)
+        rewritten += sum(piece.size_bytes for piece in roll.pieces if piece.by == to)
+        delta = Piece(to, to.version, to, body.entries, body.weight, body.size_bytes)
+        roll = rolling.appended(roll, delta)
+        data = self._put(_delta(to), body, base, roll)
+        self._rolls[to] = roll
+        size = sum(map(len, data))
+        objects = len(roll.chunks) + len(roll.pieces)
+        return Logged(to, size, size + rewritten, roll.size_bytes, objects, data)
+
+    def _put_chunk(self, by: Position, number: int, until: Place, entries: Changes) -> Chunk:
+        body = encode_body(entries)
+        chunk = Chunk(by, number, until, body.entries, body.weight, body.size_bytes)
+        self._put(_chunk(START, chunk), body)
+        return chunk
+
     def _write_chunks(
         self, to: Position, roll: Roll, budget: int, committed: Entries
     ) -> Iterator[Chunk]:
@@ -190,10 +224,7 @@ class StateLog:
         number = 0
         while True:
             changes, until = _take(committed, place, size)
-            body = encode_body(changes)
-            chunk = Chunk(to, number, until, body.entries, body.weight, body.size_bytes)
-            self._put(_chunk(place, chunk), body)
-            yield chunk
+            yield self._put_chunk(to, number, until, changes)
             number += 1
             place = until
             if until == END or number * size >= budget:
@@ -217,7 +248,7 @@ class StateLog:
     ) -> list[bytes]:
         header = Header(
             part.kind,
-            self._function,
+            self.function,
             self.shard,
             part.by,
             part.number,
@@ -265,7 +296,7 @@ class StateLog:
             header, blocks = decode_object(self._windows(part, first, asked))
         except FrameDamaged as error:
             raise self._damaged(part, str(error)) from error
-        expected = (part.kind, self._function, self.shard, part.by, part.number)
+        expected = (part.kind, self.function, self.shard, part.by, part.number)
         found = (header.kind, header.function, header.shard, header.by, header.number)
         if found != expected:
             raise self._damaged(part, f"it is {found} and not {expected}")
@@ -356,6 +387,12 @@ def _within(part: _Part, changes: Changes) -> Changes:
                 high = until[1] if table == until[0] else None
                 kept[table].update(_between(low, high, changes[table], part.kind == "chunk"))
     return kept
+
+
+def _may_hold(part: _Part, place: Place) -> bool:
+    """Whether entries that begin with the place's key may lie in one of the part's ranges."""
+    after = (place[0], place[1] + b"\xff" * 256)
+    return any(start <= after and until > place for start, until in part.ranges)
 
 
 def _between(

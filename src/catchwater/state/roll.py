@@ -101,7 +101,11 @@ class Roll(msgspec.Struct, frozen=True, array_like=True):
 
 def unit(roll: Roll) -> int:
     """The size of a chunk, by the size of the state."""
-    weight = sum(chunk.weight for chunk in roll.chunks)
+    return unit_of(sum(chunk.weight for chunk in roll.chunks))
+
+
+def unit_of(weight: int) -> int:
+    """The size of a chunk of a state of so many bytes."""
     return min(max(weight // _UNITS, LEAST_UNIT), LARGEST_UNIT)
 
 

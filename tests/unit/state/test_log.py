@@ -1,14 +1,15 @@
 """The log of a shard: what was committed is read back, or the broken object is named."""
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.unit.state.rolling import small_units
 
 from catchwater.objects.base import StoreUnavailable
 from catchwater.objects.memory import MemoryStore
-from catchwater.state.entries import DictEntries, Table, no_changes
+from catchwater.state.entries import DictEntries, Table, key_of, no_changes, prefix_of
+from catchwater.state.keys import stored_key
 from catchwater.state.log import ShardDamaged, StateLog
 from catchwater.state.roll import EMPTY, Position
 
@@ -324,3 +325,35 @@ def test_changes_since_an_earlier_position_are_told_from_those_of_another_way(hi
     assert list(log.read_since(at, at)) == []
     assert log.read_since(Position(before.version, "another"), at) is None
     assert log.read_since(Position(1, "t0"), at) is None
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(CHANGES, min_size=1, max_size=25), st.integers(0, 60))
+def test_one_key_is_found_without_reading_all_chunks(epochs, number):
+    with small_units():
+        store, model, at = MemoryStore(), DictEntries(), EMPTY
+        log = StateLog(store, "state", "f", 3)
+        for pairs in epochs:
+            changes = no_changes()
+            for table, key, value in pairs:
+                if table in (Table.ENTRY, Table.JOINED):
+                    key = prefix_of(stored_key(key)) + b"field"
+                elif table is Table.SEEN:
+                    key = stored_key(key) + b"id\x02"
+                else:
+                    key = stored_key(key)
+                changes[table][key] = value
+            to = Position(at.version + 1, "t")
+            log.append(at, to, changes, model)
+            model.apply(changes)
+            at = to
+        key = stored_key(b"key %02d" % number)
+        found = DictEntries()
+        for changes in StateLog(store, "state", "f", 3).read_key(key, at):
+            found.apply(changes)
+        for table in (Table.RECORD, Table.SEEN, Table.ENTRY, Table.JOINED):
+            assert own(found, table, key) == own(model, table, key)
+
+
+def own(entries, table, key):
+    return {e: value for e, value in entries.tables[table].items() if key_of(table, e) == key}
