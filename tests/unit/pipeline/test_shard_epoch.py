@@ -1,0 +1,254 @@
+"""A stage without Spark: what attempts leave behind, what travels on, what is told."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from catchwater import Context, Keyed, Out, function
+from catchwater.clock import SYSTEM, Clock
+from catchwater.pipeline import shard_epoch
+from catchwater.pipeline.functions.declare import spec_of
+from catchwater.pipeline.functions.policy import Poison
+from catchwater.pipeline.pack import pack, pack_table, shard_labels
+from catchwater.pipeline.process.poison import EventFailed
+from catchwater.pipeline.rows import DRIVER, EVENTS, HEAD, TABLES, Head, Manifest, Row
+from catchwater.pipeline.run.artefact import publish
+from catchwater.pipeline.shard_epoch import Stage, run_stage
+from catchwater.recovery.ledger import ShardEpoch
+from catchwater.sinks.base import OutputRecord, Staged
+from catchwater.sinks.staged import Archive, StagedFile
+from catchwater.state.roll import EMPTY
+
+SHARDS = 2
+
+
+@dataclass
+class Sale:
+    """An event."""
+
+    shop: str
+    at: int
+    price: int
+
+
+@dataclass
+class Total:
+    """State, and what is put out."""
+
+    shop: str = ""
+    at: int = 0
+    price: int = 0
+
+
+@dataclass
+class Shop:
+    """A table's row."""
+
+    discount: int
+
+
+@function(name="totals", version=1, key="shop", event_time="at", tables={"shops": Shop})
+class Totals(Keyed[Sale, Total, Total]):
+    """The running total of each shop, less its discount."""
+
+    def on_event(self, e: Sale, s: Total, ctx: Context) -> Out[Total]:
+        """Add, and tell."""
+        if e.price < 0:
+            raise ValueError("a negative price")
+        row = ctx.table("shops").get(e.shop)
+        s.price += e.price - (row.discount if row else 0)
+        return [Total(e.shop, e.at, s.price)]
+
+
+@function(name="largest", version=1, key="at", event_time="at")
+class Largest(Keyed[Total, Total, Total]):
+    """The largest total at each time."""
+
+    def on_event(self, e: Total, s: Total, ctx: Context) -> Out[Total]:
+        """Remember."""
+        s.price = max(s.price, e.price)
+        return [e]
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_open() -> Iterator[None]:
+    yield
+    forget_open_stores()
+
+
+def forget_open_stores() -> None:
+    """As in another process."""
+    for store, _ in shard_epoch._STORES.values():
+        store.close()
+    shard_epoch._STORES.clear()
+
+
+def stage(under: Path, **changes: object) -> Stage:
+    home = (under / "home").as_uri()
+    settings = {
+        "index": 0,
+        "code": publish(spec_of(Totals), under),
+        "shards": SHARDS,
+        "objects": home,
+        "folder": "state/totals",
+        "function": "totals",
+        "local": str(under / "local"),
+        "stagers": {"out": StagedFile(home, "staged/out")},
+    }
+    return Stage(**settings | changes)  # type: ignore[arg-type]
+
+
+def sales(*events: Sale | bytes, first: int = 0) -> list[Row]:
+    values = [e if isinstance(e, bytes) else msgspec.json.encode(e) for e in events]
+    offsets = pa.array(range(first, first + len(values)), pa.int64())
+    packed = pack(
+        spec_of(Totals), None, pa.array(values, pa.binary()), offsets, origin="s-0", shards=SHARDS
+    )
+    return [Row(shard, 0, shard, EVENTS, blob) for shard, blob in packed]
+
+
+def heads(before: Sequence[ShardEpoch], epoch: int, index: int = 0) -> list[Row]:
+    stood = {each.shard: each for each in before}
+    rows = []
+    for shard in range(SHARDS):
+        base = stood[shard].position if shard in stood else EMPTY
+        keys = stood[shard].keys if shard in stood else 0
+        head = msgspec.msgpack.encode(Head(epoch, 0, 1000 + epoch, base, keys))
+        rows.append(Row(shard, index, shard, HEAD, head))
+    return rows
+
+
+def run(of: Stage, rows: Sequence[Row], clock: Clock = SYSTEM) -> tuple[list[Manifest], list[Row]]:
+    """The manifests by shard, and the rows for others."""
+    out = list(run_stage(of, rows, clock))
+    manifests = [msgspec.msgpack.decode(r.blob, type=Manifest) for r in out if r.stage == DRIVER]
+    return manifests, [row for row in out if row.stage != DRIVER]
+
+
+def staged(of: Stage, pieces: Sequence[Staged]) -> list[OutputRecord]:
+    archive = Archive(StagedFile(of.objects, "staged"))
+    return [record for piece in pieces for record in archive.records(piece)]
+
+
+def prices(of: Stage, manifests: Sequence[Manifest]) -> dict[str, int]:
+    records = staged(of, [manifest.staged["out"] for manifest in manifests])
+    totals = [msgspec.json.decode(record.value, type=Total) for record in records]
+    return {total.shop: total.price for total in totals}
+
+
+def test_an_epoch_goes_on_from_the_positions_in_its_heads(tmp_path: Path) -> None:
+    of = stage(tmp_path)
+    first, _ = run(of, [*heads([], 0), *sales(Sale("a", 1, 5), Sale("b", 2, 7))])
+    assert prices(of, first) == {"a": 5, "b": 7}
+    second, _ = run(of, [*heads([m.shard for m in first], 1), *sales(Sale("a", 3, 1))])
+    assert prices(of, second) == {"a": 6}
+    assert [m.shard.version for m in second] == [2, 2]
+    assert sum(m.shard.keys for m in second) == 2
+    assert sum(m.shard.events for m in second) == 1
+    assert [m.shard.rebuilt_bytes for m in second] == [0, 0]
+    assert max(m.shard.max_event_times.get("s-0", 0) for m in second) == 3
+
+
+@pytest.mark.parametrize("lost", ["nothing", "process", "machine"])
+def test_an_attempt_that_was_not_committed_never_happened(tmp_path: Path, lost: str) -> None:
+    of = stage(tmp_path)
+    first, _ = run(of, [*heads([], 0), *sales(Sale("a", 1, 5))])
+    base = [m.shard for m in first]
+    epoch = [*heads(base, 1), *sales(Sale("a", 2, 1))]
+    failed, _ = run(of, epoch)
+    if lost != "nothing":
+        forget_open_stores()
+    if lost == "machine":
+        shutil.rmtree(tmp_path / "local")
+    again, _ = run(of, epoch)
+    assert prices(of, failed) == prices(of, again) == {"a": 6}
+    tokens = [{m.shard.token for m in attempt} for attempt in (failed, again)]
+    assert not tokens[0] & tokens[1]
+    # Whichever attempt the ledger names, the next epoch goes on from that one.
+    for attempt in (failed, again):
+        after, _ = run(of, [*heads([m.shard for m in attempt], 2), *sales(Sale("a", 3, 1))])
+        assert prices(of, after) == {"a": 7}
+
+
+def test_a_store_wiped_while_it_is_open_is_rebuilt(tmp_path: Path) -> None:
+    of = stage(tmp_path)
+    first, _ = run(of, [*heads([], 0), *sales(Sale("a", 1, 5), Sale("b", 1, 5))])
+    second, _ = run(of, [*heads([m.shard for m in first], 1), *sales(Sale("a", 2, 5))])
+    shutil.rmtree(tmp_path / "local")
+    third, _ = run(of, [*heads([m.shard for m in second], 2), *sales(Sale("a", 3, 5))])
+    assert prices(of, third) == {"a": 15}
+    forget_open_stores()
+    shutil.rmtree(tmp_path / "local")
+    again, _ = run(of, [*heads([m.shard for m in second], 2), *sales(Sale("a", 3, 5))])
+    assert prices(of, again) == {"a": 15}
+    assert sum(m.shard.rebuilt_bytes for m in again) > 0
+
+
+def test_a_function_that_raises_leaves_nothing_behind_and_its_store_is_opened_anew(
+    tmp_path: Path,
+) -> None:
+    of = stage(tmp_path)
+    first, _ = run(of, [*heads([], 0), *sales(Sale("a", 1, 5))])
+    base = [m.shard for m in first]
+    with pytest.raises(EventFailed, match=r"s-0, offset 7.*a negative price"):
+        run(of, [*heads(base, 1), *sales(Sale("a", 2, -1), first=7)])
+    again, _ = run(of, [*heads(base, 1), *sales(Sale("a", 2, 2))])
+    assert prices(of, again) == {"a": 7}
+
+
+def test_dead_letters_say_where_they_come_from_and_why(tmp_path: Path) -> None:
+    letters = StagedFile((tmp_path / "home").as_uri(), "staged/dead")
+    of = stage(tmp_path, poison=Poison("dead-letter"), dead_letters=letters)
+    bad = [Sale("a", 2, -1), b"{", Sale("a", 3, 1)]
+    manifests, _ = run(of, [*heads([], 0), *sales(*bad, first=7)])
+    assert prices(of, manifests) == {"a": 1}
+    assert sum(m.shard.poisoned for m in manifests) == 2
+    found = staged(of, [m.staged["dead-letter"] for m in manifests])
+    told = {dict(r.headers)["offset"]: (r.key, r.value, dict(r.headers)) for r in found}
+    key, value, headers = told[b"7"]
+    assert (key, msgspec.json.decode(value, type=Sale)) == (b"a", bad[0])
+    assert (headers["topic"], headers["partition"]) == (b"s", b"0")
+    assert headers["function"] == b"totals"
+    assert b"a negative price" in headers["error"]
+    assert told[b"8"][1] == b"{"
+
+
+def test_rows_of_a_table_come_before_the_events_of_their_epoch(tmp_path: Path) -> None:
+    of = stage(tmp_path)
+    rows = pa.array([msgspec.json.encode(Shop(2))], pa.binary())
+    packed = pack_table(
+        spec_of(Totals), "shops", pa.array([b"a"], pa.binary()), rows,
+        pa.array([0], pa.int64()), origin="shops-0", shards=SHARDS,
+    )  # fmt: skip
+    table = [Row(shard, 0, shard, TABLES, blob) for shard, blob in packed]
+    first, _ = run(of, [*sales(Sale("a", 1, 5)), *heads([], 0), *table])
+    assert prices(of, first) == {"a": 3}
+    second, _ = run(of, [*heads([m.shard for m in first], 1), *sales(Sale("a", 2, 5))])
+    assert prices(of, second) == {"a": 6}
+
+
+def test_outputs_travel_to_the_shards_of_the_next_stage(tmp_path: Path) -> None:
+    of = stage(tmp_path, next=publish(spec_of(Largest), tmp_path), stagers={})
+    following = stage(
+        tmp_path, index=1, code=publish(spec_of(Largest), tmp_path), folder="state/largest",
+        function="largest", local=str(tmp_path / "local2"),
+    )  # fmt: skip
+    events = [Sale(f"shop-{n}", n % 3, n) for n in range(30)]
+    waiting = heads([], 0, index=1)
+    manifests, on = run(of, [*heads([], 0), *waiting, *sales(*events)])
+    assert all(row in on for row in waiting), "what is for others passes through"
+    labels = shard_labels(SHARDS)
+    assert {(row.label, row.shard) for row in on if row.sequence >= EVENTS} == {
+        (label, shard) for shard, label in enumerate(labels)
+    }
+    final, rest = run(following, on)
+    assert not rest
+    assert sum(m.shard.events for m in final) == 30
+    assert {m.shard.stage for m in final} == {1}
+    assert sorted(staged(following, [m.staged["out"] for m in final]))[0].timestamp_ms == 1000
+    assert {m.shard.stage for m in manifests} == {0}
