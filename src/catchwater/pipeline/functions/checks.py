@@ -16,12 +16,12 @@ from catchwater.pipeline.functions.entries import (
     KINDS,
     MAX_FIELD_BYTES,
     Declared,
-    EntryField,
     ListState,
     MapState,
     from_record,
     to_record,
 )
+from catchwater.pipeline.functions.places import EntryField
 from catchwater.pipeline.functions.policy import Poison, PoisonPolicy
 from catchwater.pipeline.functions.spec import (
     FunctionSpec,

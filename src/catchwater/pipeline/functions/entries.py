@@ -8,22 +8,19 @@ An entry is written at the latest event time that its key has seen, and is gone 
 (in a timer: the timer's time) is its `ttl` beyond that. What is read is a fresh object: a change
 to it is kept only if it is set again.
 
-`Place` is bound to one field of one key by `process` and lasts for an epoch. Nothing is cached
-but a count, so that an undone change leaves no trace.
+`process` binds them to their places; nothing but a count is kept outside of these.
 """
 
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, ClassVar, Generic, TypeVar, overload
 
 import msgspec
 
+from catchwater.pipeline.functions.places import OWN, Place
 from catchwater.pipeline.functions.policy import EventRefused
-from catchwater.state.entries import ShardState, Table, pack_time, unpack_time
 from catchwater.state.keys import canonical
-from catchwater.state.records import Record, from_plain, to_plain
+from catchwater.state.records import from_plain, to_plain
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -34,156 +31,21 @@ MAX_FIELD_BYTES = 64
 MAX_ENTRY_KEY_BYTES = 180
 """With a stored key and a field's name before it, what the embedded store takes as one key."""
 
-_TIME_BYTES = 8
-_OWN = b""
-"""The tail of a value's one entry, and of what a list or map knows of itself."""
+
+_NOTHING: Any = object()
 
 
 class EntryKeyTooLong(EventRefused):
     """A key of a map that the embedded store cannot hold."""
 
 
-@dataclass(frozen=True)
-class EntryField:
-    """One such field as it is declared."""
-
-    name: str
-    annotation: Any
-    """`ListState[T]`, `MapState[K, V]` or `ValueState[T]`."""
-    ttl_ms: int | None
-    max: int | None
-
-    @property
-    def kind(self) -> Any:
-        """The class."""
-        return typing.get_origin(self.annotation)
-
-    @cached_property
-    def encode(self) -> Any:
-        """A value to bytes."""
-        return msgspec.msgpack.Encoder(enc_hook=to_plain).encode
-
-    @cached_property
-    def decode(self) -> Any:
-        """Bytes to a value of the declared type."""
-        value_type = typing.get_args(self.annotation)[-1]
-        return msgspec.msgpack.Decoder(value_type, dec_hook=from_plain).decode
-
-    @cached_property
-    def decode_key(self) -> Any:
-        """Bytes to a map's key."""
-        return msgspec.msgpack.Decoder(typing.get_args(self.annotation)[0]).decode
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the coders, which do not pickle."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-
-class EpochEntries:
-    """The ENTRY table as one epoch sees it: what all places have in common."""
-
-    def __init__(self, state: ShardState) -> None:
-        self.state = state
-        self.now = 0
-        """Event time, ms, by which entries expire: the watermark, or the time of a timer."""
-        self.changed: dict[bytes, dict[bytes, None]] = {}
-        """By place: the tails of entries changed in this epoch, perhaps undone since."""
-
-
-class Place:
-    """Where the entries of one field of one key lie."""
-
-    __slots__ = ("_changed", "_epoch", "_prefix", "_record", "_state", "field")
-
-    def __init__(
-        self, epoch: EpochEntries, prefix: bytes, field: EntryField, record: Record[Any]
-    ) -> None:
-        self.field = field
-        self._epoch = epoch
-        self._state = epoch.state
-        self._prefix = prefix
-        self._record = record
-        self._changed = epoch.changed.get(prefix)
-
-    @property
-    def now(self) -> int:
-        """By which time entries expire, ms."""
-        return self._epoch.now
-
-    def get(self, tail: bytes) -> bytes | None:
-        """The value under this tail, if there is one and it has not expired."""
-        entry = self._state.get(Table.ENTRY, self._prefix + tail)
-        return None if entry is None or self._expired(entry) else entry[_TIME_BYTES:]
-
-    def put(self, tail: bytes, value: bytes) -> None:
-        """Set the value under this tail, written now."""
-        self._touch(tail)
-        entry = pack_time(self._record.written) + value
-        self._state.put(Table.ENTRY, self._prefix + tail, entry)
-
-    def delete(self, tail: bytes) -> None:
-        """Forget what is under this tail."""
-        self._touch(tail)
-        self._state.delete(Table.ENTRY, self._prefix + tail)
-
-    def items(self) -> Iterator[tuple[bytes, bytes]]:
-        """In order: tails and values; what is changed meanwhile is told as it is then."""
-        fresh = sorted(self._changed or (), reverse=True)
-        until = self._prefix[:-1] + b"\x01"
-        for entry, _ in self._state.committed.scan(Table.ENTRY, self._prefix, until):
-            tail = entry[len(self._prefix) :]
-            while fresh and fresh[-1] < tail:
-                yield from self._present(fresh.pop())
-            if fresh and fresh[-1] == tail:
-                fresh.pop()
-            yield from self._present(tail)
-        while fresh:
-            yield from self._present(fresh.pop())
-
-    def clear(self) -> None:
-        """Forget everything."""
-        for tail in list(self._stored()):
-            self.delete(tail)
-
-    def expire(self) -> None:
-        """Delete what has expired, and what a list or map knows of itself if it is empty."""
-        left = False
-        for tail in list(self._stored()):
-            entry = self._state.get(Table.ENTRY, self._prefix + tail)
-            if tail != _OWN or self.field.kind is ValueState:
-                if entry is not None and self._expired(entry):
-                    self.delete(tail)
-                else:
-                    left = True
-        if not left:
-            self.delete(_OWN)
-
-    def _stored(self) -> Iterator[bytes]:
-        """Every tail there may be an entry under, expired or not."""
-        until = self._prefix[:-1] + b"\x01"
-        for entry, _ in self._state.committed.scan(Table.ENTRY, self._prefix, until):
-            yield entry[len(self._prefix) :]
-        yield from self._changed or ()
-
-    def _present(self, tail: bytes) -> Iterator[tuple[bytes, bytes]]:
-        data = None if tail == _OWN else self.get(tail)
-        if data is not None:
-            yield tail, data
-
-    def _touch(self, tail: bytes) -> None:
-        if self._changed is None:
-            self._changed = self._epoch.changed.setdefault(self._prefix, {})
-        self._changed[tail] = None
-
-    def _expired(self, entry: bytes) -> bool:
-        ttl_ms = self.field.ttl_ms
-        return ttl_ms is not None and unpack_time(entry) + ttl_ms <= self._epoch.now
-
-
 class Kept:
     """What the three have in common: they are bound to a place, or are not yet."""
 
     __slots__ = ("_place", "given")
+
+    own_is_value: ClassVar[bool] = False
+    """Whether its own entry is its value, and not what it knows of the others."""
 
     def __init__(self, place: Place | None = None, given: Any = None) -> None:
         self._place = place
@@ -228,7 +90,7 @@ class ListState(Kept, Generic[T]):
                 place.delete(_pack(first))
                 first += 1
         if end > first:
-            place.put(_OWN, _pack((first, end)))
+            place.put(OWN, _pack((first, end)))
 
     def fill(self, given: Any) -> None:
         """Take over a plain list."""
@@ -272,7 +134,7 @@ class ListState(Kept, Generic[T]):
     def _bounds(self) -> tuple[int, int]:
         """The number of the first element, and that behind the last."""
         place = self._at
-        own = place.get(_OWN)
+        own = place.get(OWN)
         if own is None:
             return 0, 0
         known, end = msgspec.msgpack.decode(own)
@@ -282,7 +144,7 @@ class ListState(Kept, Generic[T]):
                 place.delete(_pack(first))
                 first += 1
             if first > known:
-                place.put(_OWN, _pack((first, end)))
+                place.put(OWN, _pack((first, end)))
         return first, end
 
 
@@ -340,11 +202,10 @@ class MapState(Kept, Generic[K, V]):
     def pop(self, key: K) -> V: ...
     @overload
     def pop(self, key: K, default: D) -> V | D: ...
-    def pop(self, key: Any, *default: Any) -> Any:
+    def pop(self, key: K, default: Any = _NOTHING) -> Any:
         """The value of a key, which is forgotten; the default or KeyError if it has none."""
-        data = self._at.get(_tail(key))
-        if data is None and default:
-            return default[0]
+        if default is not _NOTHING and key not in self:
+            return default
         found = self[key]
         del self[key]
         return found
@@ -389,7 +250,7 @@ class MapState(Kept, Generic[K, V]):
         """How many keys there are."""
         place = self._at
         if place.field.ttl_ms is None:
-            own = place.get(_OWN)
+            own = place.get(OWN)
             return 0 if own is None else int(msgspec.msgpack.decode(own))
         if self._counted_at != place.now:
             self._count, self._counted_at = sum(1 for _ in place.items()), place.now
@@ -411,24 +272,25 @@ class MapState(Kept, Generic[K, V]):
             return
         count = len(self) + by
         if count:
-            place.put(_OWN, _pack(count))
+            place.put(OWN, _pack(count))
         else:
-            place.delete(_OWN)
+            place.delete(OWN)
 
 
 class ValueState(Kept, Generic[T]):
     """One value with a time to live of its own."""
 
     __slots__ = ()
+    own_is_value = True
 
     def get(self) -> T | None:
         """The value; None if none is set."""
-        data = self._at.get(_OWN)
+        data = self._at.get(OWN)
         return None if data is None else self._at.field.decode(data)
 
     def set(self, value: T) -> None:
         """Set the value; its time to live begins anew."""
-        self._at.put(_OWN, self._at.field.encode(value))
+        self._at.put(OWN, self._at.field.encode(value))
 
     def fill(self, given: Any) -> None:
         """Take over a plain value."""

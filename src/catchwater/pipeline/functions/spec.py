@@ -14,7 +14,8 @@ from random import Random  # noqa: TID251  (seeded by key and event: a replay dr
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from catchwater.pipeline.functions import encoding
-from catchwater.pipeline.functions.entries import EntryField, from_record, to_record
+from catchwater.pipeline.functions.entries import from_record, to_record
+from catchwater.pipeline.functions.places import EntryField
 from catchwater.pipeline.functions.policy import FAIL, Poison
 from catchwater.state.keys import (
     KeyType,

@@ -7,7 +7,8 @@ it changed the state: that alone does not depend on where epochs begin.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from catchwater.pipeline.functions.entries import Declared, EpochEntries, Kept, Place
+from catchwater.pipeline.functions.entries import Declared, Kept
+from catchwater.pipeline.functions.places import EpochEntries, Place
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.state.entries import ShardState, Table, key_of, prefix_of, unpack_time
 from catchwater.state.expiry import Journal
