@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from decimal import Decimal
 
 import msgspec
 import pyarrow as pa
@@ -9,17 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catchwater import Context, Keyed, Out, function
+from catchwater import Context, Keyed, Out, function, keyed
 from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.pack import (
-    EventUndecodable,
-    decode_events,
     pack,
+    pack_table,
+    read_events,
+    read_table,
     shard_labels,
+    shard_of,
     spark_hash,
-    unpack,
 )
-from catchwater.state.keys import KeyTooLong, stored_key
+from catchwater.state.keys import stored_key
 
 
 @dataclass
@@ -46,8 +48,7 @@ def packed(events, shards=4, *, with_keys=True, spec=SPEC):
     values = pa.array([msgspec.json.encode(event) for event in events], pa.binary())
     keys = pa.array([event.card.encode() for event in events], pa.binary())
     offsets = pa.array(range(100, 100 + len(events)), pa.int64())
-    labels = shard_labels(shards)
-    return pack(spec, keys if with_keys else None, values, offsets, origin="t-3", labels=labels)
+    return pack(spec, keys if with_keys else None, values, offsets, origin="t-3", shards=shards)
 
 
 def test_the_hash_is_sparks():
@@ -76,21 +77,18 @@ def test_a_shard_keeps_its_label_when_others_are_added():
 )
 def test_every_events_comes_out_once_in_its_shard_and_in_log_order(events, shards, with_keys):
     blobs = packed(events, shards, with_keys=with_keys)
-    labels = shard_labels(shards)
     found = []
-    for label, blob in blobs:
-        unpacked = unpack(blob)
-        assert unpacked.origin == "t-3"
-        offsets = unpacked.offsets.to_pylist()
-        assert offsets == sorted(offsets)
-        decoded = decode_events(SPEC, unpacked)
-        for key, event in zip(unpacked.keys, decoded, strict=True):
+    for shard, blob in blobs:
+        batch = read_events(SPEC, blob)
+        assert (batch.origin, batch.input, batch.poisoned) == ("t-3", "", ())
+        assert list(batch.offsets) == sorted(batch.offsets)
+        for key, event, value in zip(batch.keys, batch.events, batch.values, strict=True):
             assert key == stored_key(event.card.encode()) == SPEC.stored_key_of(event)
-            shard = int.from_bytes(key[:8], "big") * shards >> 64
-            assert labels[shard] == label
-        found += zip(offsets, decoded, strict=True)
+            assert int.from_bytes(key[:8], "big") * shards >> 64 == shard == shard_of(key, shards)
+            assert value == msgspec.json.encode(event)
+        found += zip(batch.offsets, batch.events, strict=True)
     assert [event for _, event in sorted(found, key=lambda pair: pair[0])] == events
-    assert len({label for label, _ in blobs}) == len(blobs)
+    assert len({shard for shard, _ in blobs}) == len(blobs)
 
 
 def test_the_same_batch_gives_the_same_bytes():
@@ -98,35 +96,143 @@ def test_the_same_batch_gives_the_same_bytes():
     assert packed(events) == packed(events)
 
 
-def test_a_bad_event_is_named_by_topic_partition_and_offset():
+def read_all(packed, spec=SPEC):
+    """The good events and the poisoned records of blobs."""
+    batches = [read_events(spec, blob) for _, blob in packed]
+    good = sorted(
+        (int(offset), event)
+        for batch in batches
+        for offset, event in zip(batch.offsets, batch.events, strict=True)
+    )
+    poisoned = sorted(each for batch in batches for each in batch.poisoned)
+    return [event for _, event in good], poisoned
+
+
+def test_an_event_that_cannot_be_decoded_is_set_apart_with_place_key_and_value():
     values = pa.array([b'{"card":"a","at":1}', b'{"card":"b","at":"x"}', b"?"], pa.binary())
     offsets = pa.array([7, 8, 9], pa.int64())
-    with pytest.raises(EventUndecodable, match="at t-0, offset 9, cannot be read as Event"):
-        pack(SPEC, None, values, offsets, origin="t-0", labels=[0])
     keys = pa.array([b"a", b"b", b"b"], pa.binary())
-    (only,) = pack(SPEC, keys, values, offsets, origin="t-0", labels=[0])
-    with pytest.raises(EventUndecodable, match=r"offset 8, .* Expected `int`"):
-        decode_events(SPEC, unpack(only.blob))
+    good, poisoned = read_all(pack(SPEC, keys, values, offsets, origin="t-0", shards=2))
+    assert good == [Event("a", 1)]
+    assert [(p.origin, p.offset, p.key, p.value) for p in poisoned] == [
+        ("t-0", 8, b"b", b'{"card":"b","at":"x"}'), ("t-0", 9, b"b", b"?"),
+    ]  # fmt: skip
+    assert "Expected `int`" in poisoned[0].error
 
 
-def test_a_record_without_key_or_value_is_named():
+def test_an_event_whose_key_cannot_be_found_is_set_apart():
+    values = pa.array([b'{"card":"a","at":1}', b'{"at":1}', b"?", None], pa.binary())
+    offsets = pa.array([7, 8, 9, 10], pa.int64())
+    good, poisoned = read_all(pack(SPEC, None, values, offsets, origin="t-0", shards=2))
+    assert good == [Event("a", 1)]
+    assert [(p.offset, p.key, p.value) for p in poisoned] == [
+        (8, None, b'{"at":1}'), (9, None, b"?"), (10, None, b""),
+    ]  # fmt: skip
+    assert "missing required field `card`" in poisoned[0].error
+
+
+def test_a_record_without_key_or_value_is_set_apart():
     offsets = pa.array([7, 8], pa.int64())
     values = pa.array([b'{"card":"a","at":1}', None], pa.binary())
-    with pytest.raises(EventUndecodable, match=r"offset 8, .* it has no key"):
-        keys = pa.array([b"a", None], pa.binary())
-        pack(SPEC, keys, values, offsets, origin="t-0", labels=[0])
-    with pytest.raises(EventUndecodable, match="offset 8"):
-        pack(SPEC, None, values, offsets, origin="t-0", labels=[0])
+    keys = pa.array([b"a", None], pa.binary())
+    good, (poisoned,) = read_all(pack(SPEC, keys, values, offsets, origin="t-0", shards=1))
+    assert (good, poisoned.offset, poisoned.error) == ([Event("a", 1)], 8, "it has no key")
+    keys = pa.array([b"a", b"b"], pa.binary())
+    good, (poisoned,) = read_all(pack(SPEC, keys, values, offsets, origin="t-0", shards=1))
+    assert (good, poisoned.offset, poisoned.key) == ([Event("a", 1)], 8, b"b")
 
 
-def test_a_key_that_does_not_fit_is_refused_before_it_is_stored():
-    with pytest.raises(KeyTooLong):
-        packed([Event("k" * 300, 1)])
+@pytest.mark.parametrize("with_keys", [True, False])
+def test_a_key_that_does_not_fit_is_set_apart(with_keys):
+    good, (poisoned,) = read_all(packed([Event("k" * 300, 1), Event("k", 2)], with_keys=with_keys))
+    assert good == [Event("k", 2)]
+    assert "has 300 bytes" in poisoned.error
+
+
+def test_only_bad_records_make_only_poison():
+    values = pa.array([b"?"] * 5, pa.binary())
+    offsets = pa.array(range(5), pa.int64())
+    good, poisoned = read_all(pack(SPEC, None, values, offsets, origin="t-0", shards=3))
+    assert (good, len(poisoned)) == ([], 5)
+
+
+@dataclass
+class Price:
+    item: Decimal
+    at: int
+
+
+@function(name="p", key="item", event_time="at")
+class P(Keyed[Price, State, Event]):
+    def on_event(self, e: Price, s: State, ctx: Context) -> Out[Event]:
+        return None
+
+
+def test_records_keys_that_are_equal_are_one_key():
+    spec = spec_of(P)
+    values = pa.array([b'{"item":"1.50","at":1}', b'{"item":"1.5","at":2}'] * 2, pa.binary())
+    keys = pa.array([b"1.50", b"1.5", b"x", b"NaN"], pa.binary())
+    offsets = pa.array(range(4), pa.int64())
+    given = pack(spec, keys, values, offsets, origin="t-0", shards=1)
+    batch = read_events(spec, given[0].blob)
+    assert list(batch.keys) == [stored_key(b"1.5")] * 2 == [*map(spec.stored_key_of, batch.events)]
+    assert [each.offset for each in read_events(spec, given[1].blob).poisoned] == [2, 3]
+
+
+@dataclass
+class Order:
+    buyer: str
+    at: int
+
+
+@function(
+    name="two", inputs={"events": Event, "orders": Order},
+    key={"events": "card", "orders": "buyer"}, event_time="at",
+    tables={"cards": Event, "buyers": keyed(Order)},
+)  # fmt: skip
+class Two(Keyed[Event | Order, State, Event]):
+    def on_event(self, e: Event | Order, s: State, ctx: Context) -> Out[Event]:
+        return None
+
+
+def test_each_input_has_its_own_class_and_key():
+    spec = spec_of(Two)
+    values = pa.array([b'{"buyer":"b","at":1}'], pa.binary())
+    offsets = pa.array([7], pa.int64())
+    (only,) = pack(spec, None, values, offsets, origin="o-0", shards=1, input="orders")
+    batch = read_events(spec, only.blob)
+    assert (batch.input, batch.events, batch.keys) == (
+        "orders", [Order("b", 1)], [stored_key(b"b")],
+    )  # fmt: skip
+
+
+def test_a_broadcast_tables_rows_go_to_every_shard_and_a_keyed_ones_to_its_keys():
+    spec = spec_of(Two)
+    keys = pa.array([b"a", b"b", b"a", b"c", None, b"d"], pa.binary())
+    rows = [b'{"card":"a","at":1}', b'{"card":"b","at":1}', None, b"?", b"{}",
+            b'{"card":"d","at":4}']  # fmt: skip
+    offsets = pa.array(range(6), pa.int64())
+    given = pack_table(
+        spec, "cards", keys, pa.array(rows, pa.binary()), offsets, origin="c-0", shards=3
+    )
+    whole = [read_table(blob) for _, blob in given]
+    assert [shard for shard, _ in given][:3] == [0, 1, 2]
+    for batch in whole[:3]:
+        assert (batch.name, list(batch.keys), list(batch.values)) == (
+            "cards", [b"a", b"b", b"d"], [None, rows[1], rows[5]],
+        )  # fmt: skip
+    assert [(each.origin, each.offset) for each in whole[3].poisoned] == [("c-0", 3), ("c-0", 4)]
+    rows = [b'{"buyer":"a","at":1}'] * 6
+    given = pack_table(
+        spec, "buyers", keys, pa.array(rows, pa.binary()), offsets, origin="c-0", shards=3
+    )
+    found = {key: shard for shard, blob in given[:-1] for key in read_table(blob).keys}
+    assert found == {key: shard_of(stored_key(key), 3) for key in (b"a", b"b", b"c", b"d")}
 
 
 def test_text_columns_are_taken_as_bytes():
     offsets = pa.array([7], pa.int64())
     (only,) = pack(
-        SPEC, pa.array(["a"]), pa.array(['{"card":"a","at":1}']), offsets, origin="t-0", labels=[5]
+        SPEC, pa.array(["a"]), pa.array(['{"card":"a","at":1}']), offsets, origin="t-0", shards=1
     )
-    assert (only.label, decode_events(SPEC, unpack(only.blob))) == (5, [Event("a", 1)])
+    assert read_events(SPEC, only.blob).events == [Event("a", 1)]
