@@ -91,7 +91,7 @@ def _to_replay(checkpoint: "Checkpoint", tails: "Mapping[tuple[str, int], Partit
     """Records between the checkpoint and the end of what the log holds of its input."""
     return sum(
         max(0, tails[topic, int(partition)].high_watermark - offset)
-        for topic, partitions in checkpoint.end.offsets.items()
+        for topic, partitions in checkpoint.end.needed.items()
         for partition, offset in partitions.items()
         if (topic, int(partition)) in tails
     )

@@ -73,6 +73,7 @@ class Retention(msgspec.Struct, frozen=True):
 
     ms: int
     pin: str
+    """Empty: the log has no pins."""
 
 
 class Contract(msgspec.Struct, frozen=True):
@@ -134,6 +135,8 @@ class Terms:
     needs_history_ms: int
     max_restore_s: float | None
     versions: Mapping[str, str]
+    pinned: bool = True
+    """Whether the log has pins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +182,7 @@ def compute(
     """
     inputs = [
         _input(topic, int(partition), offset, tails[topic, int(partition)])
-        for topic, partitions in sorted(entry.end.offsets.items())
+        for topic, partitions in sorted(entry.end.needed.items())
         for partition, offset in sorted(partitions.items(), key=lambda item: int(item[0]))
     ]
     records = sum(position.records for position in inputs)
@@ -202,7 +205,8 @@ def compute(
         restore=restore,
         max_restore_s=terms.max_restore_s,
         retention=Retention(
-            max(kept_ms, terms.needs_history_ms), pin_id(terms.pipeline, entry.epoch)
+            max(kept_ms, terms.needs_history_ms),
+            pin_id(terms.pipeline, entry.epoch) if terms.pinned else "",
         ),
         sinks=entry.sinks,
         versions=dict(terms.versions),
@@ -277,6 +281,8 @@ def _covered(position: InputPosition, log: LogState) -> Finding:
 
 
 def _pinned(pin: str, log: LogState) -> Finding:
+    if not pin:
+        return Finding("warn", "pin", "nothing keeps the log: it has no pins")
     match log.pins.get(pin):
         case None:
             return Finding("warn", "pin", f"nothing keeps the log: there is no pin {pin}")

@@ -61,6 +61,16 @@ class SourceOffset(msgspec.Struct, frozen=True):
         """The watermark that a stage of the chain runs at."""
         return self.watermarks[min(stage, len(self.watermarks) - 1)]
 
+    @property
+    def needed(self) -> OffsetMap:
+        """From where a restore reads: inputs and tables; of a topic that is both, the earlier."""
+        merged = {topic: dict(partitions) for topic, partitions in self.offsets.items()}
+        for topic, partitions in self.tables.items():
+            own = merged.setdefault(topic, {})
+            for partition, offset in partitions.items():
+                own[partition] = min(offset, own.get(partition, offset))
+        return merged
+
     def to_json(self) -> dict[str, Any]:
         """As Spark wants it: plain dicts of plain values."""
         plain: dict[str, Any] = msgspec.to_builtins(self)

@@ -15,6 +15,7 @@ from catchwater.recovery.contract import LogState, PartitionTail, pin_id
 from catchwater.recovery.ledger import SourceOffset
 from catchwater.recovery.restore import HistoryGone
 from catchwater.replay.control import Control, ControlRefused
+from catchwater.wire.client import EARLIEST, LATEST, Client
 
 
 def hold(control: Control, pipeline: str, newest: Sequence[Checkpoint]) -> list[Checkpoint]:
@@ -51,7 +52,7 @@ def refuse_lost(
     """
     held = {
         (topic, int(partition), offset)
-        for topic, partitions in end.offsets.items()
+        for topic, partitions in end.needed.items()
         for partition, offset in partitions.items()
     }
     lost = [pin for pin in control.pins() if pin["state"] == "lost" and _places(pin) == held]
@@ -87,7 +88,7 @@ def _places(pin: Mapping[str, Any]) -> set[tuple[str, int, int]]:
 def _positions(checkpoint: Checkpoint) -> list[dict[str, str | int]]:
     return [
         {"topic": topic, "partition": int(partition), "offset": offset}
-        for topic, partitions in checkpoint.end.offsets.items()
+        for topic, partitions in checkpoint.end.needed.items()
         for partition, offset in partitions.items()
     ]
 
@@ -101,6 +102,17 @@ def read_tails(control: Control, topics: Iterable[str]) -> dict[tuple[str, int],
         for topic in topics
         for each in control.request("GET", f"/api/v1/topics/{topic}")["offsets"]
     }
+
+
+def kafka_tails(bootstrap: str, topics: Iterable[str]) -> dict[tuple[str, int], PartitionTail]:
+    """The same of a Kafka that is not ours, which does not tell how many bytes it holds."""
+    names = list(topics)
+    with Client(bootstrap) as client:
+        found = client.metadata(names)
+        keys = [(topic, number) for topic in names for number in found.partitions(topic)]
+        firsts = client.list_offsets(dict.fromkeys(keys, EARLIEST))
+        ends = client.list_offsets(dict.fromkeys(keys, LATEST))
+    return {key: PartitionTail(firsts[key], ends[key], 0) for key in keys}
 
 
 def read_log_state(

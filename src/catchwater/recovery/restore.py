@@ -55,7 +55,7 @@ class _Marker(msgspec.Struct, frozen=True):
 
 def check_covered(end: SourceOffset, tails: Mapping[tuple[str, int], PartitionTail]) -> None:
     """Raise `HistoryGone` or `LogBehind` unless the log can go on from these offsets."""
-    for topic, partitions in end.offsets.items():
+    for topic, partitions in end.needed.items():
         for partition, offset in partitions.items():
             tail = tails.get((topic, int(partition)))
             if tail is None:

@@ -4,30 +4,27 @@ Another function on this checkpoint, a log that no longer reaches back, a sink t
 was looked up on the way is what the query is built from.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from catchwater.clock import Clock
-from catchwater.config import CatchwaterError
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.artefact import FunctionCode, find_function, publish
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.outlets import Outlets, check_outlets, open_outlets
 from catchwater.recovery import checkpoint, pins, restore
+from catchwater.recovery.contract import PartitionTail
 from catchwater.recovery.home import claim_home
 from catchwater.recovery.intact import check_files
 from catchwater.recovery.ledger import Ledger
 from catchwater.recovery.measure import RestoreWatch
 from catchwater.replay.control import CONTROL_URL, Control
-from catchwater.replay.options import parse_options
+from catchwater.replay.options import SourceOptions, parse_options
 from catchwater.replay.subscription import Subscription
 from catchwater.sinks.base import SinkAhead
 from catchwater.sinks.open import Surroundings
-
-
-class NotOurLog(CatchwaterError):
-    """The brokers have no control API, so nothing can be committed to them once."""
+from catchwater.wire.client import Client
 
 
 @dataclass(frozen=True)
@@ -41,9 +38,18 @@ class Parts:
     codes: Sequence[FunctionCode]
     home: str
     """URL of the checkpoint's object store."""
-    control: Control
+    bootstrap: str
+    """Of the source's log."""
+    control: Control | None
+    """Its control API; None: it is a Kafka that is not ours, without pins."""
     outlets: Outlets
     watch: RestoreWatch | None
+
+    def tails(self, topics: Iterable[str]) -> dict[tuple[str, int], PartitionTail]:
+        """What the log holds of these topics now."""
+        if self.control is not None:
+            return pins.read_tails(self.control, topics)
+        return pins.kafka_tails(self.bootstrap, topics)
 
 
 def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> Parts:
@@ -51,7 +57,6 @@ def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> Parts:
     specs = [find_function(named, config.folder) for named in config.functions]
     name = config.name or specs[0].name
     options = parse_options(config.source_options)
-    topics = list(options.topics)
     check_outlets(config, specs)
     identity.claim(config.checkpoint, identity_of(config, specs))
     published = [(spec, publish(spec, config.checkpoint)) for spec in specs]
@@ -59,17 +64,7 @@ def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> Parts:
     functions = versions.admit(config.checkpoint, published, next_epoch, clock.now_ms())
     specs, codes = ([*each] for each in zip(*functions, strict=True))
     home = claim_home(config.checkpoint, config.state, name, clock)
-    subscription = Subscription(options, clock)
-    subscription.partitions()
-    control_url = subscription.control_url()
-    subscription.close()
-    if control_url is None:
-        raise NotOurLog(
-            f"The brokers at {options.bootstrap} name no {CONTROL_URL}: outputs cannot be "
-            "committed there once.",
-            hint="Run the pipeline against a Catchwater log.",
-        )
-    control = Control(control_url, clock=clock)
+    control = _control(options, clock)
     around = Surroundings(
         pipeline=name,
         objects=home,
@@ -80,8 +75,23 @@ def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> Parts:
         clock=clock,
     )
     outlets = open_outlets(config, specs, around)
-    watch = _check(config, control, outlets, topics, began_s)
-    return Parts(config, name, specs, codes, home, control, outlets, watch)
+    parts = Parts(config, name, specs, codes, home, options.bootstrap, control, outlets, None)
+    return replace(parts, watch=_check(parts, [*options.topics], began_s))
+
+
+def _control(options: SourceOptions, clock: Clock) -> Control | None:
+    """The control API of the source's log, None if it is another Kafka.
+
+    Raises `TopicUnknown` if the input is not there.
+    """
+    subscription = Subscription(options, clock)
+    subscription.partitions()
+    subscription.close()
+    url = options.control_url
+    if url is None:
+        with Client(options.bootstrap, clock=clock) as client:
+            url = client.broker_config().get(CONTROL_URL)
+    return Control(url, clock=clock) if url else None
 
 
 def identity_of(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> identity.Identity:
@@ -95,19 +105,13 @@ def identity_of(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> identi
     )
 
 
-def _check(
-    config: PipelineConfig,
-    control: Control,
-    outlets: Outlets,
-    topics: Sequence[str],
-    began_s: float,
-) -> RestoreWatch | None:
+def _check(parts: Parts, topics: Sequence[str], began_s: float) -> RestoreWatch | None:
     """Refuse what would skip or hide records; how to measure the restore, if this is one."""
+    config = parts.config
     found = checkpoint.read(config.checkpoint)
-    tails = pins.read_tails(control, topics)
     known = found.planned.epoch if found.planned else found.last.epoch if found.last else -1
     known = max(known, *Ledger(config.checkpoint).recorded_epochs(), -1)
-    for name, sink in outlets.all.items():
+    for name, sink in parts.outlets.all.items():
         last = sink.last_epoch()
         if last is not None and last > known:
             raise SinkAhead(
@@ -121,9 +125,11 @@ def _check(
         # starting takes: without it the first estimate would be a guess.
         return RestoreWatch(began_s, {}, config.tasks)
     check_files(config.checkpoint, found.last.epoch)
+    tails = parts.tails({*topics, *found.last.end.needed})
     restore.check_covered(found.last.end, tails)
-    pins.refuse_lost(control, found.last.end, tails)
-    goal = {key: tail.high_watermark for key, tail in tails.items()}
+    if parts.control is not None:
+        pins.refuse_lost(parts.control, found.last.end, tails)
+    goal = {key: tail.high_watermark for key, tail in tails.items() if key[0] in topics}
     behind = found.planned is not None or any(
         found.last.end.offsets.get(topic, {}).get(str(partition), 0) < end
         for (topic, partition), end in goal.items()

@@ -125,6 +125,7 @@ def upkeep_of(parts: Parts, clock: Clock) -> Upkeep:
     return Upkeep(
         parts.config.checkpoint,
         parts.control,
+        parts.tails,
         terms_of(parts),
         retain=parts.config.retain,
         logs={
@@ -151,6 +152,7 @@ def terms_of(parts: Parts) -> Terms:
         needs_history_ms=max(spec.needs_history_ms or 0 for spec in parts.specs),
         max_restore_s=max_restore_ms / 1000 if max_restore_ms else None,
         versions=versions(),
+        pinned=parts.control is not None,
     )
 
 

@@ -5,12 +5,12 @@ then what no retained checkpoint needs any more: entries of the ledger, objects 
 what sinks have kept. May be killed between any two steps; the next look does them again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from catchwater.clock import Clock
 from catchwater.recovery import checkpoint, contract, pins, restore
-from catchwater.recovery.contract import Contract, Terms
+from catchwater.recovery.contract import Contract, PartitionTail, Terms
 from catchwater.recovery.ledger import EpochEntry, Ledger, LedgerDamaged
 from catchwater.recovery.measure import RestoreWatch, add_sample, load_samples
 from catchwater.recovery.savepoint.claim import settle_claim
@@ -22,6 +22,7 @@ from catchwater.state.log import StateLog
 SWEEP_EVERY_S = 10.0
 """Listing a store costs more than the garbage that a few epochs leave."""
 
+Tails = Mapping[tuple[str, int], PartitionTail]
 Logs = Mapping[tuple[int, int], StateLog]
 """(stage, shard) → its state log."""
 
@@ -32,7 +33,8 @@ class Upkeep:
     def __init__(
         self,
         folder: Path,
-        control: Control,
+        control: Control | None,
+        tails: Callable[[Iterable[str]], Tails],
         terms: Terms,
         *,
         retain: int,
@@ -44,6 +46,7 @@ class Upkeep:
         self._folder = folder
         self._ledger = Ledger(folder)
         self._control = control
+        self._tails = tails
         self._terms = terms
         self._retain = retain
         self._logs = logs
@@ -62,7 +65,8 @@ class Upkeep:
         for entry in entries:
             self._measure(entry)
         self._bind(entries)
-        settle_claim(self._folder, newest, self._control.release_pin, self._clock)
+        release = self._control.release_pin if self._control else _nothing_to_release
+        settle_claim(self._folder, newest, release, self._clock)
         self._done = newest
         return entries
 
@@ -82,7 +86,9 @@ class Upkeep:
 
     def _bind(self, entries: Sequence[EpochEntry]) -> None:
         newest = checkpoint.read(self._folder).retained(self._retain)
-        retained = pins.hold(self._control, self._terms.pipeline, newest)
+        retained = newest
+        if self._control is not None:
+            retained = pins.hold(self._control, self._terms.pipeline, newest)
         for entry in entries:
             restore.write_contract(self._folder, self._contract(entry, retained[0].end.clock_ms))
         oldest = min([newest[0].epoch, *held(self._folder)])
@@ -94,7 +100,7 @@ class Upkeep:
     def _contract(self, entry: EpochEntry, oldest_clock_ms: int) -> Contract:
         return contract.compute(
             entry,
-            pins.read_tails(self._control, entry.end.offsets),
+            self._tails(entry.end.needed),
             self._terms,
             load_samples(self._folder),
             oldest_clock_ms=oldest_clock_ms,
@@ -114,3 +120,7 @@ class Upkeep:
         for sink in self._sinks.values():
             sink.sweep(entries[0].epoch, self._clock.now_ms())
         self._swept_s = self._clock.monotonic_s()
+
+
+def _nothing_to_release(pin: str) -> None:
+    """A log without pins."""
