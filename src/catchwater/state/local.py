@@ -2,7 +2,11 @@
 
 Not fsynced: what a restart of the operating system leaves of it is not to be trusted. Grows as it
 must. LMDB's own errors come out as they are, `lmdb.Error`: the caller knows whether to start over.
-A file that was cut short is noticed when it is opened; a bit that the disk flips inside it is not.
+
+LMDB has no checksums, and a damaged page may give wrong entries or end the process. So the file's
+size and time of change are noted after every commit, and a file that anybody else has changed, or
+that a commit was killed in, is not opened. A bit that the disk itself flips within one boot is not
+noticed.
 """
 
 import os
@@ -19,6 +23,7 @@ from catchwater.state.roll import EMPTY, Position
 FORMAT = 2
 _FIRST_MAP_BYTES = 64 << 20
 _DATA = "data.mdb"
+_STAMP = "stamp"
 _META = b"meta"
 
 
@@ -41,6 +46,9 @@ class LocalEntries:
         """Open or make it; the directory is there. Raises lmdb.Error and OSError."""
         self._path = directory / _DATA
         held_bytes = self._path.stat().st_size if self._path.exists() else 0
+        self._stamp_path = directory / _STAMP
+        if held_bytes and self._stamp() != self._noted():
+            raise lmdb.CorruptedError(f"{self._path} is not as it was left")
         map_bytes = _FIRST_MAP_BYTES
         while map_bytes < 2 * held_bytes:
             map_bytes *= 2
@@ -53,12 +61,11 @@ class LocalEntries:
             readahead=False,
         )
         try:
-            if held_bytes < self.size_bytes() and held_bytes:
-                raise lmdb.CorruptedError(f"{self._path} was cut short")
             self._env.reader_check()
             self._meta = self._env.open_db(b"meta")
             self.tables = [self._env.open_db(table.name.lower().encode()) for table in Table]
-        except lmdb.Error:
+            self._note()
+        except (lmdb.Error, OSError):
             self._env.close()
             raise
         self._inode = os.stat(self._path).st_ino
@@ -69,6 +76,21 @@ class LocalEntries:
             return os.stat(self._path).st_ino == self._inode
         except OSError:
             return False
+
+    def _stamp(self) -> bytes:
+        found = os.stat(self._path)
+        return b"%d %d" % (found.st_mtime_ns, found.st_size)
+
+    def _noted(self) -> bytes:
+        try:
+            return self._stamp_path.read_bytes()
+        except OSError:
+            return b""
+
+    def _note(self) -> None:
+        written = self._stamp_path.with_suffix(f".{os.getpid()}")
+        written.write_bytes(self._stamp())
+        written.replace(self._stamp_path)
 
     def size_bytes(self) -> int:
         """Bytes in use on disk, free pages included."""
@@ -88,6 +110,7 @@ class LocalEntries:
             try:
                 with self.begin(write=True) as txn:
                     change(txn)
+                self._note()
                 return
             except lmdb.MapFullError:
                 self._env.set_mapsize(2 * self._env.info()["map_size"])

@@ -173,6 +173,10 @@ class StateLog:
             self._rolls[at] = header.roll
         return self._rolls[at]
 
+    def remember(self, at: Position, roll: Roll) -> None:
+        """Know what a position needs without asking the store: from its object, read elsewhere."""
+        self._rolls[at] = roll
+
     def sweep(self, keep: Iterable[Position], limit: int = SWEEP_STEP) -> int:
         """Delete what none of the positions needs; returns how many objects were deleted.
 

@@ -193,11 +193,12 @@ class ShardStore:
             return
         if found.moving is None and found.at == wanted:
             return
-        pending, self._pending = self._read_pending(), None
+        pending, self._pending = self._pending_to(wanted, log), None
+        changes: Iterable[Changes] | None
         if found.moving is not None and found.moving[0] != wanted:
             changes = None
-        elif pending is not None and (pending.base, pending.to) == (found.at, wanted):
-            changes = iter(pending.changes)
+        elif pending is not None and pending.base == found.at:
+            changes = pending.changes
         else:
             changes = log.read_since(found.at, wanted)
         if changes is None:
@@ -248,18 +249,21 @@ class ShardStore:
                 written.unlink(missing_ok=True)
                 self._pending_path.unlink(missing_ok=True)
 
-    def _read_pending(self) -> _Pending | None:
-        """The changes kept here, from memory or disk; None if there are none to be trusted."""
-        if self._pending is not None:
+    def _pending_to(self, wanted: Position, log: StateLog) -> _Pending | None:
+        """The changes kept here, in memory or on disk, if they lead where they must."""
+        if self._pending is not None and self._pending.to == wanted:
             return self._pending
         try:
             header, blocks = decode_object([self._pending_path.read_bytes()])
-            same = (header.function, header.shard) == (self._fresh.function, self._fresh.shard)
-            if same and header.base is not None:
-                return _Pending(header.base, header.by, list(blocks))
+            found = (header.function, header.shard, header.by)
+            if found != (self._fresh.function, self._fresh.shard, wanted):
+                return None
+            assert header.base is not None and header.roll is not None
+            pending = _Pending(header.base, wanted, list(blocks))
         except (OSError, FrameDamaged):
             return None
-        return None
+        log.remember(wanted, header.roll)
+        return pending
 
 
 def _open_local(directory: Path) -> LocalEntries:

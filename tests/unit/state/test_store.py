@@ -362,6 +362,40 @@ assert store.read_bytes == 0
     assert records_of(store, log, first) == {b"a": b"1"}
 
 
+def test_processes_that_take_turns_read_nothing_but_what_the_other_kept(store, log, tmp_path):
+    code = f"""
+import sys
+from pathlib import Path
+from catchwater.objects.memory import MemoryStore
+from catchwater.state.log import StateLog
+from catchwater.state.store import ShardStore
+from catchwater.state.entries import Table
+from catchwater.state.roll import EMPTY, Position
+log = StateLog(MemoryStore(), "state", "f", 0)
+store = ShardStore.open(Path({str(tmp_path / "shard")!r}), "f", 0, "boot")
+for line in sys.stdin:
+    version, token = line.split()
+    state = store.begin(Position(int(version), token), log)
+    assert store.read_bytes == 0
+    state.put(Table.RECORD, version.encode(), b"there")
+    print(store.finish("there" + version).at.token, flush=True)
+"""
+    unread = StateLog(NeverRead(), "state", "f", 0)
+    at = epoch(store, unread, EMPTY, "here0", **{"0": "here"})
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        for _ in range(6):
+            other.stdin.write(f"{at.version} {at.token}\n")
+            other.stdin.flush()
+            at = Position(at.version + 1, other.stdout.readline().strip())
+            at = epoch(store, unread, at, f"here{at.version}", **{str(at.version): "here"})
+        other.stdin.close()
+        assert other.wait(timeout=60) == 0
+    found = records_of(store, unread, at)
+    assert found == {b"%d" % n: b"there" if n % 2 else b"here" for n in range(at.version)}
+
+
 def test_changes_that_cannot_be_kept_are_in_the_log(store, log, tmp_path):
     put(store.begin(EMPTY, log), a="1")
     (tmp_path / "shard" / "pending").mkdir()
@@ -377,8 +411,31 @@ def test_a_store_that_does_not_say_what_it_is_is_emptied(store, log, tmp_path):
     with lmdb.open(str(tmp_path / "shard"), max_dbs=len(Table) + 1, sync=False) as env:
         with env.begin(write=True) as txn:
             txn.put(b"meta", b"\xc1", db=env.open_db(b"meta", txn))
+    note_as_ours(tmp_path / "shard")
     with reopened(tmp_path) as again:
         assert records_of(again, log, at) == {b"a": b"1"}
+
+
+def note_as_ours(directory):
+    """Pretend that the store was left as it is."""
+    found = (directory / "data.mdb").stat()
+    (directory / "stamp").write_text(f"{found.st_mtime_ns} {found.st_size}")
+
+
+@pytest.mark.parametrize("size", [1, 4096])
+def test_a_store_that_anybody_changed_is_not_opened(store, log, objects, tmp_path, size):
+    at = epoch(store, log, EMPTY, "x", **{f"{i:04}": "value" for i in range(500)})
+    expected = records_of(store, log, at)
+    store.close()
+    data = tmp_path / "shard" / "data.mdb"
+    for place in range(0, data.stat().st_size, 4000):
+        with data.open("r+b") as file:
+            file.seek(place)
+            file.write(b"\x5a" * size)
+        with reopened(tmp_path) as again:
+            fresh = StateLog(objects, "state", "f", 0)
+            assert records_of(again, fresh, at) == expected
+            assert again.read_bytes > 0
 
 
 def test_a_store_that_fails_while_it_is_read_is_named_and_left_to_nobody(
