@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from catchwater.cli.console import AsJson, PipelineFile, print_json, print_table
+from catchwater.cli import versions as changes
+from catchwater.cli.console import (
+    AsJson,
+    DryRun,
+    PipelineFile,
+    Yes,
+    print_json,
+    print_table,
+    talk,
+)
 from catchwater.config import CatchwaterError
 
 if TYPE_CHECKING:
@@ -20,6 +29,11 @@ if TYPE_CHECKING:
     from catchwater.replay.control import Control
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+for command in (changes.upgrade, changes.rollback, changes.versions):
+    app.command()(command)
+
+_MAIN = "from catchwater.cli import main; main()"
+"""What a child process runs; its arguments follow."""
 
 
 class NotOurLog(CatchwaterError):
@@ -40,20 +54,70 @@ def run(
     quick: Annotated[
         bool, typer.Option("--quick", help="Start sooner and run slower: for demos and tests.")
     ] = False,
+    no_supervise: Annotated[
+        bool, typer.Option("--no-supervise", help="Run in this process; end when it fails.")
+    ] = False,
+    stand_by: Annotated[bool, typer.Option("--stand-by", hidden=True)] = False,
 ) -> None:
-    """Run a pipeline until SIGTERM or Ctrl-C; an epoch that was cut short runs again."""
-    from catchwater.pipeline.run.config import AVAILABLE_NOW
-    from catchwater.pipeline.run.run import run_pipeline
+    """Run a pipeline until SIGTERM or Ctrl-C, and start it again when it fails.
 
-    config = load_here(file)
-    if available_now:
-        config = replace(config, trigger=AVAILABLE_NOW)
+    An epoch that was cut short runs again.
+    """
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
+    config = load_here(file)
+    if stand_by or no_supervise:
+        _drive(config, available_now=available_now, quick=quick, stand_by=stand_by)
+        return
+    from catchwater.pipeline.supervisor.restarts import RESTARTS
+    from catchwater.pipeline.supervisor.supervise import Wanted, supervise
+
+    flags = [f for f, on in (("--available-now", available_now), ("--quick", quick)) if on]
+    command = [sys.executable, "-c", _MAIN, "pipeline", "run", str(file), "--stand-by", *flags]
+    restarts = RESTARTS if config.restarts is None else config.restarts
+    supervise(Wanted(command, config.checkpoint, restarts, config.spare))
+
+
+def _drive(config: "PipelineConfig", *, available_now: bool, quick: bool, stand_by: bool) -> None:
+    """Run the pipeline in this process, with a supervisor at standard input if it stands by."""
+    from catchwater.pipeline.run.config import AVAILABLE_NOW
+    from catchwater.pipeline.run.run import run_pipeline
+    from catchwater.pipeline.supervisor.spare import Turn, report
+
     # Spark's bridge tells of every connection, and logs a traceback of errors we tell in a line.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    run_pipeline(config, quick=quick)
+    if available_now:
+        config = replace(config, trigger=AVAILABLE_NOW)
+    if not stand_by:
+        run_pipeline(config, quick=quick)
+        return
+    try:
+        run_pipeline(config, quick=quick, turn=Turn())
+    except CatchwaterError as error:
+        report(config.checkpoint, error)
+        raise typer.Exit(error.exit_code) from error
+
+
+@app.command()
+def stop(
+    file: PipelineFile, yes: Yes = False, dry_run: DryRun = False, as_json: AsJson = False
+) -> None:
+    """Ask the pipeline that runs to finish its epoch and end, and wait until it has."""
+    from catchwater.pipeline.supervisor.halt import halt, running
+
+    folder = load_here(file).checkpoint
+    process = running(folder)
+    if process and not dry_run and (yes or typer.confirm(f"Stop process {process}?", err=True)):
+        stopped = halt(folder) is not None
+    else:
+        stopped = False
+    if as_json:
+        print_json({"process": process, "stopped": stopped})
+    elif process is None:
+        talk(f"Nothing works on {folder}.")
+    else:
+        talk(f"Process {process} {'has ended' if stopped else 'was left running'}.")
 
 
 @app.command()
@@ -72,7 +136,8 @@ def status(file: PipelineFile, as_json: AsJson = False) -> None:
         "planned_epoch": found.planned.epoch if found.planned else None,
         "restorable": [each.epoch for each in found.committed],
         "watermark_ms": found.last.end.watermark_ms if found.last else None,
-        "state_bytes": found.state_bytes,
+        "supervisor": _supervisor(folder),
+        "state_bytes": entries[-1].total("state_bytes") if entries else 0,
         "recent_epochs": [
             {
                 "epoch": entry.epoch,
@@ -91,6 +156,22 @@ def status(file: PipelineFile, as_json: AsJson = False) -> None:
     if recent:
         typer.echo()
         print_table(list(recent[0]), [list(epoch.values()) for epoch in recent])
+
+
+def _supervisor(folder: Path) -> dict[str, Any] | None:
+    """What the checkpoint's supervisor says of itself; `killed` if it had no time to say more."""
+    import msgspec
+
+    from catchwater.pipeline.supervisor.supervise import read_supervision
+    from catchwater.recovery.lock import SUPERVISOR, holder
+
+    told = read_supervision(folder)
+    if told is None:
+        return None
+    if told.state in ("running", "waiting") and holder(folder, SUPERVISOR) is None:
+        told = msgspec.structs.replace(told, state="killed", driver=None, spare=None)
+    plain: dict[str, Any] = msgspec.to_builtins(told)
+    return plain
 
 
 def load_here(file: Path) -> "PipelineConfig":
@@ -124,5 +205,5 @@ def tails_of(
     """What the log holds now of the topics that these checkpoints read."""
     from catchwater.recovery.pins import read_tails
 
-    topics = {topic for each in checkpoints for topic in each.end.offsets}
+    topics = {topic for each in checkpoints for topic in each.end.needed}
     return read_tails(control_of(config), sorted(topics)) if topics else {}
