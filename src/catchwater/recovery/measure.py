@@ -5,13 +5,13 @@ that the log had then. It is measured only where there was something to catch up
 time would be that of waiting for input. Pure but for the file of samples.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from catchwater.recovery.contract import RestoreSample
-from catchwater.recovery.ledger import EpochEntry, Ledger, write_whole
+from catchwater.recovery.ledger import EpochEntry, Ledger, ShardEpoch, write_whole
 
 
 class RestoreWatch:
@@ -50,6 +50,24 @@ class RestoreWatch:
             offsets.get(topic, {}).get(str(partition), 0) >= end
             for (topic, partition), end in self._tail.items()
         )
+
+
+def operator_ms(shards: Iterable[ShardEpoch], *shares: float) -> list[float]:
+    """How long events were in the operator, ms: what so large a share of them did not exceed.
+
+    All events of a shard's epoch are in it for as long as the epoch takes there. Without events: 0.
+    """
+    by_time = sorted((each.operator_ms, each.events) for each in shards if each.events)
+    total = sum(events for _, events in by_time)
+    found = []
+    for share in shares:
+        reached, at_ms = 0, 0.0
+        for at_ms, events in by_time:
+            reached += events
+            if reached >= share * total:
+                break
+        found.append(at_ms)
+    return found
 
 
 def load_samples(folder: Path) -> list[RestoreSample]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from catchwater.recovery.contract import RestoreSample
 from catchwater.recovery.ledger import EpochEntry, ShardEpoch, SourceOffset
-from catchwater.recovery.measure import RestoreWatch, add_sample, load_samples
+from catchwater.recovery.measure import RestoreWatch, add_sample, load_samples, operator_ms
 
 
 def entry(epoch: int, end: int, events: int, rebuilt: int = 0) -> EpochEntry:
@@ -31,3 +31,9 @@ def test_samples_are_kept_in_order(tmp_path: Path) -> None:
     for sample in samples:
         add_sample(tmp_path, sample)
     assert load_samples(tmp_path) == samples
+
+
+def test_time_in_the_operator_is_counted_by_events() -> None:
+    shards = [ShardEpoch(0, events=98, operator_ms=10.0), ShardEpoch(1, events=2, operator_ms=70.0)]
+    assert operator_ms(shards, 0.5, 0.98, 0.99) == [10.0, 10.0, 70.0]
+    assert operator_ms([ShardEpoch(0, operator_ms=5.0)], 0.5) == [0.0]

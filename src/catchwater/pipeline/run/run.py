@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from catchwater.clock import SYSTEM, Clock
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.failure import cause
+from catchwater.pipeline.run.metrics import PipelineMetrics
 from catchwater.pipeline.run.preflight import Parts, prepare
 from catchwater.pipeline.run.query import stages, start_query
 from catchwater.pipeline.run.upkeep import Upkeep
@@ -95,11 +96,15 @@ def _run_query(
     limit = poison_limit(parts)
     writer = EpochWriter(ledger, parts.outlets.all, shards, clock, poison_limit=limit)
     upkeep = upkeep_of(parts, clock)
+    metrics = PipelineMetrics(parts.name, [spec.name for spec in parts.specs])
+    if config.metrics is not None:
+        metrics.serve(config.metrics)
     query = start_query(spark, parts, writer)
     _log.info("Running %s, checkpoint %s.", parts.name, config.checkpoint)
     try:
         while query.isActive and not stop.requested:
             for entry in upkeep.look():
+                metrics.take(entry)
                 _tell(entry)
             clock.pause(_POLL_S)
     finally:

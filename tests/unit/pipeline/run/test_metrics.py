@@ -1,0 +1,52 @@
+"""What Prometheus is told of a pipeline."""
+
+import urllib.request
+
+import pytest
+from prometheus_client import generate_latest
+
+from catchwater.config import ConfigError
+from catchwater.pipeline.run.metrics import PipelineMetrics
+from catchwater.recovery.ledger import EpochEntry, ShardEpoch, SourceOffset
+
+
+def entry(epoch: int) -> EpochEntry:
+    end = SourceOffset(epoch, {}, [2_000], 5_000)
+    shards = [
+        ShardEpoch(0, events=9, keys=3, state_bytes=100, delta_bytes=10, operator_ms=20.0),
+        ShardEpoch(1, events=1, keys=4, state_bytes=50, delta_bytes=5, operator_ms=80.0),
+        ShardEpoch(0, stage=1, events=2, poisoned=1),
+    ]
+    return EpochEntry(epoch, end, end, shards, {}, 5_250)
+
+
+def test_counts_add_up_and_sizes_are_those_of_the_last_epoch() -> None:
+    metrics = PipelineMetrics("cards", ["risk", "report"])
+    metrics.take(entry(3))
+    metrics.take(entry(4))
+    told = generate_latest(metrics.registry).decode().splitlines()
+    for line in [
+        'catchwater_events_total{function="risk",pipeline="cards"} 20.0',
+        'catchwater_poisoned_total{function="report",pipeline="cards"} 2.0',
+        'catchwater_keys{function="risk",pipeline="cards"} 7.0',
+        'catchwater_state_bytes{function="risk",pipeline="cards"} 150.0',
+        'catchwater_state_delta_bytes_total{function="risk",pipeline="cards"} 30.0',
+        'catchwater_operator_seconds{function="risk",pipeline="cards",quantile="0.5"} 0.02',
+        'catchwater_operator_seconds{function="risk",pipeline="cards",quantile="0.99"} 0.08',
+        'catchwater_epoch{pipeline="cards"} 4.0',
+        'catchwater_checkpoint_duration_seconds{pipeline="cards"} 0.25',
+        'catchwater_watermark_delay_seconds{pipeline="cards"} 3.0',
+    ]:
+        assert line in told
+
+
+def test_an_address_that_cannot_be_listened_at_is_told() -> None:
+    with pytest.raises(ConfigError, match="metrics = 'nowhere' cannot be listened at"):
+        PipelineMetrics("cards", ["risk"]).serve("nowhere")
+
+
+def test_they_are_served(unused_tcp_port: int) -> None:
+    metrics = PipelineMetrics("cards", ["risk"])
+    metrics.serve(f"127.0.0.1:{unused_tcp_port}")
+    with urllib.request.urlopen(f"http://127.0.0.1:{unused_tcp_port}/metrics", timeout=5) as answer:
+        assert b"catchwater_events_total" in answer.read()
