@@ -36,7 +36,7 @@ from catchwater.sinks.staged import Archive, StagedFile
 _NUMBERS = itertools.count(1)
 
 
-@pytest.fixture(params=["ours", "apache"])
+@pytest.fixture(params=["catchwater", "apache"])
 def bootstrap(request: pytest.FixtureRequest) -> str:
     if request.param == "apache":
         return str(request.getfixturevalue("apache_kafka"))
