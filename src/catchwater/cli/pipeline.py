@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from catchwater.pipeline.run.config import PipelineConfig
     from catchwater.recovery.checkpoint import Checkpoint
     from catchwater.recovery.contract import PartitionTail
+    from catchwater.recovery.ledger import EpochEntry
     from catchwater.replay.control import Control
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
@@ -137,25 +138,45 @@ def status(file: PipelineFile, as_json: AsJson = False) -> None:
         "restorable": [each.epoch for each in found.committed],
         "watermark_ms": found.last.end.watermark_ms if found.last else None,
         "supervisor": _supervisor(folder),
-        "state_bytes": entries[-1].total("state_bytes") if entries else 0,
-        "recent_epochs": [
-            {
-                "epoch": entry.epoch,
-                **{name: entry.total(name) for name in ("events", "outputs", "late", "duplicates")},
-                "finished_ms": entry.finished_ms,
-            }
-            for entry in entries
-        ],
+        "operator": _operator(entries),
+        "recent_epochs": [_epoch(entry) for entry in entries],
     }
     if as_json:
         print_json(told)
         return
     recent = told.pop("recent_epochs")
     told["restorable"] = ", ".join(map(str, told["restorable"]))
+    told |= told.pop("operator")
     print_table(["pipeline", str(file)], list(told.items()))
     if recent:
         typer.echo()
         print_table(list(recent[0]), [list(epoch.values()) for epoch in recent])
+
+
+def _epoch(entry: "EpochEntry") -> dict[str, Any]:
+    """One epoch, all shards of all functions together."""
+    counts = ("events", "outputs", "late", "duplicates", "poisoned", "delta_bytes")
+    return {
+        "epoch": entry.epoch,
+        **{name: entry.total(name) for name in counts},
+        "restore_s": max((shard.restore_s for shard in entry.shards), default=0.0),
+        "finished_ms": entry.finished_ms,
+    }
+
+
+def _operator(entries: "Sequence[EpochEntry]") -> dict[str, Any]:
+    """How large the state is, and how long events of the recent epochs were in the operator."""
+    from catchwater.recovery.measure import operator_ms
+
+    last = entries[-1] if entries else None
+    shards = [shard for entry in entries for shard in entry.shards]
+    p50, p99 = operator_ms(shards, 0.5, 0.99)
+    return {
+        "keys": last.total("keys") if last else 0,
+        "state_bytes": last.total("state_bytes") if last else 0,
+        "operator_p50_ms": p50,
+        "operator_p99_ms": p99,
+    }
 
 
 def _supervisor(folder: Path) -> dict[str, Any] | None:

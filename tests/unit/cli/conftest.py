@@ -60,7 +60,10 @@ def pipeline_file(tmp_path: Path) -> Path:
         (folder / "offsets" / str(epoch)).write_text(f'v1\n{{"batchTimestampMs":{epoch}}}\n{line}')
         if epoch < 3:
             (folder / "commits" / str(epoch)).write_text("v1\n{}")
-            shard = ShardEpoch(0, events=10, outputs=2, duplicates=1, state_bytes=50)
+            shard = ShardEpoch(
+                0, events=10, outputs=2, duplicates=1, keys=4, state_bytes=50, delta_bytes=20,
+                restore_s=0.5, operator_ms=12.5,
+            )  # fmt: skip
             sink = SinkEpoch("alerts", records=2, checksum="c")
             entry = EpochEntry(epoch, offset_at(epoch - 1), end, [shard], {"alerts": sink}, 1_000)
             ledger.write(entry)
@@ -82,7 +85,9 @@ topic = "alerts"
 
 def offset_at(epoch: int) -> SourceOffset:
     """Ten records an epoch."""
-    return SourceOffset(epoch, {"payments": {"0": 10 * (epoch + 1)}}, [1_000 * epoch], 5_000 * epoch)
+    return SourceOffset(
+        epoch, {"payments": {"0": 10 * (epoch + 1)}}, [1_000 * epoch], 5_000 * epoch
+    )
 
 
 def contract_of(entry: EpochEntry) -> Contract:

@@ -10,8 +10,13 @@ def test_the_status_tells_epochs_and_what_they_did(catchwater: Any, pipeline_fil
     assert (told["committed_epoch"], told["planned_epoch"]) == (2, 3)
     assert told["restorable"] == [0, 1, 2]
     assert told["recent_epochs"][-1] == {
-        "epoch": 2, "events": 10, "outputs": 2, "late": 0, "duplicates": 1, "finished_ms": 1000,
+        "epoch": 2, "events": 10, "outputs": 2, "late": 0, "duplicates": 1, "poisoned": 0,
+        "delta_bytes": 20, "restore_s": 0.5, "finished_ms": 1000,
     }  # fmt: skip
+    assert told["operator"] == {
+        "keys": 4, "state_bytes": 50, "operator_p50_ms": 12.5, "operator_p99_ms": 12.5,
+    }  # fmt: skip
+    assert "operator_p99_ms" in catchwater("pipeline", "status", pipeline_file).out
 
 
 def test_a_pipeline_that_never_ran_has_a_status_too(
