@@ -90,14 +90,13 @@ def _drive(config: "PipelineConfig", *, available_now: bool, quick: bool, stand_
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     if available_now:
         config = replace(config, trigger=AVAILABLE_NOW)
-    if not stand_by:
-        run_pipeline(config, quick=quick)
-        return
     try:
-        run_pipeline(config, quick=quick, turn=Turn())
+        run_pipeline(config, quick=quick, turn=Turn() if stand_by else None)
     except CatchwaterError as error:
         report(config.checkpoint, error)
-        raise typer.Exit(error.exit_code) from error
+        if stand_by:  # the supervisor tells it
+            raise typer.Exit(error.exit_code) from error
+        raise
 
 
 @app.command()

@@ -94,9 +94,24 @@ def restore(folder: Path, epoch: int, tails: Mapping[tuple[str, int], PartitionT
     found = find(folder, epoch)
     check_covered(found.end, tails)
     with lock(folder, wait_s=0):
-        write_whole(_marker(folder), msgspec.json.encode(_Marker(epoch)))
-        finish(folder)
+        go_back(folder, epoch)
     return found
+
+
+def go_back(folder: Path, epoch: int) -> None:
+    """Move aside what came after the epoch. The caller holds the lock and has looked at it."""
+    write_whole(_marker(folder), msgspec.json.encode(_Marker(epoch)))
+    finish(folder)
+
+
+def set_aside(folder: Path, epoch: int) -> None:
+    """Take a broken checkpoint's files out of Spark's logs and ours, into `catchwater/broken/`."""
+    ours = Ledger(folder).folder
+    logs = (folder / log / str(epoch) for log in ("commits", "offsets"))
+    spark = (each for path in logs for each in _with_checksum(path))
+    for path in (*spark, *(ours / name / f"{epoch}.json" for name in ("contracts", "epochs"))):
+        if path.exists():
+            _move(path, ours / "broken" / path.parent.name)
 
 
 def finish(folder: Path) -> None:
@@ -106,13 +121,17 @@ def finish(folder: Path) -> None:
         return
     aside = Ledger(folder).replayed
     for path in list(_later(folder, marker.epoch)):
-        target = aside / path.parent.name / path.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        path.replace(target)
-        sync_folder(target.parent)
-        sync_folder(path.parent)
+        _move(path, aside / path.parent.name)
     _marker(folder).unlink()
     sync_folder(_marker(folder).parent)
+
+
+def _move(path: Path, into: Path) -> None:
+    """Give the file another folder, durably."""
+    into.mkdir(parents=True, exist_ok=True)
+    path.replace(into / path.name)
+    sync_folder(into)
+    sync_folder(path.parent)
 
 
 def _marker(folder: Path) -> Path:

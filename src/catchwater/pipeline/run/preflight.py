@@ -47,9 +47,7 @@ class Parts:
 
     def tails(self, topics: Iterable[str]) -> dict[tuple[str, int], PartitionTail]:
         """What the log holds of these topics now."""
-        if self.control is not None:
-            return pins.read_tails(self.control, topics)
-        return pins.kafka_tails(self.bootstrap, topics)
+        return _tails(self.control, self.bootstrap, topics)
 
 
 def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> Parts:
@@ -77,6 +75,21 @@ def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> Parts:
     outlets = open_outlets(config, specs, around)
     parts = Parts(config, name, specs, codes, home, options.bootstrap, control, outlets, None)
     return replace(parts, watch=_check(parts, [*options.topics], began_s))
+
+
+def tails_of(config: PipelineConfig, clock: Clock) -> dict[tuple[str, int], PartitionTail]:
+    """What the log holds now of all that the pipeline reads."""
+    options = parse_options(config.source_options)
+    topics = {*options.topics, *config.tables.values()}
+    return _tails(_control(options, clock), options.bootstrap, topics)
+
+
+def _tails(
+    control: Control | None, bootstrap: str, topics: Iterable[str]
+) -> dict[tuple[str, int], PartitionTail]:
+    if control is not None:
+        return pins.read_tails(control, topics)
+    return pins.kafka_tails(bootstrap, topics)
 
 
 def _control(options: SourceOptions, clock: Clock) -> Control | None:

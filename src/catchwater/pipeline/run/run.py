@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING
 from catchwater.clock import SYSTEM, Clock
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.failure import cause
+from catchwater.pipeline.run.fallback import DAMAGED, fall_back
 from catchwater.pipeline.run.metrics import PipelineMetrics
-from catchwater.pipeline.run.preflight import Parts, prepare
+from catchwater.pipeline.run.preflight import Parts, prepare, tails_of
 from catchwater.pipeline.run.query import stages, start_query
 from catchwater.pipeline.run.upkeep import Upkeep
 from catchwater.pipeline.spark import session
-from catchwater.pipeline.supervisor.spare import Turn
+from catchwater.pipeline.supervisor.spare import Turn, take_report
 from catchwater.pipeline.supervisor.stopping import Stop, stop_requested
 from catchwater.recovery import checkpoint, restore
 from catchwater.recovery.contract import FunctionVersion, Terms
-from catchwater.recovery.ledger import FOLDER, EpochEntry, Ledger
+from catchwater.recovery.ledger import FOLDER, EpochEntry, Ledger, LedgerDamaged
 from catchwater.recovery.lock import Lock
 from catchwater.recovery.software import versions
 
@@ -80,9 +81,18 @@ def run_pipeline(
 
 def _take(config: PipelineConfig, held: Lock, began_s: float, clock: Clock) -> Parts:
     """Take the checkpoint, and look at everything that a start could fail on."""
+    folder = config.checkpoint
     held.acquire()
-    restore.finish(config.checkpoint)
-    return prepare(config, began_s, clock)
+    restore.finish(folder)
+    before = take_report(folder)
+    try:
+        if before is not None and before.kind in DAMAGED:
+            raise LedgerDamaged(before.message)
+        return prepare(config, began_s, clock)
+    except LedgerDamaged as damage:
+        _log.warning("%s", damage)
+        fall_back(folder, tails_of(config, clock))
+        return prepare(config, began_s, clock)
 
 
 def _run_query(

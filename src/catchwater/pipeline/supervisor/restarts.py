@@ -3,8 +3,8 @@
 The first failure, and every one after an epoch was committed, is followed by a start at once;
 failures in a row wait 1, 2, 4 … 60 seconds, give or take a fifth. More than `limit` failures
 within an hour end it. What another start cannot mend is not tried again: a usage error, a
-checkpoint that is refused, a record that no handler can handle (tried once more, in case the
-machine was to blame).
+checkpoint that is refused. A record that no handler can handle, and a broken file, are tried once
+more: the machine may be to blame, and a start looks for a checkpoint that is whole.
 """
 
 from collections import deque
@@ -20,8 +20,8 @@ JITTER = 0.2
 NOT_MENDED_EXIT_CODES = (2, 5)
 NOT_MENDED = frozenset({"CheckpointInUse", "CodeChanged", "JavaMissing", "SparkMissing"})
 """Kinds of errors that stay however often one tries."""
-POISON = frozenset({"EventFailed", "PoisonLimitReached"})
-"""Kinds of errors that the input is to blame for."""
+ONCE_MORE = frozenset({"EventFailed", "PoisonLimitReached", "LedgerDamaged", "ShardDamaged"})
+"""Kinds of errors that input or files are to blame for; a start may find a whole checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Restarts:
         self._random = random
         self._failed_s: deque[float] = deque()
         self._in_a_row = 0
-        self._poisoned = False
+        self._tried_once_more = False
 
     @property
     def recent(self) -> int:
@@ -70,10 +70,10 @@ class Restarts:
             return None
         if self.recent > self._limit:
             return None
-        if failure.kind in POISON:
-            if self._poisoned and not progressed:
+        if failure.kind in ONCE_MORE:
+            if self._tried_once_more and not progressed:
                 return None
-            self._poisoned = True
+            self._tried_once_more = True
         self._in_a_row = 0 if progressed else self._in_a_row + 1
         if self._in_a_row <= 1:
             return 0.0

@@ -76,5 +76,12 @@ def read_report(checkpoint: Path, pid: int) -> Report | None:
     return told if told is not None and told.pid == pid else None
 
 
+def take_report(checkpoint: Path) -> Report | None:
+    """What the last process to fail left, for the one that goes on in its place; read once."""
+    told = read_json(_path(checkpoint), Report)
+    _path(checkpoint).unlink(missing_ok=True)
+    return told
+
+
 def _path(checkpoint: Path) -> Path:
     return checkpoint / FOLDER / "failure.json"
