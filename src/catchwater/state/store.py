@@ -28,7 +28,7 @@ from catchwater.state.local import FORMAT, Committed, LocalEntries, Meta
 from catchwater.state.log import Logged, StateLog
 from catchwater.state.roll import EMPTY, Position
 
-_BATCH_ENTRIES = 32_768
+_BATCH_ENTRIES = 16_384
 """A transaction changes about so many entries: each may hold a page in memory until it ends."""
 
 _NOWHERE = Position(-1, "")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from tests.unit.state.rolling import small_units
+from tests.unit.state.rolling import Failing, small_units
 
 from catchwater.objects.base import StoreUnavailable
 from catchwater.objects.memory import MemoryStore
@@ -18,28 +18,6 @@ CHANGES = st.lists(
     st.tuples(st.sampled_from(Table), KEYS, st.none() | st.binary(min_size=5, max_size=30)),
     max_size=12,
 )
-
-
-class Failing:
-    """A store whose n-th write fails, done or not; then it works again."""
-
-    def __init__(self, store):
-        self._store = store
-        self.fail_at = None
-        self.done = False
-
-    def put(self, key, parts):
-        if self.fail_at is not None:
-            self.fail_at -= 1
-            if self.fail_at < 0:
-                self.fail_at = None
-                if self.done:
-                    self._store.put(key, parts)
-                raise StoreUnavailable(f"{key}: no answer")
-        return self._store.put(key, parts)
-
-    def __getattr__(self, name):
-        return getattr(self._store, name)
 
 
 class StaleListing(MemoryStore):

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import lmdb
@@ -13,8 +13,9 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from tests.unit.state.rolling import small_units
+from tests.unit.state.rolling import Failing, small_units
 
+from catchwater.objects.base import StoreUnavailable
 from catchwater.objects.local import LocalStore
 from catchwater.objects.memory import MemoryStore
 from catchwater.state.entries import DictEntries, Table
@@ -53,7 +54,7 @@ class ShardMachine(RuleBasedStateMachine):
         self.patched.start()
         self.root = Path(tempfile.mkdtemp())
         self.directory = self.root / "shard"
-        self.objects = MemoryStore()
+        self.objects = Failing(MemoryStore())
         self.log = StateLog(self.objects, "state", "f", 0)
         self.model = DictEntries()
         self.at = EMPTY
@@ -94,6 +95,13 @@ class ShardMachine(RuleBasedStateMachine):
     @rule(changes=CHANGES)
     def an_attempt_fails_after_it_was_finished(self, changes):
         self._attempt(changes)
+
+    @rule(changes=CHANGES, step=st.integers(0, 4), done=st.booleans())
+    def an_attempt_fails_at_a_write(self, changes, step, done):
+        self.objects.fail_at, self.objects.done = step, done
+        with suppress(StoreUnavailable):
+            self._attempt(changes)
+        self.objects.fail_at = None
 
     @rule(changes=CHANGES)
     def an_epoch_is_committed_by_another_machine(self, changes):
@@ -332,6 +340,7 @@ def test_an_attempt_in_another_process_cannot_mislead_this_one(tmp_path):
         ours = epoch(store, log, EMPTY, "ours", a="ours")
         code = f"""
 from pathlib import Path
+from catchwater.objects.base import StoreUnavailable
 from catchwater.objects.local import LocalStore
 from catchwater.state.log import StateLog
 from catchwater.state.store import ShardStore
