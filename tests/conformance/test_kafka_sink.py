@@ -19,7 +19,9 @@ from catchwater.clock import SYSTEM, Clock
 from catchwater.config import ConfigError
 from catchwater.sinks.base import (
     RETRACTS_HEADER,
+    RETRACTS_OFFSET_HEADER,
     ROW_HEADER,
+    SINK_HEADER,
     EpochDiffers,
     EpochMissing,
     OutputRecord,
@@ -107,7 +109,7 @@ def test_an_epoch_is_one_transaction_with_a_record_of_it_in_the_ledger(world: Wo
     assert world.values() == ["a1", "b2", "c3"]
     found = {m.value(): dict(m.headers()) for m in world.messages()}
     assert found[b"a1"] == {
-        ROW_HEADER: b"3/0/0", "catchwater-sink": f"{world.pipeline}/alerts".encode(), "h": b"x"
+        ROW_HEADER: b"3/0/0", SINK_HEADER: f"{world.pipeline}/alerts".encode(), "h": b"x"
     }  # fmt: skip
     spans = [last - first + 1 for first, last in done.offsets.values()]
     assert sum(spans) == 3
@@ -218,17 +220,25 @@ def test_rows_missing_doubled_altered_and_foreign_are_found_and_mended(world: Wo
         itertools.cycle("abcdefg"), 200))]  # fmt: skip
     sink.commit(0, world.stage(0, *values))
     producer = Producer({"bootstrap.servers": world.bootstrap, "partitioner": "murmur2_random"})
+    there = {m.value().decode(): m for m in world.messages()}
     who = f"{world.pipeline}/alerts".encode()
 
-    def write(header: str, row: str, value: str) -> None:
-        headers = [(header, row.encode()), ("catchwater-sink", who), ("h", b"x")]
+    def write(row: str, value: str) -> None:
+        headers = [(ROW_HEADER, row.encode()), (SINK_HEADER, who), ("h", b"x")]
         producer.produce(world.topic, key=value[:1], value=value, headers=headers)  # type: ignore[arg-type]
 
-    write(ROW_HEADER, "0/0/1", values[2])  # doubled
-    write(ROW_HEADER, "0/0/500", "zzz")  # foreign
-    write(RETRACTS_HEADER, "0/1/3", values[7])  # now missing
-    write(RETRACTS_HEADER, "0/1/4", values[9])  # altered: taken back, and another put there
-    write(ROW_HEADER, "0/1/4", "y")
+    def retract(row: str, value: str) -> None:
+        gone = there[value]
+        headers = [(RETRACTS_HEADER, row.encode()), (SINK_HEADER, who), ("h", b"x")]
+        headers += [(RETRACTS_OFFSET_HEADER, str(gone.offset()).encode())]
+        producer.produce(world.topic, key=value[:1], value=value, headers=headers,  # type: ignore[arg-type]
+                         partition=gone.partition())  # fmt: skip
+
+    write("0/0/1", values[2])  # doubled
+    write("0/0/500", "zzz")  # foreign
+    retract("0/1/3", values[7])  # now missing
+    retract("0/1/4", values[9])  # altered: taken back, and another put there
+    write("0/1/4", "y")
     assert producer.flush(10) == 0
     producer.produce(world.topic, key=b"other", value=b"of others", partition=0)
     producer.flush(10)

@@ -12,7 +12,6 @@ same key and value under `catchwater-retracts`. With `delivery = "at-least-once"
 transactions and no marks of epochs; a reader knows a repeated row by its header.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -22,8 +21,11 @@ from catchwater.clock import SYSTEM, Clock
 from catchwater.recovery.ledger import SinkEpoch
 from catchwater.sinks.base import (
     RETRACTS_HEADER,
+    RETRACTS_OFFSET_HEADER,
     ROW_HEADER,
+    SINK_HEADER,
     Fix,
+    Headers,
     OutputRecord,
     RowId,
     RowsUnreadable,
@@ -43,8 +45,6 @@ if TYPE_CHECKING:
     from catchwater.sinks.open import Surroundings
 
 LEDGER_TOPIC = "catchwater-sink-epochs"
-SINK_HEADER = "catchwater-sink"
-"""`<pipeline>/<sink>` that wrote a record: others may write to the topic, too."""
 
 _LEDGER_CONFIG = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1"}
 _HIDDEN_S = 30.0
@@ -72,6 +72,7 @@ class _Held(NamedTuple):
     id: RowId
     record: OutputRecord
     partition: int
+    offset: int
 
 
 class KafkaSink:
@@ -254,54 +255,44 @@ class KafkaSink:
     # The topic
 
     def _row(self, id: RowId, record: OutputRecord) -> Message:
-        return self._message(ROW_HEADER, id, record)
+        return self._message(record, ((ROW_HEADER, str(id).encode()),))
 
     def _retraction(self, held: _Held) -> Message:
         """Into the same partition, where it comes behind what it takes back."""
-        return self._message(RETRACTS_HEADER, held.id, held.record, held.partition)
+        told = (
+            (RETRACTS_HEADER, str(held.id).encode()),
+            (RETRACTS_OFFSET_HEADER, b"%d" % held.offset),
+        )
+        return self._message(held.record, told, held.partition)
 
-    def _message(
-        self, header: str, id: RowId, record: OutputRecord, partition: int = -1
-    ) -> Message:
-        ours = ((header, str(id).encode()), (SINK_HEADER, self._who.encode()))
+    def _message(self, record: OutputRecord, told: Headers, partition: int = -1) -> Message:
+        headers = (*told, (SINK_HEADER, self._who.encode()), *record.headers)
         return Message(
-            self._terms.topic,
-            record.key,
-            record.value,
-            record.timestamp_ms,
-            (*ours, *record.headers),
-            partition,
+            self._terms.topic, record.key, record.value, record.timestamp_ms, headers, partition
         )
 
     def _held(self, first: int, last: int) -> list[_Held]:
         """The rows of these epochs that are there and were not taken back, in the log's order."""
-        counts: Counter[_Held] = Counter()
+        held: dict[tuple[int, int], _Held] = {}
         topic, starts = self._terms.topic, self._starts(first)
         for message in read(self._brokers, topic, self._clock, starts=starts, hidden_s=_HIDDEN_S):
-            found = self._read_row(message)
-            if found is not None and first <= found[0].id.epoch <= last:
-                # What it takes back lies before it, unless retention has deleted that.
-                counts[found[0]] = max(0, counts[found[0]] + found[1])
-        return list(counts.elements())
-
-    def _read_row(self, message: Received) -> tuple[_Held, int] | None:
-        """A row of ours and 1, or -1 if it is taken back; None for what others wrote."""
-        found = message.headers() or []
-        assert isinstance(found, list), "librdkafka gives a list"
-        headers = [(name, _bytes(value)) for name, value in found]
-        if (SINK_HEADER, self._who.encode()) not in headers:
-            return None
-        named = dict(headers)
-        for header, count in ((ROW_HEADER, 1), (RETRACTS_HEADER, -1)):
-            if header in named:
-                own = tuple(h for h in headers if h[0] not in (header, SINK_HEADER))
-                epoch, shard, row = map(int, named[header].split(b"/"))
-                # Times are left out: they would tell apart a row and its retraction.
-                record = OutputRecord(_bytes(message.key()), _bytes(message.value()), 0, own)
-                partition = message.partition()
-                assert partition is not None
-                return _Held(RowId(epoch, shard, row), record, partition), count
-        return None
+            headers = _headers(message)
+            told = dict(headers)
+            partition, offset = message.partition(), message.offset()
+            assert partition is not None and offset is not None
+            if told.get(SINK_HEADER) != self._who.encode():
+                continue
+            if RETRACTS_OFFSET_HEADER in told:
+                held.pop((partition, int(told[RETRACTS_OFFSET_HEADER])), None)
+            elif ROW_HEADER in told:
+                epoch, shard, row = map(int, told[ROW_HEADER].split(b"/"))
+                if first <= epoch <= last:
+                    own = tuple(h for h in headers if h[0] not in (ROW_HEADER, SINK_HEADER))
+                    key, value = _bytes(message.key()), _bytes(message.value())
+                    record = OutputRecord(key, value, message.timestamp()[1], own)
+                    id = RowId(epoch, shard, row)
+                    held[partition, offset] = _Held(id, record, partition, offset)
+        return list(held.values())
 
     def _starts(self, first: int) -> dict[int, int]:
         """From where on the rows of these epochs can lie, as far as their marks are known."""
@@ -339,6 +330,12 @@ def open_kafka(config: SinkConfig, around: "Surroundings", truth: Archive) -> Ka
     )
     brokers = Brokers({"bootstrap.servers": around.bootstrap, **given})
     return KafkaSink(brokers, terms, truth, around.clock)
+
+
+def _headers(message: Received) -> list[tuple[str, bytes]]:
+    found = message.headers() or []
+    assert isinstance(found, list), "librdkafka gives a list"
+    return [(name, _bytes(value)) for name, value in found]
 
 
 def _bytes(value: str | bytes | None) -> bytes:
