@@ -1,6 +1,7 @@
 """A pipeline's sinks, opened: those of its functions' outputs, and the one for dead letters."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from catchwater.config import ConfigError
@@ -53,10 +54,13 @@ def open_outlets(
 ) -> Outlets:
     """Open them all. Raises `ConfigError`, and what a target can raise."""
     by_name = {spec.name: spec for spec in specs}
-    sinks = {}
-    for name, each in config.sinks.items():
-        spec = by_name[each.source] if each.source else specs[-1]
-        own = replace(around, output_type=spec.output_type, output_id=spec.output_id)
-        sinks[name] = open_sink(each, own)
-    dead_letters = open_sink(config.dead_letter, around) if config.dead_letter else None
+    sinks: dict[str, Sink] = {}
+    with ExitStack() as opened:
+        for name, each in config.sinks.items():
+            spec = by_name[each.source] if each.source else specs[-1]
+            own = replace(around, output_type=spec.output_type, output_id=spec.output_id)
+            sinks[name] = open_sink(each, own)
+            opened.callback(sinks[name].close)
+        dead_letters = open_sink(config.dead_letter, around) if config.dead_letter else None
+        opened.pop_all()
     return Outlets(sinks, dead_letters)

@@ -74,7 +74,8 @@ def run_pipeline(
                 else:
                     clock.pause(_TURN_S)
             if parts is not None:
-                _run_query(spark, parts, stop, log_path, clock)
+                with closing(parts.outlets):
+                    _run_query(spark, parts, stop, log_path, clock)
         finally:
             session.stop(spark)
 

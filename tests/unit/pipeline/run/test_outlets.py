@@ -1,0 +1,54 @@
+"""Which function's outputs go where, and what has nowhere to go."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from catchwater.config import ConfigError
+from catchwater.demo.card_risk import CardRisk
+from catchwater.pipeline.functions.declare import spec_of
+from catchwater.pipeline.functions.policy import Poison
+from catchwater.pipeline.run.config import PipelineConfig
+from catchwater.pipeline.run.outlets import check_outlets, open_outlets
+from catchwater.sinks.config import SinkConfig, parse
+from catchwater.sinks.open import Surroundings
+
+FIRST = spec_of(CardRisk)
+LAST = replace(FIRST, name="last")
+
+
+def table(name: str, source: str | None = None) -> SinkConfig:
+    values = {"kind": "sqlite", "path": "out.db", "table": name.replace("-", "_")}
+    return parse(name, values | ({"from": source} if source else {}))
+
+
+def config(*sinks: SinkConfig, dead_letter: SinkConfig | None = None) -> PipelineConfig:
+    return PipelineConfig(
+        functions=("m:F",), checkpoint=Path("c"), source={},
+        sinks={sink.name: sink for sink in sinks}, dead_letter=dead_letter,
+    )  # fmt: skip
+
+
+def test_a_sink_of_an_unknown_function_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"outputs of 'other'.*card-risk, last"):
+        check_outlets(config(table("a", "other")), [FIRST, LAST])
+    check_outlets(config(table("a", "card-risk"), table("b")), [FIRST, LAST])
+
+
+def test_dead_letters_need_a_sink() -> None:
+    spec = replace(FIRST, poison=Poison("dead-letter"))
+    with pytest.raises(ConfigError, match="there is none"):
+        check_outlets(config(table("a")), [spec])
+    check_outlets(config(table("a"), dead_letter=table("dead-letter")), [spec])
+    check_outlets(replace(config(table("a")), poison="skip"), [spec])
+
+
+def test_all_are_opened_and_closed_together(tmp_path: Path) -> None:
+    around = Surroundings("p", (tmp_path / "home").as_uri(), tmp_path)
+    wanted = config(table("a", "card-risk"), table("b"), dead_letter=table("dead-letter"))
+    outlets = open_outlets(wanted, [FIRST, LAST], around)
+    assert list(outlets.sinks) == ["a", "b"]
+    assert list(outlets.all) == ["a", "b", "dead-letter"]
+    assert outlets.dead_letters is outlets.all["dead-letter"]
+    outlets.close()
