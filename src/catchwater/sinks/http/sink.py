@@ -266,10 +266,13 @@ class HttpSink:
 
     def _marks(self) -> Marks:
         store, key = self.truth.store, f"{self.truth.folder}/marks.json"
+        nothing = Marks(self._pipeline, self.name, 0)
         try:
-            return decode_marks(store.get(key), store.url(key))
+            marks = decode_marks(store.get(key), store.url(key))
         except ObjectMissing:
-            return Marks(self._pipeline, self.name, 0)
+            return nothing
+        marks.owned_by(nothing, store.url(key))
+        return marks
 
     def _write(self, marks: Marks) -> None:
         self.truth.store.put(f"{self.truth.folder}/marks.json", [marks.encode()])

@@ -8,28 +8,32 @@ that say which they are, and cannot mend the others.
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
+from typing import Any
 
 from catchwater.clock import Clock
 from catchwater.recovery.ledger import SinkEpoch
-from catchwater.replay.control import CONTROL_URL, Control
+from catchwater.replay.control import CONTROL_URL, Control, ControlRefused, ControlUnreachable
 from catchwater.sinks.base import (
     RETRACTS_HEADER,
     RETRACTS_OFFSET_HEADER,
     ROW_HEADER,
     SINK_HEADER,
+    EpochMissing,
     Fix,
     OutputRecord,
     SinkRow,
+    SinkUnavailable,
     Staged,
     Stager,
     Superseded,
+    TargetDiffers,
     epoch_checksum,
     record_digest,
     refuse_other,
 )
 from catchwater.sinks.config import SinkConfig
 from catchwater.sinks.log.marks import LogMarks
-from catchwater.sinks.log.stager import LogAppender, LogStager, copies, partition_of, row_headers
+from catchwater.sinks.log.stager import LogAppender, LogStager, partition_of, row_headers
 from catchwater.sinks.log.topic import Placed, Reading, Span, Tail, read_records, tails_of
 from catchwater.sinks.open import NotOurLog, Surroundings, key_part
 from catchwater.sinks.staged import Archive
@@ -80,21 +84,19 @@ class LogSink:
         """Make the epoch's chunks part of the topic, once."""
         pieces = sorted(staged, key=lambda piece: piece.shard)
         checksum = epoch_checksum(pieces)
-        # The log does not need the copy to commit: both at once take the time of one.
-        kept = copies().submit(self.truth.record, epoch, pieces, self._clock.now_ms())
         if self._appender is not None:
-            kept.result()
+            self.truth.record(epoch, pieces, self._clock.now_ms())
             return SinkEpoch(self._topic, sum(piece.records for piece in pieces), checksum)
-        answer = self._control.commit_epoch(
-            self._marks.pipeline,
-            self._marks.name(self._marks.generation),
-            epoch,
-            topic=self._topic,
-            staged=[piece.location for piece in pieces if piece.location],
-            checksum=checksum,
-        )
-        kept.result()
+        answer = self._commit(epoch, [p.location for p in pieces if p.location], checksum)
+        if answer["topic"] != self._topic:
+            raise TargetDiffers(
+                f"The sink {self.name!r} of {self._marks.pipeline!r} has written epoch {epoch} to "
+                f"the topic {answer['topic']}, and is now to write to {self._topic}.",
+                hint="Give the sink another name, or leave the topic as it was.",
+            )
         refuse_other(self.name, self._marks.pipeline, epoch, answer["checksum"], checksum)
+        # Behind the commit, which does not need it: an epoch that runs again comes by here again.
+        self.truth.record(epoch, pieces, self._clock.now_ms())
         return SinkEpoch(
             self._topic,
             int(answer["records"]),
@@ -178,14 +180,23 @@ class LogSink:
         staged = []
         while some := list(islice(records, _CHUNK_RECORDS)):
             staged.append(self._stager.put_chunk(some, self._clock)[0])
-        self._control.commit_epoch(
-            self._marks.pipeline,
-            self._marks.name(self._marks.generation, suffix),
-            number,
-            topic=self._topic,
-            staged=staged,
-            checksum="",
-        )
+        self._commit(number, staged, "", suffix)
+
+    def _commit(
+        self, number: int, staged: list[str], checksum: str, suffix: str = ""
+    ) -> dict[str, Any]:
+        name = self._marks.name(self._marks.generation, suffix)
+        pipeline = self._marks.pipeline
+        try:
+            return self._control.commit_epoch(
+                pipeline, name, number, topic=self._topic, staged=staged, checksum=checksum
+            )
+        except ControlRefused as refusal:
+            if refusal.code != "EPOCH_GAP":
+                raise
+            raise EpochMissing(str(refusal), hint=refusal.hint) from refusal
+        except ControlUnreachable as error:
+            raise SinkUnavailable(str(error), hint=error.hint) from error
 
     def _retractions(self, after: int) -> Iterator[tuple[int, OutputRecord]]:
         """A retraction for every record after this epoch, in the record's own partition."""

@@ -10,6 +10,7 @@ Records of one key go to one partition, chosen as Kafka's Java client does, and 
 within a shard. A copy of the records is kept beside the checkpoint at the same time.
 """
 
+import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -163,9 +164,14 @@ def murmur2(data: bytes) -> int:
     return h ^ h >> 15
 
 
-@cache
 def copies() -> ThreadPoolExecutor:
     """One thread that writes beside the checkpoint while another writes to the log."""
+    return _copies(os.getpid())
+
+
+@cache
+def _copies(process: int) -> ThreadPoolExecutor:
+    """A fork has this module's memory, and none of its threads."""
     return ThreadPoolExecutor(1, thread_name_prefix="catchwater-copy")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from catchwater.clock import Clock
+from catchwater.config import CatchwaterError
 from catchwater.recovery.ledger import SinkEpoch
 from catchwater.sinks.base import (
     EpochMissing,
@@ -61,7 +62,11 @@ class TableSink:
         self._who = (writer.pipeline, writer.sink)
         self._target = Target(database, writer, codec.columns)
         self._swept = 0
-        patiently(self._target.prepare, clock, self._retry_ms)
+        try:
+            patiently(self._target.prepare, clock, self._retry_ms)
+        except CatchwaterError:
+            database.close()
+            raise
 
     def stager(self) -> StagedFile:
         """What the tasks stage with."""

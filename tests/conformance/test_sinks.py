@@ -1,0 +1,427 @@
+"""What every sink must do: written once, all or nothing, taken back, compared and mended.
+
+Kills come in two forms: an exception at every step of a commit, in this process, and an end of the
+process itself (a fork that leaves without a word) at every step. After each, the epoch is staged
+and committed again, as Spark does it, and a plain reader finds every output once.
+"""
+
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.conformance.foreign_targets import IcebergTarget, KafkaTarget, ParquetTarget
+from tests.conformance.kv_server import key_value_server
+from tests.conformance.sink_targets import (
+    Alert,
+    HttpTarget,
+    LogTarget,
+    PostgresTarget,
+    PostgresUpsertTarget,
+    SqliteTarget,
+    SqliteUpsertTarget,
+    Target,
+    record,
+    stage,
+    write,
+)
+
+from catchwater.clock import ManualClock
+from catchwater.sinks import reconcile
+from catchwater.sinks.base import (
+    EpochDiffers,
+    EpochMissing,
+    OutputRecord,
+    RowId,
+    Sink,
+    Superseded,
+    TargetTaken,
+)
+
+ROWS = 5
+"""Of each of the two shards that put something out."""
+KILLED = 9
+_NUMBERS = count(1)
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.fixture
+def http_server() -> Iterator[Any]:
+    with key_value_server() as server:
+        yield server
+
+
+def _log(request: pytest.FixtureRequest, root: Path) -> Target:
+    return LogTarget(root, request.getfixturevalue("broker"), f"alerts-{next(_NUMBERS)}")
+
+
+def _kafka(request: pytest.FixtureRequest, root: Path) -> Target:
+    return KafkaTarget(root, request.getfixturevalue("broker").bootstrap, f"far-{next(_NUMBERS)}")
+
+
+TARGETS: dict[str, Callable[[pytest.FixtureRequest, Path], Target]] = {
+    "sqlite": lambda request, root: SqliteTarget(root),
+    "sqlite upsert": lambda request, root: SqliteUpsertTarget(root),
+    "postgres": lambda request, root: PostgresTarget(root, request.getfixturevalue("postgres_url")),
+    "postgres upsert": lambda request, root: PostgresUpsertTarget(
+        root, request.getfixturevalue("postgres_url")
+    ),
+    "http": lambda request, root: HttpTarget(root, request.getfixturevalue("http_server")),
+    "log": _log,
+    "parquet": lambda request, root: ParquetTarget(root),
+    "parquet s3": lambda request, root: ParquetTarget(root, request.getfixturevalue("s3_url")),
+    "iceberg": lambda request, root: IcebergTarget(root),
+    "kafka": _kafka,
+}
+
+
+@pytest.fixture(params=TARGETS)
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]:
+    made = TARGETS[request.param](request, tmp_path)
+    yield made
+    made.close()
+
+
+def ids(target: Target) -> Counter[str]:
+    """How often each output is there."""
+    return Counter(alert["id"] for alert in target.read())
+
+
+def wanted(*epochs: int, salt: str = "", rows: int = ROWS) -> Counter[str]:
+    return Counter(f"{e}-{shard}-{row}{salt}" for e in epochs for shard in (0, 2)
+                   for row in range(rows))  # fmt: skip
+
+
+def test_what_is_staged_is_not_visible_and_what_is_committed_is(target: Target) -> None:
+    sink = target.open()
+    assert sink.last_epoch() is None
+    pieces = stage(sink, 0, ROWS)
+    assert not ids(target)
+    done = sink.commit(0, pieces)
+    assert done.records == 2 * ROWS
+    assert ids(target) == wanted(0)
+    assert sink.last_epoch() == 0
+    sink.close()
+    (alert,) = (alert for alert in target.read() if alert["id"] == "0-2-3")
+    assert alert == msgspec.to_builtins(msgspec.json.decode(record(0, 2, 3).value, type=Alert))
+
+
+def test_an_epoch_that_is_repeated_is_written_once(target: Target) -> None:
+    sink = target.open()
+    first = sink.commit(0, stage(sink, 0, ROWS))
+    again = target.open()
+    assert again.commit(0, stage(again, 0, ROWS)) == first
+    write(again, 1, ROWS)
+    assert again.commit(0, stage(again, 0, ROWS)) == first  # and not only the newest
+    assert ids(target) == wanted(0, 1)
+    sink.close()
+    again.close()
+
+
+def test_an_epoch_without_output_is_marked_too(target: Target) -> None:
+    sink = target.open()
+    for epoch in range(3):
+        assert sink.commit(epoch, stage(sink, epoch, 0)).records == 0
+    assert sink.last_epoch() == 2
+    assert not ids(target)
+    sink.close()
+
+
+def test_an_epoch_with_other_content_is_refused_and_changes_nothing(target: Target) -> None:
+    sink = target.open()
+    write(sink, 0, ROWS)
+    with pytest.raises(EpochDiffers, match="epoch 0 of 'cards' with checksum"):
+        sink.commit(0, stage(sink, 0, ROWS + 1))
+    with pytest.raises(EpochDiffers):
+        sink.commit(0, stage(sink, 0, ROWS, salt="x"))
+    assert ids(target) == wanted(0)
+    assert not reconcile.verify(sink, 0).findings
+    sink.close()
+
+
+def test_an_epoch_that_does_not_follow_is_refused(target: Target) -> None:
+    sink = target.open()
+    write(sink, 3, ROWS)  # a sink may begin anywhere
+    with pytest.raises(EpochMissing, match="not follow"):
+        sink.commit(5, stage(sink, 5, ROWS))
+    assert ids(target) == wanted(3)
+    sink.close()
+
+
+def test_a_second_writer_is_refused_or_kept_apart(target: Target) -> None:
+    sink = target.open()
+    write(sink, 0, ROWS)
+    if target.exclusive:
+        with pytest.raises(TargetTaken, match="'alerts' of the pipeline 'cards'"):
+            target.open(pipeline="other").last_epoch()
+    else:
+        other = target.open(pipeline="other")
+        assert other.last_epoch() is None
+        other.close()
+    sink.close()
+
+
+class Steps:
+    """Counts what the driver asks of the outside, and ends at one of them."""
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        self._end = end
+        self.done = 0
+        self.end_at: tuple[int, bool] | None = None
+
+    def wrap(self, owner: Any, name: str, patch: pytest.MonkeyPatch) -> None:
+        original = getattr(owner, name)
+
+        def step(*arguments: Any, **named: Any) -> Any:
+            at, self.done = self.done, self.done + 1
+            if self.end_at == (at, False):
+                self._end()
+            answer = original(*arguments, **named)
+            if self.end_at == (at, True):
+                self._end()
+            return answer
+
+        patch.setattr(owner, name, step)
+
+
+def commit_ending(
+    target: Target, sink: Sink, epoch: int, at: tuple[int, bool] | None, end: Callable[[], None]
+) -> int:
+    """Stage and commit, ended before (False) or after (True) a step; how many there were."""
+    pieces = stage(sink, epoch, ROWS)
+    steps = Steps(end)
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in target.seams(sink):
+            steps.wrap(owner, name, patch)
+        steps.end_at = at
+        sink.commit(epoch, pieces)
+    return steps.done
+
+
+def raise_killed() -> None:
+    raise Killed
+
+
+def check_whole_or_nothing(target: Target, epoch: int) -> None:
+    found = Counter({id: n for id, n in ids(target).items() if id.startswith(f"{epoch}-")})
+    if target.atomic:
+        assert found in (Counter(), wanted(epoch)), "readers saw a part of the epoch"
+    assert not found or max(found.values()) == 1
+
+
+def test_a_commit_that_ends_at_any_step_leaves_all_or_nothing(target: Target) -> None:
+    sink = target.open()
+    steps = commit_ending(target, sink, 0, None, raise_killed)
+    assert steps >= 2
+    points = [(at, after) for at in range(steps) for after in (False, True)]
+    for epoch, point in enumerate(points, start=1):
+        with suppress(Killed):
+            commit_ending(target, sink, epoch, point, raise_killed)
+        check_whole_or_nothing(target, epoch)
+        sink.close()
+        sink = target.open()
+        write(sink, epoch, ROWS)
+    assert ids(target) == wanted(*range(len(points) + 1))
+    assert not reconcile.verify(sink, None).findings
+    sink.close()
+
+
+def test_a_driver_that_is_killed_twenty_times_leaves_no_difference(target: Target) -> None:
+    if not target.forks:
+        pytest.skip("its client does not survive a fork; it is killed in tests/e2e")
+    sink = target.open()
+    steps = commit_ending(target, sink, 0, None, raise_killed)
+    sink.close()
+    points = random.Random(5)
+    for epoch in range(1, 21):
+        point = (points.randrange(steps), points.random() < 0.5)
+        child = os.fork()
+        if child == 0:
+            try:
+                commit_ending(target, target.open(), epoch, point, lambda: os._exit(KILLED))
+            finally:
+                os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == KILLED
+        check_whole_or_nothing(target, epoch)
+        sink = target.open()
+        write(sink, epoch, ROWS)
+        sink.close()
+    assert ids(target) == wanted(*range(21))
+    sink = target.open()
+    assert not reconcile.verify(sink, None).findings
+    sink.close()
+
+
+def test_what_an_older_generation_wrote_behind_a_rollback_is_taken_back(target: Target) -> None:
+    old = target.open()
+    for epoch in range(4):
+        write(old, epoch, ROWS)
+    new = target.open(generation=1)
+    new.withdraw(1)
+    assert ids(target) == wanted(0, 1)
+    assert new.last_epoch() == 1
+    new.withdraw(1)  # a rollback that was interrupted does it again
+    assert not reconcile.verify(new, 1).findings
+    write(new, 2, ROWS, salt="x")
+    new.withdraw(1)  # and what the new generation has written is its own
+    assert ids(target) == wanted(0, 1) + wanted(2, salt="x")
+    assert not reconcile.verify(new, 2).findings
+    if target.kind == "log":  # where the catalog does not know of generations
+        with pytest.raises(Superseded):
+            target.open()
+    else:
+        with pytest.raises(Superseded):
+            old.commit(4, stage(old, 4, ROWS))
+    old.close()
+    new.close()
+
+
+def test_a_second_rollback_takes_back_what_both_generations_wrote(target: Target) -> None:
+    for generation, after, epochs in ((0, -1, (0, 1, 2, 3)), (1, 2, (3, 4)), (2, 1, (2,))):
+        sink = target.open(generation=generation)
+        if generation:
+            sink.withdraw(after)
+        for epoch in epochs:
+            write(sink, epoch, ROWS, salt="xyz"[generation])
+        assert sink.last_epoch() == epochs[-1]
+        assert not reconcile.verify(sink, epochs[-1]).findings
+        sink.close()
+    assert ids(target) == wanted(0, 1, salt="x") + wanted(2, salt="z")
+
+
+def test_everything_can_be_taken_back(target: Target) -> None:
+    old = target.open()
+    for epoch in range(2):
+        write(old, epoch, ROWS)
+    new = target.open(generation=1)
+    new.withdraw(-1)
+    assert not ids(target)
+    assert new.last_epoch() is None
+    write(new, 0, ROWS, salt="x")
+    assert ids(target) == wanted(0, salt="x")
+    old.close()
+    new.close()
+
+
+def changed(epoch: int, row: int) -> OutputRecord:
+    """Another value for the same output of every epoch."""
+    plain = msgspec.json.decode(record(0, 0, row).value)
+    value = msgspec.json.encode({**plain, "at": epoch})
+    return record(0, 0, row)._replace(value=value)
+
+
+def test_rows_that_replaced_others_give_them_back(target: Target) -> None:
+    sink = target.open()
+    if sink.identity(record(0, 0, 0)) is None:
+        sink.close()
+        pytest.skip("rows of this sink replace nothing")
+    for epoch in range(3):
+        rows = range(epoch, 4)  # the first row is replaced never, the last one twice
+        sink.commit(epoch, [sink.stager().stage(epoch, 0, [changed(epoch, row) for row in rows])])
+    assert sorted((a["id"], a["at"]) for a in target.read()) == [
+        ("0-0-0", 0), ("0-0-1", 1), ("0-0-2", 2), ("0-0-3", 2),
+    ]  # fmt: skip
+    assert not reconcile.verify(sink, 2).findings
+    new = target.open(generation=1)
+    new.withdraw(0)
+    assert sorted((a["id"], a["at"]) for a in target.read()) == [
+        (f"0-0-{row}", 0) for row in range(4)
+    ]
+    assert not reconcile.verify(new, 0).findings
+    sink.close()
+    new.close()
+
+
+def test_at_least_once_an_epoch_that_is_repeated_is_there_twice_and_known(target: Target) -> None:
+    if not target.at_least_once:
+        pytest.skip("there is no such mode, or it makes no difference")
+    sink = target.open(delivery="at-least-once")
+    write(sink, 0, ROWS)
+    write(sink, 0, ROWS)
+    write(sink, 1, ROWS)
+    assert sink.last_epoch() is None
+    assert ids(target) == wanted(0) + wanted(0) + wanted(1)
+    report = reconcile.verify(sink, 1)
+    assert [f.kind for f in report.findings] == ["doubled"] * 2 * ROWS
+    left = reconcile.repair(sink, report)
+    if "doubled" in target.mends:
+        assert not left
+        assert ids(target) == wanted(0, 1)
+    sink.close()
+
+
+def plan_damage(target: Target, epochs: int, rows: int, number: int) -> Any:
+    """So many rows to lose, to double and to alter."""
+    every = [RowId(e, s, r) for e in range(epochs) for s in (0, 2) for r in range(rows)]
+    chosen = random.Random(7).sample(every, number)
+    doubled = [] if target.replaces else chosen[: number // 3]
+    altered = chosen[number // 3 : 2 * number // 3]
+    return [id for id in chosen if id not in {*doubled, *altered}], doubled, altered
+
+
+def check_damage(target: Target, epochs: int, rows: int, number: int) -> None:
+    sink = target.open()
+    lost, doubled, altered = plan_damage(target, epochs, rows, number)
+    for epoch in range(epochs):
+        write(sink, epoch, rows)
+    target.damage(lost, doubled, altered)
+    report = reconcile.verify(sink, epochs - 1)
+    assert (report.first, report.last, report.rows) == (0, epochs - 1, 2 * epochs * rows)
+    expected = [("missing", id) for id in lost] + [("doubled", id) for id in doubled]
+    expected += [("altered", id) for id in altered]
+    assert sorted((f.kind, f.id) for f in report.findings) == sorted(expected)
+    assert len(report.findings) == number
+    keys = {f.id: f.key for f in report.findings}
+    assert all(keys[id] == record(*id).key for _, id in expected)
+    left = reconcile.repair(sink, report)
+    assert {f.kind for f in left} == {f.kind for f in report.findings} - target.mends
+    again = reconcile.verify(sink, epochs - 1)
+    assert sorted(again.findings) == sorted(left)
+    if target.mends >= {f.kind for f in report.findings}:
+        assert ids(target) == wanted(*range(epochs), rows=rows)
+    sink.close()
+
+
+def test_every_damaged_row_is_found_and_mended(target: Target) -> None:
+    check_damage(target, epochs=3, rows=40, number=24)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_hundred_damaged_rows_of_a_hundred_thousand_are_found_and_mended(
+    target: Target,
+) -> None:
+    check_damage(target, epochs=5, rows=10_000, number=100)
+
+
+def test_what_is_kept_is_forgotten_when_no_restore_goes_back_to_it(target: Target) -> None:
+    clock = ManualClock()
+    sink = target.open(clock=clock)
+    for epoch in range(6):
+        write(sink, epoch, ROWS)
+    sink.sweep(4, clock.now_ms() + 10**12)
+    assert sink.truth.epochs() == [4, 5]
+    report = reconcile.verify(sink, 5)
+    assert (report.first, report.last, report.rows, report.findings) == (4, 5, 4 * ROWS, ())
+    write(sink, 6, ROWS)
+    assert ids(target) == wanted(*range(7))
+    sink.close()
+
+
+def test_staged_outputs_are_kept_for_as_long_as_the_file_says(target: Target) -> None:
+    sink = target.open(keep="7d")
+    for epoch in range(3):
+        write(sink, epoch, ROWS)
+    sink.sweep(2, ManualClock().now_ms())
+    assert sink.truth.epochs() == [0, 1, 2]
+    sink.close()
