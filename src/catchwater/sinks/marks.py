@@ -11,7 +11,7 @@ import msgspec
 
 from catchwater.config import CatchwaterError
 from catchwater.recovery.ledger import SinkEpoch
-from catchwater.sinks.base import EpochDiffers, EpochMissing, Superseded, TargetTaken
+from catchwater.sinks.base import EpochMissing, Superseded, TargetTaken, refuse_other
 
 MOST_MARKS = 1000
 """So many epochs are remembered where nobody says which are no longer needed."""
@@ -61,8 +61,8 @@ class Marks(msgspec.Struct, frozen=True):
             raise self._superseded(mark.generation)
         found = self.mark(mark.epoch)
         if found is not None:
-            if found.checksum != mark.checksum:
-                raise self.differs(found, mark)
+            had, gave = found.checksum, mark.checksum
+            refuse_other(self.sink, self.pipeline, mark.epoch, had, gave)
             return found
         if self.newest is not None and mark.epoch != self.newest + 1:
             raise EpochMissing(
@@ -106,15 +106,6 @@ class Marks(msgspec.Struct, frozen=True):
             epochs=left,
         )
         return changed, gone
-
-    def differs(self, found: Mark, mark: Mark) -> EpochDiffers:
-        """Two contents of one epoch."""
-        return EpochDiffers(
-            f"The sink {self.sink!r} has epoch {mark.epoch} of {self.pipeline!r} with checksum "
-            f"{found.checksum}; this run of the epoch gave {mark.checksum}.",
-            hint="The function is not deterministic, or the checkpoint is not the one this "
-            "sink was written from. Give the pipeline another name to write anew.",
-        )
 
     def _superseded(self, generation: int) -> Superseded:
         return Superseded(

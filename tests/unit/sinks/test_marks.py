@@ -1,0 +1,86 @@
+"""Marks: the rules of a commit, wherever they are kept."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from catchwater.sinks.base import EpochDiffers, EpochMissing, Superseded, TargetTaken
+from catchwater.sinks.marks import MOST_MARKS, Mark, Marks, MarksDamaged, decode_marks
+
+NOTHING = Marks("cards", "alerts", 0)
+
+
+def mark(epoch: int, generation: int = 0, checksum: str = "c") -> Mark:
+    return Mark(epoch, generation, 3, f"{checksum}{epoch}")
+
+
+def marks(*epochs: int, generation: int = 0) -> Marks:
+    found = Marks("cards", "alerts", generation)
+    for epoch in epochs:
+        found = found.written(mark(epoch, generation), 0)
+    return found
+
+
+def test_a_first_epoch_may_be_any_and_the_next_must_follow() -> None:
+    assert NOTHING.admit(mark(7)) is None
+    assert marks(7).admit(mark(8)) is None
+    for epoch in (6, 9):
+        with pytest.raises(EpochMissing, match=f"up to 7 and no mark of {epoch}"):
+            marks(7).admit(mark(epoch))
+
+
+def test_an_epoch_with_a_mark_answers_it_and_with_other_content_is_refused() -> None:
+    assert marks(0, 1).admit(mark(0)) == mark(0)
+    assert marks(0, 1).admit(mark(0, generation=1)) == mark(0)
+    with pytest.raises(EpochDiffers, match=r"epoch 1 of 'cards' with checksum c1; .* gave x1"):
+        marks(0, 1).admit(mark(1, checksum="x"))
+
+
+def test_an_older_generation_is_told_that_it_was_superseded() -> None:
+    with pytest.raises(Superseded, match="written by generation 2; this one is 1"):
+        marks(0, generation=2).admit(mark(1, generation=1))
+    with pytest.raises(Superseded):
+        marks(0, generation=2).withdrawn(0, 1)
+
+
+def test_marks_of_another_pipeline_or_sink_are_refused() -> None:
+    marks(0).owned_by(NOTHING, "there")
+    for other in (Marks("cards", "others", 0), Marks("trips", "alerts", 0)):
+        with pytest.raises(TargetTaken, match="there is written by the sink 'alerts' of the"):
+            marks(0).owned_by(other, "there")
+
+
+def test_a_withdrawal_takes_back_what_older_generations_wrote_and_can_be_done_again() -> None:
+    left, gone = marks(3, 4, 5).withdrawn(3, 1)
+    assert (gone, left.newest, left.generation) == ([4, 5], 3, 1)
+    written = left.written(mark(4, 1), 0)
+    assert written.withdrawn(3, 1) == (written, [])
+    assert written.withdrawn(3, 2)[1] == [4]
+    assert marks(0, 1).withdrawn(-1, 1)[0].newest is None
+
+
+@given(st.integers(0, 9), st.integers(1, 30), st.integers(0, 40))
+def test_what_is_forgotten_are_the_oldest_marks_only(first: int, count: int, oldest: int) -> None:
+    found = NOTHING
+    for epoch in range(first, first + count):
+        found = found.written(mark(epoch), oldest)
+    assert found.newest == first + count - 1
+    assert [m.epoch for m in found.epochs] == [
+        epoch for epoch in range(first, first + count) if epoch >= oldest
+    ]
+    assert found.admit(mark(first + count)) is None
+
+
+def test_marks_are_bounded_where_nobody_says_what_is_no_longer_needed() -> None:
+    found = NOTHING
+    for epoch in range(MOST_MARKS + 5):
+        found = found.written(mark(epoch), 0)
+    assert (len(found.epochs), found.epochs[0].epoch) == (MOST_MARKS, 5)
+
+
+def test_marks_come_back_from_their_bytes_and_damaged_ones_are_named() -> None:
+    found = marks(0, 1)
+    assert decode_marks(found.encode(), "here") == found
+    for data in (b"", b"{}", b'{"pipeline": 1}', found.encode()[:-4]):
+        with pytest.raises(MarksDamaged, match="The marks of here cannot be read"):
+            decode_marks(data, "here")
