@@ -150,6 +150,11 @@ def upkeep_of(parts: Parts, clock: Clock) -> Upkeep:
             for shard in range(stage.shards)
         },
         sinks=parts.outlets.all,
+        journals=[
+            stage.journal
+            for stage, spec in zip(stages(parts), parts.specs, strict=True)
+            if spec.calls
+        ],
         watch=parts.watch,
         clock=clock,
     )

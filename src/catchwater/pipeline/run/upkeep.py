@@ -2,13 +2,15 @@
 
 Runs after Spark has committed, one step behind: pins first, then the contract that promises them,
 then what no retained checkpoint needs any more: entries of the ledger, objects of the state logs,
-what sinks have kept. May be killed between any two steps; the next look does them again.
+endpoints' answers, what sinks have kept. May be killed between any two steps; the next look does
+them again.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from catchwater.clock import Clock
+from catchwater.pipeline.calls.journal import Journal
 from catchwater.recovery import checkpoint, contract, pins, restore
 from catchwater.recovery.contract import Contract, PartitionTail, Terms
 from catchwater.recovery.ledger import EpochEntry, Ledger, LedgerDamaged
@@ -40,6 +42,7 @@ class Upkeep:
         retain: int,
         logs: Logs,
         sinks: Mapping[str, Sink],
+        journals: Sequence[Journal],
         watch: RestoreWatch | None,
         clock: Clock,
     ) -> None:
@@ -51,6 +54,7 @@ class Upkeep:
         self._retain = retain
         self._logs = logs
         self._sinks = sinks
+        self._journals = journals
         self._watch = watch
         self._clock = clock
         self._done = checkpoint.last_commit(folder)
@@ -119,6 +123,8 @@ class Upkeep:
             log.sweep(entry.positions(stage)[shard] for entry in entries)
         for sink in self._sinks.values():
             sink.sweep(entries[0].epoch, self._clock.now_ms())
+        for journal in self._journals:
+            journal.forget_before(entries[0].epoch)
         self._swept_s = self._clock.monotonic_s()
 
 
