@@ -171,12 +171,13 @@ class Pipeline:
     def python_workers(self) -> list[int]:
         """The processes that run our operator for Spark's tasks."""
         assert self.process is not None
-        group = os.getpgid(self.process.pid)
+        # The daemon leads a process group of its own, in the session that this process leads.
+        session = self.process.pid
         parents = {}
         for path in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 fields = (path / "stat").read_text().rpartition(")")[2].split()
-                if int(fields[2]) == group and DAEMON in (path / "cmdline").read_bytes():
+                if int(fields[3]) == session and DAEMON in (path / "cmdline").read_bytes():
                     parents[int(path.name)] = int(fields[1])
         # A worker is forked by the daemon, whose command line it keeps.
         return [pid for pid, parent in parents.items() if parent in parents]
@@ -220,6 +221,17 @@ def cards(make_broker: Callable[..., Any]) -> Cards:
             feeder.feed(events, EVENTS // SEGMENTS)
             _wait_until_packed(control)
     return Cards(broker.bootstrap, control, scenario)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A Spark session for all tests that put their pipelines together themselves."""
+    from catchwater.pipeline.spark import session
+
+    with (tmp_path_factory.mktemp("spark") / "spark.log").open("ab") as log:
+        spark = session.start("tests", quick=True, log=log)
+        yield spark
+        session.stop(spark)
 
 
 def _wait_until_packed(control: Control) -> None:
