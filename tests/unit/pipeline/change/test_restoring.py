@@ -1,0 +1,82 @@
+"""A savepoint becomes the checkpoint of the pipeline that a file describes."""
+
+from pathlib import Path
+
+import pytest
+
+from catchwater.pipeline.change.restoring import OtherFunctions, Wanted, bring_back, check
+from catchwater.pipeline.run import identity, versions
+from catchwater.recovery import checkpoint
+from catchwater.recovery.savepoint.claim import settle_claim
+from catchwater.recovery.savepoint.create import Source, create
+from catchwater.recovery.savepoint.format import Savepoint
+from catchwater.recovery.savepoint.look import View, diff
+
+from .conftest import Shop
+
+
+@pytest.fixture
+def saved(shop: Shop) -> Savepoint:
+    """Taken after two epochs; the pipeline goes on for one more."""
+    savepoint = create(Source.at(shop.checkpoint), shop.around.shelf(), "saved")
+    shop.run("a")
+    return savepoint
+
+
+def wanted(shop: Shop, saved: Savepoint, shards: int = 2, claim: bool = False) -> Wanted:
+    into = shop.folder / "other"
+    return Wanted(shop.around.shelf(), saved, into, shards, claim, "do it again")
+
+
+def test_sinks_that_went_on_are_brought_back_by_a_newer_generation(
+    shop: Shop, saved: Savepoint
+) -> None:
+    assert ("a", 3, 1) in shop.rows()
+    bring_back(shop.around, wanted(shop, saved))
+    assert ("a", 3, 1) not in shop.rows()
+    assert versions.load(shop.folder / "other").generation == 1
+    shop.checkpoint_name = "other"
+    shop.epochs, shop.seen["a"] = 2, 2
+    shop.run("a")
+    assert shop.rows().count(("a", 3, 1)) == 1
+
+
+def test_sinks_that_did_not_go_on_are_left_as_they_are(shop: Shop) -> None:
+    savepoint = create(Source.at(shop.checkpoint), shop.around.shelf(), "saved")
+    rows = shop.rows()
+    bring_back(shop.around, wanted(shop, savepoint))
+    assert shop.rows() == rows
+    assert versions.load(shop.folder / "other").generation == 0
+
+
+def test_the_file_says_whose_it_is_and_in_how_many_shards(shop: Shop, saved: Savepoint) -> None:
+    bring_back(shop.around, wanted(shop, saved, shards=7))
+    bound = identity.read(shop.folder / "other")
+    assert bound is not None
+    assert (bound.shards, bound.pipeline, bound.functions) == (7, "tally", ["tally"])
+    before = View.of_checkpoint(Source.at(shop.checkpoint), 1)
+    after = View.of_checkpoint(Source.at(shop.folder / "other"), None)
+    assert not list(diff(before, after))
+
+
+def test_other_functions_are_refused(shop: Shop, saved: Savepoint) -> None:
+    path = shop.folder / f"{shop.module.partition(':')[0]}.py"
+    other = shop.folder / "other_function.py"
+    other.write_text(path.read_text().replace('name="tally"', 'name="other"'))
+    shop.module = "other_function:Tallied"
+    with pytest.raises(OtherFunctions, match="holds the state of tally"):
+        check(shop.around, wanted(shop, saved))
+
+
+def test_a_claimed_savepoint_goes_once_the_pipeline_has_gone_on(
+    shop: Shop, saved: Savepoint
+) -> None:
+    into: Path = shop.folder / "other"
+    bring_back(shop.around, wanted(shop, saved, claim=True))
+    released: list[str] = []
+    settle_claim(into, checkpoint.last_commit(into), released.append, shop.clock)
+    assert shop.around.shelf().names() == ["saved"]
+    settle_claim(into, 2, released.append, shop.clock)
+    settle_claim(into, 3, released.append, shop.clock)
+    assert shop.around.shelf().names() == []
+    assert not list(shop.around.shelf().store.list("saved/"))

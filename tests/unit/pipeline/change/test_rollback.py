@@ -1,0 +1,126 @@
+"""After a rollback state, outputs and code are those of the version before."""
+
+from pathlib import Path
+
+import pytest
+
+from catchwater.pipeline.change import rollback as module
+from catchwater.pipeline.change.rollback import (
+    NothingToRollBack,
+    SavepointGone,
+    look,
+    roll_back,
+)
+from catchwater.pipeline.change.upgrade import upgrade
+from catchwater.pipeline.run import versions
+from catchwater.pipeline.run.versions import CodeGone, VersionDiffers
+from catchwater.recovery import checkpoint
+from catchwater.recovery.ledger import Ledger
+from catchwater.recovery.savepoint.create import Source
+from catchwater.recovery.savepoint.look import View, get
+from catchwater.recovery.savepoint.marker import RestoreUnfinished
+
+from .conftest import Shop
+
+GOOD = [("a", 1, 1), ("a", 2, 1), ("b", 1, 1), ("c", 1, 1)]
+
+
+@pytest.fixture
+def bad(shop: Shop) -> Shop:
+    """Version 2 took over, and did two epochs."""
+    shop.code(2)
+    upgrade(shop.around, 2)
+    shop.run("a", "d")
+    shop.run("b")
+    assert len(shop.rows()) == len(GOOD) + 3
+    return shop
+
+
+def back(shop: Shop) -> int:
+    generation = roll_back(shop.around, look(shop.around))
+    shop.seen.clear()
+    shop.seen.update({"a": 2, "b": 1, "c": 1})
+    shop.epochs = 2
+    return generation
+
+
+def test_state_and_outputs_are_those_before_and_the_old_code_replays(bad: Shop) -> None:
+    assert back(bad) == 1
+    assert bad.rows() == GOOD
+    assert checkpoint.last_commit(bad.checkpoint) == 1
+    view = View.of_checkpoint(Source.at(bad.checkpoint), None)
+    found = get(view, b"a")
+    assert found is not None
+    assert (found.version, found.state) == (1, {"seen": 2})
+    assert get(view, b"d") is None
+    # The file names version 2 still, and version 1 runs.
+    bad.run("a", "d")
+    assert bad.rows() == sorted([*GOOD, ("a", 3, 1), ("d", 1, 1)])
+    bad.code(3)
+    with pytest.raises(VersionDiffers, match="version was 1 and is now 3"):
+        bad.run("a")
+
+
+def test_what_was_undone_is_kept_aside(bad: Shop) -> None:
+    back(bad)
+    aside = Ledger(bad.checkpoint).folder / "withdrawn" / "1"
+    assert {p.name for p in (aside / "offsets").iterdir()} == {"2", "3"}
+    assert {p.name for p in (aside / "catchwater" / "epochs").iterdir()} == {"2.json", "3.json"}
+    assert [each.version for each in versions.load(bad.checkpoint).withdrawn] == [2]
+
+
+def test_mended_code_of_the_same_version_can_be_upgraded_to_again(bad: Shop) -> None:
+    back(bad)
+    bad.run("a")
+    bad.code(2, more="mended = True")
+    assert upgrade(bad.around, 2).epoch == 2
+    bad.run("a")
+    assert bad.rows() == sorted([*GOOD, ("a", 3, 1), ("a", 4, 2)])
+    assert roll_back(bad.around, look(bad.around)) == 2
+    assert bad.rows() == sorted([*GOOD, ("a", 3, 1)])
+
+
+def test_without_an_upgrade_there_is_no_way_back(shop: Shop) -> None:
+    with pytest.raises(NothingToRollBack):
+        look(shop.around)
+
+
+def test_what_is_missing_for_it_is_named_before_anything_changes(bad: Shop) -> None:
+    upgraded = versions.load(bad.checkpoint).history[-1]
+    first = versions.load(bad.checkpoint).history[0]
+    path = Path(first.artefact(bad.checkpoint).path)
+    code = path.read_bytes()
+    path.write_bytes(code + b"#")
+    with pytest.raises(CodeGone) as gone:
+        import sys
+
+        sys.modules.pop(first.module)
+        look(bad.around)
+    assert gone.value.exit_code == 5
+    assert f"Put the module {first.module} of version 1 back" in str(gone.value.hint)
+    path.write_bytes(code)
+    bad.around.shelf(upgraded.shelf).delete(upgraded.savepoint)
+    with pytest.raises(SavepointGone, match=upgraded.savepoint) as lost:
+        look(bad.around)
+    assert lost.value.exit_code == 5
+
+
+@pytest.mark.parametrize("step", ["bring_state", "move_aside", "write_epoch", "versions", "marker"])
+def test_cut_short_anywhere_it_is_done_again_and_nothing_runs_before(
+    bad: Shop, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        if step in ("versions", "marker"):
+            target = getattr(module, step)
+            patched.setattr(target, {"versions": "store", "marker": "done"}[step], stop)
+        else:
+            patched.setattr(module, step, stop)
+        back(bad)
+    with pytest.raises(RestoreUnfinished, match="was cut short"):
+        bad.start()
+    back(bad)
+    bad.run("a")
+    assert bad.rows() == sorted([*GOOD, ("a", 3, 1)])

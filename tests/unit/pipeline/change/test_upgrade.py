@@ -1,0 +1,97 @@
+"""Another version takes over if it reads all that is stored; else nothing has happened."""
+
+import pytest
+
+from catchwater.pipeline.change.settle import settle
+from catchwater.pipeline.change.upgrade import NotAnUpgrade, look, upgrade
+from catchwater.pipeline.run import versions
+from catchwater.pipeline.run.versions import StateIncompatible, VersionDiffers
+from catchwater.recovery import checkpoint
+from catchwater.recovery.ledger import Ledger
+from catchwater.recovery.lock import CheckpointInUse, lock
+
+from .conftest import FROM_V1, Shop
+
+COUNT = "count: int = 0"
+
+
+def test_the_new_version_goes_on_after_the_last_epoch_of_the_old_one(shop: Shop) -> None:
+    with pytest.raises(VersionDiffers):
+        shop.code(2, COUNT, FROM_V1.format(count="old['seen']"))
+        shop.run("a")
+    done = upgrade(shop.around, 2)
+    assert (done.epoch, done.keys) == (1, 3)
+    shop.run("a")
+    assert shop.rows() == [("a", 1, 1), ("a", 2, 1), ("a", 3, 2), ("b", 1, 1), ("c", 1, 1)]
+    first, second = versions.load(shop.checkpoint).history
+    assert (second.version, second.from_epoch, first.savepoint) == (2, 2, "")
+    savepoint = shop.around.shelf(second.shelf).read(second.savepoint)
+    assert savepoint.epoch == 1
+    assert savepoint.versions["history"][-1]["version"] == 1
+
+
+def test_an_incompatible_field_is_named_and_nothing_has_happened(shop: Shop) -> None:
+    around = shop.code(2, "seen: str = ''")
+    with pytest.raises(StateIncompatible, match="seen: it was int and is str") as error:
+        upgrade(around, 2)
+    assert error.value.exit_code == 5
+    assert error.value.hint == "Keep the field, or give the function a from_v1(old: dict)."
+    assert not around.shelf().names()
+    shop.code()
+    shop.run("b")
+    assert ("b", 2, 1) in shop.rows()
+
+
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [
+        ("1 // (old['seen'] - 2)", "ZeroDivisionError"),
+        ("old['sen']", "KeyError"),
+        ("'many'", "Expected `int`, got `str`"),
+    ],
+)
+def test_a_record_that_from_v1_cannot_bring_over_is_named_by_its_key(
+    shop: Shop, count: str, told: str
+) -> None:
+    with pytest.raises(StateIncompatible, match=told) as error:
+        upgrade(shop.code(2, COUNT, FROM_V1.format(count=count)), 2)
+    assert "of the key 'a'" in str(error.value) or "of the key '" in str(error.value)
+    assert [each.version for each in versions.load(shop.checkpoint).history] == [1]
+
+
+def test_a_version_that_the_file_does_not_name_is_no_upgrade(shop: Shop) -> None:
+    with pytest.raises(NotAnUpgrade, match="the pipeline's file names tally 1"):
+        look(shop.around, 2)
+    with pytest.raises(NotAnUpgrade, match="names tally 3"):
+        look(shop.code(3), 2)
+
+
+def test_a_checkpoint_in_use_is_left_alone(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("catchwater.pipeline.change.upgrade.running", lambda folder: None)
+    around = shop.code(2)
+    shop.clock.pause = lambda seconds: None  # type: ignore[method-assign]
+    monkeypatch.setattr(shop.clock, "monotonic_s", iter(range(0, 10_000, 30)).__next__)
+    with lock(shop.checkpoint), pytest.raises(CheckpointInUse):
+        upgrade(around, 2)
+
+
+def test_an_epoch_that_only_sparks_commit_lacks_is_the_old_versions(shop: Shop) -> None:
+    shop.run("b", committed=False)
+    assert checkpoint.last_commit(shop.checkpoint) == 1
+    done = upgrade(shop.code(2), 2)
+    assert done.epoch == 2
+    assert checkpoint.read(shop.checkpoint).planned is None
+    assert ("b", 2, 1) in shop.rows()
+    assert settle(shop.checkpoint) == 2
+
+
+def test_an_epoch_without_an_entry_is_written_by_the_new_version(shop: Shop) -> None:
+    shop.run("b", told=False)
+    assert ("b", 2, 1) in shop.rows()
+    assert Ledger(shop.checkpoint).read(2) is None
+    done = upgrade(shop.code(2), 2)
+    assert done.epoch == 1
+    assert ("b", 2, 1) not in shop.rows()
+    shop.seen["b"] -= 1
+    shop.run("b")
+    assert ("b", 2, 2) in shop.rows()
