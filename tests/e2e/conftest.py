@@ -1,6 +1,5 @@
 """One broker with card payments in it, and pipelines as processes of their own over them."""
 
-import os
 import shutil
 import signal
 import subprocess
