@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from catchwater.config import ConfigError
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.sinks.base import Sink
+from catchwater.sinks.config import SinkConfig
+from catchwater.sinks.guarantee import guarantee
 from catchwater.sinks.open import Surroundings, open_sink
 
 
@@ -31,33 +32,19 @@ class Outlets:
             sink.close()
 
 
-def check_outlets(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:
-    """Refuse a sink of a function that is not in the chain, and letters without a box (exit 2)."""
-    names = [spec.name for spec in specs]
-    for sink in config.sinks.values():
-        if sink.source is not None and sink.source not in names:
-            raise ConfigError(
-                f"The sink {sink.name!r} takes the outputs of {sink.source!r}, which is not a "
-                f"function of this pipeline; there are {', '.join(names)}.",
-            )
-    for spec in specs:
-        if (config.poison or spec.poison.policy) == "dead-letter" and config.dead_letter is None:
-            raise ConfigError(
-                f"The function {spec.name!r} sends what it cannot handle to a dead letter sink, "
-                "and there is none.",
-                hint='Add a section [dead_letter] with topic = "…".',
-            )
+def source_of(sink: SinkConfig, specs: Sequence[FunctionSpec]) -> FunctionSpec:
+    """The function whose outputs a sink takes: the one it names, or the last of the chain."""
+    return next((spec for spec in specs if spec.name == sink.source), specs[-1])
 
 
 def open_outlets(
     config: PipelineConfig, specs: Sequence[FunctionSpec], around: Surroundings
 ) -> Outlets:
     """Open them all. Raises `ConfigError`, and what a target can raise."""
-    by_name = {spec.name: spec for spec in specs}
     sinks: dict[str, Sink] = {}
     with ExitStack() as opened:
         for name, each in config.sinks.items():
-            spec = by_name[each.source] if each.source else specs[-1]
+            spec = source_of(each, specs)
             own = replace(around, output_type=spec.output_type, output_id=spec.output_id)
             sinks[name] = open_sink(each, own)
             opened.callback(sinks[name].close)

@@ -12,7 +12,8 @@ from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.artefact import FunctionCode, find_function, publish
 from catchwater.pipeline.run.config import PipelineConfig
-from catchwater.pipeline.run.outlets import Outlets, check_outlets, open_outlets
+from catchwater.pipeline.run.fit import check_fit
+from catchwater.pipeline.run.outlets import Outlets, open_outlets
 from catchwater.recovery import checkpoint, pins, restore
 from catchwater.recovery.contract import PartitionTail
 from catchwater.recovery.home import claim_home
@@ -55,7 +56,7 @@ def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> Parts:
     specs = [find_function(named, config.folder) for named in config.functions]
     name = config.name or specs[0].name
     options = parse_options(config.source_options)
-    check_outlets(config, specs)
+    check_fit(config, specs)
     identity.claim(config.checkpoint, identity_of(config, specs))
     published = [(spec, publish(spec, config.checkpoint)) for spec in specs]
     next_epoch = checkpoint.last_commit(config.checkpoint) + 1

@@ -1,16 +1,12 @@
-"""Which function's outputs go where, and what has nowhere to go."""
+"""All sinks of a pipeline are opened and closed together."""
 
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from catchwater.config import ConfigError
 from catchwater.demo.card_risk import CardRisk
 from catchwater.pipeline.functions.declare import spec_of
-from catchwater.pipeline.functions.policy import Poison
 from catchwater.pipeline.run.config import PipelineConfig
-from catchwater.pipeline.run.outlets import check_outlets, open_outlets
+from catchwater.pipeline.run.outlets import open_outlets
 from catchwater.sinks.config import SinkConfig, parse
 from catchwater.sinks.open import Surroundings
 
@@ -28,20 +24,6 @@ def config(*sinks: SinkConfig, dead_letter: SinkConfig | None = None) -> Pipelin
         functions=("m:F",), checkpoint=Path("c"), source={},
         sinks={sink.name: sink for sink in sinks}, dead_letter=dead_letter,
     )  # fmt: skip
-
-
-def test_a_sink_of_an_unknown_function_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"outputs of 'other'.*card-risk, last"):
-        check_outlets(config(table("a", "other")), [FIRST, LAST])
-    check_outlets(config(table("a", "card-risk"), table("b")), [FIRST, LAST])
-
-
-def test_dead_letters_need_a_sink() -> None:
-    spec = replace(FIRST, poison=Poison("dead-letter"))
-    with pytest.raises(ConfigError, match="there is none"):
-        check_outlets(config(table("a")), [spec])
-    check_outlets(config(table("a"), dead_letter=table("dead-letter")), [spec])
-    check_outlets(replace(config(table("a")), poison="skip"), [spec])
 
 
 def test_all_are_opened_and_closed_together(tmp_path: Path) -> None:

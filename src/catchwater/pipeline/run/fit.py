@@ -1,0 +1,60 @@
+"""Whether a pipeline's file fits its functions: inputs, tables, calls, sinks, dead letters.
+
+Asked before anything is opened; what does not fit is refused with both sides named (exit code 2).
+"""
+
+from collections.abc import Iterable, Sequence
+
+from catchwater.config import ConfigError
+from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.run.config import PipelineConfig
+
+
+def check_fit(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:
+    """Raise `ConfigError` unless every name in the file is one of a function, and none is missing.
+
+    `specs` are those of the chain, in order.
+    """
+    names = [spec.name for spec in specs]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"A function stands twice in the chain {', '.join(names)}.")
+    _same(f"inputs of {names[0]!r}", "[inputs]", specs[0].inputs, config.inputs)
+    for spec in specs[1:]:
+        if spec.inputs:
+            raise ConfigError(
+                f"The function {spec.name!r} has several inputs; in a chain only the first may."
+            )
+    tables = {name for spec in specs for name in spec.tables}
+    _same("declared tables", "[table.NAME]", tables, config.tables)
+    calls = {name for spec in specs for name in spec.calls}
+    _same("declared calls", "[call.NAME]", calls, config.calls, all_needed=False)
+    for sink in config.sinks.values():
+        if sink.source is not None and sink.source not in names:
+            raise ConfigError(
+                f"The sink {sink.name!r} takes the outputs of {sink.source!r}, which is not a "
+                f"function of this pipeline; there are {', '.join(names)}."
+            )
+    for spec in specs:
+        if (config.poison or spec.poison.policy) == "dead-letter" and config.dead_letter is None:
+            raise ConfigError(
+                f"The function {spec.name!r} sends what it cannot handle to a dead letter sink, "
+                "and there is none.",
+                hint='Add a section [dead_letter] with topic = "…".',
+            )
+
+
+def _same(
+    what: str,
+    section: str,
+    declared: Iterable[str],
+    named: Iterable[str],
+    *,
+    all_needed: bool = True,
+) -> None:
+    """Raise `ConfigError` unless both sides name the same."""
+    missing = sorted({*declared} - {*named}) if all_needed else []
+    unknown = sorted({*named} - {*declared})
+    if missing or unknown:
+        told = ", ".join(sorted(declared)) or "none"
+        wrong = f"lacks {', '.join(missing)}" if missing else f"also names {', '.join(unknown)}"
+        raise ConfigError(f"There are {told} as {what}; the pipeline's file, {section}, {wrong}.")

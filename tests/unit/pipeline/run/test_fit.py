@@ -1,0 +1,73 @@
+"""A pipeline's file against its functions."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from catchwater.config import ConfigError
+from catchwater.demo.card_risk import CardRisk
+from catchwater.pipeline.calls.policy import Call
+from catchwater.pipeline.functions.declare import spec_of
+from catchwater.pipeline.functions.policy import Poison
+from catchwater.pipeline.functions.spec import InputSpec, TableSpec
+from catchwater.pipeline.run.config import PipelineConfig
+from catchwater.pipeline.run.fit import check_fit
+from catchwater.sinks.config import SinkConfig, parse
+
+FIRST = spec_of(CardRisk)
+LAST = replace(FIRST, name="last")
+INPUT = InputSpec(str, ("card",), "at", None)
+
+
+def table(name: str, source: str | None = None) -> SinkConfig:
+    values = {"kind": "sqlite", "path": "out.db", "table": "t"}
+    return parse(name, values | ({"from": source} if source else {}))
+
+
+def config(*sinks: SinkConfig, **more: Any) -> PipelineConfig:
+    return PipelineConfig(
+        functions=("m:F",), checkpoint=Path("c"), source={},
+        sinks={sink.name: sink for sink in sinks}, **more,
+    )  # fmt: skip
+
+
+def test_a_sink_of_an_unknown_function_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"outputs of 'other'.*card-risk, last"):
+        check_fit(config(table("a", "other")), [FIRST, LAST])
+    check_fit(config(table("a", "card-risk"), table("b")), [FIRST, LAST])
+
+
+def test_dead_letters_need_a_sink() -> None:
+    spec = replace(FIRST, poison=Poison("dead-letter"))
+    with pytest.raises(ConfigError, match="there is none"):
+        check_fit(config(table("a")), [spec])
+    check_fit(config(table("a"), dead_letter=table("dead-letter")), [spec])
+    check_fit(replace(config(table("a")), poison="skip"), [spec])
+
+
+def test_inputs_and_topics_have_to_match() -> None:
+    two = replace(FIRST, inputs={"orders": INPUT, "payments": INPUT})
+    check_fit(config(inputs={"orders": "o", "payments": "p"}), [two])
+    with pytest.raises(ConfigError, match=r"orders, payments as inputs .*, lacks payments"):
+        check_fit(config(inputs={"orders": "o"}), [two])
+    with pytest.raises(ConfigError, match=r"none as inputs .*, also names orders"):
+        check_fit(config(inputs={"orders": "o"}), [FIRST])
+    with pytest.raises(ConfigError, match="'last' has several inputs"):
+        check_fit(config(), [FIRST, replace(LAST, inputs=two.inputs)])
+
+
+def test_tables_and_calls_have_to_be_declared() -> None:
+    spec = replace(FIRST, tables={"shops": TableSpec(dict)}, calls={"score": Call()})
+    check_fit(config(tables={"shops": "s"}, calls={"score": {}}), [LAST, spec])
+    check_fit(config(tables={"shops": "s"}), [spec])
+    with pytest.raises(ConfigError, match=r"shops as declared tables.*lacks shops"):
+        check_fit(config(), [spec])
+    with pytest.raises(ConfigError, match=r"also names other"):
+        check_fit(config(tables={"shops": "s"}, calls={"other": {}}), [spec])
+
+
+def test_a_function_stands_in_a_chain_once() -> None:
+    with pytest.raises(ConfigError, match="stands twice"):
+        check_fit(config(), [FIRST, FIRST])
