@@ -68,16 +68,25 @@ def run_pipeline(
         )
         session.start_workers(spark, config.tasks)
         try:
-            while parts is None and turn and not stop.requested:
+            if parts is None and turn:
+                _stand_by(spark, config.tasks, turn, stop, clock)
                 if turn.come:
                     parts = _take(config, held, clock.monotonic_s(), clock)
-                else:
-                    clock.pause(_TURN_S)
             if parts is not None:
                 with closing(parts.outlets):
                     _run_query(spark, parts, stop, log_path, clock)
         finally:
             session.stop(spark)
+
+
+def _stand_by(spark: "SparkSession", tasks: int, turn: Turn, stop: Stop, clock: Clock) -> None:
+    """Make ready what can be made ready, and wait for the turn."""
+    from catchwater.pipeline.spark.warmup import warm_up
+
+    warm_up(spark, tasks, lambda: turn.come or stop.requested, clock)
+    _log.info("Standing by.")
+    while not turn.come and not stop.requested:
+        clock.pause(_TURN_S)
 
 
 def _take(config: PipelineConfig, held: Lock, began_s: float, clock: Clock) -> Parts:

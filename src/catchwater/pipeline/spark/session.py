@@ -327,16 +327,12 @@ def stop(spark: "SparkSession") -> None:
 
 
 def _record_classes(archive: str) -> None:
-    """Run a small query, so that the JVM has loaded what a pipeline needs, and end it."""
-    with tempfile.TemporaryDirectory() as checkpoint:
-        spark = start("classes", java_options=f"-XX:ArchiveClassesAtExit={archive}")
-        rates = spark.readStream.format("rate").option("rowsPerSecond", 100).load()
-        rows = rates.repartition(2, "value").mapInArrow(_as_they_are, rates.schema)
-        writer = rows.writeStream.foreachBatch(lambda rows, epoch: rows.collect())
-        query = writer.option("checkpointLocation", checkpoint).start()
-        query.awaitTermination(10)
-        query.stop()
-        stop(spark)
+    """Run the query of a pipeline's shape, so that the JVM has loaded its classes, and end it."""
+    from catchwater.pipeline.spark.warmup import warm_up
+
+    spark = start("classes", java_options=f"-XX:ArchiveClassesAtExit={archive}")
+    warm_up(spark, 2, lambda: False)
+    stop(spark)
 
 
 if __name__ == "__main__":
