@@ -6,7 +6,17 @@ Each takes epochs, the events and the watermark they met, and shares no code wit
 from collections import defaultdict
 from typing import Any
 
-from tests.unit.pipeline.operators.shop import Letter, Order, Pair, Payment, Total, Visit, Word
+from tests.unit.pipeline.operators.shop import (
+    Letter,
+    Order,
+    Pair,
+    Payment,
+    Sale,
+    Sold,
+    Total,
+    Visit,
+    Word,
+)
 from tests.unit.pipeline.operators.streams import Epochs, fresh
 
 
@@ -114,10 +124,35 @@ def all_pairs(epochs: Epochs, before: int, after: int, how: str) -> list[Pair]:
         if (o.user, o.cents) == (p.user, p.cents) and -before <= p.at - o.at <= after
     ]
     given = [Pair(o.id, p.id) for o, p in pairs]
+    until = epochs[-1][0]
+    lonely_orders = [o for o in orders if o not in (pair[0] for pair in pairs)]
+    lonely_payments = [p for p in payments if p not in (pair[1] for pair in pairs)]
     if how in ("left", "outer"):
-        given += [Pair(o.id, "") for o in orders if o not in (pair[0] for pair in pairs)]
+        given += [Pair(o.id, "") for o in lonely_orders if o.at + after < until]
     if how in ("right", "outer"):
-        given += [Pair("", p.id) for p in payments if p not in (pair[1] for pair in pairs)]
+        given += [Pair("", p.id) for p in lonely_payments if p.at + before < until]
+    return given
+
+
+def in_town(epochs: Epochs, rows: list[dict[str, str]], wait_ms: int, missing: str) -> list[Sold]:
+    """With the rows that the table had in each of the epochs."""
+    given: list[Sold] = []
+    waiting: list[Sale] = []
+    before, is_new = -1, fresh(set())
+
+    def is_done(sale: Sale, watermark: int, row: str | None) -> bool:
+        if row is None and sale.at + wait_ms > watermark and wait_ms:
+            return False
+        if row is not None or missing == "emit":
+            given.append(Sold(sale.id, row or "?"))
+        return True
+
+    for (watermark, events), towns in zip(epochs, rows, strict=True):
+        if watermark > before:
+            waiting = [s for s in waiting if not is_done(s, watermark, towns.get(s.shop))]
+        before = watermark
+        taken = [e for e in events if e.at >= watermark and is_new(e)]
+        waiting += [e for e in taken if not is_done(e, watermark, towns.get(e.shop))]
     return given
 
 

@@ -13,8 +13,6 @@ from catchwater.testing import Harness
 
 SEEDS = 6
 """Streams tried with each operator."""
-DELAY_MS = 5_000
-"""The watermark's delay that the functions under test declare ("5s")."""
 END = 10**9
 """Event time after everything."""
 

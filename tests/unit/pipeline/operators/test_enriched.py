@@ -5,16 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+from tests.unit.pipeline.operators import models
 from tests.unit.pipeline.operators.shop import KEYED, InTown, Sale, Shop, Sold
-from tests.unit.pipeline.operators.streams import (
-    DELAY_MS,
-    END,
-    SEEDS,
-    cut,
-    fresh,
-    is_empty,
-    shuffled,
-)
+from tests.unit.pipeline.operators.streams import END, SEEDS, Epochs, cut, is_empty, shuffled
 
 from catchwater import Context, Out, function, keyed
 from catchwater.operators import Enriched
@@ -36,38 +29,23 @@ def test_it_gives_what_a_plain_loop_gives(wait_s: int, missing: str, seed: int) 
         Sale(f"c{draw.randrange(5)}", str(i), i * 300, f"s{draw.randrange(9)}") for i in range(300)
     ]
     h = Harness(in_town(missing=missing, **({"wait": f"{wait_s}s"} if wait_s else {})))
-    outputs, expected = [], []
-    rows: dict[str, str] = {}
-    waiting: list[Sale] = []
-    is_new = fresh(set())
-
-    def looked_at(sale: Sale, watermark: int) -> bool:
-        """The words of the documentation; whether it is done with."""
-        if sale.shop in rows:
-            expected.append(Sold(sale.id, rows[sale.shop]))
-        elif sale.at + wait_s * 1000 > watermark and wait_s:
-            return False
-        elif missing == "emit":
-            expected.append(Sold(sale.id, "?"))
-        return True
-
+    towns: dict[str, str] = {}
+    epochs: Epochs = []
+    rows, outputs = [], []
     for part in [*cut(draw, shuffled(draw, sales)), []]:
         if draw.random() < 0.5:
             shop = f"s{draw.randrange(9)}"
-            rows[shop] = f"{shop} {draw.randrange(100)}"
-            h.table("shops", {shop: Shop(rows[shop])})
-        watermark = h.watermark
-        waiting = [sale for sale in waiting if not looked_at(sale, watermark)]
-        taken = [sale for sale in part if sale.at >= watermark and is_new(sale)]
-        waiting += [sale for sale in taken if not looked_at(sale, watermark)]
+            towns[shop] = f"{shop} {draw.randrange(100)}"
+            assert h.table("shops", {shop: Shop(towns[shop])}) == []
+        epochs.append((h.watermark, part))
         outputs += h.send(*part) if part else h.advance_watermark(END)
         # A send that makes a timer due is followed by an epoch of its own.
-        waiting = [sale for sale in waiting if not looked_at(sale, h.watermark)]
-    assert DELAY_MS and sorted(outputs) == sorted(expected)
+        epochs.append((h.watermark, []))
+        rows += [dict(towns), dict(towns)]
+    assert sorted(outputs) == sorted(models.in_town(epochs, rows, wait_s * 1000, missing))
     h.crash_and_restore(at=draw.randrange(5))
     h.check_replay(orders=2)
-    assert wait_s == 0 or {"?"} != {sold.town for sold in outputs}
-    h.table("shops", dict.fromkeys(rows))
+    h.table("shops", dict.fromkeys(towns))
     assert is_empty(h)
 
 
