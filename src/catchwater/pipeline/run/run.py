@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.pipeline.run.config import PipelineConfig
-from catchwater.pipeline.run.failure import cause
 from catchwater.pipeline.run.fallback import DAMAGED, fall_back
 from catchwater.pipeline.run.metrics import PipelineMetrics
 from catchwater.pipeline.run.preflight import Parts, prepare, tails_of
 from catchwater.pipeline.run.query import stages, start_query
-from catchwater.pipeline.run.upkeep import Upkeep
 from catchwater.pipeline.spark import session
+from catchwater.pipeline.spark.failure import cause
 from catchwater.pipeline.supervisor.spare import Turn, take_report
 from catchwater.pipeline.supervisor.stopping import Stop, stop_requested
+from catchwater.pipeline.upkeep import Upkeep
 from catchwater.recovery import checkpoint, restore
 from catchwater.recovery.contract import FunctionVersion, Terms
 from catchwater.recovery.ledger import FOLDER, EpochEntry, Ledger, LedgerDamaged
