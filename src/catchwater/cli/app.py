@@ -29,6 +29,7 @@ NOUNS = {
     "recovery": "explain and carry out a restore",
     "savepoint": "keep a pipeline's state where it outlives the pipeline",
     "state": "look at a key's state, and at what differs between two",
+    "sink": "compare what a sink holds with what was put out, and mend it",
     "check": "hold a recorded history against what a log may do",
     "config": "check configuration files",
 }

@@ -121,6 +121,23 @@ def stop(
 
 
 @app.command()
+def plan(file: PipelineFile, as_json: AsJson = False) -> None:
+    """What would run: source, functions, shards, and what each sink guarantees and why."""
+    from catchwater.pipeline.plan import plan_of
+
+    told = plan_of(load_here(file))
+    if as_json:
+        print_json(told)
+        return
+    sinks = told.pop("sinks")
+    functions = told.pop("functions")
+    print_table(["pipeline", str(file)], list(told.items()))
+    for rows in (functions, sinks):
+        typer.echo()
+        print_table(list(rows[0]), [list(row.values()) for row in rows])
+
+
+@app.command()
 def status(file: PipelineFile, as_json: AsJson = False) -> None:
     """What the pipeline has done so far, by the files of its checkpoint."""
     from catchwater.recovery import checkpoint

@@ -10,6 +10,7 @@ and the kind's own keys. Opens nothing. `guarantee` says what the combination is
 refuses what cannot be.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
@@ -20,6 +21,8 @@ Delivery = Literal["exactly-once", "at-least-once"]
 
 EXACTLY_ONCE: Delivery = "exactly-once"
 AT_LEAST_ONCE: Delivery = "at-least-once"
+
+_CREDENTIALS = re.compile(r"//[^/@]*@")
 
 
 def _count(text: str) -> None:
@@ -129,6 +132,12 @@ class SinkConfig:
     def exactly_once(self) -> bool:
         """Whether an epoch is to be written once."""
         return self.delivery == EXACTLY_ONCE
+
+    @property
+    def place(self) -> str:
+        """Where it writes to, for people: without user and password."""
+        found = (self.options.get(key) for key in ("topic", "path", "url", "warehouse", "table"))
+        return " ".join(_CREDENTIALS.sub("//", each) for each in found if each)
 
     def number(self, key: str) -> int:
         """An option that is a count."""

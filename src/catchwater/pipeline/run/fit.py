@@ -8,10 +8,14 @@ from collections.abc import Iterable, Sequence
 from catchwater.config import ConfigError
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run.config import PipelineConfig
+from catchwater.pipeline.run.outlets import source_of
+from catchwater.sinks.guarantee import guarantee
 
 
 def check_fit(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:
     """Raise `ConfigError` unless every name in the file is one of a function, and none is missing.
+
+    Also for a sink that cannot give the delivery it is to give.
 
     `specs` are those of the chain, in order.
     """
@@ -34,6 +38,9 @@ def check_fit(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:
                 f"The sink {sink.name!r} takes the outputs of {sink.source!r}, which is not a "
                 f"function of this pipeline; there are {', '.join(names)}."
             )
+        guarantee(sink, output_id=source_of(sink, specs).output_id)
+    if config.dead_letter is not None:
+        guarantee(config.dead_letter)
     for spec in specs:
         if (config.poison or spec.poison.policy) == "dead-letter" and config.dead_letter is None:
             raise ConfigError(

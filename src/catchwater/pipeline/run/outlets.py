@@ -8,7 +8,6 @@ from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.sinks.base import Sink
 from catchwater.sinks.config import SinkConfig
-from catchwater.sinks.guarantee import guarantee
 from catchwater.sinks.open import Surroundings, open_sink
 
 

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from catchwater.replay.control import Control
 
+WITHDRAWN, REPAIRED = ":withdrawn", ":repaired"
+
 
 class LogMark(NamedTuple):
     """One commit, as the catalog has it."""
@@ -49,12 +51,9 @@ class LogMarks:
         return LogMark(epoch, int(answer["records"]), str(answer["checksum"]), spans)
 
     def superseded(self) -> bool:
-        """Whether a newer generation has taken over."""
-        return self.last(self.generation + 1, ":withdrawn") is not None
-
-    def withdrawn(self) -> bool:
-        """Whether this generation has taken back what older ones wrote behind its beginning."""
-        return self.last(self.generation, ":withdrawn") is not None
+        """Whether a newer generation has taken over; of those that took nothing back, the next."""
+        newer = range(self.generation + 1, self.generation + 3)
+        return any(self.last(g, suffix) is not None for g in newer for suffix in (WITHDRAWN, ""))
 
     def spans(self) -> Iterator[tuple[int, int, int, int]]:
         """(generation, first epoch it may have, last live one, last one), newest first.
@@ -63,7 +62,7 @@ class LogMarks:
         """
         live = None
         for generation in range(self.generation, -1, -1):
-            begun = self.last(generation, ":withdrawn")
+            begun = self.last(generation, WITHDRAWN)
             first = begun or 0
             last = self.last(generation)
             if last is not None:

@@ -32,7 +32,7 @@ from catchwater.sinks.base import (
     refuse_other,
 )
 from catchwater.sinks.config import SinkConfig
-from catchwater.sinks.log.marks import LogMarks
+from catchwater.sinks.log.marks import REPAIRED, WITHDRAWN, LogMarks
 from catchwater.sinks.log.stager import LogAppender, LogStager, partition_of, row_headers
 from catchwater.sinks.log.topic import Placed, Reading, Span, Tail, read_records, tails_of
 from catchwater.sinks.open import NotOurLog, Surroundings, key_part
@@ -41,7 +41,6 @@ from catchwater.wire.client import Client
 
 _CHUNK_RECORDS = 50_000
 """Records of one staged chunk, where a sink writes them itself."""
-_WITHDRAWN, _REPAIRED = ":withdrawn", ":repaired"
 
 
 class LogSink:
@@ -111,9 +110,9 @@ class LogSink:
     def withdraw(self, after: int) -> None:
         """Append a retraction for every record that older generations wrote after this epoch."""
         generation = self._marks.generation
-        if generation == 0 or self._marks.last(generation, _WITHDRAWN) is not None:
+        if generation == 0 or self._marks.last(generation, WITHDRAWN) is not None:
             return
-        self._append(_WITHDRAWN, after + 1, self._retractions(after))
+        self._append(WITHDRAWN, after + 1, self._retractions(after))
         self.truth.withdraw(after)
 
     def identity(self, record: OutputRecord) -> bytes | None:
@@ -153,8 +152,8 @@ class LogSink:
             else:
                 left.append(fix)
         if missing:
-            done = self._marks.last(self._marks.generation, _REPAIRED)
-            self._append(_REPAIRED, 0 if done is None else done + 1, iter(missing))
+            done = self._marks.last(self._marks.generation, REPAIRED)
+            self._append(REPAIRED, 0 if done is None else done + 1, iter(missing))
         return left
 
     def sweep(self, oldest: int, now_ms: int) -> None:

@@ -1,0 +1,189 @@
+"""`catchwater sink …`: is everything there that was put out, once and unchanged; and mend it."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from catchwater.cli.console import (
+    AsJson,
+    DryRun,
+    PipelineFile,
+    Yes,
+    print_json,
+    print_table,
+    spaced,
+    talk,
+)
+from catchwater.config import CatchwaterError, nearest
+
+if TYPE_CHECKING:
+    from catchwater.sinks.base import Sink
+    from catchwater.sinks.reconcile import Finding, Report
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+FAILS = 4
+_SHOWN = 20
+_KINDS = ("missing", "doubled", "altered", "foreign")
+
+Only = Annotated[
+    str | None, typer.Option("--sink", metavar="NAME", help="This sink; otherwise all of them.")
+]
+
+
+class SinkUnknown(CatchwaterError):
+    """The pipeline has no sink of this name."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class _Opened:
+    sinks: "Mapping[str, Sink]"
+    committed: int | None
+    """The newest epoch that the ledger knows to be written."""
+    checkpoint: Path
+
+
+@app.callback()
+def sink() -> None:
+    """See whether a sink holds what was put out, and mend it."""
+
+
+@app.command()
+def verify(file: PipelineFile, only: Only = None, as_json: AsJson = False) -> None:
+    """Find every row that is missing, doubled, altered or foreign; exit 0 or 4."""
+    from catchwater.sinks import reconcile
+
+    with _opened(file, only) as opened:
+        reports = {
+            name: reconcile.verify(each, opened.committed) for name, each in opened.sinks.items()
+        }
+    if as_json:
+        print_json([_told(name, report) for name, report in reports.items()])
+    else:
+        _print(reports)
+    raise typer.Exit(FAILS if any(report.findings for report in reports.values()) else 0)
+
+
+@app.command()
+def repair(
+    file: PipelineFile,
+    only: Only = None,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
+    """Mend what verify finds, while the pipeline is stopped; exit 0, or 4 if something is left."""
+    from catchwater.recovery.lock import lock
+    from catchwater.sinks import reconcile
+
+    left: dict[str, list[Finding]] = {}
+    with _opened(file, only) as opened, lock(opened.checkpoint):
+        for name, each in opened.sinks.items():
+            report = reconcile.verify(each, opened.committed)
+            if not report.findings:
+                talk(f"{name}: nothing to mend in {spaced(report.rows)} rows")
+                continue
+            talk(f"{name}: {_summary(report.findings)} of {spaced(report.rows)} rows")
+            if dry_run:
+                talk("dry run: nothing was changed")
+                continue
+            if not yes:
+                typer.confirm("Mend them?", abort=True, err=True)
+            left[name] = reconcile.repair(each, report)
+            mended = len(report.findings) - len(left[name])
+            talk(f"{name}: {spaced(mended)} rows mended")
+            if left[name]:
+                talk(f"{name}: {_summary(left[name])} rows cannot be mended in this kind of sink")
+    if as_json:
+        print_json({name: [_row(finding) for finding in found] for name, found in left.items()})
+    raise typer.Exit(FAILS if any(left.values()) else 0)
+
+
+@contextmanager
+def _opened(file: Path, only: str | None) -> "Iterator[_Opened]":
+    """The pipeline's sinks, with what its checkpoint knows of them."""
+    from catchwater.cli.pipeline import load_here
+    from catchwater.pipeline.change.around import Around
+    from catchwater.pipeline.run import versions
+    from catchwater.pipeline.run.fit import check_fit
+    from catchwater.pipeline.run.outlets import open_outlets
+    from catchwater.recovery.home import home_of
+    from catchwater.recovery.ledger import Ledger
+    from catchwater.replay.options import parse_options
+    from catchwater.sinks.open import Surroundings
+
+    config = load_here(file)
+    around = Around.of(config)
+    check_fit(config, around.specs)
+    where = Surroundings(
+        pipeline=around.name,
+        objects=home_of(config.checkpoint),
+        folder=config.folder,
+        bootstrap=parse_options(config.source_options).bootstrap,
+        control=around.control,
+        generation=versions.load(config.checkpoint).generation,
+        clock=around.clock,
+    )
+    with ExitStack() as opened:
+        outlets = open_outlets(config, around.specs, where)
+        opened.callback(outlets.close)
+        sinks = outlets.all
+        if only is not None and only not in sinks:
+            raise SinkUnknown(
+                f"The pipeline has no sink {only!r}.",
+                hint=f"The nearest is {nearest(only, sinks)}.",
+            )
+        chosen = {name: each for name, each in sinks.items() if only in (None, name)}
+        committed = max(Ledger(config.checkpoint).epochs(), default=None)
+        yield _Opened(chosen, committed, config.checkpoint)
+
+
+def _print(reports: "Mapping[str, Report]") -> None:
+    rows: list[list[object]] = []
+    for name, report in reports.items():
+        counts = Counter[str](finding.kind for finding in report.findings)
+        epochs = "" if report.first is None else f"{report.first}-{report.last}"
+        rows.append([name, epochs, report.rows, *(counts[kind] for kind in _KINDS)])
+    print_table(["sink", "epochs", "rows", *_KINDS], rows)
+    for name, report in reports.items():
+        if report.findings:
+            shown = report.findings[:_SHOWN]
+            typer.echo()
+            print_table(
+                [name, "epoch", "shard", "row", "key"],
+                [[f.kind, *f.id, f.key.decode(errors="replace")] for f in shown],
+            )
+            if len(report.findings) > _SHOWN:
+                talk(f"and {spaced(len(report.findings) - _SHOWN)} more: --json tells all")
+
+
+def _told(name: str, report: "Report") -> dict[str, Any]:
+    counts = Counter[str](finding.kind for finding in report.findings)
+    return {
+        "sink": name,
+        "first_epoch": report.first,
+        "last_epoch": report.last,
+        "rows": report.rows,
+        **{kind: counts[kind] for kind in _KINDS},
+        "findings": [_row(finding) for finding in report.findings],
+    }
+
+
+def _row(finding: "Finding") -> dict[str, Any]:
+    return {
+        "kind": finding.kind,
+        **finding.id._asdict(),
+        "key": finding.key.decode("utf-8", "replace"),
+    }
+
+
+def _summary(findings: "tuple[Finding, ...] | list[Finding]") -> str:
+    counts = Counter[str](finding.kind for finding in findings)
+    return ", ".join(f"{spaced(counts[kind])} {kind}" for kind in _KINDS if counts[kind])

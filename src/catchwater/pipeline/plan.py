@@ -1,0 +1,56 @@
+"""What a pipeline's file amounts to, before anything runs: the answer of `pipeline plan`.
+
+Loads the functions and opens nothing. Raises what a start would raise for a file that cannot be.
+"""
+
+from typing import Any
+
+from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.run.artefact import find_function
+from catchwater.pipeline.run.config import PipelineConfig
+from catchwater.pipeline.run.fit import check_fit
+from catchwater.pipeline.run.outlets import source_of
+from catchwater.replay.options import parse_options
+from catchwater.sinks.config import SinkConfig
+from catchwater.sinks.guarantee import guarantee
+
+
+def plan_of(config: PipelineConfig) -> dict[str, Any]:
+    """Source, shards, functions and sinks, as `--json` prints them. Raises `ConfigError`."""
+    specs = [find_function(named, config.folder) for named in config.functions]
+    check_fit(config, specs)
+    options = parse_options(config.source_options)
+    last = specs[-1]
+    sinks = [_sink(sink, source_of(sink, specs)) for sink in config.sinks.values()]
+    if config.dead_letter is not None:
+        sinks.append(_sink(config.dead_letter, None))
+    return {
+        "name": config.name or specs[0].name,
+        "source": f"{', '.join(options.topics)} at {options.bootstrap}",
+        "shards": config.shard_count,
+        "tasks": config.tasks,
+        "trigger": config.trigger,
+        "checkpoint": str(config.checkpoint),
+        "functions": [
+            {
+                "function": spec.name,
+                "version": spec.version,
+                "key": ", ".join(spec.key),
+                "outputs_to": "sinks" if spec is last else specs[at + 1].name,
+            }
+            for at, spec in enumerate(specs)
+        ],
+        "sinks": sinks,
+    }
+
+
+def _sink(sink: SinkConfig, source: FunctionSpec | None) -> dict[str, str]:
+    given = guarantee(sink, output_id=source.output_id if source else ())
+    return {
+        "sink": sink.name,
+        "kind": sink.kind,
+        "to": sink.place,
+        "from": source.name if source else "what functions cannot handle",
+        "guarantee": given.level,
+        "why": given.why,
+    }
