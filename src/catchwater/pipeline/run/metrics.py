@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from catchwater.config import ConfigError
-from catchwater.recovery.ledger import EpochEntry
+from catchwater.recovery.ledger import CallEpoch, EpochEntry
 from catchwater.recovery.measure import operator_ms
 
 _LABELS = ("pipeline", "function")
@@ -20,6 +20,11 @@ _COUNTED = {
     "duplicates": "Events that were known already",
     "poisoned": "Records that could not be handled",
     "timers": "Timers fired",
+}
+_CALLED = {
+    "attempts": "Attempts to get an answer from an endpoint",
+    "failed_attempts": "Those that failed or were cut",
+    "failures": "Questions that stayed without an answer",
 }
 _SUMS = {
     "keys": "Keys with a record",
@@ -48,6 +53,16 @@ class PipelineMetrics:
         self._deltas = Counter(
             "catchwater_state_delta_bytes", "Changes of state", _LABELS, registry=self.registry
         )
+        self._called = {
+            name: Counter(
+                f"catchwater_call_{name}", text, (*_LABELS, "call"), registry=self.registry
+            )
+            for name, text in _CALLED.items()
+        }
+        self._call_p99 = self._gauge(
+            "call_p99_seconds", "Slowest shard's p99 of the last epoch's answers", "call"
+        )
+        self._breakers = self._gauge("call_breakers_open", "Shards that met one not closed", "call")
         self._restore = self._gauge("state_restore_seconds", "Rebuilding state, in the last epoch")
         self._operator = self._gauge(
             "operator_seconds",
@@ -99,9 +114,18 @@ class PipelineMetrics:
             gauge.labels(*labels).set(sum(getattr(shard, name) for shard in shards))
         self._written.labels(*labels).inc(sum(shard.written_bytes for shard in shards))
         self._deltas.labels(*labels).inc(sum(shard.delta_bytes for shard in shards))
+        for name in {name for shard in shards for name in shard.calls}:
+            self._take_calls(labels, name, [s.calls[name] for s in shards if name in s.calls])
         self._restore.labels(*labels).set(max(shard.restore_s for shard in shards))
         for share, spent_ms in zip((0.5, 0.99), operator_ms(shards, 0.5, 0.99), strict=True):
             self._operator.labels(*labels, share).set(spent_ms / 1000)
+
+    def _take_calls(self, labels: tuple[str, str], call: str, told: Sequence[CallEpoch]) -> None:
+        for name, counter in self._called.items():
+            counter.labels(*labels, call).inc(sum(getattr(each, name) for each in told))
+        self._call_p99.labels(*labels, call).set(max(each.p99_ms for each in told) / 1000)
+        open_now = sum(each.breaker != "closed" for each in told)
+        self._breakers.labels(*labels, call).set(open_now)
 
     def _gauge(self, name: str, text: str, *more: str) -> Gauge:
         return Gauge(f"catchwater_{name}", text, (*_LABELS, *more), registry=self.registry)

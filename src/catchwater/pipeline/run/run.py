@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.pipeline.run.config import PipelineConfig
-from catchwater.pipeline.run.fallback import DAMAGED, fall_back
 from catchwater.pipeline.run.metrics import PipelineMetrics
 from catchwater.pipeline.run.preflight import Parts, prepare, tails_of
 from catchwater.pipeline.run.query import stages, start_query
@@ -22,6 +21,7 @@ from catchwater.pipeline.supervisor.stopping import Stop, stop_requested
 from catchwater.pipeline.upkeep import Upkeep
 from catchwater.recovery import checkpoint, restore
 from catchwater.recovery.contract import FunctionVersion, Terms
+from catchwater.recovery.fallback import DAMAGED, fall_back
 from catchwater.recovery.ledger import FOLDER, EpochEntry, Ledger, LedgerDamaged
 from catchwater.recovery.lock import Lock
 from catchwater.recovery.software import versions

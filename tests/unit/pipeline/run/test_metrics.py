@@ -7,13 +7,21 @@ from prometheus_client import generate_latest
 
 from catchwater.config import ConfigError
 from catchwater.pipeline.run.metrics import PipelineMetrics
-from catchwater.recovery.ledger import EpochEntry, ShardEpoch, SourceOffset
+from catchwater.recovery.ledger import CallEpoch, EpochEntry, ShardEpoch, SourceOffset
 
 
 def entry(epoch: int) -> EpochEntry:
     end = SourceOffset(epoch, {}, [2_000], 5_000)
     shards = [
-        ShardEpoch(0, events=9, keys=3, state_bytes=100, delta_bytes=10, operator_ms=20.0),
+        ShardEpoch(
+            0,
+            events=9,
+            keys=3,
+            state_bytes=100,
+            delta_bytes=10,
+            operator_ms=20.0,
+            calls={"score": CallEpoch(5, 6, 1, 0, 40, "open")},
+        ),
         ShardEpoch(1, events=1, keys=4, state_bytes=50, delta_bytes=5, operator_ms=80.0),
         ShardEpoch(0, stage=1, events=2, poisoned=1),
     ]
@@ -33,6 +41,9 @@ def test_counts_add_up_and_sizes_are_those_of_the_last_epoch() -> None:
         'catchwater_state_delta_bytes_total{function="risk",pipeline="cards"} 30.0',
         'catchwater_operator_seconds{function="risk",pipeline="cards",quantile="0.5"} 0.02',
         'catchwater_operator_seconds{function="risk",pipeline="cards",quantile="0.99"} 0.08',
+        'catchwater_call_attempts_total{call="score",function="risk",pipeline="cards"} 12.0',
+        'catchwater_call_p99_seconds{call="score",function="risk",pipeline="cards"} 0.04',
+        'catchwater_call_breakers_open{call="score",function="risk",pipeline="cards"} 1.0',
         'catchwater_epoch{pipeline="cards"} 4.0',
         'catchwater_checkpoint_duration_seconds{pipeline="cards"} 0.25',
         'catchwater_watermark_delay_seconds{pipeline="cards"} 3.0',

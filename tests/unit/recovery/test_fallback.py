@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from tests.unit.recovery.savepoint.conftest import Made
 
-from catchwater.pipeline.run.fallback import NothingWhole, fall_back
 from catchwater.recovery import checkpoint
 from catchwater.recovery.contract import PartitionTail
+from catchwater.recovery.fallback import NothingWhole, fall_back
 from catchwater.recovery.ledger import Ledger
 
 TAILS = {("payments", 0): PartitionTail(0, 1000, 1)}

@@ -16,7 +16,7 @@ from catchwater.recovery.contract import PartitionTail
 from catchwater.recovery.intact import check_files, newest_intact
 from catchwater.recovery.ledger import Ledger, LedgerDamaged, SourceOffset
 
-_log = logging.getLogger("catchwater.pipeline")
+_log = logging.getLogger("catchwater.recovery")
 
 DAMAGED = frozenset({"LedgerDamaged", "ShardDamaged"})
 """Kinds of failures after which a start looks for the newest whole checkpoint."""
