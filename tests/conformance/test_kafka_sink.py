@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
@@ -38,7 +39,11 @@ from catchwater.sinks.staged import Archive, StagedFile
 _NUMBERS = itertools.count(1)
 
 
-@pytest.fixture(params=["catchwater", "apache"])
+ON_BOTH = pytest.mark.parametrize("bootstrap", ["catchwater", "apache"], indirect=True)
+"""Also in the short form of the tests; the long form asks an Apache Kafka everything."""
+
+
+@pytest.fixture(params=["catchwater", pytest.param("apache", marks=pytest.mark.slow)])
 def bootstrap(request: pytest.FixtureRequest) -> str:
     if request.param == "apache":
         return str(request.getfixturevalue("apache_kafka"))
@@ -101,6 +106,7 @@ def world(tmp_path: Path, bootstrap: str) -> Iterator[World]:
         sink.close()
 
 
+@ON_BOTH
 def test_an_epoch_is_one_transaction_with_a_record_of_it_in_the_ledger(world: World) -> None:
     sink = world.sink()
     done = sink.commit(3, world.stage(3, "a1", "b2", "c3"))
@@ -138,7 +144,11 @@ class Cut(Exception):
     """The driver ends here."""
 
 
-@pytest.mark.parametrize("place", ["begin_transaction", "flush", "commit_transaction", "after"])
+@pytest.mark.parametrize(
+    "place",
+    [pytest.param("begin_transaction", marks=pytest.mark.slow), "flush",
+     pytest.param("commit_transaction", marks=pytest.mark.slow), "after"],
+)  # fmt: skip
 def test_an_epoch_cut_off_anywhere_is_written_once_by_the_next_driver(
     world: World, place: str
 ) -> None:
@@ -194,6 +204,7 @@ def test_a_commit_whose_reply_was_lost_is_looked_up_not_guessed(world: World) ->
     assert world.values() == ["a1", "b2"]
 
 
+@pytest.mark.slow
 def test_withdrawn_epochs_are_retracted_row_by_row(world: World) -> None:
     old = world.sink()
     for epoch, value in enumerate(["a1", "b2", "c3"]):
@@ -253,6 +264,7 @@ def test_rows_missing_doubled_altered_and_foreign_are_found_and_mended(world: Wo
     sink.commit(1, world.stage(1, "h8"))  # repair has not fenced it
 
 
+@pytest.mark.slow
 def test_at_least_once_writes_a_repeated_epoch_again_under_the_same_names(world: World) -> None:
     sink = world.sink(exactly_once=False)
     sink.commit(0, world.stage(0, "a1", "b2"))
@@ -262,6 +274,7 @@ def test_at_least_once_writes_a_repeated_epoch_again_under_the_same_names(world:
     assert sink.last_epoch() is None
 
 
+@pytest.mark.slow
 def test_a_large_epoch_is_one_transaction(world: World) -> None:
     sink = world.sink()
     count = 30_000
@@ -271,8 +284,7 @@ def test_a_large_epoch_is_one_transaction(world: World) -> None:
 
 
 DRIVER = """
-import json, os, sys, time
-from pathlib import Path
+import json, sys, time
 from catchwater.clock import SYSTEM
 from catchwater.sinks.kafka.client import Brokers, Writer
 from catchwater.sinks.kafka.sink import KafkaSink, Terms
@@ -297,25 +309,34 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("kill_after", ["sent", "sent sent", "done"])
+PAUSES_S = {"sent": 30, "sent sent": 0.5, "sent sent done": 0}
+"""What the process says until it is killed, and how long it waits whenever it has sent."""
+
+
+@ON_BOTH
+@pytest.mark.parametrize(
+    "kill_after",
+    [
+        "sent sent",
+        *(pytest.param(said, marks=pytest.mark.slow) for said in ("sent", "sent sent done")),
+    ],
+)
 def test_a_killed_process_leaves_an_epoch_that_its_successor_writes_once(
-    world: World, tmp_path: Path, kill_after: str
+    world: World, kill_after: str
 ) -> None:
     """Killed with rows sent, with the ledger's record sent, and after the commit."""
     world.sink().commit(0, world.stage(0, "a1"))
-    staged = world.stage(1, "b2", "c3")
     said = {
         "kept": world.stager.objects, "pipeline": world.pipeline, "topic": world.topic,
-        "bootstrap": world.bootstrap, "epoch": 1, "pause": 0.5 if kill_after == "done" else 30,
-        "staged": [json.loads(json.dumps(piece, default=_plain)) for piece in staged],
+        "bootstrap": world.bootstrap, "epoch": 1, "pause": PAUSES_S[kill_after],
+        "staged": msgspec.to_builtins(world.stage(1, "b2", "c3")),
     }  # fmt: skip
-    said["pause"] = {"sent": 30, "sent sent": 0.5, "done": 0}[kill_after]
     process = subprocess.Popen(
         [sys.executable, "-c", DRIVER, json.dumps(said)], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    for word in kill_after.split() if kill_after != "done" else ["sent", "sent", "done"]:
-        assert process.stdout.readline().strip() == word
+    for said_so_far in kill_after.split():
+        assert process.stdout.readline().strip() == said_so_far
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     process.stdout.close()
@@ -324,12 +345,6 @@ def test_a_killed_process_leaves_an_epoch_that_its_successor_writes_once(
     assert after.commit(1, world.stage(1, "b2", "c3")).records == 2
     assert time.monotonic() - began < 15
     assert world.values() == ["a1", "b2", "c3"]
-
-
-def _plain(value: Any) -> Any:
-    import msgspec
-
-    return msgspec.to_builtins(value)
 
 
 def test_an_open_transaction_of_another_does_not_hide_our_marks(world: World) -> None:
