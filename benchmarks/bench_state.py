@@ -31,6 +31,8 @@ from catchwater.state.store import ShardStore
 KEYS = 1_000_000
 LOADS = 20
 EPOCHS = 150
+LARGE_LOADS = 100
+LARGE_EPOCHS = 20
 CAP_MIB = 256
 LARGE_KEYS = 1_000_000
 LARGE_VALUE_BYTES = 1000
@@ -59,10 +61,10 @@ class Shard:
         self.at = logged.at
         return logged
 
-    def run(self, keys: int, epochs: int) -> list[Logged]:
+    def run(self, keys: int, loads: int, epochs: int) -> list[Logged]:
         """Load so many keys, then change one percent of them an epoch; gives the latter."""
-        for load in range(LOADS):
-            self.epoch(range(load * keys // LOADS, (load + 1) * keys // LOADS))
+        for load in range(loads):
+            self.epoch(range(load * keys // loads, (load + 1) * keys // loads))
         return [self.epoch(self._random.sample(range(keys), keys // 100)) for _ in range(epochs)]
 
     def close(self) -> None:
@@ -78,7 +80,7 @@ def state_log(folder: Path, name: str) -> StateLog:
 def make(folder: Path) -> dict[str, Any]:
     """The history of a million keys, and the same state as one snapshot."""
     with closing(Shard(folder, 80)) as shard:
-        logged = shard.run(KEYS, EPOCHS)
+        logged = shard.run(KEYS, LOADS, EPOCHS)
     source, target = state_log(folder, "rolled"), state_log(folder, "snapshot")
     (at,) = rewrite([(source, shard.at)], [target])
     last = logged[-1]
@@ -114,7 +116,7 @@ def large(folder: Path) -> dict[str, Any]:
     """The most anonymous memory through load, changes and rebuild of a shard of 4 × the cap."""
     with peak() as anonymous:
         with closing(Shard(folder, LARGE_VALUE_BYTES)) as shard:
-            shard.run(LARGE_KEYS, 20)
+            shard.run(LARGE_KEYS, LARGE_LOADS, LARGE_EPOCHS)
         loaded = max(anonymous)
         log = state_log(folder, "rolled")
         with closing(ShardStore.open(folder / "empty", "bench", 0, "this boot")) as store:

@@ -195,8 +195,9 @@ def _encode(changes: Changes) -> Iterator[bytes]:
             )
         yield plain
         return
+    share = max(entries * BLOCK_BYTES // len(plain), 1)
     del plain
     for table, changed in zip(Table, changes, strict=True):
         items = iter(changed.items())
-        while part := dict(islice(items, max(entries // 2, 1))):
+        while part := dict(islice(items, share)):
             yield from _encode(_only(table, part))

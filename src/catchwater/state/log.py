@@ -31,6 +31,7 @@ from catchwater.state.frame import (
     encode_body,
     encode_object,
 )
+from catchwater.state.overlay import merged
 from catchwater.state.roll import EMPTY, END, START, Chunk, Piece, Place, Position, Roll
 
 SWEEP_STEP = 1000
@@ -39,6 +40,9 @@ SWEEP_STEP = 1000
 _WINDOW_BYTES = 8 << 20
 _HEADER_BYTES = 64 << 10
 _READERS = 4
+_HELD_BYTES = 24 << 20
+"""Changes that a restore holds to merge them into the chunks."""
+
 _NAME = re.compile(r"(\d{20})-([A-Za-z0-9_-]+)\.(?:delta|merged|chunk-\d+)")
 
 
@@ -120,11 +124,17 @@ class StateLog:
         return logged
 
     def read(self, at: Position) -> Iterator[Changes]:
-        """What to apply, in order, to an empty shard: chunks by table and key, then changes.
+        """What to apply, in order, to an empty shard: entries by table and key, then changes.
 
         Raises ShardDamaged, StoreError.
         """
-        return self._read(_parts(self.roll_of(at)))
+        roll = self.roll_of(at)
+        count = sum(piece.entries for piece in roll.pieces)
+        weight = sum(piece.weight for piece in roll.pieces)
+        parts = _parts(roll)
+        chunks, pieces = parts[: len(roll.chunks)], parts[len(roll.chunks) :]
+        limit = _HELD_BYTES * count // max(weight, 1)
+        return merged(self._read(chunks), self._read(pieces), limit)
 
     def read_since(self, since: Position, at: Position) -> Iterator[Changes] | None:
         """What to apply, in order, to the shard as it was at `since`.
@@ -383,14 +393,15 @@ def _within(part: _Part, changes: Changes) -> Changes:
     """The entries that lie in one of the part's ranges."""
     if part.ranges == ((START, END),):
         return changes
-    kept = no_changes()
+    kept = list(no_changes())
     for start, until in part.ranges:
         for table in Table:
             if changes[table] and start[0] <= table <= until[0]:
                 low = start[1] if table == start[0] else b""
                 high = until[1] if table == until[0] else None
-                kept[table].update(_between(low, high, changes[table], part.kind == "chunk"))
-    return kept
+                found = _between(low, high, changes[table], part.kind == "chunk")
+                kept[table] = kept[table] | found if kept[table] else found
+    return tuple(kept)
 
 
 def _may_hold(part: _Part, place: Place) -> bool:
@@ -406,4 +417,6 @@ def _between(
         return entries
     if high is not None:
         return {key: value for key, value in entries.items() if low <= key < high}
+    if not low:
+        return entries
     return {key: value for key, value in entries.items() if key >= low}

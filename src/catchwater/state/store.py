@@ -28,7 +28,7 @@ from catchwater.state.local import FORMAT, Committed, LocalEntries, Meta
 from catchwater.state.log import Logged, StateLog
 from catchwater.state.roll import EMPTY, Position
 
-_BATCH_ENTRIES = 16_384
+_BATCH_ENTRIES = 8_192
 """A transaction changes about so many entries: each may hold a page in memory until it ends."""
 
 _NOWHERE = Position(-1, "")
@@ -242,7 +242,8 @@ class ShardStore:
         """Keep the changes for whoever begins next; where that fails the log has them."""
         written = self._directory / f"pending.{os.getpid()}"
         try:
-            written.write_bytes(b"".join(data))
+            with written.open("wb") as file:
+                file.writelines(data)
             written.replace(self._pending_path)
         except OSError:
             with suppress(OSError):
@@ -285,9 +286,12 @@ def _batches(changes: Iterable[Changes]) -> Iterator[Changes]:
     """The same changes in parts that a transaction can take; of one key the last one counts."""
     batch, size = no_changes(), 0
     for part in changes:
-        for table in Table:
-            batch[table].update(part[table])
-            size += len(part[table])
+        if size:
+            for table in Table:
+                batch[table].update(part[table])
+        else:
+            batch = part
+        size += sum(map(len, part))
         if size >= _BATCH_ENTRIES:
             yield batch
             batch, size = no_changes(), 0
