@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from catchwater.cli.init import FILES
+from catchwater.pipeline.plan import plan_of
+from catchwater.pipeline.run.config import load
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -86,3 +88,5 @@ def test_an_example_is_short_and_has_its_file_its_test_and_its_line(example: Pat
     for name in (f"{example.stem}.toml", f"test_{example.stem}.py"):
         assert (example.parent / name).exists()
         assert name in (example.parent / "README.md").read_text()
+    sinks = plan_of(load(example.with_suffix(".toml"), {}))["sinks"]
+    assert {sink["guarantee"] for sink in sinks} <= {"exactly-once", "idempotent"}
