@@ -1,8 +1,14 @@
 """A pipeline's status is read from its checkpoint alone."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
+
+import msgspec
+
+from catchwater.pipeline.supervisor.supervise import Supervision
+from catchwater.recovery.lock import SUPERVISOR, lock
 
 
 def test_the_status_tells_epochs_and_what_they_did(catchwater: Any, pipeline_file: Path) -> None:
@@ -34,3 +40,33 @@ def test_an_unknown_key_in_the_file_is_named(catchwater: Any, pipeline_file: Pat
     answer = catchwater("pipeline", "status", pipeline_file)
     assert answer.code == 2
     assert "subscribes" in answer.err
+
+
+def test_a_supervisor_that_is_gone_without_a_word_was_killed(
+    catchwater: Any, pipeline_file: Path
+) -> None:
+    told = Supervision(1, "running", 5, driver=2, spare=3, restarts=4, last_cause="No route.")
+    path = pipeline_file.parent / "checkpoint" / "catchwater" / "supervisor.json"
+    path.write_bytes(msgspec.json.encode(told))
+    supervisor = json.loads(catchwater("pipeline", "status", pipeline_file, "--json").out)[
+        "supervisor"
+    ]
+    assert (supervisor["state"], supervisor["driver"], supervisor["restarts"]) == (
+        "killed",
+        None,
+        4,
+    )
+    with lock(pipeline_file.parent / "checkpoint", name=SUPERVISOR):
+        answer = catchwater("pipeline", "status", pipeline_file)
+    assert "state=running, since_ms=5, driver=2, spare=3" in answer.out
+
+
+def test_stopping_what_does_not_run_says_so(catchwater: Any, pipeline_file: Path) -> None:
+    answer = catchwater("pipeline", "stop", pipeline_file, "--yes")
+    assert (answer.code, answer.err.startswith("Nothing works on ")) == (0, True)
+
+
+def test_a_dry_run_stops_nothing(catchwater: Any, pipeline_file: Path) -> None:
+    with lock(pipeline_file.parent / "checkpoint", name=SUPERVISOR):
+        answer = catchwater("pipeline", "stop", pipeline_file, "--dry-run")
+    assert answer.err == f"Process {os.getpid()} was left running.\n"
