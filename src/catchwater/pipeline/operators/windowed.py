@@ -126,6 +126,10 @@ class Windowed(Keyed[EventT, Any, OutT], Generic[EventT, AccT, OutT]):
         event, acc, output = types
         if not is_record(acc):
             raise ValueError(f"the accumulator {acc!r} must be a dataclass or the like")
+        try:
+            acc()
+        except (TypeError, ValueError):
+            raise ValueError(f"the accumulator {acc!r} needs a default for every field") from None
         cls._acc_type = acc
         accs: Any = dict[int, acc]  # type: ignore[valid-type]
         ended_accs: Any = MapState[int, acc]  # type: ignore[valid-type]

@@ -150,3 +150,9 @@ def test_the_types_must_be_given_and_be_records() -> None:
         @function(name="visits", **KEYED)
         class OfNumbers(Windowed[Visit, int, int]):
             window = tumbling("1m")
+
+    with pytest.raises(DeclarationError, match="needs a default for every field"):
+
+        @function(name="visits", **KEYED)
+        class OfVisits(Windowed[Visit, Visit, Total]):
+            window = tumbling("1m")
