@@ -106,6 +106,7 @@ class LocalEntries:
 
     def write(self, change: Callable[[lmdb.Transaction], None]) -> None:
         """One write transaction, tried again with a larger map as long as that is full."""
+        self._env.reader_check()  # of processes that were killed: they hold old pages
         while True:
             try:
                 with self.begin(write=True) as txn:

@@ -121,14 +121,14 @@ class ShardStore:
     def finish(self, token: str) -> Logged:
         """Log the epoch's changes, which lead to version + 1 with this fresh token.
 
-        They are kept here too, and applied if the next `begin` says that they were committed.
-        Raises what `StateLog.append` raises.
+        They are kept here too, and applied if the next `begin` says that they were committed. What
+        `begin` gave can no longer be read. Raises what `StateLog.append` raises.
         """
         assert self._state is not None and self._log is not None, "finish belongs after begin"
         to = Position(self._at.version + 1, token)
         changes = self._state.changes
         logged = self._log.append(self._at, to, changes, self._state.committed)
-        self._state = None
+        self._end_epoch()  # pages that a reader may see are not used again
         self._pending = _Pending(self._at, to, [changes])
         self._keep(logged.data)
         return logged

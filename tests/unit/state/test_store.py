@@ -326,6 +326,41 @@ local.write(local.clear)
     assert records_of(store, log, at) == {b"a": b"1"}
 
 
+def test_the_file_stays_small_while_another_process_has_it_open_and_one_was_killed(
+    store, log, tmp_path
+):
+    at = epoch(store, log, EMPTY, "x", **{f"{i:04}": "v" * 500 for i in range(2000)})
+    at = epoch(store, log, at, "y")
+    code = f"""
+import os
+import sys
+from pathlib import Path
+from catchwater.objects.memory import MemoryStore
+from catchwater.state.log import StateLog
+from catchwater.state.store import ShardStore
+from catchwater.state.roll import Position
+store = ShardStore.open(Path({str(tmp_path / "shard")!r}), "f", 0, "boot")
+store.begin(Position(2, "y"), StateLog(MemoryStore(), "state", "f", 0))
+if sys.argv[1] == "finish":
+    store.finish("theirs")
+    print("finished", flush=True)
+    sys.stdin.read()
+os._exit(9)
+"""
+    python = [sys.executable, "-c", code]
+    with subprocess.Popen(
+        [*python, "finish"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as idle:
+        assert idle.stdout.readline()
+        assert subprocess.run([*python, "die"], check=False, timeout=60).returncode == 9
+        for number in range(60):
+            entries = {f"{i:04}": f"{number:0500}" for i in range(0, 2000, 5)}
+            at = epoch(store, log, at, f"e{number}", **entries)
+        assert store.size_bytes() < 6_000_000
+        idle.stdin.close()
+        idle.wait(timeout=60)
+
+
 def test_scans_are_ordered_and_bounded(store, log):
     at = epoch(store, log, EMPTY, "x", a="1", b="2", c="3")
     committed = store.begin(at, log).committed
