@@ -1,0 +1,85 @@
+"""A pipeline, or a stateless query of Spark's own, in this process: it prints what batches took.
+
+Ours is what `catchwater pipeline run` runs, put together by hand, because only the process that
+holds a query can ask Spark for its progress. One line of JSON a batch: rows and Spark's durations.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from catchwater.clock import SYSTEM
+from catchwater.pipeline.run import config, run
+from catchwater.pipeline.run.preflight import prepare
+from catchwater.pipeline.run.query import start_query
+from catchwater.pipeline.spark import session
+from catchwater.pipeline.spark.epochs import EpochWriter
+from catchwater.recovery.ledger import Ledger
+
+POLL_S = 0.05
+
+
+def tell(query: Any, until: float) -> None:
+    """Print every batch's progress until the time comes or nobody listens any more."""
+    told = -1
+    while time.time() < until and query.isActive:
+        for progress in query.recentProgress:
+            if progress["batchId"] > told and progress["durationMs"].get("addBatch"):
+                told = progress["batchId"]
+                print(json.dumps([progress["batchId"], progress["durationMs"]]), flush=True)
+        time.sleep(POLL_S)
+    if query.exception():
+        raise SystemExit(str(query.exception()))
+
+
+def ours(path: Path, seconds: float) -> None:
+    """The pipeline of this file, its upkeep included."""
+    settings = config.load(path, {})
+    folder = settings.checkpoint
+    folder.mkdir(parents=True)
+    parts = prepare(settings, SYSTEM.monotonic_s(), SYSTEM)
+    with (folder.parent / "spark.log").open("ab") as log:
+        spark = session.start(
+            parts.name, tasks=settings.tasks, log=log, conf=run.settings_of(settings)
+        )
+        session.start_workers(spark, settings.tasks)
+        shards = settings.shard_count * len(parts.specs)
+        writer = EpochWriter(Ledger(folder), parts.outlets.all, shards, SYSTEM)
+        upkeep = run.upkeep_of(parts, SYSTEM)
+        query = start_query(spark, parts, writer)
+        until = time.time() + seconds
+        while time.time() < until:
+            tell(query, min(until, time.time() + 2 * POLL_S))
+            upkeep.look()
+        query.stop()
+        session.stop(spark)
+
+
+def stateless(rows: int, seconds: float) -> None:
+    """Spark's rate source through an empty Python function, collected by the driver."""
+
+    def as_they_are(batches: Iterator[Any]) -> Iterator[Any]:
+        return batches
+
+    with tempfile.TemporaryDirectory() as scratch:
+        with (Path(scratch) / "spark.log").open("ab") as log:
+            spark = session.start("stateless", log=log)
+            reader = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows)
+            source = reader.option("numPartitions", 2).load()
+            mapped = source.mapInArrow(as_they_are, source.schema).limit(4)
+            query = mapped.writeStream.foreachBatch(lambda found, epoch: found.collect())
+            started = query.option("checkpointLocation", f"{scratch}/checkpoint").start()
+            tell(started, time.time() + seconds)
+            started.stop()
+            session.stop(spark)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "stateless":
+        stateless(int(sys.argv[2]), float(sys.argv[3]))
+    else:
+        ours(Path(sys.argv[2]), float(sys.argv[3]))

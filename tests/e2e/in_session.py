@@ -1,0 +1,117 @@
+"""A pipeline whose driver half is put together in the test's own process, on a shared session.
+
+Starting Spark costs more than everything a small pipeline does; and here a test can stand between
+two epochs.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from catchwater.pipeline.spark.failure import cause
+
+from catchwater.clock import SYSTEM
+from catchwater.pipeline.run import config, run
+from catchwater.pipeline.run.preflight import prepare
+from catchwater.pipeline.run.query import start_query
+from catchwater.pipeline.spark.epochs import EpochWriter
+from catchwater.recovery import checkpoint, restore
+from catchwater.recovery.ledger import EpochEntry, Ledger
+from catchwater.wire.client import LATEST, Client
+from catchwater.wire.records import decode, encode_batch, place
+
+WRITTEN_MS = 1_700_000_000_000
+
+
+@dataclass
+class Pipeline:
+    """One pipeline in a shared session."""
+
+    spark: Any
+    folder: Path
+    file: Path
+    between: Callable[[int], None] = lambda epoch: None
+    """Called when an epoch is in the ledger and not yet committed by Spark."""
+    epochs: list[EpochEntry] = field(default_factory=list)
+    """What the runs have committed."""
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint"
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Until the condition holds or the query ends. Raises what `pipeline run` would."""
+        settings = config.load(self.file, {})
+        restore.finish(self.checkpoint)
+        parts = prepare(settings, SYSTEM.monotonic_s(), SYSTEM)
+        for key, value in run.settings_of(settings).items():
+            self.spark.conf.set(key, value)
+        shards = settings.shard_count * len(parts.specs)
+        writer = EpochWriter(
+            Ledger(self.checkpoint), parts.outlets.all, shards, SYSTEM,
+            poison_limit=run.poison_limit(parts),
+        )  # fmt: skip
+        upkeep = run.upkeep_of(parts, SYSTEM)
+
+        def write(rows: Any, epoch: int) -> None:
+            writer(rows, epoch)
+            self.between(epoch)
+
+        query = start_query(self.spark, parts, write)
+        try:
+            while query.isActive and not until():
+                self.epochs += upkeep.look()
+                time.sleep(0.01)
+            failure = None if query.isActive else query.exception()
+        finally:
+            query.stop()
+        self.epochs += upkeep.look()
+        upkeep.sweep()
+        parts.outlets.close()
+        if failure is not None:
+            raise writer.failure or cause(str(failure), self.folder / "spark.log")
+
+    @property
+    def committed(self) -> int:
+        return checkpoint.last_commit(self.checkpoint)
+
+    def objects(self) -> list[Path]:
+        """The objects of its state logs, by name."""
+        found = (self.checkpoint / "catchwater" / "state").rglob("*")
+        return sorted((p for p in found if p.is_file()), key=lambda p: p.name)
+
+
+def produce(bootstrap: str, topic: str, partition: int, *events: Any, key: str = "") -> None:
+    """Append events as JSON, raw bytes as they are, under the value of the field `key`."""
+    records = []
+    for event in events:
+        raw = isinstance(event, bytes)
+        name = b"" if raw or not key else str(event[key]).encode()
+        records.append((name, event if raw else msgspec.json.encode(event), WRITTEN_MS, ()))
+    with Client(bootstrap) as client:
+        client.produce([((topic, partition), encode_batch(records))])
+
+
+def read(bootstrap: str, topic: str) -> list[tuple[dict[str, bytes], bytes]]:
+    """Headers and value of every record of a topic, by partition."""
+    found = []
+    with Client(bootstrap) as client:
+        keys = [(topic, number) for number in client.metadata([topic]).partitions(topic)]
+        for key, end in client.list_offsets(dict.fromkeys(keys, LATEST)).items():
+            offset = 0
+            while offset < end:
+                fetched = client.fetch({key: offset})[key]
+                batches = place(fetched.records, partial_tail=True)
+                for table in decode(
+                    fetched.records, batches, first=offset, columns=["headers", "value"]
+                ):
+                    headers = table.column("headers").to_pylist()
+                    values = table.column("value").to_pylist()
+                    for told, value in zip(headers, values, strict=True):
+                        pairs = [(h["key"], h["value"]) for h in told or ()]
+                        found.append((dict(pairs), value))
+                offset = batches[-1].next_offset
+    return found
