@@ -205,7 +205,7 @@ def test_a_savepoint_is_taken_checked_carried_and_looked_into(tally: Tally) -> N
         state = tally.type("state", "get", file, card, "--savepoint", "half", "--json")
         most = max(s for c, _, s, _ in model(HALF, lambda *_: 1) if c == card)
         assert state["state"] == {"seen": most}, seen
-    older = checkpoint.read(tally.checkpoint).committed[0].epoch
+    older = Ledger(tally.checkpoint).epochs()[0]
     differs = tally.type("state", "diff", file, str(older), "half", "--json")
     assert differs
     assert {each["what"] for each in differs} <= {"added", "changed"}

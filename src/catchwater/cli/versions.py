@@ -1,11 +1,14 @@
 """`catchwater pipeline upgrade|rollback|versions`: another version of a function, and back."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from catchwater.cli.console import AsJson, DryRun, PipelineFile, Yes, print_json, print_table, talk
 from catchwater.cli.savepoint import progress
+
+if TYPE_CHECKING:
+    from catchwater.pipeline.change.around import Around
 
 
 def versions(file: PipelineFile, as_json: AsJson = False) -> None:
@@ -38,6 +41,13 @@ def versions(file: PipelineFile, as_json: AsJson = False) -> None:
 def upgrade(
     file: PipelineFile,
     to: Annotated[int, typer.Option("--to", metavar="VERSION", help="The file's version now.")],
+    warm: Annotated[
+        bool, typer.Option("--warm", help="Run beside the old version, compare, take over.")
+    ] = False,
+    same: Annotated[
+        bool, typer.Option("--same", help="With --warm: give up if an output differs (exit 4).")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", hidden=True)] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -45,7 +55,8 @@ def upgrade(
     """Let the version that the file names now take over the state of the one before.
 
     The state's schema and every stored record are tried first; a savepoint is taken, to which
-    `rollback` goes back. Exit 5, naming the field or the key, if it does not fit.
+    `rollback` goes back. Exit 5, naming the field or the key, if it does not fit. With --warm this
+    process is the new version: it goes on when it has taken over.
     """
     from catchwater.cli.pipeline import load_here
     from catchwater.pipeline.change.around import Around
@@ -54,7 +65,13 @@ def upgrade(
     around = Around.of(load_here(file))
     plan = ", ".join(map(str, look(around, to)))
     if dry_run:
-        talk(f"would stop the pipeline, take a savepoint, and upgrade {plan}")
+        talk(f"would {'run beside' if warm else 'stop'} the pipeline, take a savepoint, and "
+             f"upgrade {plan}")  # fmt: skip
+        return
+    if warm:
+        if not yes:
+            typer.confirm(f"Run beside the pipeline and upgrade {plan}?", abort=True, err=True)
+        _warm(around, to, same=same, quick=quick)
         return
     if not yes:
         typer.confirm(f"Stop the pipeline and upgrade {plan}?", abort=True, err=True)
@@ -66,6 +83,35 @@ def upgrade(
     talk(f"upgraded {plan} after epoch {done.epoch}; {done.keys} records fit; "
          f"the savepoint before it is {done.savepoint}")  # fmt: skip
     talk(f"start it: catchwater pipeline run {file}; go back: catchwater pipeline rollback {file}")
+
+
+def _warm(around: "Around", to: int, *, same: bool, quick: bool) -> None:
+    import logging
+    import sys
+
+    from catchwater.pipeline.change.compared import Comparison
+    from catchwater.pipeline.change.warm import Conductor, prepare
+    from catchwater.pipeline.run.run import run_pipeline
+    from catchwater.recovery.checkpoint import last_commit
+    from catchwater.recovery.savepoint.hold import hold
+
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+
+    def over(found: Comparison) -> None:
+        talk(
+            f"version {to} leads: {found.epochs} epochs compared, {found.same} rows the same, "
+            f"{found.only_old} only the old version's, {found.only_new} only the new one's"
+        )
+
+    leader = around.config.checkpoint
+    with hold(leader, last_commit(leader), around.clock):
+        with progress("copying") as told:
+            config = prepare(around, to, told)
+        conductor = Conductor(around, config.checkpoint, over, same=same)
+        run_pipeline(config, quick=quick, beside=conductor, clock=around.clock)
 
 
 def rollback(

@@ -20,7 +20,7 @@ from catchwater.pipeline.change.settle import settle
 from catchwater.pipeline.change.trial import try_state
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run import versions
-from catchwater.pipeline.run.artefact import publish
+from catchwater.pipeline.run.artefact import FunctionCode, publish
 from catchwater.pipeline.run.versions import Version, Versions
 from catchwater.pipeline.supervisor.halt import halt, running
 from catchwater.recovery.home import key_part
@@ -123,19 +123,29 @@ def upgrade(around: Around, to: int, progress: Progress | None = None) -> Upgrad
         if not shelf.exists(name):
             source = Source.at(checkpoint, around.clock)
             create(source, shelf, name, pin=around.pin, clock=around.clock, progress=progress)
-        fresh = [
-            msgspec.structs.replace(
-                versions.version_of(change.spec, code, epoch + 1, around.clock.now_ms()),
-                savepoint=name,
-                shelf=shelf.store.url(),
-            )
-            for change, code in zip(changes, codes, strict=True)
-        ]
+        fresh = new_versions(around, changes, codes, epoch + 1, name)
         ledger = versions.load(checkpoint)
         generation = _withdraw_unfinished(around, changes, epoch, ledger)
         ledger = msgspec.structs.replace(ledger, generation=generation)
         versions.store(checkpoint, ledger.added(*fresh))
     return Upgraded(changes, shelf.url(name), epoch, keys)
+
+
+def new_versions(
+    around: Around,
+    changes: Sequence[Change],
+    codes: Sequence[FunctionCode],
+    epoch: int,
+    savepoint: str,
+) -> list[Version]:
+    """The versions that take over from this epoch on, for the ledger."""
+    shelf, now_ms = around.shelf().store.url(), around.clock.now_ms()
+    return [
+        msgspec.structs.replace(
+            versions.version_of(change.spec, code, epoch, now_ms), savepoint=savepoint, shelf=shelf
+        )
+        for change, code in zip(changes, codes, strict=True)
+    ]
 
 
 def _withdraw_unfinished(

@@ -77,15 +77,17 @@ class Source:
 
         Raises `NothingToSave`, `NoSuchCheckpoint`.
         """
-        committed = [each.epoch for each in checkpoints.read(self.checkpoint).committed]
-        if not committed:
+        ledger = Ledger(self.checkpoint)
+        kept = set(ledger.epochs())
+        there = [e.epoch for e in checkpoints.read(self.checkpoint).committed if e.epoch in kept]
+        if not there:
             raise NothingToSave(f"{self.checkpoint} has no committed epoch yet.")
-        chosen = committed[-1] if epoch is None else epoch
-        found = Ledger(self.checkpoint).read(chosen) if chosen in committed else None
+        chosen = there[-1] if epoch is None else epoch
+        found = ledger.read(chosen) if chosen in there else None
         if found is None:
-            there = ", ".join(map(str, committed))
             raise NoSuchCheckpoint(
-                f"{self.checkpoint} has no checkpoint {chosen}; there are: {there}."
+                f"{self.checkpoint} has no checkpoint {chosen}; there are: "
+                f"{', '.join(map(str, there))}."
             )
         return found
 

@@ -1,0 +1,185 @@
+"""A warm upgrade: the new version runs beside the old one before it takes over.
+
+It starts from a savepoint of the old one, in a checkpoint of its own, and repeats the epochs that
+the old one has done since, with the same ends. Its outputs are staged and compared, not written.
+Once it has caught up it puts a fence: the old one ends after the epoch that it is at and hands
+over (`recovery.handover`); from the epoch after on the new one writes. So no epoch is missing and
+none is written twice, and nobody waits for Spark to start.
+
+The old one must not forget epochs meanwhile: the caller holds them (`savepoint.hold`).
+
+Whatever fails before the fence, the old version has noticed nothing. Whatever fails behind it, the
+next `catchwater pipeline run` goes on from the new checkpoint.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from catchwater.config import CatchwaterError
+from catchwater.pipeline.change.around import Around
+from catchwater.pipeline.change.compared import Comparison, compare
+from catchwater.pipeline.change.settle import settle
+from catchwater.pipeline.change.upgrade import look, new_versions, savepoint_name
+from catchwater.pipeline.run import versions
+from catchwater.pipeline.run.artefact import publish
+from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS, PipelineConfig
+from catchwater.pipeline.run.preflight import identity_of
+from catchwater.recovery import checkpoint as checkpoints
+from catchwater.recovery import handover
+from catchwater.recovery.home import home_of
+from catchwater.recovery.lock import CheckpointInUse, holder, lock
+from catchwater.recovery.savepoint.create import Progress, Source, create
+from catchwater.recovery.savepoint.marker import Marker
+from catchwater.recovery.savepoint.restore import restore
+from catchwater.sinks.base import Truth
+from catchwater.sinks.open import key_part
+from catchwater.sinks.staged import Archive, StagedFile
+
+_log = logging.getLogger("catchwater.pipeline")
+
+NEAR = 1
+"""So many epochs behind the old version counts as caught up."""
+
+
+class OutputsDiffer(CatchwaterError):
+    """The new version's outputs are not the old one's, and they were to be the same."""
+
+    exit_code = 4
+
+
+class NotRunning(CatchwaterError):
+    """There is no old version that runs, to run beside."""
+
+    exit_code = 2
+
+
+def prepare(around: Around, to: int, progress: Progress | None = None) -> PipelineConfig:
+    """Make the shadow's checkpoint; what to run there. The old version goes on meanwhile.
+
+    Raises what `upgrade.look` does, `NotRunning`, `CheckpointTaken`.
+    """
+    changes = look(around, to)
+    leader = around.config.checkpoint
+    if holder(leader) is None:
+        raise NotRunning(
+            f"Nothing works on {leader}: there is no old version to run beside.",
+            hint=f"Upgrade without --warm: catchwater pipeline upgrade FILE --to {to}.",
+        )
+    source = Source.at(leader, around.clock)
+    epoch, shelf = source.entry(None).epoch, around.shelf()
+    name = savepoint_name(around, changes, epoch)
+    if not shelf.exists(name):
+        create(source, shelf, name, pin=around.pin, clock=around.clock, progress=progress)
+    savepoint = shelf.read(name)
+    shadow = leader.with_name(f"{leader.name}-v{to}-{savepoint.epoch}")
+    config = _beside(around.config, shadow)
+
+    def before_it_may_run() -> None:
+        codes = [publish(change.spec, shadow) for change in changes]
+        fresh = new_versions(around, changes, codes, savepoint.epoch + 1, name)
+        versions.store(shadow, versions.load(shadow).added(*fresh))
+        handover.follow(shadow, leader)
+
+    restore(
+        shelf.store,
+        savepoint,
+        shadow,
+        Marker(shelf.url(name), "catchwater pipeline upgrade FILE --warm"),
+        identity=msgspec.to_builtins(identity_of(config, around.specs)),
+        shards=savepoint.shards,
+        state=config.state,
+        before_it_may_run=before_it_may_run,
+        clock=around.clock,
+        progress=progress,
+    )
+    return config
+
+
+def _beside(config: PipelineConfig, shadow: Path) -> PipelineConfig:
+    """The pipeline's file for the shadow: nothing that only one of two can have."""
+    local = config.local.with_name(f"{config.local.name}-{shadow.name}") if config.local else None
+    trigger = CONTINUOUS if config.trigger == AVAILABLE_NOW else config.trigger
+    return replace(config, checkpoint=shadow, local=local, trigger=trigger, metrics=None)
+
+
+class Conductor:
+    """Looks at both versions again and again, and lets the new one take over in time."""
+
+    def __init__(
+        self,
+        around: Around,
+        shadow: Path,
+        told: Callable[[Comparison], None],
+        *,
+        same: bool = False,
+    ) -> None:
+        """`told` is called when the old version has handed over.
+
+        With `same`, a row that differs ends the shadow before the fence (`OutputsDiffer`).
+        """
+        self._around = around
+        self._leader = around.config.checkpoint
+        self._shadow = shadow
+        self._told = told
+        self._same = same
+        self._old = self._truths(self._leader)
+        self._new = self._truths(shadow)
+        self._next = checkpoints.last_commit(shadow) + 1
+        self._over = False
+        self.comparison = Comparison()
+
+    def __call__(self) -> None:
+        """One look; cheap."""
+        if self._over:
+            return
+        done = checkpoints.last_commit(self._shadow)
+        shadow = handover.shadow_of(self._shadow)
+        assert shadow is not None, "it was made one"
+        last = done if shadow.until is None else min(done, shadow.until)
+        while self._next <= last:
+            self._compare(self._next)
+            self._next += 1
+        if shadow.until is not None:
+            self._over = done >= shadow.until
+            if self._over:
+                self._told(self.comparison)
+        elif handover.fenced_by(self._leader) is not None:
+            self._speak_for_the_dead()
+        elif checkpoints.last_commit(self._leader) - done <= NEAR:
+            _log.info("Caught up at epoch %d; the old version is asked to hand over.", done)
+            handover.fence(self._leader, self._shadow)
+
+    def _compare(self, epoch: int) -> None:
+        found = compare(epoch, self._old, self._new)
+        self.comparison = self.comparison.with_epoch(found)
+        for each in found:
+            if each.only_old or each.only_new:
+                _log.warning("Epoch %d, %s: %s", epoch, each.sink, "; ".join(each.examples))
+        if self._same and self.comparison.differs:
+            raise OutputsDiffer(
+                f"In epoch {epoch} the outputs differ: {'; '.join(self.comparison.examples)}. The "
+                "old version goes on.",
+                hint="Without --same the new version may put out something else.",
+            )
+
+    def _speak_for_the_dead(self) -> None:
+        """An old version that was killed behind the fence hands over by its lock."""
+        if handover.read_handed(self._leader) or holder(self._leader) is not None:
+            return
+        try:
+            with lock(self._leader, self._around.clock, wait_s=0):
+                if handover.read_handed(self._leader) is None:
+                    handover.hand_over(self._leader, settle(self._leader))
+        except CheckpointInUse:
+            return
+
+    def _truths(self, checkpoint: Path) -> dict[str, Truth]:
+        objects = home_of(checkpoint)
+        return {
+            name: Archive(StagedFile(objects, f"staged/{key_part(name)}"))
+            for name in self._around.config.sinks
+        }

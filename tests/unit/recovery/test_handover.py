@@ -1,0 +1,63 @@
+"""A shadow follows its leader, and leads from the epoch after its last one."""
+
+from pathlib import Path
+
+import pytest
+
+from catchwater.recovery import handover
+from catchwater.recovery.ledger import EpochEntry, Ledger, SourceOffset
+
+
+def offset(epoch: int) -> SourceOffset:
+    return SourceOffset(epoch, {"orders": {"0": epoch}}, [0], 0)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    """A leader that has done epochs 0 to 3, and its shadow."""
+    leader, shadow = tmp_path / "leader", tmp_path / "shadow"
+    for epoch in range(4):
+        entry = EpochEntry(epoch, offset(epoch - 1), offset(epoch), [], {}, 0)
+        Ledger(leader).write(entry)
+    handover.follow(shadow, leader)
+    return leader, shadow
+
+
+def test_a_shadows_epochs_end_where_the_leaders_did(pair: tuple[Path, Path]) -> None:
+    _, shadow = pair
+    assert handover.leaders_end(shadow, 2) == offset(2)
+    assert handover.leaders_end(shadow, 4) is None
+    assert handover.is_shadow(shadow, 4)
+    assert not handover.take_over(shadow)
+
+
+def test_after_the_handover_it_leads_from_the_next_epoch_on(pair: tuple[Path, Path]) -> None:
+    leader, shadow = pair
+    handover.fence(leader, shadow)
+    assert handover.fenced_by(leader) == shadow
+    handover.hand_over(leader, 3)
+    assert handover.is_shadow(shadow, 4), "it does not know yet"
+    assert handover.take_over(shadow)
+    assert handover.is_shadow(shadow, 3)
+    assert not handover.is_shadow(shadow, 4)
+    assert handover.take_over(shadow)
+
+
+def test_the_pipelines_checkpoint_is_found_at_the_end_of_all_handovers(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    leader, shadow = pair
+    assert handover.current(leader) == leader
+    handover.fence(leader, shadow)
+    assert handover.current(leader) == leader
+    handover.hand_over(leader, 3)
+    assert handover.current(leader) == shadow
+    handover.fence(shadow, tmp_path / "third")
+    handover.hand_over(shadow, 9)
+    assert handover.current(leader) == tmp_path / "third"
+
+
+def test_who_always_led_is_nobodys_shadow(tmp_path: Path) -> None:
+    assert not handover.is_shadow(tmp_path, 0)
+    assert handover.take_over(tmp_path)
+    assert handover.leaders_end(tmp_path, 0) is None
