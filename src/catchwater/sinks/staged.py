@@ -3,8 +3,7 @@
 One object holds one shard's records of an epoch, `<folder>/<epoch>-<shard>-<token>.rows`: a header
 (magic, CRC-32C, uncompressed size) and zstd-compressed msgpack. Every attempt draws its own token,
 so a failed one is never read for another. Which pieces make up an epoch is told by its index,
-`<folder>/<epoch>-index.json`, which the driver writes *before* it commits the epoch to the target:
-an epoch with a mark has an index.
+`<folder>/<epoch>-index.json`, which is there before the epoch's commit has returned.
 
 Sinks that cannot be staged in their own target commit from here; all are verified against it and
 mended from it. Relies on the object store to write whole objects durably. Listing is used to find
@@ -182,7 +181,7 @@ def store_at(url: str) -> ObjectStore:
 def _encode(records: Iterable[OutputRecord]) -> list[bytes]:
     plain = msgspec.msgpack.encode(records)
     packed = bytes(cramjam.zstd.compress(plain, level=_LEVEL))
-    return [_HEADER.pack(_MAGIC, crc32c(packed), len(plain)), packed]
+    return [_HEADER.pack(_MAGIC, crc32c(packed, len(plain)), len(plain)), packed]
 
 
 def _decode(data: bytes) -> list[OutputRecord]:
@@ -191,7 +190,7 @@ def _decode(data: bytes) -> list[OutputRecord]:
         raise ValueError(f"it ends after {len(data)} bytes")
     magic, checksum, size = _HEADER.unpack_from(data)
     packed = memoryview(data)[_HEADER.size :]
-    if magic != _MAGIC or crc32c(packed) != checksum:
+    if magic != _MAGIC or crc32c(packed, size) != checksum:
         raise ValueError("its checksum does not fit")
     plain = bytes(cramjam.zstd.decompress(packed, output_len=size))
     return msgspec.msgpack.decode(plain, type=list[OutputRecord])

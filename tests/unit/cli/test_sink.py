@@ -1,0 +1,145 @@
+"""Sinks are compared with what was staged, and mended, by command."""
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from catchwater.cli.pipeline import load_here
+from catchwater.pipeline.change.around import Around
+from catchwater.recovery.home import home_of
+from catchwater.recovery.ledger import SinkEpoch
+from catchwater.sinks.base import OutputRecord
+from catchwater.sinks.config import parse
+from catchwater.sinks.open import Surroundings, open_sink
+
+FUNCTION = """
+from dataclasses import dataclass
+from catchwater import Keyed, function
+
+@dataclass
+class Event:
+    card: str
+    at: int
+
+@dataclass
+class State:
+    count: int = 0
+
+@dataclass
+class Alert:
+    card: str
+    at: int
+
+@function(name="cards", version=1, key="card", event_time="at", output_id=("card", "at"))
+class Cards(Keyed[Event, State, Alert]):
+    def on_event(self, e, s, ctx):
+        return ()
+"""
+
+
+@pytest.fixture
+def file(pipeline_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A pipeline whose SQLite sink has epochs 0 to 2, ten rows each, as the ledger says."""
+    folder = pipeline_file.parent
+    (folder / "cards_for_sinks.py").write_text(FUNCTION)
+    text = pipeline_file.read_text().replace("card_risk:CardRisk", "cards_for_sinks:Cards")
+    text = text.replace('topic = "alerts"', 'kind = "sqlite"\npath = "out.db"\ntable = "alerts"')
+    pipeline_file.write_text(text)
+    monkeypatch.setattr(Around, "of", lambda config, *_: Around(config, None))
+    config = load_here(pipeline_file)
+    alert = Around(config, None).specs[0].output_type
+    sink = open_sink(
+        parse("alerts", {"kind": "sqlite", "path": "out.db", "table": "alerts"}),
+        Surroundings("cards", home_of(config.checkpoint), folder, output_type=alert),
+    )
+    for epoch in range(3):
+        records = [
+            OutputRecord(b"c%d" % row, b'{"card":"c%d","at":%d}' % (row, epoch), 0)
+            for row in range(10)
+        ]
+        assert isinstance(sink.commit(epoch, [sink.stager().stage(epoch, 0, records)]), SinkEpoch)
+    sink.close()
+    return pipeline_file
+
+
+def damage(file: Path) -> None:
+    with closing(sqlite3.connect(file.parent / "out.db")) as connection:
+        connection.execute("DELETE FROM alerts WHERE catchwater_epoch = 1 AND card = 'c3'")
+        connection.execute("UPDATE alerts SET at = 99 WHERE catchwater_epoch = 2 AND card = 'c4'")
+        connection.execute("INSERT INTO alerts SELECT * FROM alerts WHERE card = 'c5' AND at = 0")
+        connection.execute("INSERT INTO alerts VALUES ('zz', 1, 1, 7, 0)")
+        connection.commit()
+
+
+def test_a_sink_that_holds_everything_is_told_with_its_rows(catchwater: Any, file: Path) -> None:
+    answer = catchwater("sink", "verify", file)
+    assert answer.code == 0
+    assert answer.out.splitlines()[1].split() == ["alerts", "0-2", "30", "0", "0", "0", "0"]
+
+
+def test_every_damaged_row_is_named_and_mended(catchwater: Any, file: Path) -> None:
+    damage(file)
+    answer = catchwater("sink", "verify", file, "--json")
+    assert answer.code == 4
+    (told,) = json.loads(answer.out)
+    assert (told["rows"], told["missing"], told["doubled"], told["altered"]) == (30, 1, 1, 1)
+    assert told["findings"] == [
+        {"kind": "doubled", "epoch": 0, "shard": 0, "row": 5, "key": "c5"},
+        {"kind": "missing", "epoch": 1, "shard": 0, "row": 3, "key": "c3"},
+        {"kind": "foreign", "epoch": 1, "shard": 7, "row": 0, "key": ""},
+        {"kind": "altered", "epoch": 2, "shard": 0, "row": 4, "key": "c4"},
+    ]
+    assert "altered" in catchwater("sink", "verify", file).out
+    dry = catchwater("sink", "repair", file, "--dry-run")
+    assert "1 missing, 1 doubled, 1 altered, 1 foreign of 30 rows" in dry.err
+    assert catchwater("sink", "verify", file).code == 4
+    assert "4 rows mended" in catchwater("sink", "repair", file, "--yes").err
+    assert catchwater("sink", "verify", file).code == 0
+    assert "nothing to mend" in catchwater("sink", "repair", file, "--yes").err
+
+
+def test_a_target_restored_from_an_older_copy_gets_its_epochs_again(
+    catchwater: Any, file: Path
+) -> None:
+    with closing(sqlite3.connect(file.parent / "out.db")) as connection:
+        for table, column in (("alerts", "catchwater_epoch"), ("catchwater_epochs", "epoch")):
+            connection.execute(f"DELETE FROM {table} WHERE {column} > 0")
+        connection.commit()
+    (told,) = json.loads(catchwater("sink", "verify", file, "--json").out)
+    assert told["missing"] == 20
+    assert catchwater("sink", "repair", file, "--yes").code == 0
+    assert catchwater("sink", "verify", file).code == 0
+    with closing(sqlite3.connect(file.parent / "out.db")) as connection:
+        assert connection.execute("SELECT max(epoch) FROM catchwater_epochs").fetchone() == (2,)
+
+
+def test_a_sink_that_is_not_there_is_answered_with_the_nearest(catchwater: Any, file: Path) -> None:
+    answer = catchwater("sink", "verify", file, "--sink", "alrts")
+    assert answer.code == 2
+    assert "alerts" in answer.err
+
+
+def test_the_plan_tells_each_sinks_guarantee_and_why(catchwater: Any, file: Path) -> None:
+    told = json.loads(catchwater("pipeline", "plan", file, "--json").out)
+    assert told["source"] == "payments at 127.0.0.1:9092"
+    (sink,) = told["sinks"]
+    assert (sink["guarantee"], sink["to"]) == ("exactly-once", "out.db alerts")
+    assert "one transaction" in sink["why"]
+    assert "exactly-once" in catchwater("pipeline", "plan", file).out
+
+
+def test_a_delivery_that_cannot_be_is_refused_with_what_to_choose(
+    catchwater: Any, file: Path
+) -> None:
+    text = file.read_text()
+    http = 'kind = "http"\nmethod = "POST"\nurl = "http://h/x"\n'
+    text = text[: text.index('kind = "sqlite"')] + http
+    file.write_text(text)
+    answer = catchwater("pipeline", "plan", file)
+    assert answer.code == 2
+    assert "cannot write exactly once" in answer.err
+    assert "PUT" in answer.err and "at-least-once" in answer.err
