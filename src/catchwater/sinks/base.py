@@ -177,6 +177,10 @@ class Truth(Protocol):
         """The epoch's outputs, by shard and row."""
         ...
 
+    def record(self, epoch: int, pieces: Sequence[Staged], now_ms: int) -> None:
+        """Keep what `commit` would be given, of an epoch that another driver commits."""
+        ...
+
 
 class Sink(Protocol):
     """The half of a sink that works on the driver, and behind `catchwater sink`."""

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from catchwater.config import ConfigError, duration_ms, flatten, nearest, toml_line
 from catchwater.pipeline.calls.policy import SETTINGS
 from catchwater.pipeline.functions.policy import PoisonPolicy
+from catchwater.recovery.handover import current
 from catchwater.sinks import config as sinks
 from catchwater.sinks.config import SinkConfig
 
@@ -263,7 +264,7 @@ def _build(path: Path, found: Mapping[tuple[str, str], _Setting]) -> PipelineCon
         file.required("source", "subscribe")
     return PipelineConfig(
         functions=_functions(file),
-        checkpoint=folder / file.required("pipeline", "checkpoint"),
+        checkpoint=current(folder / file.required("pipeline", "checkpoint")),
         source={k: v for k, v in source.items() if k != "recordKeyIsFunctionKey"},
         sinks=outlets,
         dead_letter=dead_letter,

@@ -14,7 +14,7 @@ from catchwater.pipeline.run.artefact import FunctionCode, find_function, publis
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.fit import check_fit
 from catchwater.pipeline.run.outlets import Outlets, open_outlets
-from catchwater.recovery import checkpoint, pins, restore
+from catchwater.recovery import checkpoint, handover, pins, restore
 from catchwater.recovery.contract import PartitionTail
 from catchwater.recovery.home import claim_home
 from catchwater.recovery.intact import check_files
@@ -125,7 +125,8 @@ def _check(parts: Parts, topics: Sequence[str], began_s: float) -> RestoreWatch 
     found = checkpoint.read(config.checkpoint)
     known = found.planned.epoch if found.planned else found.last.epoch if found.last else -1
     known = max(known, *Ledger(config.checkpoint).recorded_epochs(), -1)
-    for name, sink in parts.outlets.all.items():
+    leads = not handover.is_shadow(config.checkpoint, known + 1)
+    for name, sink in parts.outlets.all.items() if leads else ():
         last = sink.last_epoch()
         if last is not None and last > known:
             raise SinkAhead(

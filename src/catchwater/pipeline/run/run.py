@@ -5,11 +5,13 @@ undone or done: at most an epoch runs again.
 """
 
 import logging
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from catchwater.clock import SYSTEM, Clock
+from catchwater.pipeline.change.settle import settle
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.metrics import PipelineMetrics
 from catchwater.pipeline.run.preflight import Parts, prepare, tails_of
@@ -19,10 +21,10 @@ from catchwater.pipeline.spark.failure import cause
 from catchwater.pipeline.supervisor.spare import Turn, take_report
 from catchwater.pipeline.supervisor.stopping import Stop, stop_requested
 from catchwater.pipeline.upkeep import Upkeep
-from catchwater.recovery import checkpoint, restore
+from catchwater.recovery import checkpoint, handover, restore
 from catchwater.recovery.contract import FunctionVersion, Terms
 from catchwater.recovery.fallback import DAMAGED, fall_back
-from catchwater.recovery.ledger import FOLDER, EpochEntry, Ledger, LedgerDamaged
+from catchwater.recovery.ledger import FOLDER, EpochEntry, Ledger, LedgerDamaged, numbered
 from catchwater.recovery.lock import Lock
 from catchwater.recovery.software import versions
 
@@ -40,12 +42,14 @@ def run_pipeline(
     *,
     quick: bool = False,
     turn: Turn | None = None,
+    beside: Callable[[], None] | None = None,
     clock: Clock = SYSTEM,
 ) -> None:
     """Run until the input ends (available-now) or a signal comes. Raises `CatchwaterError`.
 
     `quick` starts sooner and runs slower code, for demos and tests. With a `turn` that has not come
-    yet, Spark is started first, and the checkpoint is looked at when it comes.
+    yet, Spark is started first, and the checkpoint is looked at when it comes. `beside` is called
+    between looks at what the query does.
     """
     began_s = clock.monotonic_s()
     session.check_packages()
@@ -74,7 +78,7 @@ def run_pipeline(
                     parts = _take(config, held, clock.monotonic_s(), clock)
             if parts is not None:
                 with closing(parts.outlets):
-                    _run_query(spark, parts, stop, log_path, clock)
+                    _run_query(spark, parts, stop, log_path, beside, clock)
         finally:
             session.stop(spark)
 
@@ -106,7 +110,12 @@ def _take(config: PipelineConfig, held: Lock, began_s: float, clock: Clock) -> P
 
 
 def _run_query(
-    spark: "SparkSession", parts: Parts, stop: Stop, log_path: Path, clock: Clock
+    spark: "SparkSession",
+    parts: Parts,
+    stop: Stop,
+    log_path: Path,
+    beside: Callable[[], None] | None,
+    clock: Clock,
 ) -> None:
     from catchwater.pipeline.spark.epochs import EpochWriter
 
@@ -122,19 +131,30 @@ def _run_query(
     query = start_query(spark, parts, writer)
     _log.info("Running %s, checkpoint %s.", parts.name, config.checkpoint)
     try:
-        while query.isActive and not stop.requested:
-            for entry in upkeep.look():
+        while query.isActive and not stop.requested and not _has_led(config.checkpoint):
+            if beside is not None:
+                beside()
+            for entry in upkeep.look() if handover.take_over(config.checkpoint) else ():
                 metrics.take(entry)
                 _tell(entry)
             clock.pause(_POLL_S)
     finally:
         failure = None if query.isActive else query.exception()
         query.stop()
-    for entry in upkeep.look():
+    for entry in upkeep.look(at_once=True) if handover.take_over(config.checkpoint) else ():
         _tell(entry)
     if failure is not None and not stop.requested:
         raise writer.failure or cause(str(failure), log_path)
+    if handover.fenced_by(config.checkpoint) is not None:
+        handover.hand_over(config.checkpoint, settle(config.checkpoint))
     _log.info("Stopped after epoch %d.", checkpoint.last_commit(config.checkpoint))
+
+
+def _has_led(folder: Path) -> bool:
+    """Whether another driver has asked to take over, and the last planned epoch is done."""
+    if handover.fenced_by(folder) is None:
+        return False
+    return max(numbered(folder / "offsets"), default=-1) == checkpoint.last_commit(folder)
 
 
 def settings_of(config: PipelineConfig) -> dict[str, str]:

@@ -15,7 +15,8 @@ from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.process.poison import PoisonLimitReached
 from catchwater.pipeline.rows import Manifest
-from catchwater.recovery.ledger import EpochEntry, Ledger, read_offset
+from catchwater.recovery import handover
+from catchwater.recovery.ledger import EpochEntry, Ledger, SinkEpoch, read_offset
 from catchwater.sinks.base import Sink
 
 
@@ -58,6 +59,19 @@ class EpochWriter:
             self.failure = error
             raise
 
+    def _commit(self, epoch: int, manifests: Sequence[Manifest]) -> dict[str, SinkEpoch]:
+        """Write the outputs; of an epoch that another driver leads, only keep them to compare."""
+        staged = {
+            name: [each.staged[name] for each in manifests if name in each.staged]
+            for name in self._sinks
+        }
+        if handover.is_shadow(self._ledger.checkpoint, epoch):
+            for name, sink in self._sinks.items():
+                sink.truth.record(epoch, staged[name], self._clock.now_ms())
+            led = handover.leaders_entry(self._ledger.checkpoint, epoch)
+            return led.sinks if led else {}
+        return {name: sink.commit(epoch, staged[name]) for name, sink in self._sinks.items()}
+
     def _write(self, epoch: int, manifests: Sequence[Manifest]) -> None:
         end = read_offset(self._ledger.checkpoint / "offsets" / str(epoch))
         if end.epoch != epoch or len(manifests) != self._manifests:
@@ -75,12 +89,7 @@ class EpochWriter:
                 f"are allowed; epoch {epoch} was not committed.",
                 hint="Correct the function or its event class, or raise poison_limit.",
             )
-        written = {
-            name: sink.commit(
-                epoch, [each.staged[name] for each in manifests if name in each.staged]
-            )
-            for name, sink in self._sinks.items()
-        }
+        written = self._commit(epoch, manifests)
         seen = dict(base.seen) if base else {}
         for shard in shards:
             for origin, at in shard.max_event_times.items() if shard.stage == 0 else ():

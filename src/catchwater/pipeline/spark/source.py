@@ -44,6 +44,7 @@ from catchwater.pipeline.rows import (
 )
 from catchwater.pipeline.run.artefact import FunctionCode
 from catchwater.pipeline.watermark import FIRST_WATERMARK_MS, EventTime
+from catchwater.recovery import handover
 from catchwater.recovery.ledger import EpochEntry, Ledger, OffsetMap, SourceOffset
 from catchwater.replay.offsets import admit, from_json, to_json
 from catchwater.replay.options import Offsets, SourceOptions, parse_options
@@ -167,6 +168,12 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         recorded = self._ledger.recorded_end(begin.epoch + 1)
         if recorded is not None:
             return recorded.to_json()
+        folder = self._ledger.checkpoint
+        if handover.is_shadow(folder, begin.epoch + 1):
+            led = handover.leaders_end(folder, begin.epoch + 1)
+            return led.to_json() if led else start
+        if handover.fenced_by(folder) is not None:
+            return start
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         offsets, tables = from_json(begin.offsets), from_json(begin.tables)
         latest = self._subscription.latest() if self._goal is None else dict(self._goal)
