@@ -23,6 +23,7 @@ from catchwater.recovery.ledger import (
     Ledger,
     SourceOffset,
     read_json,
+    sync_folder,
     write_whole,
 )
 
@@ -131,6 +132,12 @@ def take_over(checkpoint: Path) -> bool:
     known = msgspec.structs.replace(shadow, until=handed.epoch)
     write_whole(_path(checkpoint, "shadow"), msgspec.json.encode(known))
     return True
+
+
+def lead(checkpoint: Path) -> None:
+    """Follow nobody any more: the epochs that were the leader's are written anew from here."""
+    _path(checkpoint, "shadow").unlink(missing_ok=True)
+    sync_folder(checkpoint / FOLDER)
 
 
 def _path(checkpoint: Path, name: str) -> Path:

@@ -43,6 +43,15 @@ def test_after_the_handover_it_leads_from_the_next_epoch_on(pair: tuple[Path, Pa
     assert handover.take_over(shadow)
 
 
+def test_who_leads_again_from_an_earlier_epoch_follows_nobody(pair: tuple[Path, Path]) -> None:
+    leader, shadow = pair
+    handover.fence(leader, shadow)
+    handover.hand_over(leader, 3)
+    handover.take_over(shadow)
+    handover.lead(shadow)
+    assert not handover.is_shadow(shadow, 2)
+
+
 def test_the_pipelines_checkpoint_is_found_at_the_end_of_all_handovers(
     pair: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.versions import Version, Versions
 from catchwater.pipeline.supervisor.halt import halt, running
+from catchwater.recovery import handover
 from catchwater.recovery.home import home_of
 from catchwater.recovery.ledger import FOLDER, Ledger, numbered, sync_folder
 from catchwater.recovery.lock import lock
@@ -127,6 +128,7 @@ def roll_back(around: Around, way: Way, progress: Progress | None = None) -> int
         ledger = versions.load(checkpoint)
         generation = around.withdraw(way.specs, checkpoint, savepoint.epoch, ledger.generation + 1)
         move_aside(checkpoint, savepoint.epoch, generation)
+        handover.lead(checkpoint)
         write_epoch(checkpoint, entry, around.clock)
         kept = [each for each in ledger.history if each not in way.bad]
         withdrawn = [each for each in way.bad if each not in ledger.withdrawn]

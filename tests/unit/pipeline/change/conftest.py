@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -19,15 +20,18 @@ from catchwater.clock import Clock
 from catchwater.objects.open import open_store
 from catchwater.pipeline.change.around import Around
 from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.rows import Manifest
 from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.artefact import publish
 from catchwater.pipeline.run.config import PipelineConfig
-from catchwater.pipeline.run.outlets import open_outlets
+from catchwater.pipeline.run.outlets import Outlets, open_outlets
 from catchwater.pipeline.run.preflight import identity_of
+from catchwater.pipeline.spark.epochs import EpochWriter
+from catchwater.recovery import handover
 from catchwater.recovery.home import home_of
-from catchwater.recovery.ledger import EpochEntry, Ledger, ShardEpoch, SourceOffset, write_whole
+from catchwater.recovery.ledger import Ledger, ShardEpoch, SourceOffset, write_whole
 from catchwater.recovery.savepoint.create import state_log
-from catchwater.sinks.base import OutputRecord
+from catchwater.sinks.base import OutputRecord, Staged
 from catchwater.sinks.config import SinkConfig
 from catchwater.sinks.open import Surroundings
 from catchwater.state.entries import DictEntries, Table, no_changes
@@ -126,7 +130,7 @@ class Shop:
         start = base.end if base else self._offset(-1)
         if base is None:
             Ledger(self.checkpoint).begin(start)
-        end = self._offset(epoch)
+        end = handover.leaders_end(self.checkpoint, epoch) or self._offset(epoch)
         lines = [b"v1", b'{"batchTimestampMs": 0}', msgspec.json.encode(end)]
         write_whole(self.checkpoint / "offsets" / str(epoch), b"\n".join(lines))
         shards, staged, outlets = [], [], self._outlets(spec)
@@ -139,14 +143,25 @@ class Shop:
                 OutputRecord(c.encode(), json.dumps(self._row(spec, c)).encode(), 0) for c in own
             ]
             staged.append(outlets.sinks["rows"].stager().stage(epoch, shard, records))
-        sinks = {"rows": outlets.sinks["rows"].commit(epoch, staged)}
-        outlets.close()
         if told:
-            entry = EpochEntry(epoch, start, end, shards, sinks, 0)
-            Ledger(self.checkpoint).write(entry)
+            self._write(epoch, shards, staged, outlets)
+        else:
+            outlets.sinks["rows"].commit(epoch, staged)
+        outlets.close()
         if told and committed:
             write_whole(self.checkpoint / "commits" / str(epoch), b"v1\n{}")
             self.epochs += 1
+
+    def _write(
+        self, epoch: int, shards: list[ShardEpoch], staged: list[Staged], outlets: Outlets
+    ) -> None:
+        """As Spark has it done."""
+        manifests = [
+            Manifest(shard, {"rows": piece}) for shard, piece in zip(shards, staged, strict=True)
+        ]
+        rows = [SimpleNamespace(blob=msgspec.msgpack.encode(each)) for each in manifests]
+        writer = EpochWriter(Ledger(self.checkpoint), outlets.all, SHARDS, self.clock)
+        writer(SimpleNamespace(collect=lambda: rows), epoch)
 
     def _row(self, spec: FunctionSpec, card: str) -> dict[str, Any]:
         return {"card": card, "seen": self.seen[card], "by": spec.version}
@@ -170,7 +185,7 @@ class Shop:
         log.append(at, to, changed, entries)
         return to
 
-    def _outlets(self, spec: FunctionSpec) -> Any:
+    def _outlets(self, spec: FunctionSpec) -> Outlets:
         around = Surroundings(
             "tally",
             home_of(self.checkpoint),

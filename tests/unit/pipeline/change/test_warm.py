@@ -1,0 +1,158 @@
+"""A new version repeats the old one's epochs unseen, and writes from the fence on."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from catchwater.pipeline.change.compared import Comparison
+from catchwater.pipeline.change.rollback import look as look_back
+from catchwater.pipeline.change.rollback import roll_back
+from catchwater.pipeline.change.settle import settle
+from catchwater.pipeline.change.warm import Conductor, NotRunning, OutputsDiffer, prepare
+from catchwater.pipeline.run.config import PipelineConfig
+from catchwater.pipeline.run.versions import StateIncompatible, load
+from catchwater.recovery import checkpoint, handover
+from catchwater.recovery.lock import lock
+
+from .conftest import Shop
+
+OLD = [("a", 1, 1), ("a", 2, 1), ("b", 1, 1), ("c", 1, 1)]
+
+
+@pytest.fixture
+def beside(shop: Shop) -> Iterator[tuple[Shop, Shop]]:
+    """Version 1 that runs, and version 2 beside it, from the savepoint on."""
+    old_module = shop.module
+    shop.code(2)
+    with lock(shop.checkpoint):
+        config = prepare(shop.around, 2)
+    new = replace(shop, seen=shop.seen.copy(), checkpoint_name=config.checkpoint.name)
+    new.module, shop.module = shop.module, old_module
+    yield shop, new
+
+
+def conductor(old: Shop, new: Shop, *, same: bool = False) -> tuple[Conductor, list[Comparison]]:
+    told: list[Comparison] = []
+    old_around = replace(old.around, config=replace(old.config))
+    return Conductor(old_around, new.checkpoint, told.append, same=same), told
+
+
+def test_its_outputs_are_compared_and_written_from_the_epoch_after_the_fence_on(
+    beside: tuple[Shop, Shop],
+) -> None:
+    old, new = beside
+    conduct, told = conductor(old, new)
+    for cards in (["a", "b"], ["d"], ["a"]):
+        old.run(*cards)
+    conduct()
+    assert handover.fenced_by(old.checkpoint) is None, "it is three epochs behind"
+    rows = old.rows()
+    new.run("a", "b")
+    new.run("d")
+    assert old.rows() == rows, "a shadow writes nothing"
+    conduct()
+    assert handover.fenced_by(old.checkpoint) == new.checkpoint
+    # The old one is at an epoch when it sees the fence; it ends with it, and hands over.
+    old.run("c")
+    handover.hand_over(old.checkpoint, settle(old.checkpoint))
+    assert handover.take_over(new.checkpoint)
+    new.run("a")
+    new.run("c")
+    assert not told
+    conduct()
+    new.seen["e"] = 0
+    new.run("a", "e")
+    found = sorted([*OLD, ("a", 3, 1), ("b", 2, 1), ("d", 1, 1), ("a", 4, 1), ("c", 2, 1),
+                    ("a", 5, 2), ("e", 1, 2)])  # fmt: skip
+    assert new.rows() == found
+    (comparison,) = told
+    assert (comparison.epochs, comparison.same, comparison.differs) == (4, 0, True)
+    assert comparison.only_old == comparison.only_new == 5
+    assert comparison.examples[0].startswith("- {")
+    # Whoever looks for the pipeline finds the new checkpoint.
+    assert handover.current(old.checkpoint) == new.checkpoint
+
+
+def test_outputs_that_were_to_be_the_same_and_are_not_end_it_before_the_fence(
+    beside: tuple[Shop, Shop],
+) -> None:
+    old, new = beside
+    conduct, _ = conductor(old, new, same=True)
+    old.run("a")
+    new.run("a")
+    with pytest.raises(OutputsDiffer, match="The old version goes on") as error:
+        conduct()
+    assert error.value.exit_code == 4
+    assert handover.fenced_by(old.checkpoint) is None
+    old.run("b")
+
+
+def test_an_old_version_that_dies_behind_the_fence_is_spoken_for(
+    beside: tuple[Shop, Shop],
+) -> None:
+    old, new = beside
+    conduct, told = conductor(old, new)
+    old.run("a")
+    new.run("a")
+    with lock(old.checkpoint):
+        conduct()
+        conduct()
+        assert handover.read_handed(old.checkpoint) is None
+    # Killed between its own entry and Spark's commit: the epoch counts as done.
+    old.run("b", committed=False)
+    conduct()
+    assert handover.read_handed(old.checkpoint) == handover.Handed(str(new.checkpoint), 3)
+    assert handover.take_over(new.checkpoint)
+    new.run("b")
+    conduct()
+    assert told
+    new.run("c")
+    assert new.rows() == sorted([*OLD, ("a", 3, 1), ("b", 2, 1), ("c", 2, 2)])
+
+
+def test_a_rollback_after_it_gives_back_what_the_old_version_would_have_written(
+    beside: tuple[Shop, Shop],
+) -> None:
+    old, new = beside
+    conduct, _ = conductor(old, new)
+    old.run("a")
+    new.run("a")
+    conduct()
+    handover.hand_over(old.checkpoint, settle(old.checkpoint))
+    handover.take_over(new.checkpoint)
+    conduct()
+    new.run("b")
+    roll_back(new.around, look_back(new.around))
+    assert new.rows() == sorted(OLD)
+    new.seen.clear()
+    new.seen.update({"a": 2, "b": 1, "c": 1})
+    new.epochs = 2
+    new.run("a")
+    new.run("b")
+    assert new.rows() == sorted([*OLD, ("a", 3, 1), ("b", 2, 1)])
+
+
+def test_without_an_old_version_that_runs_it_is_refused(shop: Shop) -> None:
+    shop.code(2)
+    with pytest.raises(NotRunning, match="no old version to run beside"):
+        prepare(shop.around, 2)
+    shop.code(2, "seen: str = ''")
+    with lock(shop.checkpoint), pytest.raises(StateIncompatible):
+        prepare(shop.around, 2)
+    assert [each.version for each in load(shop.checkpoint).history] == [1]
+    assert checkpoint.last_commit(shop.checkpoint) == 1
+
+
+def test_the_shadow_has_nothing_that_only_one_of_two_can_have(shop: Shop) -> None:
+    shop.code(2)
+    around = shop.around
+    config: PipelineConfig = replace(
+        around.config, metrics="127.0.0.1:1", local=shop.folder / "l", trigger="available-now"
+    )
+    with lock(shop.checkpoint):
+        beside = prepare(replace(around, config=config), 2)
+    assert beside.metrics is None
+    assert beside.local != config.local
+    assert beside.trigger == "continuous"
+    assert beside.checkpoint.parent == config.checkpoint.parent
