@@ -268,8 +268,9 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         if partition.heads:
             yield to_arrow(partition.heads)
         pack = self._table_rows if partition.of_tables else self._event_rows
-        for sequence, batch in enumerate(read_task(partition.task, settings), partition.first):
-            rows = list(pack(batch, sequence)) if batch.num_rows else []
+        read = (part for batch in read_task(partition.task, settings) for part in cut(batch))
+        for sequence, batch in enumerate(read, partition.first):
+            rows = list(pack(batch, sequence))
             if rows:
                 yield to_arrow(rows)
 
@@ -313,3 +314,15 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         self._subscription.close()
         if self._tables is not None:
             self._tables.close()
+
+
+def cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """One batch for each run of records of one partition: small ones of several come together."""
+    import pyarrow.compute as pc
+
+    columns = (batch.column("topic"), batch.column("partition"))
+    ends = {end for each in columns for end in pc.run_end_encode(each).run_ends.to_pylist()}
+    start = 0
+    for end in sorted(ends):
+        yield batch.slice(start, end - start)
+        start = end

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 from catchwater.clock import Clock
@@ -219,3 +220,11 @@ def replace_offsets(begin: dict[str, Any]) -> dict[str, Any]:
         until, epoch=0, offsets={"pay": {"0": 3, "1": 2}}, tables={"shops": {"0": 2}}
     )
     return changed.to_json()
+
+
+def test_records_of_several_partitions_that_come_together_are_told_apart() -> None:
+    columns = {"topic": list("aabbb"), "partition": [0, 1, 1, 1, 0], "offset": [7, 8, 9, 10, 11]}
+    batch = pa.RecordBatch.from_pydict(columns)
+    parts = [part.column("offset").to_pylist() for part in source.cut(batch)]
+    assert parts == [[7], [8], [9, 10], [11]]
+    assert list(source.cut(batch.slice(0, 0))) == []
