@@ -8,7 +8,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,18 @@ from catchwater.pipeline.spark import session
 from catchwater.pipeline.spark.epochs import EpochWriter
 from catchwater.recovery.ledger import Ledger
 
-POLL_S = 0.05
+POLL_S = 0.25
 
 
-def tell(query: Any, until: float) -> None:
-    """Print every batch's progress until the time comes or nobody listens any more."""
-    told = -1
+def tell(query: Any, seconds: float, each: Callable[[], object] = lambda: None) -> None:
+    """Print every batch's progress for so long, doing `each` in between."""
+    told, until = -1, time.time() + seconds
     while time.time() < until and query.isActive:
         for progress in query.recentProgress:
             if progress["batchId"] > told and progress["durationMs"].get("addBatch"):
                 told = progress["batchId"]
                 print(json.dumps([progress["batchId"], progress["durationMs"]]), flush=True)
+        each()
         time.sleep(POLL_S)
     if query.exception():
         raise SystemExit(str(query.exception()))
@@ -51,10 +52,7 @@ def ours(path: Path, seconds: float) -> None:
         writer = EpochWriter(Ledger(folder), parts.outlets.all, shards, SYSTEM)
         upkeep = run.upkeep_of(parts, SYSTEM)
         query = start_query(spark, parts, writer)
-        until = time.time() + seconds
-        while time.time() < until:
-            tell(query, min(until, time.time() + 2 * POLL_S))
-            upkeep.look()
+        tell(query, seconds, upkeep.look)
         query.stop()
         session.stop(spark)
 
@@ -73,7 +71,7 @@ def stateless(rows: int, seconds: float) -> None:
             mapped = source.mapInArrow(as_they_are, source.schema).limit(4)
             query = mapped.writeStream.foreachBatch(lambda found, epoch: found.collect())
             started = query.option("checkpointLocation", f"{scratch}/checkpoint").start()
-            tell(started, time.time() + seconds)
+            tell(started, seconds)
             started.stop()
             session.stop(spark)
 

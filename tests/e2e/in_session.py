@@ -68,7 +68,7 @@ class Pipeline:
             failure = None if query.isActive else query.exception()
         finally:
             query.stop()
-        self.epochs += upkeep.look()
+        self.epochs += upkeep.look(at_once=True)
         upkeep.sweep()
         parts.outlets.close()
         if failure is not None:

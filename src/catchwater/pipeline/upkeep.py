@@ -21,6 +21,8 @@ from catchwater.replay.control import Control
 from catchwater.sinks.base import Sink
 from catchwater.state.log import StateLog
 
+LOOK_EVERY_S = 0.5
+"""Asking and telling the log costs a good part of what a short epoch does."""
 SWEEP_EVERY_S = 10.0
 """Listing a store costs more than the garbage that a few epochs leave."""
 
@@ -59,9 +61,17 @@ class Upkeep:
         self._clock = clock
         self._done = checkpoint.last_commit(folder)
         self._swept_s = clock.monotonic_s()
+        self._looked_s = 0.0
 
-    def look(self) -> list[EpochEntry]:
-        """Do what is due for epochs that Spark has committed since; they are returned."""
+    def look(self, *, at_once: bool = False) -> list[EpochEntry]:
+        """Do what is due for epochs that Spark has committed since; they are returned.
+
+        Unless `at_once`, does nothing more than twice a second: short epochs are done together.
+        """
+        now_s = self._clock.monotonic_s()
+        if not at_once and now_s - self._looked_s < LOOK_EVERY_S:
+            return []
+        self._looked_s = now_s
         newest = checkpoint.last_commit(self._folder)
         if newest <= self._done:
             return []
@@ -93,7 +103,8 @@ class Upkeep:
         retained = newest
         if self._control is not None:
             retained = pins.hold(self._control, self._terms.pipeline, newest)
-        for entry in entries:
+        kept = {each.epoch for each in newest}
+        for entry in (each for each in entries if each.epoch in kept):
             restore.write_contract(self._folder, self._contract(entry, retained[0].end.clock_ms))
         oldest = min([newest[0].epoch, *held(self._folder)])
         restore.forget_contracts_before(self._folder, oldest)

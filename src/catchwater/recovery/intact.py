@@ -42,12 +42,19 @@ def newest_intact(
 
 def check_files(folder: Path, epoch: int) -> None:
     """Raise `LedgerDamaged` naming the file of this checkpoint that is not what was written."""
-    if read_one(folder, epoch) is None:
+    planned = read_one(folder, epoch)
+    if planned is None:
         raise LedgerDamaged(f"{folder / 'offsets' / str(epoch)} is missing.")
     entry = Ledger(folder).read(epoch)
     if entry is None or entry.epoch != epoch:
         path = Ledger(folder).folder / "epochs" / f"{epoch}.json"
         raise LedgerDamaged(f"{path} is missing, or of another epoch.", hint=_hint(epoch))
+    if entry.end != planned.end:
+        raise LedgerDamaged(
+            f"{folder / 'offsets' / str(epoch)} says that epoch {epoch} ends elsewhere than its "
+            "entry in the ledger does: one of them is not what was written.",
+            hint=_hint(epoch),
+        )
     commit = folder / "commits" / str(epoch)
     try:
         version, content = commit.read_text().split("\n", 1)

@@ -83,6 +83,13 @@ def test_a_restore_goes_back_behind_a_damaged_offset_file_with_the_end_it_had(ma
     assert state_of(made.folder) == made.model[1]
 
 
+def test_an_offset_that_is_whole_and_another_one_is_noticed(made: Made) -> None:
+    path = FILES["offsets"](made)
+    path.write_text(path.read_text().replace('"0":30', '"0":31'))
+    with pytest.raises(LedgerDamaged, match="ends elsewhere than its entry"):
+        check_files(made.folder, 2)
+
+
 def test_files_alone_are_looked_at_at_every_start(made: Made) -> None:
     check_files(made.folder, 2)
     for name in ("offsets", "commits", "entry"):
