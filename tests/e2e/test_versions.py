@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 
 from catchwater.demo.feeder import Event, Feeder
-from catchwater.recovery import checkpoint
+from catchwater.recovery import checkpoint, handover
 from catchwater.recovery.ledger import Ledger
 from catchwater.replay.control import Control
 from catchwater.wire.client import Client
@@ -155,6 +156,13 @@ class Tally:
         assert done.returncode == code, done.stdout + done.stderr
         return json.loads(done.stdout) if "--json" in words else done.stderr
 
+    def spawn(self, *words: str, log: Any = subprocess.DEVNULL) -> "subprocess.Popen[bytes]":
+        """Start `catchwater …` and leave it to run."""
+        return subprocess.Popen(
+            [COMMAND, *words], cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        )  # fmt: skip
+
     def run(self) -> None:
         """Until the input there is now is consumed."""
         self.type("pipeline", "run", str(self.file), "--quick", "--no-supervise")
@@ -283,3 +291,76 @@ def test_a_fresh_machine_goes_on_from_a_bucket_in_twice_the_shards(
     names = [each["name"] for each in tally.type("savepoint", "list", file, "--json")]
     assert "move" not in names
     assert not [pin for pin in tally.control.pins() if pin["owner"] == "savepoint/move"]
+
+
+@pytest.mark.slow
+def test_three_shards_are_made_of_eight(tally: Tally) -> None:
+    file = str(tally.file)
+    tally.write(savepoints="")
+    tally.type("savepoint", "create", file, "--name", "eight", "--yes")
+    tally.write(checkpoint="three", shards=3)
+    tally.type("savepoint", "restore", file, "eight", "--yes")
+    tally.feed(3 * HALF, 4 * HALF)
+    tally.run()
+    assert tally.rows() == model(4 * HALF, lambda _, n: 1 if n < 2 * HALF else 2)
+    assert len(list((tally.checkpoint / "catchwater" / "state" / "tally").iterdir())) == 3
+
+
+@pytest.mark.slow
+def test_a_warm_version_takes_over_with_no_gap_and_no_duplicate(
+    make_broker: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    broker = make_broker({"log.retention.ms": "-1"})
+    with Client(broker.bootstrap) as client:
+        client.create_topics({"orders": PARTITIONS})
+    folder = tmp_path_factory.mktemp("warm")
+    tally = Tally(broker.bootstrap, Control(broker.control_url), folder)
+    tally.write(V1, trigger="continuous")
+    old = tally.spawn("pipeline", "run", str(tally.file), "--quick", "--no-supervise")
+    fed = 0
+    with Client(broker.bootstrap) as client, (folder / "new.log").open("wb") as log:
+        feeder = Feeder(client, "orders", PARTITIONS, 50)
+        while not (tally.checkpoint / "commits").exists() or tally.last_epoch < 2:
+            feeder.feed(orders(fed, fed + 20), 20)
+            fed += 20
+            time.sleep(0.3)
+        tally.write(V2_MIGRATES)
+        new = tally.spawn(
+            "pipeline", "upgrade", str(tally.file), "--to", "2", "--warm", "--quick", "--yes",
+            log=log,
+        )  # fmt: skip
+        deadline = time.monotonic() + PATIENCE_S
+        while old.poll() is None:
+            assert new.poll() is None, (folder / "new.log").read_text()[-3000:]
+            assert time.monotonic() < deadline, (folder / "new.log").read_text()[-3000:]
+            feeder.feed(orders(fed, fed + 20), 20)
+            fed += 20
+            time.sleep(0.2)
+        leader, shadow = tally.checkpoint, handover.current(tally.checkpoint)
+        handed = handover.read_handed(leader)
+        assert handed is not None and shadow != leader
+        feeder.feed(orders(fed, fed + 100), 100)
+        fed += 100
+        while sum(tally.rows().values()) < fed:
+            assert new.poll() is None, (folder / "new.log").read_text()[-3000:]
+            assert time.monotonic() < deadline, (folder / "new.log").read_text()[-3000:]
+            time.sleep(0.1)
+    new.terminate()
+    assert new.wait(PATIENCE_S) == 0
+    assert old.wait() == 0
+    rows = tally.rows()
+    plain = model(fed, lambda *_: 0)
+    assert Counter({row[:3]: count for row, count in rows.items()}) == Counter(
+        {row[:3]: count for row, count in plain.items()}
+    )
+    # Version 1 wrote each key up to the fence, version 2 everything behind it.
+    for card in {row[0] for row in rows}:
+        by = [by for _, _, _, by in sorted(row for row in rows if row[0] == card)]
+        assert by == sorted(by)
+    assert {by for *_, by in rows} == {1, 2}
+    last = Ledger(leader).read(handed.epoch)
+    first = Ledger(shadow).read(handed.epoch + 1)
+    assert last is not None and first is not None
+    pause_ms = first.finished_ms - last.finished_ms
+    (folder / "pause.json").write_text(json.dumps({"pause_ms": pause_ms}))
+    assert pause_ms < 10_000, "the pause is one epoch, on a loaded machine too"
