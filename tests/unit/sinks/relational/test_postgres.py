@@ -1,0 +1,88 @@
+"""PostgreSQL's failures by name: a backend that is ended, a server that is away, a refused row."""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import psycopg
+import pytest
+
+from catchwater.config import ConfigError
+from catchwater.sinks.base import SinkUnavailable, TargetDiffers
+from catchwater.sinks.relational.columns import RowUnfit
+from catchwater.sinks.relational.postgres import PostgresDatabase
+
+
+@pytest.fixture
+def database(postgres_url: str) -> Iterator[PostgresDatabase]:
+    with closing(PostgresDatabase(postgres_url)) as opened:
+        with opened.transaction() as transaction:
+            transaction.execute("CREATE TABLE t (a bigint UNIQUE, b text)")
+        yield opened
+
+
+def end_backends(url: str) -> None:
+    with psycopg.connect(url) as other:
+        other.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE pid <> pg_backend_pid() AND datname = current_database()"
+        )
+
+
+def rows(database: PostgresDatabase) -> int:
+    return len(list(database.scan("SELECT * FROM t", ())))
+
+
+def test_a_backend_that_is_ended_undoes_the_transaction_and_the_next_one_works(
+    database: PostgresDatabase, postgres_url: str
+) -> None:
+    with pytest.raises(SinkUnavailable, match=r"PostgreSQL at 127.0.0.1:\d+/\w+ is out of reach"):
+        with database.transaction() as transaction:
+            transaction.insert("t", ["a", "b"], ((i, "x") for i in range(1000)))
+            end_backends(postgres_url)
+    assert rows(database) == 0
+    end_backends(postgres_url)  # between two transactions
+    with pytest.raises(SinkUnavailable), database.transaction():
+        pass
+    with database.transaction() as transaction:
+        transaction.insert("t", ["a", "b"], ((i, "x") for i in range(1000)))
+    assert rows(database) == 1000
+
+
+def test_a_server_that_is_away_is_named_without_the_password() -> None:
+    with closing(PostgresDatabase("postgresql://me:secret@127.0.0.1:1/shop")) as database:
+        with pytest.raises(SinkUnavailable, match=r"127\.0\.0\.1:1/shop is out of reach") as away:
+            with database.transaction():
+                pass
+    assert "secret" not in str(away.value)
+
+
+def test_rows_that_the_table_refuses_are_told_from_a_table_that_is_gone(
+    database: PostgresDatabase,
+) -> None:
+    with pytest.raises(RowUnfit, match="unique constraint"), database.transaction() as t:
+        t.insert("t", ["a", "b"], [(1, "x"), (1, "y")])
+    with pytest.raises(RowUnfit, match="refuses an output"), database.transaction() as t:
+        t.insert("t", ["a", "b"], [(1, "nul \0")])
+    with pytest.raises(RowUnfit), database.transaction() as t:
+        t.insert("t", ["a", "b"], [(2**70, "x")])
+    with pytest.raises(TargetDiffers, match="does not exist"), database.transaction() as t:
+        t.insert("gone", ["a"], [(1,)])
+    assert rows(database) == 0
+
+
+def test_a_named_lock_keeps_others_waiting(database: PostgresDatabase, postgres_url: str) -> None:
+    with closing(PostgresDatabase(postgres_url)) as other:
+        with database.transaction() as transaction:
+            transaction.lock("cards/alerts")
+            with other.transaction() as second:
+                second.execute("SET LOCAL lock_timeout = 50")
+                second.lock("cards/others")
+            with pytest.raises(SinkUnavailable, match="lock"), other.transaction() as second:
+                second.execute("SET LOCAL lock_timeout = 50")
+                second.lock("cards/alerts")
+
+
+@pytest.mark.parametrize("url", ["mysql://h/d", "postgresql://h", "h/d"])
+def test_what_is_no_url_of_a_database_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="must be the URL of a PostgreSQL database"):
+        PostgresDatabase(url)

@@ -1,0 +1,90 @@
+"""SQLite's failures by name: full, locked, no database, a row it will not take."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from catchwater.sinks.base import SinkFull, SinkUnavailable, TargetDiffers
+from catchwater.sinks.relational import sqlite
+from catchwater.sinks.relational.columns import RowUnfit
+from catchwater.sinks.relational.sqlite import SqliteDatabase
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[SqliteDatabase]:
+    with closing(SqliteDatabase(tmp_path / "out.db")) as opened:
+        with opened.transaction() as transaction:
+            transaction.execute("CREATE TABLE t (a INTEGER UNIQUE, b TEXT)")
+        yield opened
+
+
+def rows(database: SqliteDatabase) -> int:
+    return len(list(database.scan("SELECT * FROM t", ())))
+
+
+def test_a_transaction_is_committed_whole_or_undone(database: SqliteDatabase) -> None:
+    with database.transaction() as transaction:
+        transaction.insert("t", ["a", "b"], ((i, "x") for i in range(2500)))
+    with pytest.raises(KeyError), database.transaction() as transaction:
+        transaction.insert("t", ["a", "b"], [(-1, "y")])
+        raise KeyError
+    assert rows(database) == 2500
+
+
+def test_a_full_disk_is_named_and_half_an_epoch_is_undone(database: SqliteDatabase) -> None:
+    with database.transaction() as transaction:
+        transaction.execute("PRAGMA max_page_count = 20")
+    with pytest.raises(SinkFull, match=r"out\.db cannot grow.* was undone"):
+        with database.transaction() as transaction:
+            transaction.insert("t", ["a", "b"], ((i, "x" * 1000) for i in range(1000)))
+    assert rows(database) == 0
+    with database.transaction() as transaction:
+        transaction.execute("PRAGMA max_page_count = 1000000")
+    with database.transaction() as transaction:
+        transaction.insert("t", ["a", "b"], ((i, "x" * 1000) for i in range(1000)))
+    assert rows(database) == 1000
+
+
+def test_another_writer_is_waited_for_and_then_named(
+    database: SqliteDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "_BUSY_S", 0.05)
+    database.close()
+    with closing(sqlite3.connect(tmp_path / "out.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(SinkUnavailable, match=r"out\.db is out of reach: database is locked"):
+            with database.transaction():
+                pass
+        other.execute("ROLLBACK")
+    with database.transaction() as transaction:
+        transaction.execute("INSERT INTO t VALUES (1, 'x')")
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("not a database, but long enough to be taken for one" * 50)
+    with closing(SqliteDatabase(tmp_path / "notes.txt")) as database:
+        with pytest.raises(TargetDiffers, match=r"notes\.txt cannot be written as a SQLite"):
+            with database.transaction():
+                pass
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with closing(SqliteDatabase(tmp_path / "nowhere" / "out.db")) as database:
+        with pytest.raises(SinkUnavailable, match="out of reach"):
+            with database.transaction():
+                pass
+
+
+def test_rows_that_the_table_refuses_are_told_from_a_table_that_is_gone(
+    database: SqliteDatabase,
+) -> None:
+    with pytest.raises(RowUnfit, match="UNIQUE constraint failed"), database.transaction() as t:
+        t.insert("t", ["a", "b"], [(1, "x"), (1, "y")])
+    with pytest.raises(RowUnfit, match="cannot hold"), database.transaction() as t:
+        t.insert("t", ["a", "b"], [(2**70, "x")])
+    with pytest.raises(TargetDiffers, match="no such table"), database.transaction() as t:
+        t.insert("gone", ["a"], [(1,)])
+    assert rows(database) == 0
