@@ -2,10 +2,11 @@
 
 An operator knows from its own declaration when its state can be of no more use, and drops it then.
 What remains is the key's empty record; a `state_ttl` longer than anything in it removes that, too.
+State means what the declaration says, so it is bound to that.
 """
 
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 from catchwater.pipeline.functions.spec import Context, FunctionSpec
 
@@ -32,3 +33,12 @@ def lasting(spec: FunctionSpec, span_ms: int) -> FunctionSpec:
     if spec.state_ttl_ms is not None:
         raise ValueError("an operator's state ends by itself; declare it without state_ttl")
     return replace(spec, state_ttl_ms=span_ms + 1)
+
+
+def bound_to(meaning: str) -> Any:
+    """The type of a field of the state that holds `meaning` and nothing else.
+
+    A version whose declaration gives the rest of the state another meaning is then refused as one
+    whose state has another schema is.
+    """
+    return Literal[meaning]

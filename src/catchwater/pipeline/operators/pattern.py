@@ -28,7 +28,7 @@ from catchwater.pipeline.functions.spec import (
     OutT,
     type_arguments,
 )
-from catchwater.pipeline.operators.lifetime import lasting, wake
+from catchwater.pipeline.operators.lifetime import bound_to, lasting, wake
 from catchwater.pipeline.operators.sequence import Found, Step, Steps
 
 
@@ -116,9 +116,11 @@ class Pattern(Keyed[EventT, Any, OutT], Generic[EventT, OutT]):
             raise ValueError("Pattern needs its types: write Pattern[Event, Out]")
         event, output = types
         partial: Any = Partial[event]  # type: ignore[valid-type]
+        meaning = str(getattr(cls, "steps", None))
         state = dataclasses.make_dataclass(
             "PatternState",
             [
+                ("steps", bound_to(meaning), meaning),
                 ("partials", list[partial], dataclasses.field(default_factory=list)),
                 ("wake_at", int | None, None),
             ],

@@ -30,6 +30,12 @@ class Steps:
     steps: tuple[Step, ...]
     unless_before_next: tuple[Condition, ...] = ()
 
+    def __str__(self) -> str:
+        """Names, counts and strictness; what conditions say is the code's affair."""
+        return " ".join(
+            f"{'!' if step.strict else ''}{step.name}*{step.count}" for step in self.steps
+        )
+
     def then(self, name: str, condition: Condition) -> "Steps":
         """Later on an event that meets the condition; others in between are ignored."""
         return self._with(Step(name, condition, unless=self.unless_before_next))

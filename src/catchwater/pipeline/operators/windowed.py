@@ -30,7 +30,7 @@ from catchwater.pipeline.functions.spec import (
     OutT,
     type_arguments,
 )
-from catchwater.pipeline.operators.lifetime import lasting, wake
+from catchwater.pipeline.operators.lifetime import bound_to, lasting, wake
 from catchwater.pipeline.operators.windows import Fixed, Sessions, Window
 
 AccT = TypeVar("AccT")
@@ -133,9 +133,11 @@ class Windowed(Keyed[EventT, Any, OutT], Generic[EventT, AccT, OutT]):
         cls._acc_type = acc
         accs: Any = dict[int, acc]  # type: ignore[valid-type]
         ended_accs: Any = MapState[int, acc]  # type: ignore[valid-type]
+        meaning = str(getattr(cls, "window", None))
         state = dataclasses.make_dataclass(
             "WindowedState",
             [
+                ("window", bound_to(meaning), meaning),
                 ("open", list[Window], dataclasses.field(default_factory=list)),
                 ("accs", accs, dataclasses.field(default_factory=dict)),
                 ("ended", list[Window], dataclasses.field(default_factory=list)),

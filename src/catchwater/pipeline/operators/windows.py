@@ -25,6 +25,9 @@ class Fixed:
     every_ms: int
     offset_ms: int
 
+    def __str__(self) -> str:
+        return f"{self.size_ms} every {self.every_ms} from {self.offset_ms}"
+
     def windows_of(self, at: int) -> list[Window]:
         """The windows that hold a time, oldest first; at least one."""
         last = at - (at - self.offset_ms) % self.every_ms
@@ -46,6 +49,9 @@ class Sessions:
     """Windows that grow with the events in them, until none comes for as long as the gap."""
 
     gap_ms: int
+
+    def __str__(self) -> str:
+        return f"gaps of {self.gap_ms}"
 
     def windows_of(self, at: int) -> list[Window]:
         """The session of an event that is alone."""

@@ -11,8 +11,7 @@ from tests.unit.pipeline.operators.streams import SEEDS, is_empty, play, shuffle
 
 from catchwater import Context, Out, function
 from catchwater.operators import Found, Pattern, begin
-from catchwater.pipeline.functions.declare import DeclarationError, spec_of
-from catchwater.pipeline.functions.schema import describe
+from catchwater.pipeline.functions.declare import DeclarationError
 from catchwater.testing import Harness
 
 a_then_b = begin("a", is_("a")).then("b", is_("b"))
@@ -151,12 +150,11 @@ def test_patterns_give_what_a_plain_loop_gives(seed: int) -> None:
     assert is_empty(h)
 
 
-def test_its_state_can_be_described_for_an_upgrade() -> None:
-    schema = describe(spec_of(words(a_then_b)))
-    assert [field.name for field in schema.shapes[schema.state.record].fields] == [
-        "partials",
-        "wake_at",
-    ]
+def test_a_version_with_other_steps_cannot_read_the_state() -> None:
+    h = Harness(words(a_then_b))
+    h.upgrade(words(a_then_b, within="1m"))
+    with pytest.raises(ValueError, match="steps"):
+        h.upgrade(words(a_then_b.times(2)))
 
 
 def refusals() -> Iterator[tuple[dict[str, object], str]]:

@@ -116,6 +116,14 @@ def test_a_late_event_that_connects_sessions_gives_the_whole_again() -> None:
     assert totals(h.send(Visit("u", "3", 4_000))) == [(1_000, 11_000, 3)]
 
 
+def test_a_version_with_other_windows_cannot_read_the_state() -> None:
+    h = Harness(Strict)
+    later = function(name="strict", **KEYED)
+    h.upgrade(later(derived(window=tumbling("10s"), allowed_lateness="1h")))
+    with pytest.raises(ValueError, match="window"):
+        h.upgrade(later(derived(window=tumbling("20s"))))
+
+
 def derived(**members: object) -> type[Counting]:
     return type("Derived", (Counting,), members)
 
