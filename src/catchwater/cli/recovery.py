@@ -66,6 +66,7 @@ def restore(
     The pipeline must not be running. Exit 5 if the log no longer holds what would be replayed.
     """
     from catchwater.cli.pipeline import control_of, load_here, tails_of
+    from catchwater.pipeline.run.versions import check_reach
     from catchwater.recovery.pins import refuse_lost
     from catchwater.recovery.restore import check_covered, find
     from catchwater.recovery.restore import restore as carry_out
@@ -74,6 +75,7 @@ def restore(
     chosen = find(config.checkpoint, checkpoint)
     tails = tails_of(config, [chosen])
     check_covered(chosen.end, tails)
+    check_reach(config.checkpoint, checkpoint)
     refuse_lost(control_of(config), chosen.end, tails)
     plan = f"restore checkpoint {checkpoint} of {config.checkpoint} and replay "
     plan += f"{spaced(_to_replay(chosen, tails))} records"

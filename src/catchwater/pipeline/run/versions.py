@@ -171,6 +171,20 @@ def check(checkpoint: Path, ledger: Versions, spec: FunctionSpec) -> None:
             )
 
 
+def check_reach(checkpoint: Path, epoch: int) -> None:
+    """Raise `VersionDiffers` if going back to this epoch would lead behind an upgrade.
+
+    What the sinks have of the epochs after it was written by another version.
+    """
+    for each in load(checkpoint).history:
+        if each.savepoint and epoch + 1 < each.from_epoch:
+            raise VersionDiffers(
+                f"Version {each.version} of {each.function!r} took over at epoch "
+                f"{each.from_epoch}; checkpoint {epoch} of {checkpoint} is from before.",
+                hint="To go back to the version before: catchwater pipeline rollback FILE.",
+            )
+
+
 def _mend(old: Version, spec: FunctionSpec, migratable: bool) -> str:
     if not migratable:
         return "Keep it as it was: a key, or a state of its own, cannot be brought over."

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 
+import msgspec
 import pytest
 
 from catchwater.pipeline.run.artefact import find_function, publish
@@ -15,6 +16,7 @@ from catchwater.pipeline.run.versions import (
     VersionDiffers,
     Versions,
     admit,
+    check_reach,
     load,
     store,
     version_of,
@@ -133,3 +135,13 @@ def test_code_that_was_rolled_back_gives_way_to_the_version_before(desk: Desk) -
     with pytest.raises(CodeGone, match="Version 1 of 'counter'") as error:
         desk.admit(bad)
     assert "Put the module counter_" in str(error.value.hint)
+
+
+def test_an_older_checkpoint_may_not_lie_behind_an_upgrade(desk: Desk) -> None:
+    first, second = desk.written("seen: int = 0"), desk.written("seen: int = 0", version=2)
+    desk.admit(first)
+    upgraded = msgspec.structs.replace(version_of(*second, epoch=5, now_ms=0), savepoint="before")
+    store(desk.checkpoint, load(desk.checkpoint).added(upgraded))
+    check_reach(desk.checkpoint, 4)
+    with pytest.raises(VersionDiffers, match="took over at epoch 5; checkpoint 3"):
+        check_reach(desk.checkpoint, 3)
