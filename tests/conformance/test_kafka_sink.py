@@ -71,7 +71,7 @@ class World:
 
     def stage(self, epoch: int, *values: str) -> list[Staged]:
         records = [
-            OutputRecord(value[:1].encode(), value.encode(), 1000 + epoch, (("h", b"x"),))
+            OutputRecord(value[:1].encode(), value.encode(), SYSTEM.now_ms(), (("h", b"x"),))
             for value in values
         ]
         return [self.stager.stage(epoch, s, records[s::2], self.clock) for s in (0, 1)]
