@@ -71,6 +71,12 @@ _CONF: Mapping[str, str] = {
         ".FileSystemBasedCheckpointFileManager"
     ),
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "false",
+    # Without checksum files, which Hadoop gives their permissions by starting chmod: four processes
+    # a batch. The ledger holds each offset a second time.
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    # Stages of known size, one after the other: there is nothing to adapt, but a job more to plan.
+    "spark.sql.adaptive.enabled": "false",
+    "spark.ui.liveUpdate.period": "-1",
     "spark.python.worker.faulthandler.enabled": "true",
     # Where this differs between a source and an operator, each gets a daemon of its own to start.
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
@@ -260,18 +266,20 @@ def start(
     java_options: str = "",
     keep_open: tuple[int, ...] = (),
     python_path: Sequence[str] = (),
+    python: str = sys.executable,
 ) -> "SparkSession":
     """A local session with so many tasks at a time. Raises `SparkMissing` or `JavaMissing`.
 
     `quick` compiles with C1 only: a start two seconds sooner, for demo and tests. What the JVM and
     its Python workers say goes to `log`. The JVM inherits the descriptors in `keep_open`. Workers
-    find modules in `python_path` as well.
+    are started with `python` (see `zygote`) and find modules in `python_path` as well.
     """
     check_packages()
     java = find_java()
     os.environ["JAVA_HOME"] = str(java.home)
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = python
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     paths = [*python_path, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in paths if path))
     from pyspark import SparkConf, SparkContext

@@ -1,0 +1,45 @@
+"""What Spark takes for Python: has the prepared process (`zygote`) fork instead of starting one.
+
+Passes on what it was given (module, arguments, environment, standard streams) and waits for the
+end. Where nobody answers, it becomes the real interpreter. Run by path, alone and without
+site-packages, so that it takes milliseconds: it imports nothing of ours.
+"""
+
+import marshal
+import os
+import signal
+import socket
+import sys
+from types import FrameType
+
+_END = {signal.SIGTERM}
+
+
+def main(address: str, python: str, *arguments: str) -> None:
+    """Have the zygote at this address run the module in a fork, and wait until that has ended."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _END)  # until it can be passed on
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        if arguments[:1] != ("-m",):
+            raise ConnectionError("the zygote runs modules only")
+        connection.connect(address)
+        order = marshal.dumps((arguments[1], arguments[2:], dict(os.environ)))
+        socket.send_fds(connection, [len(order).to_bytes(4, "big")], [0, 1, 2])
+        connection.sendall(order)
+        pid = int.from_bytes(connection.recv(4, socket.MSG_WAITALL), "big")
+        if pid == 0:
+            raise ConnectionError("the zygote has died")
+    except OSError:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _END)
+        os.execv(python, [python, *arguments])
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        os.kill(pid, number)
+
+    signal.signal(signal.SIGTERM, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _END)
+    connection.recv(1)  # ends when the fork does
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

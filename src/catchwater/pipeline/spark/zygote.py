@@ -1,0 +1,113 @@
+"""A Python process with our imports made, from which Spark's Python processes are forked.
+
+Spark starts Python afresh for its daemon of workers and for each streaming source, one after the
+other, and each loads Arrow, Spark's Python and our compiled loops: seconds of a start, which this
+process spends while the JVM is still starting. Spark is told that a small script (`launcher`) is
+its interpreter.
+
+It has one thread of Python's, as a process that forks must. It ends when the process that started
+it does: its standard input ends then.
+"""
+
+import importlib
+import marshal
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from catchwater.pipeline.spark import launcher
+from catchwater.wire import records
+
+_PRELOADED = (
+    "catchwater.pipeline.shard_epoch",
+    "catchwater.pipeline.spark.source",
+    "catchwater.replay.read",
+    "catchwater.sinks.log",
+    "pyspark.sql.streaming.python_streaming_source_runner",
+    "pyspark.worker",
+)
+"""What daemon, workers and source need."""
+_SCRIPT = """#!/bin/sh
+exec '{python}' -IS '{launcher}' '{address}' '{python}' "$@"
+"""
+
+
+@contextmanager
+def zygote(python_path: Sequence[str]) -> Iterator[str]:
+    """Start one, and give the path of what Spark is to run as Python; ends it."""
+    with tempfile.TemporaryDirectory(prefix="catchwater-") as folder:
+        address = str(Path(folder) / "zygote")
+        script = Path(folder) / "python"
+        script.write_text(
+            _SCRIPT.format(python=sys.executable, launcher=launcher.__file__, address=address)
+        )
+        script.chmod(0o700)
+        path = [*python_path, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        environment = {
+            **os.environ,
+            # As Spark has it for all of its Python processes: a key's hash is the same in each.
+            "PYTHONHASHSEED": "0",
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        }
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)
+            listener.listen(64)  # who asks before it is ready waits
+            descriptor = listener.fileno()
+            process = subprocess.Popen(
+                [sys.executable, "-m", __spec__.name, str(descriptor)],
+                stdin=subprocess.PIPE, pass_fds=[descriptor], env=environment,
+            )  # fmt: skip
+        with process:
+            try:
+                yield str(script)
+            finally:
+                process.kill()
+
+
+def serve(listener: socket.socket) -> None:
+    """Fork what is asked for there until standard input ends; a fork returns, too."""
+    for module in _PRELOADED:
+        importlib.import_module(module)
+    records.warm()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forked
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while 0 not in select.select([0, listener.fileno()], [], [])[0]:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            _become(connection)
+            return
+        connection.close()
+
+
+def _become(connection: socket.socket) -> None:
+    """In a fork: run the module that the launcher names, in its stead."""
+    size, streams, _, _ = socket.recv_fds(connection, 4, 3)
+    order = connection.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)
+    module, arguments, environment = marshal.loads(order)
+    connection.sendall(os.getpid().to_bytes(4, "big"))
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update(environment)
+    for folder in reversed(environment.get("PYTHONPATH", "").split(os.pathsep)):
+        if folder and folder not in sys.path:
+            sys.path.insert(0, folder)
+    sys.argv = [module, *arguments]
+    sys.modules.pop(module, None)  # it is run, not imported
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,76 @@
+"""What Spark takes for Python runs modules in forks of a prepared process; no Spark here."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from catchwater.pipeline.spark.zygote import zygote
+
+TELLS = """
+import os, sys
+import pyarrow
+print(sys.argv[1:], os.environ["GIVEN"], sys.stdin.read(), os.getppid(), flush=True)
+print("to stderr", file=sys.stderr)
+"""
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "tells.py").write_text(TELLS)
+    (folder / "fails.py").write_text("raise ValueError('as it must')")
+    (folder / "waits.py").write_text("import time; print('here', flush=True); time.sleep(99)")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def python() -> Iterator[str]:
+    with zygote([]) as path:
+        yield path
+
+
+def run(python: str, modules: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [python, *arguments], input="hello", capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(modules), "GIVEN": "yes"},
+    )  # fmt: skip
+
+
+def test_a_fork_gets_arguments_environment_streams_and_path(python: str, modules: Path) -> None:
+    first, second = (run(python, modules, "-m", "tells", "a", "b").stdout.split() for _ in "ab")
+    assert first[:4] == ["['a',", "'b']", "yes", "hello"]
+    assert first[4] == second[4] != str(os.getpid()), "both are children of the zygote"
+    assert "to stderr" in run(python, modules, "-m", "tells").stderr
+
+
+def test_what_fails_says_so(python: str, modules: Path) -> None:
+    assert "ValueError: as it must" in run(python, modules, "-m", "fails").stderr
+
+
+def test_what_is_ended_ends(python: str, modules: Path) -> None:
+    with subprocess.Popen(
+        [python, "-m", "waits"], stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(modules)},
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"here\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert process.stdout.read() == b"", "nobody holds the stream any more"
+
+
+def test_where_nobody_answers_it_is_python_itself(
+    python: str, modules: Path, tmp_path: Path
+) -> None:
+    answer = run(python, modules, "-c", "import sys; print(sys.executable)")
+    assert answer.stdout.strip() == sys.executable
+    lost = tmp_path / "python"
+    lost.write_text(Path(python).read_text().replace("/zygote", "/nowhere"))
+    lost.chmod(0o700)
+    answer = run(str(lost), modules, "-m", "tells", "a")
+    assert answer.stdout.split()[:3] == ["['a']", "yes", "hello"]
