@@ -67,7 +67,7 @@ def create(
         return
     with progress("copying") as told:
         made = create(
-            source, shelf, chosen, epoch=checkpoint, pin=around.pin, clock=around.clock,
+            source, shelf, chosen, epoch=epoch, pin=around.pin, clock=around.clock,
             progress=told,
         )  # fmt: skip
     if as_json:
@@ -193,15 +193,19 @@ def import_(
     at: At = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put an exported savepoint among the others."""
-    from catchwater.pipeline.change.around import shelf_url
+    """Put an exported savepoint among the others, and pin the log for it again."""
     from catchwater.recovery.savepoint.export import import_file
-    from catchwater.recovery.savepoint.storage import Shelf
+    from catchwater.replay.control import ControlRefused
 
-    config, clock = _config(file)
-    shelf = Shelf.at(at or shelf_url(config), clock)
+    around = _around(file)
+    shelf = around.shelf(at)
     with progress("importing") as told:
         made = import_file(shelf, source, told)
+    try:
+        if made.pin:
+            around.pin(made.name, made.entry.end, made.pin)
+    except ControlRefused as refused:
+        talk(f"the log cannot be pinned for it: {refused}")
     if as_json:
         print_json(_row(made, shelf.url(made.name)))
     else:
@@ -224,7 +228,8 @@ def delete(
     if not _agreed(f"delete {shelf.url(name)}", dry_run, yes):
         return
     size = shelf.delete(name)
-    around.release(pin)
+    for each in {pin, around.pin_id(name)}:
+        around.release(each)
     if as_json:
         print_json({"name": name, "bytes": size, "pin": pin or None})
     else:

@@ -4,6 +4,7 @@ Everything here is looked up once and handed on; nothing is changed but by `with
 """
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
@@ -77,11 +78,15 @@ class Around:
         if tails is not None:
             check_covered(end, tails)
 
-    def pin(self, name: str, end: SourceOffset) -> str:
+    def pin_id(self, name: str) -> str:
+        """The pin of a savepoint of this name."""
+        return f"savepoint/{key_part(self.name)}/{name}"
+
+    def pin(self, name: str, end: SourceOffset, pin: str = "") -> str:
         """Pin the log for a savepoint; the pin's id, or nothing if the log has no pins."""
         if self.control is None:
             return ""
-        pin = f"savepoint/{key_part(self.name)}/{name}"
+        pin = pin or self.pin_id(name)
         content = {"owner": f"savepoint/{name}", "positions": _positions(end)}
         self.control.set_pin(pin, content)
         return pin
@@ -108,20 +113,20 @@ class Around:
             clock=self.clock,
         )
         for attempt in count(generation):
-            outlets = open_outlets(self.config, specs, replace(around, generation=attempt))
             try:
-                ahead = [sink for sink in outlets.all.values() if _is_ahead(sink, epoch)]
-                if not ahead:
-                    return attempt
-                for sink in ahead:
-                    sink.withdraw(epoch)
-                if not any(_is_ahead(sink, epoch) for sink in ahead):
+                if self._withdrawn(specs, replace(around, generation=attempt), epoch):
                     return attempt
             except Superseded:
                 continue
-            finally:
-                outlets.close()
         raise AssertionError("some generation is newer than all there are")
+
+    def _withdrawn(self, specs: Sequence[FunctionSpec], around: Surroundings, epoch: int) -> bool:
+        """Withdraw as a writer of one generation; whether no sink is ahead any more."""
+        with closing(open_outlets(self.config, specs, around)) as outlets:
+            ahead = [sink for sink in outlets.all.values() if _is_ahead(sink, epoch)]
+            for sink in ahead:
+                sink.withdraw(epoch)
+            return not any(_is_ahead(sink, epoch) for sink in ahead)
 
 
 def shelf_url(config: PipelineConfig) -> str:

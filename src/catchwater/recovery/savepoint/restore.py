@@ -27,6 +27,7 @@ from catchwater.recovery.ledger import (
     Ledger,
     ShardEpoch,
     SourceOffset,
+    numbered,
     write_whole,
 )
 from catchwater.recovery.lock import lock
@@ -50,7 +51,7 @@ class CheckpointTaken(CatchwaterError):
 
 def refuse_taken(into: Path) -> None:
     """Raise `CheckpointTaken` unless the folder is free, or a restore into it was cut short."""
-    taken = (into / FOLDER / "pipeline.json").exists() or (into / "offsets").exists()
+    taken = any(True for log in ("offsets", "commits") for _ in numbered(into / log))
     if taken and read(into) is None:
         raise CheckpointTaken(
             f"{into} holds a checkpoint already; restoring over it would lose what is there.",
