@@ -94,8 +94,8 @@ def test_a_killed_driver_is_started_again_and_each_row_is_written_once(
     supervise: Callable[[str], Supervised],
 ) -> None:
     run = supervise("watched")
-    run.start("--available-now")
-    run.wait_until(lambda: run.pipeline.is_planned(3))
+    run.start("--available-now", epoch_events=2000)
+    run.wait_until(lambda: run.pipeline.is_planned(2))
     killed = run.driver
     os.kill(killed, signal.SIGKILL)
     at = time.monotonic()
@@ -189,3 +189,24 @@ def test_a_broken_checkpoint_file_costs_an_epoch_more_and_is_named(
         assert f"Going on from checkpoint {last - 1}, not {last}: 1 epochs run" in pipeline.log
         assert pipeline.committed == last
         assert pipeline.rows == pipeline.cards.expected
+
+
+@pytest.mark.slow
+def test_a_broken_object_of_the_state_is_found_by_the_next_driver(
+    supervise: Callable[[str], Supervised],
+) -> None:
+    run = supervise("torn")
+    assert run.pipeline.run_to_end() == 0, run.pipeline.log
+    run.pipeline.lose_local_state()
+    run.pipeline.delete_last_commit()  # an epoch runs again, from the state before it
+    last = run.pipeline.committed
+    shard = run.pipeline.ledger.read(last).shards[0]
+    name = f"{shard.version:020}-{shard.token}.delta"
+    [broken] = run.pipeline.ledger.folder.rglob(name)
+    broken.write_bytes(broken.read_bytes()[:-3])
+    run.start("--available-now")
+    assert run.wait() == 0, run.pipeline.log
+    assert broken.name in run.pipeline.log
+    assert f"Going on from checkpoint {last - 1}, not {last}" in run.pipeline.log
+    assert (run.told.restarts, run.pipeline.committed) == (1, last + 1)
+    assert run.pipeline.rows == run.pipeline.cards.expected
