@@ -259,7 +259,7 @@ def read(
     with brokers.named():
         consumer: Consumer = brokers.connect(Consumer, _READING)
         try:
-            pending = _ends(brokers, consumer, topic, hidden_s > 0)
+            pending = _ends(brokers, topic, hidden_s > 0)
             where = starts or {}
             consumer.assign([TopicPartition(topic, p, where.get(p, 0)) for p in pending])
             until_s = clock.monotonic_s() + (hidden_s or REQUEST_S)
@@ -278,19 +278,31 @@ def read(
             consumer.close()
 
 
-def _ends(brokers: Brokers, consumer: Consumer, topic: str, hidden: bool) -> dict[int, int]:
+def starts_of(brokers: Brokers, topic: str) -> dict[int, int]:
+    """Partition → the first offset that retention has left."""
+    with brokers.named():
+        return _offsets(brokers, topic, OffsetSpec.earliest(), IsolationLevel.READ_COMMITTED)  # type: ignore[no-untyped-call]
+
+
+def _ends(brokers: Brokers, topic: str, hidden: bool) -> dict[int, int]:
     """Partition → where it ends, perhaps with what open transactions hide; without empty ones."""
-    found = consumer.list_topics(timeout=REQUEST_S).topics.get(topic)
+    level = IsolationLevel.READ_UNCOMMITTED if hidden else IsolationLevel.READ_COMMITTED
+    found = _offsets(brokers, topic, OffsetSpec.latest(), level)  # type: ignore[no-untyped-call]
+    return {partition: end for partition, end in found.items() if end > 0}
+
+
+def _offsets(
+    brokers: Brokers, topic: str, which: OffsetSpec, level: IsolationLevel
+) -> dict[int, int]:
+    found = brokers.admin.list_topics(timeout=REQUEST_S).topics.get(topic)
     if found is None:
         return {}
-    level = IsolationLevel.READ_UNCOMMITTED if hidden else IsolationLevel.READ_COMMITTED
     answers = brokers.admin.list_offsets(
-        {TopicPartition(topic, p): OffsetSpec.latest() for p in found.partitions},  # type: ignore[no-untyped-call]
+        {TopicPartition(topic, partition): which for partition in found.partitions},
         isolation_level=level,
         request_timeout=REQUEST_S,
     )
-    ends = {each.partition: answer.result().offset for each, answer in answers.items()}
-    return {partition: end for partition, end in ends.items() if end > 0}
+    return {each.partition: answer.result().offset for each, answer in answers.items()}
 
 
 def _is_past(message: Received, pending: dict[int, int]) -> bool:

@@ -12,7 +12,7 @@ same key and value under `catchwater-retracts`. With `delivery = "at-least-once"
 transactions and no marks of epochs; a reader knows a repeated row by its header.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from confluent_kafka import Message as Received
@@ -36,7 +36,8 @@ from catchwater.sinks.base import (
     record_digest,
 )
 from catchwater.sinks.config import SinkConfig
-from catchwater.sinks.kafka.client import Brokers, Message, Offsets, Writer, read
+from catchwater.sinks.kafka.client import Brokers, Message, Offsets, Writer, read, starts_of
+from catchwater.sinks.log.stager import partition_of
 from catchwater.sinks.marks import Mark, Marks, decode_marks
 from catchwater.sinks.patience import patiently
 from catchwater.sinks.staged import Archive, StagedFile
@@ -124,13 +125,19 @@ class KafkaSink:
         return record_digest(record)
 
     def rows(self, first: int, last: int) -> Iterator[SinkRow]:
-        """What the topic holds and nothing has taken back."""
+        """What the topic holds and nothing has taken back; what retention took counts as held."""
         try:
             held = self._held(first, last)
+            starts = starts_of(self._brokers, self._terms.topic)
+            marks = self._read_marks()
         except SinkUnavailable as error:
             raise RowsUnreadable(str(error), hint=error.hint) from error
         for row in held:
             yield SinkRow(row.id, row.record.key, record_digest(row.record))
+        there = {row.id for row in held}
+        for mark in marks.epochs:
+            if first <= mark.epoch <= last:
+                yield from self._expired(mark, starts, there)
 
     def repair(self, fixes: Iterable[Fix]) -> list[Fix]:
         """Retract what is wrong and write what is missing, in one transaction.
@@ -293,6 +300,15 @@ class KafkaSink:
                     id = RowId(epoch, shard, row)
                     held[partition, offset] = _Held(id, record, partition, offset)
         return list(held.values())
+
+    def _expired(
+        self, mark: Mark, starts: Mapping[int, int], there: Collection[RowId]
+    ) -> Iterator[SinkRow]:
+        """The epoch's rows that are not there, in partitions where retention took some of it."""
+        cut = {int(p) for p, (offset, _) in mark.offsets.items() if offset < starts.get(int(p), 0)}
+        for id, record in self.truth.rows(mark.epoch) if cut else ():
+            if id not in there and partition_of(record.key, len(starts)) in cut:
+                yield SinkRow(id, record.key, None)
 
     def _starts(self, first: int) -> dict[int, int]:
         """From where on the rows of these epochs can lie, as far as their marks are known."""

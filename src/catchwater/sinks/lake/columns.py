@@ -108,16 +108,16 @@ class Columns:
 
     def table(self, rows: Iterable[Expected]) -> Any:
         """The rows as an Arrow table. Raises `ValueUnfit`."""
-        struct, batches, remaining = pa.struct(list(self.schema)), [], iter(rows)
+        struct, batches, remaining = pa.struct(list(self.output)), [], iter(rows)
         while some := list(islice(remaining, _BATCH_ROWS)):
-            plain = [
-                dict(zip(ROW_ID, row_id, strict=True)) | self._row(row_id, record)
-                for row_id, record in some
-            ]
+            plain = [self._row(id, record) for id, record in some]
+            ids = [pa.array(part, pa.int64()) for part in zip(*(id for id, _ in some), strict=True)]
             try:
-                batches.append(pa.RecordBatch.from_struct_array(pa.array(plain, struct)))
+                outputs = pa.RecordBatch.from_struct_array(pa.array(plain, struct))
             except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-                raise self._unfit(plain) from None
+                raise self._unfit(some, plain) from None
+            columns = [*ids, *outputs.columns]
+            batches.append(pa.RecordBatch.from_arrays(columns, schema=self.schema))
         return pa.Table.from_batches(batches, self.schema)
 
     def check(self, there: Any, where: str) -> None:
@@ -148,7 +148,8 @@ class Columns:
             raw = (record.key, record.value, at, dict(record.headers))
             return dict(zip(self.output.names, raw, strict=True))
         try:
-            return {**self._defaults, **self._decode(record.value)}
+            row: dict[str, Any] = self._decode(record.value)
+            return {**self._defaults, **row} if self._defaults else row
         except msgspec.DecodeError as error:
             raise ValueUnfit(
                 f"The output {row_id} does not fit its columns: {error}.",
@@ -161,16 +162,15 @@ class Columns:
                 row[name] = normal(row[name])
         return sha256(self._encode([row.get(name) for name in self.output.names])).digest()[:8]
 
-    def _unfit(self, plain: Sequence[dict[str, Any]]) -> ValueUnfit:
+    def _unfit(self, rows: Sequence[Expected], plain: Sequence[dict[str, Any]]) -> ValueUnfit:
         """Name the first value that no column holds."""
-        for row in plain:
-            for field in self.schema:
+        for (id, _), row in zip(rows, plain, strict=True):
+            for field in self.output:
                 try:
                     pa.array([row.get(field.name)], field.type)
                 except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-                    row_id = RowId(*(row[name] for name in ROW_ID))
                     return ValueUnfit(
-                        f"The output {row_id} does not fit the column {field.name} of type "
+                        f"The output {id} does not fit the column {field.name} of type "
                         f"{field.type}: {error}."
                     )
         raise AssertionError("each value alone fits its column")

@@ -60,6 +60,8 @@ class FakeKafka:
         self.fail: list[str] = []
         """What the next writes do: "before" or "after" they are committed."""
         self.away = False
+        self.retained_from = 0
+        """Of the rows' topic: what lies before was deleted by retention."""
 
     def create_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> None:
         self.logs.setdefault(topic, [])
@@ -67,8 +69,11 @@ class FakeKafka:
     def read(self, brokers: Any, topic: str, clock: Clock, **options: Any) -> Iterator[Record]:
         if self.away:
             raise SinkUnavailable("nobody answers")
-        start = (options.get("starts") or {}).get(0, 0)
-        yield from self.logs[topic][start:]
+        start = max((options.get("starts") or {}).get(0, 0), self.retained_from)
+        yield from self.logs[topic][start if topic != LEDGER_TOPIC else 0 :]
+
+    def starts_of(self, brokers: Any, topic: str) -> dict[int, int]:
+        return {0: self.retained_from}
 
 
 class FakeWriter:
@@ -103,6 +108,7 @@ class FakeWriter:
 def kafka(monkeypatch: pytest.MonkeyPatch) -> FakeKafka:
     made = FakeKafka()
     monkeypatch.setattr(module, "read", made.read)
+    monkeypatch.setattr(module, "starts_of", made.starts_of)
     monkeypatch.setattr(module, "Writer", FakeWriter)
     return made
 
@@ -179,6 +185,16 @@ def test_repair_does_not_fence_the_pipeline(world: World) -> None:
     assert repair(sink, verify(sink, 0)) == []
     assert verify(sink, 0).findings == ()
     sink.commit(1, world.stage(1, b"c"))
+
+
+def test_what_retention_has_taken_is_not_called_missing(world: World) -> None:
+    sink = world.sink()
+    sink.commit(0, world.stage(0, b"a", b"b"))
+    sink.commit(1, world.stage(1, b"c", b"d"))
+    world.kafka.retained_from = 1
+    assert verify(sink, 1).findings == ()
+    world.kafka.logs["alerts"].pop()
+    assert [(f.kind, f.key) for f in verify(sink, 1).findings] == [("missing", b"d")]
 
 
 def test_a_topic_that_cannot_be_read_is_not_called_empty(world: World) -> None:
