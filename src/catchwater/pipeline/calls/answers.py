@@ -10,6 +10,7 @@ Asks nobody: `ask` does.
 
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -109,13 +110,10 @@ def questions(calls: Mapping[str, BoundCall], events: Iterable[Any]) -> dict[Key
     found: dict[Key, Any] = {}
     for event in events:
         for name, call in calls.items():
-            try:
+            with suppress(Exception):  # the user's code: see above
                 question = call.ask(event)
-                key = name, call.encode_question(question)
-            except Exception:  # noqa: BLE001  (the user's code; see above)
-                continue
-            if question is not None:
-                found.setdefault(key, question)
+                if question is not None:
+                    found.setdefault((name, call.encode_question(question)), question)
     return found
 
 
