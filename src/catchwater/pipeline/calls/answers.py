@@ -51,7 +51,9 @@ class BoundCall:
         self.name = name
         self.policy = policy
         self.ask: Callable[[Any], Any] = getattr(instance, f"ask_{name}")
-        self.call: Callable[[Any], Any] = getattr(instance, f"call_{name}")
+        self._declared: Callable[[Any], Any] = getattr(instance, f"call_{name}")
+        self.call = self._declared
+        """What asks; a test may put another in its place."""
 
     def encode_question(self, question: Any) -> bytes:
         """The question as bytes; equal ones give equal bytes."""
@@ -69,7 +71,7 @@ class BoundCall:
     @cached_property
     def decode_answer(self) -> Callable[[bytes], Any]:
         """Bytes to an answer of the annotated type; raises msgspec.DecodeError."""
-        return _answer_decoder(self.call)
+        return _answer_decoder(self._declared)
 
     @cached_property
     def _encoder(self) -> msgspec.msgpack.Encoder:

@@ -90,6 +90,14 @@ def test_an_answer_that_is_not_what_it_says_is_a_failure():
     assert "Expected `object`, got `str`" in outcome.why
 
 
+def test_a_test_may_answer_in_the_endpoints_place():
+    call = bind(Scored, {"score": Call()})["score"]
+    call.call = lambda question: Score(0.5)
+    answer = call.answer(Question("a")).answer
+    assert answer is not None
+    assert call.decode_answer(answer) == Score(0.5)
+
+
 def test_an_answer_may_be_none():
     class Nothing(Scored):
         def call_score(self, question: Question) -> Score | None:  # type: ignore[override]
