@@ -1,5 +1,6 @@
 """A savepoint becomes the checkpoint of the pipeline that a file describes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,10 +8,11 @@ import pytest
 from catchwater.pipeline.change.restoring import OtherFunctions, Wanted, bring_back, check
 from catchwater.pipeline.run import identity, versions
 from catchwater.recovery import checkpoint
+from catchwater.recovery.lock import lock
 from catchwater.recovery.savepoint.claim import settle_claim
 from catchwater.recovery.savepoint.create import Source, create
 from catchwater.recovery.savepoint.format import Savepoint
-from catchwater.recovery.savepoint.look import View, diff
+from catchwater.recovery.savepoint.look import View, diff, get
 
 from .conftest import Shop
 
@@ -57,6 +59,24 @@ def test_the_file_says_whose_it_is_and_in_how_many_shards(shop: Shop, saved: Sav
     before = View.of_checkpoint(Source.at(shop.checkpoint), 1)
     after = View.of_checkpoint(Source.at(shop.folder / "other"), None)
     assert not list(diff(before, after))
+
+
+def test_a_second_job_starts_from_it_while_the_first_goes_on(shop: Shop, saved: Savepoint) -> None:
+    sink = shop.config.sinks["rows"]
+    sinks = {"rows": replace(sink, options={**sink.options, "path": "second.db"})}
+    config = replace(shop.config, name="second", sinks=sinks)
+    with lock(shop.checkpoint):
+        bring_back(replace(shop.around, config=config), wanted(shop, saved))
+    bound = identity.read(shop.folder / "other")
+    assert bound is not None
+    assert bound.pipeline == "second"
+    assert versions.load(shop.folder / "other").generation == 0
+    # The first one's outputs are its own, and the savepoint nobody's but its own.
+    assert ("a", 3, 1) in shop.rows()
+    shop.run("b")
+    assert shop.around.shelf().names() == ["saved"]
+    shop.around.shelf().delete("saved")
+    assert get(View.of_checkpoint(Source.at(shop.folder / "other"), None), b"a") is not None
 
 
 def test_other_functions_are_refused(shop: Shop, saved: Savepoint) -> None:
