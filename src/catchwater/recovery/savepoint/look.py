@@ -107,7 +107,8 @@ class View:
     def tables(self, stage: int, shard: int, key: bytes | None = None) -> Tables:
         """A shard's records and entries, of one stored key if it is given."""
         found: Tables = {Table.RECORD: {}, Table.ENTRY: {}}
-        for changes in self.log(stage, shard).read(self.position(stage, shard)):
+        log, at = self.log(stage, shard), self.position(stage, shard)
+        for changes in log.read(at) if key is None else log.read_key(key, at):
             for table, kept in found.items():
                 start = key if key is None or table is Table.RECORD else prefix_of(key)
                 for entry, value in changes[table].items():
