@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from random import Random  # noqa: TID251  (only its type; drawn from a seeded clock)
-from typing import Any
+from typing import Any, NamedTuple
 
 from catchwater.clock import Clock
 from catchwater.objects.memory import MemoryStore
@@ -22,7 +22,7 @@ from catchwater.pipeline.functions.durations import duration_ms
 from catchwater.pipeline.functions.schema import describe
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.process.batch import Batch, Poisoned, Processed, TableBatch, Times
-from catchwater.pipeline.process.decoding import UNREADABLE, unreadable
+from catchwater.pipeline.process.decoding import decode_all
 from catchwater.pipeline.process.epoch import process
 from catchwater.pipeline.process.live import read_record
 from catchwater.state.entries import Changes, DictEntries, ShardState
@@ -35,35 +35,32 @@ class ReplayMismatch(AssertionError):
     """The same events gave something else when they were handled again."""
 
 
-@dataclass(frozen=True)
-class _Sent:
+class _Row(NamedTuple):
     """One event as it was sent."""
 
     input: str
     key: bytes
     event: Any
-    value: bytes
     offset: int
+    value: bytes
 
 
 @dataclass(frozen=True)
 class _Step:
     """One epoch: what went in."""
 
-    sent: Sequence[_Sent]
-    unread: Sequence[Poisoned]
+    batches: Sequence[Batch]
     tables: Sequence[TableBatch]
     times: Times
     answers: Answers | None
 
-    def batches(self) -> list[Batch]:
-        """As the operator would get them: one batch for each run of events of one input."""
-        found = [
-            _batch(name, list(sent)) for name, sent in groupby(self.sent, lambda each: each.input)
+    def rows(self) -> list[_Row]:
+        """The events that could be decoded, one by one."""
+        return [
+            _Row(batch.input, *row)
+            for batch in self.batches
+            for row in zip(batch.keys, batch.events, batch.offsets, batch.values, strict=True)
         ]
-        if self.unread:
-            found.append(Batch((), (), "unread-0", (), (), poisoned=self.unread))
-        return found
 
 
 @dataclass(frozen=True)
@@ -221,12 +218,13 @@ class Harness:
         """Handle so many events of the epoch in which they end, for nothing; gives its index."""
         before = 0
         for index, done in enumerate(self._done):
-            if events <= before + len(done.step.sent):
+            rows = done.step.rows()
+            if events <= before + len(rows):
                 self._restore_before(index)
-                step = replace(done.step, sent=done.step.sent[: events - before])
+                step = replace(done.step, batches=_batches(rows[: events - before]))
                 self._process(step, done.version)
                 return index
-            before += len(done.step.sent)
+            before += len(rows)
         raise ValueError(f"there were {before} events, not {events}")
 
     def check_replay(self, orders: int = 50, seed: int = 0) -> None:
@@ -251,7 +249,7 @@ class Harness:
         """What was sent and what came out, epoch by epoch, as plain data to run elsewhere."""
         return [
             {
-                "events": [(each.input, each.value.decode()) for each in done.step.sent],
+                "events": [(each.input, each.value.decode()) for each in done.step.rows()],
                 "watermark_ms": done.step.times.watermark_ms,
                 "clock_ms": done.step.times.clock_ms,
                 "outputs": [value.decode() for value in done.processed.values],
@@ -270,9 +268,9 @@ class Harness:
         try:
             for step in _joined([done.step for done in self._done]):
                 tables = step.tables
-                for part in _cut(_interleaved(step.sent, random), random):
+                for part in _cut(_interleaved(step.rows(), random), random):
                     version += 1
-                    cut = replace(step, sent=part, tables=tables, unread=())
+                    cut = replace(step, batches=_batches(part), tables=tables)
                     done, changes = self._process(cut, version)
                     self._entries.apply(changes)
                     yield done
@@ -280,23 +278,37 @@ class Harness:
         finally:
             self._entries = there
 
-    def _step(self, events: Iterable[Any], input: str | None = None) -> _Step:
+    def _step(self, events: Sequence[Any], input: str | None = None) -> _Step:
         """The epoch that these events begin."""
-        sent: list[_Sent] = []
-        unread: list[Poisoned] = []
-        for event in events:
-            name = self._input_of(event) if input is None else input
-            spec, offset = self._spec.input(name), self._sent
-            self._sent += 1
-            value = event if isinstance(event, bytes) else spec.encode_output(event)
-            try:
-                decoded = spec.decode_event(value)
-                sent.append(_Sent(name, spec.stored_key_of(decoded), decoded, value, offset))
-            except UNREADABLE as error:
-                reason = unreadable(spec.event_type, error)
-                unread.append(Poisoned(_origin(name), offset, None, value, reason))
+        if input is not None or not self._spec.inputs:
+            batches = [self._batch(input or "", events)] if events else []
+        else:
+            parts = groupby(events, self._input_of)
+            batches = [self._batch(name, list(part)) for name, part in parts]
         times = Times(self.watermark, self.watermark, self.now)
-        return _Step(sent, unread, (), times, self._answered(sent))
+        return _Step(batches, (), times, self._answered(batches))
+
+    def _batch(self, input: str, events: Sequence[Any]) -> Batch:
+        """Events of one input as the operator would get them."""
+        spec, encode = self._spec.input(input), self._spec.encode_output
+        values = [event if isinstance(event, bytes) else encode(event) for event in events]
+        offsets: Sequence[int] = range(self._sent, self._sent + len(values))
+        self._sent += len(values)
+        origin = f"{input or 'events'}-0"
+        decoded, errors = decode_all(spec.decode_event, values)
+        keys, refused = decode_all(spec.stored_key_of, decoded)
+        poisoned = []
+        if errors or refused:
+            good = [i for i in range(len(values)) if i not in errors]
+            errors |= {good[i]: error for i, error in refused.items()}
+            decoded = [event for i, event in enumerate(decoded) if i not in refused]
+            poisoned = [
+                Poisoned(origin, offsets[i], None, values[i], f"it cannot be read: {error}")
+                for i, error in sorted(errors.items())
+            ]
+            good = [i for i in range(len(values)) if i not in errors]
+            offsets, values = [offsets[i] for i in good], [values[i] for i in good]
+        return Batch(keys, decoded, origin, offsets, values, input, poisoned)
 
     def _input_of(self, event: Any) -> str:
         if not self._spec.inputs:
@@ -309,11 +321,12 @@ class Harness:
             )
         return found[0]
 
-    def _answered(self, sent: Sequence[_Sent]) -> Answers | None:
+    def _answered(self, batches: Sequence[Batch]) -> Answers | None:
         if not self._calls:
             return None
         outcomes: dict[tuple[str, bytes], Outcome] = {}
-        for key, question in questions(self._calls, [each.event for each in sent]).items():
+        events = [event for batch in batches for event in batch.events]
+        for key, question in questions(self._calls, events).items():
             name, _ = key
             if name not in self._answers:
                 raise LookupError(
@@ -352,7 +365,7 @@ class Harness:
         """Run an epoch on the entries as they are, which stay so."""
         state = ShardState(self._entries, version)
         done = process(
-            self._spec, state, step.batches(), step.times, tables=step.tables, answers=step.answers
+            self._spec, state, step.batches, step.times, tables=step.tables, answers=step.answers
         )
         return done, state.changes
 
@@ -373,14 +386,13 @@ class Harness:
             self._entries.apply(changes)
 
 
-def _batch(input: str, sent: Sequence[_Sent]) -> Batch:
-    columns = zip(*((each.key, each.event, each.offset, each.value) for each in sent), strict=True)
-    keys, events, offsets, values = map(list, columns)
-    return Batch(keys, events, _origin(input), offsets, values, input)
-
-
-def _origin(input: str) -> str:
-    return f"{input or 'events'}-0"
+def _batches(rows: Sequence[_Row]) -> list[Batch]:
+    """One batch for each run of events of one input."""
+    found = []
+    for input, part in groupby(rows, lambda row: row.input):
+        _, keys, events, offsets, values = zip(*part, strict=True)
+        found.append(Batch(keys, events, f"{input or 'events'}-0", offsets, values, input))
+    return found
 
 
 def _same(one: Changes, other: Changes) -> bool:
@@ -406,7 +418,7 @@ def _joined(steps: Sequence[_Step]) -> Iterator[_Step]:
             and not step.tables
             and step.answers is waiting.answers is None
         ):
-            waiting = replace(waiting, sent=[*waiting.sent, *step.sent])
+            waiting = replace(waiting, batches=[*waiting.batches, *step.batches])
             continue
         if waiting is not None:
             yield waiting
@@ -415,22 +427,22 @@ def _joined(steps: Sequence[_Step]) -> Iterator[_Step]:
         yield waiting
 
 
-def _interleaved(sent: Sequence[_Sent], random: Random) -> list[_Sent]:
+def _interleaved(rows: Sequence[_Row], random: Random) -> list[_Row]:
     """The events in another order that keeps the order of each key."""
     queues = defaultdict(list)
-    for each in reversed(sent):
+    for each in reversed(rows):
         queues[each.key].append(each)
-    turns = [each.key for each in sent]
+    turns = [each.key for each in rows]
     random.shuffle(turns)
     return [queues[key].pop() for key in turns]
 
 
-def _cut(sent: list[_Sent], random: Random) -> Iterator[list[_Sent]]:
+def _cut(rows: list[_Row], random: Random) -> Iterator[list[_Row]]:
     """The events in batches of random sizes; one empty batch if there are none."""
     start = 0
     while True:
-        size = random.randint(1, max(len(sent), 1))
-        yield sent[start : start + size]
+        size = random.randint(1, max(len(rows), 1))
+        yield rows[start : start + size]
         start += size
-        if start >= len(sent):
+        if start >= len(rows):
             return
