@@ -61,7 +61,7 @@ class ParquetTarget(Target):
     def read(self) -> list[dict[str, Any]]:
         if not self.forks:
             found = [pq.read_table(pa.BufferReader(self.store.get(info.key)))
-                     for info in self.store.list("data/")]  # fmt: skip
+                     for info in self.store.list("epoch-")]  # fmt: skip
             return [row for table in found for row in table.select(_NAMES).to_pylist()]
         table = ds.dataset(self.root / "out", format="parquet").to_table()
         return list(table.select(_NAMES).to_pylist()) if table.num_rows else []
@@ -74,7 +74,7 @@ class ParquetTarget(Target):
         self, lost: Sequence[RowId], doubled: Sequence[RowId], altered: Sequence[RowId]
     ) -> None:
         for epoch, damage in _by_epoch((lost, doubled, altered)).items():
-            key = f"data/epoch-{epoch:020d}.parquet"
+            key = f"epoch-{epoch:020d}.parquet"
             table = pq.read_table(pa.BufferReader(self.store.get(key)))
             sink = pa.BufferOutputStream()
             pq.write_table(_damaged(table, epoch, damage), sink)

@@ -77,12 +77,18 @@ def _table(config: SinkConfig, output_id: tuple[str, ...]) -> Guarantee:
 
 def _files(config: SinkConfig, output_id: tuple[str, ...]) -> Guarantee:
     if config.exactly_once:
-        return Guarantee("exactly-once", "staged files become visible with the epoch's manifest")
+        return Guarantee("exactly-once", _ONE_REQUEST[config.kind])
     raise ImpossibleDelivery(
         f"The sink {config.name!r} of kind {config.kind} writes epochs once at no further cost: "
         "there is no cheaper at-least-once.",
         hint='Leave delivery out, or set delivery = "exactly-once".',
     )
+
+
+_ONE_REQUEST = {
+    "parquet": "an epoch is one file, created at once under its own name, with its mark in it",
+    "iceberg": "an epoch is one snapshot; its mark is a property changed in the same commit",
+}
 
 
 def _http(config: SinkConfig, output_id: tuple[str, ...]) -> Guarantee:

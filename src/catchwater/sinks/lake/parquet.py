@@ -1,13 +1,13 @@
 """Outputs as Parquet files below a URL, for readers that know nothing of us.
 
-    data/epoch-00000000000000000012.parquet     one file an epoch; none where nothing was put out
-    _catchwater/marks.json                      who writes here, and which epochs there are
+    epoch-00000000000000000012.parquet     one file an epoch; none where nothing was put out
+    _catchwater/marks.json                 who writes here, and which epochs there are
 
 The driver makes one file of all that an epoch's tasks have staged and stores it by create-if-absent
 under the epoch's own name, with the mark in its footer: that one request is the commit. So a plain
-reader of `data/` (a directory, or a listing of S3) sees all of an epoch or nothing, and no file
-that it must not read. `marks.json` follows; where a crash came between the two, the epoch runs
-again, finds its file, and knows it by the mark in the footer.
+reader of the folder, on a disk or on S3, sees all of an epoch or nothing, and no file that it must
+not read. `marks.json` follows; where a crash came between the two, the epoch runs again, finds its
+file, and knows it by the mark in the footer.
 
 Relies on the object store seam for whole, durable objects. Lists only to find files that do not
 belong. Does not merge small files: no store can swap several files for one before plain readers.
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 MARKS_KEY = "_catchwater/marks.json"
 
 _FOOTER_KEY = b"catchwater"
-_NAME = re.compile(r"data/epoch-(\d{20})\.parquet")
+_NAME = re.compile(r"epoch-(\d{20})\.parquet")
 
 
 class ParquetSink:
@@ -228,8 +228,8 @@ class ParquetSink:
         return [key for key in self._listed() if _epoch_of(key) is None]
 
     def _listed(self) -> list[str]:
-        found = [info.key for info in self._store.list("data/")]
-        return [key for key in found if key.endswith(".parquet")]
+        found = [info.key for info in self._store.list("")]
+        return [key for key in found if key.endswith(".parquet") and not key.startswith("_")]
 
     def _without(self, key: str, fixes: Mapping[int, Mapping[RowId, Fix]]) -> None:
         """Take what is mended elsewhere out of a file that no epoch has written."""
@@ -287,7 +287,7 @@ def open_parquet(config: SinkConfig, around: "Surroundings", truth: Archive) -> 
 
 
 def _key(epoch: int) -> str:
-    return f"data/epoch-{epoch:020d}.parquet"
+    return f"epoch-{epoch:020d}.parquet"
 
 
 def _epoch_of(key: str) -> int | None:
