@@ -26,6 +26,7 @@ from catchwater.pipeline.supervisor.halt import halt, running
 from catchwater.recovery.home import key_part
 from catchwater.recovery.lock import lock
 from catchwater.recovery.savepoint.create import Progress, Source, create
+from catchwater.recovery.savepoint.format import Savepoint
 from catchwater.recovery.savepoint.look import View
 
 
@@ -119,16 +120,13 @@ def upgrade(around: Around, to: int, progress: Progress | None = None) -> Upgrad
     with lock(checkpoint, around.clock):
         epoch = settle(checkpoint)
         keys = try_all(checkpoint, changes)
-        name, shelf = savepoint_name(around, changes, epoch), around.shelf()
-        if not shelf.exists(name):
-            source = Source.at(checkpoint, around.clock)
-            create(source, shelf, name, pin=around.pin, clock=around.clock, progress=progress)
+        name = save(around, changes, epoch, progress).name
         fresh = new_versions(around, changes, codes, epoch + 1, name)
         ledger = versions.load(checkpoint)
         generation = _withdraw_unfinished(around, changes, epoch, ledger)
         ledger = msgspec.structs.replace(ledger, generation=generation)
         versions.store(checkpoint, ledger.added(*fresh))
-    return Upgraded(changes, shelf.url(name), epoch, keys)
+    return Upgraded(changes, around.shelf().url(name), epoch, keys)
 
 
 def new_versions(
@@ -158,7 +156,17 @@ def _withdraw_unfinished(
     return around.withdraw(specs, checkpoint, epoch, ledger.generation)
 
 
-def savepoint_name(around: Around, changes: Sequence[Change], epoch: int) -> str:
-    """What the savepoint before an upgrade is called."""
-    name = f"{key_part(around.name)}-{epoch}-before-v{changes[0].spec.version}"
-    return name.lstrip("_-")
+def save(
+    around: Around, changes: Sequence[Change], epoch: int, progress: Progress | None
+) -> Savepoint:
+    """The savepoint before an upgrade; one of this very state may be there from an attempt."""
+    source, shelf = Source.at(around.config.checkpoint, around.clock), around.shelf()
+    name = f"{key_part(around.name)}-{epoch}-before-v{changes[0].spec.version}".lstrip("_-")
+    if shelf.exists(name):
+        there = shelf.read(name)
+        if there.entry == source.entry(epoch):
+            return there
+        name = f"{name}-{around.clock.token()[:6]}"
+    return create(
+        source, shelf, name, epoch=epoch, pin=around.pin, clock=around.clock, progress=progress
+    )

@@ -23,7 +23,7 @@ from catchwater.config import CatchwaterError
 from catchwater.pipeline.change.around import Around
 from catchwater.pipeline.change.compared import Comparison, compare
 from catchwater.pipeline.change.settle import settle
-from catchwater.pipeline.change.upgrade import look, new_versions, savepoint_name
+from catchwater.pipeline.change.upgrade import look, new_versions, save
 from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.artefact import publish
 from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS, PipelineConfig
@@ -32,7 +32,7 @@ from catchwater.recovery import checkpoint as checkpoints
 from catchwater.recovery import handover
 from catchwater.recovery.home import home_of
 from catchwater.recovery.lock import CheckpointInUse, holder, lock
-from catchwater.recovery.savepoint.create import Progress, Source, create
+from catchwater.recovery.savepoint.create import Progress, Source
 from catchwater.recovery.savepoint.marker import Marker
 from catchwater.recovery.savepoint.restore import restore
 from catchwater.sinks.base import Truth
@@ -69,18 +69,14 @@ def prepare(around: Around, to: int, progress: Progress | None = None) -> Pipeli
             f"Nothing works on {leader}: there is no old version to run beside.",
             hint=f"Upgrade without --warm: catchwater pipeline upgrade FILE --to {to}.",
         )
-    source = Source.at(leader, around.clock)
-    epoch, shelf = source.entry(None).epoch, around.shelf()
-    name = savepoint_name(around, changes, epoch)
-    if not shelf.exists(name):
-        create(source, shelf, name, pin=around.pin, clock=around.clock, progress=progress)
-    savepoint = shelf.read(name)
+    shelf = around.shelf()
+    savepoint = save(around, changes, Source.at(leader).entry(None).epoch, progress)
     shadow = leader.with_name(f"{leader.name}-v{to}-{savepoint.epoch}")
     config = _beside(around.config, shadow)
 
     def before_it_may_run() -> None:
         codes = [publish(change.spec, shadow) for change in changes]
-        fresh = new_versions(around, changes, codes, savepoint.epoch + 1, name)
+        fresh = new_versions(around, changes, codes, savepoint.epoch + 1, savepoint.name)
         versions.store(shadow, versions.load(shadow).added(*fresh))
         handover.follow(shadow, leader)
 
@@ -88,7 +84,7 @@ def prepare(around: Around, to: int, progress: Progress | None = None) -> Pipeli
         shelf.store,
         savepoint,
         shadow,
-        Marker(shelf.url(name), "catchwater pipeline upgrade FILE --warm"),
+        Marker(shelf.url(savepoint.name), "catchwater pipeline upgrade FILE --warm"),
         identity=msgspec.to_builtins(identity_of(config, around.specs)),
         shards=savepoint.shards,
         state=config.state,

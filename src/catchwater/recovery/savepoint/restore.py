@@ -142,10 +142,12 @@ def write_epoch(into: Path, entry: EpochEntry, clock: Clock) -> None:
         write_whole(into / "metadata", msgspec.json.encode({"id": str(clock.uuid())}))
     for log in ("sources", "offsets", "commits"):
         (into / log).mkdir(exist_ok=True)
-    planned: dict[str, Any] = {
-        "batchWatermarkMs": 0, "batchTimestampMs": entry.end.clock_ms, "conf": {},
-    }  # fmt: skip
-    _write_log(into / "offsets" / str(entry.epoch), planned, entry.end)
+    # Spark does not start from a batch without the offsets of the one before.
+    for end in (entry.start, entry.end)[entry.epoch == 0 :]:
+        planned: dict[str, Any] = {
+            "batchWatermarkMs": 0, "batchTimestampMs": end.clock_ms, "conf": {},
+        }  # fmt: skip
+        _write_log(into / "offsets" / str(end.epoch), planned, end)
     write_commit(into, entry.epoch)
 
 

@@ -1,9 +1,10 @@
 """Another version takes over if it reads all that is stored; else nothing has happened."""
 
+import msgspec
 import pytest
 
 from catchwater.pipeline.change.settle import settle
-from catchwater.pipeline.change.upgrade import NotAnUpgrade, look, upgrade
+from catchwater.pipeline.change.upgrade import NotAnUpgrade, look, save, upgrade
 from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.versions import StateIncompatible, VersionDiffers
 from catchwater.recovery import checkpoint
@@ -95,3 +96,15 @@ def test_an_epoch_without_an_entry_is_written_by_the_new_version(shop: Shop) -> 
     shop.seen["b"] -= 1
     shop.run("b")
     assert ("b", 2, 2) in shop.rows()
+
+
+def test_a_savepoint_of_another_state_of_that_epoch_is_not_taken_for_this_one(shop: Shop) -> None:
+    around = shop.code(2)
+    old = save(around, look(around, 2), 1, None)
+    assert save(around, look(around, 2), 1, None) == old
+    entry = Ledger(shop.checkpoint).read(1)
+    assert entry is not None
+    Ledger(shop.checkpoint).write(msgspec.structs.replace(entry, finished_ms=7))
+    fresh = save(around, look(around, 2), 1, None)
+    assert fresh.name.startswith(f"{old.name}-")
+    assert around.shelf().names() == [old.name, fresh.name]
