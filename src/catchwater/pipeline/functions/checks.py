@@ -1,11 +1,14 @@
 """The checks of a declaration; each says which function and which field is wrong."""
 
+import dataclasses
 import inspect
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Any
+
+import msgspec
 
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.calls.answers import check_calls
@@ -31,7 +34,7 @@ from catchwater.pipeline.functions.spec import (
     TableSpec,
 )
 from catchwater.state.keys import KEY_TYPES, KeyType
-from catchwater.state.records import RecordCodec, new_record
+from catchwater.state.records import RecordCodec, StateUnreadable, new_record
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _KEYS = ", ".join(each.__name__ for each in KEY_TYPES) + ", or an Enum or Literal of one of them"
@@ -134,7 +137,7 @@ class Declaration:
             )
         return declared
 
-    def state(self, state_type: Any) -> Any:
+    def state(self, state_type: Any) -> None:
         """A key's first event meets `State()`, and what it becomes must be readable again."""
         required: frozenset[str] = getattr(state_type, "__required_keys__", frozenset())
         if required:
@@ -144,12 +147,11 @@ class Declaration:
         try:
             codec: RecordCodec[Any] = RecordCodec(state_type, 1, {}, to_record, from_record)
             codec.decode(codec.encode(new_record(state_type())))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, StateUnreadable) as error:
             raise self.wrong(
                 f"the state {_label(state_type)} must have a default for every field "
                 f"and types that can be stored ({error})"
             ) from None
-        return state_type
 
     def field_type(self, owner: Any, role: str, field: str) -> Any:
         fields = typing.get_type_hints(owner)
@@ -281,7 +283,7 @@ class Declaration:
                     f"the state's field {name!r} holds a list, map or value state inside another "
                     "type; only a field itself can be one"
                 )
-            elif isinstance(getattr(state_type, name, None), Declared):
+            elif isinstance(_default(state_type, name), Declared):
                 raise self.wrong(
                     f"the state's field {name!r} must be annotated ListState[…], MapState[…] or "
                     "ValueState[…] to have that default"
@@ -294,9 +296,8 @@ class Declaration:
             raise self.wrong(
                 f"the state's field {name!r} needs its types: write {_label(declared)}[…]"
             )
-        if typing.is_typeddict(state_type) or not isinstance(
-            default := getattr(state_type(), name, None), Declared
-        ):
+        default = _default(state_type, name)
+        if not isinstance(default, Declared):
             raise self.wrong(
                 f"the state's field {name!r} must have list_state(), map_state() or value_state() "
                 "as its default, in a dataclass or a msgspec.Struct"
@@ -340,6 +341,16 @@ class Declaration:
 
 def _label(declared: Any) -> str:
     return getattr(declared, "__name__", None) or str(declared)
+
+
+def _default(owner: Any, field: str) -> Any:
+    """The default of a field of a dataclass or a Struct; None if there is none, or no such."""
+    found: tuple[Any, ...] = ()
+    if dataclasses.is_dataclass(owner):
+        found = dataclasses.fields(owner)
+    elif isinstance(owner, type) and issubclass(owner, msgspec.Struct):
+        found = msgspec.structs.fields(owner)
+    return next((each.default for each in found if each.name == field), None)
 
 
 def _of_input(given: Any, name: str) -> Any:

@@ -63,6 +63,8 @@ def function(
         check.identity(version, late)
         by_input = check.inputs(event_type, inputs, key, event_time, dedup)
         first = next(iter(by_input.values()))
+        entry_fields = check.entry_fields(state_type)
+        check.state(state_type)
         spec = FunctionSpec(
             name=name,
             version=version,
@@ -77,14 +79,14 @@ def function(
             max_restore_ms=check.optional_duration("max_restore", max_restore),
             late=late,
             event_type=event_type,
-            state_type=check.state(state_type),
+            state_type=state_type,
             output_type=output_type,
             key_type=check.key_type(by_input),
             target=target,
             inputs=by_input if inputs else {},
             tables=check.tables(tables or {}),
             calls=check.calls(target, calls or {}, poison),
-            entry_fields=check.entry_fields(state_type),
+            entry_fields=entry_fields,
             poison=check.poison(poison, poison_limit),
         )
         target.__catchwater__ = check.completed(spec)  # type: ignore[attr-defined]

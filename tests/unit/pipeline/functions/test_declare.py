@@ -1,14 +1,31 @@
 """The declaration of a function: what it resolves to, and what it refuses in words."""
 
 import pickle
-from dataclasses import dataclass, field
-from typing import TypedDict
+from dataclasses import dataclass, field, make_dataclass
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from enum import Enum, IntEnum
+from typing import Literal, NewType, TypedDict
+from uuid import UUID
 
 import msgspec
 import pytest
 
-from catchwater import Context, Keyed, Out, function
+from catchwater import (
+    Call,
+    Context,
+    Keyed,
+    ListState,
+    MapState,
+    Out,
+    ValueState,
+    function,
+    list_state,
+    map_state,
+    value_state,
+)
 from catchwater.pipeline.functions.declare import DeclarationError, spec_of
+from catchwater.testing import Harness
 
 
 @dataclass
@@ -18,6 +35,7 @@ class Txn:
     at: int
     amount: float = 0.0
     tags: list[str] = field(default_factory=list)
+    note: str | None = None
 
 
 @dataclass
@@ -152,7 +170,10 @@ def test_a_spec_pickles_with_its_cached_decoders_left_behind():
     [
         ({"name": "bad name"}, "'bad name' must be"),
         ({"version": 0}, "'f': version=0"),
-        ({"key": "cart"}, "'f': key='cart' is not a field of Txn (card, id, at, amount, tags)"),
+        (
+            {"key": "cart"},
+            "'f': key='cart' is not a field of Txn (card, id, at, ",
+        ),
         ({"key": "tags"}, "key='tags' of Txn must be str, int, bytes, bool, float, UUID, "),
         ({"key": ()}, "key names no field"),
         ({"event_time": "when"}, "event_time='when' is not a field of Txn"),
@@ -162,6 +183,15 @@ def test_a_spec_pickles_with_its_cached_decoders_left_behind():
         ({"state_ttl": "1 month"}, "state_ttl='1 month' is not a duration"),
         ({"output_id": ("card", "id")}, "output_id='id' is not a field of Alert"),
         ({"late": "keep"}, "late='keep' must be 'drop' or 'process'"),
+        ({"key": "note"}, "key='note' of Txn must be str, int, "),
+        ({"poison": "drop"}, "poison='drop' must be 'fail', 'skip' or 'dead-letter'"),
+        ({"poison_limit": 5}, "poison_limit means nothing with poison='fail'"),
+        ({"poison": "skip", "poison_limit": -1}, "poison_limit=-1 must be a whole number"),
+        ({"key": {"a": "card"}}, "key is given by input, but there are no inputs="),
+        ({"tables": {"no table": Txn}}, "the table 'no table' must be 1 to 64 letters"),
+        ({"tables": {"shops": int}}, "the row of table 'shops': type int must be a dataclass"),
+        ({"calls": {"score": Call()}}, "the call 'score' needs a method ask_score"),
+        ({"inputs": {"txns": Txn, "alerts": Alert}}, "must be the union of the inputs' types: Txn"),
     ],
 )
 def test_a_wrong_declaration_names_function_and_field(changed, words):
@@ -264,3 +294,180 @@ def test_a_union_of_outputs_is_checked_member_by_member():
 def test_an_undecorated_class_has_no_declaration():
     with pytest.raises(DeclarationError, match="decorate it with @function"):
         spec_of(Txn)
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+class Mixed(Enum):
+    ONE = 1
+    TWO = "two"
+
+
+Customer = NewType("Customer", str)
+
+
+@pytest.mark.parametrize(
+    ("key_type", "value", "text"),
+    [
+        (str, "a", b"a"), (int, -5, b"-5"), (bytes, b"\x00", b"\x00"), (bool, True, b"true"),
+        (float, 1.5, b"1.5"), (UUID, UUID(int=7), str(UUID(int=7)).encode()),
+        (date, date(2024, 1, 2), b"2024-01-02"), (time, time(1, 2), b"01:02:00"),
+        (datetime, datetime(2024, 1, 2, tzinfo=UTC), b"2024-01-02T00:00:00Z"),
+        (Decimal, Decimal("1.50"), b"1.5"), (Colour, Colour.RED, b"red"), (Level, Level.LOW, b"1"),
+        (Literal["x", "y"], "x", b"x"), (Literal[1, 2], 2, b"2"), (Customer, "c", b"c"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("several", [False, True])
+def test_a_key_may_be_of_any_type_that_has_one_text(key_type, value, text, several):
+    event = make_dataclass("Event", [("k", key_type), ("n", int), ("at", int)])
+
+    @function(name="f", key=("k", "n") if several else "k", event_time="at")
+    class F(Keyed[event, Risk, str]):
+        def on_event(self, e, s, ctx):
+            return [repr(ctx.key)]
+
+    spec = spec_of(F)
+    given = event(value, 3, 5)
+    decoded = spec.decode_event(spec.encode_output(given))
+    partial = spec.decode_key_fields(spec.encode_output(given))
+    key = spec.encode_key(spec.key_of(decoded))
+    assert key == spec.encode_key(spec.key_of_fields(partial))
+    assert spec.decode_key(key) == ((value, 3) if several else value)
+    assert several or key == text
+    harness = Harness(F)
+    assert harness.send(given) == [repr(spec.decode_key(key))]
+    assert harness.state((value, 3) if several else value) == Risk()
+
+
+@pytest.mark.parametrize("key_type", [Mixed, list[str], Risk, Literal["a", 1], str | None, object])
+def test_other_types_of_keys_are_refused(key_type):
+    event = make_dataclass("Event", [("k", key_type), ("at", int)])
+
+    class F(Keyed[event, Risk, str]):
+        def on_event(self, e, s, ctx):
+            return None
+
+    with pytest.raises(DeclarationError, match=r"'f': key='k' of Event must be str, int, bytes, "):
+        function(name="f", key="k", event_time="at")(F)
+
+
+@dataclass
+class Order:
+    buyer: str
+    at: int
+    number: int
+
+
+@dataclass
+class Payment:
+    card: str
+    time: int
+    id: str
+
+
+@dataclass
+class Wrong:
+    card: int
+    time: int
+    id: str
+
+
+def two_inputs(second=Payment, **changed):
+    class Both(Keyed[Order | second, Risk, str]):
+        def on_event(self, e, s: Risk, ctx: Context) -> Out[str]:
+            s.small_at += 1
+            return [f"{type(e).__name__} {ctx.key} {s.small_at}"]
+
+    good = {
+        "name": "both", "inputs": {"orders": Order, "payments": second},
+        "key": {"orders": "buyer", "payments": "card"},
+        "event_time": {"orders": "at", "payments": "time"},
+        "dedup": {"orders": "number", "payments": "id"},
+    }  # fmt: skip
+    return function(**(good | changed))(Both)
+
+
+def test_several_inputs_share_a_keys_state_and_each_has_its_own_fields():
+    h = Harness(two_inputs())
+    assert h.send(Order("a", 5, 1), Payment("a", 6, "1"), Payment("b", 7, "1")) == [
+        "Order a 1", "Payment a 2", "Payment b 1",
+    ]  # fmt: skip
+    assert h.send(Payment("a", 8, "1"), Order("a", 8, 1)) == []
+    assert h.duplicates == 2
+    h.send(Payment("a", 100_000, "2"))
+    assert h.watermark == 70_000
+    assert (h.send(Order("a", 60_000, 9)), h.late) == ([], 1)
+    h.crash_and_restore(event=2)
+    h.check_replay(orders=5)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"key": {"orders": "buyer"}}, "key is given for orders; the inputs are orders, payments"),
+        ({"key": "buyer"}, "key='buyer' is not a field of Payment (card, time, id)"),
+        ({"event_time": {"orders": "at", "payments": "id"}}, "event_time='id' of Payment must be"),
+        ({"second": Wrong}, "the key of input 'payments' is int, that of 'orders' str"),
+        (
+            {
+                "inputs": {"or ders": Order, "payments": Payment},
+                "key": "x",
+                "event_time": "x",
+                "dedup": None,
+            },
+            "the input 'or ders' must be",
+        ),
+    ],
+)
+def test_wrong_inputs_are_named(changed, words):
+    with pytest.raises(DeclarationError) as refused:
+        two_inputs(**changed)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("declared", "default", "words"),
+    [
+        (MapState[str, int], list_state(), "is a MapState, its default makes a ListState"),
+        (MapState, map_state(), "needs its types: write MapState[…]"),
+        (dict[str, ListState[int]], {}, "holds a list, map or value state inside another type"),
+        (ListState[int] | None, None, "holds a list, map or value state inside another type"),
+        (int, list_state(), "must be annotated ListState[…], MapState[…] or ValueState[…]"),
+        (ListState[int], None, "must have list_state(), map_state() or value_state() as its"),
+        (MapState[list, int], map_state(), "the keys of the state's field 'f' must be str, int"),
+        (ListState[int], list_state(ttl="soon"), "ttl of the state's field 'f': "),
+        (ListState[int], list_state(max=0), "max=0 leaves no element"),
+        (ListState[Txn | Alert], list_state(), "the state's field 'f' cannot be stored"),
+    ],
+)
+def test_a_wrong_list_map_or_value_state_is_named(declared, default, words):
+    kind = field(default_factory=dict) if default == {} else default
+    state = make_dataclass("State", [("f", declared, kind)])
+
+    class F(Keyed[Txn, state, str]):
+        def on_event(self, e, s, ctx):
+            return None
+
+    with pytest.raises(DeclarationError) as refused:
+        declare(F)
+    assert words in str(refused.value) and "'f'" in str(refused.value)
+
+
+def test_only_dataclasses_and_structs_hold_list_map_and_value_states():
+    class Count(TypedDict, total=False):
+        last: ValueState[int]
+
+    class F(Keyed[Txn, Count, str]):
+        def on_event(self, e, s, ctx):
+            return None
+
+    with pytest.raises(DeclarationError, match=r"in a dataclass or a msgspec\.Struct"):
+        declare(F)
+    assert value_state(ttl="1d").ttl == "1d"
