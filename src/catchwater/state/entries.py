@@ -13,6 +13,9 @@ from typing import Protocol
 
 from catchwater.state.keys import HASH_BYTES
 
+MAX_ENTRY_KEY_BYTES = 511
+"""LMDB's limit for the key of an entry; values may be as large as a state object's frame."""
+
 
 class Table(IntEnum):
     """The tables of a shard, and how their entries are laid out."""

@@ -22,9 +22,17 @@ from typing import NamedTuple
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectMissing, ObjectStore
 from catchwater.state import roll as rolling
-from catchwater.state.entries import Changes, Entries, Table, no_changes, prefix_of
+from catchwater.state.entries import (
+    MAX_ENTRY_KEY_BYTES,
+    Changes,
+    Entries,
+    Table,
+    no_changes,
+    prefix_of,
+)
 from catchwater.state.frame import (
     Body,
+    EntryTooLarge,
     FrameDamaged,
     Header,
     decode_object,
@@ -113,13 +121,14 @@ class StateLog:
         """
         assert to.version == base.version + 1, "one epoch, one version"
         found = roll = self.roll_of(base)
+        _check_keys(changes)
         body = encode_body(changes)
         budget = rolling.bytes_to_rewrite(roll, committed.count(), body.weight)
         if budget:
             roll = rolling.rewritten(roll, list(self._write_chunks(to, roll, budget, committed)))
         logged = self._put_delta(base, to, body, self._merge(to, roll))
         self._rolls = {EMPTY: Roll(), base: found, to: self._rolls[to]}
-        needed = {part.name for at in self._rolls.values() for part in _parts(at)}
+        needed = {part.name for kept in (found, self._rolls[to]) for part in _named(kept)}
         self._recent = {name: data for name, data in self._recent.items() if name in needed}
         return logged
 
@@ -158,7 +167,7 @@ class StateLog:
             if any(_may_hold(part, place) for place in sought)
         )
 
-    def found(self, at: Position, parts: Iterable[tuple[Changes, Place]]) -> Logged:
+    def write_whole(self, at: Position, parts: Iterable[tuple[Changes, Place]]) -> Logged:
         """Begin a log at a position: with a whole state, in parts by range as `Chunk` has them.
 
         Raises StoreError, EntryTooLarge.
@@ -171,7 +180,7 @@ class StateLog:
 
     def objects_of(self, at: Position) -> list[str]:
         """The keys of all objects that this position needs, its own delta last."""
-        return [self._key(part.name) for part in _parts(self.roll_of(at))]
+        return [self._key(part.name) for part in _named(self.roll_of(at))]
 
     def roll_of(self, at: Position) -> Roll:
         """What this position needs, and how much that is. Raises ShardDamaged, StoreError."""
@@ -340,10 +349,27 @@ class StateLog:
         return ShardDamaged(self._key(part.name), part.by.version, reason)
 
 
+def _check_keys(changes: Changes) -> None:
+    """No epoch may be logged that no local store could ever apply."""
+    for table in Table:
+        longest = max(changes[table], key=len, default=b"")
+        if len(longest) > MAX_ENTRY_KEY_BYTES:
+            raise EntryTooLarge(
+                f"The key {longest[:60]!r}… of an entry of table {table.name} has {len(longest)} "
+                f"bytes; entries have keys of at most {MAX_ENTRY_KEY_BYTES}.",
+                hint="Use shorter keys, or digests of them, in map states and tables.",
+            )
+
+
 def _parts(roll: Roll) -> list[_Part]:
     chunks = [_chunk(start, chunk) for start, chunk in rolling.starts(roll)]
     ranges = [rolling.unshown(roll, piece.last.version) for piece in roll.pieces]
     return [*chunks, *map(_piece, roll.pieces, ranges)]
+
+
+def _named(roll: Roll) -> list[_Part]:
+    """The parts, without what counts of them."""
+    return [*(_chunk(START, chunk) for chunk in roll.chunks), *map(_piece, roll.pieces)]
 
 
 def _chunk(start: Place, chunk: Chunk) -> _Part:

@@ -72,7 +72,7 @@ def rewrite(
         positions = [Position(version, clock.token()) for _ in targets]
         for shard, (target, at) in enumerate(zip(targets, positions, strict=True)):
             entries = _entries(rebuilt, shard, len(targets), version)
-            target.found(at, _parts(entries, size))
+            target.write_whole(at, _parts(entries, size))
     return positions
 
 

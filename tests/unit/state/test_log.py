@@ -9,6 +9,7 @@ from tests.unit.state.rolling import Failing, small_units
 from catchwater.objects.base import StoreUnavailable
 from catchwater.objects.memory import MemoryStore
 from catchwater.state.entries import DictEntries, Table, key_of, no_changes, prefix_of
+from catchwater.state.frame import EntryTooLarge
 from catchwater.state.keys import stored_key
 from catchwater.state.log import ShardDamaged, StateLog
 from catchwater.state.roll import EMPTY, Position
@@ -335,3 +336,11 @@ def test_one_key_is_found_without_reading_all_chunks(epochs, number):
 
 def own(entries, table, key):
     return {e: value for e, value in entries.tables[table].items() if key_of(table, e) == key}
+
+
+def test_an_epoch_that_no_store_could_apply_is_not_logged():
+    store = MemoryStore()
+    changes = changes_of([(Table.SHARED, b"table\0" + bytes(600), b"row")])
+    with pytest.raises(EntryTooLarge, match="of table SHARED has 606 bytes"):
+        StateLog(store, "state", "f", 3).append(EMPTY, Position(1, "t"), changes, DictEntries())
+    assert not list(store.list("state/"))
