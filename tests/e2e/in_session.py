@@ -1,25 +1,30 @@
-"""A pipeline whose driver half is put together in the test's own process, on a shared session.
+"""A pipeline whose driver half is put together in the test's own process.
 
-Starting Spark costs more than everything a small pipeline does; and here a test can stand between
-two epochs.
+On a shared Spark session, since starting Spark costs more than everything a small pipeline does; or
+without Spark at all, in the order in which Spark does things. A test can stand between two epochs.
 """
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-from catchwater.pipeline.spark.failure import cause
 
 from catchwater.clock import SYSTEM
+from catchwater.pipeline.rows import from_arrow
 from catchwater.pipeline.run import config, run
-from catchwater.pipeline.run.preflight import prepare
-from catchwater.pipeline.run.query import start_query
+from catchwater.pipeline.run.preflight import Parts, prepare
+from catchwater.pipeline.run.query import source_settings, stages, start_query
+from catchwater.pipeline.shard_epoch import run_stage
 from catchwater.pipeline.spark.epochs import EpochWriter
+from catchwater.pipeline.spark.failure import cause
+from catchwater.pipeline.spark.source import PackedReader
 from catchwater.recovery import checkpoint, restore
-from catchwater.recovery.ledger import EpochEntry, Ledger
+from catchwater.recovery.ledger import EpochEntry, Ledger, write_whole
 from catchwater.wire.client import LATEST, Client
 from catchwater.wire.records import decode, encode_batch, place
 
@@ -28,9 +33,9 @@ WRITTEN_MS = 1_700_000_000_000
 
 @dataclass
 class Pipeline:
-    """One pipeline in a shared session."""
+    """One pipeline in a shared session, or in none."""
 
-    spark: Any
+    spark: Any | None
     folder: Path
     file: Path
     between: Callable[[int], None] = lambda epoch: None
@@ -47,8 +52,6 @@ class Pipeline:
         settings = config.load(self.file, {})
         restore.finish(self.checkpoint)
         parts = prepare(settings, SYSTEM.monotonic_s(), SYSTEM)
-        for key, value in run.settings_of(settings).items():
-            self.spark.conf.set(key, value)
         shards = settings.shard_count * len(parts.specs)
         writer = EpochWriter(
             Ledger(self.checkpoint), parts.outlets.all, shards, SYSTEM,
@@ -60,7 +63,13 @@ class Pipeline:
             writer(rows, epoch)
             self.between(epoch)
 
-        query = start_query(self.spark, parts, write)
+        query: Any
+        if self.spark is None:
+            query = HereQuery(parts, write)
+        else:
+            for key, value in run.settings_of(settings).items():
+                self.spark.conf.set(key, value)
+            query = start_query(self.spark, parts, write)
         try:
             while query.isActive and not until():
                 self.epochs += upkeep.look()
@@ -82,6 +91,73 @@ class Pipeline:
         """The objects of its state logs, by name."""
         found = (self.checkpoint / "catchwater" / "state").rglob("*")
         return sorted((p for p in found if p.is_file()), key=lambda p: p.name)
+
+
+class HereQuery:
+    """What Spark does with a query, in a thread: plan, write down, run, commit."""
+
+    def __init__(self, parts: Parts, write: Callable[[Any, int], None]) -> None:
+        self._folder = parts.config.checkpoint
+        self._reader = PackedReader(source_settings(parts))
+        self._now = parts.config.trigger == config.AVAILABLE_NOW
+        self._stages = stages(parts)
+        self._write = write
+        self._stopped = threading.Event()
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    @property
+    def isActive(self) -> bool:
+        return self._thread.is_alive()
+
+    def exception(self) -> Exception | None:
+        return self._failure
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+        self._reader.stop()
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except Exception as error:  # noqa: BLE001  (Spark tells of any)
+            self._failure = error
+
+    def _loop(self) -> None:
+        found = checkpoint.read(self._folder)
+        at = self._reader.initialOffset()
+        if found.last is not None:
+            at = found.last.end.to_json()
+        if self._now:
+            self._reader.prepareForTriggerAvailableNow()
+        if found.planned is not None:
+            at = self._epoch(at, found.planned.to_json())
+        while not self._stopped.is_set():
+            end = self._reader.latestOffset(at, self._reader.getDefaultReadLimit())
+            if end != at:
+                path = self._folder / "offsets" / str(end["epoch"])
+                told = f'{{"batchTimestampMs":{SYSTEM.now_ms()}}}'
+                write_whole(path, f"v1\n{told}\n{msgspec.json.encode(end).decode()}".encode())
+                at = self._epoch(at, end)
+            elif self._now:
+                return
+            else:
+                time.sleep(0.02)
+
+    def _epoch(self, begin: dict[str, Any], end: dict[str, Any]) -> dict[str, Any]:
+        batches = [
+            batch
+            for part in self._reader.partitions(begin, end)
+            for batch in self._reader.read(part)
+        ]
+        rows = [row for batch in batches for row in from_arrow(batch)]
+        for stage in self._stages:
+            rows = list(run_stage(stage, rows))
+        self._write(SimpleNamespace(collect=lambda: rows), end["epoch"])
+        write_whole(self._folder / "commits" / str(end["epoch"]), b"v1\n{}")
+        return end
 
 
 def produce(bootstrap: str, topic: str, partition: int, *events: Any, key: str = "") -> None:

@@ -1,8 +1,7 @@
 """State survives what happens to tasks, workers, disks and files: held to a plain model.
 
-One Spark session runs all of it, each test a pipeline of its own over one input of 6,000 events
-with duplicates and late ones. A pipeline's driver half is put together here, so that a test can
-stand between two epochs.
+Each test is a pipeline of its own over one input of 6,000 events with duplicates and late ones, on
+one Spark session, and but for what needs tasks of Spark's also without it (`here`).
 """
 
 import random
@@ -43,7 +42,6 @@ from catchwater.wire.records import encode_batch
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 INPUT, KEYS, PARTITIONS, EPOCH_EVENTS = 6_000, 300, 2, 600
-LAST_EPOCH = INPUT // EPOCH_EVENTS - 1
 MINUTE = 60_000
 
 FUNCTION = '''"""The running total of each account; what goes wrong is told by files beside it."""
@@ -200,9 +198,14 @@ class Totals(Pipeline):
         assert self.totals() == self.model.totals
 
 
+Make = Callable[..., Totals]
+
+
 @pytest.fixture
-def make(spark: Any, log: Any, model: Model, tmp_path: Path) -> Callable[..., Totals]:
-    def build(name: str, local: Path | None = None) -> Totals:
+def build(log: Any, model: Model, tmp_path: Path) -> Make:
+    """`build(spark, "name")`: a pipeline on this session, or on none."""
+
+    def build(spark: Any, name: str, local: Path | None = None) -> Totals:
         folder = tmp_path / name
         folder.mkdir()
         module = f"totals_{name}"
@@ -220,8 +223,16 @@ def make(spark: Any, log: Any, model: Model, tmp_path: Path) -> Callable[..., To
     return build
 
 
-def test_a_task_that_fails_and_a_worker_that_dies_in_mid_epoch(make: Callable[..., Totals]) -> None:
-    pipeline = make("task")
+@pytest.fixture(params=["here", "spark"])
+def make(build: Make, request: pytest.FixtureRequest) -> Make:
+    """`make("name")`: a pipeline, once on Spark and once without."""
+    on = request.param
+    spark = request.getfixturevalue("spark") if on == "spark" else None
+    return lambda name, **changes: build(spark, f"{name}_{on}", **changes)
+
+
+def test_a_task_that_fails_and_a_worker_that_dies_in_mid_epoch(build: Make, spark: Any) -> None:
+    pipeline = build(spark, "task")
     (pipeline.folder / "raise").write_text("1177")
     (pipeline.folder / "die").write_text("3377")
     pipeline.run()
@@ -229,7 +240,7 @@ def test_a_task_that_fails_and_a_worker_that_dies_in_mid_epoch(make: Callable[..
     pipeline.check()
 
 
-def test_a_local_store_that_is_wiped_between_epochs(make: Callable[..., Totals]) -> None:
+def test_a_local_store_that_is_wiped_between_epochs(make: Make) -> None:
     pipeline = make("wiped")
 
     def wipe(epoch: int) -> None:
@@ -241,17 +252,17 @@ def test_a_local_store_that_is_wiped_between_epochs(make: Callable[..., Totals])
     pipeline.check()
 
 
-def test_a_commit_file_that_is_lost_again_and_again(make: Callable[..., Totals]) -> None:
+def test_a_commit_file_that_is_lost_again_and_again(make: Make) -> None:
     pipeline = make("commits")
     pipeline.run()
     for _ in range(2):
-        (pipeline.checkpoint / "commits" / str(LAST_EPOCH)).unlink()
+        (pipeline.checkpoint / "commits" / str(pipeline.committed)).unlink()
         pipeline.run()
         pipeline.check()
 
 
 @pytest.mark.parametrize("back", [1, 10])
-def test_an_older_checkpoint_is_gone_back_to(make: Callable[..., Totals], back: int) -> None:
+def test_an_older_checkpoint_is_gone_back_to(make: Make, back: int) -> None:
     pipeline = make(f"back{back}")
     pipeline.run()
     tails = pins.kafka_tails(pipeline.bootstrap, ["ledger"])
@@ -265,7 +276,7 @@ def test_an_older_checkpoint_is_gone_back_to(make: Callable[..., Totals], back: 
 
 
 def test_a_damaged_state_object_is_named_and_the_checkpoint_before_it_is_taken(
-    make: Callable[..., Totals],
+    make: Make,
 ) -> None:
     pipeline = make("damaged")
     pipeline.run()
@@ -273,14 +284,14 @@ def test_a_damaged_state_object_is_named_and_the_checkpoint_before_it_is_taken(
     newest.write_bytes(newest.read_bytes()[:-5])
     tails = pins.kafka_tails(pipeline.bootstrap, ["ledger"])
     found, problems = newest_intact(pipeline.checkpoint, tails)
-    assert found is not None and found.epoch == LAST_EPOCH - 1
+    assert found is not None and found.epoch == pipeline.committed - 1
     assert newest.name in problems[0]
     restore.restore(pipeline.checkpoint, found.epoch, tails)
     pipeline.run()
     pipeline.check()
 
 
-def test_a_local_disk_that_is_full(make: Callable[..., Totals]) -> None:
+def test_a_local_disk_that_is_full(make: Make) -> None:
     with small_disk() as disk:
         pipeline = make("full", local=disk / "local")
         (disk / "ballast").write_bytes(bytes(disk_free(disk) - 64 * 1024))
@@ -317,8 +328,8 @@ def small_disk() -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_an_executor_of_a_cluster_that_is_lost(make: Callable[..., Totals]) -> None:
-    pipeline = make("executor")
+def test_an_executor_of_a_cluster_that_is_lost(build: Make) -> None:
+    pipeline = build(None, "executor")
     ended = subprocess.run(
         [sys.executable, "-m", "tests.e2e.lost_executor", str(pipeline.folder)],
         capture_output=True, text=True, timeout=300, start_new_session=True,

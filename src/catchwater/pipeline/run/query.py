@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
+    from catchwater.pipeline.spark.source import PackedSettings
+
 
 def stages(parts: Parts) -> list[Stage]:
     """The functions of the chain, and what the tasks need to run them."""
@@ -56,10 +58,29 @@ def stages(parts: Parts) -> list[Stage]:
 def start_query(spark: "SparkSession", parts: Parts, writer: Any) -> "StreamingQuery":
     """Start it on this session, with `writer` as its `foreachBatch`."""
     from catchwater.pipeline.spark.operator import operator
-    from catchwater.pipeline.spark.source import PackedSettings, PackedSource
+    from catchwater.pipeline.spark.source import PackedSource
 
     config = parts.config
-    settings = PackedSettings(
+    option = source_settings(parts).to_option()
+    spark.dataSource.register(PackedSource)
+    rows = spark.readStream.format(PackedSource.name()).options(**option).load()
+    for stage in stages(parts):
+        rows = rows.repartition(config.tasks, "label").mapInArrow(operator(stage), rows.schema)
+    query = rows.writeStream.foreachBatch(writer).queryName(parts.name)
+    query = query.option("checkpointLocation", str(config.checkpoint))
+    if config.trigger == AVAILABLE_NOW:
+        query = query.trigger(availableNow=True)
+    elif config.trigger != CONTINUOUS:
+        query = query.trigger(processingTime=config.trigger)
+    return query.start()
+
+
+def source_settings(parts: Parts) -> "PackedSettings":
+    """What the source is told."""
+    from catchwater.pipeline.spark.source import PackedSettings
+
+    config = parts.config
+    return PackedSettings(
         options=config.source_options,
         checkpoint=str(config.checkpoint),
         functions=list(parts.codes),
@@ -71,18 +92,6 @@ def start_query(spark: "SparkSession", parts: Parts, writer: Any) -> "StreamingQ
         tables=dict(config.tables),
         table_options=config.table_options,
     )
-    spark.dataSource.register(PackedSource)
-    reader = spark.readStream.format(PackedSource.name()).options(**settings.to_option())
-    rows = reader.load()
-    for stage in stages(parts):
-        rows = rows.repartition(config.tasks, "label").mapInArrow(operator(stage), rows.schema)
-    query = rows.writeStream.foreachBatch(writer).queryName(parts.name)
-    query = query.option("checkpointLocation", str(config.checkpoint))
-    if config.trigger == AVAILABLE_NOW:
-        query = query.trigger(availableNow=True)
-    elif config.trigger != CONTINUOUS:
-        query = query.trigger(processingTime=config.trigger)
-    return query.start()
 
 
 def poison_of(config: PipelineConfig, spec: FunctionSpec) -> Poison:

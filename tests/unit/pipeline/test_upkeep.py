@@ -1,0 +1,96 @@
+"""Upkeep behind epochs: contracts of what is kept, and nothing swept that a running epoch wrote."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.recovery.savepoint.conftest import Made
+
+from catchwater.pipeline.upkeep import Upkeep
+from catchwater.recovery.contract import PartitionTail, Terms
+from catchwater.recovery.ledger import Ledger, numbered
+from catchwater.state.entries import DictEntries, Table, no_changes
+from catchwater.state.roll import Position
+
+TAILS = {("payments", 0): PartitionTail(0, 1000, 1)}
+
+
+class FakeSink:
+    """Remembers from which epoch on it was asked to keep."""
+
+    oldest = -1
+
+    def sweep(self, oldest: int, now_ms: int) -> None:
+        self.oldest = oldest
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    return Made(tmp_path / "checkpoint")
+
+
+def upkeep(made: Made, sink: Any) -> Upkeep:
+    def tails(topics: Iterable[str]) -> dict[tuple[str, int], PartitionTail]:
+        return {key: tail for key, tail in TAILS.items() if key[0] in topics}
+
+    terms = Terms("cards", [], 0, None, {}, pinned=False)
+    return Upkeep(
+        made.folder, None, tails, terms, retain=2, logs=made.logs, journals=[], sinks={"out": sink},
+        watch=None, clock=made.clock,
+    )  # fmt: skip
+
+
+def objects(made: Made, version: int) -> list[Path]:
+    state = made.folder / "catchwater" / "state"
+    return [path for path in state.rglob("*") if path.name.startswith(f"{version:020}-")]
+
+
+def test_what_is_kept_has_a_contract_and_the_rest_is_forgotten(made: Made) -> None:
+    sink = FakeSink()
+    keeping = upkeep(made, sink)
+    for value in (b"1", b"2", b"3"):
+        made.run(a=value)
+    assert [entry.epoch for entry in keeping.look(at_once=True)] == [0, 1, 2]
+    assert keeping.look(at_once=True) == []
+    ledger = Ledger(made.folder)
+    assert ledger.epochs() == [1, 2]
+    assert sorted(numbered(ledger.folder / "contracts", ".json")) == [1, 2]
+    keeping.sweep()
+    assert sink.oldest == 1
+
+
+def test_an_epoch_that_is_running_keeps_what_it_has_written(made: Made) -> None:
+    keeping = upkeep(made, FakeSink())
+    for value in (b"1", b"2", b"3", b"4"):
+        made.run(a=value)
+    keeping.look(at_once=True)
+    # An attempt at epoch 4, and a failed one at epoch 3 before it.
+    log, base = made.logs[0, 0], made.positions[0, 0]
+    changes = no_changes()
+    changes[Table.RECORD][b"k" * 9] = b"v"
+    log.append(base, Position(base.version + 1, "running"), changes, DictEntries())
+    before = Ledger(made.folder).read(2)
+    assert before is not None
+    base = before.positions()[0]
+    failed = Position(base.version + 1, "failed")
+    log.append(base, failed, changes, DictEntries())
+    keeping.sweep()
+    assert any("running" in path.name for path in objects(made, 5))
+    # Of the last committed version nobody can say that the attempt will not yet be committed.
+    assert any("failed" in path.name for path in objects(made, 4))
+    made.epochs = 4
+    made.run(a=b"5")
+    keeping.look(at_once=True)
+    keeping.sweep()
+    assert not any("failed" in path.name for path in objects(made, 4))
+    assert made.source.entry(None).epoch == 4
+
+
+def test_short_epochs_are_done_together(made: Made) -> None:
+    keeping = upkeep(made, FakeSink())
+    made.run(a=b"1")
+    assert len(keeping.look()) == 1
+    made.run(a=b"2")
+    assert keeping.look() == []
+    assert len(keeping.look(at_once=True)) == 1
