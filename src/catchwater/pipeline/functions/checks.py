@@ -137,8 +137,12 @@ class Declaration:
             )
         return declared
 
-    def state(self, state_type: Any) -> None:
-        """A key's first event meets `State()`, and what it becomes must be readable again."""
+    def state(self, state_type: Any) -> dict[str, EntryField]:
+        """A key's first event meets `State()`, and what it becomes must be readable again.
+
+        Gives the list, map and value states among its fields.
+        """
+        found = self._entry_fields(state_type)
         required: frozenset[str] = getattr(state_type, "__required_keys__", frozenset())
         if required:
             raise self.wrong(
@@ -152,6 +156,7 @@ class Declaration:
                 f"the state {_label(state_type)} must have a default for every field "
                 f"and types that can be stored ({error})"
             ) from None
+        return found
 
     def field_type(self, owner: Any, role: str, field: str) -> Any:
         fields = typing.get_type_hints(owner)
@@ -272,8 +277,7 @@ class Declaration:
                 raise self.wrong("poison_limit means nothing with poison='fail'")
         return Poison(policy, limit)
 
-    def entry_fields(self, state_type: Any) -> dict[str, EntryField]:
-        """The list, map and value states among the state's fields."""
+    def _entry_fields(self, state_type: Any) -> dict[str, EntryField]:
         found = {}
         for name, declared in typing.get_type_hints(state_type).items():
             if typing.get_origin(declared) in KINDS or declared in KINDS:

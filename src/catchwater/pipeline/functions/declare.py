@@ -43,17 +43,7 @@ def function(
 ) -> Callable[[TargetT], TargetT]:
     """Declare a `Keyed` class, or a plain `f(event, state, ctx)`, as a stateful function.
 
-    Durations are texts such as "30s" or "7d". `watermark` is how long events may come out of
-    order; `dedup` names the event's identity and `dedup_ttl` how long it is remembered;
-    `state_ttl` how long a key's state outlives its last event (event time). `output_id` names the
-    output's identity, on which idempotent sinks and reconciliation rest. `needs_history` and
-    `max_restore` are the recovery contract's terms.
-
-    `inputs` gives the event class of each of several inputs; `key`, `event_time` and `dedup` are
-    then fields that all of them have, or say one by input. `tables` gives the row class of each
-    table, `keyed(Row)` if its keys are the function's. `poison` is what becomes of a record that
-    cannot be handled; more than `poison_limit` of them stop the pipeline.
-
+    What each means stands in docs/functions.md; durations are texts such as "30s" or "7d".
     Raises DeclarationError.
     """
 
@@ -63,8 +53,6 @@ def function(
         check.identity(version, late)
         by_input = check.inputs(event_type, inputs, key, event_time, dedup)
         first = next(iter(by_input.values()))
-        entry_fields = check.entry_fields(state_type)
-        check.state(state_type)
         spec = FunctionSpec(
             name=name,
             version=version,
@@ -86,7 +74,7 @@ def function(
             inputs=by_input if inputs else {},
             tables=check.tables(tables or {}),
             calls=check.calls(target, calls or {}, poison),
-            entry_fields=entry_fields,
+            entry_fields=check.state(state_type),
             poison=check.poison(poison, poison_limit),
         )
         target.__catchwater__ = check.completed(spec)  # type: ignore[attr-defined]
