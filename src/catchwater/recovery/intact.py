@@ -17,7 +17,7 @@ from catchwater.recovery.contract import PartitionTail
 from catchwater.recovery.ledger import Ledger, LedgerDamaged
 from catchwater.recovery.restore import check_covered
 from catchwater.recovery.savepoint.create import Source
-from catchwater.state.log import ShardDamaged
+from catchwater.state.parts import ShardDamaged
 
 
 def newest_intact(

@@ -12,15 +12,12 @@ nothing about which attempt counts: who keeps positions does.
 """
 
 import re
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple
 
-from catchwater.config import CatchwaterError
-from catchwater.objects.base import ObjectMissing, ObjectStore
+from catchwater.objects.base import ObjectStore
+from catchwater.state import parts
 from catchwater.state import roll as rolling
 from catchwater.state.entries import (
     MAX_ENTRY_KEY_BYTES,
@@ -30,45 +27,17 @@ from catchwater.state.entries import (
     no_changes,
     prefix_of,
 )
-from catchwater.state.frame import (
-    Body,
-    EntryTooLarge,
-    FrameDamaged,
-    Header,
-    decode_object,
-    encode_body,
-    encode_object,
-)
+from catchwater.state.frame import Body, EntryTooLarge, encode_body
 from catchwater.state.overlay import merged
 from catchwater.state.roll import EMPTY, END, START, Chunk, Piece, Place, Position, Roll
 
 SWEEP_STEP = 1000
 """Objects deleted by one call of `sweep`."""
 
-_WINDOW_BYTES = 8 << 20
-_HEADER_BYTES = 64 << 10
-_READERS = 4
 _HELD_BYTES = 24 << 20
 """Changes that a restore holds to merge them into the chunks."""
 
 _NAME = re.compile(r"(\d{20})-([A-Za-z0-9_-]+)\.(?:delta|merged|chunk-\d+)")
-
-
-class ShardDamaged(CatchwaterError):
-    """An object of a shard is missing, broken or of something else."""
-
-    def __init__(self, key: str, needed_from: int, reason: str) -> None:
-        epoch = needed_from - 2
-        hint = "No checkpoint is older; start anew, or from a savepoint."
-        if epoch >= 0:
-            hint = (
-                f"Restore a checkpoint of epoch {epoch} or before: catchwater recovery restore "
-                f"--checkpoint {epoch}."
-            )
-        super().__init__(f"The state object {key} cannot be used: {reason}.", hint=hint)
-        self.key = key
-        self.needed_from = needed_from
-        """The lowest version that needs the object."""
 
 
 @dataclass(frozen=True)
@@ -88,31 +57,21 @@ class Logged:
     """The bytes of the epoch's object, in parts."""
 
 
-class _Part(NamedTuple):
-    """An object that a position needs, and what its header must say."""
-
-    name: str
-    kind: str
-    by: Position
-    number: int = 0
-    ranges: Sequence[tuple[Place, Place]] = ((START, END),)
-    """Entries elsewhere do not count: another object of the position shows something younger."""
-
-
 class StateLog:
     """The log of one shard of one function, in one folder of a store."""
 
     def __init__(self, store: ObjectStore, folder: str, function: str, shard: int) -> None:
         self._store = store
-        self._folder = f"{folder}/{shard:05}"
+        self._objects = parts.ShardObjects(store, folder, function, shard)
         self.function = function
         self.shard = shard
         self._rolls: dict[Position, Roll] = {EMPTY: Roll()}
         """Rolls of positions, which never change; those of the last epoch and the kept ones."""
-        self._recent: dict[str, list[bytes]] = {}
-        """Small pieces as they were written, so that merging them reads nothing."""
-        self.read_bytes = 0
+
+    @property
+    def read_bytes(self) -> int:
         """Bytes of objects read so far."""
+        return self._objects.read_bytes
 
     def append(self, base: Position, to: Position, changes: Changes, committed: Entries) -> Logged:
         """Log one epoch's changes, and roll the snapshot on over what is committed at `base`.
@@ -128,8 +87,7 @@ class StateLog:
             roll = rolling.rewritten(roll, list(self._write_chunks(to, roll, budget, committed)))
         logged = self._put_delta(base, to, body, self._merge(to, roll))
         self._rolls = {EMPTY: Roll(), base: found, to: self._rolls[to]}
-        needed = {part.name for kept in (found, self._rolls[to]) for part in _named(kept)}
-        self._recent = {name: data for name, data in self._recent.items() if name in needed}
+        self._objects.forget_but((*parts.named(found), *parts.named(self._rolls[to])))
         return logged
 
     def read(self, at: Position) -> Iterator[Changes]:
@@ -140,10 +98,9 @@ class StateLog:
         roll = self.roll_of(at)
         count = sum(piece.entries for piece in roll.pieces)
         weight = sum(piece.weight for piece in roll.pieces)
-        parts = _parts(roll)
-        chunks, pieces = parts[: len(roll.chunks)], parts[len(roll.chunks) :]
-        limit = _HELD_BYTES * count // max(weight, 1)
-        return merged(self._read(chunks), self._read(pieces), limit)
+        chunks = self._objects.read(parts.chunks_of(roll))
+        pieces = self._objects.read(parts.pieces_of(roll))
+        return merged(chunks, pieces, _HELD_BYTES * count // max(weight, 1))
 
     def read_since(self, since: Position, at: Position) -> Iterator[Changes] | None:
         """What to apply, in order, to the shard as it was at `since`.
@@ -151,7 +108,7 @@ class StateLog:
         None if that is not known to be on the way to `at`.
         """
         pieces = rolling.pieces_since(self.roll_of(at), since)
-        return None if pieces is None else self._read(map(_piece, pieces))
+        return None if pieces is None else self._objects.read(map(parts.piece_part, pieces))
 
     def read_key(self, stored_key: bytes, at: Position) -> Iterator[Changes]:
         """As `read`, but of the chunks only those that may have entries of this key.
@@ -161,35 +118,36 @@ class StateLog:
         prefix = prefix_of(stored_key)
         sought = [(Table.RECORD, stored_key), (Table.SEEN, stored_key)]
         sought += [(Table.ENTRY, prefix), (Table.JOINED, prefix)]
-        return self._read(
+        roll = self.roll_of(at)
+        return self._objects.read(
             part
-            for part in _parts(self.roll_of(at))
-            if any(_may_hold(part, place) for place in sought)
+            for part in (*parts.chunks_of(roll), *parts.pieces_of(roll))
+            if any(parts.may_hold(part, place) for place in sought)
         )
 
-    def write_whole(self, at: Position, parts: Iterable[tuple[Changes, Place]]) -> Logged:
-        """Begin a log at a position: with a whole state, in parts by range as `Chunk` has them.
+    def write_whole(self, at: Position, ranges: Iterable[tuple[Changes, Place]]) -> Logged:
+        """Begin a log at a position: with a whole state, by ranges as `Chunk` has them.
 
         Raises StoreError, EntryTooLarge.
         """
         chunks = tuple(
             self._put_chunk(at, number, until, changes)
-            for number, (changes, until) in enumerate(parts)
+            for number, (changes, until) in enumerate(ranges)
         )
         return self._put_delta(None, at, encode_body(no_changes()), Roll(chunks))
 
     def objects_of(self, at: Position) -> list[str]:
         """The keys of all objects that this position needs, its own delta last."""
-        return [self._key(part.name) for part in _named(self.roll_of(at))]
+        return [self._objects.key(part.name) for part in parts.named(self.roll_of(at))]
 
     def roll_of(self, at: Position) -> Roll:
         """What this position needs, and how much that is. Raises ShardDamaged, StoreError."""
         if at not in self._rolls:
-            part = _delta(at)
-            header, _ = self._open(part, self._window(part, 0, _HEADER_BYTES), _HEADER_BYTES)
-            if header.roll is None:
-                raise self._damaged(part, "it does not say what its position needs")
-            self._rolls[at] = header.roll
+            part = parts.delta_part(at)
+            roll = self._objects.header(part).roll
+            if roll is None:
+                raise self._objects.damaged(part, "it does not say what its position needs")
+            self._rolls[at] = roll
         return self._rolls[at]
 
     def remember(self, at: Position, roll: Roll) -> None:
@@ -210,7 +168,7 @@ class StateLog:
         self._rolls = {
             at: roll for at, roll in self._rolls.items() if at in kept or at.version >= newest
         } | {EMPTY: Roll()}
-        listed = (info.key for info in self._store.list(f"{self._folder}/"))
+        listed = (info.key for info in self._store.list(f"{self._objects.folder}/"))
         dead = (key for key in listed if key not in needed and self._is_before(key, newest))
         deleted = 0
         for key in islice(dead, limit):
@@ -227,7 +185,7 @@ class StateLog:
         rewritten += sum(piece.size_bytes for piece in roll.pieces if piece.by == to)
         delta = Piece(to, to.version, to, body.entries, body.weight, body.size_bytes)
         roll = rolling.appended(roll, delta)
-        data = self._put(_delta(to), body, base, roll)
+        data = self._objects.put(parts.delta_part(to), body, base, roll)
         self._rolls[to] = roll
         size = sum(map(len, data))
         objects = len(roll.chunks) + len(roll.pieces)
@@ -236,7 +194,7 @@ class StateLog:
     def _put_chunk(self, by: Position, number: int, until: Place, entries: Changes) -> Chunk:
         body = encode_body(entries)
         chunk = Chunk(by, number, until, body.entries, body.weight, body.size_bytes)
-        self._put(_chunk(START, chunk), body)
+        self._objects.put(parts.chunk_part(START, chunk), body)
         return chunk
 
     def _write_chunks(
@@ -258,95 +216,13 @@ class StateLog:
         if not run:
             return roll
         together = no_changes()
-        for changes in self._read(map(_piece, run)):
+        for changes in self._objects.read(map(parts.piece_part, run)):
             for table, changed in zip(together, changes, strict=True):
                 table.update(changed)
         body = encode_body(together)
         piece = Piece(to, run[0].first, run[-1].last, body.entries, body.weight, body.size_bytes)
-        self._put(_piece(piece), body)
+        self._objects.put(parts.piece_part(piece), body)
         return rolling.merged(roll, piece)
-
-    def _put(
-        self, part: _Part, body: Body, base: Position | None = None, roll: Roll | None = None
-    ) -> list[bytes]:
-        header = Header(
-            part.kind,
-            self.function,
-            self.shard,
-            part.by,
-            part.number,
-            len(body.blocks),
-            base,
-            roll,
-        )
-        data = encode_object(header, body)
-        self._store.put(self._key(part.name), data)
-        if part.kind != "chunk" and body.weight < rolling.LEAST_UNIT:
-            self._recent[part.name] = data
-        return data
-
-    def _read(self, parts: Iterable[_Part]) -> Iterator[Changes]:
-        """The blocks of objects, one after the other, with the next few already asked for."""
-        waiting: deque[tuple[_Part, Future[bytes] | None]] = deque()
-        rest = iter(parts)
-        pool = ThreadPoolExecutor(_READERS)
-        try:
-            while True:
-                for part in islice(rest, _READERS - len(waiting)):
-                    here = part.name in self._recent
-                    waiting.append(
-                        (part, None if here else pool.submit(self._window, part, 0, _WINDOW_BYTES))
-                    )
-                if not waiting:
-                    return
-                yield from self._blocks(*waiting.popleft())
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-    def _blocks(self, part: _Part, first: Future[bytes] | None) -> Iterator[Changes]:
-        if first is None:
-            _, blocks = decode_object(self._recent[part.name])
-        else:
-            _, blocks = self._open(part, first.result(), _WINDOW_BYTES)
-        try:
-            for changes in blocks:
-                yield _within(part, changes)
-        except FrameDamaged as error:
-            raise self._damaged(part, str(error)) from error
-
-    def _open(self, part: _Part, first: bytes, asked: int) -> tuple[Header, Iterator[Changes]]:
-        try:
-            header, blocks = decode_object(self._windows(part, first, asked))
-        except FrameDamaged as error:
-            raise self._damaged(part, str(error)) from error
-        expected = (part.kind, self.function, self.shard, part.by, part.number)
-        found = (header.kind, header.function, header.shard, header.by, header.number)
-        if found != expected:
-            raise self._damaged(part, f"it is {found} and not {expected}")
-        return header, blocks
-
-    def _windows(self, part: _Part, data: bytes, asked: int) -> Iterator[bytes]:
-        at = 0
-        while True:
-            self.read_bytes += len(data)
-            yield data
-            at += len(data)
-            if len(data) < asked:
-                return
-            asked = _WINDOW_BYTES
-            data = self._window(part, at, asked)
-
-    def _window(self, part: _Part, at: int, size: int) -> bytes:
-        try:
-            return self._store.get_upto(self._key(part.name), at, size)
-        except ObjectMissing as error:
-            raise self._damaged(part, "it is missing") from error
-
-    def _key(self, name: str) -> str:
-        return f"{self._folder}/{name}"
-
-    def _damaged(self, part: _Part, reason: str) -> ShardDamaged:
-        return ShardDamaged(self._key(part.name), part.by.version, reason)
 
 
 def _check_keys(changes: Changes) -> None:
@@ -359,35 +235,6 @@ def _check_keys(changes: Changes) -> None:
                 f"bytes; entries have keys of at most {MAX_ENTRY_KEY_BYTES}.",
                 hint="Use shorter keys, or digests of them, in map states and tables.",
             )
-
-
-def _parts(roll: Roll) -> list[_Part]:
-    chunks = [_chunk(start, chunk) for start, chunk in rolling.starts(roll)]
-    ranges = [rolling.unshown(roll, piece.last.version) for piece in roll.pieces]
-    return [*chunks, *map(_piece, roll.pieces, ranges)]
-
-
-def _named(roll: Roll) -> list[_Part]:
-    """The parts, without what counts of them."""
-    return [*(_chunk(START, chunk) for chunk in roll.chunks), *map(_piece, roll.pieces)]
-
-
-def _chunk(start: Place, chunk: Chunk) -> _Part:
-    name = _name(chunk.by, f"chunk-{chunk.number}")
-    return _Part(name, "chunk", chunk.by, chunk.number, ((start, chunk.until),))
-
-
-def _piece(piece: Piece, ranges: Sequence[tuple[Place, Place]] = ((START, END),)) -> _Part:
-    kind = "delta" if piece.is_delta else "merged"
-    return _Part(_name(piece.by, kind), kind, piece.by, 0, ranges)
-
-
-def _delta(at: Position) -> _Part:
-    return _Part(_name(at, "delta"), "delta", at)
-
-
-def _name(by: Position, kind: str) -> str:
-    return f"{by.version:020}-{by.token}.{kind}"
 
 
 def _take(committed: Entries, place: Place, size: int) -> tuple[Changes, Place]:
@@ -413,36 +260,3 @@ def _separator(last: bytes, key: bytes) -> bytes:
         return b""
     same = next((i for i, (a, b) in enumerate(zip(last, key, strict=False)) if a != b), len(last))
     return key[: same + 1]
-
-
-def _within(part: _Part, changes: Changes) -> Changes:
-    """The entries that lie in one of the part's ranges."""
-    if part.ranges == ((START, END),):
-        return changes
-    kept = list(no_changes())
-    for start, until in part.ranges:
-        for table in Table:
-            if changes[table] and start[0] <= table <= until[0]:
-                low = start[1] if table == start[0] else b""
-                high = until[1] if table == until[0] else None
-                found = _between(low, high, changes[table], part.kind == "chunk")
-                kept[table] = kept[table] | found if kept[table] else found
-    return tuple(kept)
-
-
-def _may_hold(part: _Part, place: Place) -> bool:
-    """Whether entries that begin with the place's key may lie in one of the part's ranges."""
-    after = (place[0], place[1] + b"\xff" * 256)
-    return any(start <= after and until > place for start, until in part.ranges)
-
-
-def _between(
-    low: bytes, high: bytes | None, entries: dict[bytes, bytes | None], in_order: bool
-) -> dict[bytes, bytes | None]:
-    if in_order and next(iter(entries)) >= low and (high is None or next(reversed(entries)) < high):
-        return entries
-    if high is not None:
-        return {key: value for key, value in entries.items() if low <= key < high}
-    if not low:
-        return entries
-    return {key: value for key, value in entries.items() if key >= low}

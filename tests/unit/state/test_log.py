@@ -11,7 +11,8 @@ from catchwater.objects.memory import MemoryStore
 from catchwater.state.entries import DictEntries, Table, key_of, no_changes, prefix_of
 from catchwater.state.frame import EntryTooLarge
 from catchwater.state.keys import stored_key
-from catchwater.state.log import ShardDamaged, StateLog
+from catchwater.state.log import StateLog
+from catchwater.state.parts import ShardDamaged
 from catchwater.state.roll import EMPTY, Position
 
 KEYS = st.integers(0, 60).map(lambda n: b"key %02d" % n)

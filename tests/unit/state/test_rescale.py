@@ -11,7 +11,8 @@ from tests.unit.state.rolling import small_units
 from catchwater.objects.memory import MemoryStore
 from catchwater.state.entries import DictEntries, Table, key_of, no_changes, pack_time, prefix_of
 from catchwater.state.keys import encode_key, shard_of, stored_key
-from catchwater.state.log import ShardDamaged, StateLog
+from catchwater.state.log import StateLog
+from catchwater.state.parts import ShardDamaged
 from catchwater.state.rescale import ShardsApart, rewrite
 from catchwater.state.roll import EMPTY, Position
 

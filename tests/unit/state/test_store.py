@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import closing, suppress
+from itertools import count
 from pathlib import Path
 
 import lmdb
@@ -19,7 +20,9 @@ from catchwater.objects.base import StoreUnavailable
 from catchwater.objects.local import LocalStore
 from catchwater.objects.memory import MemoryStore
 from catchwater.state.entries import DictEntries, Table
-from catchwater.state.log import ShardDamaged, StateLog
+from catchwater.state.local import LocalEntries, Meta
+from catchwater.state.log import StateLog
+from catchwater.state.parts import ShardDamaged
 from catchwater.state.roll import EMPTY, Position
 from catchwater.state.store import ShardStore, ShardStoreFailed, read_boot_id
 
@@ -522,3 +525,76 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path):
 def test_a_store_may_be_closed_twice(store):
     store.close()
     store.close()
+
+
+def test_what_is_pending_counts_only_where_it_leads_on_from(store, log):
+    one = epoch(store, log, EMPTY, "x", a="1")
+    two = epoch(store, log, one, "y", b="2")
+    assert records_of(store, log, EMPTY) == {}
+    assert records_of(store, log, two) == {b"a": b"1", b"b": b"2"}
+    assert records_of(store, log, one) == {b"a": b"1"}
+
+
+class Killed(Exception):
+    """The process ends here."""
+
+
+def replace_write(monkeypatch, number, instead):
+    """Let the write of this number, from 0, be something else."""
+    written = LocalEntries.write
+    writes = count()
+
+    def write(local, change):
+        if next(writes) == number:
+            instead(local)
+        else:
+            written(local, change)
+
+    monkeypatch.setattr(LocalEntries, "write", write)
+
+
+def kill(_local):
+    raise Killed
+
+
+def test_entries_on_their_way_to_one_attempt_are_not_led_on_to_another(
+    store, log, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("catchwater.state.store._BATCH_ENTRIES", 10)
+    base = epoch(store, log, EMPTY, "x", a="1")
+    many = {f"{i:02}": "mine" for i in range(20)}
+    many_more = {f"{i:02}": "mine" for i in range(20, 40)}
+    with closing(ShardStore.open(tmp_path / "another", "f", 0, "boot")) as another:
+        mine = epoch(another, log, epoch(another, log, base, "mine", **many), "on", **many_more)
+        theirs = epoch(another, log, base, "theirs", b="2")
+    store.begin(base, log)
+    with monkeypatch.context() as patched:
+        replace_write(patched, 1, kill)
+        with pytest.raises(Killed):
+            store.begin(mine, log)
+    store.close()
+    with reopened(tmp_path) as again:
+        assert records_of(again, log, theirs) == {b"a": b"1", b"b": b"2"}
+
+
+def test_entries_that_another_attempt_moves_meanwhile_are_not_mixed_with_ours(
+    store, log, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("catchwater.state.store._BATCH_ENTRIES", 10)
+    at = EMPTY
+    for number in range(3):
+        entries = {f"{number}-{i:02}": "v" for i in range(20)}
+        at = epoch(store, log, at, f"t{number}", **entries)
+    expected = records_of(store, log, at)
+    shutil.rmtree(tmp_path / "shard")
+
+    def move(local):
+        def change(txn):
+            local.clear(txn)
+            local.put_meta(txn, Meta(2, "f", 0, "boot", EMPTY))
+
+        written(local, change)
+
+    written = LocalEntries.write
+    replace_write(monkeypatch, 1, move)
+    assert records_of(store, log, at) == expected

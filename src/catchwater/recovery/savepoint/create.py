@@ -29,7 +29,8 @@ from catchwater.recovery.restore import NoSuchCheckpoint
 from catchwater.recovery.savepoint.format import FILE, Savepoint, StoredObject, check_name, encode
 from catchwater.recovery.savepoint.hold import hold
 from catchwater.recovery.savepoint.storage import Shelf
-from catchwater.state.log import ShardDamaged, StateLog
+from catchwater.state.log import StateLog
+from catchwater.state.parts import ShardDamaged
 
 COPIERS = 4
 """Objects that are copied at a time."""

@@ -15,7 +15,7 @@ from catchwater.recovery.contract import PartitionTail
 from catchwater.recovery.restore import check_covered
 from catchwater.recovery.savepoint.create import Progress, state_log
 from catchwater.recovery.savepoint.format import Savepoint, StoredObject
-from catchwater.state.log import ShardDamaged
+from catchwater.state.parts import ShardDamaged
 
 Verdict = Literal["pass", "unknown", "fail"]
 

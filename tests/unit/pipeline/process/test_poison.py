@@ -11,7 +11,7 @@ from catchwater.pipeline.process.batch import Batch, Poisoned, Times
 from catchwater.pipeline.process.epoch import process
 from catchwater.pipeline.process.poison import EventFailed, PoisonLimitReached
 from catchwater.state.entries import DictEntries, ShardState
-from catchwater.state.log import ShardDamaged
+from catchwater.state.parts import ShardDamaged
 from catchwater.testing import Harness
 
 

@@ -12,7 +12,7 @@ from catchwater.recovery.savepoint.create import NothingToSave, SavepointExists,
 from catchwater.recovery.savepoint.hold import held
 from catchwater.recovery.savepoint.storage import Shelf
 from catchwater.recovery.savepoint.verify import verify
-from catchwater.state.log import ShardDamaged
+from catchwater.state.parts import ShardDamaged
 
 from .conftest import FUNCTIONS, Made
 
