@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from catchwater.config import CatchwaterError, ConfigError
-from catchwater.pipeline.supervisor.spare import Turn, read_report, report, take_report
+from catchwater.pipeline.supervisor.spare import read_report, report, take_report
 
 
 def test_a_report_is_of_the_process_that_left_it(tmp_path: Path) -> None:
@@ -26,12 +26,3 @@ def test_an_error_may_stand_for_another_kind(tmp_path: Path) -> None:
     assert told is not None
     assert told.kind == "LedgerDamaged"
     assert take_report(tmp_path) is None, "it is read once"
-
-
-def test_a_turn_comes_with_a_line() -> None:
-    reader, writer = os.pipe()
-    turn = Turn(reader)
-    assert not turn.come
-    os.write(writer, b"go\n")
-    while not turn.come:
-        pass
