@@ -24,6 +24,7 @@ from catchwater.replay.control import CONTROL_URL, Control
 from catchwater.replay.options import SourceOptions, parse_options
 from catchwater.replay.subscription import Subscription
 from catchwater.sinks.base import SinkAhead
+from catchwater.sinks.config import SinkConfig
 from catchwater.sinks.open import Surroundings
 from catchwater.wire.client import Client
 
@@ -108,6 +109,12 @@ def _control(options: SourceOptions, clock: Clock) -> Control | None:
     return Control(url, clock=clock) if url else None
 
 
+def _target(sink: SinkConfig) -> str:
+    """What a sink writes to, without what gives access to it."""
+    named = (sink.options.get(key) for key in ("topic", "table", "path", "url"))
+    return f"{sink.kind} {next(filter(None, named), '').partition('?')[0]}"
+
+
 def identity_of(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> identity.Identity:
     """What a checkpoint of this pipeline is bound to."""
     return identity.Identity(
@@ -115,7 +122,7 @@ def identity_of(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> identi
         functions=[spec.name for spec in specs],
         shards=config.shard_count,
         topics=list(parse_options(config.source_options).topics),
-        sinks={sink: each.options.get("topic", "") for sink, each in config.sinks.items()},
+        sinks={sink: _target(each) for sink, each in config.sinks.items()},
     )
 
 
