@@ -9,10 +9,13 @@ Local stores stay open in a process between epochs. Another process may use the 
 anyone may delete it: the store itself sees to standing where the ledger wants it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -43,12 +46,17 @@ from catchwater.recovery.home import key_part
 from catchwater.recovery.ledger import CallEpoch, ShardEpoch
 from catchwater.sinks.base import OutputRecord, Stager
 from catchwater.sinks.staged import store_at
+from catchwater.state.entries import ShardState
 from catchwater.state.keys import HASH_BYTES
 from catchwater.state.log import StateLog
 from catchwater.state.store import ShardStore, read_boot_id
 
 JOURNAL = "calls"
 """The folder of the call journals in the checkpoint's store."""
+
+_WRITERS = 4
+_AHEAD = 1
+"""Shards computed beyond the one that is being written: their changes are held in memory."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +94,23 @@ class Stage:
 
 
 def run_stage(stage: Stage, rows: Sequence[Row], clock: Clock = SYSTEM) -> Iterator[Row]:
-    """Run the stage's shards that are among the rows; what is for later stages passes through."""
+    """Run the stage's shards that are among the rows; what is for later stages passes through.
+
+    One shard is computed at a time; what the one before leaves is made durable meanwhile.
+    """
     began_s = clock.monotonic_s()
     spec = stage.code.load()
     yield from (row for row in rows if row.stage != stage.index)
-    for shard, own in by_shard(row for row in rows if row.stage == stage.index).items():
-        yield from _Shard(stage, spec, shard, clock).run(own, began_s)
+    own = by_shard(row for row in rows if row.stage == stage.index)
+    waiting: deque[Callable[[], list[Row]]] = deque()
+    with closing(_Stores(stage)) as stores, ThreadPoolExecutor(_WRITERS) as writers:
+        for shard, of_shard in own.items():
+            run = _Shard(stage, spec, shard, clock)
+            waiting.append(run(of_shard, stores, writers, began_s))
+            if len(waiting) > _AHEAD:
+                yield from waiting.popleft()()
+        while waiting:
+            yield from waiting.popleft()()
 
 
 class _Shard:
@@ -103,63 +122,70 @@ class _Shard:
         self._shard = shard
         self._clock = clock
 
-    def run(self, rows: Sequence[Row], began_s: float) -> Iterator[Row]:
-        """The shard's rows for the next stage, then its manifest."""
+    def __call__(
+        self, rows: Sequence[Row], stores: "_Stores", writers: Executor, began_s: float
+    ) -> Callable[[], list[Row]]:
+        """Compute the epoch, and let it be written; the rows for others, once it is."""
         head = head_of(rows)
-        with _opened(self._stage, self._shard) as (store, log):
-            loading_s = self._clock.monotonic_s()
-            state = store.begin(head.base, log)
-            restore_s, read_bytes = self._clock.monotonic_s() - loading_s, store.read_bytes
-            tables = [read_table(row.blob) for row in rows[1:] if row.sequence < EVENTS]
-            batches = [
-                read_events(self._spec, row.blob) for row in rows[1:] if row.sequence >= EVENTS
-            ]
-            answers, calls = self._answers(head, batches)
-            done = process(
-                self._spec,
-                state,
-                batches,
-                Times(head.watermark_ms, head.watermark_ms, head.clock_ms),
-                tables=tables,
-                poison=self._stage.poison,
-                answers=answers,
-            )
-            logged = store.finish(self._clock.token())
+        store, log = stores.take(self._shard)
+        loading_s = self._clock.monotonic_s()
+        state = store.begin(head.base, log)
+        restore_s, read_bytes = self._clock.monotonic_s() - loading_s, store.read_bytes
+        done, calls = self._process(head, state, rows)
+        logged = writers.submit(store.finish, self._clock.token())
         records = self._records(done, head)
         staged = {
-            name: stager.stage(head.epoch, self._shard, records)
+            name: writers.submit(stager.stage, head.epoch, self._shard, records)
             for name, stager in self._stage.stagers.items()
         }
         if self._stage.dead_letters is not None:
             place = self._stage.index * self._stage.shards + self._shard
             letters = [self._dead_letter(each, head) for each in done.poisoned]
-            staged[DEAD_LETTER] = self._stage.dead_letters.stage(head.epoch, place, letters)
-        yield from self._forward(records)
-        told = ShardEpoch(
-            shard=self._shard,
-            stage=self._stage.index,
-            version=logged.at.version,
-            token=logged.at.token,
-            events=done.events,
-            outputs=len(done.outputs),
-            late=done.late,
-            duplicates=done.duplicates,
-            timers=done.timers,
-            poisoned=len(done.poisoned),
-            max_event_times=done.max_event_times,
-            next_due_ms=done.next_due_ms,
-            next_due_clock_ms=done.next_due_clock_ms,
-            state_bytes=logged.state_bytes,
-            delta_bytes=logged.delta_bytes,
-            written_bytes=logged.written_bytes,
-            keys=head.keys + done.keys,
-            rebuilt_bytes=read_bytes,
-            restore_s=round(restore_s, 4),
-            operator_ms=round(1000 * (self._clock.monotonic_s() - began_s), 2),
-            calls=calls,
+            staged[DEAD_LETTER] = writers.submit(
+                self._stage.dead_letters.stage, head.epoch, place, letters
+            )
+        forwarded = list(self._forward(records))
+
+        def written() -> list[Row]:
+            state = logged.result()
+            stores.give_back(self._shard)
+            told = ShardEpoch(
+                shard=self._shard,
+                stage=self._stage.index,
+                version=state.at.version,
+                token=state.at.token,
+                **_counts(done),
+                state_bytes=state.state_bytes,
+                delta_bytes=state.delta_bytes,
+                written_bytes=state.written_bytes,
+                keys=head.keys + done.keys,
+                rebuilt_bytes=read_bytes,
+                restore_s=round(restore_s, 4),
+                operator_ms=round(1000 * (self._clock.monotonic_s() - began_s), 2),
+                calls=calls,
+            )
+            manifest = Manifest(told, {name: each.result() for name, each in staged.items()})
+            blob = msgspec.msgpack.encode(manifest)
+            return [*forwarded, Row(rows[0].label, DRIVER, self._shard, 0, blob)]
+
+        return written
+
+    def _process(
+        self, head: Head, state: ShardState, rows: Sequence[Row]
+    ) -> tuple[Processed, dict[str, CallEpoch]]:
+        tables = [read_table(row.blob) for row in rows[1:] if row.sequence < EVENTS]
+        batches = [read_events(self._spec, row.blob) for row in rows[1:] if row.sequence >= EVENTS]
+        answers, calls = self._answers(head, batches)
+        done = process(
+            self._spec,
+            state,
+            batches,
+            Times(head.watermark_ms, head.watermark_ms, head.clock_ms),
+            tables=tables,
+            poison=self._stage.poison,
+            answers=answers,
         )
-        manifest = msgspec.msgpack.encode(Manifest(told, staged))
-        yield Row(rows[0].label, DRIVER, self._shard, 0, manifest)
+        return done, calls
 
     def _answers(
         self, head: Head, batches: Sequence[Batch]
@@ -220,23 +246,49 @@ class _Shard:
 _CALLS: dict[FunctionCode, Calls] = {}
 """What this process asks, with its threads and breakers."""
 _STORES: dict[Path, tuple[ShardStore, StateLog]] = {}
-"""By directory: what this process has open."""
+"""By directory: what this process keeps open between epochs."""
 
 
-@contextmanager
-def _opened(stage: Stage, shard: int) -> Iterator[tuple[ShardStore, StateLog]]:
-    """The shard's store and log, which stay open for the next epoch unless this one fails."""
-    directory = Path(stage.local) / str(shard)
-    kept = _STORES.pop(directory, None)
-    if kept is None:
-        store = ShardStore.open(directory, stage.function, shard, read_boot_id())
-        kept = store, stage.log(shard)
-    succeeded = False
-    try:
-        yield kept
-        succeeded = True
-    finally:
-        if succeeded:
-            _STORES[directory] = kept
-        else:
-            kept[0].close()
+class _Stores:
+    """The stores that an epoch has taken; what it does not give back may be torn and is closed."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._taken: dict[int, tuple[ShardStore, StateLog]] = {}
+
+    def take(self, shard: int) -> tuple[ShardStore, StateLog]:
+        """The shard's store and log, opened if this process has not done so yet."""
+        kept = _STORES.pop(self._directory(shard), None)
+        if kept is None:
+            function, boot_id = self._stage.function, read_boot_id()
+            store = ShardStore.open(self._directory(shard), function, shard, boot_id)
+            kept = store, self._stage.log(shard)
+        self._taken[shard] = kept
+        return kept
+
+    def give_back(self, shard: int) -> None:
+        """The shard's epoch is written: its store may go on to the next."""
+        _STORES[self._directory(shard)] = self._taken.pop(shard)
+
+    def close(self) -> None:
+        """Close what was not given back."""
+        for store, _ in self._taken.values():
+            store.close()
+
+    def _directory(self, shard: int) -> Path:
+        return Path(self._stage.local) / str(shard)
+
+
+def _counts(done: Processed) -> dict[str, Any]:
+    """What the ledger keeps of it."""
+    return {
+        "events": done.events,
+        "outputs": len(done.outputs),
+        "late": done.late,
+        "duplicates": done.duplicates,
+        "timers": done.timers,
+        "poisoned": len(done.poisoned),
+        "max_event_times": done.max_event_times,
+        "next_due_ms": done.next_due_ms,
+        "next_due_clock_ms": done.next_due_clock_ms,
+    }
