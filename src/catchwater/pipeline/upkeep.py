@@ -104,18 +104,20 @@ class Upkeep:
         if self._control is not None:
             retained = pins.hold(self._control, self._terms.pipeline, newest)
         kept = {each.epoch for each in newest}
+        tails = self._tails(entries[-1].end.needed)
         for entry in (each for each in entries if each.epoch in kept):
-            restore.write_contract(self._folder, self._contract(entry, retained[0].end.clock_ms))
+            told = self._contract(entry, tails, retained[0].end.clock_ms)
+            restore.write_contract(self._folder, told)
         oldest = min([newest[0].epoch, *held(self._folder)])
         restore.forget_contracts_before(self._folder, oldest)
         self._ledger.forget_before(oldest)
         if self._clock.monotonic_s() - self._swept_s >= SWEEP_EVERY_S:
             self.sweep()
 
-    def _contract(self, entry: EpochEntry, oldest_clock_ms: int) -> Contract:
+    def _contract(self, entry: EpochEntry, tails: Tails, oldest_clock_ms: int) -> Contract:
         return contract.compute(
             entry,
-            self._tails(entry.end.needed),
+            tails,
             self._terms,
             load_samples(self._folder),
             oldest_clock_ms=oldest_clock_ms,
