@@ -33,7 +33,7 @@ from catchwater.sinks.base import (
 )
 from catchwater.sinks.config import SinkConfig
 from catchwater.sinks.log.marks import REPAIRED, WITHDRAWN, LogMarks
-from catchwater.sinks.log.stager import LogAppender, LogStager, partition_of, row_headers
+from catchwater.sinks.log.stager import LogAppender, LogStager, copies, partition_of, row_headers
 from catchwater.sinks.log.topic import Placed, Reading, Span, Tail, read_records, tails_of
 from catchwater.sinks.open import NotOurLog, Surroundings, key_part
 from catchwater.sinks.staged import Archive
@@ -86,6 +86,8 @@ class LogSink:
         if self._appender is not None:
             self.truth.record(epoch, pieces, self._clock.now_ms())
             return SinkEpoch(self._topic, sum(piece.records for piece in pieces), checksum)
+        # The commit does not need the index of the copies: side by side they take the time of one.
+        recorded = copies().submit(self._record_unless_other, epoch, pieces)
         answer = self._commit(epoch, [p.location for p in pieces if p.location], checksum)
         if answer["topic"] != self._topic:
             raise TargetDiffers(
@@ -94,8 +96,8 @@ class LogSink:
                 hint="Give the sink another name, or leave the topic as it was.",
             )
         refuse_other(self.name, self._marks.pipeline, epoch, answer["checksum"], checksum)
-        # Behind the commit, which does not need it: an epoch that runs again comes by here again.
-        self.truth.record(epoch, pieces, self._clock.now_ms())
+        if not recorded.result():
+            self.truth.record(epoch, pieces, self._clock.now_ms())
         return SinkEpoch(
             self._topic,
             int(answer["records"]),
@@ -171,6 +173,14 @@ class LogSink:
             if RETRACTS_OFFSET_HEADER in headers:
                 found.add((placed.partition, int(headers[RETRACTS_OFFSET_HEADER])))
         return found
+
+    def _record_unless_other(self, epoch: int, pieces: list[Staged]) -> bool:
+        """Index the copies, unless others are indexed that may be those of a committed epoch."""
+        kept = self.truth.pieces(epoch)
+        if kept is not None and epoch_checksum(kept) != epoch_checksum(pieces):
+            return False
+        self.truth.record(epoch, pieces, self._clock.now_ms())
+        return True
 
     def _append(
         self, suffix: str, number: int, records: Iterator[tuple[int, OutputRecord]]

@@ -111,3 +111,14 @@ def test_another_kafka_has_no_log_to_commit_to(tmp_path: Path) -> None:
     with pytest.raises(NotOurLog, match=r"kafka:9092 name no catchwater\.control\.url") as refused:
         open_sink(parse("alerts", {"topic": "t"}), around)
     assert 'kind = "kafka"' in str(refused.value.hint)
+
+
+def test_an_epoch_that_failed_may_run_again_with_other_content(tmp_path: Path) -> None:
+    control = FakeControl()
+    target = sink(control, tmp_path)
+    control.failure = ControlUnreachable("The control API did not answer.")
+    with pytest.raises(SinkUnavailable):
+        target.commit(0, stage(target, 0, 4))
+    control.failure = None
+    target.commit(0, stage(target, 0, 3))
+    assert len(list(target.truth.rows(0))) == 3
