@@ -90,6 +90,7 @@ KINDS: Mapping[str, Mapping[str, Option]] = {
     "iceberg": {
         "table": Option(_text),
         "warehouse": Option(_text, ""),
+        "snapshots": Option(_count, "100"),
         "retry": _RETRY,
         "catalog.*": Option(_text),
     },

@@ -7,8 +7,9 @@ without outputs only changes the property. Properties outlive the expiry of snap
 
 The catalog compares and swaps: a commit that meets another one fails, the table is loaded anew, the
 mark is looked at, and only then is it tried again. That also answers for a commit whose reply was
-lost. Relies on pyiceberg (the extra `iceberg`). Compaction and the expiry of snapshots are left to
-those who own the table.
+lost. Every snapshot makes the next commit slower, so only the newest of ours are kept; others', and
+what a branch or tag names, are never expired. Relies on pyiceberg (the extra `iceberg`). Compaction
+is left to those who own the table.
 """
 
 import errno
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 MARKS_PROPERTY = "catchwater.marks"
 
 _EPOCH = ROW_ID[0]
+_OURS = "catchwater."
 _NEW_TABLE = {
     "commit.manifest-merge.enabled": "true",
     "write.metadata.delete-after-commit.enabled": "true",
@@ -79,6 +81,7 @@ class IcebergSink:
         pipeline: str,
         name: str,
         generation: int = 0,
+        snapshots: int = 100,
         retry_ms: int = 60_000,
         clock: Clock = SYSTEM,
     ) -> None:
@@ -93,6 +96,9 @@ class IcebergSink:
         self._columns = columns
         self._nothing = Marks(pipeline, name, generation)
         self._generation = generation
+        self._most = snapshots
+        self._unexpired: int | None = None
+        """How many snapshots of ours there are; None until they were counted."""
         self._retry_ms = retry_ms
         self._clock = clock
         self._oldest = 0
@@ -145,9 +151,11 @@ class IcebergSink:
         return []
 
     def sweep(self, oldest: int, now_ms: int) -> None:
-        """Forget marks and staged pieces before this epoch."""
+        """Forget marks and staged pieces before this epoch, and now and then old snapshots."""
         self._oldest = oldest
         self.truth.sweep(oldest, now_ms)
+        if self._unexpired is None or self._unexpired >= 2 * self._most:
+            self._unexpired = self._patiently(self._expire)
 
     def close(self) -> None:
         """Give the catalog's connections back."""
@@ -217,7 +225,22 @@ class IcebergSink:
                 change.append(rows, snapshot_properties=self._summary(mark))
             kept = marks.written(mark, self._oldest).encode().decode()
             change.set_properties({MARKS_PROPERTY: kept})
+        if self._unexpired is not None:
+            self._unexpired += bool(mark.records)
         return mark
+
+    def _expire(self) -> int:
+        """Expire the oldest snapshots of ours; how many are left. Their data stays."""
+        table = self._load()
+        named = {ref.snapshot_id for ref in table.refs().values()}
+        ours = [s for s in table.snapshots() if s.summary and s.summary[f"{_OURS}epoch"]]
+        old = [s for s in ours[: -self._most] if s.snapshot_id not in named]
+        if old:
+            ids = [snapshot.snapshot_id for snapshot in old]
+            table.maintenance.expire_snapshots().by_ids(ids).commit()
+        for snapshot in old:
+            table.io.delete(snapshot.manifest_list)
+        return len(ours) - len(old)
 
     def _withdraw(self, after: int) -> bool:
         table = self._load()
@@ -228,7 +251,7 @@ class IcebergSink:
         with table.transaction() as change:
             where = f"{_EPOCH} > {after}"
             if any(True for _ in table.scan(row_filter=where).plan_files()):
-                summary = {"catchwater.withdrawn-after": str(after)}
+                summary = {f"{_OURS}withdrawn-after": str(after)}
                 change.delete(where, snapshot_properties=summary)
             change.set_properties({MARKS_PROPERTY: marks.encode().decode()})
         return True
@@ -244,7 +267,7 @@ class IcebergSink:
             keep = [row.id not in fixes for row in self._columns.rows_of(found)]
             tables.append(found.filter(pa.array(keep, pa.bool_())).cast(added.schema))
         merged = pa.concat_tables(tables).sort_by([(name, "ascending") for name in ROW_ID])
-        summary = {"catchwater.repaired-epoch": str(epoch)}
+        summary = {f"{_OURS}repaired-epoch": str(epoch)}
         with table.transaction() as change:
             if any(True for _ in table.scan(row_filter=where).plan_files()):
                 change.delete(where, snapshot_properties=summary)
@@ -271,7 +294,7 @@ class IcebergSink:
             "records": str(mark.records),
             "checksum": mark.checksum,
         }
-        return {f"catchwater.{name}": value for name, value in said.items()}
+        return {f"{_OURS}{name}": value for name, value in said.items()}
 
     def _patiently(self, call: Callable[[], T]) -> T:
         def named() -> T:
@@ -321,6 +344,7 @@ def open_iceberg(config: SinkConfig, around: "Surroundings", truth: Archive) -> 
         pipeline=around.pipeline,
         name=config.name,
         generation=around.generation,
+        snapshots=config.number("snapshots"),
         retry_ms=config.milliseconds("retry"),
         clock=around.clock,
     )

@@ -115,6 +115,23 @@ def test_marks_outlive_the_expiry_of_snapshots(world: World) -> None:
     assert (world.sink().last_epoch(), world.cards()) == (1, ["a", "b"])
 
 
+def test_only_the_newest_snapshots_are_kept_and_those_with_a_name(world: World) -> None:
+    sink = world.sink(snapshots=3)
+    world.table().append(Columns(Alert).schema.empty_table())
+    others = world.table().current_snapshot().snapshot_id
+    for epoch in range(12):
+        sink.commit(epoch, world.stage(epoch, Alert(f"{epoch:02}", 1.0)))
+        if epoch == 1:
+            snapshot = world.table().current_snapshot().snapshot_id
+            world.table().manage_snapshots().create_tag(snapshot, "keep").commit()
+        sink.sweep(epoch - 2, 0)
+        assert len(world.table().snapshots()) <= 2 * 3 + 2
+    assert world.cards() == [f"{epoch:02}" for epoch in range(12)]
+    assert world.table().snapshot_by_id(others) is not None
+    assert world.table().scan(snapshot_id=snapshot).to_arrow().num_rows == 2
+    assert not list(wrong(sink, 11))
+
+
 def test_other_content_and_epochs_that_do_not_follow_are_refused(world: World) -> None:
     world.sink().commit(0, world.stage(0, Alert("a", 1.0)))
     with pytest.raises(EpochDiffers, match="epoch 0 of 'cards' with checksum"):
