@@ -5,7 +5,9 @@ that the log had then. It is measured only where there was something to catch up
 time would be that of waiting for input. Pure but for the file of samples.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -58,16 +60,10 @@ def operator_ms(shards: Iterable[ShardEpoch], *shares: float) -> list[float]:
     All events of a shard's epoch are in it for as long as the epoch takes there. Without events: 0.
     """
     by_time = sorted((each.operator_ms, each.events) for each in shards if each.events)
-    total = sum(events for _, events in by_time)
-    found = []
-    for share in shares:
-        reached, at_ms = 0, 0.0
-        for at_ms, events in by_time:
-            reached += events
-            if reached >= share * total:
-                break
-        found.append(at_ms)
-    return found
+    if not by_time:
+        return [0.0] * len(shares)
+    reached = list(accumulate(events for _, events in by_time))
+    return [by_time[bisect_left(reached, share * reached[-1])][0] for share in shares]
 
 
 def load_samples(folder: Path) -> list[RestoreSample]:
