@@ -106,7 +106,7 @@ def verify(file: PipelineFile, name: Name, at: At = None, as_json: AsJson = Fals
     config, clock = _config(file)
     shelf = Shelf.at(at or shelf_url(config), clock)
     found = shelf.read(name)
-    tails, pins = _asked(file, found)
+    tails, pins = _asked(file)
     with progress("reading") as told:
         findings = verify(shelf.store, found, tails, pins, told)
     if as_json:
@@ -250,14 +250,14 @@ def _around(file: Path) -> "Around":
     return Around.of(load_here(file))
 
 
-def _asked(file: Path, savepoint: "Savepoint") -> tuple[Any, Any]:
+def _asked(file: Path) -> tuple[Any, Any]:
     """What the log says; None where it cannot be asked."""
     from catchwater.config import CatchwaterError
 
     try:
         around = _around(file)
         pins = around.control.pins() if around.control else []
-        return around.tails(savepoint.entry.end), pins
+        return around.tails(), pins
     except CatchwaterError as error:
         talk(f"the log could not be asked: {error}")
         return None, None

@@ -10,6 +10,8 @@ from tests.unit.recovery.savepoint.conftest import Made
 from catchwater.pipeline.upkeep import Upkeep
 from catchwater.recovery.contract import PartitionTail, Terms
 from catchwater.recovery.ledger import Ledger, numbered
+from catchwater.recovery.savepoint.create import state_keys
+from catchwater.recovery.savepoint.hold import hold
 from catchwater.state.entries import DictEntries, Table, no_changes
 from catchwater.state.roll import Position
 
@@ -94,3 +96,20 @@ def test_short_epochs_are_done_together(made: Made) -> None:
     made.run(a=b"2")
     assert keeping.look() == []
     assert len(keeping.look(at_once=True)) == 1
+
+
+def test_an_epoch_that_somebody_reads_is_not_forgotten(made: Made) -> None:
+    sink = FakeSink()
+    keeping = upkeep(made, sink)
+    made.run(a=b"1")
+    with hold(made.folder, 0, made.clock):
+        for value in (b"2", b"3", b"4"):
+            made.run(a=value)
+        keeping.look(at_once=True)
+        keeping.sweep()
+        assert Ledger(made.folder).epochs() == [0, 1, 2, 3]
+        assert sink.oldest == 0
+        assert list(state_keys(made.source, made.source.entry(0)))
+    made.run(a=b"5")
+    keeping.look(at_once=True)
+    assert Ledger(made.folder).epochs() == [3, 4]

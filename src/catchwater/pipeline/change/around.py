@@ -16,10 +16,10 @@ from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run.artefact import find_function
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.outlets import open_outlets
+from catchwater.pipeline.run.preflight import tails_of
 from catchwater.recovery.contract import PartitionTail
 from catchwater.recovery.home import home_of, key_part
 from catchwater.recovery.ledger import SourceOffset
-from catchwater.recovery.pins import read_tails
 from catchwater.recovery.restore import check_covered
 from catchwater.recovery.savepoint.storage import Shelf
 from catchwater.replay.control import Control
@@ -65,18 +65,13 @@ class Around:
         """Where savepoints lie: there, or where the file says, or beside the checkpoint."""
         return Shelf.at(url or shelf_url(self.config), self.clock)
 
-    def tails(self, end: SourceOffset) -> dict[tuple[str, int], PartitionTail] | None:
-        """What the log holds now of what would be replayed; None: it is not ours."""
-        return read_tails(self.control, [*end.offsets, *end.tables]) if self.control else None
+    def tails(self) -> dict[tuple[str, int], PartitionTail]:
+        """What the log, ours or another Kafka, holds now of all that the pipeline reads."""
+        return tails_of(self.config, self.clock)
 
     def check_covered(self, end: SourceOffset) -> None:
-        """Raise `HistoryGone` or `LogBehind` unless the log reaches back to here.
-
-        A Kafka that is not ours is asked by the source itself, at the start.
-        """
-        tails = self.tails(end)
-        if tails is not None:
-            check_covered(end, tails)
+        """Raise `HistoryGone` or `LogBehind` unless the log reaches back to here."""
+        check_covered(end, self.tails())
 
     def pin_id(self, name: str) -> str:
         """The pin of a savepoint of this name."""
@@ -142,7 +137,6 @@ def _is_ahead(sink: Any, epoch: int) -> bool:
 def _positions(end: SourceOffset) -> list[dict[str, str | int]]:
     return [
         {"topic": topic, "partition": int(partition), "offset": offset}
-        for of in (end.offsets, end.tables)
-        for topic, partitions in of.items()
+        for topic, partitions in end.needed.items()
         for partition, offset in partitions.items()
     ]

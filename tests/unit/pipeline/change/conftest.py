@@ -28,6 +28,7 @@ from catchwater.pipeline.run.outlets import Outlets, open_outlets
 from catchwater.pipeline.run.preflight import identity_of
 from catchwater.pipeline.spark.epochs import EpochWriter
 from catchwater.recovery import handover
+from catchwater.recovery.contract import PartitionTail
 from catchwater.recovery.home import home_of
 from catchwater.recovery.ledger import Ledger, ShardEpoch, SourceOffset, write_whole
 from catchwater.recovery.savepoint.create import state_log
@@ -73,6 +74,13 @@ FROM_V1 = """
 """
 
 
+class Offline(Around):
+    """Without brokers: the log holds all there ever was."""
+
+    def tails(self) -> dict[tuple[str, int], PartitionTail]:
+        return {("orders", 0): PartitionTail(0, 1000, 1)}
+
+
 @dataclass
 class Shop:
     """The pipeline's folder; every code it is given is a module of its own."""
@@ -107,7 +115,7 @@ class Shop:
 
     @property
     def around(self) -> Around:
-        return Around(self.config, None, self.clock)
+        return Offline(self.config, None, self.clock)
 
     @property
     def checkpoint(self) -> Path:
