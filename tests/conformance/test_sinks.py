@@ -9,6 +9,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -424,4 +425,27 @@ def test_staged_outputs_are_kept_for_as_long_as_the_file_says(target: Target) ->
         write(sink, epoch, ROWS)
     sink.sweep(2, ManualClock().now_ms())
     assert sink.truth.epochs() == [0, 1, 2]
+    sink.close()
+
+
+def test_what_is_behind_is_swept_while_the_next_epochs_are_committed(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("catchwater.sinks.relational.sink._SWEEP_EPOCHS", 1)
+    sink = target.open()
+    written = [0]
+
+    def sweep() -> None:
+        for _ in range(30):
+            sink.sweep(max(written[0] - 2, 0), 10**15)
+
+    # As the pipeline does it: one thread runs epochs, another looks after those behind.
+    with ThreadPoolExecutor(1) as other:
+        sweeping = other.submit(sweep)
+        while written[0] < 5 or not sweeping.done():
+            write(sink, written[0], ROWS)
+            written[0] += 1
+        sweeping.result()
+    assert ids(target) == wanted(*range(written[0]))
+    assert sink.last_epoch() == written[0] - 1
     sink.close()

@@ -143,7 +143,9 @@ class Archive:
             for epoch, _, modified_ms in self._listed():
                 self._ages[epoch] = max(modified_ms, self._ages.get(epoch, 0))
         since_ms = now_ms - (self._keep_ms or 0)
-        stale = [epoch for epoch, at in self._ages.items() if epoch < oldest and at <= since_ms]
+        # A copy: the thread that commits adds to it meanwhile.
+        ages = list(self._ages.items())
+        stale = [epoch for epoch, at in ages if epoch < oldest and at <= since_ms]
         for epoch in stale:
             self._forget(epoch)
             del self._ages[epoch]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -80,12 +81,14 @@ class PostgresDatabase:
             )
         self._url = url
         self._name = f"{parts.hostname or 'localhost'}:{parts.port or 5432}{parts.path}"
+        # One thread commits an epoch while another sweeps what is behind the one before.
+        self._alone = RLock()
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
 
     @contextmanager
     def transaction(self) -> Iterator[PostgresTransaction]:
         """A transaction; its commit may have happened although `SinkUnavailable` is raised."""
-        with self._named():
+        with self._alone, self._named():
             connection = self._connect()
             with connection.transaction():
                 yield PostgresTransaction(connection)
@@ -98,7 +101,7 @@ class PostgresDatabase:
 
     def scan(self, sql: str, values: Sequence[object]) -> Iterator[tuple[Any, ...]]:
         """The rows of a query through a cursor on the server."""
-        with self._named():
+        with self._alone, self._named():
             connection = self._connect()
             with connection.transaction(), connection.cursor(name="catchwater_scan") as cursor:
                 cursor.itersize = _SCAN_ROWS

@@ -4,6 +4,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 from catchwater.config import CatchwaterError
@@ -55,12 +56,14 @@ class SqliteDatabase:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        # One thread commits an epoch while another sweeps what is behind the one before.
+        self._alone = RLock()
         self._connection: sqlite3.Connection | None = None
 
     @contextmanager
     def transaction(self) -> Iterator[SqliteTransaction]:
         """A transaction that is the only writer from its beginning."""
-        with self._named():
+        with self._alone, self._named():
             connection = self._connect()
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -82,7 +85,7 @@ class SqliteDatabase:
 
     def scan(self, sql: str, values: Sequence[object]) -> Iterator[tuple[Any, ...]]:
         """The rows of a query, some at a time."""
-        with self._named():
+        with self._alone, self._named():
             cursor = self._connect().execute(sql, values)
             while rows := cursor.fetchmany(_SCAN_ROWS):
                 yield from rows
@@ -95,7 +98,6 @@ class SqliteDatabase:
 
     def _connect(self) -> sqlite3.Connection:
         if self._connection is None:
-            # The query's thread commits, the main thread sweeps and closes; never at once.
             connection = sqlite3.connect(
                 self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
             )
