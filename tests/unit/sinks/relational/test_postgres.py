@@ -1,6 +1,7 @@
 """PostgreSQL's failures by name: a backend that is ended, a server that is away, a refused row."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import psycopg
@@ -86,3 +87,17 @@ def test_a_named_lock_keeps_others_waiting(database: PostgresDatabase, postgres_
 def test_what_is_no_url_of_a_database_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="must be the URL of a PostgreSQL database"):
         PostgresDatabase(url)
+
+
+def test_two_threads_take_turns(database: PostgresDatabase) -> None:
+    def other() -> int:
+        with database.transaction() as transaction:
+            return len(transaction.execute("SELECT * FROM t"))
+
+    with ThreadPoolExecutor(1) as pool:
+        with database.transaction() as transaction:
+            transaction.execute("INSERT INTO t VALUES (1, 'x')")
+            waiting = pool.submit(other)
+            transaction.execute("INSERT INTO t VALUES (2, 'x')")
+            assert not waiting.done()
+        assert waiting.result(10) == 2

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -88,3 +89,17 @@ def test_rows_that_the_table_refuses_are_told_from_a_table_that_is_gone(
     with pytest.raises(TargetDiffers, match="no such table"), database.transaction() as t:
         t.insert("gone", ["a"], [(1,)])
     assert rows(database) == 0
+
+
+def test_two_threads_take_turns(database: SqliteDatabase) -> None:
+    def other() -> int:
+        with database.transaction() as transaction:
+            return len(transaction.execute("SELECT * FROM t"))
+
+    with ThreadPoolExecutor(1) as pool:
+        with database.transaction() as transaction:
+            transaction.execute("INSERT INTO t VALUES (1, 'x')")
+            waiting = pool.submit(other)
+            transaction.execute("INSERT INTO t VALUES (2, 'x')")
+            assert not waiting.done()
+        assert waiting.result(10) == 2
