@@ -68,7 +68,8 @@ def verify(file: PipelineFile, only: Only = None, as_json: AsJson = False) -> No
         print_json([_told(name, report) for name, report in reports.items()])
     else:
         _print(reports)
-    raise typer.Exit(FAILS if any(report.findings for report in reports.values()) else 0)
+    wrong = any(report.findings or report.gone for report in reports.values())
+    raise typer.Exit(FAILS if wrong else 0)
 
 
 @app.command()
@@ -87,7 +88,7 @@ def repair(
     with _opened(file, only) as opened, lock(opened.checkpoint):
         for name, each in opened.sinks.items():
             report = reconcile.verify(each, opened.committed)
-            if not report.findings:
+            if not report.findings and not report.gone:
                 talk(f"{name}: nothing to mend in {spaced(report.rows)} rows")
                 continue
             talk(f"{name}: {_summary(report.findings)} of {spaced(report.rows)} rows")
@@ -153,6 +154,8 @@ def _print(reports: "Mapping[str, Report]") -> None:
         rows.append([name, epochs, report.rows, *(counts[kind] for kind in _KINDS)])
     print_table(["sink", "epochs", "rows", *_KINDS], rows)
     for name, report in reports.items():
+        if report.gone:
+            talk(f"{name}: epochs {report.gone[0]} to {report.gone[-1]} are lost and not kept")
         if report.findings:
             shown = report.findings[:_SHOWN]
             typer.echo()
@@ -171,6 +174,7 @@ def _told(name: str, report: "Report") -> dict[str, Any]:
         "first_epoch": report.first,
         "last_epoch": report.last,
         "rows": report.rows,
+        "epochs_lost": list(report.gone),
         **{kind: counts[kind] for kind in _KINDS},
         "findings": [_row(finding) for finding in report.findings],
     }

@@ -9,7 +9,15 @@ row. The truth reaches back as far as `keep`; what is older is not looked at.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from catchwater.sinks.base import Expected, Fix, OutputRecord, RowId, Sink, SinkRow
+from catchwater.sinks.base import (
+    Expected,
+    Fix,
+    OutputRecord,
+    RowId,
+    RowsUnreadable,
+    Sink,
+    SinkRow,
+)
 
 RANGE_ROWS = 1_000_000
 """Rows that are compared at once: about 300 bytes each. One epoch is never divided."""
@@ -36,6 +44,8 @@ class Report(NamedTuple):
     rows: int
     """Rows that should be there."""
     findings: tuple[Finding, ...]
+    gone: tuple[int, ...] = ()
+    """Epochs that were committed, that the target has lost, and of which nothing is kept."""
 
 
 class _Row(NamedTuple):
@@ -81,8 +91,10 @@ def verify(sink: Sink, committed: int | None) -> Report:
     Raises `RowsUnreadable` where the target cannot be asked, and `PieceDamaged` where what was
     staged is damaged itself.
     """
-    newest = max((e for e in (sink.last_epoch(), committed) if e is not None), default=-1)
+    last = sink.last_epoch()
+    newest = max((e for e in (last, committed) if e is not None), default=-1)
     epochs = [epoch for epoch in sink.truth.epochs() if epoch <= newest]
+    lost = set(range(last + 1, newest + 1)) if last is not None else set()
     total = 0
     findings: list[Finding] = []
     for some in _ranges(sink, epochs):
@@ -92,7 +104,11 @@ def verify(sink: Sink, committed: int | None) -> Report:
         total += rows
         findings += found
     return Report(
-        epochs[0] if epochs else None, epochs[-1] if epochs else None, total, tuple(findings)
+        epochs[0] if epochs else None,
+        epochs[-1] if epochs else None,
+        total,
+        tuple(findings),
+        tuple(sorted(lost - set(epochs))),
     )
 
 
@@ -100,8 +116,15 @@ def repair(sink: Sink, report: Report) -> list[Finding]:
     """Mend what was found; the findings that this sink cannot mend are returned.
 
     Epochs after the sink's last mark (its target was restored from an older copy) are committed
-    again; of all others the rows alone are mended.
+    again; of all others the rows alone are mended. Raises `RowsUnreadable`, with nothing changed,
+    if not all of those epochs are kept.
     """
+    if report.gone:
+        raise RowsUnreadable(
+            f"The target of the sink {sink.name!r} has lost epochs {report.gone[0]} to "
+            f"{report.gone[-1]}, and what they put out is no longer kept.",
+            hint="Restore a newer copy of the target, or rebuild the pipeline into a new one.",
+        )
     wrong = {finding.id: finding for finding in report.findings}
     last = sink.last_epoch()
     if last is not None and report.last is not None:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from catchwater.sinks.base import (
     Fix,
     OutputRecord,
     RowId,
+    RowsUnreadable,
     SinkRow,
     Staged,
     record_digest,
@@ -89,6 +91,7 @@ class MemorySink:
         ]  # fmt: skip
         self.asked: list[tuple[int, int]] = []
         self.truth = self
+        self.name = "alerts"
 
     def epochs(self) -> list[int]:
         return sorted(self.staged)
@@ -147,6 +150,18 @@ def test_epochs_that_the_target_has_lost_are_missing_and_committed_again() -> No
     assert reconcile.repair(target, report) == []
     assert target.last == 9
     assert not reconcile.verify(target, 9).findings
+
+
+def test_epochs_that_are_lost_and_not_kept_are_told_and_never_filled_with_nothing() -> None:
+    target = sink(last=3)
+    for epoch in range(7):
+        del target.staged[epoch]
+    report = reconcile.verify(target, 9)
+    assert report.gone == (4, 5, 6)
+    assert Counter(f.kind for f in report.findings) == {"missing": 12}
+    with pytest.raises(RowsUnreadable, match="has lost epochs 4 to 6"):
+        reconcile.repair(target, report)
+    assert target.last == 3
 
 
 def test_everything_that_was_found_is_mended() -> None:

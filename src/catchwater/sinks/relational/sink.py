@@ -180,8 +180,8 @@ class TableSink:
             raise EpochMissing(
                 f"The sink {self.name!r} has epoch {last} of {self._who[0]!r}; epoch {epoch} does "
                 "not follow it.",
-                hint="Start from the checkpoint this sink was written from, or give the sink "
-                "another name and table.",
+                hint="If the table was restored from an older copy: catchwater sink repair FILE. "
+                "Otherwise start from the checkpoint this sink was written from.",
             )
         return False
 
