@@ -34,8 +34,10 @@ from catchwater.state.roll import EMPTY, END, START, Chunk, Piece, Place, Positi
 SWEEP_STEP = 1000
 """Objects deleted by one call of `sweep`."""
 
-_HELD_BYTES = 24 << 20
-"""Changes that a restore holds to merge them into the chunks."""
+_HELD_BYTES = 96 << 20
+_HELD_ENTRY_BYTES = 200
+"""A restore holds changes in so much memory, to merge them into the chunks; so much each of them
+takes besides its bytes."""
 
 _NAME = re.compile(r"(\d{20})-([A-Za-z0-9_-]+)\.(?:delta|merged|chunk-\d+)")
 
@@ -96,11 +98,11 @@ class StateLog:
         Raises ShardDamaged, StoreError.
         """
         roll = self.roll_of(at)
-        count = sum(piece.entries for piece in roll.pieces)
+        count = sum(piece.entries for piece in roll.pieces) or 1
         weight = sum(piece.weight for piece in roll.pieces)
         chunks = self._objects.read(parts.chunks_of(roll))
         pieces = self._objects.read(parts.pieces_of(roll))
-        return merged(chunks, pieces, _HELD_BYTES * count // max(weight, 1))
+        return merged(chunks, pieces, _HELD_BYTES // (weight // count + _HELD_ENTRY_BYTES))
 
     def read_since(self, since: Position, at: Position) -> Iterator[Changes] | None:
         """What to apply, in order, to the shard as it was at `since`.

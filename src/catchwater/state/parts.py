@@ -7,7 +7,6 @@ looked for. Relies on the object store; its errors (`StoreError`) pass through.
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
 from typing import NamedTuple
 
 from catchwater.config import CatchwaterError
@@ -19,7 +18,9 @@ from catchwater.state.roll import END, START, Chunk, Piece, Place, Position, Rol
 
 _WINDOW_BYTES = 8 << 20
 _HEADER_BYTES = 64 << 10
-_READERS = 4
+_READERS = 8
+_AHEAD_BYTES = 8 << 20
+"""Objects are asked for ahead until they make up this much."""
 
 
 class ShardDamaged(CatchwaterError):
@@ -46,6 +47,7 @@ class Part(NamedTuple):
     kind: str
     by: Position
     number: int = 0
+    size_bytes: int = 0
     ranges: Sequence[tuple[Place, Place]] = ((START, END),)
     """Entries elsewhere do not count: another object of the position shows something younger."""
 
@@ -95,17 +97,18 @@ class ShardObjects:
     def read(self, parts: Iterable[Part]) -> Iterator[Changes]:
         """The blocks of objects, one after the other, with the next few already asked for."""
         waiting: deque[tuple[Part, Future[bytes] | None]] = deque()
-        rest = iter(parts)
         pool = ThreadPoolExecutor(_READERS)
+        ahead = 0
         try:
-            while True:
-                for part in islice(rest, _READERS - len(waiting)):
-                    here = part.name in self._recent
-                    waiting.append(
-                        (part, None if here else pool.submit(self._window, part, 0, _WINDOW_BYTES))
-                    )
-                if not waiting:
-                    return
+            for part in parts:
+                here = part.name in self._recent
+                future = None if here else pool.submit(self._window, part, 0, _WINDOW_BYTES)
+                waiting.append((part, future))
+                ahead += part.size_bytes
+                while ahead > _AHEAD_BYTES or len(waiting) > _READERS:
+                    ahead -= waiting[0][0].size_bytes
+                    yield from self._blocks(*waiting.popleft())
+            while waiting:
                 yield from self._blocks(*waiting.popleft())
         finally:
             pool.shutdown(cancel_futures=True)
@@ -177,13 +180,14 @@ def named(roll: Roll) -> list[Part]:
 def chunk_part(start: Place, chunk: Chunk) -> Part:
     """A chunk that counts from a place on."""
     name = _name(chunk.by, f"chunk-{chunk.number}")
-    return Part(name, "chunk", chunk.by, chunk.number, ((start, chunk.until),))
+    ranges = ((start, chunk.until),)
+    return Part(name, "chunk", chunk.by, chunk.number, chunk.size_bytes, ranges)
 
 
 def piece_part(piece: Piece, ranges: Sequence[tuple[Place, Place]] = ((START, END),)) -> Part:
     """A piece that counts in these ranges."""
     kind = "delta" if piece.is_delta else "merged"
-    return Part(_name(piece.by, kind), kind, piece.by, 0, ranges)
+    return Part(_name(piece.by, kind), kind, piece.by, 0, piece.size_bytes, ranges)
 
 
 def delta_part(at: Position) -> Part:

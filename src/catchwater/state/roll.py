@@ -4,12 +4,13 @@
 *Pieces* are the changes since: deltas of one epoch, or runs of small ones merged. Chunks first and
 then all pieces in order give the state: the last change of a key wins, whatever its chunk showed.
 
-Snapshots roll: epochs rewrite as many bytes of entries as they wrote changes, going round from
-where the last one stopped, so the oldest chunks are always next. One round thus answers as many
-bytes of changes as there are entries: what a restore reads stays near twice the state, and no
-epoch ever pays for a whole snapshot, nor at once for a large epoch before it. Chunks
-and pieces are counted in *units*, a 256th of the state, so that their number is bounded too.
-Weights are bytes before compression.
+Snapshots roll: epochs rewrite twice the bytes of entries that they wrote changes, going round from
+where the last one stopped, so the oldest chunks are always next. One round answers half as many
+bytes of changes as there are entries: a restore reads about one and a half times the state. An
+epoch that changes much rewrites only as much as it changes, and a restore may come to twice the
+state; none pays for a whole snapshot, nor at once for a large epoch before it. Chunks and pieces
+are counted in *units*, a 256th of the state, so that their number is bounded too. Weights are bytes
+before compression.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ import msgspec
 
 from catchwater.state.entries import Table
 
-LEAST_UNIT = 1 << 20
+LEAST_UNIT = 512 << 10
 LARGEST_UNIT = 8 << 20
 """Bounds of a chunk, bytes; one chunk's entries are held in memory at a time."""
 
@@ -27,6 +28,7 @@ _RUN = 64
 _SHORTEST_RUN = 3
 _SLACK_ENTRIES = 10_000
 _UNITS_AT_ONCE = 8
+_PACE = 2
 
 Place = tuple[int, bytes]
 """A table and a key: entries of a shard in one order."""
@@ -161,7 +163,9 @@ def merged(roll: Roll, piece: Piece) -> Roll:
 def appended(roll: Roll, delta: Piece) -> Roll:
     """The roll with the changes of one more epoch."""
     pieces = (*roll.pieces, delta)
-    return msgspec.structs.replace(roll, pieces=pieces, owed=roll.owed + delta.weight)
+    weight = sum(chunk.weight for chunk in roll.chunks) + sum(piece.weight for piece in pieces)
+    owed = min(roll.owed + _PACE * delta.weight, weight)  # one round answers everything
+    return msgspec.structs.replace(roll, pieces=pieces, owed=owed)
 
 
 def starts(roll: Roll) -> Iterator[tuple[Place, Chunk]]:

@@ -75,7 +75,7 @@ class Simulated:
 @pytest.mark.parametrize(
     "units, share", [(3, 1), (30, 0.2), (300, 0.01), (300, 0.0003), (3, 0.001)]
 )
-def test_a_restore_reads_twice_the_state_at_most_however_long_the_history(units, share):
+def test_a_restore_reads_little_more_than_the_state_however_long_the_history(units, share):
     state, live = Simulated(), units * UNIT
     for _ in range(8):
         state.epoch(live // 8, state.live + live // 8)
@@ -83,7 +83,7 @@ def test_a_restore_reads_twice_the_state_at_most_however_long_the_history(units,
     for _ in range(min(int(10 / share), 3_000)):
         state.epoch(changed, live)
         assert state.rewritten <= max(changed, 8 * rolling.unit(state.roll)) + 4 * UNIT
-    assert state.read() <= 2.1 * live + 4 * UNIT
+    assert state.read() <= (1.6 if share < 0.03 else 2.1) * live + 4 * UNIT
     assert state.most_parts <= 800
 
 
@@ -96,7 +96,7 @@ def test_one_percent_of_changed_keys_write_little_of_the_state():
         state.epoch(live // 100, live)
         written.append(live // 100 + state.rewritten)
     assert max(written[100:]) <= 0.05 * live
-    assert sum(written[100:]) / 400 <= 0.03 * live
+    assert sum(written[100:]) / 400 <= 0.04 * live
 
 
 def test_after_a_great_deletion_idle_epochs_shorten_a_restore():
