@@ -48,6 +48,8 @@ class _Opened:
     committed: int | None
     """The newest epoch that the ledger knows to be written."""
     checkpoint: Path
+    unmarked: frozenset[str]
+    """Those that are written at least once, and so keep no marks."""
 
 
 @app.callback()
@@ -107,6 +109,13 @@ def repair(
     raise typer.Exit(FAILS if any(left.values()) else 0)
 
 
+def last_epochs(file: Path) -> dict[str, int | None]:
+    """By sink: the newest epoch it has; None where it keeps no marks, nothing where it has none."""
+    with _opened(file, None) as opened:
+        found = {name: each.last_epoch() for name, each in opened.sinks.items()}
+    return {name: at for name, at in found.items() if at is not None or name in opened.unmarked}
+
+
 @contextmanager
 def _opened(file: Path, only: str | None) -> "Iterator[_Opened]":
     """The pipeline's sinks, with what its checkpoint knows of them."""
@@ -143,7 +152,9 @@ def _opened(file: Path, only: str | None) -> "Iterator[_Opened]":
             )
         chosen = {name: each for name, each in sinks.items() if only in (None, name)}
         committed = max(Ledger(config.checkpoint).epochs(), default=None)
-        yield _Opened(chosen, committed, config.checkpoint)
+        configs = [*config.sinks.values(), *filter(None, [config.dead_letter])]
+        unmarked = frozenset(each.name for each in configs if not each.exactly_once)
+        yield _Opened(chosen, committed, config.checkpoint, unmarked)
 
 
 def _print(reports: "Mapping[str, Report]") -> None:

@@ -146,8 +146,8 @@ class LogState:
     tails: Mapping[tuple[str, int], PartitionTail]
     pins: Mapping[str, str]
     """Pin → its state: reserved, extended, unreserved or lost."""
-    sink_epochs: Mapping[str, int]
-    """Sink → the last epoch it has."""
+    sink_epochs: Mapping[str, int | None]
+    """Sink → the last epoch it has a mark of; None: it keeps none, being written at least once."""
 
 
 Verdict = Literal["pass", "warn", "fail"]
@@ -306,9 +306,11 @@ def _in_time(contract: Contract) -> Finding:
 
 
 def _sink(contract: Contract, name: str, log: LogState) -> Finding:
-    has = log.sink_epochs.get(name)
-    if has is None:
+    if name not in log.sink_epochs:
         return Finding("fail", name, "the sink has no epoch of this pipeline")
+    has = log.sink_epochs[name]
+    if has is None:
+        return Finding("pass", name, "the sink is written at least once and keeps no marks")
     if has < contract.epoch:
         return Finding("fail", name, f"the sink ends at epoch {has}, before this checkpoint")
     return Finding("pass", name, f"the sink has epoch {contract.epoch} (last: {has})")

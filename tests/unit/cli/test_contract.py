@@ -20,6 +20,7 @@ def log_holds(monkeypatch: pytest.MonkeyPatch) -> Any:
         )
         monkeypatch.setattr("catchwater.cli.pipeline.control_of", lambda config: None)
         monkeypatch.setattr(pins, "read_log_state", lambda *asked: state)
+        monkeypatch.setattr("catchwater.cli.sink.last_epochs", lambda file: state.sink_epochs)
 
     return holds
 

@@ -143,3 +143,17 @@ def test_a_delivery_that_cannot_be_is_refused_with_what_to_choose(
     assert answer.code == 2
     assert "cannot write exactly once" in answer.err
     assert "PUT" in answer.err and "at-least-once" in answer.err
+
+
+def test_a_contract_is_checked_against_what_the_sinks_say(catchwater: Any, file: Path) -> None:
+    from catchwater.cli.sink import last_epochs
+
+    assert last_epochs(file) == {"alerts": 2}
+    text = file.read_text().replace(
+        'kind = "sqlite"', 'kind = "sqlite"\ndelivery = "at-least-once"'
+    )
+    file.write_text(text)
+    with closing(sqlite3.connect(file.parent / "out.db")) as connection:
+        connection.execute("DELETE FROM catchwater_epochs")
+        connection.commit()
+    assert last_epochs(file) == {"alerts": None}

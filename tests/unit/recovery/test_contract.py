@@ -176,6 +176,7 @@ def test_a_sink_before_the_checkpoint_fails_and_one_behind_it_passes() -> None:
     assert verdicts(state(sink_epochs={"alerts": 6}))["alerts"] == "fail"
     assert verdicts(state(sink_epochs={}))["alerts"] == "fail"
     assert verdicts(state(sink_epochs={"alerts": 8}))["alerts"] == "pass"
+    assert verdicts(state(sink_epochs={"alerts": None}))["alerts"] == "pass"
 
 
 def test_an_estimate_above_the_budget_is_said() -> None:

@@ -79,12 +79,7 @@ def test_pins_of_others_and_pins_set_by_hand_are_left_alone() -> None:
 
 
 def test_what_a_check_needs_is_asked_of_the_log() -> None:
-    state = read_log_state(
-        FakeControl("cards/1"),
-        "cards",
-        ["t"],
-        ["alerts", "never"],  # type: ignore[arg-type]
-    )
+    state = read_log_state(FakeControl("cards/1"), ["t"], {"alerts": 4})  # type: ignore[arg-type]
     assert state.tails == {("t", 0): PartitionTail(1, 9, 80)}
     assert state.pins == {"cards/1": "reserved"}
     assert state.sink_epochs == {"alerts": 4}
