@@ -46,13 +46,13 @@ class EventTime:
             watermark_ms = max(watermark_ms, max(seen.values()) - self.delay_ms + passed_ms)
         return [watermark_ms, *map(begin.watermark_of, range(self.stages - 1))]
 
-    def is_due(self, last: EpochEntry, watermarks: list[int], clock_ms: int) -> bool:
-        """Whether some shard waits for one of these watermarks, or for this time."""
+    def is_due(self, last: EpochEntry, watermark_ms: int, clock_ms: int) -> bool:
+        """Whether some shard waits for this watermark, or for this time.
+
+        A later stage that waits for it is not there yet, but gets there by as many more epochs.
+        """
         due_clock_ms = last.next_due_clock_ms
         if due_clock_ms is not None and due_clock_ms <= clock_ms:
             return True
         due = map(last.next_due_ms, range(self.stages))
-        return any(
-            at is not None and at <= watermark
-            for at, watermark in zip(due, watermarks, strict=True)
-        )
+        return any(at is not None and at <= watermark_ms for at in due)

@@ -59,15 +59,16 @@ def test_idle_is_only_who_has_nothing_unread() -> None:
     assert time.advance(begin(0), SEEN, {("t", 0): 20}, 90_000) == [900]
 
 
-def test_a_stage_is_due_at_its_own_watermark() -> None:
+def test_an_epoch_is_due_as_soon_as_it_leads_any_stage_to_what_that_waits_for() -> None:
     time = EventTime(100, stages=2)
     last = entry(ShardEpoch(0, next_due_ms=60), ShardEpoch(0, stage=1, next_due_ms=50))
-    assert not time.is_due(last, [59, 49], 0)
-    assert time.is_due(last, [60, 49], 0)
-    assert time.is_due(last, [59, 50], 0)
+    assert not time.is_due(last, 49, 0)
+    assert time.is_due(last, 50, 0)
+    assert not EventTime(100).is_due(last, 50, 0)
+    assert EventTime(100).is_due(last, 60, 0)
 
 
 def test_the_clock_wakes_a_shard_that_waits_for_it() -> None:
     last = entry(ShardEpoch(0), ShardEpoch(1, next_due_clock_ms=70))
-    assert not EventTime(100).is_due(last, [0], 69)
-    assert EventTime(100).is_due(last, [0], 70)
+    assert not EventTime(100).is_due(last, 0, 69)
+    assert EventTime(100).is_due(last, 0, 70)

@@ -129,6 +129,7 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         self._clock = clock
         # What was there when Trigger.AvailableNow began: nothing beyond it is read.
         self._goal: Offsets | None = None
+        self._planned_ms = 0
 
     @cached_property
     def _specs(self) -> list[FunctionSpec]:
@@ -172,7 +173,8 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         if handover.is_shadow(folder, begin.epoch + 1):
             led = handover.leaders_end(folder, begin.epoch + 1)
             return led.to_json() if led else start
-        if handover.fenced_by(folder) is not None:
+        now_ms = self._clock.now_ms()
+        if handover.fenced_by(folder) or now_ms < self._planned_ms + handover.pace(folder, now_ms):
             return start
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         offsets, tables = from_json(begin.offsets), from_json(begin.tables)
@@ -189,7 +191,7 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         watermarks = self._time.advance(begin, seen, unread, clock_ms - begin.input_ms)
         idle = (ends, table_ends) == (offsets, tables)
         # Spark runs its first batch in any case, so epoch 0 may be empty.
-        if last and idle and not self._time.is_due(last, watermarks, clock_ms):
+        if last and idle and not self._time.is_due(last, watermarks[0], clock_ms):
             return start
         end = SourceOffset(
             begin.epoch + 1,
@@ -199,6 +201,7 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             to_json(table_ends),
             clock_ms if ends != offsets else begin.input_ms,
         )
+        self._planned_ms = now_ms
         return end.to_json()
 
     @cached_property
