@@ -48,7 +48,7 @@ def feed(broker: Any) -> Feed:
 
     def feed(topic: str, key: str, events: Sequence[Any]) -> None:
         with Client(broker.bootstrap) as client:
-            client.create_topics({topic: PARTITIONS})
+            client.create_topics({topic: PARTITIONS}, {"retention.ms": "-1"})
             encoded = (
                 Event(str(getattr(e, key)).encode(), msgspec.json.encode(e), 0) for e in events
             )
