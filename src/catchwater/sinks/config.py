@@ -90,7 +90,7 @@ KINDS: Mapping[str, Mapping[str, Option]] = {
     "iceberg": {
         "table": Option(_text),
         "warehouse": Option(_text, ""),
-        "snapshots": Option(_count, "100"),
+        "snapshots": Option(_count, "30"),
         "retry": _RETRY,
         "catalog.*": Option(_text),
     },

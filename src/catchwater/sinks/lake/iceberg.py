@@ -23,6 +23,7 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
     NoSuchTableError,
+    NotInstalledError,
     RESTError,
     ValidationError,
 )
@@ -81,7 +82,7 @@ class IcebergSink:
         pipeline: str,
         name: str,
         generation: int = 0,
-        snapshots: int = 100,
+        snapshots: int = 30,
         retry_ms: int = 60_000,
         clock: Clock = SYSTEM,
     ) -> None:
@@ -336,8 +337,15 @@ def open_iceberg(config: SinkConfig, around: "Surroundings", truth: Archive) -> 
             f"table = {config.options['table']!r} in [sink.{config.name}] names no namespace.",
             hint='Write table = "namespace.table".',
         )
+    try:
+        catalog = load_catalog(**_catalog_properties(config, around))
+    except (ValueError, NotInstalledError) as error:
+        raise ConfigError(
+            f"The catalog of [sink.{config.name}] cannot be opened: {error}.",
+            hint="The keys under catalog. are the properties of a pyiceberg catalog.",
+        ) from error
     return IcebergSink(
-        load_catalog(**_catalog_properties(config, around)),
+        catalog,
         config.options["table"],
         Columns(around.output_type),
         truth,

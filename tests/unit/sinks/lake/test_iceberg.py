@@ -321,6 +321,7 @@ def test_a_section_without_a_catalog_has_one_in_its_warehouse(world: World) -> N
     [
         ({"table": "alerts", "warehouse": "w"}, "names no namespace"),
         ({"table": "lake.alerts"}, "names no catalog"),
+        ({"table": "lake.alerts", "catalog.type": "nonsense"}, "cannot be opened"),
     ],
 )
 def test_a_section_that_names_too_little_is_refused(
