@@ -380,7 +380,7 @@ class Feed:
     def __post_init__(self) -> None:
         self._feeder = Feeder(self.client, "orders", PARTITIONS, 50)
 
-    def until(self, condition: Callable[[], bool], count: int = 20) -> None:
+    def until(self, condition: Callable[[], bool], count: int = 10) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
             self._feeder.feed(orders(self.fed, self.fed + count), count)

@@ -5,6 +5,8 @@ sink, until the leader has handed over; from the epoch after on it leads. Four s
 is where, all written whole:
 
 - `shadow.json` in the shadow: whom it follows, and, once it is known, the leader's last epoch;
+- `pace.json` in the leader: plan epochs no faster than this, for a while, that the shadow can
+  catch up; it runs out by itself, so a shadow that dies slows nobody down;
 - `fence.json` in the leader: plan no more epochs;
 - `handed-over.json` in the leader: nothing is written from here any more, go on over there.
 
@@ -56,6 +58,11 @@ class Handed(msgspec.Struct, frozen=True):
     """The last one that was written from here."""
 
 
+class _Pace(msgspec.Struct, frozen=True):
+    interval_ms: int
+    until_ms: int
+
+
 class _Fence(msgspec.Struct, frozen=True):
     to: str
 
@@ -96,6 +103,17 @@ def leaders_entry(checkpoint: Path, epoch: int) -> EpochEntry | None:
     """The leader's own entry of an epoch that its shadow repeats."""
     shadow = shadow_of(checkpoint)
     return Ledger(Path(shadow.leader)).read(epoch) if shadow else None
+
+
+def set_pace(leader: Path, interval_ms: int, until_ms: int) -> None:
+    """Ask the leader for so long between two epochs, until this time by the clock."""
+    write_whole(_path(leader, "pace"), msgspec.json.encode(_Pace(interval_ms, until_ms)))
+
+
+def pace(leader: Path, now_ms: int) -> int:
+    """How long the leader is to leave between two epochs now, ms."""
+    asked = read_json(_path(leader, "pace"), _Pace)
+    return asked.interval_ms if asked and now_ms < asked.until_ms else 0
 
 
 def fence(leader: Path, to: Path) -> None:

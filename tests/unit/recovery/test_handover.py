@@ -70,3 +70,11 @@ def test_who_always_led_is_nobodys_shadow(tmp_path: Path) -> None:
     assert not handover.is_shadow(tmp_path, 0)
     assert handover.take_over(tmp_path)
     assert handover.leaders_end(tmp_path, 0) is None
+
+
+def test_a_leader_is_slowed_down_for_a_while_only(pair: tuple[Path, Path]) -> None:
+    leader, _ = pair
+    assert handover.pace(leader, 0) == 0
+    handover.set_pace(leader, 700, until_ms=5000)
+    assert handover.pace(leader, 4999) == 700
+    assert handover.pace(leader, 5000) == 0

@@ -31,6 +31,7 @@ from catchwater.pipeline.run.preflight import identity_of
 from catchwater.recovery import checkpoint as checkpoints
 from catchwater.recovery import handover
 from catchwater.recovery.home import home_of
+from catchwater.recovery.ledger import Ledger
 from catchwater.recovery.lock import CheckpointInUse, holder, lock
 from catchwater.recovery.savepoint.create import Progress, Source
 from catchwater.recovery.savepoint.marker import Marker
@@ -43,6 +44,13 @@ _log = logging.getLogger("catchwater.pipeline")
 
 NEAR = 1
 """So many epochs behind the old version counts as caught up."""
+
+_SLOWER = 2
+"""So many of the shadow's epochs long the old version leaves between two, as long as it leads."""
+_LONGEST_MS = 10_000
+_PACED_BY = 3
+"""Epochs of the shadow by which its pace is measured."""
+_ASK_EVERY_MS = 1000
 
 
 class OutputsDiffer(CatchwaterError):
@@ -125,7 +133,9 @@ class Conductor:
         self._old = self._truths(self._leader)
         self._new = self._truths(shadow)
         self._next = checkpoints.last_commit(shadow) + 1
+        self._first = self._next
         self._over = False
+        self._asked_ms = 0
         self.comparison = Comparison()
 
     def __call__(self) -> None:
@@ -148,6 +158,24 @@ class Conductor:
         elif checkpoints.last_commit(self._leader) - done <= NEAR:
             _log.info("Caught up at epoch %d; the old version is asked to hand over.", done)
             handover.fence(self._leader, self._shadow)
+        else:
+            self._ask_for_time(done)
+
+    def _ask_for_time(self, done: int) -> None:
+        """Let the old version make fewer and larger epochs as long as the shadow is behind.
+
+        Both run epochs of the same ends; at the same pace the one behind would stay behind.
+        """
+        now_ms = self._around.clock.now_ms()
+        if now_ms < self._asked_ms + _ASK_EVERY_MS:
+            return
+        ledger = Ledger(self._shadow)
+        last, before = ledger.read(done), ledger.read(done - _PACED_BY)
+        if last is not None and before is not None and done - _PACED_BY >= self._first:
+            epoch_ms = (last.finished_ms - before.finished_ms) // _PACED_BY
+            interval_ms = min(_SLOWER * epoch_ms, _LONGEST_MS)
+            handover.set_pace(self._leader, interval_ms, now_ms + 3 * _ASK_EVERY_MS)
+            self._asked_ms = now_ms
 
     def _compare(self, epoch: int) -> None:
         found = compare(epoch, self._old, self._new)

@@ -202,7 +202,7 @@ def _plain(record: bytes, entries: dict[bytes, bytes]) -> Plain:
         state=decoded.state,
         entries=_fields(entries),
         timers=decoded.timers,
-        clock_timers=decoded.clock_timers,
+        clock_timers=decoded.clock_timers or {},
     )
 
 

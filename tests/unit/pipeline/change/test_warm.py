@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from catchwater.clock import Clock
 from catchwater.pipeline.change.compared import Comparison
 from catchwater.pipeline.change.rollback import look as look_back
 from catchwater.pipeline.change.rollback import roll_back
@@ -72,6 +73,25 @@ def test_its_outputs_are_compared_and_written_from_the_epoch_after_the_fence_on(
     assert comparison.examples[0].startswith("- {")
     # Whoever looks for the pipeline finds the new checkpoint.
     assert handover.current(old.checkpoint) == new.checkpoint
+
+
+def test_the_old_version_is_asked_for_time_while_the_new_one_is_behind(
+    beside: tuple[Shop, Shop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = beside
+    conduct, _ = conductor(old, new)
+    now_ms = 0
+    monkeypatch.setattr(Clock, "now_ms", lambda clock: now_ms)
+    for _ in range(9):
+        old.run("a")
+    for _ in range(4):
+        now_ms += 400
+        new.run("a")
+        conduct()
+    # Its epochs take 400 ms each; the old one is asked for twice that between two of its own.
+    assert handover.pace(old.checkpoint, now_ms) == 800
+    assert handover.pace(old.checkpoint, now_ms + 3001) == 0
+    assert handover.fenced_by(old.checkpoint) is None
 
 
 def test_outputs_that_were_to_be_the_same_and_are_not_end_it_before_the_fence(
