@@ -6,7 +6,7 @@
 import importlib
 import sys
 
-NAMES = ("produce", "replay", "function", "catalog", "partitions", "restart", "microbatch")
+NAMES = ("produce", "replay", "function", "catalog", "partitions", "restart", "microbatch", "state")
 LONG = ("soak", "chaos")
 
 if __name__ == "__main__":
