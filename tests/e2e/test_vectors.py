@@ -106,8 +106,8 @@ def test_a_pipeline_gives_what_the_harness_gives(
 
 
 def test_the_vectors_hold_after_crashes_and_in_other_orders(harness: Harness) -> None:
-    for at in range(len(harness.vectors())):
+    for at in range(0, len(harness.vectors()), 5):
         harness.crash_and_restore(at=at)
-    for event in range(0, EVENTS, 97):
+    for event in range(0, EVENTS, 300):
         harness.crash_and_restore(event=event)
-    harness.check_replay(orders=5)
+    harness.check_replay(orders=3)

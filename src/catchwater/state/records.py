@@ -33,8 +33,8 @@ class Record(msgspec.Struct, Generic[StateT], array_like=True, gc=False):
     spilled: int
     """The youngest event time among the ids that went to the SEEN table; NEVER: none went."""
     state: StateT
-    clock_timers: dict[str, int] = {}
-    """Due time by name, of the timers that wait for the processing clock."""
+    clock_timers: dict[str, int] | None = None
+    """Due time by name, of the timers that wait for the processing clock; None: never had any."""
 
 
 def new_record(state: StateT) -> Record[StateT]:

@@ -80,17 +80,18 @@ class EpochContext:
             raise ValueError(f"the timer name {name[:40]!r}… is over {MAX_TIMER_NAME_BYTES} bytes")
         self._remember_timers()
         record = self.record
-        chosen, other = record.timers, record.clock_timers
-        if clock:
-            chosen, other = other, chosen
-        chosen[name] = at
-        other.pop(name, None)
+        self._drop(name)
+        if not clock:
+            record.timers[name] = at
+        elif record.clock_timers is None:
+            record.clock_timers = {name: at}
+        else:
+            record.clock_timers[name] = at
 
     def cancel_timer(self, name: str) -> None:
         """Forget the key's timer of this name."""
         self._remember_timers()
-        self.record.timers.pop(name, None)
-        self.record.clock_timers.pop(name, None)
+        self._drop(name)
 
     def table(self, name: str) -> RowsOf:
         """A declared table; LookupError, when it is asked, if there is none of this name."""
@@ -104,10 +105,18 @@ class EpochContext:
             raise LookupError(f"there is no answer of {call!r}: the function declares no calls")
         return self._answers.of(call, self.cause)
 
+    def _drop(self, name: str) -> None:
+        self.record.timers.pop(name, None)
+        if self.record.clock_timers:
+            self.record.clock_timers.pop(name, None)
+
     def _remember_timers(self) -> None:
         if self.stored_key not in self.timers_before:
             record = self.record
-            self.timers_before[self.stored_key] = dict(record.timers), dict(record.clock_timers)
+            self.timers_before[self.stored_key] = (
+                dict(record.timers),
+                dict(record.clock_timers or {}),
+            )
 
     def _identity(self) -> bytes:
         """Two equal events of one key draw the same if the function declares no `dedup` id."""

@@ -11,7 +11,7 @@ TIMER_TABLES = (Table.TIMER, Table.CLOCK_TIMER)
 
 def timers_of(record: Record[Any], table: Table) -> dict[str, int]:
     """The record's timers that lie in this table: due time by name."""
-    return record.timers if table is Table.TIMER else record.clock_timers
+    return record.timers if table is Table.TIMER else record.clock_timers or {}
 
 
 def timer_entry(at: int, key: bytes, name: str) -> bytes:
