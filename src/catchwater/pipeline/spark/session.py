@@ -76,6 +76,8 @@ _CONF: Mapping[str, str] = {
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     # Stages of known size, one after the other: there is nothing to adapt, but a job more to plan.
     "spark.sql.adaptive.enabled": "false",
+    # A row of ours may be megabytes, and ten thousand of them no Arrow batch.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(64 * 2**20),
     "spark.ui.liveUpdate.period": "-1",
     "spark.python.worker.faulthandler.enabled": "true",
     # Where this differs between a source and an operator, each gets a daemon of its own to start.
