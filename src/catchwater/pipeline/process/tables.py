@@ -4,7 +4,6 @@ A broadcast table lies whole in every shard, a keyed one only where its key's st
 kept as they came and decoded when they are asked for, once an epoch.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 from catchwater.pipeline.functions.spec import FunctionSpec, TableSpec
@@ -74,9 +73,3 @@ def _place(name: str, spec: TableSpec, key: bytes) -> tuple[Table, bytes]:
     if spec.keyed:
         return Table.JOINED, prefix_of(key) + name.encode()
     return Table.SHARED, name.encode() + b"\0" + key
-
-
-def apply_all(tables: TableRows, batches: Iterable[TableBatch]) -> None:
-    """Take over what has changed in an epoch."""
-    for batch in batches:
-        tables.apply(batch)
