@@ -1,0 +1,29 @@
+"""One sentence out of a failed query: ours by our own words, others by their last line."""
+
+from pathlib import Path
+
+from catchwater.pipeline.spark.failure import PipelineFailed, cause
+
+LOG = Path("spark.log")
+TRACE = """Job aborted due to stage failure: Traceback (most recent call last):
+  File "operator.py", line 20, in run
+{error}
+
+\tat org.apache.spark.api.python.BasePythonRunner
+"""
+
+
+def test_our_own_error_in_a_workers_traceback_is_told_with_its_kind_and_exit_code() -> None:
+    error = "catchwater.state.log.ShardDamaged: The state object x cannot be used: cut."
+    failed = cause(TRACE.format(error=error), LOG)
+    assert isinstance(failed, PipelineFailed)
+    assert str(failed) == "The pipeline failed: The state object x cannot be used: cut."
+    assert (failed.kind, failed.exit_code) == ("ShardDamaged", 5)
+
+
+def test_of_others_the_last_error_is_told_and_where_the_rest_is() -> None:
+    failed = cause(TRACE.format(error="ValueError: no such card"), LOG)
+    assert str(failed) == "The pipeline failed: ValueError: no such card"
+    assert failed.exit_code == 1
+    assert "spark.log" in (failed.hint or "")
+    assert str(cause("", LOG)) == "The pipeline failed: no cause was given"
