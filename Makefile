@@ -33,7 +33,7 @@ lock:            ## resolve the dependencies again (hashed, no registry named)
 	  $(BIN)/uv pip compile -q -U --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-emit-find-links --no-header --no-annotate requirements/$$group.in -o requirements/$$group.lock || exit 1; done
 	$(BIN)/uv pip compile -q -U --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
-	  --no-header --no-annotate pyproject.toml --extra spark --extra fast --extra postgres --extra s3 --group test --group tidy -o requirements/dev.lock
+	  --no-header --no-annotate pyproject.toml --extra spark --extra fast --extra postgres --extra s3 --extra kafka --extra iceberg --group test --group tidy -o requirements/dev.lock
 
 style: $(STAMP)  ## formatting and lint
 	$(BIN)/ruff format --check .
@@ -82,7 +82,7 @@ demo: $(STAMP)   ## the main job, killed and restored, with a verdict: make demo
 docs: $(STAMP)   ## regenerate what is generated (protocol coverage)
 	$(BIN)/python docs/generate.py
 
-check: tidy test slow demo ## what CI runs
+check: tidy test demo ## what CI runs
 
 clean:           ## forget the environment and the caches
 	rm -rf $(VENV) .cache .java .mypy_cache .ruff_cache .pytest_cache .hypothesis
