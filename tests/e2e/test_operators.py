@@ -28,7 +28,7 @@ from catchwater.wire.records import decode, place
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 EVENTS = 600
-EPOCH_EVENTS = 60
+EPOCH_EVENTS = 100
 RETAIL = os.environ.get("CATCHWATER_RETAIL")
 """A file like the UCI "Online Retail" data set, plain or gzipped; it is not in the repository."""
 
