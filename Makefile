@@ -10,7 +10,7 @@ SEEDS ?= 50
 POINTS ?= 300
 MINUTES ?= 10
 
-.PHONY: help setup style format types tidy unit test slow sim kill-points chaos soak e2e bench demo docs check lock clean
+.PHONY: help setup style format types tidy unit test slow sim kill-points chaos soak e2e bench bench-functions demo docs check lock clean
 .DEFAULT_GOAL := help
 
 help:            ## show this list
@@ -75,6 +75,9 @@ e2e: $(STAMP)    ## real Spark
 
 bench: $(STAMP)  ## every claim beside its peer; writes benchmarks/results/*.json
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-functions: $(STAMP) ## the same keyed function here and on five peers (PEERS=, KEYS=, ROUNDS=)
+	$(BIN)/python -m benchmarks functions
 
 demo: $(STAMP)   ## the main job, killed and restored, with a verdict: make demo ARGS="--data FILE.csv --json"
 	@$(BIN)/catchwater demo $(ARGS)

@@ -1,12 +1,11 @@
 """The card rule on Catchwater and on what else one would pick, over one Apache Kafka topic.
 
 Rounds alternate contestant by contestant, ours first. Every contestant reads the topic from its
-start for at most MOST_S seconds behind its first alert. Arguments after the name choose the peers;
-without any, all run: python -m benchmarks functions streams quix.
+start for at most MOST_S seconds behind its first alert. PEERS="streams quix" chooses; without it
+all run. ROUNDS, KEYS and EVENTS have their defaults below.
 """
 
 import os
-import sys
 import tempfile
 from pathlib import Path
 
@@ -16,9 +15,9 @@ from benchmarks.functions.peers import PEERS, Contestant, Job
 from benchmarks.kafka_peer import apache_kafka
 from benchmarks.measure import Row, publish, row
 
-EVENTS = 2_000_000
+EVENTS = int(os.environ.get("EVENTS", "2000000"))
 MOST_S = 25.0
-KEYS = (100_000, 1_000_000)
+KEYS = tuple(map(int, os.environ.get("KEYS", "100000 1000000").split()))
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
 TARGETS = {"per-key": 30.0, "streams": 2.0, "quix": 4.0, "bytewax": 4.0, "flink": 4.0}
 
@@ -30,15 +29,15 @@ def one(
     job = Job(bootstrap, source, f"alerts-{turn}", turn, folder / turn)
     figures = race.run(contestant, job, EVENTS, MOST_S)
     print(
-        f"{job.group}: {figures.events_per_s:,.0f} events/s, {figures.cpu_s_per_million:.1f} CPU s/M, "
-        f"restore {figures.restore_s:.1f} s, {figures.twice} alerts twice", flush=True,
+        f"{job.group}: {figures.events_per_s:,.0f} events/s, "
+        f"{figures.cpu_s_per_million:.1f} CPU s/M, restore {figures.restore_s:.1f} s, {figures.twice} alerts twice", flush=True,
     )  # fmt: skip
     return figures
 
 
 def main() -> None:
     """Fill the topics, let all take turns, publish."""
-    chosen = [name for name in sys.argv[1:] if name in PEERS] or list(PEERS)
+    chosen = os.environ.get("PEERS", "").split() or list(PEERS)
     rows = []
     with (
         apache_kafka(stamp_on_append=True) as (bootstrap, _),
