@@ -14,11 +14,11 @@ TRACE = """Job aborted due to stage failure: Traceback (most recent call last):
 
 
 def test_our_own_error_in_a_workers_traceback_is_told_with_its_kind_and_exit_code() -> None:
-    error = "catchwater.state.log.ShardDamaged: The state object x cannot be used: cut."
+    error = "catchwater.recovery.restore.HistoryGone: The log begins at offset 9."
     failed = cause(TRACE.format(error=error), LOG)
     assert isinstance(failed, PipelineFailed)
-    assert str(failed) == "The pipeline failed: The state object x cannot be used: cut."
-    assert (failed.kind, failed.exit_code) == ("ShardDamaged", 5)
+    assert str(failed) == "The pipeline failed: The log begins at offset 9."
+    assert (failed.kind, failed.exit_code) == ("HistoryGone", 5)
 
 
 def test_of_others_the_last_error_is_told_and_where_the_rest_is() -> None:
