@@ -28,10 +28,9 @@ def one(
     """One run of one contestant."""
     job = Job(bootstrap, source, f"alerts-{turn}", turn, folder / turn)
     figures = race.run(contestant, job, EVENTS, MOST_S)
-    print(
-        f"{job.group}: {figures.events_per_s:,.0f} events/s, "
-        f"{figures.cpu_s_per_million:.1f} CPU s/M, restore {figures.restore_s:.1f} s, {figures.twice} alerts twice", flush=True,
-    )  # fmt: skip
+    rate, cpu = figures.events_per_s, figures.cpu_s_per_million
+    told = f"{job.group}: {rate:,.0f} events/s, {cpu:.1f} CPU s/M, "
+    print(told + f"restore {figures.restore_s:.1f} s, {figures.twice} alerts twice", flush=True)
     return figures
 
 
