@@ -105,6 +105,18 @@ def test_any_number_of_shards_becomes_any_other_and_goes_on(epochs, before, afte
         assert [read(*source).tables for source in sources] == [model.tables for model in old]
 
 
+@pytest.mark.parametrize("shards", [3, 5, 6, 7])
+def test_keys_at_the_bounds_of_shards_go_where_they_belong(shards):
+    bounds = [-(-(shard << 32) // shards) for shard in range(1, shards)]
+    hashes = [bound + away for bound in bounds for away in (-1, 0, 1)]
+    keys = [each.to_bytes(4, "big") + bytes(4) + b"key" for each in hashes]
+    store, old = MemoryStore(), [DictEntries()]
+    at = run(store, "old", [EMPTY], old, [[(key, False, 1) for key in keys]])
+    targets = logs(store, "new", shards)
+    positions = rewrite([(logs(store, "old", 1)[0], at[0])], targets)
+    assert whole([read(*each) for each in zip(targets, positions, strict=True)]) == whole(old)
+
+
 def test_pages_of_the_journal_stay_pages():
     store = MemoryStore()
     keys = [stored_key(b"%d" % n) for n in range(5000)]

@@ -326,7 +326,8 @@ local.write(lambda txn: local.apply(txn, changes))
 local.write(local.clear)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-    assert records_of(store, log, at) == {b"a": b"1"}
+    unread = StateLog(NeverRead(), "state", "f", 0)
+    assert records_of(store, unread, at) == {b"a": b"1"}
 
 
 def test_the_file_stays_small_while_another_process_has_it_open_and_one_was_killed(
@@ -577,16 +578,17 @@ def test_entries_on_their_way_to_one_attempt_are_not_led_on_to_another(
         assert records_of(again, log, theirs) == {b"a": b"1", b"b": b"2"}
 
 
+@pytest.mark.parametrize("number", [1, 2])
 def test_entries_that_another_attempt_moves_meanwhile_are_not_mixed_with_ours(
-    store, log, tmp_path, monkeypatch
+    store, log, tmp_path, monkeypatch, number
 ):
     monkeypatch.setattr("catchwater.state.store._BATCH_ENTRIES", 10)
-    at = EMPTY
-    for number in range(3):
-        entries = {f"{number}-{i:02}": "v" for i in range(20)}
-        at = epoch(store, log, at, f"t{number}", **entries)
-    expected = records_of(store, log, at)
-    shutil.rmtree(tmp_path / "shard")
+    base = at = epoch(store, log, EMPTY, "x", a="1")
+    store.begin(base, log)
+    with closing(ShardStore.open(tmp_path / "another", "f", 0, "boot")) as another:
+        for token in "bcd":
+            at = epoch(another, log, at, token, **{f"{token}{i:02}": "v" for i in range(20)})
+        expected = records_of(another, log, at)
 
     def move(local):
         def change(txn):
@@ -596,5 +598,5 @@ def test_entries_that_another_attempt_moves_meanwhile_are_not_mixed_with_ours(
         written(local, change)
 
     written = LocalEntries.write
-    replace_write(monkeypatch, 1, move)
+    replace_write(monkeypatch, number, move)
     assert records_of(store, log, at) == expected
