@@ -103,8 +103,10 @@ def test_after_a_great_deletion_idle_epochs_shorten_a_restore():
     state, live = Simulated(), 100 * UNIT
     for _ in range(100):
         state.epoch(UNIT, state.live + UNIT)
-    state.epoch(UNIT, live // 100)
-    for _ in range(200):
+    while state.roll.owed >= UNIT:
+        state.epoch(0, live)
+    state.epoch(UNIT // 4, live // 100)
+    for _ in range(300):
         state.epoch(0, live // 100)
         assert state.rewritten <= 4 * UNIT
     assert state.read() <= 4 * UNIT
