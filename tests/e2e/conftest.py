@@ -30,7 +30,7 @@ PARTITIONS = 4
 SEGMENTS = 6
 PATIENCE_S = 200.0
 COMMAND = str(Path(sys.executable).with_name("catchwater"))
-DAEMON = b"catchwater.pipeline.spark.daemon"
+ZYGOTE = b"catchwater.pipeline.spark.zygote"
 
 FILE = """\
 [pipeline]
@@ -170,16 +170,16 @@ class Pipeline:
     def python_workers(self) -> list[int]:
         """The processes that run our operator for Spark's tasks."""
         assert self.process is not None
-        # The daemon leads a process group of its own, in the session that this process leads.
+        # All are forked from the zygote, whose command line they keep: Spark's daemon of workers by
+        # it, the workers by the daemon.
         session = self.process.pid
         parents = {}
         for path in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 fields = (path / "stat").read_text().rpartition(")")[2].split()
-                if int(fields[3]) == session and DAEMON in (path / "cmdline").read_bytes():
+                if int(fields[3]) == session and ZYGOTE in (path / "cmdline").read_bytes():
                     parents[int(path.name)] = int(fields[1])
-        # A worker is forked by the daemon, whose command line it keeps.
-        return [pid for pid, parent in parents.items() if parent in parents]
+        return [pid for pid, parent in parents.items() if parents.get(parent) in parents]
 
     def lose_local_state(self) -> None:
         shutil.rmtree(self.folder / "local")

@@ -18,6 +18,7 @@ from catchwater.pipeline.run.preflight import Parts, prepare, tails_of
 from catchwater.pipeline.run.query import stages, start_query
 from catchwater.pipeline.spark import session
 from catchwater.pipeline.spark.failure import cause
+from catchwater.pipeline.spark.zygote import zygote
 from catchwater.pipeline.supervisor.spare import Turn, take_report
 from catchwater.pipeline.supervisor.stopping import Stop, stop_requested
 from catchwater.pipeline.upkeep import Upkeep
@@ -59,6 +60,7 @@ def run_pipeline(
         closing(Lock(config.checkpoint, clock=clock)) as held,
         stop_requested() as stop,
         log_path.open("ab") as log,
+        zygote([str(config.folder)]) as python,
     ):
         parts = None if turn and not turn.come else _take(config, held, began_s, clock)
         spark = session.start(
@@ -68,6 +70,7 @@ def run_pipeline(
             log=log,
             keep_open=(held.descriptor,),
             python_path=[str(config.folder)],
+            python=python,
             conf=settings_of(config),
         )
         session.start_workers(spark, config.tasks)
