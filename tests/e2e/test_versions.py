@@ -72,7 +72,7 @@ path = "{sink}"
 table = "tally"
 
 [recovery]
-retain = 3
+retain = {retain}
 {savepoints}
 """
 
@@ -162,7 +162,7 @@ class Tally:
             (self.folder / f"{name}.py").write_text(CODE.format(**code))
             settings["function"] = f"{name}:Tallied"
         defaults = { "checkpoint": "checkpoint", "shards": 4,
-            "trigger": "available-now", "sink": "rows.db", "savepoints": "",
+            "trigger": "available-now", "sink": "rows.db", "savepoints": "", "retain": 3,
         }  # fmt: skip
         self.settings = {**defaults, **self.settings, **settings}
         self.file.write_text(FILE.format(bootstrap=self.bootstrap, **self.settings))
@@ -402,7 +402,7 @@ def warm(make_broker: Callable[..., Any], tmp_path: Path) -> Iterator[Feed]:
     with Client(broker.bootstrap) as client:
         client.create_topics({"orders": PARTITIONS})
         tally = Tally(broker.bootstrap, Control(broker.control_url), tmp_path)
-        tally.write(V1, trigger="continuous")
+        tally.write(V1, trigger="continuous", retain=500)
         yield Feed(tally, client)
 
 
