@@ -6,7 +6,17 @@
 import importlib
 import sys
 
-NAMES = ("produce", "replay", "function", "catalog", "partitions", "restart", "microbatch", "state")
+NAMES = (
+    "produce",
+    "replay",
+    "functions",
+    "sinks",
+    "catalog",
+    "partitions",
+    "restart",
+    "microbatch",
+    "state",
+)
 LONG = ("soak", "chaos")
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from catchwater.config import Address, BrokerConfig, ConfigError, load_broker_config
+from catchwater.config import Address, BrokerConfig, ConfigError, duration_ms, load_broker_config
 
 
 def written(tmp_path: Path, text: str, name: str = "server.properties") -> Path:
@@ -171,3 +171,11 @@ def test_stores_that_cannot_go_together_are_refused_by_name(
 def test_stores_that_go_together_are_taken(tmp_path: Path, lines: list[str]) -> None:
     config = load_broker_config(written(tmp_path, "\n".join(lines)), {})
     assert config.is_shared == (PG in lines)
+
+
+def test_durations_have_units():
+    assert [duration_ms(text) for text in ("500ms", "30s", "10m", "2h", "1d", "1w")] == [
+        500, 30_000, 600_000, 7_200_000, 86_400_000, 604_800_000,
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="'5' is not a duration"):
+        duration_ms("5")

@@ -10,11 +10,10 @@ from typing import Any
 
 import msgspec
 
-from catchwater.config import CatchwaterError
+from catchwater.config import CatchwaterError, duration_ms
 from catchwater.pipeline.calls.answers import check_calls
 from catchwater.pipeline.calls.policy import Call
 from catchwater.pipeline.functions import encoding
-from catchwater.pipeline.functions.durations import duration_ms
 from catchwater.pipeline.functions.entries import (
     KINDS,
     MAX_FIELD_BYTES,

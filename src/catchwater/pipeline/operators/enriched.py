@@ -12,7 +12,7 @@ import dataclasses
 from abc import abstractmethod
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from catchwater.pipeline.functions.durations import duration_ms
+from catchwater.config import duration_ms
 from catchwater.pipeline.functions.entries import MapState, map_state
 from catchwater.pipeline.functions.policy import EventRefused
 from catchwater.pipeline.functions.spec import (

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
-from catchwater.pipeline.functions.durations import duration_ms
+from catchwater.config import duration_ms
 from catchwater.pipeline.functions.entries import MapState, map_state
 from catchwater.pipeline.functions.spec import (
     Context,

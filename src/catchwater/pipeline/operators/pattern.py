@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic
 
 import msgspec
 
-from catchwater.pipeline.functions.durations import duration_ms
+from catchwater.config import duration_ms
 from catchwater.pipeline.functions.spec import (
     Context,
     EventT,

@@ -18,7 +18,7 @@ from bisect import insort
 from collections.abc import Iterator, MutableMapping
 from typing import Any, ClassVar, Generic, TypeVar
 
-from catchwater.pipeline.functions.durations import duration_ms
+from catchwater.config import duration_ms
 from catchwater.pipeline.functions.encoding import is_record
 from catchwater.pipeline.functions.entries import MapState, map_state
 from catchwater.pipeline.functions.spec import (

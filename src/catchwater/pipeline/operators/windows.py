@@ -7,7 +7,7 @@ lies less than its gap apart.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from catchwater.pipeline.functions.durations import duration_ms
+from catchwater.config import duration_ms
 
 
 class Window(NamedTuple):
