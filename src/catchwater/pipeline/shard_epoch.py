@@ -15,7 +15,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -245,7 +245,18 @@ class _Shard:
 
 _CALLS: dict[FunctionCode, Calls] = {}
 """What this process asks, with its threads and breakers."""
-_STORES: dict[Path, tuple[ShardStore, StateLog]] = {}
+
+
+class _Open(NamedTuple):
+    """A shard's store and the log it follows."""
+
+    store: ShardStore
+    log: StateLog
+    home: tuple[str, str, str]
+    """Where the log lies, and whose it is."""
+
+
+_STORES: dict[Path, _Open] = {}
 """By directory: what this process keeps open between epochs."""
 
 
@@ -254,17 +265,21 @@ class _Stores:
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self._taken: dict[int, tuple[ShardStore, StateLog]] = {}
+        self._taken: dict[int, _Open] = {}
 
     def take(self, shard: int) -> tuple[ShardStore, StateLog]:
         """The shard's store and log, opened if this process has not done so yet."""
-        kept = _STORES.pop(self._directory(shard), None)
+        stage, directory = self._stage, self._directory(shard)
+        home = (stage.objects, stage.folder, stage.function)
+        kept = _STORES.pop(directory, None)
+        if kept is not None and kept.home != home:
+            kept.store.close()  # the directory was another checkpoint's before
+            kept = None
         if kept is None:
-            function, boot_id = self._stage.function, read_boot_id()
-            store = ShardStore.open(self._directory(shard), function, shard, boot_id)
-            kept = store, self._stage.log(shard)
+            store = ShardStore.open(directory, stage.function, shard, read_boot_id())
+            kept = _Open(store, stage.log(shard), home)
         self._taken[shard] = kept
-        return kept
+        return kept.store, kept.log
 
     def give_back(self, shard: int) -> None:
         """The shard's epoch is written: its store may go on to the next."""
@@ -272,8 +287,8 @@ class _Stores:
 
     def close(self) -> None:
         """Close what was not given back."""
-        for store, _ in self._taken.values():
-            store.close()
+        for each in self._taken.values():
+            each.store.close()
 
     def _directory(self, shard: int) -> Path:
         return Path(self._stage.local) / str(shard)

@@ -83,8 +83,8 @@ def nothing_stays_open() -> Iterator[None]:
 
 def forget_open_stores() -> None:
     """As in another process."""
-    for store, _ in shard_epoch._STORES.values():
-        store.close()
+    for each in shard_epoch._STORES.values():
+        each.store.close()
     shard_epoch._STORES.clear()
 
 
@@ -173,6 +173,15 @@ def test_an_attempt_that_was_not_committed_never_happened(tmp_path: Path, lost: 
     for attempt in (failed, again):
         after, _ = run(of, [*heads([m.shard for m in attempt], 2), *sales(Sale("a", 3, 1))])
         assert prices(of, after) == {"a": 7}
+
+
+def test_a_directory_may_go_to_another_checkpoint_in_the_same_process(tmp_path: Path) -> None:
+    of = stage(tmp_path)
+    run(of, [*heads([], 0), *sales(Sale("a", 1, 5))])
+    other = stage(tmp_path, objects=(tmp_path / "other").as_uri())
+    first, _ = run(other, [*heads([], 0), *sales(Sale("a", 1, 7))])
+    second, _ = run(other, [*heads([m.shard for m in first], 1), *sales(Sale("a", 2, 1))])
+    assert prices(other, second) == {"a": 8}
 
 
 def test_a_store_wiped_while_it_is_open_is_rebuilt(tmp_path: Path) -> None:
