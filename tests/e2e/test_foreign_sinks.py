@@ -18,7 +18,7 @@ from catchwater.clock import SYSTEM
 from catchwater.demo.reference import canonical
 from catchwater.sinks.kafka.client import Brokers, read
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SINKS = """
 [sink.files]

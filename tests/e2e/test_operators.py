@@ -25,7 +25,7 @@ from catchwater.demo.reference import canonical
 from catchwater.wire.client import LATEST, Client
 from catchwater.wire.records import decode, place
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 EVENTS = 600
 EPOCH_EVENTS = 100
@@ -232,7 +232,6 @@ def test_a_join_of_two_topics(made: Callable[..., Operators], fed: Callable[...,
     assert pipeline.total("late") > 0 and pipeline.total("duplicates") > 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("windowed", [shop.Sliding, shop.Strict, shop.Session])
 def test_windows(windowed: Any, made: Callable[..., Operators], fed: Callable[..., str]) -> None:
     name = windowed.__name__.lower()
@@ -248,7 +247,6 @@ def test_windows(windowed: Any, made: Callable[..., Operators], fed: Callable[..
     assert pipeline.total("late") == late > 0
 
 
-@pytest.mark.slow
 def test_patterns(made: Callable[..., Operators], fed: Callable[..., str]) -> None:
     topic = fed("letters", stream(letter, 4))
     pipeline = made("letters", ["AThenB"], {"letters": topic})
@@ -257,7 +255,6 @@ def test_patterns(made: Callable[..., Operators], fed: Callable[..., str]) -> No
     assert pipeline.rows == counted(models.a_then_b(epochs))
 
 
-@pytest.mark.slow
 def test_a_table_whose_rows_come_late(
     made: Callable[..., Operators], fed: Callable[..., str], cards: Any
 ) -> None:
@@ -313,7 +310,6 @@ class Daily(Windowed[InvoiceLine, Sum, Takings]):
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(RETAIL is None, reason="CATCHWATER_RETAIL names no file")
 def test_the_daily_takings_of_a_real_shop(made: Callable[..., Operators], cards: Any) -> None:
     lines = [row.line for row in read_rows(Path(RETAIL or ""))]
