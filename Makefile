@@ -71,7 +71,7 @@ soak: $(STAMP)   ## MINUTES of steady load: memory, descriptors, objects and cat
 	MINUTES=$(MINUTES) $(BIN)/python -m benchmarks.soak
 
 e2e: $(STAMP)    ## real Spark
-	KILLS=10 $(BIN)/python -m pytest tests/e2e
+	KILLS=20 $(BIN)/python -m pytest tests/e2e
 
 bench: $(STAMP)  ## every claim beside its peer; writes benchmarks/results/*.json
 	$(BIN)/python -m benchmarks $(ARGS)

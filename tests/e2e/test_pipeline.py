@@ -15,9 +15,10 @@ from catchwater.demo.card_risk import CardRisk, Txn
 from catchwater.demo.reference import canonical
 from catchwater.testing import Harness
 
-EPOCH_EVENTS = 800
-KILLS = int(os.environ.get("KILLS", "4"))
-"""Drivers killed; `make e2e` takes ten."""
+KILLS = int(os.environ.get("KILLS", "2"))
+"""Drivers killed; `make e2e` takes twenty."""
+EPOCH_EVENTS = 12_000 // (4 * KILLS)
+"""A kill costs an epoch or two; the input has to last for all of them."""
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -34,7 +35,7 @@ def test_a_driver_killed_again_and_again_still_writes_each_row_once(
     pipeline = make_pipeline("killed")
     draw = random.Random(10)
     for kill in range(KILLS):
-        pipeline.start(epoch_events=EPOCH_EVENTS // 2)
+        pipeline.start(epoch_events=EPOCH_EVENTS)
         epoch = pipeline.committed + 1
         if kill % 2:
             pipeline.wait_until(lambda epoch=epoch: pipeline.is_written(epoch))
@@ -43,7 +44,7 @@ def test_a_driver_killed_again_and_again_still_writes_each_row_once(
         # Somewhere in an epoch: read, processed, staged, committed to the sink or to Spark.
         time.sleep(draw.uniform(0, 0.3))
         pipeline.kill()
-    assert pipeline.run_to_end(epoch_events=EPOCH_EVENTS // 2) == 0, pipeline.log
+    assert pipeline.run_to_end(epoch_events=EPOCH_EVENTS) == 0, pipeline.log
     assert pipeline.rows == pipeline.cards.expected
 
 
