@@ -86,6 +86,7 @@ class IcebergTarget(Target):
 
     kind = "iceberg"
     at_least_once = False
+    forks = False  # its threads stay behind in the parent
 
     def __init__(self, root: Path, **options: str) -> None:
         values = {"table": "lake.alerts", "warehouse": "warehouse", "retry": "5s", **options}

@@ -40,7 +40,11 @@ class _Handler(BaseHTTPRequestHandler):
     server: KeyValueServer
 
     def do_PUT(self) -> None:
-        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        size = int(self.headers.get("content-length") or 0)
+        body = self.rfile.read(size)
+        if len(body) < size:  # its sender died in the middle
+            self.close_connection = True
+            return
         with self.server.lock:
             self.server.requests.append(
                 (self.command, self.path, self.headers.get("idempotency-key"))

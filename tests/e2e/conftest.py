@@ -196,6 +196,11 @@ class Pipeline:
 
 @pytest.fixture(scope="session")
 def cards(make_broker: Callable[..., Any]) -> Cards:
+    """For tests that leave the input as it is."""
+    return feed_cards(make_broker)
+
+
+def feed_cards(make_broker: Callable[..., Any]) -> Cards:
     """A broker that deletes the input as soon as nobody holds it; here, a pin does."""
     broker = make_broker(
         {
@@ -247,6 +252,13 @@ def make_pipeline(
     cards: Cards, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], Pipeline]]:
     """`make_pipeline("name")`: a pipeline with a folder of its own, not yet started."""
+    yield from pipelines(cards, tmp_path_factory)
+
+
+def pipelines(
+    cards: Cards, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Pipeline]]:
+    """What makes pipelines over these cards; those that still run at the end are killed."""
     made: list[Pipeline] = []
 
     def make(name: str) -> Pipeline:

@@ -1,17 +1,31 @@
 """Contracts are honoured: pins hold the input, the oldest checkpoint restores, sinks stay as is."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.conftest import feed_cards, pipelines
 
 from catchwater.demo import card_risk
 from catchwater.recovery import checkpoint, contract, pins, restore
 from catchwater.recovery.restore import HistoryGone
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def cards(make_broker: Callable[..., Any]) -> Any:
+    """Of its own: the input is let go at the end."""
+    return feed_cards(make_broker)
+
+
+@pytest.fixture(scope="module")
+def make_pipeline(
+    cards: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Any]]:
+    yield from pipelines(cards, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from confluent_kafka import Producer
 from pyspark.errors import PySparkException
 
 from catchwater.clock import SYSTEM
-from catchwater.pipeline.spark import session
 from catchwater.replay.source import register
 from catchwater.wire.client import EARLIEST, LATEST, Client
 from catchwater.wire.records import encode_batch
@@ -24,12 +23,9 @@ COUNT = 3_000
 """Records of each of the two partitions of the topic that the batch queries read."""
 
 
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    spark = session.start("replay", quick=True)
+@pytest.fixture(scope="module", autouse=True)
+def _registered(spark: Any) -> None:
     register(spark)
-    yield spark
-    session.stop(spark)
 
 
 @pytest.fixture(scope="module")
