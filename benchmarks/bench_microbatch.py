@@ -17,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-from benchmarks.bench_function import FUNCTION, KEYS
+from benchmarks.functions.ours import FUNCTION
 from benchmarks.kafka_jars import ROOT
 from benchmarks.load import Connection, create_topic, frame_of_batch, produce_error
 from benchmarks.measure import Row, publish, row
@@ -28,6 +28,7 @@ from catchwater.wire.client import Client
 from catchwater.wire.records import decode, encode_batch, place
 
 EVENTS = 1_000
+KEYS = 100_000
 TASKS = 2
 PARTITIONS = 2
 ROUNDS = 3

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from benchmarks.bench_function import FUNCTION
+from benchmarks.functions.ours import FUNCTION
 from benchmarks.measure import cpu_seconds, publish, row
 from benchmarks.our_broker import catchwater_broker
 from catchwater.demo.feeder import Event, Feeder
