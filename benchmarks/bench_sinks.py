@@ -32,7 +32,8 @@ from benchmarks.our_broker import catchwater_broker
 from catchwater.replay.control import Control
 from catchwater.sinks.base import OutputRecord, Sink
 from catchwater.sinks.config import parse
-from catchwater.sinks.open import Surroundings, open_sink
+from catchwater.sinks.open import open_sink
+from catchwater.sinks.surroundings import Surroundings
 
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
 ROWS = int(os.environ.get("ROWS", "100000"))

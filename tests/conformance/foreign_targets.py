@@ -22,7 +22,7 @@ from catchwater.sinks.base import (
     RowId,
 )
 from catchwater.sinks.lake.columns import ROW_ID
-from catchwater.sinks.open import Surroundings
+from catchwater.sinks.surroundings import Surroundings
 
 _NAMES = ("card", "id", "amount", "at", "tags")
 

@@ -18,7 +18,8 @@ from catchwater.clock import SYSTEM, Clock
 from catchwater.replay.control import Control
 from catchwater.sinks.base import OutputRecord, RowId, Sink, Staged
 from catchwater.sinks.config import parse
-from catchwater.sinks.open import Surroundings, open_sink
+from catchwater.sinks.open import open_sink
+from catchwater.sinks.surroundings import Surroundings
 
 
 @dataclass

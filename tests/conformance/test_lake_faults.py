@@ -24,7 +24,8 @@ from catchwater.objects.open import open_store
 from catchwater.sinks import reconcile
 from catchwater.sinks.base import Sink, SinkUnavailable
 from catchwater.sinks.config import parse
-from catchwater.sinks.open import Surroundings, open_sink
+from catchwater.sinks.open import open_sink
+from catchwater.sinks.surroundings import Surroundings
 
 EPOCHS = 6
 ROWS = 20

@@ -127,7 +127,7 @@ def _opened(file: Path, only: str | None) -> "Iterator[_Opened]":
     from catchwater.recovery.home import home_of
     from catchwater.recovery.ledger import Ledger
     from catchwater.replay.options import parse_options
-    from catchwater.sinks.open import Surroundings
+    from catchwater.sinks.surroundings import Surroundings
 
     config = load_here(file)
     around = Around.of(config)

@@ -14,7 +14,8 @@ from catchwater.recovery.home import home_of
 from catchwater.recovery.ledger import SinkEpoch
 from catchwater.sinks.base import OutputRecord
 from catchwater.sinks.config import parse
-from catchwater.sinks.open import Surroundings, open_sink
+from catchwater.sinks.open import open_sink
+from catchwater.sinks.surroundings import Surroundings
 
 FUNCTION = """
 from dataclasses import dataclass

@@ -7,7 +7,8 @@ import pytest
 
 from catchwater.sinks.config import KINDS, parse
 from catchwater.sinks.guarantee import ImpossibleDelivery
-from catchwater.sinks.open import _OPENERS, PackageMissing, Surroundings, key_part, open_sink
+from catchwater.sinks.open import _OPENERS, PackageMissing, open_sink
+from catchwater.sinks.surroundings import Surroundings
 
 
 def around(tmp_path: Path) -> Surroundings:
@@ -34,14 +35,3 @@ def test_what_cannot_be_guaranteed_is_not_opened(tmp_path: Path) -> None:
     with pytest.raises(ImpossibleDelivery):
         open_sink(config, around(tmp_path))
     assert not (tmp_path / "o.db").exists()
-
-
-@pytest.mark.parametrize(("name", "part"), [("alerts", "alerts"), ("a-b_c.d", "a-b_c.d")])
-def test_a_plain_name_stands_in_keys_as_it_is(name: str, part: str) -> None:
-    assert key_part(name) == part
-
-
-def test_any_other_name_stands_in_keys_as_a_digest() -> None:
-    found = {key_part(name) for name in ("", "..", "a/b", "ä", ".hidden")}
-    assert len(found) == 5
-    assert all(len(part) == 16 and part.isalnum() for part in found)

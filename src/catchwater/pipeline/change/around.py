@@ -26,7 +26,7 @@ from catchwater.replay.control import Control
 from catchwater.replay.options import parse_options
 from catchwater.replay.subscription import Subscription
 from catchwater.sinks.base import Superseded
-from catchwater.sinks.open import Surroundings
+from catchwater.sinks.surroundings import Surroundings
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ from catchwater.recovery.savepoint.create import Progress, Source
 from catchwater.recovery.savepoint.marker import Marker
 from catchwater.recovery.savepoint.restore import restore
 from catchwater.sinks.base import Truth
-from catchwater.sinks.open import key_part
 from catchwater.sinks.staged import Archive, StagedFile
+from catchwater.sinks.surroundings import key_part
 
 _log = logging.getLogger("catchwater.pipeline")
 

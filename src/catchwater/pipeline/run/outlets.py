@@ -8,7 +8,8 @@ from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.sinks.base import Sink
 from catchwater.sinks.config import SinkConfig
-from catchwater.sinks.open import Surroundings, open_sink
+from catchwater.sinks.open import open_sink
+from catchwater.sinks.surroundings import Surroundings
 
 
 @dataclass(frozen=True)

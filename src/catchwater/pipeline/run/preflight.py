@@ -25,7 +25,7 @@ from catchwater.replay.options import SourceOptions, parse_options
 from catchwater.replay.subscription import Subscription
 from catchwater.sinks.base import SinkAhead
 from catchwater.sinks.config import SinkConfig
-from catchwater.sinks.open import Surroundings
+from catchwater.sinks.surroundings import Surroundings
 from catchwater.wire.client import Client
 
 

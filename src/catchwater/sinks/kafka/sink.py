@@ -43,7 +43,7 @@ from catchwater.sinks.patience import patiently
 from catchwater.sinks.staged import Archive, StagedFile
 
 if TYPE_CHECKING:
-    from catchwater.sinks.open import Surroundings
+    from catchwater.sinks.surroundings import Surroundings
 
 LEDGER_TOPIC = "catchwater-sink-epochs"
 

@@ -51,7 +51,7 @@ from catchwater.sinks.marks import Mark, Marks, decode_marks
 from catchwater.sinks.staged import Archive, StagedFile
 
 if TYPE_CHECKING:
-    from catchwater.sinks.open import Surroundings
+    from catchwater.sinks.surroundings import Surroundings
 
 MARKS_KEY = "_catchwater/marks.json"
 

@@ -35,8 +35,8 @@ from catchwater.sinks.config import SinkConfig
 from catchwater.sinks.log.marks import REPAIRED, WITHDRAWN, LogMarks
 from catchwater.sinks.log.stager import LogAppender, LogStager, copies, partition_of, row_headers
 from catchwater.sinks.log.topic import Placed, Reading, Span, Tail, read_records, tails_of
-from catchwater.sinks.open import NotOurLog, Surroundings, key_part
 from catchwater.sinks.staged import Archive
+from catchwater.sinks.surroundings import NotOurLog, Surroundings, key_part
 from catchwater.wire.client import Client
 
 _CHUNK_RECORDS = 50_000

@@ -34,7 +34,7 @@ from catchwater.recovery.ledger import Ledger, ShardEpoch, SourceOffset, write_w
 from catchwater.recovery.savepoint.create import state_log
 from catchwater.sinks.base import OutputRecord, Staged
 from catchwater.sinks.config import SinkConfig
-from catchwater.sinks.open import Surroundings
+from catchwater.sinks.surroundings import Surroundings
 from catchwater.state.entries import DictEntries, Table, no_changes
 from catchwater.state.keys import encode_key, shard_of, stored_key
 from catchwater.state.records import new_record

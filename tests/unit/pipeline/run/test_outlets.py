@@ -8,7 +8,7 @@ from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.outlets import open_outlets
 from catchwater.sinks.config import SinkConfig, parse
-from catchwater.sinks.open import Surroundings
+from catchwater.sinks.surroundings import Surroundings
 
 FIRST = spec_of(CardRisk)
 LAST = replace(FIRST, name="last")

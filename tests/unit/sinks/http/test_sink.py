@@ -12,7 +12,8 @@ from catchwater.config import ConfigError
 from catchwater.sinks.base import Expected, OutputRecord, RowId, RowsUnreadable, SinkUnavailable
 from catchwater.sinks.config import parse
 from catchwater.sinks.http.sink import RecordRefused, names_of
-from catchwater.sinks.open import Surroundings, open_sink
+from catchwater.sinks.open import open_sink
+from catchwater.sinks.surroundings import Surroundings
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ from catchwater.sinks.config import parse
 from catchwater.sinks.kafka import sink as module
 from catchwater.sinks.kafka.client import Brokers, Message
 from catchwater.sinks.kafka.sink import LEDGER_TOPIC, KafkaSink, Terms, open_kafka
-from catchwater.sinks.open import Surroundings
 from catchwater.sinks.reconcile import repair, verify
 from catchwater.sinks.staged import Archive, StagedFile
+from catchwater.sinks.surroundings import Surroundings
 
 
 class Record:

@@ -32,8 +32,8 @@ from catchwater.sinks.base import (
 from catchwater.sinks.config import parse
 from catchwater.sinks.lake.columns import Columns
 from catchwater.sinks.lake.iceberg import IcebergSink, open_iceberg
-from catchwater.sinks.open import Surroundings
 from catchwater.sinks.staged import Archive, StagedFile
+from catchwater.sinks.surroundings import Surroundings
 
 
 class Alert(msgspec.Struct):

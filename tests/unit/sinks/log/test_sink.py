@@ -19,8 +19,9 @@ from catchwater.sinks.config import parse
 from catchwater.sinks.log.marks import LogMarks
 from catchwater.sinks.log.sink import LogSink
 from catchwater.sinks.log.stager import LogStager
-from catchwater.sinks.open import NotOurLog, Surroundings, open_sink
+from catchwater.sinks.open import open_sink
 from catchwater.sinks.staged import Archive, StagedFile
+from catchwater.sinks.surroundings import NotOurLog, Surroundings
 
 
 class FakeControl:

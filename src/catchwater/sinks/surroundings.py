@@ -1,0 +1,45 @@
+"""What every kind of sink learns of the pipeline it belongs to."""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from catchwater.clock import SYSTEM, Clock
+from catchwater.config import CatchwaterError
+from catchwater.replay.control import Control
+
+
+class NotOurLog(CatchwaterError):
+    """The brokers have no control API, so nothing can be committed to them once."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a sink learns of its pipeline."""
+
+    pipeline: str
+    objects: str
+    """URL of the checkpoint's object store: staged outputs lie there under `staged/<sink>/`."""
+    folder: Path
+    """Relative paths of the pipeline's file are meant from here."""
+    bootstrap: str = ""
+    """The brokers of the source."""
+    control: Control | None = None
+    """The control API of the source's log; None: it is another Kafka."""
+    generation: int = 0
+    """Raised by a rollback, and by a restore that writes outputs anew."""
+    output_type: Any = None
+    """What the function puts out; None: dead letters."""
+    output_id: tuple[str, ...] = ()
+    clock: Clock = SYSTEM
+
+
+def key_part(name: str) -> str:
+    """The name where it may stand in an object's key, else a digest of it."""
+    if re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
+        return name
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
