@@ -120,7 +120,7 @@ def running(contestant: Contestant, job: Job) -> Iterator[list[int]]:
         yield [process.pid for process in started]
     finally:
         for process in started:
-            for pid in session_of(process.pid):
+            for pid in tree_of([process.pid]):
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
@@ -128,9 +128,15 @@ def running(contestant: Contestant, job: Job) -> Iterator[list[int]]:
             process.wait()
 
 
-def session_of(leader: int) -> list[int]:
-    """The processes of a session."""
-    return [pid for pid, stat in _stats() if int(stat[3]) == leader]
+def tree_of(leaders: list[int]) -> dict[int, list[str]]:
+    """These processes and all that they have started, with the fields of proc(5)."""
+    stats = dict(_stats())
+    found = {pid: stats[pid] for pid in leaders if pid in stats}
+    while more := {
+        pid: stat for pid, stat in stats.items() if int(stat[1]) in found and pid not in found
+    }:
+        found |= more
+    return found
 
 
 def _stats() -> Iterator[tuple[int, list[str]]]:
@@ -145,8 +151,8 @@ def _stats() -> Iterator[tuple[int, list[str]]]:
 
 
 def cpu_s(leaders: list[int]) -> float:
-    """CPU seconds of these sessions, with those of children that have ended."""
-    ticks = [sum(map(int, stat[11:15])) for _, stat in _stats() if int(stat[3]) in leaders]
+    """CPU seconds of these processes and their children, those that have ended as well."""
+    ticks = [sum(map(int, stat[11:15])) for stat in tree_of(leaders).values()]
     return sum(ticks) / _TICK_S
 
 
