@@ -67,7 +67,7 @@ def process(
     policy = poison or spec.poison
     try:
         return _Epoch(spec, state, times, policy, answers).run(tables, batches)
-    except Exception as error:
+    except Exception as error:  # a handler is the user's, and may raise anything
         if not bad.is_poison(error):
             raise
     for changed in state.changes:
@@ -299,7 +299,7 @@ class _CarefulEpoch(_Epoch):
             handle()
             self._live.save(key)
             list(map(self._spec.encode_output, done.outputs[given:]))
-        except Exception as error:
+        except Exception as error:  # a handler is the user's, and may raise anything
             if not bad.is_poison(error):
                 raise
             state.rollback(mark)
