@@ -15,6 +15,7 @@ NAMES = (
     "partitions",
     "restart",
     "microbatch",
+    "operator",
     "state",
 )
 LONG = ("soak", "chaos")

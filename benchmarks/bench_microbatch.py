@@ -8,6 +8,7 @@ sustain, from the moment it is sent until a consumer has its alert.
 """
 
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -31,7 +32,7 @@ EVENTS = 1_000
 KEYS = 100_000
 TASKS = 2
 PARTITIONS = 2
-ROUNDS = 3
+ROUNDS = int(os.environ.get("ROUNDS", "3"))
 SECONDS = 40
 LOAD = 0.6
 TURN_S = 0.02

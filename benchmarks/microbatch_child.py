@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from catchwater.clock import SYSTEM
-from catchwater.pipeline.run import config, run
+from catchwater.pipeline.run import config, driver, run
 from catchwater.pipeline.run.preflight import prepare
 from catchwater.pipeline.run.query import start_query
 from catchwater.pipeline.spark import session
@@ -45,7 +45,7 @@ def ours(path: Path, seconds: float) -> None:
     parts = prepare(settings, SYSTEM.monotonic_s(), SYSTEM)
     with (folder.parent / "spark.log").open("ab") as log:
         spark = session.start(
-            parts.name, tasks=settings.tasks, log=log, conf=run.settings_of(settings)
+            parts.name, tasks=settings.tasks, log=log, conf=driver.settings_of(settings)
         )
         session.start_workers(spark, settings.tasks)
         shards = settings.shard_count * len(parts.specs)

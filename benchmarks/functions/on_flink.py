@@ -34,6 +34,8 @@ def main() -> None:
     settings.set_string("execution.checkpointing.interval", "1s")
     settings.set_string("execution.checkpointing.dir", Path(folder).as_uri())
     settings.set_string("state.backend.type", "rocksdb")
+    # In its own process, Python would ask the JVM for every state; this is what Flink advises.
+    settings.set_string("python.execution-mode", "thread")
     settings.set_string("pipeline.jars", Path(jar).as_uri())
     environment = StreamExecutionEnvironment.get_execution_environment(settings)
     environment.set_parallelism(2)

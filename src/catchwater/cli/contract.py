@@ -33,7 +33,7 @@ def contract() -> None:
 @app.command()
 def show(file: PipelineFile, checkpoint: Checkpoint = None, as_json: AsJson = False) -> None:
     """The contract of a checkpoint, as it was written."""
-    from catchwater.cli.pipeline import load_here
+    from catchwater.cli.pipeline_file import load_here
     from catchwater.recovery.restore import load_contracts
 
     chosen = _choose(load_contracts(load_here(file).checkpoint), checkpoint)
@@ -62,7 +62,7 @@ def show(file: PipelineFile, checkpoint: Checkpoint = None, as_json: AsJson = Fa
 def check(file: PipelineFile, checkpoint: Checkpoint = None, as_json: AsJson = False) -> None:
     """Compare a contract with what the log and the sinks hold now; exit 0, 3 (warns), 4 (fails)."""
     from catchwater.cli import sink
-    from catchwater.cli.pipeline import control_of, load_here
+    from catchwater.cli.pipeline_file import control_of, load_here
     from catchwater.recovery import contract as terms
     from catchwater.recovery.pins import read_log_state
     from catchwater.recovery.restore import load_contracts

@@ -1,9 +1,8 @@
 """`catchwater pipeline …`: run a pipeline's file, and see how a pipeline is from its checkpoint."""
 
 import logging
-import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,14 +19,12 @@ from catchwater.cli.console import (
     print_table,
     talk,
 )
+from catchwater.cli.pipeline_file import load_here
 from catchwater.config import CatchwaterError
 
 if TYPE_CHECKING:
     from catchwater.pipeline.run.config import PipelineConfig
-    from catchwater.recovery.checkpoint import Checkpoint
-    from catchwater.recovery.contract import PartitionTail
     from catchwater.recovery.ledger import EpochEntry
-    from catchwater.replay.control import Control
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 for command in (changes.upgrade, changes.rollback, changes.versions):
@@ -35,10 +32,6 @@ for command in (changes.upgrade, changes.rollback, changes.versions):
 
 _MAIN = "from catchwater.cli import main; main()"
 """What a child process runs; its arguments follow."""
-
-
-class NotOurLog(CatchwaterError):
-    """The command needs the control API of a Catchwater log, and the source is another Kafka."""
 
 
 @app.callback()
@@ -59,6 +52,7 @@ def run(
         bool, typer.Option("--no-supervise", help="Run in this process; end when it fails.")
     ] = False,
     stand_by: Annotated[bool, typer.Option("--stand-by", hidden=True)] = False,
+    python: Annotated[str | None, typer.Option("--python", hidden=True)] = None,
 ) -> None:
     """Run a pipeline until SIGTERM or Ctrl-C, and start it again when it fails.
 
@@ -69,21 +63,32 @@ def run(
     )
     config = load_here(file)
     if stand_by or no_supervise:
-        _drive(config, available_now=available_now, quick=quick, stand_by=stand_by)
+        _drive(config, available_now=available_now, quick=quick, stand_by=stand_by, python=python)
         return
+    from catchwater.pipeline.spark.zygote import zygote
     from catchwater.pipeline.supervisor.restarts import RESTARTS
     from catchwater.pipeline.supervisor.supervise import Wanted, supervise
 
     flags = [f for f, on in (("--available-now", available_now), ("--quick", quick)) if on]
     command = [sys.executable, "-c", _MAIN, "pipeline", "run", str(file), "--stand-by", *flags]
     restarts = RESTARTS if config.restarts is None else config.restarts
-    supervise(Wanted(command, config.checkpoint, restarts, config.spare))
+    # The supervisor's, so that a driver that is started again finds it ready.
+    with zygote([str(config.folder)]) as shared:
+        command += ["--python", shared]
+        supervise(Wanted(command, config.checkpoint, restarts, config.spare))
 
 
-def _drive(config: "PipelineConfig", *, available_now: bool, quick: bool, stand_by: bool) -> None:
+def _drive(
+    config: "PipelineConfig",
+    *,
+    available_now: bool,
+    quick: bool,
+    stand_by: bool,
+    python: str | None,
+) -> None:
     """Run the pipeline in this process, with a supervisor at standard input if it stands by."""
     from catchwater.pipeline.run.config import AVAILABLE_NOW
-    from catchwater.pipeline.run.run import run_pipeline
+    from catchwater.pipeline.run.driver import run_pipeline
     from catchwater.pipeline.supervisor.spare import Turn, report
 
     # Spark's bridge tells of every connection, and logs a traceback of errors we tell in a line.
@@ -91,7 +96,7 @@ def _drive(config: "PipelineConfig", *, available_now: bool, quick: bool, stand_
     if available_now:
         config = replace(config, trigger=AVAILABLE_NOW)
     try:
-        run_pipeline(config, quick=quick, turn=Turn() if stand_by else None)
+        run_pipeline(config, quick=quick, turn=Turn() if stand_by else None, python=python)
     except CatchwaterError as error:
         report(config.checkpoint, error)
         if stand_by:  # the supervisor tells it
@@ -122,17 +127,16 @@ def stop(
 
 @app.command()
 def plan(file: PipelineFile, as_json: AsJson = False) -> None:
-    """What would run: source, functions, shards, and what each sink guarantees and why."""
+    """What would run: source, functions, shards, tables, and what each sink guarantees and why."""
     from catchwater.pipeline.plan import plan_of
 
     told = plan_of(load_here(file))
     if as_json:
         print_json(told)
         return
-    sinks = told.pop("sinks")
-    functions = told.pop("functions")
+    parts = [told.pop(name) for name in ("functions", "tables", "sinks")]
     print_table(["pipeline", str(file)], list(told.items()))
-    for rows in (functions, sinks):
+    for rows in filter(None, parts):
         typer.echo()
         print_table(list(rows[0]), [list(row.values()) for row in rows])
 
@@ -209,38 +213,3 @@ def _supervisor(folder: Path) -> dict[str, Any] | None:
         told = msgspec.structs.replace(told, state="killed", driver=None, spare=None)
     plain: dict[str, Any] = msgspec.to_builtins(told)
     return plain
-
-
-def load_here(file: Path) -> "PipelineConfig":
-    """The pipeline's file with this environment over it. Raises `ConfigError`."""
-    from catchwater.pipeline.run.config import load
-
-    return load(file, os.environ)
-
-
-def control_of(config: "PipelineConfig") -> "Control":
-    """The control API of the log that the pipeline reads. Raises `NotOurLog`."""
-    from catchwater.replay.control import Control
-    from catchwater.replay.options import parse_options
-    from catchwater.replay.subscription import Subscription
-
-    subscription = Subscription(parse_options(config.source))
-    try:
-        url = subscription.control_url()
-    finally:
-        subscription.close()
-    if url is None:
-        raise NotOurLog(
-            "The pipeline's source is read as a Kafka without Catchwater's control API."
-        )
-    return Control(url, timeout_s=10.0)
-
-
-def tails_of(
-    config: "PipelineConfig", checkpoints: "Iterable[Checkpoint]"
-) -> "dict[tuple[str, int], PartitionTail]":
-    """What the log holds now of the topics that these checkpoints read."""
-    from catchwater.recovery.pins import read_tails
-
-    topics = {topic for each in checkpoints for topic in each.end.needed}
-    return read_tails(control_of(config), sorted(topics)) if topics else {}

@@ -31,7 +31,7 @@ def recovery() -> None:
 @app.command()
 def explain(file: PipelineFile, as_json: AsJson = False) -> None:
     """Every checkpoint that can be restored: what would be replayed, and whether it is there."""
-    from catchwater.cli.pipeline import load_here, tails_of
+    from catchwater.cli.pipeline_file import load_here, tails_of
     from catchwater.config import CatchwaterError
     from catchwater.recovery import checkpoint
     from catchwater.recovery.restore import check_covered
@@ -65,7 +65,7 @@ def restore(
 
     The pipeline must not be running. Exit 5 if the log no longer holds what would be replayed.
     """
-    from catchwater.cli.pipeline import control_of, load_here, tails_of
+    from catchwater.cli.pipeline_file import control_of, load_here, tails_of
     from catchwater.pipeline.run.versions import check_reach
     from catchwater.recovery.pins import refuse_lost
     from catchwater.recovery.restore import check_covered, find

@@ -237,14 +237,14 @@ def delete(
 
 
 def _config(file: Path) -> Any:
-    from catchwater.cli.pipeline import load_here
+    from catchwater.cli.pipeline_file import load_here
     from catchwater.clock import SYSTEM
 
     return load_here(file), SYSTEM
 
 
 def _around(file: Path) -> "Around":
-    from catchwater.cli.pipeline import load_here
+    from catchwater.cli.pipeline_file import load_here
     from catchwater.pipeline.change.around import Around
 
     return Around.of(load_here(file))

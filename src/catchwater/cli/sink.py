@@ -119,7 +119,7 @@ def last_epochs(file: Path) -> dict[str, int | None]:
 @contextmanager
 def _opened(file: Path, only: str | None) -> "Iterator[_Opened]":
     """The pipeline's sinks, with what its checkpoint knows of them."""
-    from catchwater.cli.pipeline import load_here
+    from catchwater.cli.pipeline_file import load_here
     from catchwater.pipeline.change.around import Around
     from catchwater.pipeline.run import versions
     from catchwater.pipeline.run.fit import check_fit

@@ -49,7 +49,7 @@ def get(
     as_json: AsJson = False,
 ) -> None:
     """What is kept for one key, as plain values; exit 1 if nothing is."""
-    from catchwater.cli.pipeline import load_here
+    from catchwater.cli.pipeline_file import load_here
     from catchwater.recovery.savepoint.look import get
 
     place = savepoint if savepoint is not None else checkpoint
@@ -81,7 +81,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """The keys added, removed and changed from A to B, each a checkpoint or a savepoint."""
-    from catchwater.cli.pipeline import load_here
+    from catchwater.cli.pipeline_file import load_here
     from catchwater.recovery.savepoint.look import diff
 
     config = load_here(file)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def versions(file: PipelineFile, as_json: AsJson = False) -> None:
     """The versions that a checkpoint has seen, and which runs now."""
-    from catchwater.cli.pipeline import load_here
+    from catchwater.cli.pipeline_file import load_here
     from catchwater.pipeline.run.versions import load
 
     ledger = load(load_here(file).checkpoint)
@@ -58,7 +58,7 @@ def upgrade(
     `rollback` goes back. Exit 5, naming the field or the key, if it does not fit. With --warm this
     process is the new version: it goes on when it has taken over.
     """
-    from catchwater.cli.pipeline import load_here
+    from catchwater.cli.pipeline_file import load_here
     from catchwater.pipeline.change.around import Around
     from catchwater.pipeline.change.upgrade import look, upgrade
 
@@ -91,7 +91,7 @@ def _warm(around: "Around", to: int, *, same: bool, quick: bool) -> None:
 
     from catchwater.pipeline.change.compared import Comparison
     from catchwater.pipeline.change.warm import Conductor, prepare
-    from catchwater.pipeline.run.run import run_pipeline
+    from catchwater.pipeline.run.driver import run_pipeline
     from catchwater.recovery.checkpoint import last_commit
     from catchwater.recovery.savepoint.hold import hold
 
@@ -121,7 +121,7 @@ def rollback(
 
     Exit 5 if the savepoint, the old code or the log's history is gone, naming it.
     """
-    from catchwater.cli.pipeline import load_here
+    from catchwater.cli.pipeline_file import load_here
     from catchwater.pipeline.change.around import Around
     from catchwater.pipeline.change.rollback import look, roll_back
 

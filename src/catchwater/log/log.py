@@ -61,6 +61,17 @@ class Read:
     """For who reads committed records only: the aborted transactions among them."""
 
 
+@dataclass(frozen=True, slots=True)
+class CommittedPlan:
+    """Where the stable part of ranges lies, for who reads committed records only."""
+
+    ranges: list[PlanRange]
+    aborted: list[AbortedRow]
+    """The aborted transactions with records or marker in the stable part, by place."""
+    last_stable: dict[int, int]
+    """By partition: the offset before which the plan ends, whatever was asked for."""
+
+
 class Log:
     """One broker's log in one data directory, between `open` and `close`."""
 
@@ -302,6 +313,33 @@ class Log:
         if missing:
             raise RangeMissing(topic, sorted(missing))
         return planned
+
+    async def plan_committed(
+        self, topic: str, ranges: Iterable[tuple[int, int, int]]
+    ) -> CommittedPlan:
+        """As `plan`, up to the last stable offset; what lies beyond is not there yet, not missing.
+
+        Raises `TopicUnknown` and `RangeMissing` as `plan` does.
+        """
+        topic_id = self.topics.find(topic).id
+        wanted = list(ranges)
+        stable = {
+            partition: await self.stability.last_stable_offset((topic_id, partition))
+            for partition in sorted({partition for partition, *_ in wanted})
+        }
+        bounded = []
+        for partition, start, end in wanted:
+            # What was never written stays missing, as it is to readers of everything.
+            is_written = end <= self._core.states[topic_id, partition].high_watermark
+            bounded.append((partition, start, min(end, stable[partition]) if is_written else end))
+        found = await self.plan(topic, bounded)
+        aborted = {
+            row
+            for partition, start, end in bounded
+            for row in await self.stability.aborted((topic_id, partition), start, end)
+        }
+        by_place = sorted(aborted, key=lambda row: (row.partition, row.first_offset))
+        return CommittedPlan(found, by_place, stable)
 
     async def storage(self, topic: str) -> list[StorageRow]:
         """Where a topic's bytes lie, by partition. Raises `TopicUnknown`."""

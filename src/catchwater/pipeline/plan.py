@@ -16,7 +16,7 @@ from catchwater.sinks.guarantee import guarantee
 
 
 def plan_of(config: PipelineConfig) -> dict[str, Any]:
-    """Source, shards, functions and sinks, as `--json` prints them. Raises `ConfigError`."""
+    """Source, shards, functions, tables, sinks, as `--json` prints them. Raises `ConfigError`."""
     specs = [find_function(named, config.folder) for named in config.functions]
     check_fit(config, specs)
     options = parse_options(config.source_options)
@@ -39,6 +39,16 @@ def plan_of(config: PipelineConfig) -> dict[str, Any]:
                 "outputs_to": "sinks" if spec is last else specs[at + 1].name,
             }
             for at, spec in enumerate(specs)
+        ],
+        "tables": [
+            {
+                "table": name,
+                "topic": config.tables.get(name, ""),
+                "function": spec.name,
+                "rows": "to the shard of their key" if table.keyed else "to every shard",
+            }
+            for spec in specs
+            for name, table in spec.tables.items()
         ],
         "sinks": sinks,
     }

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
-from catchwater.replay.plan import Missing, PlanRange, Wanted
+from catchwater.replay.plan import Aborted, Missing, PlanRange, Wanted
 
 CONTROL_URL = "catchwater.control.url"
 """The broker configuration, and the option of ours, that says where the control API is."""
@@ -24,6 +24,7 @@ CONTROL_URL = "catchwater.control.url"
 _ATTEMPT_TIMEOUT_S = 30.0
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 1.0
+_READ_COMMITTED = "read_committed"
 _UNAVAILABLE = 503
 _NOT_FOUND = 404
 
@@ -48,12 +49,22 @@ class ControlRefused(CatchwaterError):
         )
 
 
+class PlanUncommitted(CatchwaterError):
+    """A broker plans as if everything were to be read, though committed records are wanted."""
+
+
+class TransactionOpen(CatchwaterError):
+    """Offsets are wanted that an open transaction keeps from being read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Where the wanted offsets of a topic lie, or which of them are gone."""
 
     ranges: tuple[PlanRange, ...]
     missing: tuple[Missing, ...] = ()
+    aborted: tuple[Aborted, ...] = ()
+    """For who reads committed records only: what was aborted among the wanted offsets."""
 
 
 class Control:
@@ -68,17 +79,55 @@ class Control:
         self._timeout_s = timeout_s
         self._clock = clock
 
-    def plan(self, wanted: Sequence[Wanted]) -> Plan:
-        """Where these offsets of one topic lie; `missing` names what retention has deleted."""
+    def plan(self, wanted: Sequence[Wanted], *, read_committed: bool = False) -> Plan:
+        """Where these offsets of one topic lie; `missing` names what retention has deleted.
+
+        With `read_committed`, waits for the end of transactions that are open among them, and
+        raises `TransactionOpen` when that takes too long; `PlanUncommitted` for an old broker.
+        """
         topic = wanted[0].topic
         ranges = [{"partition": w.partition, "start": w.start, "end": w.end} for w in wanted]
+        body: dict[str, Any] = {"topic": topic, "ranges": ranges}
+        if read_committed:
+            body["isolation"] = _READ_COMMITTED
         try:
-            answer = self.request("POST", "/api/v1/plans", {"topic": topic, "ranges": ranges})
+            answer = self._stable_plan(wanted, body) if read_committed else self._planned(body)
         except ControlRefused as refusal:
             if not refusal.missing:
                 raise
             return Plan((), tuple(Missing(topic, *gap) for gap in refusal.missing))
-        return Plan(tuple(PlanRange.from_json(topic, each) for each in answer["ranges"]))
+        return Plan(
+            tuple(PlanRange.from_json(topic, each) for each in answer["ranges"]),
+            aborted=tuple(Aborted.from_json(topic, each) for each in answer.get("aborted", ())),
+        )
+
+    def _planned(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        return self.request("POST", "/api/v1/plans", body)
+
+    def _stable_plan(self, wanted: Sequence[Wanted], body: Mapping[str, Any]) -> dict[str, Any]:
+        """A plan for committed records, once it reaches to the end of what is wanted."""
+        deadline_s = self._clock.monotonic_s() + self._timeout_s
+        while True:
+            answer = self._planned(body)
+            if answer.get("isolation") != _READ_COMMITTED:
+                raise PlanUncommitted(
+                    f"The broker at {self.url} does not say in its plans what was aborted.",
+                    hint="Its version is older than this one's. Let it follow, or set "
+                    "catchwater.read to kafka.",
+                )
+            stable = answer["last_stable_offset"]
+            held = [w for w in wanted if w.end > int(stable[str(w.partition)])]
+            if not held:
+                return answer
+            if self._clock.monotonic_s() + _LONGEST_BACKOFF_S > deadline_s:
+                raise TransactionOpen(
+                    f"Offsets up to {held[0].end - 1} of {held[0].topic}-{held[0].partition} are "
+                    f"wanted, but a transaction has been open since offset "
+                    f"{stable[str(held[0].partition)]}, for {self._timeout_s:g} s at least.",
+                    hint="It ends at the latest when its producer's transaction.timeout.ms is "
+                    "over; read then, or end before it.",
+                )
+            self._clock.pause(_LONGEST_BACKOFF_S * self._clock.random.uniform(0.5, 1.0))
 
     def pins(self) -> list[dict[str, Any]]:
         """The pins there are: id, owner, positions, lease, creation time."""

@@ -4,11 +4,12 @@ Offsets are those of the next record, so a partition read from a to b brings b -
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from catchwater.config import CatchwaterError
 from catchwater.replay.options import Offsets
-from catchwater.replay.plan import Missing, Wanted
+from catchwater.replay.plan import Missing, Slice, Task, Wanted
 from catchwater.wire.exchange import TopicPartition
 
 
@@ -55,6 +56,13 @@ def wanted(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int
     return [each for each in ranges if each.start < each.end]
 
 
+def behind(
+    start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int]:
+    """How many offsets each partition of `latest` has beyond `start`; a new one, all of them."""
+    return {key: max(0, end - start.get(key, 0)) for key, end in latest.items()}
+
+
 def admit(
     start: Mapping[TopicPartition, int],
     latest: Mapping[TopicPartition, int],
@@ -65,14 +73,45 @@ def admit(
     Each partition gets its share by how far behind it is, at least one, as in Spark's Kafka
     source; so all of them arrive at the end together, and none waits for ever.
     """
-    behind = {key: max(0, end - start.get(key, 0)) for key, end in latest.items()}
-    total = sum(behind.values())
+    lags = behind(start, latest)
+    total = sum(lags.values())
     if most is None or total <= most:
         return dict(latest)
     end = {}
-    for key, lag in behind.items():
+    for key, lag in lags.items():
         share = most * lag / total
         begin = start.get(key, 0)
         # Never before the start, so that a partition made anew is noticed, not read again.
         end[key] = min(begin + max(int(share), 1), latest[key]) if lag else latest[key]
     return end
+
+
+def at_most(tasks: Iterable[Task], most: int | None) -> list[Task]:
+    """The same offsets in the same order, in tasks of at most `most` offsets; None: unchanged.
+
+    A range of storage that is cut is read by each of its tasks, which keep their offsets of it.
+    """
+    if most is None:
+        return list(tasks)
+    return [piece for task in tasks for piece in _pieces(task, most)]
+
+
+def _pieces(task: Task, most: int) -> list[Task]:
+    total = sum(each.stop - each.first for each in task.slices)
+    if total <= most:
+        return [task]
+    # Evenly, so that none is left with the few offsets over.
+    share = -(-total // -(-total // most))
+    pieces: list[list[Slice]] = [[]]
+    room = share
+    for each in task.slices:
+        at = each.first
+        while at < each.stop:
+            if not room:
+                pieces.append([])
+                room = share
+            stop = min(each.stop, at + room)
+            pieces[-1].append(replace(each, first=at, stop=stop))
+            room -= stop - at
+            at = stop
+    return [Task(tuple(piece)) for piece in pieces]

@@ -1,8 +1,9 @@
 """The options of the data source: those of Spark's own Kafka source, and a few of ours.
 
 An unknown option stops with the nearest known one. Of the `kafka.` options those that change what
-is read are obeyed, those on security are refused, and the others, which tune the Java consumer,
-have no effect here. Pure: it reads a mapping of strings and nothing else.
+is read are obeyed, those on security and those that Spark refuses are refused, and the others,
+which tune the Java consumer, have no effect here, nor has the group: offsets stand in Spark's
+checkpoint. Pure: it reads a mapping of strings and nothing else.
 """
 
 import json
@@ -14,6 +15,12 @@ from enum import Enum
 
 from catchwater.config import CatchwaterError
 from catchwater.replay.control import CONTROL_URL
+from catchwater.replay.values.settings import (
+    BINARY_VALUES,
+    VALUE_OPTIONS,
+    ValueSettings,
+    parse_values,
+)
 from catchwater.wire.client import EARLIEST, LATEST
 from catchwater.wire.exchange import TopicPartition
 
@@ -32,16 +39,41 @@ _KNOWN = (
     "assign",
     "startingOffsets",
     "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
     "endingOffsets",
     "endingTimestamp",
+    "endingOffsetsByTimestamp",
     "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "minPartitions",
+    "maxRecordsPerPartition",
     "failOnDataLoss",
     "includeHeaders",
     "columns",
+    *VALUE_OPTIONS,
     "catchwater.read",
     CONTROL_URL,
+    # Taken so that a query of Spark's Kafka source runs unchanged; they have no effect.
+    "groupIdPrefix",
+    "kafkaConsumer.pollTimeoutMs",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
 )
+_REFUSED = {
+    "kafka.auto.offset.reset": "Say where to begin by startingOffsets.",
+    "kafka.enable.auto.commit": "Offsets stand in Spark's checkpoint; leave it out.",
+    "kafka.key.deserializer": "Keys come as bytes; decode them in the query.",
+    "kafka.value.deserializer": "Values come as bytes; decode them in the query.",
+    "kafka.interceptor.classes": "No Java runs here; change the records in the query.",
+}
+"""As in Spark's own source: without effect, each would mislead."""
+
+_INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state", "__share_group_state")
+"""Kafka's own, which no pattern matches, as in Kafka's consumer; they can be named."""
+
+_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class BadOption(CatchwaterError):
@@ -65,6 +97,9 @@ class Position:
     everywhere: int = LATEST
     timestamp_ms: int | None = None
     each: Mapping[TopicPartition, int] | None = None
+    each_timestamp_ms: Mapping[TopicPartition, int] | None = None
+    or_latest: bool = False
+    """A partition without a record as new as its timestamp: its end, instead of an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +119,18 @@ class SourceOptions:
     read_path: ReadPath = ReadPath.AUTO
     control_url: str | None = None
     read_committed: bool = False
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay_ms: int = 900_000
+    max_records_per_partition: int | None = None
+    values: ValueSettings = BINARY_VALUES
 
     def wants(self, topic: str, partition: int) -> bool:
         """Whether the query reads this partition."""
         if self.assigned:
             return (topic, partition) in self.assigned
         if self.pattern is not None:
-            return re.fullmatch(self.pattern, topic) is not None
+            found = re.fullmatch(self.pattern, topic)
+            return found is not None and topic not in _INTERNAL_TOPICS
         return topic in self.topics
 
 
@@ -102,17 +142,24 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
     if not bootstrap:
         raise BadOption(f"The option {_BOOTSTRAP} is missing: it says where the brokers are.")
     topics, pattern, assigned = _subscription(given)
+    most, least = _count(given, "maxOffsetsPerTrigger"), _count(given, "minOffsetsPerTrigger")
+    if most is not None and least is not None and least > most:
+        raise BadOption(f"minOffsetsPerTrigger {least} is more than maxOffsetsPerTrigger {most}.")
+    starting = _position(given, "starting")
+    ending = _position(given, "ending") or Position(LATEST)
+    _check_order(starting or Position(), ending)
+    columns = _columns(given)
     return SourceOptions(
         bootstrap,
         topics,
         pattern,
         assigned,
-        starting=_position(given, "starting"),
-        ending=_position(given, "ending") or Position(LATEST),
-        max_offsets_per_trigger=_count(given, "maxOffsetsPerTrigger"),
+        starting=starting,
+        ending=ending,
+        max_offsets_per_trigger=most,
         min_partitions=_count(given, "minPartitions"),
         fail_on_data_loss=_flag(given, "failOnDataLoss", True),
-        columns=_columns(given),
+        columns=columns,
         read_path=ReadPath(
             _choice(given, "catchwater.read", [path.value for path in ReadPath], "auto")
         ),
@@ -121,31 +168,41 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
             given, _ISOLATION, ["read_uncommitted", "read_committed"], "read_uncommitted"
         )
         == "read_committed",
+        min_offsets_per_trigger=least,
+        max_trigger_delay_ms=_duration_ms(given, "maxTriggerDelay", "15m"),
+        max_records_per_partition=_count(given, "maxRecordsPerPartition"),
+        values=parse_values(given, columns),
     )
 
 
 def parse_offsets(text: str, option: str) -> Offsets:
     """Offsets as Spark's Kafka source writes them: `{"topic": {"0": 23, "1": -2}}`."""
-    try:
-        content = json.loads(text)
-        offsets = {
-            (topic, int(partition)): int(offset)
-            for topic, partitions in content.items()
-            for partition, offset in partitions.items()
-        }
-    except (ValueError, TypeError, AttributeError) as error:
-        raise BadOption(
-            f'{option} is {text!r}, which is not of the form {{"topic": {{"0": 23}}}}.'
-        ) from error
+    offsets = _by_partition(text, option)
     below = [offset for offset in offsets.values() if offset < EARLIEST]
     if below:
         raise BadOption(f"{option} holds the offset {below[0]}; the least is -2 (earliest).")
     return offsets
 
 
+def _by_partition(text: str, option: str) -> dict[TopicPartition, int]:
+    try:
+        content = json.loads(text)
+        return {
+            (topic, int(partition)): int(number)
+            for topic, partitions in content.items()
+            for partition, number in partitions.items()
+        }
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BadOption(
+            f'{option} is {text!r}, which is not of the form {{"topic": {{"0": 23}}}}.'
+        ) from error
+
+
 def _refuse_unknown(given: Mapping[str, str]) -> None:
     known = {name.lower(): name for name in (*_KNOWN, _ISOLATION)}
     for name in given:
+        if name in _REFUSED:
+            raise BadOption(f"The option {name} is not supported.", hint=_REFUSED[name])
         if name.startswith(_SECURITY):
             if given[name].upper() != "PLAINTEXT":
                 raise BadOption(f"The option {name} asks for what this source cannot do yet.")
@@ -164,7 +221,10 @@ def _subscription(
         raise BadOption("Give exactly one of the options subscribe, subscribePattern, assign.")
     text = given[ways[0]]
     if ways[0] == "subscribe":
-        return tuple(name.strip() for name in text.split(",") if name.strip()), None, ()
+        names = tuple(name.strip() for name in text.split(",") if name.strip())
+        if not names:
+            raise BadOption(f"subscribe is {text!r}, which names no topic.")
+        return names, None, ()
     if ways[0] == "subscribepattern":
         try:
             return (), re.compile(text).pattern, ()
@@ -180,10 +240,19 @@ def _subscription(
 
 
 def _position(given: Mapping[str, str], end: str) -> Position | None:
-    """As in Spark, a timestamp goes before offsets."""
+    """As in Spark, one timestamp goes before one for each partition, and that before offsets."""
+    choices = ["error", "latest"]
+    strategy = _choice(given, "startingOffsetsByTimestampStrategy", choices, "error")
+    or_latest = end == "ending" or strategy == "latest"
     timestamp = _count(given, f"{end}Timestamp", least=0)
     if timestamp is not None:
-        return Position(timestamp_ms=timestamp)
+        return Position(timestamp_ms=timestamp, or_latest=or_latest)
+    option = f"{end}OffsetsByTimestamp"
+    if option.lower() in given:
+        timestamps = _by_partition(given[option.lower()], option)
+        if any(each < 0 for each in timestamps.values()):
+            raise BadOption(f"{option} holds a time before 1970; it takes milliseconds from 0 on.")
+        return Position(each_timestamp_ms=timestamps, or_latest=or_latest)
     option = f"{end}Offsets"
     text = given.get(option.lower())
     if text is None:
@@ -199,6 +268,21 @@ def _position(given: Mapping[str, str], end: str) -> Position | None:
     return Position(each=offsets)
 
 
+def _check_order(starting: Position, ending: Position) -> None:
+    """Raise if the end is before the start, as far as that can be told without the log."""
+    times = starting.timestamp_ms, ending.timestamp_ms
+    if times[0] is not None and times[1] is not None and times[1] < times[0]:
+        raise BadOption(f"endingTimestamp {times[1]} is before startingTimestamp {times[0]}.")
+    for before, after in (
+        (starting.each, ending.each),
+        (starting.each_timestamp_ms, ending.each_timestamp_ms),
+    ):
+        for key, at in (before or {}).items():
+            end = (after or {}).get(key, LATEST)
+            if end != LATEST and end < at:
+                raise BadOption(f"The query would end at {end} in {key[0]}-{key[1]}, before {at}.")
+
+
 def _count(given: Mapping[str, str], option: str, *, least: int = 1) -> int | None:
     text = given.get(option.lower())
     if text is None:
@@ -206,6 +290,16 @@ def _count(given: Mapping[str, str], option: str, *, least: int = 1) -> int | No
     if not text.strip().isdigit() or int(text) < least:
         raise BadOption(f"{option} is {text!r}, but takes a whole number from {least} on.")
     return int(text)
+
+
+def _duration_ms(given: Mapping[str, str], option: str, default: str) -> int:
+    """As Spark reads times: `90s`, `15m`; a number alone is milliseconds."""
+    text = given.get(option.lower(), default)
+    found = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
+    unit_ms = _UNIT_MS.get(found[2] or "ms") if found else None
+    if found is None or unit_ms is None:
+        raise BadOption(f"{option} is {text!r}, but takes a time like 500ms, 30s, 15m, 1h or 1d.")
+    return int(found[1]) * unit_ms
 
 
 def _flag(given: Mapping[str, str], option: str, default: bool) -> bool:

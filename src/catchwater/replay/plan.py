@@ -6,10 +6,11 @@ Tasks are cut from all slices in order, by bytes where the plan knows them and b
 nobody does, so that one large partition is read by many tasks and many small ones by few.
 
 Promises that the slices of all tasks together are exactly the wanted offsets that the plan covers,
-each once and in order within a partition, and that offsets it does not cover are named.
+each once and in order within a partition, and that offsets it does not cover are named. A slice
+carries the aborted transactions that reach into it, for who reads committed records only.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -42,6 +43,20 @@ class Missing(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition} offsets {self.start} to {self.end - 1}"
+
+
+class Aborted(NamedTuple):
+    """A transaction of a partition that was aborted; its marker lies at `last_offset`."""
+
+    topic: str
+    partition: int
+    producer_id: int
+    first_offset: int
+    last_offset: int
+
+    @classmethod
+    def from_json(cls, topic: str, fields: Mapping[str, Any]) -> "Aborted":
+        return cls(topic, *(int(fields[name]) for name in cls._fields[1:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +98,8 @@ class Slice:
     first: int
     stop: int
     range: PlanRange | None = None
+    aborted: tuple[Aborted, ...] = ()
+    """Of the transactions that have records or marker in the slice; nothing else of them counts."""
 
     @property
     def weight(self) -> int:
@@ -97,8 +114,13 @@ class Task:
     slices: tuple[Slice, ...]
 
 
-def slices_of(wanted: Sequence[Wanted], ranges: Iterable[PlanRange]) -> list[Slice]:
-    """The wanted part of each range, in order of topic, partition and offset."""
+def slices_of(
+    wanted: Sequence[Wanted], ranges: Iterable[PlanRange], aborted: Iterable[Aborted] = ()
+) -> list[Slice]:
+    """The wanted part of each range, in order of topic, partition and offset.
+
+    Each with those of the aborted transactions that reach into it.
+    """
     starts = {(w.topic, w.partition): w for w in wanted}
     slices = []
     for each in ranges:
@@ -107,7 +129,23 @@ def slices_of(wanted: Sequence[Wanted], ranges: Iterable[PlanRange]) -> list[Sli
             first, stop = max(want.start, each.base_offset), min(want.end, each.last_offset + 1)
             if first < stop:
                 slices.append(Slice(each.topic, each.partition, first, stop, each))
-    return sorted(slices, key=lambda s: (s.topic, s.partition, s.first))
+    slices.sort(key=lambda s: (s.topic, s.partition, s.first))
+    voids = list(aborted)
+    return list(_with_aborted(slices, voids)) if voids else slices
+
+
+def _with_aborted(slices: Iterable[Slice], aborted: Iterable[Aborted]) -> Iterator[Slice]:
+    """The slices, each with what of `aborted` reaches into it, by first offset."""
+    later: dict[tuple[str, int], list[Aborted]] = {}
+    for each in sorted(aborted, key=lambda a: a.first_offset, reverse=True):
+        later.setdefault((each.topic, each.partition), []).append(each)
+    for key, of_partition in groupby(slices, key=lambda s: (s.topic, s.partition)):
+        to_come, reaching = later.get(key, []), list[Aborted]()
+        for piece in of_partition:
+            while to_come and to_come[-1].first_offset < piece.stop:
+                reaching.append(to_come.pop())
+            reaching = [each for each in reaching if each.last_offset >= piece.first]
+            yield replace(piece, aborted=tuple(reaching))
 
 
 def uncovered(wanted: Sequence[Wanted], slices: Iterable[Slice]) -> list[Missing]:

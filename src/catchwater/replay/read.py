@@ -2,7 +2,8 @@
 
 A slice with a range is read from storage, without any broker; if its object is gone since the plan
 was made (a chunk that was packed meanwhile), a new plan is asked for. A slice without one is
-fetched from its leader, on any Kafka. Both meet in the same decoder.
+fetched from its leader, on any Kafka. Both meet in the same decoder, which leaves out what aborted
+transactions have written by the list that came with the plan, or with the Fetch reply.
 
 Promises every wanted offset that holds a record, once, in order; or an error that names topic,
 partition and offset. Holds one range, or one Fetch reply, at a time.
@@ -175,7 +176,14 @@ def _decode_range(
                 f"{where.base_offset} to {where.last_offset}, and does not.",
                 hint="Check the log's storage before reading on; nothing was skipped.",
             )
-        yield from decode(data, batches, first=each.first, stop=each.stop, columns=columns)
+        yield from decode(
+            data,
+            batches,
+            first=each.first,
+            stop=each.stop,
+            columns=columns,
+            aborted=[AbortedTransaction(a.producer_id, a.first_offset) for a in each.aborted],
+        )
     except RecordsDamaged as error:
         raise RangeDamaged(f"{each.topic}-{each.partition} in {place_name}: {error}") from error
 
@@ -192,10 +200,10 @@ def _planned_again(each: Slice, settings: ReadSettings) -> list[Slice]:
     if settings.control_url is None:
         return [each]
     wanted = Wanted(each.topic, each.partition, each.first, each.stop)
-    plan = Control(settings.control_url).plan([wanted])
+    plan = Control(settings.control_url).plan([wanted], read_committed=settings.read_committed)
     if plan.missing:
         raise HistoryLost(plan.missing, "Deleted while the query was reading it")
-    return slices_of([wanted], plan.ranges)
+    return slices_of([wanted], plan.ranges, plan.aborted)
 
 
 def _from_leader(

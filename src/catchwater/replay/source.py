@@ -9,7 +9,7 @@ after a restart reads exactly the same offsets. Does not write.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -24,13 +24,23 @@ from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
-from catchwater.replay.offsets import admit, from_json, to_json
-from catchwater.replay.options import Offsets, SourceOptions, parse_options
+from catchwater.clock import SYSTEM, Clock
+from catchwater.replay.offsets import admit, behind, from_json, to_json
+from catchwater.replay.options import (
+    BadOption,
+    Offsets,
+    Position,
+    SourceOptions,
+    parse_options,
+)
 from catchwater.replay.plan import Task
 from catchwater.replay.subscription import Subscription
+from catchwater.replay.values.settings import ValueFormat, load
+from catchwater.replay.values.typed import read_columns, typed, value_fields
 from catchwater.wire.client import EARLIEST, LATEST
 
 _SPARK_TYPES: Mapping[str, types.DataType] = {
@@ -61,14 +71,20 @@ class SourcePartition(InputPartition):  # type: ignore[misc]
 
 
 class CatchwaterSource(DataSource):  # type: ignore[misc]
-    """What Spark looks up by name; it reads the options and opens nothing."""
+    """What Spark looks up by name; it reads the options, and files that they name."""
 
     @classmethod
     def name(cls) -> str:
         return "catchwater"
 
     def schema(self) -> types.StructType:
-        fields = [types.StructField(name, _SPARK_TYPES[name]) for name in self._parsed().columns]
+        options = self._parsed()
+        fields = []
+        for name in options.columns:
+            if name == "value" and options.values.format is not ValueFormat.BINARY:
+                fields += value_fields(options.values, options.columns)
+            else:
+                fields.append(types.StructField(name, _SPARK_TYPES[name]))
         return types.StructType(fields)
 
     def reader(self, schema: object) -> DataSourceReader:
@@ -78,7 +94,9 @@ class CatchwaterSource(DataSource):  # type: ignore[misc]
         return StreamReader(self._parsed())
 
     def _parsed(self) -> SourceOptions:
-        return parse_options(self.options)
+        options = parse_options(self.options)
+        # Here, where the files are: executors get what is in them with the reader.
+        return replace(options, values=load(options.values))
 
 
 class BatchReader(DataSourceReader):  # type: ignore[misc]
@@ -102,18 +120,31 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
     """From one set of offsets to the next; partitions that appear are read from their beginning."""
 
-    def __init__(self, options: SourceOptions) -> None:
-        self._subscription = Subscription(options)
+    def __init__(self, options: SourceOptions, clock: Clock = SYSTEM) -> None:
+        if options.ending != Position(LATEST):
+            raise BadOption(
+                "A streaming query has no end, so it takes no endingOffsets and no ending time.",
+                hint="Leave them out, or use read instead of readStream.",
+            )
+        self._subscription = Subscription(options, clock)
+        self._clock = clock
         # What was there when Trigger.AvailableNow began: nothing beyond it is read.
         self._goal: Offsets | None = None
         self._latest: Offsets | None = None
+        # When a micro-batch was last let through; none before the first, which waits for nothing.
+        self._triggered_s: float | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         return to_json(self._subscription.starting(LATEST))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        most = self._subscription.options.max_offsets_per_trigger
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        options = self._subscription.options
+        # Python sources have no limit of two parts: with both, the lower one is seen to below.
+        if options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.min_offsets_per_trigger is not None:
+            return ReadMinRows(options.min_offsets_per_trigger)
+        return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._goal = self._subscription.latest()
@@ -122,8 +153,27 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         begin = from_json(start)
         self._latest = self._subscription.latest() if self._goal is None else dict(self._goal)
         self._subscription.check_present(begin, self._latest)
+        if not isinstance(limit, ReadAllAvailable) and self._waits(begin, self._latest):
+            return start
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         return to_json(admit(begin, self._latest, most))
+
+    def _waits(self, begin: Offsets, latest: Offsets) -> bool:
+        """Whether there is too little yet for a micro-batch, and the last one is not long ago."""
+        options = self._subscription.options
+        least = options.min_offsets_per_trigger
+        # Trigger.AvailableNow ends when nothing new is offered, so it must not wait.
+        if least is None or self._goal is not None:
+            return False
+        now_s = self._clock.monotonic_s()
+        due = (
+            self._triggered_s is None
+            or now_s - self._triggered_s >= options.max_trigger_delay_ms / 1000
+        )
+        if not due and sum(behind(begin, latest).values()) < least:
+            return True
+        self._triggered_s = now_s
+        return False
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return None if self._latest is None else to_json(self._latest)
@@ -153,11 +203,13 @@ def read_partition(options: SourceOptions, partition: InputPartition) -> Iterato
     from catchwater.replay.read import ReadSettings, read_task
 
     assert isinstance(partition, SourcePartition), "Spark hands back the partitions it was given"
+    decoded = options.values.format is not ValueFormat.BINARY
     settings = ReadSettings(
         options.bootstrap,
-        options.columns,
+        read_columns(options.columns) if decoded else options.columns,
         partition.control_url,
         options.read_committed,
         options.fail_on_data_loss,
     )
-    return read_task(partition.task, settings)
+    batches = read_task(partition.task, settings)
+    return typed(batches, options.values, options.columns) if decoded else batches

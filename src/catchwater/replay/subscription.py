@@ -18,7 +18,7 @@ from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 from catchwater.replay import plan
 from catchwater.replay.control import CONTROL_URL, Control
-from catchwater.replay.offsets import HistoryLost, wanted
+from catchwater.replay.offsets import HistoryLost, at_most, wanted
 from catchwater.replay.options import BadOption, Offsets, Position, ReadPath, SourceOptions
 from catchwater.replay.plan import Missing, Slice, Task, Wanted
 from catchwater.wire.client import EARLIEST, LATEST, Client
@@ -86,7 +86,7 @@ class Subscription:
 
     def control_url(self) -> str | None:
         """Where to ask for plans; None if records are to be fetched from the leaders."""
-        if self.options.read_path is ReadPath.KAFKA or self.options.read_committed:
+        if self.options.read_path is ReadPath.KAFKA:
             return None
         if not self._control_asked:
             given = self.options.control_url
@@ -108,13 +108,15 @@ class Subscription:
     ) -> list[Task]:
         """The offsets between, cut into about `count` tasks; raises `HistoryLost`.
 
-        Without a count: as many as `minPartitions` says, or one a partition, or more if large.
+        Without a count: as many as `minPartitions` says, or one a partition, or more if large;
+        and none with more offsets than `maxRecordsPerPartition`.
         """
         slices = self._slices(self._wanted(start, end))
         if count is None:
             tasks = plan.cut(slices)
             least = self.options.min_partitions or 0
-            return tasks if len(tasks) >= least else plan.cut(slices, least)
+            tasks = tasks if len(tasks) >= least else plan.cut(slices, least)
+            return at_most(tasks, self.options.max_records_per_partition)
         return plan.cut(slices, count)
 
     def _wanted(
@@ -158,38 +160,42 @@ class Subscription:
         missing = []
         for _, group in groupby(left, key=lambda each: each.topic):
             of_topic = list(group)
-            answer = control.plan(of_topic)
-            found = plan.slices_of(of_topic, answer.ranges)
+            answer = control.plan(of_topic, read_committed=self.options.read_committed)
+            found = plan.slices_of(of_topic, answer.ranges, answer.aborted)
             missing += answer.missing or plan.uncovered(of_topic, found)
             slices += found
         return slices, missing
 
     def _resolve(self, position: Position, which: str) -> Offsets:
         partitions = self.partitions()
+        if position.timestamp_ms is not None:
+            return self._by_timestamp(
+                dict.fromkeys(partitions, position.timestamp_ms), position.or_latest
+            )
+        if position.each_timestamp_ms is not None:
+            hint = "A time of 0 begins at the first record."
+            _check_complete(
+                position.each_timestamp_ms, partitions, f"{which}OffsetsByTimestamp", hint
+            )
+            return self._by_timestamp(position.each_timestamp_ms, position.or_latest)
         if position.each is not None:
-            if set(position.each) != set(partitions):
-                differing = sorted(set(position.each) ^ set(partitions))
-                raise BadOption(
-                    f"{which}Offsets must name exactly the partitions that are read; it differs in "
-                    f"{', '.join(f'{topic}-{number}' for topic, number in differing)}.",
-                    hint="Use -2 for earliest and -1 for latest.",
-                )
+            hint = "Use -2 for earliest and -1 for latest."
+            _check_complete(position.each, partitions, f"{which}Offsets", hint)
             symbolic = {key: offset for key, offset in position.each.items() if offset < 0}
             return {**position.each, **self._list(symbolic)}
-        if position.timestamp_ms is None:
-            return self._list(dict.fromkeys(partitions, position.everywhere))
-        return self._by_timestamp(partitions, position.timestamp_ms, which)
+        return self._list(dict.fromkeys(partitions, position.everywhere))
 
     def _by_timestamp(
-        self, partitions: Sequence[TopicPartition], timestamp_ms: int, which: str
+        self, timestamps_ms: Mapping[TopicPartition, int], or_latest: bool
     ) -> Offsets:
-        found = self._list(dict.fromkeys(partitions, timestamp_ms))
+        found = self._list(timestamps_ms)
         later = {key: LATEST for key, offset in found.items() if offset < 0}
-        if later and which == "starting":
+        if later and not or_latest:
+            names = (f"{topic}-{number} from {timestamps_ms[topic, number]} ms"
+                     for topic, number in sorted(later))  # fmt: skip
             raise BadOption(
-                f"No record of {', '.join(f'{topic}-{number}' for topic, number in later)} is as "
-                f"new as startingTimestamp {timestamp_ms}.",
-                hint="Choose an earlier time, or use startingOffsets.",
+                f"No record is as new as where the query is to start: {', '.join(names)}.",
+                hint="Choose an earlier time, or set startingOffsetsByTimestampStrategy to latest.",
             )
         return {**found, **self._list(later)}
 
@@ -213,6 +219,21 @@ class PartitionsGone(CatchwaterError):
     """A partition that the query was reading has been deleted."""
 
     exit_code = 5
+
+
+def _check_complete(
+    given: Mapping[TopicPartition, int],
+    partitions: Iterable[TopicPartition],
+    option: str,
+    hint: str,
+) -> None:
+    differing = sorted(set(given) ^ set(partitions))
+    if differing:
+        raise BadOption(
+            f"{option} must name exactly the partitions that are read; it differs in "
+            f"{', '.join(f'{topic}-{number}' for topic, number in differing)}.",
+            hint=hint,
+        )
 
 
 def _without(left: Iterable[Wanted], missing: Iterable[Missing]) -> list[Wanted]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from catchwater.cli.pipeline import load_here
+from catchwater.cli.pipeline_file import load_here
 from catchwater.pipeline.change.around import Around
 from catchwater.recovery.home import home_of
 from catchwater.recovery.ledger import SinkEpoch

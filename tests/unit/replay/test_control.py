@@ -9,8 +9,14 @@ import pytest
 
 from catchwater.clock import ManualClock
 from catchwater.config import CatchwaterError
-from catchwater.replay.control import Control, ControlRefused, ControlUnreachable
-from catchwater.replay.plan import CHUNK, Missing, PlanRange, Wanted
+from catchwater.replay.control import (
+    Control,
+    ControlRefused,
+    ControlUnreachable,
+    PlanUncommitted,
+    TransactionOpen,
+)
+from catchwater.replay.plan import CHUNK, Aborted, Missing, PlanRange, Wanted
 
 
 class Api:
@@ -75,6 +81,44 @@ def test_a_plan_says_where_the_bytes_lie(api: Api, control: Control) -> None:
     body = {"topic": "t", "ranges": [{"partition": 1, "start": 3, "end": 5}]}
     assert api.calls == [("POST", "/api/v1/plans", body)]
     assert api.address == ("h", 9644)
+
+
+def committed(stable: int) -> tuple[int, dict[str, Any]]:
+    void = {"partition": 1, "producer_id": 7, "first_offset": 2, "last_offset": 4}
+    content = {"isolation": "read_committed", "last_stable_offset": {"1": stable}}
+    return 200, {"topic": "t", "ranges": [RANGE], "aborted": [void], **content}
+
+
+def test_a_plan_for_committed_records_says_what_was_aborted(api: Api, control: Control) -> None:
+    api.answers.append(committed(5))
+    plan = control.plan([Wanted("t", 1, 3, 5)], read_committed=True)
+    assert plan.ranges == (PlanRange("t", 1, CHUNK, "file:///x", 1, 2, 3, 4),)
+    assert plan.aborted == (Aborted("t", 1, 7, 2, 4),)
+    body = {"topic": "t", "ranges": [{"partition": 1, "start": 3, "end": 5}]}
+    assert api.calls == [("POST", "/api/v1/plans", body | {"isolation": "read_committed"})]
+
+
+def test_an_open_transaction_is_waited_for_and_named_when_it_stays(
+    api: Api, control: Control
+) -> None:
+    api.answers += [committed(3), committed(4), committed(5)]
+    assert control.plan([Wanted("t", 1, 3, 5)], read_committed=True).aborted
+    assert len(api.calls) == 3
+    api.answers += [committed(4)] * 100
+    with pytest.raises(TransactionOpen, match=r"up to 4 of t-1 .* since offset 4, for 5 s"):
+        control.plan([Wanted("t", 1, 3, 5)], read_committed=True)
+    api.answers.clear()
+    api.answers.append((416, {"error": "X", "missing": [{"partition": 1, "start": 3, "end": 4}]}))
+    plan = control.plan([Wanted("t", 1, 3, 5)], read_committed=True)
+    assert plan.missing == (Missing("t", 1, 3, 4),)
+
+
+def test_a_broker_that_does_not_know_of_isolation_is_not_believed(
+    api: Api, control: Control
+) -> None:
+    api.answers.append((200, {"topic": "t", "ranges": [RANGE]}))
+    with pytest.raises(PlanUncommitted, match="does not say in its plans what was aborted"):
+        control.plan([Wanted("t", 1, 3, 5)], read_committed=True)
 
 
 def test_what_is_gone_is_named(api: Api, control: Control) -> None:

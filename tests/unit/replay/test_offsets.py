@@ -4,8 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catchwater.replay.offsets import HistoryLost, admit, from_json, to_json, wanted
-from catchwater.replay.plan import Missing, Wanted
+from catchwater.replay.offsets import (
+    HistoryLost,
+    admit,
+    at_most,
+    behind,
+    from_json,
+    to_json,
+    wanted,
+)
+from catchwater.replay.plan import Missing, Slice, Task, Wanted
 
 KEYS = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 20))
 
@@ -26,6 +34,11 @@ def test_a_log_that_ends_before_the_query_has_lost_something() -> None:
         wanted({("a", 0): 9}, {("a", 0): 4})
     assert caught.value.missing == (Missing("a", 0, 4, 9),)
     assert caught.value.exit_code == 5
+
+
+def test_a_partition_is_behind_by_what_it_has_more() -> None:
+    latest = {("a", 0): 9, ("a", 1): 4, ("b", 0): 2}
+    assert behind({("a", 0): 1, ("b", 0): 3}, latest) == {("a", 0): 8, ("a", 1): 4, ("b", 0): 0}
 
 
 def test_without_a_limit_everything_is_admitted() -> None:
@@ -60,3 +73,39 @@ def test_a_limited_batch_makes_progress_everywhere_and_ends(
         assert end[key] > begin or offset == begin
     admitted = sum(end[key] - start.get(key, 0) for key in end)
     assert admitted <= max(most, 0) + len(latest)
+
+
+TASKS = st.lists(
+    st.lists(
+        st.builds(
+            lambda partition, first, count: Slice("a", partition, first, first + count),
+            st.integers(0, 3),
+            st.integers(0, 1000),
+            st.integers(1, 50),
+        ),
+        max_size=5,
+    ).map(lambda slices: Task(tuple(slices))),
+    max_size=4,
+)
+
+
+def numbered(tasks: list[Task]) -> list[tuple[int, int]]:
+    slices = [each for task in tasks for each in task.slices]
+    return [(each.partition, n) for each in slices for n in range(each.first, each.stop)]
+
+
+@given(tasks=TASKS, most=st.integers(1, 60))
+def test_tasks_of_limited_size_bring_the_same_in_the_same_order(
+    tasks: list[Task], most: int
+) -> None:
+    limited = at_most(tasks, most)
+    assert numbered(limited) == numbered(tasks)
+    sizes = [len(numbered([task])) for task in limited]
+    assert all(size <= most for size in sizes)
+    least = sum(max(1, -(-len(numbered([task])) // most)) for task in tasks)
+    assert len(limited) == least, "as few as can be, and a task without a slice stays one"
+
+
+def test_without_a_largest_size_tasks_stay_as_they_are() -> None:
+    tasks = [Task((Slice("a", 0, 0, 10**9),)), Task(())]
+    assert at_most(tasks, None) == tasks

@@ -41,9 +41,62 @@ def test_offsets_are_given_one_by_one() -> None:
 
 
 def test_a_timestamp_goes_before_offsets() -> None:
-    options = parse(startingOffsets="earliest", startingTimestamp="5", endingTimestamp="9")
+    each = {"startingOffsetsByTimestamp": '{"a": {"0": 7}}'}
+    options = parse(startingOffsets="earliest", startingTimestamp="5", endingTimestamp="9", **each)
     assert options.starting == Position(timestamp_ms=5)
-    assert options.ending == Position(timestamp_ms=9)
+    assert options.ending == Position(timestamp_ms=9, or_latest=True)
+
+
+def test_a_timestamp_for_each_partition_goes_before_offsets() -> None:
+    options = parse(
+        startingOffsets="earliest",
+        startingOffsetsByTimestamp='{"a": {"0": 7, "1": 0}}',
+        endingOffsets="latest",
+        endingOffsetsByTimestamp='{"a": {"0": 8, "1": 9}}',
+    )
+    assert options.starting == Position(each_timestamp_ms={("a", 0): 7, ("a", 1): 0})
+    end = Position(each_timestamp_ms={("a", 0): 8, ("a", 1): 9}, or_latest=True)
+    assert options.ending == end
+
+
+def test_a_time_after_the_last_record_is_an_error_or_the_end() -> None:
+    for given in ({"startingTimestamp": "5"}, {"startingOffsetsByTimestamp": '{"a": {"0": 7}}'}):
+        strict = parse(**given, startingOffsetsByTimestampStrategy="error").starting
+        lax = parse(**given, startingOffsetsByTimestampStrategy="LATEST").starting
+        assert strict and lax and strict == parse(**given).starting
+        assert (strict.or_latest, lax.or_latest) == (False, True)
+
+
+def test_a_micro_batch_has_a_least_size_and_a_longest_wait() -> None:
+    assert parse().min_offsets_per_trigger is None
+    assert parse().max_trigger_delay_ms == 15 * 60 * 1000
+    options = parse(minOffsetsPerTrigger="10", maxOffsetsPerTrigger="10", maxTriggerDelay="90s")
+    assert (options.min_offsets_per_trigger, options.max_trigger_delay_ms) == (10, 90_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("250", 250),
+        ("250ms", 250),
+        ("2 S", 2000),
+        ("3min", 180_000),
+        ("1h", 3_600_000),
+        ("1d", 86_400_000),
+    ],
+)
+def test_a_wait_is_written_as_in_spark(text: str, ms: int) -> None:
+    assert parse(maxTriggerDelay=text).max_trigger_delay_ms == ms
+
+
+def test_tasks_have_a_largest_size() -> None:
+    assert parse(maxRecordsPerPartition="500").max_records_per_partition == 500
+
+
+def test_what_a_consumer_group_and_its_retries_need_has_no_effect() -> None:
+    assert parse(groupIdPrefix="g", kafka__group__id="h") == parse()
+    names = ("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs")
+    assert parse_options({**LEAST, **dict.fromkeys(names, "7")}) == parse()
 
 
 def test_headers_are_a_column_only_when_asked_for() -> None:
@@ -58,6 +111,21 @@ def test_partitions_are_subscribed_by_name_pattern_or_number() -> None:
     assigned = parse_options({**servers, "assign": '{"a": [0, 2]}'})
     assert assigned.wants("a", 2) and not assigned.wants("a", 1)
     assert parse_options(LEAST).wants("b", 7) and not parse_options(LEAST).wants("c", 0)
+
+
+def test_a_pattern_leaves_kafka_s_own_topics_out() -> None:
+    servers = {"kafka.bootstrap.servers": "h:1"}
+    every = parse_options({**servers, "subscribePattern": ".*"})
+    assert every.wants("__mine", 0) and not every.wants("__consumer_offsets", 0)
+    assert parse_options({**servers, "subscribe": "__consumer_offsets"}).wants(
+        "__consumer_offsets", 0
+    )
+
+
+def test_an_end_at_the_start_is_an_end() -> None:
+    parse(startingTimestamp="5", endingTimestamp="5")
+    for ending in ('{"a": {"0": 5}}', '{"a": {"0": -1}}', '{"a": {"1": 1}}'):
+        parse(startingOffsets='{"a": {"0": 5}}', endingOffsets=ending)
 
 
 def test_what_tunes_the_java_consumer_has_no_effect() -> None:
@@ -78,6 +146,39 @@ def test_isolation_is_obeyed() -> None:
         ({"endingOffsets": "earliest"}, "endingOffsets is 'earliest'"),
         ({"endingOffsets": '{"a": {"0": -2}}'}, "must end behind its start"),
         ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger is '0'"),
+        ({"subscribe": " , "}, "subscribe is ' , ', which names no topic"),
+        (
+            {"startingTimestamp": "5", "endingTimestamp": "4"},
+            "endingTimestamp 4 is before startingTimestamp 5",
+        ),
+        (
+            {"startingOffsets": '{"a": {"0": 5}}', "endingOffsets": '{"a": {"0": 4}}'},
+            "would end at 4 in a-0, before 5",
+        ),
+        (
+            {
+                "startingOffsetsByTimestamp": '{"a": {"0": 5}}',
+                "endingOffsetsByTimestamp": '{"a": {"0": 4}}',
+            },
+            "would end at 4 in a-0, before 5",
+        ),
+        ({"minOffsetsPerTrigger": "-1"}, "minOffsetsPerTrigger is '-1'"),
+        (
+            {"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"},
+            "minOffsetsPerTrigger 9 is more than maxOffsetsPerTrigger 8",
+        ),
+        ({"maxTriggerDelay": "soon"}, "maxTriggerDelay is 'soon'"),
+        ({"maxTriggerDelay": "1.5h"}, "maxTriggerDelay is '1.5h'"),
+        ({"maxTriggerDelay": "3 weeks"}, "maxTriggerDelay is '3 weeks'"),
+        ({"maxRecordsPerPartition": "0"}, "maxRecordsPerPartition is '0'"),
+        ({"startingOffsetsByTimestamp": "5"}, "startingOffsetsByTimestamp is '5'"),
+        ({"endingOffsetsByTimestamp": '{"a": {"0": -1}}'}, "endingOffsetsByTimestamp holds a time"),
+        (
+            {"startingOffsetsByTimestampStrategy": "earliest"},
+            "startingOffsetsByTimestampStrategy is 'earliest', but takes one of: error, latest",
+        ),
+        ({"kafka.auto.offset.reset": "earliest"}, "kafka.auto.offset.reset is not supported"),
+        ({"kafka.enable.auto.commit": "true"}, "kafka.enable.auto.commit is not supported"),
         ({"minPartitions": "many"}, "minPartitions is 'many'"),
         ({"failOnDataLoss": "maybe"}, "failOnDataLoss is 'maybe'"),
         ({"columns": "value,colour"}, "columns is"),

@@ -1,5 +1,7 @@
 """Plans into tasks: everything wanted, once, in order, in even shares."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -7,6 +9,7 @@ from catchwater.replay.plan import (
     CHUNK,
     SEGMENT,
     TASK_BYTES,
+    Aborted,
     Missing,
     PlanRange,
     Slice,
@@ -52,6 +55,39 @@ def test_a_slice_is_the_wanted_part_of_a_range() -> None:
 
 def test_ranges_nobody_asked_for_are_left_out() -> None:
     assert slices_of([Wanted("t", 0, 5, 6)], [a_range(1, 0, 9), a_range(0, 6, 9)]) == []
+
+
+def test_an_aborted_transaction_is_described_as_the_control_api_does() -> None:
+    fields = {"partition": 3, "producer_id": 7, "first_offset": 8, "last_offset": 9}
+    assert Aborted.from_json("t", fields) == Aborted("t", 3, 7, 8, 9)
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 1), st.integers(1, 9)), max_size=20),
+    wanted=st.lists(st.integers(0, 100), min_size=4, max_size=4),
+    aborted=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 5), st.integers(0, 99), st.integers(1, 40)),
+        max_size=20,
+    ),
+)
+def test_a_slice_has_the_aborted_transactions_that_reach_into_it(
+    sizes: list[tuple[int, int]], wanted: list[int], aborted: list[tuple[int, int, int, int]]
+) -> None:
+    ends, ranges = [0, 0], []
+    for partition, size in sizes:
+        ranges.append(a_range(partition, ends[partition], ends[partition] + size - 1))
+        ends[partition] += size
+    wants = [Wanted("t", p, min(wanted[p::2]), max(wanted[p::2])) for p in (0, 1)]
+    voids = [Aborted("t", p, producer, first, first + more) for p, producer, first, more in aborted]
+    for each in slices_of(wants, ranges, voids):
+        assert sorted(each.aborted) == sorted(
+            void
+            for void in voids
+            if void.partition == each.partition
+            and void.first_offset < each.stop
+            and void.last_offset >= each.first
+        )
+        assert replace(each, aborted=()) in slices_of(wants, ranges)
 
 
 def test_what_no_slice_holds_is_named() -> None:

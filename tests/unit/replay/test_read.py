@@ -135,7 +135,7 @@ class Planner:
     def __init__(self, url: str) -> None:
         assert url == "http://c"
 
-    def plan(self, wanted: Sequence[Wanted]) -> Plan:
+    def plan(self, wanted: Sequence[Wanted], *, read_committed: bool) -> Plan:
         assert wanted == [Wanted("t", 3, 12, 15)]
         return self.answer
 

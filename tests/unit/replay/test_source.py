@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
+from catchwater.clock import SYSTEM, Clock, ManualClock
 from catchwater.replay import read as read_module
 from catchwater.replay import source as source_module
-from catchwater.replay.options import COLUMNS
+from catchwater.replay.options import COLUMNS, BadOption, parse_options
 from catchwater.replay.plan import Slice, Task
 from catchwater.replay.read import ReadSettings, arrow_schema
 from catchwater.replay.source import BatchReader, CatchwaterSource, SourcePartition, StreamReader
@@ -22,7 +23,7 @@ class Subscription:
 
     end = 100
 
-    def __init__(self, options: Any) -> None:
+    def __init__(self, options: Any, clock: Clock = SYSTEM) -> None:
         self.options = options
         self.checked: list[Any] = []
 
@@ -95,6 +96,92 @@ def test_a_limit_is_given_by_the_option_and_obeyed_as_handed_in() -> None:
     start = {"t": {"0": 50}}
     assert limited.latestOffset(start, ReadMaxRows(30)) == {"t": {"0": 80}}
     assert limited.latestOffset(start, ReadAllAvailable()) == {"t": {"0": 100}}
+
+
+MINUTE_MS = 60_000
+AT_50 = {"t": {"0": 50}}
+
+
+def waiting(clock: Clock, **options: str) -> StreamReader:
+    least = {"minOffsetsPerTrigger": "20"}
+    return StreamReader(parse_options({**LEAST, **least, **options}), clock)
+
+
+def test_a_micro_batch_waits_for_the_least_number_of_offsets() -> None:
+    clock = ManualClock()
+    reader = waiting(clock)
+    assert reader.getDefaultReadLimit() == ReadMinRows(20)
+    assert reader.latestOffset({"t": {"0": 99}}, ReadMinRows(20)) == {"t": {"0": 100}}, "the first"
+    Subscription.end = 119
+    at_100 = {"t": {"0": 100}}
+    assert reader.latestOffset(at_100, ReadMinRows(20)) is at_100
+    assert reader.reportLatestOffset() == {"t": {"0": 119}}, "what waits is seen"
+    Subscription.end = 120
+    assert reader.latestOffset(at_100, ReadMinRows(20)) == {"t": {"0": 120}}
+
+
+@pytest.mark.parametrize(
+    ("option", "delay_ms"), [({}, 15 * MINUTE_MS), ({"maxTriggerDelay": "30s"}, 30_000)]
+)
+def test_it_waits_no_longer_than_allowed_since_the_last_one(
+    option: dict[str, str], delay_ms: int
+) -> None:
+    clock = ManualClock()
+    reader = waiting(clock, **option)
+    reader.latestOffset(AT_50, ReadMinRows(20))
+    for _ in range(2):
+        Subscription.end += 1
+        start = {"t": {"0": Subscription.end - 1}}
+        clock.advance(delay_ms - 1)
+        assert reader.latestOffset(start, ReadMinRows(20)) == start
+        clock.advance(1)
+        assert reader.latestOffset(start, ReadMinRows(20)) == {"t": {"0": Subscription.end}}
+
+
+def test_a_micro_batch_that_came_early_begins_the_wait_anew() -> None:
+    clock = ManualClock()
+    reader = waiting(clock, maxTriggerDelay="30s")
+    for _ in range(2):
+        assert reader.latestOffset(AT_50, ReadMinRows(20)) == {"t": {"0": 100}}
+        clock.advance(20_000)
+    at_99 = {"t": {"0": 99}}
+    assert reader.latestOffset(at_99, ReadMinRows(20)) == at_99
+    clock.advance(10_000)
+    assert reader.latestOffset(at_99, ReadMinRows(20)) == {"t": {"0": 100}}
+
+
+def test_a_least_and_a_most_hold_together() -> None:
+    reader = waiting(ManualClock(), maxOffsetsPerTrigger="30")
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMaxRows(30)
+    assert reader.latestOffset(AT_50, limit) == {"t": {"0": 80}}
+    at_80, at_81 = {"t": {"0": 80}}, {"t": {"0": 81}}
+    assert reader.latestOffset(at_80, limit) == {"t": {"0": 100}}
+    assert reader.latestOffset(at_81, limit) == at_81
+
+
+def test_who_asks_for_everything_is_not_kept_waiting() -> None:
+    reader = waiting(ManualClock())
+    for _ in range(2):
+        assert reader.latestOffset({"t": {"0": 99}}, ReadAllAvailable()) == {"t": {"0": 100}}
+
+
+def test_available_now_ends_at_the_end_whatever_the_least_number_is() -> None:
+    reader = waiting(ManualClock(), maxOffsetsPerTrigger="30")
+    reader.prepareForTriggerAvailableNow()
+    at = {"t": {"0": 1}}
+    seen = []
+    while (end := reader.latestOffset(at, reader.getDefaultReadLimit())) != at:
+        seen.append(end["t"]["0"])
+        at = end
+    assert seen == [31, 61, 91, 100]
+
+
+def test_a_stream_has_no_end() -> None:
+    for end in ({"endingOffsets": '{"t": {"0": 9}}'}, {"endingTimestamp": "5"}):
+        with pytest.raises(BadOption, match="A streaming query has no end"):
+            stream(**end)
+    stream(endingOffsets="latest")
 
 
 def test_progress_reports_the_end_of_the_log() -> None:

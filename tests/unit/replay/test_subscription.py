@@ -10,7 +10,7 @@ from catchwater.replay import subscription as subscription_module
 from catchwater.replay.control import CONTROL_URL, Plan
 from catchwater.replay.offsets import HistoryLost
 from catchwater.replay.options import BadOption, parse_options
-from catchwater.replay.plan import SEGMENT, Missing, PlanRange, Wanted
+from catchwater.replay.plan import SEGMENT, Aborted, Missing, PlanRange, Wanted
 from catchwater.replay.subscription import PartitionsGone, Subscription, TopicUnknown
 from catchwater.wire.client import EARLIEST, LATEST, Cluster
 
@@ -23,6 +23,7 @@ class Log:
     ends: ClassVar[dict[tuple[str, int], tuple[int, int]]] = {}
     config: ClassVar[dict[str, str]] = {}
     by_time: ClassVar[dict[tuple[str, int], int]] = {}
+    offsets_at: ClassVar[dict[tuple[tuple[str, int], int], int]] = {}
     asked: ClassVar[list[str]] = []
 
     def __init__(self, address: str, **_: object) -> None: ...
@@ -38,7 +39,9 @@ class Log:
     ) -> dict[tuple[str, int], int]:
         ends = {EARLIEST: 0, LATEST: 1}
         return {
-            key: self.ends[key][ends[when]] if when in ends else self.by_time[key]
+            key: self.ends[key][ends[when]]
+            if when in ends
+            else self.offsets_at.get((key, when), self.by_time.get(key, -1))
             for key, when in wanted.items()
         }
 
@@ -46,8 +49,9 @@ class Log:
         self.asked.append("config")
         return self.config
 
-    def plan(self, wanted: Sequence[Wanted]) -> Plan:
+    def plan(self, wanted: Sequence[Wanted], *, read_committed: bool) -> Plan:
         gaps, ranges = [], []
+        aborted = (Aborted("a", 0, 7, 25, 35), Aborted("a", 0, 8, 60, 70))
         for topic, partition, start, end in wanted:
             first, last = self.ends[topic, partition]
             if start < first:
@@ -55,7 +59,9 @@ class Log:
             ranges.append(
                 PlanRange(topic, partition, SEGMENT, "file:///x", 0, 100, first, last - 1)
             )
-        return Plan((), tuple(gaps)) if gaps else Plan(tuple(ranges))
+        if gaps:
+            return Plan((), tuple(gaps))
+        return Plan(tuple(ranges), aborted=aborted if read_committed else ())
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +70,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> type[Log]:
     monkeypatch.setattr(subscription_module, "Control", Log)
     Log.ends = {A0: (10, 100), A1: (0, 50), B0: (0, 7)}
     Log.config = {CONTROL_URL: "http://c"}
-    Log.by_time, Log.asked = {}, []
+    Log.by_time, Log.asked, Log.offsets_at = {}, [], {}
     return Log
 
 
@@ -110,8 +116,55 @@ def test_timestamps_are_looked_up(log: type[Log]) -> None:
     assert subscribed(startingTimestamp="5").starting(LATEST) == {A0: 40, A1: 41}
     log.by_time = {A0: 40, A1: -1}
     assert subscribed(endingTimestamp="5").ending() == {A0: 40, A1: 50}
-    with pytest.raises(BadOption, match="No record of a-1 is as new as startingTimestamp 5"):
+    with pytest.raises(BadOption, match="is to start: a-1 from 5 ms"):
         subscribed(startingTimestamp="5").starting(LATEST)
+    lax = {"startingOffsetsByTimestampStrategy": "latest"}
+    assert subscribed(startingTimestamp="5", **lax).starting(EARLIEST) == {A0: 40, A1: 50}
+
+
+def test_every_partition_can_have_a_timestamp_of_its_own(log: type[Log]) -> None:
+    log.offsets_at = {(A0, 5): 40, (A1, 6): 41, (A1, 9): -1}
+    given = {"startingOffsetsByTimestamp": '{"a": {"0": 5, "1": 6}}'}
+    assert subscribed(**given).starting(LATEST) == {A0: 40, A1: 41}
+    late = {
+        name: '{"a": {"0": 5, "1": 9}}'
+        for name in ("startingOffsetsByTimestamp", "endingOffsetsByTimestamp")
+    }
+    assert subscribed(**late).ending() == {A0: 40, A1: 50}
+    with pytest.raises(BadOption, match="is to start: a-1 from 9 ms") as caught:
+        subscribed(**late).starting(LATEST)
+    assert "startingOffsetsByTimestampStrategy" in str(caught.value.hint)
+    lax = subscribed(**late, startingOffsetsByTimestampStrategy="latest")
+    assert lax.starting(EARLIEST) == {A0: 40, A1: 50}
+
+
+def test_timestamps_one_by_one_must_be_complete() -> None:
+    query = subscribed(startingOffsetsByTimestamp='{"a": {"0": 5}}')
+    with pytest.raises(BadOption, match=r"startingOffsetsByTimestamp must name .* in a-1"):
+        query.starting(LATEST)
+
+
+def test_partitions_that_appear_while_running_are_read_from_their_beginning(
+    log: type[Log],
+) -> None:
+    query = subscribed(subscribePattern="[ac]", startingOffsets='{"a": {"0": 90, "1": -1}}')
+    start = query.starting(LATEST)
+    assert start == {A0: 90, A1: 50}
+    log.ends = {**log.ends, ("a", 2): (0, 3), ("c", 0): (0, 4), ("d", 0): (0, 5)}
+    latest = query.latest()
+    query.check_present(start, latest)
+    assert latest == {A0: 100, A1: 50, ("a", 2): 3, ("c", 0): 4}
+    slices = [each for task in query.tasks(start, latest) for each in task.slices]
+    read = [(each.topic, each.partition, each.first, each.stop) for each in slices]
+    assert read == [("a", 0, 90, 100), ("a", 2, 0, 3), ("c", 0, 0, 4)]
+
+
+def test_a_partition_that_appears_without_its_beginning_has_lost_it(log: type[Log]) -> None:
+    log.ends = {A0: (10, 100), A1: (2, 50)}
+    with pytest.raises(HistoryLost, match="a-1 offsets 0 to 1"):
+        subscribed().tasks({A0: 100}, {A0: 100, A1: 50})
+    (task,) = subscribed(failOnDataLoss="false").tasks({A0: 100}, {A0: 100, A1: 50})
+    assert [(each.first, each.stop) for each in task.slices] == [(2, 50)]
 
 
 def test_our_log_is_read_from_storage_and_others_from_their_leaders(log: type[Log]) -> None:
@@ -130,10 +183,18 @@ def test_our_log_is_read_from_storage_and_others_from_their_leaders(log: type[Lo
 def test_the_path_can_be_chosen(log: type[Log]) -> None:
     assert subscribed(**{"catchwater.read": "kafka"}).control_url() is None
     assert subscribed(**{CONTROL_URL: "http://other"}).control_url() == "http://other"
-    assert subscribed(**{"kafka.isolation.level": "read_committed"}).control_url() is None
     log.config = {}
     with pytest.raises(BadOption, match=r"catchwater.read is direct, but the broker at h:1"):
         subscribed(**{"catchwater.read": "direct"}).control_url()
+
+
+def test_committed_records_are_read_from_storage_with_what_was_aborted_among_them() -> None:
+    query = subscribed(**{"kafka.isolation.level": "read_committed"})
+    assert query.control_url() == "http://c"
+    (task,) = query.tasks({A0: 20}, {A0: 30})
+    assert [each.aborted for each in task.slices] == [(Aborted("a", 0, 7, 25, 35),)]
+    (task,) = subscribed().tasks({A0: 20}, {A0: 30})
+    assert task.slices[0].aborted == ()
 
 
 @pytest.mark.parametrize("path", ["auto", "kafka"])
@@ -177,6 +238,12 @@ def test_tasks_are_as_many_as_asked() -> None:
     assert len(subscribed(**by_leader, minPartitions="7").tasks(start, end)) == 7
     assert len(subscribed(**by_leader, minPartitions="1").tasks(start, end)) == 2
     assert len(subscribed(**by_leader).tasks(start, end, 1)) == 1
+    for path in (by_leader, {}):
+        tasks = subscribed(**path, maxRecordsPerPartition="30", minPartitions="3").tasks(start, end)
+        sizes = [sum(each.stop - each.first for each in task.slices) for task in tasks]
+        assert max(sizes) <= 30 and sum(sizes) == 140
+    few = subscribed(**by_leader, maxRecordsPerPartition="80", minPartitions="7")
+    assert len(few.tasks(start, end)) == 7, "both bounds hold"
     assert subscribed().tasks(end, end) == []
 
 

@@ -11,6 +11,7 @@ is rounded, as everywhere.
 """
 
 from collections.abc import Iterator
+from typing import Annotated, Any
 
 import msgspec
 
@@ -227,9 +228,19 @@ def _limits(path: str, old: Kind, new: Kind) -> _Found:
             or (name in _LOWER and limit <= was)
             or (name in _UPPER and limit >= was)
         )  # fmt: skip
-        if not looser:
+        if not looser and not _literals_keep(old, name, limit):
             now = f"{name}={limit!r}"
             yield path, f"{now} is new" if was is None else f"{name} was {was!r}, is {limit!r}"
+
+
+def _literals_keep(old: Kind, name: str, limit: Any) -> bool:
+    """Whether only values were allowed that a limit allows, too."""
+    try:
+        for value in old.values:
+            msgspec.convert(value, Annotated[type(value), msgspec.Meta(**{name: limit})])
+    except (msgspec.ValidationError, TypeError):
+        return False
+    return old.kind == "literal"
 
 
 def _left_out(path: str, shape: Shape, was: Field, now: Field) -> _Found:

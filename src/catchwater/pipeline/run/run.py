@@ -1,31 +1,24 @@
-"""Run one pipeline: look before the start, run the query, keep its contracts, stop cleanly.
-
-`catchwater pipeline run` ends up here. SIGTERM and Ctrl-C stop it after what Spark is doing was
-undone or done: at most an epoch runs again.
-"""
+"""Run one pipeline on a session: look before the start, run the query, keep its contracts."""
 
 import logging
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from catchwater.clock import SYSTEM, Clock
+from catchwater.clock import Clock
 from catchwater.pipeline.change.settle import settle
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.metrics import PipelineMetrics
 from catchwater.pipeline.run.preflight import Parts, prepare, tails_of
 from catchwater.pipeline.run.query import stages, start_query
-from catchwater.pipeline.spark import session
 from catchwater.pipeline.spark.failure import cause
-from catchwater.pipeline.spark.zygote import zygote
-from catchwater.pipeline.supervisor.spare import Turn, take_report
-from catchwater.pipeline.supervisor.stopping import Stop, stop_requested
+from catchwater.pipeline.supervisor.spare import take_report
+from catchwater.pipeline.supervisor.stopping import Stop
 from catchwater.pipeline.upkeep import Upkeep
 from catchwater.recovery import checkpoint, handover, restore
 from catchwater.recovery.contract import FunctionVersion, Terms
 from catchwater.recovery.fallback import DAMAGED, fall_back
-from catchwater.recovery.ledger import FOLDER, EpochEntry, Ledger, LedgerDamaged, numbered
+from catchwater.recovery.ledger import EpochEntry, Ledger, LedgerDamaged, numbered
 from catchwater.recovery.lock import Lock
 from catchwater.recovery.software import versions
 
@@ -35,68 +28,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("catchwater.pipeline")
 
 _POLL_S = 0.1
-_TURN_S = 0.01
 
 
-def run_pipeline(
-    config: PipelineConfig,
-    *,
-    quick: bool = False,
-    turn: Turn | None = None,
-    beside: Callable[[], None] | None = None,
-    clock: Clock = SYSTEM,
-) -> None:
-    """Run until the input ends (available-now) or a signal comes. Raises `CatchwaterError`.
-
-    `quick` starts sooner and runs slower code, for demos and tests. With a `turn` that has not come
-    yet, Spark is started first, and the checkpoint is looked at when it comes. `beside` is called
-    between looks at what the query does.
-    """
-    began_s = clock.monotonic_s()
-    session.check_packages()
-    session.find_java()
-    log_path = config.checkpoint / FOLDER / "spark.log"
-    with (
-        closing(Lock(config.checkpoint, clock=clock)) as held,
-        stop_requested() as stop,
-        log_path.open("ab") as log,
-        zygote([str(config.folder)]) as python,
-    ):
-        parts = None if turn and not turn.come else _take(config, held, began_s, clock)
-        spark = session.start(
-            config.name or config.functions[0],
-            tasks=config.tasks,
-            quick=quick,
-            log=log,
-            keep_open=(held.descriptor,),
-            python_path=[str(config.folder)],
-            python=python,
-            conf=settings_of(config),
-        )
-        session.start_workers(spark, config.tasks)
-        try:
-            if parts is None and turn:
-                _stand_by(spark, config.tasks, turn, stop, clock)
-                if turn.come:
-                    parts = _take(config, held, clock.monotonic_s(), clock)
-            if parts is not None:
-                with closing(parts.outlets):
-                    _run_query(spark, parts, stop, log_path, beside, clock)
-        finally:
-            session.stop(spark)
-
-
-def _stand_by(spark: "SparkSession", tasks: int, turn: Turn, stop: Stop, clock: Clock) -> None:
-    """Make ready what can be made ready, and wait for the turn."""
-    from catchwater.pipeline.spark.warmup import warm_up
-
-    warm_up(spark, tasks, lambda: turn.come or stop.requested, clock)
-    _log.info("Standing by.")
-    while not turn.come and not stop.requested:
-        clock.pause(_TURN_S)
-
-
-def _take(config: PipelineConfig, held: Lock, began_s: float, clock: Clock) -> Parts:
+def take(config: PipelineConfig, held: Lock, began_s: float, clock: Clock) -> Parts:
     """Take the checkpoint, and look at everything that a start could fail on."""
     folder = config.checkpoint
     held.acquire()
@@ -112,7 +46,7 @@ def _take(config: PipelineConfig, held: Lock, began_s: float, clock: Clock) -> P
         return prepare(config, began_s, clock)
 
 
-def _run_query(
+def run_query(
     spark: "SparkSession",
     parts: Parts,
     stop: Stop,
@@ -120,6 +54,7 @@ def _run_query(
     beside: Callable[[], None] | None,
     clock: Clock,
 ) -> None:
+    """Until the input ends, someone takes over or a stop is asked for. Raises what failed it."""
     from catchwater.pipeline.spark.epochs import EpochWriter
 
     config = parts.config
@@ -158,14 +93,6 @@ def _has_led(folder: Path) -> bool:
     if handover.fenced_by(folder) is None:
         return False
     return max(numbered(folder / "offsets"), default=-1) == checkpoint.last_commit(folder)
-
-
-def settings_of(config: PipelineConfig) -> dict[str, str]:
-    """What this pipeline sets of Spark's."""
-    return {
-        "spark.sql.streaming.minBatchesToRetain": str(config.retain + 1),
-        "spark.sql.streaming.pollingDelay": "20",
-    }
 
 
 def upkeep_of(parts: Parts, clock: Clock) -> Upkeep:

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -76,6 +77,8 @@ _CONF: Mapping[str, str] = {
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     # Stages of known size, one after the other: there is nothing to adapt, but a job more to plan.
     "spark.sql.adaptive.enabled": "false",
+    # Nothing between our functions is worth compiling, and an epoch waited 30 ms for it.
+    "spark.sql.codegen.wholeStage": "false",
     # A row of ours may be megabytes, and ten thousand of them no Arrow batch.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(64 * 2**20),
     "spark.ui.liveUpdate.period": "-1",
@@ -83,7 +86,22 @@ _CONF: Mapping[str, str] = {
     # Where this differs between a source and an operator, each gets a daemon of its own to start.
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
     "spark.python.daemon.module": "catchwater.pipeline.spark.daemon",
+    # A task's rows go to its worker in two small writes: over TCP the second waits 40 ms.
+    "spark.python.unix.domain.socket.enabled": "true",
 }
+
+# State is not on the JVM's heap: there is little to collect, and threads that collect beside a
+# start take a core from it.
+_JVM = ("-XX:+UseSerialGC",)
+_C1_ONLY = ("-XX:TieredStopAtLevel=1",)
+# Ten times the JVM's own: at first everything runs often enough to be compiled twice, and on two
+# cores the second compiler takes them from the start it is to make faster.
+_C2_LATER = (
+    "-XX:Tier4InvocationThreshold=50000",
+    "-XX:Tier4MinInvocationThreshold=6000",
+    "-XX:Tier4CompileThreshold=150000",
+    "-XX:Tier4BackEdgeThreshold=400000",
+)
 
 
 class SparkMissing(CatchwaterError):
@@ -216,9 +234,11 @@ def _bundled_java(cache: Path) -> Path:
 
 
 def class_archive(java: Java, cache: Path | None = None) -> Path:
-    """Where the class-data archive for this Java and this pyspark belongs."""
+    """Where the class-data archive for this Java, this pyspark and our settings belongs."""
     pyspark = importlib.metadata.version("pyspark")
-    return (cache or cache_folder()) / f"spark-{pyspark}-java-{java.version}.jsa"
+    settings = zlib.crc32(repr((sorted(_CONF.items()), _JVM)).encode())
+    name = f"spark-{pyspark}-java-{java.version}-{settings:08x}.jsa"
+    return (cache or cache_folder()) / name
 
 
 def make_class_archive() -> Path | None:
@@ -239,6 +259,8 @@ def make_class_archive() -> Path | None:
             check=True, timeout=300, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         if fresh.exists():
+            for other in archive.parent.glob(archive.name.replace(archive.stem[-8:], "*")):
+                other.unlink()  # of settings we no longer have
             fresh.replace(archive)
     return archive if archive.exists() else None
 
@@ -249,9 +271,7 @@ def _java_options(java: Java, *, quick: bool) -> list[str]:
     if archive.exists() and not java.bundled:
         options += [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", "-Xlog:cds=off"]
         options += ["-Xlog:cds+dynamic=off"]
-    if quick:
-        options.append("-XX:TieredStopAtLevel=1")
-    return options
+    return [*options, *_JVM, *(_C1_ONLY if quick else _C2_LATER)]
 
 
 def _log_settings() -> Path:

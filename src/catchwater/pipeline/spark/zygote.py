@@ -6,9 +6,11 @@ process spends while the JVM is still starting. Spark is told that a small scrip
 its interpreter.
 
 It has one thread of Python's, as a process that forks must. It ends when the process that started
-it does: its standard input ends then.
+it does: its standard input ends then. A fork ends, with what it has started, when its launcher
+does: whoever ends a driver and all that it has started need not know of the forks.
 """
 
+import gc
 import importlib
 import marshal
 import os
@@ -20,11 +22,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from catchwater.pipeline.spark import launcher
-from catchwater.wire import records
 
 _PRELOADED = (
     "catchwater.pipeline.shard_epoch",
@@ -74,22 +75,70 @@ def zygote(python_path: Sequence[str]) -> Iterator[str]:
 
 def serve(listener: socket.socket) -> None:
     """Fork what is asked for there until standard input ends; a fork returns, too."""
+    # Only here: who starts a zygote is not to wait for the decoders' compiler.
+    from catchwater.wire import records
+
     for module in _PRELOADED:
         importlib.import_module(module)
     records.warm()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forked
+    gc.freeze()  # no fork looks through what all of them share, and so none copies it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    while 0 not in select.select([0, listener.fileno()], [], [])[0]:
-        connection, _ = listener.accept()
-        if os.fork() == 0:
-            listener.close()
-            _become(connection)
-            return
-        connection.close()
+    _fork_on_demand(listener)
+
+
+def _fork_on_demand(listener: socket.socket) -> None:
+    ended, on_end = os.pipe()
+    os.set_blocking(on_end, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)  # only to be woken
+    signal.set_wakeup_fd(on_end)
+    poll = select.poll()
+    for descriptor in (0, listener.fileno(), ended):
+        poll.register(descriptor, select.POLLIN)
+    forks: dict[int, tuple[socket.socket, int]] = {}
+    while 0 not in (told := {descriptor for descriptor, _ in poll.poll()}):
+        if ended in told:
+            os.read(ended, 64)
+            for gone in _reap(forks):
+                with suppress(KeyError):  # its launcher went first
+                    poll.unregister(gone)
+                forks.pop(gone)[0].close()  # its launcher has waited for this
+        for gone in told & forks.keys():
+            poll.unregister(gone)
+            _end(forks[gone][1])
+        if listener.fileno() in told:
+            connection, _ = listener.accept()
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                for other in (listener, *(each for each, _ in forks.values())):
+                    other.close()
+                os.close(ended)
+                os.close(on_end)
+                _become(connection)
+                return
+            poll.register(connection, 0)  # tells only of its end
+            forks[connection.fileno()] = connection, pid
+
+
+def _reap(forks: dict[int, tuple[socket.socket, int]]) -> list[int]:
+    """The connections of the forks that have ended."""
+    ended = []
+    with suppress(ChildProcessError):
+        while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+            ended += [each for each, (_, fork) in forks.items() if fork == pid]
+    return ended
+
+
+def _end(pid: int) -> None:
+    """A fork and its group; it may not lead one yet."""
+    for kill in (os.killpg, os.kill):
+        with suppress(ProcessLookupError):
+            kill(pid, signal.SIGKILL)
 
 
 def _become(connection: socket.socket) -> None:
-    """In a fork: run the module that the launcher names, in its stead."""
+    """In a fork: run the module that the launcher names, in its stead, and lead a group."""
+    os.setpgid(0, 0)
     size, streams, _, _ = socket.recv_fds(connection, 4, 3)
     order = connection.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)
     module, arguments, environment = marshal.loads(order)

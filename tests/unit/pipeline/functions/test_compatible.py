@@ -170,6 +170,12 @@ def test_a_changed_type_says_what_it_was_and_is() -> None:
     ]
 
 
+def test_literals_are_held_to_a_new_limit_one_by_one() -> None:
+    old, at_least = struct(a=Literal[1, 2]), [Annotated[int, msgspec.Meta(ge=n)] for n in (0, 2)]
+    assert problems(old, struct(a=at_least[0])) == []
+    assert problems(old, struct(a=at_least[1])) == ["state.a: ge=2 is new"]
+
+
 def test_a_renamed_field_is_refused_though_it_could_be_read() -> None:
     assert problems(struct(spent=float), struct(total=float)) == [
         "state.spent: it is gone and total is new: its values would be lost if it was renamed"

@@ -18,13 +18,21 @@ print(sys.argv[1:], os.environ["GIVEN"], sys.stdin.read(), os.getppid(), flush=T
 print("to stderr", file=sys.stderr)
 """
 
+FORKS = """
+import os, signal
+os.fork()
+print(os.getpid(), flush=True)
+signal.pause()
+"""
+
 
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("modules")
     (folder / "tells.py").write_text(TELLS)
     (folder / "fails.py").write_text("raise ValueError('as it must')")
-    (folder / "waits.py").write_text("import time; print('here', flush=True); time.sleep(99)")
+    (folder / "forks.py").write_text(FORKS)
+    (folder / "waits.py").write_text("import signal; print('here', flush=True); signal.pause()")
     return folder
 
 
@@ -41,6 +49,12 @@ def run(python: str, modules: Path, *arguments: str) -> "subprocess.CompletedPro
     )  # fmt: skip
 
 
+def started(python: str, modules: Path, module: str) -> "subprocess.Popen[bytes]":
+    """A module that does not end by itself."""
+    environment = {**os.environ, "PYTHONPATH": str(modules)}
+    return subprocess.Popen([python, "-m", module], stdout=subprocess.PIPE, env=environment)
+
+
 def test_a_fork_gets_arguments_environment_streams_and_path(python: str, modules: Path) -> None:
     first, second = (run(python, modules, "-m", "tells", "a", "b").stdout.split() for _ in "ab")
     assert first[:4] == ["['a',", "'b']", "yes", "hello"]
@@ -53,15 +67,32 @@ def test_what_fails_says_so(python: str, modules: Path) -> None:
 
 
 def test_what_is_ended_ends(python: str, modules: Path) -> None:
-    with subprocess.Popen(
-        [python, "-m", "waits"], stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(modules)},
-    ) as process:  # fmt: skip
+    with started(python, modules, "waits") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"here\n"
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
         assert process.stdout.read() == b"", "nobody holds the stream any more"
+
+
+def test_a_fork_and_its_children_end_with_a_launcher_that_is_killed(
+    python: str, modules: Path
+) -> None:
+    with started(python, modules, "forks") as process:
+        assert process.stdout is not None
+        assert len({process.stdout.readline() for _ in range(2)}) == 2
+        process.kill()
+        assert process.stdout.read() == b"", "the stream ends with the last that holds it"
+
+
+def test_others_go_on_when_one_ends(python: str, modules: Path) -> None:
+    with started(python, modules, "waits") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"here\n"
+        for _ in range(3):
+            run(python, modules, "-m", "tells")
+        assert process.poll() is None
+        process.terminate()
 
 
 def test_where_nobody_answers_it_is_python_itself(

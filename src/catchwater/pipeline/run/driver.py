@@ -1,0 +1,103 @@
+"""One driver of a pipeline: Spark starts while what needs it is imported and looked at.
+
+`catchwater pipeline run` ends up here. SIGTERM and Ctrl-C stop it after what Spark is doing was
+undone or done: at most an epoch runs again. A driver that stands by has its Spark session ready and
+looks at the checkpoint when its turn comes.
+"""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
+from typing import TYPE_CHECKING
+
+from catchwater.clock import SYSTEM, Clock
+from catchwater.pipeline.run.config import PipelineConfig
+from catchwater.pipeline.spark import session
+from catchwater.pipeline.spark.zygote import zygote
+from catchwater.pipeline.supervisor.spare import Turn
+from catchwater.pipeline.supervisor.stopping import Stop, stop_requested
+from catchwater.recovery.ledger import FOLDER
+from catchwater.recovery.lock import Lock
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_log = logging.getLogger("catchwater.pipeline")
+
+_TURN_S = 0.01
+
+
+def run_pipeline(
+    config: PipelineConfig,
+    *,
+    quick: bool = False,
+    turn: Turn | None = None,
+    beside: Callable[[], None] | None = None,
+    python: str | None = None,
+    clock: Clock = SYSTEM,
+) -> None:
+    """Run until the input ends (available-now) or a signal comes. Raises `CatchwaterError`.
+
+    `quick` starts sooner and runs slower code, for demos and tests. With a `turn` that has not come
+    yet, Spark is started first, and the checkpoint is looked at when it comes. `beside` is called
+    between looks at what the query does. `python` is what Spark runs as Python, where a zygote of
+    the caller's is there for it (`zygote`).
+    """
+    began_s = clock.monotonic_s()
+    session.check_packages()
+    session.find_java()
+    log_path = config.checkpoint / FOLDER / "spark.log"
+    with (
+        closing(Lock(config.checkpoint, clock=clock)) as held,
+        stop_requested() as stop,
+        log_path.open("ab") as log,
+        ThreadPoolExecutor(1, "start-spark") as beside_us,
+        nullcontext(python) if python else zygote([str(config.folder)]) as python,
+    ):
+        starting = beside_us.submit(
+            session.start,
+            config.name or config.functions[0],
+            tasks=config.tasks,
+            quick=quick,
+            log=log,
+            keep_open=(held.descriptor,),
+            python_path=[str(config.folder)],
+            python=python,
+            conf=settings_of(config),
+        )
+        try:
+            # Only now: importing this and looking at everything takes as long as the JVM does.
+            from catchwater.pipeline.run.run import run_query, take
+
+            parts = None if turn and not turn.come else take(config, held, began_s, clock)
+            spark = starting.result()
+            session.start_workers(spark, config.tasks)
+            if parts is None and turn:
+                _stand_by(spark, config.tasks, turn, stop, clock)
+                if turn.come:
+                    parts = take(config, held, clock.monotonic_s(), clock)
+            if parts is not None:
+                with closing(parts.outlets):
+                    run_query(spark, parts, stop, log_path, beside, clock)
+        finally:
+            if not starting.exception():
+                session.stop(starting.result())
+
+
+def _stand_by(spark: "SparkSession", tasks: int, turn: Turn, stop: Stop, clock: Clock) -> None:
+    """Make ready what can be made ready, and wait for the turn."""
+    from catchwater.pipeline.spark.warmup import warm_up
+
+    warm_up(spark, tasks, lambda: turn.come or stop.requested, clock)
+    _log.info("Standing by.")
+    while not turn.come and not stop.requested:
+        clock.pause(_TURN_S)
+
+
+def settings_of(config: PipelineConfig) -> dict[str, str]:
+    """What this pipeline sets of Spark's."""
+    return {
+        "spark.sql.streaming.minBatchesToRetain": str(config.retain + 1),
+        "spark.sql.streaming.pollingDelay": "20",
+    }

@@ -1,0 +1,49 @@
+"""What a format gives: Spark's fields, and the way from bytes to a row to the cells of a column."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql import types
+
+from catchwater.replay.values.settings import BadSchema
+
+Cells = Callable[[Sequence[Any]], list[Any]]
+"""The cells of one field in these rows, in what `pyarrow.array` takes for the field's type."""
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """One format with one schema.
+
+    `decode` makes a row of a value, or raises one of `errors`; `empty` is a row of nulls. `cells`
+    has one function for each of `fields`, which may raise ValueError too.
+    """
+
+    fields: tuple[types.StructField, ...]
+    cells: tuple[Cells, ...]
+    decode: Callable[[bytes], Any]
+    errors: tuple[type[Exception], ...]
+    empty: Any
+
+
+def only(names: Sequence[str], known: Sequence[str]) -> list[str]:
+    """The names of fields that are wanted: all that are known, if none is given."""
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise BadSchema(
+            f"valueFields names {unknown[0]}, but the fields of valueSchema are: "
+            f"{', '.join(known)}."
+        )
+    return list(names or known)
+
+
+def projected(decoder: Decoder, names: Sequence[str]) -> Decoder:
+    """The same decoder, for these fields in this order."""
+    places = {field.name: index for index, field in enumerate(decoder.fields)}
+    wanted = [places[name] for name in only(names, list(places))]
+    return replace(
+        decoder,
+        fields=tuple(decoder.fields[index] for index in wanted),
+        cells=tuple(decoder.cells[index] for index in wanted),
+    )
