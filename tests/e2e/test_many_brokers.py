@@ -172,18 +172,22 @@ def test_what_one_broker_does_is_seen_by_all(brokers, topic):
     made = {topic, "made-by-1", "made-by-2", "made-by-3"}
     for broker in brokers.all.values():
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-        wait_until(lambda a=admin: made <= set(a.list_topics(timeout=10).topics), 2)
-        # On a busy machine a session may end for a moment.
-        wait_until(lambda a=admin: len(a.list_topics(timeout=10).brokers) == 3, 10)
-        listed = admin.list_topics(timeout=10)
-        leaders = {p.leader for p in listed.topics[topic].partitions.values()}
-        assert len(leaders) > 1, "partitions are spread"
+        # On a busy machine a session may end for a moment, and all is one broker's meanwhile.
+        wait_until(lambda a=admin: seen_whole(a, made, topic), 10)
     with Load(brokers.bootstrap, topic) as load:
         time.sleep(0.5)
     for broker in brokers.all.values():
         assert read_all(broker.bootstrap, topic) == load.acknowledged
         status, cluster = ask(broker, "/api/v1/cluster")
         assert (status, [row["zone"] for row in cluster["brokers"]]) == (200, ["a", "b", "c"])
+
+
+def seen_whole(admin: AdminClient, made: set[str], topic: str) -> bool:
+    """Whether all topics and brokers are there, and the topic's partitions spread over them."""
+    listed = admin.list_topics(timeout=10)
+    if not made <= set(listed.topics) or len(listed.brokers) < 3:
+        return False
+    return len({p.leader for p in listed.topics[topic].partitions.values()}) > 1
 
 
 @pytest.mark.parametrize("history_mb", [0, 50])

@@ -22,7 +22,7 @@ import tempfile
 import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -321,7 +321,11 @@ def start(
     spark_conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     popen: dict[str, Any] = {"stderr": log, "stdout": log, "pass_fds": keep_open}
     gateway = launch_gateway(spark_conf, popen if log is not None else {"pass_fds": keep_open})
-    context = SparkContext(conf=spark_conf, gateway=gateway)
+    with ExitStack() as unless_started:
+        # Left alone, the JVM would go on and hold what it was given to keep open.
+        unless_started.callback(_end, gateway)
+        context = SparkContext(conf=spark_conf, gateway=gateway)
+        unless_started.pop_all()
     return SparkSession(context)
 
 
@@ -350,10 +354,15 @@ def stop(spark: "SparkSession") -> None:
 
     gateway = spark.sparkContext._gateway
     spark.stop()
+    _end(gateway)
+    SparkContext._gateway = SparkContext._jvm = None
+
+
+def _end(gateway: Any) -> None:
+    """End the JVM behind a gateway, and wait until it is gone."""
     gateway.shutdown()
     gateway.proc.stdin.close()
     gateway.proc.wait(60)
-    SparkContext._gateway = SparkContext._jvm = None
 
 
 def _record_classes(archive: str) -> None:
