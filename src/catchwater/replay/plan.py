@@ -22,6 +22,8 @@ CLEANED = "cleaned"
 
 TASK_BYTES = 64 * 2**20
 """A task that reads more is cut, so that one large partition keeps every core busy."""
+_NEAR = 16
+"""A task is even enough within this part of its share."""
 
 
 class Wanted(NamedTuple):
@@ -176,23 +178,26 @@ def cut(slices: Sequence[Slice], count: int | None = None) -> list[Task]:
         count = max(partitions, -(-known_bytes // TASK_BYTES))
     tasks: list[Task] = []
     current: list[Slice] = []
-    done = 0
-    for piece in _pieces(slices, max(1, -(-total // max(1, count)))):
-        current.append(piece)
-        done += piece.weight
-        # Compared with the whole, so that rounding does not add up to one task more.
-        if done * count >= total * (len(tasks) + 1):
-            tasks.append(Task(tuple(current)))
-            current = []
+    done, share = 0, total // max(count, 1)
+    for each in slices:
+        rest: Slice | None = each
+        while rest is not None:
+            goal = total * (len(tasks) + 1) // count
+            # A task may end a little early or late rather than with a few offsets of a partition.
+            near = share // _NEAR if len(tasks) + 1 < count else 0
+            piece, rest = _split(rest, goal - done if goal > done else share, near)
+            current.append(piece)
+            done += piece.weight
+            if done >= goal - near:
+                tasks.append(Task(tuple(current)))
+                current = []
     assert not current, "the last task ends where the last slice ends"
     return tasks
 
 
-def _pieces(slices: Iterable[Slice], share: int) -> Iterable[Slice]:
-    """The slices; those that can be cut anywhere, in pieces of at most a task's share."""
-    for each in slices:
-        if each.range is not None:
-            yield each
-            continue
-        for first in range(each.first, each.stop, share):
-            yield replace(each, first=first, stop=min(first + share, each.stop))
+def _split(each: Slice, room: int, near: int) -> tuple[Slice, Slice | None]:
+    """A slice's part for which there is room, and the rest of it, where it can be cut anywhere."""
+    if each.range is not None or each.weight <= room + near:
+        return each, None
+    at = each.first + max(room, 1)
+    return replace(each, stop=at), replace(each, first=at)

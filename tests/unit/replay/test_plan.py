@@ -126,6 +126,11 @@ def test_offsets_without_known_bytes_are_cut_anywhere() -> None:
     assert max(sizes) - min(sizes) < 20
 
 
+def test_two_partitions_of_nearly_one_size_are_a_task_each() -> None:
+    slices = [Slice("t", 0, 0, 249_804), Slice("t", 1, 0, 250_196)]
+    assert cut(slices, 2) == [Task((each,)) for each in slices]
+
+
 @given(
     lengths=st.lists(
         st.tuples(st.integers(1, 50), st.integers(1, 10_000)), min_size=1, max_size=30
@@ -152,4 +157,7 @@ def test_tasks_together_are_what_was_wanted(
     if count is not None:
         assert len(tasks) <= count
     if count is not None and not known:
-        assert len(tasks) == min(count, len(offsets(tasks))) or len(tasks) >= count // 2
+        wanted = len(offsets(tasks))
+        assert len(tasks) == min(count, wanted)
+        sizes = [sum(each.weight for each in task.slices) for task in tasks]
+        assert max(sizes) <= wanted / count * (1 + 3 / 16) + 1, "no task has much more than others"
