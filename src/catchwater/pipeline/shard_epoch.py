@@ -10,7 +10,7 @@ anyone may delete it: the store itself sees to standing where the ledger wants i
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -174,7 +174,7 @@ class _Shard:
         self, head: Head, state: ShardState, rows: Sequence[Row]
     ) -> tuple[Processed, dict[str, CallEpoch]]:
         tables = [read_table(row.blob) for row in rows[1:] if row.sequence < EVENTS]
-        batches = [read_events(self._spec, row.blob) for row in rows[1:] if row.sequence >= EVENTS]
+        batches = _Events(self._spec, [row.blob for row in rows[1:] if row.sequence >= EVENTS])
         answers, calls = self._answers(head, batches)
         done = process(
             self._spec,
@@ -188,7 +188,7 @@ class _Shard:
         return done, calls
 
     def _answers(
-        self, head: Head, batches: Sequence[Batch]
+        self, head: Head, batches: Iterable[Batch]
     ) -> tuple[Answers | None, dict[str, CallEpoch]]:
         """What the function's endpoints say to the epoch's events."""
         if not self._spec.calls:
@@ -241,6 +241,20 @@ class _Shard:
         sequence = EVENTS + self._shard * PER_PART
         for shard, blob in packed:
             yield Row(labels[shard], stage.index + 1, shard, sequence, blob)
+
+
+@dataclass(frozen=True)
+class _Events:
+    """An epoch's events, decoded as often as one goes through them.
+
+    Only a batch of them lives at a time: it fits into the processor's cache, an epoch does not.
+    """
+
+    spec: FunctionSpec
+    blobs: Sequence[bytes]
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (read_events(self.spec, blob) for blob in self.blobs)
 
 
 _CALLS: dict[FunctionCode, Calls] = {}
