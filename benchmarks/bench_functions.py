@@ -15,7 +15,7 @@ from benchmarks.functions.peers import PEERS, Contestant, Job
 from benchmarks.kafka_peer import apache_kafka
 from benchmarks.measure import Row, publish, row
 
-EVENTS = int(os.environ.get("EVENTS", "2000000"))
+EVENTS = int(os.environ.get("EVENTS", "4000000"))
 MOST_S = 20.0
 KEYS = tuple(map(int, os.environ.get("KEYS", "100000 1000000").split()))
 ROUNDS = int(os.environ.get("ROUNDS", "3"))

@@ -14,12 +14,11 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import col, from_json
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
+from benchmarks.functions.peers import PER_EPOCH
 from catchwater.pipeline.spark import session
 from catchwater.replay.source import register
 
 EVENT = "card string, id string, at long, amount double"
-PER_BATCH = 100_000
-"""Five times smaller than an epoch of ours: no ratio between the two is fair yet."""
 TUNED = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
@@ -71,7 +70,7 @@ def main() -> None:
         .option("kafka.bootstrap.servers", bootstrap)
         .option("subscribe", source)
         .option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", PER_BATCH)
+        .option("maxOffsetsPerTrigger", PER_EPOCH)
         .load()
         .select(from_json(col("value").cast("string"), EVENT).alias("e"))
         .select("e.*")

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from benchmarks.functions.peers import Contestant, Job
+from benchmarks.functions.peers import PER_EPOCH, Contestant, Job
 
 FUNCTION = '''"""A large payment soon after a tiny one."""
 from dataclasses import dataclass
@@ -55,9 +55,6 @@ topic = "{target}"
 [recovery]
 retain = 5
 """
-PER_EPOCH = 500_000
-"""What one does to catch up: small epochs are there for latency (see `microbatch`)."""
-
 
 def _commands(job: Job) -> list[tuple[list[str], dict[str, str]]]:
     (job.folder / "card_rule.py").write_text(FUNCTION)

@@ -15,6 +15,8 @@ from pathlib import Path
 from benchmarks.kafka_jars import CACHE, jars
 
 HERE = Path(__file__).parent
+PER_EPOCH = 500_000
+"""Events of a micro-batch to catch up with, the same for all who work in micro-batches."""
 PINS = {
     "quix": ["quixstreams==3.28.1"],
     "bytewax": ["bytewax==0.21.1", "confluent-kafka==2.12.2"],
