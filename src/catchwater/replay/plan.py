@@ -121,13 +121,16 @@ def slices_of(
 ) -> list[Slice]:
     """The wanted part of each range, in order of topic, partition and offset.
 
-    Each with those of the aborted transactions that reach into it.
+    A partition may be wanted in several pieces that do not overlap, and a range that reaches over
+    some of them be listed for each. Each slice has those of the aborted transactions that reach
+    into it.
     """
-    starts = {(w.topic, w.partition): w for w in wanted}
+    pieces: dict[tuple[str, int], list[Wanted]] = {}
+    for want in wanted:
+        pieces.setdefault((want.topic, want.partition), []).append(want)
     slices = []
-    for each in ranges:
-        want = starts.get((each.topic, each.partition))
-        if want is not None:
+    for each in dict.fromkeys(ranges):
+        for want in pieces.get((each.topic, each.partition), ()):
             first, stop = max(want.start, each.base_offset), min(want.end, each.last_offset + 1)
             if first < stop:
                 slices.append(Slice(each.topic, each.partition, first, stop, each))
@@ -158,8 +161,8 @@ def uncovered(wanted: Sequence[Wanted], slices: Iterable[Slice]) -> list[Missing
     for topic, partition, start, end in wanted:
         at = start
         for each in by_partition.get((topic, partition), ()):
-            if each.first > at:
-                missing.append(Missing(topic, partition, at, each.first))
+            if at < min(each.first, end):
+                missing.append(Missing(topic, partition, at, min(each.first, end)))
             at = max(at, each.stop)
         if at < end:
             missing.append(Missing(topic, partition, at, end))
@@ -197,7 +200,8 @@ def cut(slices: Sequence[Slice], count: int | None = None) -> list[Task]:
 
 def _split(each: Slice, room: int, near: int) -> tuple[Slice, Slice | None]:
     """A slice's part for which there is room, and the rest of it, where it can be cut anywhere."""
+    room = max(room, 1)
     if each.range is not None or each.weight <= room + near:
         return each, None
-    at = each.first + max(room, 1)
+    at = each.first + room
     return replace(each, stop=at), replace(each, first=at)

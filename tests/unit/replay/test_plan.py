@@ -53,6 +53,16 @@ def test_a_slice_is_the_wanted_part_of_a_range() -> None:
     assert [(each.first, each.stop) for each in slices] == [(5, 20), (20, 25)]
 
 
+def test_a_partition_may_be_wanted_in_several_pieces() -> None:
+    wanted = [Wanted("t", 0, 0, 10), Wanted("t", 0, 20, 25), Wanted("t", 0, 27, 40)]
+    ranges = [a_range(0, 0, 9), a_range(0, 20, 29), a_range(0, 20, 29), a_range(0, 30, 39)]
+    slices = slices_of(wanted, ranges)
+    found = [(each.first, each.stop) for each in slices]
+    assert found == [(0, 10), (20, 25), (27, 30), (30, 40)], "each once, though listed twice"
+    assert uncovered(wanted, slices) == []
+    assert uncovered(wanted, slices[1:3]) == [Missing("t", 0, 0, 10), Missing("t", 0, 30, 40)]
+
+
 def test_ranges_nobody_asked_for_are_left_out() -> None:
     assert slices_of([Wanted("t", 0, 5, 6)], [a_range(1, 0, 9), a_range(0, 6, 9)]) == []
 
@@ -104,6 +114,10 @@ def test_what_no_slice_holds_is_named() -> None:
 
 def test_nothing_wanted_is_no_task() -> None:
     assert cut([]) == [] and cut([], 4) == []
+
+
+def test_one_offset_is_one_task_however_many_are_asked_for() -> None:
+    assert cut([Slice("t", 0, 0, 1)], 2) == [Task((Slice("t", 0, 0, 1),))]
 
 
 def test_by_default_each_partition_has_a_task() -> None:

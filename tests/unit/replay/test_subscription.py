@@ -25,6 +25,8 @@ class Log:
     by_time: ClassVar[dict[tuple[str, int], int]] = {}
     offsets_at: ClassVar[dict[tuple[tuple[str, int], int], int]] = {}
     asked: ClassVar[list[str]] = []
+    gap: ClassVar[tuple[int, int] | None] = None
+    """Offsets that no range holds, though the log goes on behind them."""
 
     def __init__(self, address: str, **_: object) -> None: ...
 
@@ -56,9 +58,14 @@ class Log:
             first, last = self.ends[topic, partition]
             if start < first:
                 gaps.append(Missing(topic, partition, start, min(end, first)))
-            ranges.append(
-                PlanRange(topic, partition, SEGMENT, "file:///x", 0, 100, first, last - 1)
-            )
+            stored = [(first, last)]
+            if self.gap:
+                stored = [(first, self.gap[0]), (self.gap[1], last)]
+            ranges += [
+                PlanRange(topic, partition, SEGMENT, "file:///x", 0, 100, base, stop - 1)
+                for base, stop in stored
+                if base < end and stop > start
+            ]
         if gaps:
             return Plan((), tuple(gaps))
         return Plan(tuple(ranges), aborted=aborted if read_committed else ())
@@ -70,7 +77,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> type[Log]:
     monkeypatch.setattr(subscription_module, "Control", Log)
     Log.ends = {A0: (10, 100), A1: (0, 50), B0: (0, 7)}
     Log.config = {CONTROL_URL: "http://c"}
-    Log.by_time, Log.asked, Log.offsets_at = {}, [], {}
+    Log.by_time, Log.asked, Log.offsets_at, Log.gap = {}, [], {}, None
     return Log
 
 
@@ -215,6 +222,15 @@ def test_it_is_left_out_with_a_warning_only_when_allowed(
     read = [(each.partition, n) for each in slices for n in range(each.first, each.stop)]
     assert read == [(0, n) for n in range(10, 100)] + [(1, n) for n in range(50)]
     assert "a-0 offsets 3 to 9" in caplog.text
+
+
+def test_what_lies_before_a_gap_is_read_too(log: type[Log]) -> None:
+    log.gap = (40, 60)
+    with pytest.raises(HistoryLost, match="a-0 offsets 40 to 59"):
+        subscribed().tasks({A0: 20}, {A0: 90})
+    tasks = subscribed(failOnDataLoss="false").tasks({A0: 20}, {A0: 90})
+    slices = [each for task in tasks for each in task.slices]
+    assert [(each.first, each.stop) for each in slices] == [(20, 40), (60, 90)]
 
 
 def test_history_lost_as_a_whole_leaves_no_task() -> None:
