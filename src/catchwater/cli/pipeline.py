@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from catchwater.cli import versions as changes
+from catchwater.cli.backfill import backfill
 from catchwater.cli.console import (
     AsJson,
     DryRun,
@@ -20,6 +21,7 @@ from catchwater.cli.console import (
     talk,
 )
 from catchwater.cli.pipeline_file import load_here
+from catchwater.cli.supervised import supervised
 from catchwater.config import CatchwaterError
 
 if TYPE_CHECKING:
@@ -27,11 +29,8 @@ if TYPE_CHECKING:
     from catchwater.recovery.ledger import EpochEntry
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
-for command in (changes.upgrade, changes.rollback, changes.versions):
+for command in (changes.upgrade, changes.rollback, changes.versions, backfill):
     app.command()(command)
-
-_MAIN = "from catchwater.cli import main; main()"
-"""What a child process runs; its arguments follow."""
 
 
 @app.callback()
@@ -51,6 +50,7 @@ def run(
     no_supervise: Annotated[
         bool, typer.Option("--no-supervise", help="Run in this process; end when it fails.")
     ] = False,
+    label: Annotated[str | None, typer.Option("--backfill", hidden=True)] = None,
     stand_by: Annotated[bool, typer.Option("--stand-by", hidden=True)] = False,
     python: Annotated[str | None, typer.Option("--python", hidden=True)] = None,
 ) -> None:
@@ -62,20 +62,15 @@ def run(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
     config = load_here(file)
+    if label is not None:
+        from catchwater.pipeline.run.backfill import backfill_of
+
+        config = backfill_of(config, label)
     if stand_by or no_supervise:
         _drive(config, available_now=available_now, quick=quick, stand_by=stand_by, python=python)
         return
-    from catchwater.pipeline.spark.zygote import zygote
-    from catchwater.pipeline.supervisor.restarts import RESTARTS
-    from catchwater.pipeline.supervisor.supervise import Wanted, supervise
-
     flags = [f for f, on in (("--available-now", available_now), ("--quick", quick)) if on]
-    command = [sys.executable, "-c", _MAIN, "pipeline", "run", str(file), "--stand-by", *flags]
-    restarts = RESTARTS if config.restarts is None else config.restarts
-    # The supervisor's, so that a driver that is started again finds it ready.
-    with zygote([str(config.folder)]) as shared:
-        command += ["--python", shared]
-        supervise(Wanted(command, config.checkpoint, restarts, config.spare))
+    supervised(file, config, flags)
 
 
 def _drive(

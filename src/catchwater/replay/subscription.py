@@ -71,6 +71,10 @@ class Subscription:
         """Where a batch query ends."""
         return self._resolve(self.options.ending, "ending")
 
+    def earliest(self) -> Offsets:
+        """The offsets at which all partitions begin now."""
+        return self._list(dict.fromkeys(self.partitions(), EARLIEST))
+
     def latest(self) -> Offsets:
         """The ends of all partitions now, new ones among them."""
         return self._list(dict.fromkeys(self.partitions(), LATEST))

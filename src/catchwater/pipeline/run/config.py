@@ -18,6 +18,7 @@ from catchwater.config import ConfigError, duration_ms, flatten, nearest, toml_l
 from catchwater.pipeline.calls.policy import SETTINGS
 from catchwater.pipeline.functions.policy import PoisonPolicy
 from catchwater.recovery.handover import current
+from catchwater.recovery.ledger import OffsetMap
 from catchwater.sinks import config as sinks
 from catchwater.sinks.config import SinkConfig
 
@@ -106,6 +107,8 @@ class PipelineConfig:
     """URL of the object store that savepoints go to."""
     record_key_is_function_key: bool = False
     """Then the source need not look into the values."""
+    until: OffsetMap | None = None
+    """Where a run with the trigger `available-now` ends; None: where the input ends by then."""
 
     @property
     def shard_count(self) -> int:

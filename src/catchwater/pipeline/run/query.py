@@ -91,6 +91,7 @@ def source_settings(parts: Parts) -> "PackedSettings":
         inputs={topic: name for name, topic in config.inputs.items()},
         tables=dict(config.tables),
         table_options=config.table_options,
+        until=config.until,
     )
 
 

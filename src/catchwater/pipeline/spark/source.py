@@ -74,6 +74,8 @@ class PackedSettings(msgspec.Struct, frozen=True):
     tables: dict[str, str] = {}
     """Table → topic."""
     table_options: dict[str, str] = {}
+    until: OffsetMap | None = None
+    """Where a run that ends with its input ends; None: where that is when it begins."""
 
     def to_option(self) -> dict[str, str]:
         """The option's name and value."""
@@ -161,7 +163,8 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end of the whole run."""
-        self._goal = self._subscription.latest()
+        until = self._settings.until
+        self._goal = self._subscription.latest() if until is None else from_json(until)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Where the next epoch ends, or `start` itself if there is none yet."""

@@ -1,0 +1,124 @@
+"""`catchwater pipeline backfill`: the pipeline's functions over a bounded part of the past."""
+
+import logging
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from catchwater.cli.console import (
+    AsJson,
+    DryRun,
+    PipelineFile,
+    Yes,
+    print_json,
+    print_table,
+    spaced,
+    talk,
+)
+from catchwater.cli.pipeline_file import NotOurLog, control_of, load_here
+from catchwater.cli.supervised import supervised
+
+if TYPE_CHECKING:
+    from catchwater.pipeline.run.backfill import Bounds
+    from catchwater.pipeline.run.config import PipelineConfig
+
+
+def backfill(
+    file: PipelineFile,
+    label: Annotated[str, typer.Option("--label", help="Names this backfill, to go on with it.")],
+    since: Annotated[
+        str,
+        typer.Option("--from", metavar="PLACE", help="earliest, an ISO time, or offsets as JSON."),
+    ] = "earliest",
+    until: Annotated[
+        str, typer.Option("--to", metavar="PLACE", help="latest, an ISO time, or offsets as JSON.")
+    ] = "latest",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Start sooner and run slower: for demos and tests.")
+    ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run the functions over a range of the past, beside the pipeline, which does not notice.
+
+    State begins empty; outputs go to the file's sinks, each once, as those of another pipeline.
+    Name other places by the environment: CATCHWATER_SINK__NAME__TABLE=... The range is fixed by the
+    first start; the same command goes on where a backfill was cut short, and says if it is done.
+    """
+    from catchwater.clock import SYSTEM
+    from catchwater.pipeline.run.backfill import backfill_of, begin, begun, progress, resolve
+
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    config = backfill_of(load_here(file), label)
+    bounds = begun(config.checkpoint)
+    if bounds is None:
+        bounds = resolve(config, since, until, SYSTEM)
+        _show(config, bounds)
+        if dry_run:
+            return
+        if not yes:
+            question = f"Run {config.name} over {spaced(bounds.records)} records?"
+            typer.confirm(question, abort=True, err=True)
+        _pin(config, bounds)
+        begin(config, bounds)
+    done, records = progress(config.checkpoint)
+    if done < records and not dry_run:
+        flags = ["--backfill", label, *(["--quick"] if quick else [])]
+        supervised(file, config, flags)
+        done, records = progress(config.checkpoint)
+    if done == records:
+        _release(config)
+    _tell(config, done, records, as_json=as_json)
+
+
+def _show(config: "PipelineConfig", bounds: "Bounds") -> None:
+    rows = [
+        {"partition": f"{topic}-{number}", "from": first, "to": bounds.end[topic][number]}
+        for topic, partitions in bounds.start.items()
+        for number, first in partitions.items()
+    ]
+    talk(f"{config.name}, checkpoint {config.checkpoint}:")
+    for row in rows:
+        talk(f"  {row['partition']} offsets {row['from']} to {row['to']}")
+    for sink in config.sinks.values():
+        talk(f"  into {sink.kind} {sink.place}")
+
+
+def _pin(config: "PipelineConfig", bounds: "Bounds") -> None:
+    """Let the log keep the range until the backfill is done; another Kafka keeps what it keeps."""
+    places = [
+        {"topic": topic, "partition": int(number), "offset": offset}
+        for topic, partitions in bounds.start.items()
+        for number, offset in partitions.items()
+    ]
+    with suppress(NotOurLog):
+        control = control_of(config)
+        control.set_pin(f"{config.name}/range", {"owner": config.name, "positions": places})
+
+
+def _release(config: "PipelineConfig") -> None:
+    """Nothing of the range is needed any more."""
+    with suppress(NotOurLog):
+        control = control_of(config)
+        for pin in control.pins():
+            if pin["owner"] == config.name:
+                control.release_pin(str(pin["id"]))
+
+
+def _tell(config: "PipelineConfig", done: int, records: int, *, as_json: bool) -> None:
+    told: dict[str, Any] = {
+        "backfill": config.name,
+        "records": records,
+        "read": done,
+        "done": done == records,
+        "checkpoint": str(config.checkpoint),
+    }
+    if as_json:
+        print_json(told)
+    else:
+        print_table(["backfill", str(config.name)], list(told.items())[1:])

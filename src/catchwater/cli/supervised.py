@@ -1,0 +1,26 @@
+"""A pipeline's driver as a child process under a supervisor in this one."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from catchwater.pipeline.run.config import PipelineConfig
+
+_MAIN = "from catchwater.cli import main; main()"
+"""What a child process runs; its arguments follow."""
+
+
+def supervised(file: Path, config: "PipelineConfig", flags: Sequence[str]) -> None:
+    """Run the pipeline until it ends or a signal comes; start it again when it fails."""
+    from catchwater.pipeline.spark.zygote import zygote
+    from catchwater.pipeline.supervisor.restarts import RESTARTS
+    from catchwater.pipeline.supervisor.supervise import Wanted, supervise
+
+    command = [sys.executable, "-c", _MAIN, "pipeline", "run", str(file), "--stand-by", *flags]
+    restarts = RESTARTS if config.restarts is None else config.restarts
+    # The supervisor's, so that a driver that is started again finds it ready.
+    with zygote([str(config.folder)]) as shared:
+        command += ["--python", shared]
+        supervise(Wanted(command, config.checkpoint, restarts, config.spare))

@@ -1,0 +1,160 @@
+"""A backfill: a pipeline's functions over a bounded part of its input's past, beside the live one.
+
+To everything below, a backfill is a pipeline of its own: it has a name, a checkpoint, state, pins
+and marks in the sinks that are not the live one's, so that neither notices the other, and what it
+puts out is written exactly once however often it is killed. What makes it a backfill is that its
+range of offsets is fixed before its first start and kept in its checkpoint.
+
+Relies on the log to still hold the range, and pins it before anything else. State begins empty.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from catchwater.clock import Clock
+from catchwater.config import CatchwaterError
+from catchwater.pipeline.run.artefact import find_function
+from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
+from catchwater.recovery import checkpoint, handover
+from catchwater.recovery.home import join
+from catchwater.recovery.ledger import FOLDER, OffsetMap, read_json, write_whole
+from catchwater.replay.offsets import from_json, to_json
+from catchwater.replay.options import parse_options
+from catchwater.replay.subscription import Subscription
+from catchwater.wire.client import EARLIEST
+
+_LABEL = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_STARTING = ("starting", "ending", "maxtriggerdelay", "minoffsets")
+"""What begins so in the file says where the live pipeline begins or how it waits."""
+
+
+class BadBackfill(CatchwaterError):
+    """A backfill that cannot be: its label, its range, or another range under the same label."""
+
+    exit_code = 2
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """The offsets [start, end) of every partition that a backfill reads."""
+
+    start: OffsetMap
+    end: OffsetMap
+
+    @property
+    def records(self) -> int:
+        """How many offsets that is."""
+        first = from_json(self.start)
+        return sum(end - first[key] for key, end in from_json(self.end).items())
+
+
+def resolve(config: PipelineConfig, since: str, until: str, clock: Clock) -> Bounds:
+    """The offsets of a range, each side `earliest`, `latest`, an ISO time or offsets as JSON.
+
+    A time stands for the first record that is not older. A partition that ends before the range
+    begins has nothing of it. Raises `BadBackfill`, `BadOption`.
+    """
+    kept = {k: v for k, v in config.source_options.items() if not k.lower().startswith(_STARTING)}
+    options = {**kept, **_point("starting", since), **_point("ending", until)}
+    options["startingOffsetsByTimestampStrategy"] = "latest"
+    subscription = Subscription(parse_options(options), clock)
+    try:
+        start, end = subscription.starting(EARLIEST), subscription.ending()
+        first = subscription.earliest()
+    finally:
+        subscription.close()
+    gone = [
+        f"{topic}-{number}" for (topic, number), at in start.items() if at < first[topic, number]
+    ]
+    if gone:
+        raise BadBackfill(
+            f"The log begins after where the backfill is to begin in {', '.join(sorted(gone))}.",
+            hint="Choose a later start, or earliest.",
+        )
+    bounds = Bounds(to_json({key: min(at, end[key]) for key, at in start.items()}), to_json(end))
+    if not bounds.records:
+        raise BadBackfill(f"There is no record from {since} to {until}.")
+    return bounds
+
+
+def _point(side: str, given: str) -> dict[str, str]:
+    """The source's option for one side of a range."""
+    if given in ("earliest", "latest") or given.startswith("{"):
+        return {f"{side}Offsets": given}
+    try:
+        at = datetime.fromisoformat(given)
+    except ValueError:
+        raise BadBackfill(
+            f"{given!r} says no place in a log.",
+            hint="Give earliest, latest, an ISO time such as 2026-06-01T00:00:00Z, or offsets as "
+            'JSON: {"payments": {"0": 1000}}.',
+        ) from None
+    if at.tzinfo is None:
+        raise BadBackfill(f"{given!r} names no time zone.", hint=f"Is it {given}Z?")
+    return {f"{side}Timestamp": str(int(at.timestamp() * 1000))}
+
+
+def backfill_of(live: PipelineConfig, label: str) -> PipelineConfig:
+    """The backfill as a pipeline; reads its range if it was begun. Raises `BadBackfill`."""
+    if not _LABEL.fullmatch(label):
+        raise BadBackfill(
+            f"{label!r} cannot name a backfill.",
+            hint="Use lower-case letters, digits and hyphens, at most 63.",
+        )
+    name = live.name or find_function(live.functions[0], live.folder).name
+    root = _root(live.checkpoint)
+    folder = root.with_name(f"{root.name}.backfills") / label
+    bounds = begun(folder)
+    source = {k: v for k, v in live.source.items() if not k.lower().startswith(_STARTING)}
+    if bounds:
+        source["startingOffsets"] = msgspec.json.encode(bounds.start).decode()
+    return replace(
+        live,
+        name=f"{name}.{label}",
+        checkpoint=folder,
+        local=live.local and live.local / "backfills" / label,
+        state=live.state and join(live.state, "backfills"),
+        source=source,
+        until=bounds.end if bounds else None,
+        trigger=AVAILABLE_NOW,
+        spare=False,
+        metrics=None,
+    )
+
+
+def begin(backfill: PipelineConfig, bounds: Bounds) -> None:
+    """Fix the range; whoever starts the backfill from now on reads this."""
+    path = _path(backfill.checkpoint)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, msgspec.json.encode(bounds))
+
+
+def begun(folder: Path) -> Bounds | None:
+    """The range of the backfill whose checkpoint this is; None if there is none yet."""
+    return read_json(_path(folder), Bounds)
+
+
+def progress(folder: Path) -> tuple[int, int]:
+    """How many of its offsets a backfill has read and committed, and how many there are."""
+    bounds = begun(folder)
+    if bounds is None:
+        return 0, 0
+    found = checkpoint.read(folder)
+    at: Mapping[tuple[str, int], int] = from_json(found.last.end.offsets if found.last else {})
+    start = from_json(bounds.start)
+    return sum(at.get(key, first) - first for key, first in start.items()), bounds.records
+
+
+def _root(folder: Path) -> Path:
+    """The checkpoint that the pipeline's file names, whoever has taken over since."""
+    while (shadow := handover.shadow_of(folder)) is not None:
+        folder = Path(shadow.leader)
+    return folder
+
+
+def _path(folder: Path) -> Path:
+    return folder / FOLDER / "backfill.json"

@@ -1,0 +1,150 @@
+"""A backfill of a range beside the pipeline that went over it before, killed on its way.
+
+A plain loop says what the range gives to functions that begin with empty state.
+"""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.in_session import Pipeline
+
+from catchwater.clock import SYSTEM
+from catchwater.replay.control import Control
+from catchwater.wire.client import Client
+from catchwater.wire.records import encode_batch
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+COMMAND = str(Path(sys.executable).with_name("catchwater"))
+PARTITIONS, RECORDS, CARDS = 2, 1_000, 17
+FIRST, LAST = 200, 900
+"""The range, in each partition."""
+
+FUNCTION = '''"""How often a card was seen."""
+from dataclasses import dataclass
+from catchwater import Context, Keyed, Out, function
+
+@dataclass
+class Order:
+    card: str
+    n: int
+    at: int
+
+@dataclass
+class Tally:
+    seen: int = 0
+
+@dataclass
+class Row:
+    card: str
+    n: int
+    seen: int
+
+@function(name="tally", version=1, key="card", event_time="at", late="process")
+class Tallied(Keyed[Order, Tally, Row]):
+    def on_event(self, e: Order, s: Tally, ctx: Context) -> Out[Row]:
+        s.seen += 1
+        return [Row(e.card, e.n, s.seen)]
+'''
+FILE = """\
+[pipeline]
+function = "orders_seen:Tallied"
+checkpoint = "checkpoint"
+trigger = "available-now"
+shards = 2
+[source]
+kafka.bootstrap.servers = "{bootstrap}"
+subscribe = "orders"
+startingOffsets = "earliest"
+maxOffsetsPerTrigger = 100
+[sink.rows]
+kind = "sqlite"
+path = "rows.db"
+table = "{table}"
+"""
+
+
+def order(partition: int, n: int) -> dict[str, Any]:
+    """All orders of a card lie in one partition."""
+    card = f"card-{partition}-{n * 31 % CARDS}"
+    return {"card": card, "n": n, "at": 1_700_000_000_000 + n}
+
+
+def model(first: int, last: int) -> Counter[tuple[str, int, int]]:
+    seen: Counter[str] = Counter()
+    rows: Counter[tuple[str, int, int]] = Counter()
+    for partition in range(PARTITIONS):
+        for n in range(first, last):
+            card = order(partition, n)["card"]
+            seen[card] += 1
+            rows[card, n, seen[card]] += 1
+    return rows
+
+
+def rows(folder: Path, table: str) -> Counter[tuple[str, int, int]]:
+    with sqlite3.connect(folder / "rows.db") as database:
+        return Counter(database.execute(f"SELECT card, n, seen FROM {table}").fetchall())
+
+
+def kill_driver(folder: Path) -> None:
+    """As soon as it has committed two epochs."""
+    deadline = time.monotonic() + 120
+    while len(list((folder / "commits").glob("[0-9]*"))) < 2:
+        assert time.monotonic() < deadline, "the backfill commits nothing"
+        time.sleep(0.02)
+    told = json.loads((folder / "catchwater" / "supervisor.json").read_text())
+    os.kill(told["driver"], signal.SIGKILL)
+
+
+def test_a_range_is_written_once_and_the_pipeline_does_not_notice(
+    make_broker: Callable[..., Any], tmp_path: Path
+) -> None:
+    broker = make_broker({"log.retention.ms": "-1"})
+    with Client(broker.bootstrap) as client:
+        client.create_topics({"orders": PARTITIONS})
+        for partition in range(PARTITIONS):
+            told = [json.dumps(order(partition, n)).encode() for n in range(RECORDS)]
+            batch = encode_batch([(b"", each, SYSTEM.now_ms(), ()) for each in told])
+            client.produce([(("orders", partition), batch)])
+    (tmp_path / "orders_seen.py").write_text(FUNCTION)
+    file = tmp_path / "tally.toml"
+    file.write_text(FILE.format(bootstrap=broker.bootstrap, table="live"))
+    live = Pipeline(None, tmp_path, file)
+    live.run()
+    assert rows(tmp_path, "live") == model(0, RECORDS)
+    control = Control(broker.control_url)
+    pins = {pin["id"] for pin in control.pins()}
+    before = [rows(tmp_path, "live"), live.committed]
+
+    environment = {**os.environ, "CATCHWATER_SINK__ROWS__TABLE": "june"}
+    ends = [json.dumps({"orders": dict.fromkeys("01", at)}) for at in (FIRST, LAST)]
+    command = [COMMAND, "pipeline", "backfill", str(file), "--label", "june", "--yes", "--quick",
+               "--json", "--from", ends[0], "--to", ends[1]]  # fmt: skip
+    with (
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log) as process,
+    ):
+        kill_driver(tmp_path / "checkpoint.backfills" / "june")
+        out, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, (tmp_path / "log").read_text()[-3000:]
+    told = json.loads(out)
+    assert (told["records"], told["read"], told["done"]) == (1_400, 1_400, True)
+    kept = tmp_path / "checkpoint.backfills" / "june" / "catchwater" / "supervisor.json"
+    assert json.loads(kept.read_text())["restarts"] == 1, "it was killed on its way"
+    assert rows(tmp_path, "june") == model(FIRST, LAST)
+    assert [rows(tmp_path, "live"), live.committed] == before
+    assert {pin["id"] for pin in control.pins()} == pins, "a backfill that is done holds nothing"
+
+    again = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=True)
+    assert json.loads(again.stdout)["done"]
+    assert rows(tmp_path, "june") == model(FIRST, LAST)

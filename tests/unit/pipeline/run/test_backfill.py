@@ -1,0 +1,89 @@
+"""What makes a backfill of a pipeline: its name, its place, its range."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from catchwater.clock import SYSTEM
+from catchwater.pipeline.run.backfill import (
+    BadBackfill,
+    Bounds,
+    backfill_of,
+    begin,
+    begun,
+    progress,
+    resolve,
+)
+from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
+from catchwater.recovery import handover
+
+SOURCE = {
+    "kafka.bootstrap.servers": "127.0.0.1:1",
+    "subscribe": "orders",
+    "startingTimestamp": "17",
+    "maxOffsetsPerTrigger": "100",
+}
+BOUNDS = Bounds({"orders": {"0": 5, "1": 0}}, {"orders": {"0": 25, "1": 3}})
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> PipelineConfig:
+    return PipelineConfig(
+        functions=("m:F",),
+        checkpoint=tmp_path / "checkpoint",
+        source=SOURCE,
+        sinks={},
+        name="sales",
+        state="s3://bucket/state",
+        local=tmp_path / "local",
+        spare=True,
+        metrics="127.0.0.1:9",
+    )
+
+
+def test_a_backfill_shares_nothing_that_is_kept_with_the_pipeline(live: PipelineConfig) -> None:
+    made = backfill_of(live, "june")
+    assert made.name == "sales.june"
+    assert made.checkpoint == live.checkpoint.with_name("checkpoint.backfills") / "june"
+    assert (made.local, made.state) == (
+        live.local / "backfills" / "june",
+        "s3://bucket/state/backfills",
+    )  # type: ignore[operator]
+    assert (made.trigger, made.spare, made.metrics) == (AVAILABLE_NOW, False, None)
+    assert "startingTimestamp" not in made.source, "where the pipeline began is not its business"
+    assert made.source["maxOffsetsPerTrigger"] == "100"
+    assert made.until is None
+
+
+def test_the_range_is_kept_for_whoever_goes_on(live: PipelineConfig) -> None:
+    begin(backfill_of(live, "june"), BOUNDS)
+    made = backfill_of(live, "june")
+    assert begun(made.checkpoint) == BOUNDS
+    assert made.source["startingOffsets"] == '{"orders":{"0":5,"1":0}}'
+    assert made.until == BOUNDS.end
+    assert progress(made.checkpoint) == (0, 23)
+    assert begun(backfill_of(live, "july").checkpoint) is None
+
+
+def test_it_stays_where_it_is_when_another_checkpoint_takes_over(
+    live: PipelineConfig, tmp_path: Path
+) -> None:
+    shadow = tmp_path / "checkpoint.2"
+    handover.follow(shadow, live.checkpoint)
+    upgraded = replace(live, checkpoint=shadow)
+    assert backfill_of(upgraded, "june").checkpoint == backfill_of(live, "june").checkpoint
+
+
+@pytest.mark.parametrize("label", ["", "June", "a/b", "-a", "x" * 64])
+def test_a_label_that_is_no_name_is_refused(live: PipelineConfig, label: str) -> None:
+    with pytest.raises(BadBackfill, match="cannot name a backfill"):
+        backfill_of(live, label)
+
+
+@pytest.mark.parametrize(
+    ("since", "said"), [("june", "no place in a log"), ("2026-06-01T00:00:00", "no time zone")]
+)
+def test_a_place_that_says_nothing_is_refused(live: PipelineConfig, since: str, said: str) -> None:
+    with pytest.raises(BadBackfill, match=said):
+        resolve(live, since, "latest", SYSTEM)
