@@ -7,7 +7,7 @@ until it succeeds, is refused for good, or `timeout_s` is over.
 
 Promises: an error names topic and partition; a batch that carries a producer id and sequence is
 written once however often it is sent. Batches without may be repeated or change places when a
-connection breaks. Does not do groups, transactions, TLS or SASL. Not thread-safe.
+connection breaks. Does not do groups and transactions. Not thread-safe.
 """
 
 from collections import defaultdict, deque
@@ -35,10 +35,10 @@ from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 from catchwater.wire import exchange
 from catchwater.wire.codecs import Buffer
-from catchwater.wire.connection import Connection, ConnectionLost
+from catchwater.wire.connection import Address, Connection, ConnectionLost, Connections, ask
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.exchange import Fetched, TopicPartition
-from catchwater.wire.messages import decode_reply, encode_request
+from catchwater.wire.security.settings import UNSECURED, Security
 
 _Answer = TypeVar("_Answer")
 
@@ -60,6 +60,19 @@ class RequestRefused(CatchwaterError):
     def __init__(self, message: str, *, code: ErrorCode, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.code = code
+
+
+class TopicDenied(RequestRefused):
+    """The brokers do not let us do what we want with a topic; `refusal` is their sentence."""
+
+    def __init__(self, topic: str, refusal: str) -> None:
+        super().__init__(
+            f"Topic {topic} is denied to this client: {refusal}",
+            code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+            hint="Who administers the log may allow READ and DESCRIBE on the topic, and WRITE to "
+            "write to it; until then leave it out.",
+        )
+        self.topic = topic
 
 
 class RequestTimedOut(CatchwaterError):
@@ -96,15 +109,20 @@ class Client:
         client_id: str = "catchwater",
         timeout_s: float = 30.0,
         clock: Clock = SYSTEM,
+        security: Security = UNSECURED,
     ) -> None:
-        self._bootstrap = parse_bootstrap(bootstrap)
         self._client_id = client_id
         self._timeout_s = timeout_s
         self._clock = clock
-        self._connections: dict[tuple[str, int], Connection] = {}
+        self._connections = Connections(
+            bootstrap, client_id=client_id, timeout_s=timeout_s, clock=clock, security=security
+        )
         # What the last Metadata reply said, for the topics asked for since a leader last moved.
-        self._brokers: dict[int, tuple[str, int]] = {}
+        self._brokers: dict[int, Address] = {}
         self._leaders: dict[TopicPartition, int] = {}
+        # Who gave that reply; a broker that knows no better yet is not the next to be asked.
+        self._informant: Address | None = None
+        self._avoided: Address | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -114,9 +132,7 @@ class Client:
 
     def close(self) -> None:
         """Close every connection; the client may be used again and then connects anew."""
-        for connection in self._connections.values():
-            connection.close()
-        self._connections.clear()
+        self._connections.close()
 
     def metadata(self, topics: Sequence[str] | None = None) -> Cluster:
         """Brokers and leaders, of all topics unless some are named; absent ones are left out."""
@@ -162,14 +178,15 @@ class Client:
         )
 
         def attempt() -> dict[TopicPartition, Fetched]:
-            asked = []
-            for broker, keys in self._by_leader(wanted).items():
-                connection = self._connect(self._brokers[broker])
+            asked = [
+                (self._connections.to(self._brokers[broker]), keys)
+                for broker, keys in self._by_leader(wanted).items()
+            ]
+            for connection, keys in asked:
                 request = exchange.encode_fetch({key: wanted[key] for key in keys}, limits)
                 self._send(connection, exchange.FETCH, request)
-                asked.append(connection)
             fetched: dict[TopicPartition, Fetched] = {}
-            for connection in asked:
+            for connection, _ in asked:
                 throttle_ms, part = exchange.parse_fetch_reply(connection.receive())
                 connection.throttle(throttle_ms)
                 fetched.update(part)
@@ -301,21 +318,22 @@ class Client:
         while True:
             try:
                 return attempt()
-            except (_Again, ConnectionLost) as error:
+            except _Again as error:
+                # It is raised between requests, so the connections are as good as new.
+                self._avoided = self._informant
+                if self._clock.monotonic_s() + backoff_s > deadline_s:
+                    raise RequestTimedOut(
+                        f"Gave up after {self._timeout_s:g} s at {self._connections}: {error}."
+                    ) from error
+            except CatchwaterError as error:
                 # Replies still under way would be taken for those of the next attempt.
                 self.close()
-                self._leaders.clear()
-                if self._clock.monotonic_s() + backoff_s > deadline_s:
-                    if isinstance(error, ConnectionLost):
-                        raise
-                    raise RequestTimedOut(
-                        f"Gave up after {self._timeout_s:g} s at {self._addresses()}: {error}."
-                    ) from error
+                late = self._clock.monotonic_s() + backoff_s > deadline_s
+                if late or not isinstance(error, ConnectionLost):
+                    raise
+            self._leaders.clear()
             self._clock.pause(backoff_s * self._clock.random.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
-
-    def _addresses(self) -> str:
-        return ",".join(f"{host}:{port}" for host, port in self._bootstrap)
 
     def _metadata(self, topics: Sequence[str] | None) -> Cluster:
         named = (MetadataRequestTopic(name=TopicName(name)) for name in topics or ())
@@ -325,7 +343,8 @@ class Client:
             include_cluster_authorized_operations=False,
             include_topic_authorized_operations=False,
         )
-        reply = self._exchange(self._any_broker(), request)
+        self._informant = self._any_broker()
+        reply = self._exchange(self._informant, request)
         absent = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NONE)
         leaders = {}
         for topic in reply.topics:
@@ -362,7 +381,7 @@ class Client:
 
         Returns the last error that is worth a repetition.
         """
-        connection = self._connect(self._brokers[broker])
+        connection = self._connections.to(self._brokers[broker])
         failure = ErrorCode.NONE
         unsent = deque(requests)
         sent: deque[dict[TopicPartition, int]] = deque()
@@ -387,57 +406,19 @@ class Client:
                 offsets[indices[key]] = offset
         return failure
 
-    def _any_broker(self) -> tuple[str, int]:
-        """An address that takes a connection: one in use, or the first of the bootstrap list."""
-        for address in self._connections:
-            return address
-        lost: ConnectionLost | None = None
-        for address in self._bootstrap:
-            try:
-                self._connect(address)
-            except ConnectionLost as error:
-                lost = error
-            else:
-                return address
-        assert lost is not None, "a bootstrap list names at least one broker"
-        raise lost
+    def _any_broker(self) -> Address:
+        return self._connections.any(self._brokers.values(), self._avoided)
 
-    def _controller(self) -> tuple[str, int]:
+    def _controller(self) -> Address:
         self._metadata(())
         return self._brokers.get(self._controller_id) or self._any_broker()
-
-    def _connect(self, address: tuple[str, int]) -> Connection:
-        if address not in self._connections:
-            self._connections[address] = Connection(
-                *address, timeout_s=self._timeout_s, clock=self._clock
-            )
-        return self._connections[address]
 
     def _send(self, connection: Connection, api: exchange.Api, body: Sequence[Buffer]) -> None:
         header = exchange.encode_header(api, connection.correlation_id(), self._client_id)
         connection.send([header, *body])
 
-    def _exchange(self, address: tuple[str, int], request: RequestPayload) -> Any:
-        """One cold request and its reply."""
-        connection = self._connect(address)
-        connection.send(encode_request(connection.correlation_id(), self._client_id, request))
-        _, reply = decode_reply(request.__api_key__, request.__version__, connection.receive())
-        throttle: timedelta = getattr(reply, "throttle_time", timedelta())
-        connection.throttle(throttle // timedelta(milliseconds=1))
-        return reply
-
-
-def parse_bootstrap(servers: str) -> list[tuple[str, int]]:
-    """The addresses of "host:port[,host:port]", as in Kafka's `bootstrap.servers`."""
-    addresses = []
-    for server in servers.split(","):
-        host, _, port = server.strip().rpartition(":")
-        if not host or not port.isdigit():
-            raise CatchwaterError(
-                f"{server.strip()!r} in bootstrap.servers is not of the form host:port."
-            )
-        addresses.append((host.strip("[]"), int(port)))
-    return addresses
+    def _exchange(self, address: Address, request: RequestPayload) -> Any:
+        return ask(self._connections.to(address), self._client_id, request)
 
 
 def _check(
@@ -449,6 +430,8 @@ def _check(
         return
     about = subject if isinstance(subject, str) else f"{subject[0]}-{subject[1]}"
     text = f"{request} for {about} was answered {error.name}"
+    if error is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+        raise TopicDenied(subject if isinstance(subject, str) else subject[0], f"{text}.")
     if error.is_retriable:
         raise _Again(text)
     raise RequestRefused(f"{text}: {message}" if message else f"{text}.", code=error)

@@ -15,15 +15,14 @@ from kio.schema.produce.v7 import response as produce
 
 from catchwater.clock import ManualClock
 from catchwater.config import CatchwaterError
-from catchwater.wire import client as client_module
+from catchwater.wire import connection as connection_module
 from catchwater.wire.client import (
     EARLIEST,
     Client,
     RequestRefused,
     RequestTimedOut,
-    parse_bootstrap,
 )
-from catchwater.wire.connection import ConnectionLost
+from catchwater.wire.connection import ConnectionLost, parse_bootstrap
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.messages import decode_header, decode_request, encode_reply
 
@@ -194,7 +193,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
             self.broker = -1
 
     cluster.connections = []  # type: ignore[attr-defined]
-    monkeypatch.setattr(client_module, "Connection", Connection)
+    monkeypatch.setattr(connection_module, "Connection", Connection)
     return cluster
 
 

@@ -1,7 +1,7 @@
 """What the Kafka sink asks of librdkafka: a transaction written, a topic read to its end.
 
-Our own client (`wire.client`) has no transactions, TLS or SASL; librdkafka has them all, on every
-Kafka from 2.8 on, and takes its options by the names its users know (`security.protocol`, …).
+Our own client (`wire.client`) has no transactions; librdkafka has them, on every Kafka from 2.8
+on, and takes its options by the names its users know (`security.protocol`, …).
 
 A `Writer` lives until its first failure. What a failed transaction came to is not guessed: the next
 `Writer` of the same transactional id waits until the brokers have ended it, and fences the old one;

@@ -1,0 +1,82 @@
+"""TLS by Python's ssl: the context that a client's connections share, and what its errors mean.
+
+TLS 1.2 or newer. Certificates come as PEM text, which need not be in a file where it is used.
+"""
+
+import re
+import ssl
+import tempfile
+
+from catchwater.config import CatchwaterError, ConfigError
+from catchwater.wire.security.settings import Pem, Security
+
+_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.S)
+_BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+
+
+class BrokerNotTrusted(CatchwaterError):
+    """The broker's certificate is not one that the settings trust, or not for this host."""
+
+
+class TlsFailed(CatchwaterError):
+    """Broker and client do not agree on a secured connection; trying again would not help."""
+
+
+def context(security: Security) -> ssl.SSLContext:
+    """What `security` says about TLS, for every connection. Raises `ConfigError`."""
+    security = security.loaded()
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    tls.minimum_version = ssl.TLSVersion.TLSv1_2
+    tls.check_hostname = security.check_hostname
+    if security.ca is None:
+        tls.load_default_certs()
+    else:
+        tls.load_verify_locations(cadata=_certificates(security.ca))
+    if security.certificate is not None:
+        _load_certificate(tls, security, security.certificate)
+    return tls
+
+
+def explained(error: ssl.SSLError, address: str) -> CatchwaterError | None:
+    """Why TLS with the broker cannot work, as an error; None if the connection just broke."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return BrokerNotTrusted(
+            f"The certificate of the broker at {address} is not trusted: {error.verify_message}.",
+            hint="Does kafka.ssl.ca.location hold the authority that signed it, and is this the "
+            "host's name in the certificate?",
+        )
+    if isinstance(error, _BROKEN) or error.reason is None:
+        return None
+    return TlsFailed(
+        f"No TLS with the broker at {address}: {error.reason.replace('_', ' ').lower()}.",
+        hint="Does this port speak TLS (kafka.security.protocol), and does the broker ask for a "
+        "client certificate (kafka.ssl.keystore.location)?",
+    )
+
+
+def _certificates(pem: Pem) -> str:
+    # What stands around them (keytool writes names there) may be no ASCII.
+    found = _CERTIFICATE.findall(pem.text or "")
+    if not found:
+        raise ConfigError(
+            f"{pem.option} holds no certificate in PEM form.",
+            hint="Such a certificate begins with the line -----BEGIN CERTIFICATE-----.",
+        )
+    return "\n".join(found)
+
+
+def _load_certificate(tls: ssl.SSLContext, security: Security, certificate: Pem) -> None:
+    texts = [each.text or "" for each in (security.key, certificate) if each is not None]
+    # OpenSSL takes it from a file only: one that nobody else can read, and that is gone at once.
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".pem") as file:
+        file.write("\n".join(texts))
+        file.flush()
+        try:
+            # A password that is missing would be asked for at the terminal.
+            tls.load_cert_chain(file.name, password=lambda: security.key_password)
+        except (ssl.SSLError, ValueError) as error:
+            raise ConfigError(
+                f"{certificate.option} holds no usable certificate with its private key.",
+                hint="Are both there in PEM form, do they belong together, and is "
+                "kafka.ssl.key.password right?",
+            ) from error
