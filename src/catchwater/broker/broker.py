@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from catchwater.broker.coordination.coordinator import Coordinator
+from catchwater.broker.gate import ANONYMOUS, AllowAll, Gate, Operation, Resource, ResourceType
 from catchwater.broker.metrics import Metrics
 from catchwater.catalog.rows import BrokerRow, Topic
 from catchwater.clock import Clock
@@ -42,6 +43,8 @@ class Broker:
     control_url: str = ""
     unreachable: AbstractSet[int] = frozenset()
     """Live brokers that clients had better not be sent to; see `peers`."""
+    gate: Gate = field(default_factory=AllowAll)
+    """What requests are let through, by the Kafka protocol and by the control API alike."""
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the broker is about to stop: long polls end at once."""
 
@@ -65,6 +68,10 @@ class Broker:
         """The topic of this name or, where no name was given, of this id."""
         return self.log.topics.get(name) if name else self.log.topics.by_id(topic_id)
 
+    def may(self, principal: str, operation: Operation, topic: str) -> bool:
+        """Whether the gate lets the principal do this with the topic, which need not exist."""
+        return self.gate.may(principal, operation, Resource(ResourceType.TOPIC, topic))
+
     async def wait_unless_draining(self, future: asyncio.Future[None]) -> None:
         """Wait for the future, or for the broker's end."""
         draining = asyncio.ensure_future(self.draining.wait())
@@ -80,6 +87,7 @@ class Call(NamedTuple):
     header: RequestHeader
     client_host: str
     frame: Frame
+    principal: str = ANONYMOUS
 
     @property
     def version(self) -> int:

@@ -18,14 +18,16 @@
     GET    /api/v1/storage                            {"objects": url}
 
 Every error is JSON: {"error": code, "message": sentence, "hint": sentence or null}; a plan that
-asks for offsets that are gone is answered 416 with the missing ranges. Bodies are bounded. It
-binds loopback unless the configuration says otherwise, and knows no users yet.
+asks for offsets that are gone is answered 416 with the missing ranges, and a topic that the gate
+keeps from whoever asks 403. Bodies are bounded. It binds loopback unless the configuration says
+otherwise, and knows no users yet.
 """
 
 from collections import Counter
 from collections.abc import Mapping
 from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar, get_args
+from functools import partial
 
 import msgspec
 from starlette.applications import Starlette
@@ -37,6 +39,7 @@ from starlette.routing import Route
 from catchwater.broker.broker import Broker
 from catchwater.broker.metrics import MAX_GROUPS
 from catchwater.catalog.base import (
+from catchwater.broker.gate import ANONYMOUS, Operation, TopicDenied
     CatalogFull,
     CatalogUnavailable,
     CatalogUncertain,
@@ -111,6 +114,7 @@ _STATUSES: Mapping[type[CatchwaterError], tuple[int, str]] = {
     CatalogUnavailable: (503, "CATALOG_UNAVAILABLE"),
     CatalogUncertain: (503, "CATALOG_UNCERTAIN"),
     SessionFenced: (503, "SESSION_FENCED"),
+    TopicDenied: (403, "TOPIC_AUTHORIZATION_FAILED"),
 }
 
 
@@ -209,10 +213,11 @@ class _Control:
         )
 
     async def topics(self, request: Request) -> Response:
-        return _json({"topics": [_topic(topic) for topic in self._log.topics]})
+        may = partial(self._broker.may, ANONYMOUS, Operation.DESCRIBE)
+        return _json({"topics": [_topic(topic) for topic in self._log.topics if may(topic.name)]})
 
     async def topic(self, request: Request) -> Response:
-        topic = await self._find(request.path_params["topic"])
+        topic = await self._find(request.path_params["topic"], Operation.DESCRIBE)
         places = {row.partition: row for row in await self._log.storage(topic.name)}
         states = [(index, self._log.state((topic.id, index))) for index in range(topic.partitions)]
         return _json(
@@ -235,7 +240,7 @@ class _Control:
 
     async def plan(self, request: Request) -> Response:
         body = await _body(request, _PlanBody)
-        topic = await self._find(body.topic)
+        topic = await self._find(body.topic, Operation.READ)
         for wanted in body.ranges:
             if not 0 <= wanted.partition < topic.partitions:
                 raise Refusal(
@@ -311,8 +316,16 @@ class _Control:
     async def storage(self, request: Request) -> Response:
         return _json({"objects": self._log.objects.url()})
 
-    async def _find(self, name: str) -> Topic:
-        """The topic, its partitions seen as they are now, whoever has changed them."""
+    def _check(self, operation: Operation, topic: str) -> None:
+        if not self._broker.may(ANONYMOUS, operation, topic):
+            raise TopicDenied(ANONYMOUS, operation, topic)
+
+    async def _find(self, name: str, operation: Operation) -> Topic:
+        """The topic, its partitions seen as they are now, whoever has changed them.
+
+        Raises `TopicDenied` before it is known whether there is such a topic.
+        """
+        self._check(operation, name)
         await self._log.look_up([name])
         topic = self._log.topics.find(name)
         await self._log.refresh((topic.id, index) for index in range(topic.partitions))
@@ -320,6 +333,7 @@ class _Control:
 
 
 def _topic(topic: Topic) -> dict[str, Any]:
+        self._check(Operation.WRITE, body.topic)
     return {"name": topic.name, "id": topic.id.hex(), "partitions": topic.partitions}
 
 

@@ -17,6 +17,7 @@ from urllib.parse import quote, urlsplit
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 from catchwater.replay.plan import Aborted, Missing, PlanRange, Wanted
+from catchwater.wire.client import TopicDenied
 
 CONTROL_URL = "catchwater.control.url"
 """The broker configuration, and the option of ours, that says where the control API is."""
@@ -26,6 +27,7 @@ _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 1.0
 _READ_COMMITTED = "read_committed"
 _UNAVAILABLE = 503
+_FORBIDDEN = 403
 _NOT_FOUND = 404
 
 
@@ -83,7 +85,8 @@ class Control:
         """Where these offsets of one topic lie; `missing` names what retention has deleted.
 
         With `read_committed`, waits for the end of transactions that are open among them, and
-        raises `TransactionOpen` when that takes too long; `PlanUncommitted` for an old broker.
+        raises `TransactionOpen` when that takes too long; `PlanUncommitted` for an old broker,
+        `TopicDenied` where the broker does not let us read the topic.
         """
         topic = wanted[0].topic
         ranges = [{"partition": w.partition, "start": w.start, "end": w.end} for w in wanted]
@@ -93,6 +96,8 @@ class Control:
         try:
             answer = self._stable_plan(wanted, body) if read_committed else self._planned(body)
         except ControlRefused as refusal:
+            if refusal.status == _FORBIDDEN:
+                raise TopicDenied(topic, str(refusal)) from refusal
             if not refusal.missing:
                 raise
             return Plan((), tuple(Missing(topic, *gap) for gap in refusal.missing))

@@ -181,7 +181,7 @@ class Leader:
 def served(log: Log) -> Iterator[None]:
     """The log's control API and its leader, for readers in other threads."""
     Wires.log, Wires.loop = log, asyncio.get_running_loop()
-    Wires.app = create_app(cast(Any, SimpleNamespace(log=log)))
+    Wires.app = create_app(cast(Any, SimpleNamespace(log=log, may=lambda *_: True)))
     with (
         patch.object(http.client, "HTTPConnection", Connection),
         patch.object(read_module, "Client", Leader),

@@ -17,6 +17,7 @@ from catchwater.replay.control import (
     TransactionOpen,
 )
 from catchwater.replay.plan import CHUNK, Aborted, Missing, PlanRange, Wanted
+from catchwater.wire.client import TopicDenied
 
 
 class Api:
@@ -202,3 +203,13 @@ def test_staged_objects_have_a_place(api: Api, control: Control) -> None:
 def test_a_url_of_another_form_is_refused(url: str) -> None:
     with pytest.raises(CatchwaterError, match="control URL"):
         Control(url)
+
+
+def test_a_plan_that_is_denied_is_not_asked_for_again(api: Api, control: Control) -> None:
+    refusal = {"error": "TOPIC_AUTHORIZATION_FAILED", "message": "No.", "hint": "Ask."}
+    api.answers.append((403, refusal))
+    with pytest.raises(TopicDenied, match=r"Topic t is denied to this client: No\.") as caught:
+        control.plan([Wanted("t", 1, 0, 10)])
+    assert caught.value.topic == "t"
+    assert "READ" in (caught.value.hint or "")
+    assert len(api.calls) == 1

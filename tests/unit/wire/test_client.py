@@ -21,6 +21,7 @@ from catchwater.wire.client import (
     Client,
     RequestRefused,
     RequestTimedOut,
+    TopicDenied,
 )
 from catchwater.wire.connection import ConnectionLost, parse_bootstrap
 from catchwater.wire.errors import ErrorCode
@@ -239,6 +240,9 @@ def test_a_refusal_names_topic_and_partition(client: Client, cluster: Cluster) -
     with pytest.raises(RequestRefused, match="topic-1 was answered TOPIC_AUTHORIZATION") as caught:
         client.fetch({("topic", 1): 0})
     assert caught.value.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    assert isinstance(caught.value, TopicDenied)
+    assert caught.value.topic == "topic"
+    assert "READ" in (caught.value.hint or "")
 
 
 def test_giving_up_says_what_was_met_last(client: Client, cluster: Cluster) -> None:

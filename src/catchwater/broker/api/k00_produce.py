@@ -14,6 +14,7 @@ import asyncio
 from functools import partial
 
 from catchwater.broker.broker import Api, Broker, Call, Later
+from catchwater.broker.gate import Operation
 from catchwater.catalog.rows import (
     Topic,
 )
@@ -51,9 +52,12 @@ def start(broker: Broker, call: Call) -> Later:
     refusals: list[ProduceReplyPartition | None] = []
     for wanted in request.topics:
         topic = broker.find_topic(wanted.name, wanted.id or b"")
+        name = topic.name if topic else wanted.name
+        may_write = name is None or broker.may(call.principal, Operation.WRITE, name)
         by_id = wanted.id is not None
         for index, records in wanted.partitions:
             try:
+                _check_allowed(may_write, name)
                 _check_request(request, topic, index, by_id)
                 assert topic is not None
                 data = records or memoryview(b"")
@@ -78,6 +82,13 @@ def start(broker: Broker, call: Call) -> Later:
     # The log releases the frame with the last batch that lies in it.
     accepted[-1] = accepted[-1]._replace(frame=call.frame)
     return Later(broker.log.submit(accepted), encode)
+
+
+def _check_allowed(may_write: bool, name: str | None) -> None:
+    if not may_write:
+        raise BatchError(
+            ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"Topic {name} may not be written to."
+        )
 
 
 def _check_request(request: ProduceRequest, topic: Topic | None, index: int, by_id: bool) -> None:

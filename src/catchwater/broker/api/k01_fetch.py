@@ -25,7 +25,8 @@ from typing import NamedTuple
 
 from catchwater.broker import zones
 from catchwater.broker.broker import Api, Broker, Call, Later
-from catchwater.catalog.rows import BrokerRow, PartitionKey
+from catchwater.broker.gate import Operation
+from catchwater.catalog.rows import BrokerRow, PartitionKey, Topic
 from catchwater.objects.base import Buffer
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.hot import (
@@ -69,7 +70,7 @@ def start(broker: Broker, call: Call) -> Later:
     """Read the request, let go of its frame, and gather the reply in a task of its own."""
     request = parse_fetch(call.frame.data, call.version, call.header.body_at)
     call.frame.release()
-    future = asyncio.ensure_future(_gather(broker, request))
+    future = asyncio.ensure_future(_gather(broker, request, call.principal))
     return Later(future, partial(_encode, call.correlation_id, call.version))
 
 
@@ -80,7 +81,9 @@ def _encode(
     return encode_fetch_reply(correlation_id, version, topics, error=error)
 
 
-async def _gather(broker: Broker, request: FetchRequest) -> tuple[ErrorCode, list[FetchReplyTopic]]:
+async def _gather(
+    broker: Broker, request: FetchRequest, principal: str
+) -> tuple[ErrorCode, list[FetchReplyTopic]]:
     if request.replica_id >= 0:
         return ErrorCode.CLUSTER_AUTHORIZATION_FAILED, []
     if request.session_id != 0:
@@ -88,8 +91,10 @@ async def _gather(broker: Broker, request: FetchRequest) -> tuple[ErrorCode, lis
     if request.session_epoch not in (_FINAL_EPOCH, _FIRST_EPOCH):
         return ErrorCode.INVALID_FETCH_SESSION_EPOCH, []
     if near := _nearer(broker, request.rack):
-        return ErrorCode.NONE, [_redirected(broker, wanted, near) for wanted in request.topics]
-    fetched = await _read(broker, request)
+        return ErrorCode.NONE, [
+            _redirected(broker, principal, wanted, near) for wanted in request.topics
+        ]
+    fetched = await _read(broker, principal, request)
     wait_s = min(request.max_wait_ms, LONGEST_WAIT_MS) / 1000
     if fetched.must_answer or fetched.size_bytes >= request.min_bytes or wait_s <= 0:
         return ErrorCode.NONE, fetched.topics
@@ -99,7 +104,7 @@ async def _gather(broker: Broker, request: FetchRequest) -> tuple[ErrorCode, lis
                 # Asked for before reading, so that no append falls between reading and waiting.
                 appended = broker.log.wait_for(_keys(broker, request))
                 try:
-                    fetched = await _read(broker, request)
+                    fetched = await _read(broker, principal, request)
                     if fetched.size_bytes < request.min_bytes and not fetched.must_answer:
                         await broker.wait_unless_draining(appended)
                 finally:
@@ -117,12 +122,16 @@ def _nearer(broker: Broker, rack: str) -> Sequence[BrokerRow]:
     return () if broker.config.node_id in [row.id for row in near] else near
 
 
-def _redirected(broker: Broker, wanted: FetchTopic, near: Sequence[BrokerRow]) -> FetchReplyTopic:
+def _redirected(
+    broker: Broker, principal: str, wanted: FetchTopic, near: Sequence[BrokerRow]
+) -> FetchReplyTopic:
     """For each partition the broker to ask instead."""
-    topic = broker.find_topic(wanted.name, wanted.id or b"")
+    topic = _readable(broker, principal, wanted)
     partitions = []
     for index, *_ in wanted.partitions:
-        if topic is None or not 0 <= index < topic.partitions:
+        if isinstance(topic, ErrorCode):
+            answer = FetchReplyPartition(index, topic)
+        elif not 0 <= index < topic.partitions:
             answer = FetchReplyPartition(index, _unknown(wanted))
         else:
             key = (topic.id, index)
@@ -133,6 +142,15 @@ def _redirected(broker: Broker, wanted: FetchTopic, near: Sequence[BrokerRow]) -
             )
         partitions.append(answer)
     return FetchReplyTopic(wanted.name, wanted.id, partitions)
+
+
+def _readable(broker: Broker, principal: str, wanted: FetchTopic) -> Topic | ErrorCode:
+    """The topic, or why it is not read; whether it exists is told only who may read it."""
+    topic = broker.find_topic(wanted.name, wanted.id or b"")
+    name = topic.name if topic else wanted.name
+    if name is not None and not broker.may(principal, Operation.READ, name):
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    return topic or _unknown(wanted)
 
 
 def _unknown(wanted: FetchTopic) -> ErrorCode:
@@ -149,7 +167,7 @@ def _keys(broker: Broker, request: FetchRequest) -> list[PartitionKey]:
     return keys
 
 
-async def _read(broker: Broker, request: FetchRequest) -> _Fetched:
+async def _read(broker: Broker, principal: str, request: FetchRequest) -> _Fetched:
     left = min(request.max_bytes, broker.config.fetch_max_bytes)
     total = 0
     must_answer = not request.topics
@@ -162,7 +180,8 @@ async def _read(broker: Broker, request: FetchRequest) -> _Fetched:
             if total and broker.clock.monotonic_s() > until_s:
                 left = 0  # the rest lies far away, and the client asks for it again
             limit = _Limit(left, total == 0, committed)
-            answer = await _read_partition(broker, wanted, partition, limit)
+            topic = _readable(broker, principal, wanted)
+            answer = await _read_partition(broker, topic, partition, limit)
             size_bytes = sum(map(len, answer.records))
             left -= size_bytes
             total += size_bytes
@@ -173,12 +192,11 @@ async def _read(broker: Broker, request: FetchRequest) -> _Fetched:
 
 
 async def _read_partition(
-    broker: Broker, wanted: FetchTopic, partition: FetchPartition, limit: _Limit
+    broker: Broker, topic: Topic | ErrorCode, partition: FetchPartition, limit: _Limit
 ) -> FetchReplyPartition:
     index, offset, wanted_bytes, leader_epoch = partition
-    topic = broker.find_topic(wanted.name, wanted.id or b"")
-    if topic is None:
-        return FetchReplyPartition(index, _unknown(wanted))
+    if isinstance(topic, ErrorCode):
+        return FetchReplyPartition(index, topic)
     if not 0 <= index < topic.partitions:
         return FetchReplyPartition(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if leader_epoch > 0:

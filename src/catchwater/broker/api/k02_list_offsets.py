@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.gate import Operation
 from catchwater.catalog.base import CatalogUnavailable
 from catchwater.log.read.reader import Unreadable
 from catchwater.wire.errors import ErrorCode
@@ -27,18 +28,20 @@ _NOTHING = {"offset": -1, "timestamp": -1, "leader_epoch": -1}
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Answer every partition for itself."""
     committed = getattr(request, "isolation_level", 0) == READ_COMMITTED
-    asked = [(topic.name, p.partition_index) for topic in request.topics for p in topic.partitions]
+    may = {t.name: broker.may(call.principal, Operation.DESCRIBE, t.name) for t in request.topics}
+    allowed = [topic for topic in request.topics if may[topic.name]]
+    asked = [(topic.name, p.partition_index) for topic in allowed for p in topic.partitions]
     in_touch = await see_now(broker, asked)
+    untold = ErrorCode.NONE if in_touch else ErrorCode.KAFKA_STORAGE_ERROR
+    denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
     return {
         "topics": [
             {
                 "name": topic.name,
                 "partitions": [
                     await _partition(broker, topic.name, p, committed)
-                    if in_touch
-                    else _NOTHING
-                    | {"partition_index": p.partition_index}
-                    | {"error_code": ErrorCode.KAFKA_STORAGE_ERROR}
+                    if not (error := untold if may[topic.name] else denied)
+                    else _NOTHING | {"partition_index": p.partition_index, "error_code": error}
                     for p in topic.partitions
                 ],
             }

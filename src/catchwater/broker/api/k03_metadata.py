@@ -13,7 +13,7 @@ Not implemented: authorized operations (v8), which are told as unknown.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from uuid import UUID
 
 from catchwater.broker import zones
 from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call, Later
+from catchwater.broker.gate import Operation
 from catchwater.broker.names import is_legal_topic_name
 from catchwater.catalog.base import (
     CatalogFull,
@@ -52,14 +53,16 @@ def start(broker: Broker, call: Call) -> Later:
 async def _gather(broker: Broker, call: Call, request: Any) -> MetadataReply:
     listed = zones.candidates(broker.brokers)
     near = zones.candidates(listed, zones.zone_of(call.header.client_id))
+    may = partial(broker.may, call.principal, Operation.DESCRIBE)
     wants_all = request.topics is None or (call.version == 0 and not request.topics)
     if wants_all:
-        topics = [_topic(topic, near) for topic in broker.log.topics]
+        topics = [_topic(topic, near) for topic in broker.log.topics if may(topic.name)]
     else:
+        names = [wanted.name for wanted in request.topics if wanted.name and may(wanted.name)]
         with suppress(CatalogUnavailable):
-            await broker.log.look_up(wanted.name for wanted in request.topics if wanted.name)
+            await broker.log.look_up(names)
         may_create = getattr(request, "allow_auto_topic_creation", True)
-        topics = [await _wanted(broker, wanted, may_create, near) for wanted in request.topics]
+        topics = [await _wanted(broker, wanted, may, may_create, near) for wanted in request.topics]
     brokers = [MetadataBroker(row.id, row.host, row.port, row.zone or None) for row in listed]
     ids = [row.id for row in near]
     mine = broker.config.node_id
@@ -68,16 +71,23 @@ async def _gather(broker: Broker, call: Call, request: Any) -> MetadataReply:
 
 
 async def _wanted(
-    broker: Broker, wanted: Any, may_create: bool, near: Sequence[BrokerRow]
+    broker: Broker,
+    wanted: Any,
+    may: Callable[[str], bool],
+    may_create: bool,
+    near: Sequence[BrokerRow],
 ) -> MetadataTopic:
     name: str | None = wanted.name
     topic_id: UUID | None = getattr(wanted, "topic_id", None)
     topic = broker.find_topic(name, topic_id.bytes if topic_id else NO_TOPIC_ID)
-    if topic is not None:
+    if topic is not None and may(topic.name):
         return _topic(topic, near)
     if name is None:
         missing = topic_id.bytes if topic_id else NO_TOPIC_ID
         return MetadataTopic(ErrorCode.UNKNOWN_TOPIC_ID, None, missing, False, ())
+    if not may(name):
+        denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        return MetadataTopic(denied, name, NO_TOPIC_ID, False, ())
     if not is_legal_topic_name(name):
         return MetadataTopic(ErrorCode.INVALID_TOPIC_EXCEPTION, name, NO_TOPIC_ID, False, ())
     if may_create and broker.config.auto_create_topics_enable:

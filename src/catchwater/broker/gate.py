@@ -1,0 +1,67 @@
+"""Who may do what: one question, asked wherever records or what is known of them leave or arrive.
+
+Operations and resources are Kafka's. Produce asks for WRITE, Fetch and the control API's plan for
+READ, ListOffsets, Metadata and the control API's topics for DESCRIBE, each of a topic; an epoch of
+a sink asks for WRITE of the topic it goes to. A direct read has no question of its own: it knows
+the URLs of objects from a plan alone.
+
+A gate is asked on the event loop for every topic of every request, so it must answer from memory.
+A topic that may not be described is not told from one that does not exist.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+from catchwater.config import CatchwaterError
+
+ANONYMOUS = "User:ANONYMOUS"
+"""The principal of everybody whom nothing has authenticated, as in Kafka."""
+
+
+class Operation(StrEnum):
+    """What somebody wants to do, by Kafka's name."""
+
+    READ = "READ"
+    WRITE = "WRITE"
+    DESCRIBE = "DESCRIBE"
+
+
+class ResourceType(StrEnum):
+    """What it is done to, by Kafka's name."""
+
+    TOPIC = "TOPIC"
+    GROUP = "GROUP"
+    CLUSTER = "CLUSTER"
+
+
+class Resource(NamedTuple):
+    """One thing of a type, such as the topic `payments`."""
+
+    type: ResourceType
+    name: str
+
+
+class Gate(Protocol):
+    """Decides; holds whatever it decides by."""
+
+    def may(self, principal: str, operation: Operation, resource: Resource) -> bool:
+        """Whether `principal`, such as `User:ANONYMOUS`, may do this. Does not block."""
+        ...
+
+
+class AllowAll:
+    """Everybody may do everything."""
+
+    def may(self, principal: str, operation: Operation, resource: Resource) -> bool:
+        return True
+
+
+class TopicDenied(CatchwaterError):
+    """A principal asks for what it may not do with a topic."""
+
+    def __init__(self, principal: str, operation: Operation, topic: str) -> None:
+        super().__init__(
+            f"{principal} may not {operation} topic {topic}.",
+            hint=f"Who administers the log may allow {operation} on the topic, or name another "
+            "principal to use.",
+        )
