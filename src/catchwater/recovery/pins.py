@@ -16,6 +16,7 @@ from catchwater.recovery.ledger import SourceOffset
 from catchwater.recovery.restore import HistoryGone
 from catchwater.replay.control import Control, ControlRefused
 from catchwater.wire.client import EARLIEST, LATEST, Client
+from catchwater.wire.security.settings import UNSECURED, Security
 
 
 def hold(control: Control, pipeline: str, newest: Sequence[Checkpoint]) -> list[Checkpoint]:
@@ -104,10 +105,12 @@ def read_tails(control: Control, topics: Iterable[str]) -> dict[tuple[str, int],
     }
 
 
-def kafka_tails(bootstrap: str, topics: Iterable[str]) -> dict[tuple[str, int], PartitionTail]:
+def kafka_tails(
+    bootstrap: str, topics: Iterable[str], security: Security = UNSECURED
+) -> dict[tuple[str, int], PartitionTail]:
     """The same of a Kafka that is not ours, which does not tell how many bytes it holds."""
     names = list(topics)
-    with Client(bootstrap) as client:
+    with Client(bootstrap, security=security) as client:
         found = client.metadata(names)
         keys = [(topic, number) for topic in names for number in found.partitions(topic)]
         firsts = client.list_offsets(dict.fromkeys(keys, EARLIEST))

@@ -1,7 +1,7 @@
 """The options of the data source: those of Spark's own Kafka source, and a few of ours.
 
 An unknown option stops with the nearest known one. Of the `kafka.` options those that change what
-is read are obeyed, those on security and those that Spark refuses are refused, and the others,
+is read and those on security are obeyed, those that Spark refuses are refused, and the others,
 which tune the Java consumer, have no effect here, nor has the group: offsets stand in Spark's
 checkpoint. Pure: it reads a mapping of strings and nothing else.
 """
@@ -23,6 +23,7 @@ from catchwater.replay.values.settings import (
 )
 from catchwater.wire.client import EARLIEST, LATEST
 from catchwater.wire.exchange import TopicPartition
+from catchwater.wire.security.settings import UNSECURED, Security, parse_security
 
 Offsets = dict[TopicPartition, int]
 """Per partition the offset that is read next."""
@@ -31,7 +32,6 @@ COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timesta
 
 _BOOTSTRAP = "kafka.bootstrap.servers"
 _ISOLATION = "kafka.isolation.level"
-_SECURITY = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
 _KNOWN = (
     _BOOTSTRAP,
     "subscribe",
@@ -123,6 +123,7 @@ class SourceOptions:
     max_trigger_delay_ms: int = 900_000
     max_records_per_partition: int | None = None
     values: ValueSettings = BINARY_VALUES
+    security: Security = UNSECURED
 
     def wants(self, topic: str, partition: int) -> bool:
         """Whether the query reads this partition."""
@@ -135,7 +136,7 @@ class SourceOptions:
 
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
-    """The options as Spark hands them over, in any case. Raises `BadOption`."""
+    """The options as Spark hands them over, in any case. Raises `BadOption`, `ConfigError`."""
     given = {name.lower(): str(value) for name, value in options.items()}
     _refuse_unknown(given)
     bootstrap = given.get(_BOOTSTRAP)
@@ -172,6 +173,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         max_trigger_delay_ms=_duration_ms(given, "maxTriggerDelay", "15m"),
         max_records_per_partition=_count(given, "maxRecordsPerPartition"),
         values=parse_values(given, columns),
+        security=parse_security(given),
     )
 
 
@@ -203,10 +205,7 @@ def _refuse_unknown(given: Mapping[str, str]) -> None:
     for name in given:
         if name in _REFUSED:
             raise BadOption(f"The option {name} is not supported.", hint=_REFUSED[name])
-        if name.startswith(_SECURITY):
-            if given[name].upper() != "PLAINTEXT":
-                raise BadOption(f"The option {name} asks for what this source cannot do yet.")
-        elif name not in known and not name.startswith("kafka."):
+        if name not in known and not name.startswith("kafka."):
             nearest = get_close_matches(name, known, 1)
             hint = f"Did you mean {known[nearest[0]]}?" if nearest else None
             raise BadOption(f"There is no option {name!r} of the catchwater source.", hint=hint)

@@ -42,6 +42,7 @@ from catchwater.wire.records import (
     decode,
     place,
 )
+from catchwater.wire.security.settings import UNSECURED, Security
 
 _LOG = logging.getLogger(__name__)
 
@@ -75,6 +76,8 @@ class ReadSettings:
     control_url: str | None = None
     read_committed: bool = False
     fail_on_data_loss: bool = True
+    security: Security = UNSECURED
+    """Of the leaders' connections."""
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
@@ -210,7 +213,8 @@ def _from_leader(
     each: Slice, columns: Sequence[str], settings: ReadSettings
 ) -> Iterator[pa.RecordBatch]:
     offset = each.first
-    with Client(settings.bootstrap, timeout_s=_TIMEOUT_S) as client:
+    client = Client(settings.bootstrap, timeout_s=_TIMEOUT_S, security=settings.security)
+    with client:
         while offset < each.stop:
             fetched, batches = _fetch(client, each, offset, settings)
             if fetched.error is ErrorCode.OFFSET_OUT_OF_RANGE:

@@ -96,7 +96,7 @@ class CatchwaterSource(DataSource):  # type: ignore[misc]
     def _parsed(self) -> SourceOptions:
         options = parse_options(self.options)
         # Here, where the files are: executors get what is in them with the reader.
-        return replace(options, values=load(options.values))
+        return replace(options, values=load(options.values), security=options.security.loaded())
 
 
 class BatchReader(DataSourceReader):  # type: ignore[misc]
@@ -210,6 +210,7 @@ def read_partition(options: SourceOptions, partition: InputPartition) -> Iterato
         partition.control_url,
         options.read_committed,
         options.fail_on_data_loss,
+        options.security,
     )
     batches = read_task(partition.task, settings)
     return typed(batches, options.values, options.columns) if decoded else batches

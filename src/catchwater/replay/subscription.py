@@ -21,7 +21,8 @@ from catchwater.replay.control import CONTROL_URL, Control
 from catchwater.replay.offsets import HistoryLost, at_most, wanted
 from catchwater.replay.options import BadOption, Offsets, Position, ReadPath, SourceOptions
 from catchwater.replay.plan import Missing, Slice, Task, Wanted
-from catchwater.wire.client import EARLIEST, LATEST, Client
+from catchwater.wire.client import EARLIEST, LATEST, Client, RequestRefused
+from catchwater.wire.errors import ErrorCode
 from catchwater.wire.exchange import TopicPartition
 
 _LOG = logging.getLogger(__name__)
@@ -92,17 +93,29 @@ class Subscription:
         """Where to ask for plans; None if records are to be fetched from the leaders."""
         if self.options.read_path is ReadPath.KAFKA:
             return None
-        if not self._control_asked:
-            given = self.options.control_url
-            self._control_url = given or self._connected().broker_config().get(CONTROL_URL)
-            self._control_asked = True
-        if self._control_url is None and self.options.read_path is ReadPath.DIRECT:
+        if self.log_control_url() is None and self.options.read_path is ReadPath.DIRECT:
             raise BadOption(
                 f"catchwater.read is direct, but the broker at {self.options.bootstrap} names no "
                 f"{CONTROL_URL}.",
                 hint="Only a Catchwater log can be read from storage; others need auto or kafka.",
             )
         return self._control_url
+
+    def log_control_url(self) -> str | None:
+        """Where the log's control API is, read from or not; None if it is another Kafka."""
+        if not self._control_asked:
+            self._control_url = self.options.control_url or self._advertised_control_url()
+            self._control_asked = True
+        return self._control_url
+
+    def _advertised_control_url(self) -> str | None:
+        try:
+            return self._connected().broker_config().get(CONTROL_URL)
+        except RequestRefused as refused:
+            # Who may read topics need not be allowed this; then the leaders are read.
+            if refused.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+                return None
+            raise
 
     def tasks(
         self,
@@ -211,7 +224,12 @@ class Subscription:
 
     def _connected(self) -> Client:
         if self._client is None:
-            self._client = Client(self.options.bootstrap, timeout_s=TIMEOUT_S, clock=self._clock)
+            self._client = Client(
+                self.options.bootstrap,
+                timeout_s=TIMEOUT_S,
+                clock=self._clock,
+                security=self.options.security,
+            )
         return self._client
 
 

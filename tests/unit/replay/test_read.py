@@ -19,6 +19,7 @@ from catchwater.wire.client import RequestTimedOut
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.exchange import Fetched
 from catchwater.wire.records import encode_batch
+from catchwater.wire.security.settings import Security
 
 SETTINGS = ReadSettings("h:1", COLUMNS)
 
@@ -165,7 +166,7 @@ class Leader:
     asked: ClassVar[list[int]] = []
     log_start: ClassVar[int] = 0
 
-    def __init__(self, bootstrap: str, timeout_s: float) -> None: ...
+    def __init__(self, bootstrap: str, timeout_s: float, security: Security) -> None: ...
 
     def __enter__(self) -> "Leader":
         return self

@@ -12,7 +12,8 @@ from catchwater.replay.offsets import HistoryLost
 from catchwater.replay.options import BadOption, parse_options
 from catchwater.replay.plan import SEGMENT, Aborted, Missing, PlanRange, Wanted
 from catchwater.replay.subscription import PartitionsGone, Subscription, TopicUnknown
-from catchwater.wire.client import EARLIEST, LATEST, Cluster
+from catchwater.wire.client import EARLIEST, LATEST, Cluster, RequestRefused
+from catchwater.wire.errors import ErrorCode
 
 A0, A1, B0 = ("a", 0), ("a", 1), ("b", 0)
 
@@ -27,6 +28,8 @@ class Log:
     asked: ClassVar[list[str]] = []
     gap: ClassVar[tuple[int, int] | None] = None
     """Offsets that no range holds, though the log goes on behind them."""
+    refusal: ClassVar[ErrorCode] = ErrorCode.NONE
+    """What a question for the configuration is answered."""
 
     def __init__(self, address: str, **_: object) -> None: ...
 
@@ -49,6 +52,8 @@ class Log:
 
     def broker_config(self) -> dict[str, str]:
         self.asked.append("config")
+        if self.refusal is not ErrorCode.NONE:
+            raise RequestRefused("DescribeConfigs was refused.", code=self.refusal)
         return self.config
 
     def plan(self, wanted: Sequence[Wanted], *, read_committed: bool) -> Plan:
@@ -78,6 +83,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> type[Log]:
     Log.ends = {A0: (10, 100), A1: (0, 50), B0: (0, 7)}
     Log.config = {CONTROL_URL: "http://c"}
     Log.by_time, Log.asked, Log.offsets_at, Log.gap = {}, [], {}, None
+    Log.refusal = ErrorCode.NONE
     return Log
 
 
@@ -185,6 +191,14 @@ def test_our_log_is_read_from_storage_and_others_from_their_leaders(log: type[Lo
     assert log.asked == ["config"] * 2, "each query asks once"
     (task,) = query.tasks({A0: 20}, {A0: 30})
     assert task.slices[0].range is None
+
+
+def test_where_the_configuration_is_not_for_us_the_leaders_are_read(log: type[Log]) -> None:
+    log.refusal = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    assert subscribed().control_url() is None
+    log.refusal = ErrorCode.INVALID_REQUEST
+    with pytest.raises(RequestRefused):
+        subscribed().control_url()
 
 
 def test_the_path_can_be_chosen(log: type[Log]) -> None:

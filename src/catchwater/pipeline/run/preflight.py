@@ -20,13 +20,12 @@ from catchwater.recovery.home import claim_home
 from catchwater.recovery.intact import check_files
 from catchwater.recovery.ledger import Ledger
 from catchwater.recovery.measure import RestoreWatch
-from catchwater.replay.control import CONTROL_URL, Control
+from catchwater.replay.control import Control
 from catchwater.replay.options import SourceOptions, parse_options
 from catchwater.replay.subscription import Subscription
 from catchwater.sinks.base import SinkAhead
 from catchwater.sinks.config import SinkConfig
 from catchwater.sinks.surroundings import Surroundings
-from catchwater.wire.client import Client
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Parts:
 
     def tails(self, topics: Iterable[str]) -> dict[tuple[str, int], PartitionTail]:
         """What the log holds of these topics now."""
-        return _tails(self.control, self.bootstrap, topics)
+        return _tails(self.control, parse_options(self.config.source_options), topics)
 
 
 def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> Parts:
@@ -83,15 +82,15 @@ def tails_of(config: PipelineConfig, clock: Clock) -> dict[tuple[str, int], Part
     """What the log holds now of all that the pipeline reads."""
     options = parse_options(config.source_options)
     topics = {*options.topics, *config.tables.values()}
-    return _tails(_control(options, clock), options.bootstrap, topics)
+    return _tails(_control(options, clock), options, topics)
 
 
 def _tails(
-    control: Control | None, bootstrap: str, topics: Iterable[str]
+    control: Control | None, options: SourceOptions, topics: Iterable[str]
 ) -> dict[tuple[str, int], PartitionTail]:
     if control is not None:
         return pins.read_tails(control, topics)
-    return pins.kafka_tails(bootstrap, topics)
+    return pins.kafka_tails(options.bootstrap, topics, options.security)
 
 
 def _control(options: SourceOptions, clock: Clock) -> Control | None:
@@ -101,11 +100,8 @@ def _control(options: SourceOptions, clock: Clock) -> Control | None:
     """
     subscription = Subscription(options, clock)
     subscription.partitions()
+    url = subscription.log_control_url()
     subscription.close()
-    url = options.control_url
-    if url is None:
-        with Client(options.bootstrap, clock=clock) as client:
-            url = client.broker_config().get(CONTROL_URL)
     return Control(url, clock=clock) if url else None
 
 

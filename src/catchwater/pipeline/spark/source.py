@@ -270,6 +270,7 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             partition.control_url,
             self._options.read_committed,
             self._options.fail_on_data_loss,
+            self._options.security,
         )
         if partition.heads:
             yield to_arrow(partition.heads)
