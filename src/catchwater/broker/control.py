@@ -25,9 +25,9 @@ otherwise, and knows no users yet.
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar, get_args
-from functools import partial
 
 import msgspec
 from starlette.applications import Starlette
@@ -37,9 +37,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from catchwater.broker.broker import Broker
+from catchwater.broker.gate import ANONYMOUS, Operation, TopicDenied
 from catchwater.broker.metrics import MAX_GROUPS
 from catchwater.catalog.base import (
-from catchwater.broker.gate import ANONYMOUS, Operation, TopicDenied
     CatalogFull,
     CatalogUnavailable,
     CatalogUncertain,
@@ -106,6 +106,7 @@ class Refusal(CatchwaterError):
 
 
 _STATUSES: Mapping[type[CatchwaterError], tuple[int, str]] = {
+    TopicDenied: (403, "TOPIC_AUTHORIZATION_FAILED"),
     TopicUnknown: (404, "UNKNOWN_TOPIC"),
     TopicExists: (409, "TOPIC_EXISTS"),
     EpochGap: (409, "EPOCH_GAP"),
@@ -114,7 +115,6 @@ _STATUSES: Mapping[type[CatchwaterError], tuple[int, str]] = {
     CatalogUnavailable: (503, "CATALOG_UNAVAILABLE"),
     CatalogUncertain: (503, "CATALOG_UNCERTAIN"),
     SessionFenced: (503, "SESSION_FENCED"),
-    TopicDenied: (403, "TOPIC_AUTHORIZATION_FAILED"),
 }
 
 
@@ -307,6 +307,7 @@ class _Control:
     async def commit_epoch(self, request: Request) -> Response:
         body = await _body(request, _EpochBody)
         path = request.path_params
+        self._check(Operation.WRITE, body.topic)
         await self._log.look_up([body.topic])
         commit = await self._log.epochs.commit(
             path["pipeline"], path["sink"], path["epoch"], body.topic, body.staged, body.checksum
@@ -333,7 +334,6 @@ class _Control:
 
 
 def _topic(topic: Topic) -> dict[str, Any]:
-        self._check(Operation.WRITE, body.topic)
     return {"name": topic.name, "id": topic.id.hex(), "partitions": topic.partitions}
 
 
