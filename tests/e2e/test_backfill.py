@@ -130,6 +130,9 @@ def test_a_range_is_written_once_and_the_pipeline_does_not_notice(
     ends = [json.dumps({"orders": dict.fromkeys("01", at)}) for at in (FIRST, LAST)]
     command = [COMMAND, "pipeline", "backfill", str(file), "--label", "june", "--yes", "--quick",
                "--json", "--from", ends[0], "--to", ends[1]]  # fmt: skip
+    refused = subprocess.run(command, capture_output=True, timeout=60)
+    assert b"which is the live pipeline's" in refused.stderr
+    assert b"CATCHWATER_SINK__ROWS__TABLE=" in refused.stderr
     with (
         (tmp_path / "log").open("wb") as log,
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log) as process,

@@ -44,17 +44,26 @@ def backfill(
 ) -> None:
     """Run the functions over a range of the past, beside the pipeline, which does not notice.
 
-    State begins empty; outputs go to the file's sinks, each once, as those of another pipeline.
-    Name other places by the environment: CATCHWATER_SINK__NAME__TABLE=... The range is fixed by the
-    first start; the same command goes on where a backfill was cut short, and says if it is done.
+    State begins empty; outputs go, each once, to the file's sinks, whose targets are named anew by
+    the environment: CATCHWATER_SINK__NAME__TABLE=... The range is fixed by the first start; the
+    same command goes on where a backfill was cut short, and says if it is done.
     """
     from catchwater.clock import SYSTEM
-    from catchwater.pipeline.run.backfill import backfill_of, begin, begun, progress, resolve
+    from catchwater.pipeline.run.backfill import (
+        backfill_of,
+        begin,
+        begun,
+        check_apart,
+        progress,
+        resolve,
+    )
+    from catchwater.pipeline.run.config import load
 
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
     config = backfill_of(load_here(file), label)
+    check_apart(config, load(file, {}))
     bounds = begun(config.checkpoint)
     if bounds is None:
         bounds = resolve(config, since, until, SYSTEM)

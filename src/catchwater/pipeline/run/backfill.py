@@ -18,8 +18,10 @@ import msgspec
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
+from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.artefact import find_function
 from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
+from catchwater.pipeline.run.preflight import target_of
 from catchwater.recovery import checkpoint, handover
 from catchwater.recovery.home import join
 from catchwater.recovery.ledger import FOLDER, OffsetMap, read_json, write_whole
@@ -28,6 +30,8 @@ from catchwater.replay.options import parse_options
 from catchwater.replay.subscription import Subscription
 from catchwater.wire.client import EARLIEST
 
+_KEY = {"log": "TOPIC", "kafka": "TOPIC", "parquet": "URL", "http": "URL"}
+"""By kind of sink: the key that names its target, where that is no table."""
 _LABEL = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _STARTING = ("starting", "ending", "maxtriggerdelay", "minoffsets")
 """What begins so in the file says where the live pipeline begins or how it waits."""
@@ -124,6 +128,22 @@ def backfill_of(live: PipelineConfig, label: str) -> PipelineConfig:
         spare=False,
         metrics=None,
     )
+
+
+def check_apart(backfill: PipelineConfig, live: PipelineConfig) -> None:
+    """Raise `BadBackfill` where a sink would write to what the live pipeline writes to.
+
+    What that is, its checkpoint knows; before its first start, its file says so.
+    """
+    bound = identity.read(live.checkpoint)
+    taken = bound.sinks if bound else {name: target_of(each) for name, each in live.sinks.items()}
+    for name, sink in backfill.sinks.items():
+        if target_of(sink) == taken.get(name):
+            variable = f"CATCHWATER_SINK__{name.upper()}__{_KEY.get(sink.kind, 'TABLE')}"
+            raise BadBackfill(
+                f"The sink {name!r} writes to {target_of(sink)}, which is the live pipeline's.",
+                hint=f"Name another target by the environment: {variable}=...",
+            )
 
 
 def begin(backfill: PipelineConfig, bounds: Bounds) -> None:

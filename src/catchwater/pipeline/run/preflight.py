@@ -105,7 +105,7 @@ def _control(options: SourceOptions, clock: Clock) -> Control | None:
     return Control(url, clock=clock) if url else None
 
 
-def _target(sink: SinkConfig) -> str:
+def target_of(sink: SinkConfig) -> str:
     """What a sink writes to, without what gives access to it."""
     named = (sink.options.get(key) for key in ("topic", "table", "path", "url"))
     return f"{sink.kind} {next(filter(None, named), '').partition('?')[0]}"
@@ -118,7 +118,7 @@ def identity_of(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> identi
         functions=[spec.name for spec in specs],
         shards=config.shard_count,
         topics=list(parse_options(config.source_options).topics),
-        sinks={sink: _target(each) for sink, each in config.sinks.items()},
+        sinks={sink: target_of(each) for sink, each in config.sinks.items()},
     )
 
 
