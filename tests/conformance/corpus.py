@@ -214,16 +214,13 @@ def by_replay(
         "kafka.isolation.level": "read_committed" if committed else "read_uncommitted",
         "catchwater.read": path,
     })  # fmt: skip
-    subscription = Subscription(options)
     start = {(topic, partition): at for partition, at in starts.items()}
-    ends = {key: end for key, end in subscription.ending().items() if key in start}
-    planned = subscription.tasks(
-        {key: min(at, ends[key]) for key, at in start.items()}, ends, tasks
-    )
-    settings = ReadSettings(
-        options.bootstrap, COLUMNS, subscription.control_url(), options.read_committed
-    )
-    subscription.close()
+    with contextlib.closing(Subscription(options)) as subscription:
+        ends = {key: end for key, end in subscription.ending().items() if key in start}
+        start = {key: min(at, ends[key]) for key, at in start.items()}
+        planned = subscription.tasks(start, ends, tasks)
+        control_url = subscription.control_url()
+    settings = ReadSettings(options.bootstrap, COLUMNS, control_url, options.read_committed)
     rows: Rows = {partition: [] for partition in starts}
     for task in planned:
         for batch in read_task(task, settings):

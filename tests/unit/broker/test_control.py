@@ -157,7 +157,7 @@ class Connection:
 class Leader:
     """Stands in for the Kafka client: every Fetch brings a batch or a few."""
 
-    def __init__(self, bootstrap: str, timeout_s: float) -> None: ...
+    def __init__(self, bootstrap: str, **_: object) -> None: ...
 
     def __enter__(self) -> "Leader":
         return self

@@ -1,0 +1,134 @@
+"""A gate that denies, in front of a real broker: plan, direct read and Fetch are all denied alike.
+
+What may be read of one topic says nothing of the other, and a client is told which topic it was.
+"""
+
+import json
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from tests.conformance.corpus import (
+    DEADLINE_S,
+    Writer,
+    assert_same,
+    by_librdkafka,
+    by_replay,
+    contents,
+)
+
+from catchwater.replay.control import Control
+from catchwater.replay.plan import Wanted
+from catchwater.wire.client import Client, TopicDenied
+
+OPEN, SECRET = "open", "secret"
+RECORDS = 100
+START = {0: 0}
+
+
+class Gated:
+    """A broker with two topics, and the file by which its gate is told what to deny."""
+
+    def __init__(self, make_broker: Callable[..., object], denied: Path) -> None:
+        self._denied = denied
+        self.deny()
+        self.broker = make_broker(start=False)
+        script = Path(__file__).with_name("gated_broker.py")
+        self.broker.start(sys.executable, str(script), str(denied))
+        self.bootstrap = self.broker.bootstrap
+        with Client(self.bootstrap) as client:
+            client.create_topics({OPEN: 1, SECRET: 1})
+        self.writer = Writer(self.bootstrap)
+        for topic in (OPEN, SECRET):
+            self.writer.send(self.writer.producer(), topic, 0, contents(RECORDS, seed=1))
+
+    def deny(self, *lines: str) -> None:
+        self._denied.write_text("\n".join(lines))
+
+
+@pytest.fixture(scope="module")
+def started(make_broker, tmp_path_factory) -> Gated:
+    return Gated(make_broker, tmp_path_factory.mktemp("gate") / "denied")
+
+
+@pytest.fixture
+def gated(started: Gated) -> Iterator[Gated]:
+    started.deny()
+    yield started
+    started.deny()
+
+
+def all_of(gated: Gated, topic: str) -> None:
+    """The topic is served by plan, from storage, by the leader and to librdkafka."""
+    assert Control(gated.broker.control_url).plan([Wanted(topic, 0, 0, RECORDS)]).ranges
+    expected = gated.writer.rows(topic, committed=False)
+    for path in ("direct", "kafka"):
+        assert_same(by_replay(gated.bootstrap, topic, START, False, path, 2), expected, path)
+    assert_same(by_librdkafka(gated.bootstrap, topic, START, False), expected, "librdkafka")
+
+
+def error_met_by_librdkafka(gated: Gated) -> int | None:
+    client = Consumer({"bootstrap.servers": gated.bootstrap, "group.id": "gate"})
+    client.assign([TopicPartition(SECRET, 0, 0)])
+    try:
+        message = client.poll(DEADLINE_S)
+        return message and message.error() and message.error().code()
+    finally:
+        client.close()
+
+
+def test_plan_direct_read_and_fetch_are_denied_for_one_topic_alone(gated: Gated) -> None:
+    all_of(gated, SECRET)
+    gated.deny("READ secret")
+    with pytest.raises(TopicDenied, match="may not READ topic secret") as plan:
+        Control(gated.broker.control_url).plan([Wanted(SECRET, 0, 0, RECORDS)])
+    with pytest.raises(TopicDenied, match="may not READ topic secret") as direct:
+        by_replay(gated.bootstrap, SECRET, START, False, "direct", 2)
+    with pytest.raises(TopicDenied, match="Fetch for secret-0") as fetch:
+        by_replay(gated.bootstrap, SECRET, START, False, "kafka", 2)
+    for caught in (plan, direct, fetch):
+        assert caught.value.topic == SECRET
+        assert "allow READ" in (caught.value.hint or "")
+    assert error_met_by_librdkafka(gated) == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    all_of(gated, OPEN)
+
+
+def test_what_is_refused_by_http_names_no_object(gated: Gated) -> None:
+    gated.deny("READ secret")
+    wanted = {"topic": SECRET, "ranges": [{"partition": 0, "start": 0, "end": RECORDS}]}
+    request = urllib.request.Request(
+        gated.broker.control_url + "/api/v1/plans", json.dumps(wanted).encode(), method="POST"
+    )
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=DEADLINE_S)
+    with caught.value as reply:
+        text = reply.read().decode()
+    assert caught.value.code == 403
+    assert json.loads(text)["error"] == "TOPIC_AUTHORIZATION_FAILED"
+    assert "file:" not in text
+
+
+@pytest.mark.parametrize("path", ["direct", "kafka"])
+def test_a_topic_that_may_not_be_described_fails_a_query_by_name(gated: Gated, path: str) -> None:
+    gated.deny("DESCRIBE secret")
+    with pytest.raises(TopicDenied, match="secret") as caught:
+        by_replay(gated.bootstrap, SECRET, START, False, path, 2)
+    assert "DESCRIBE" in (caught.value.hint or "")
+    with Client(gated.bootstrap) as client:
+        assert client.metadata().topics() == [OPEN]
+
+
+def test_nothing_is_written_where_that_is_denied(gated: Gated) -> None:
+    gated.deny("WRITE secret")
+    errors = []
+    producer = Producer({"bootstrap.servers": gated.bootstrap})
+    for topic in (SECRET, OPEN):
+        producer.produce(topic, b"x", on_delivery=lambda error, _: errors.append(error))
+        assert producer.flush(DEADLINE_S) == 0
+    refused, written = errors
+    assert refused.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    assert written is None
