@@ -1,16 +1,22 @@
 """The control API against a real broker: topics, plans, pins, and where things are."""
 
 import json
+import time
 import urllib.error
 import urllib.request
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from catchwater.clock import SYSTEM
+from catchwater.replay.control import Control
 from catchwater.replay.options import parse_options
+from catchwater.replay.plan import Wanted
 from catchwater.replay.read import ReadSettings, read_task
+from catchwater.replay.source import BatchReader
 from catchwater.replay.subscription import Subscription
-from catchwater.wire.client import EARLIEST
+from catchwater.wire.client import EARLIEST, Client
+from catchwater.wire.records import encode_batch
 
 
 def call(broker, method, path, body=None):
@@ -76,6 +82,83 @@ def test_a_pin_lives_until_it_is_released(written):
     assert pin["positions"] == body["positions"]
     assert call(written, "DELETE", "/api/v1/pins/p1")[0] == 200
     assert call(written, "GET", "/api/v1/pins") == (200, {"pins": []})
+
+
+def test_a_lease_is_measured_by_the_broker_and_renewed(written):
+    body = {"owner": "me", "positions": [{"topic": "t", "partition": 0, "offset": 5}]}
+    status, pin = call(written, "PUT", "/api/v1/pins/p2", body | {"lease_ms": 60_000})
+    assert (status, pin["lease_until_ms"]) == (200, pin["created_ms"] + 60_000)
+    status, renewed = call(written, "PATCH", "/api/v1/pins/p2", {"lease_ms": 120_000})
+    assert status == 200
+    assert renewed["lease_until_ms"] >= pin["lease_until_ms"] + 60_000
+    assert renewed == pin | {"lease_until_ms": renewed["lease_until_ms"]}
+    assert call(written, "PATCH", "/api/v1/pins/none", {"lease_ms": 1})[0] == 404
+    assert call(written, "PATCH", "/api/v1/pins/p2", {"lease_ms": 0})[0] == 400
+    assert call(written, "DELETE", "/api/v1/pins/p2")[0] == 200
+
+
+def test_what_a_batch_query_reads_stays_until_its_pin_has_ended(make_broker):
+    """Retention of a millisecond, and a task that takes its time behind a first batch."""
+    broker = make_broker({
+        "log.retention.ms": "1",
+        "catchwater.pack.interval.ms": "50",
+        "catchwater.pack.min.bytes": "1",
+        "catchwater.segment.bytes": "1048576",
+        "catchwater.retention.interval.ms": "50",
+        "catchwater.delete.grace.ms": "1",
+    })  # fmt: skip
+    with Client(broker.bootstrap) as client:
+        client.create_topics({"brief": 1})
+        guard = {"owner": "me", "positions": [{"topic": "brief", "partition": 0, "offset": 0}]}
+        assert call(broker, "PUT", "/api/v1/pins/guard", guard)[0] == 200
+        for _ in range(3):
+            # So large that each batch becomes a segment.
+            value, now_ms = b"x" * 8000, SYSTEM.now_ms()
+            records = [(None, value, now_ms, [])] * 100
+            client.produce([(("brief", 0), encode_batch(records))])
+    reader = BatchReader(
+        parse_options({
+            "kafka.bootstrap.servers": broker.bootstrap,
+            "subscribe": "brief",
+            "startingOffsets": '{"brief": {"0": 100}}',
+            "catchwater.pin.lease": "1s",
+            "maxRecordsPerPartition": "50",
+        })
+    )  # fmt: skip
+    until(lambda: kinds(broker, "brief", 300) == ["segment"] * 3)
+    first, *others = reader.partitions()
+    reading = reader.read(first)
+    found = [next(reading)]
+    assert call(broker, "DELETE", "/api/v1/pins/guard")[0] == 200
+    until(lambda: log_start(broker, "brief") == 100)
+    read_until = time.monotonic() + 3
+    while time.monotonic() < read_until:  # three leases
+        assert log_start(broker, "brief") == 100
+        time.sleep(0.05)
+    found += [batch for each in others for batch in reader.read(each)]
+    found += list(reading)
+    offsets = sorted(row["offset"] for batch in found for row in batch.to_pylist())
+    assert offsets == list(range(100, 300))
+    until(lambda: log_start(broker, "brief") == 300)
+    until(lambda: call(broker, "GET", "/api/v1/pins") == (200, {"pins": []}))
+
+
+def kinds(broker, topic, end):
+    return [
+        each.kind for each in Control(broker.control_url).plan([Wanted(topic, 0, 0, end)]).ranges
+    ]
+
+
+def log_start(broker, topic):
+    _, described = call(broker, "GET", f"/api/v1/topics/{topic}")
+    return described["offsets"][0]["log_start"]
+
+
+def until(reached):
+    deadline = time.monotonic() + 20
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_the_object_store_is_named(written):

@@ -10,7 +10,9 @@
     POST   /api/v1/plans                              where ranges of offsets lie in storage, and
                                                       which transactions in them were aborted
     GET    /api/v1/pins                               {"pins": [...]}
-    PUT    /api/v1/pins/{id}             {"owner", "positions", "lease_until_ms", "max_bytes"}
+    PUT    /api/v1/pins/{id}             {"owner", "positions", "lease_ms" or "lease_until_ms",
+                                         "max_bytes"}
+    PATCH  /api/v1/pins/{id}             {"lease_ms"}: its lease ends so long from now
     DELETE /api/v1/pins/{id}
     GET    /api/v1/sinks/{pipeline}/{sink}            the sink's last epoch
     GET    /api/v1/sinks/{pipeline}/{sink}/epochs/{epoch}   what it committed as this epoch
@@ -87,7 +89,13 @@ class _PinBody(msgspec.Struct):
     owner: str
     positions: list[_Position]
     lease_until_ms: int | None = None
+    lease_ms: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """From now on, by this broker's clock; goes before `lease_until_ms`."""
     max_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class _LeaseBody(msgspec.Struct):
+    lease_ms: Annotated[int, msgspec.Meta(ge=1)]
 
 
 class _EpochBody(msgspec.Struct):
@@ -132,6 +140,7 @@ def create_app(broker: Broker) -> Starlette:
             Route("/api/v1/plans", api.plan, methods=["POST"]),
             Route("/api/v1/pins", api.pins),
             Route("/api/v1/pins/{id:path}", api.set_pin, methods=["PUT"]),
+            Route("/api/v1/pins/{id:path}", api.renew_pin, methods=["PATCH"]),
             Route("/api/v1/pins/{id:path}", api.release_pin, methods=["DELETE"]),
             Route("/api/v1/sinks/{pipeline}/{sink}", api.last_epoch),
             Route("/api/v1/sinks/{pipeline}/{sink}/epochs/{epoch:int}", api.epoch),
@@ -274,11 +283,20 @@ class _Control:
             request.path_params["id"],
             body.owner,
             positions,
-            body.lease_until_ms,
+            body.lease_until_ms if body.lease_ms is None else now_ms + body.lease_ms,
             now_ms,
             body.max_bytes,
         )
         await self._log.set_pin(pin)
+        return _json(_pin(pin))
+
+    async def renew_pin(self, request: Request) -> Response:
+        body = await _body(request, _LeaseBody)
+        pin_id = request.path_params["id"]
+        pin = await self._log.renew_pin(pin_id, self._broker.clock.now_ms() + body.lease_ms)
+        if pin is None:
+            message = f"There is no pin {pin_id} that still holds anything."
+            raise Refusal(404, "UNKNOWN_PIN", message)
         return _json(_pin(pin))
 
     async def release_pin(self, request: Request) -> Response:

@@ -31,6 +31,7 @@ from catchwater.clock import Clock
 from catchwater.log.cluster import Cluster
 from catchwater.log.core import RangeMissing, done
 from catchwater.log.keep.housekeeping import Housekeeping
+from catchwater.log.keep.pins import in_force
 from catchwater.log.open import LogConfig, Opened, OpenWal, SharedStores, connect, embedded, shared
 from catchwater.log.read.reader import PlanRange, Reader
 from catchwater.log.read.stable import Stability
@@ -410,6 +411,20 @@ class Log:
                 await done(self._catalog.set_pin(pin))
 
         await self._core.to_the_end(change())
+
+    async def renew_pin(self, pin_id: str, lease_until_ms: int) -> Pin | None:
+        """Move the end of a pin's lease; None if there is no such pin, or it promises nothing."""
+
+        async def change() -> Pin | None:
+            async with self.keeping.pins_steady():
+                held = in_force(await self.pins(), self._core.clock.now_ms())
+                found = next((pin for pin in held if pin.id == pin_id), None)
+                if found is not None:
+                    found = replace(found, lease_until_ms=lease_until_ms)
+                    await done(self._catalog.set_pin(found))
+                return found
+
+        return await self._core.to_the_end(change())
 
     async def release_pin(self, pin_id: str) -> bool:
         """Whether there was such a pin."""

@@ -143,6 +143,16 @@ class Control:
         """Create or replace the pin of this id."""
         return self.request("PUT", _path("pins", pin_id), pin)
 
+    def renew_pin(self, pin_id: str, lease_ms: int) -> bool:
+        """Let the pin's lease end so long from now; whether there was one that still held."""
+        try:
+            self.request("PATCH", _path("pins", pin_id), {"lease_ms": lease_ms})
+        except ControlRefused as refusal:
+            if refusal.status != _NOT_FOUND:
+                raise
+            return False
+        return True
+
     def release_pin(self, pin_id: str) -> None:
         """Remove the pin; one that is not there is no error."""
         try:

@@ -54,6 +54,7 @@ _KNOWN = (
     "columns",
     *VALUE_OPTIONS,
     "catchwater.read",
+    "catchwater.pin.lease",
     CONTROL_URL,
     # Taken so that a query of Spark's Kafka source runs unchanged; they have no effect.
     "groupIdPrefix",
@@ -124,6 +125,8 @@ class SourceOptions:
     max_records_per_partition: int | None = None
     values: ValueSettings = BINARY_VALUES
     security: Security = UNSECURED
+    pin_lease_ms: int = 600_000
+    """How long the pin of a batch query outlasts its last renewal; 0: it has none."""
 
     def wants(self, topic: str, partition: int) -> bool:
         """Whether the query reads this partition."""
@@ -174,6 +177,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         max_records_per_partition=_count(given, "maxRecordsPerPartition"),
         values=parse_values(given, columns),
         security=parse_security(given),
+        pin_lease_ms=_duration_ms(given, "catchwater.pin.lease", "10m"),
     )
 
 

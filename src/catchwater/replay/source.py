@@ -37,6 +37,7 @@ from catchwater.replay.options import (
     SourceOptions,
     parse_options,
 )
+from catchwater.replay.pin import ReadPin, planned, renewed
 from catchwater.replay.plan import Task
 from catchwater.replay.subscription import Subscription
 from catchwater.replay.values.settings import ValueFormat, load
@@ -64,10 +65,11 @@ def register(spark: SparkSession) -> None:
 
 @dataclass
 class SourcePartition(InputPartition):  # type: ignore[misc]
-    """One task, and where it may ask for a new plan."""
+    """One task, where it may ask for a new plan, and the pin that it renews."""
 
     task: Task
     control_url: str | None
+    pin: ReadPin | None = None
 
 
 class CatchwaterSource(DataSource):  # type: ignore[misc]
@@ -100,7 +102,10 @@ class CatchwaterSource(DataSource):  # type: ignore[misc]
 
 
 class BatchReader(DataSourceReader):  # type: ignore[misc]
-    """From the starting to the ending offsets, once; by default everything there is."""
+    """From the starting to the ending offsets, once; by default everything there is.
+
+    What it reads from our storage is pinned until the job has ended.
+    """
 
     def __init__(self, options: SourceOptions) -> None:
         self._subscription = Subscription(options)
@@ -108,13 +113,16 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
     def partitions(self) -> Sequence[InputPartition]:
         start = self._subscription.starting(EARLIEST)
         end = self._subscription.ending()
-        partitions = input_partitions(self._subscription, start, end)
+        tasks, pin = planned(self._subscription, start, end)
+        control_url = self._subscription.control_url() if tasks else None
+        partitions = [SourcePartition(task, control_url, pin) for task in tasks]
         self._subscription.close()
         # Spark reads a list without elements as one partition without a value.
         return partitions or [SourcePartition(Task(()), None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_partition(self._subscription.options, partition)
+        assert isinstance(partition, SourcePartition), "Spark hands back what it was given"
+        return renewed(read_partition(self._subscription.options, partition), partition.pin)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]

@@ -534,6 +534,22 @@ async def test_a_pin_is_kept_and_one_that_comes_too_late_is_refused(
     assert not await again.release_pin("cp")
 
 
+async def test_a_lease_is_renewed_while_the_pin_holds(open_log: Open) -> None:
+    log = await open_log()
+    topic = await log.create_topic("t", 1)
+    await append(log, (topic.id, 0), batch(5))
+    now_ms = log._core.clock.now_ms()
+    pin = Pin("read", "me", {("t", 0): 2}, now_ms + 1000, now_ms, 77)
+    await log.set_pin(pin)
+    renewed = replace(pin, lease_until_ms=now_ms + 3000)
+    assert await log.renew_pin("read", now_ms + 3000) == renewed
+    assert await log.pins() == [renewed]
+    assert await log.renew_pin("other", now_ms + 3000) is None
+    log._core.clock.advance(3000)  # type: ignore[attr-defined]
+    assert await log.renew_pin("read", now_ms + 9000) is None, "what ended may be gone already"
+    assert await log.pins() == [renewed]
+
+
 async def test_packed_retained_and_swept_the_log_reads_the_same(open_log: Open) -> None:
     log = await open_log(
         config=replace(QUIET, wal_segment_bytes=2000, cache_bytes=1, retention_ms=-1)

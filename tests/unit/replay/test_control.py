@@ -178,6 +178,16 @@ def test_pins_are_set_and_released_by_name(api: Api, control: Control) -> None:
         control.release_pin("x")
 
 
+def test_a_pin_is_renewed_while_it_holds(api: Api, control: Control) -> None:
+    api.answers += [(200, {"id": "a/b"}), (404, {"error": "UNKNOWN_PIN", "message": "No."})]
+    assert control.renew_pin("a/b", 5000)
+    assert not control.renew_pin("a/b", 5000)
+    assert api.calls == [("PATCH", "/api/v1/pins/a%2Fb", {"lease_ms": 5000})] * 2
+    api.answers.append((400, {"error": "INVALID_BODY", "message": "No."}))
+    with pytest.raises(ControlRefused):
+        control.renew_pin("x", 0)
+
+
 def test_an_epoch_is_committed_by_pipeline_sink_and_number(api: Api, control: Control) -> None:
     api.answers += [(200, {"already": False}), (200, {"epoch": 3}), (404, {"message": "None."})]
     answer = control.commit_epoch("p", "s", 3, topic="t", staged=["k"], checksum="c")

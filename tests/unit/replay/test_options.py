@@ -89,6 +89,12 @@ def test_a_wait_is_written_as_in_spark(text: str, ms: int) -> None:
     assert parse(maxTriggerDelay=text).max_trigger_delay_ms == ms
 
 
+def test_the_pin_of_a_batch_query_has_a_lease() -> None:
+    assert parse().pin_lease_ms == 600_000
+    for text, ms in (("90s", 90_000), ("0", 0)):
+        assert parse_options({**LEAST, "catchwater.pin.lease": text}).pin_lease_ms == ms
+
+
 def test_tasks_have_a_largest_size() -> None:
     assert parse(maxRecordsPerPartition="500").max_records_per_partition == 500
 

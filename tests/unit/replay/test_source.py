@@ -1,21 +1,35 @@
 """The data source's own decisions, against a scripted subscription; no session is started."""
 
 import pickle
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
 from catchwater.clock import SYSTEM, Clock, ManualClock
+from catchwater.replay import pin as pin_module
 from catchwater.replay import read as read_module
 from catchwater.replay import source as source_module
 from catchwater.replay.options import COLUMNS, BadOption, parse_options
+from catchwater.replay.pin import ReadPin
 from catchwater.replay.plan import Slice, Task
 from catchwater.replay.read import ReadSettings, arrow_schema
 from catchwater.replay.source import BatchReader, CatchwaterSource, SourcePartition, StreamReader
 
 LEAST = {"kafka.bootstrap.servers": "h:1", "subscribe": "t"}
+
+
+class Api:
+    """A control API that takes pins."""
+
+    pins: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, url: str, **_: object) -> None:
+        assert url == "http://c"
+
+    def set_pin(self, pin_id: str, content: Any) -> None:
+        self.pins[pin_id] = content
 
 
 class Subscription:
@@ -52,6 +66,8 @@ class Subscription:
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_module, "Subscription", Subscription)
     monkeypatch.setattr(Subscription, "end", 100)
+    monkeypatch.setattr(pin_module, "Control", Api)
+    monkeypatch.setattr(Api, "pins", {})
 
 
 def stream(**options: str) -> StreamReader:
@@ -74,8 +90,30 @@ def test_a_batch_reads_from_the_beginning_to_the_end() -> None:
     reader = CatchwaterSource(LEAST).reader(None)
     assert isinstance(reader, BatchReader)
     (partition,) = reader.partitions()
-    assert partition == SourcePartition(Task((Slice("t", 0, 0, 100),)), "http://c")
+    ((pin_id, content),) = Api.pins.items()
+    pin = ReadPin("http://c", pin_id, 600_000)
+    assert partition == SourcePartition(Task((Slice("t", 0, 0, 100),)), "http://c", pin)
+    assert content["positions"] == [{"topic": "t", "partition": 0, "offset": 0}]
     assert pickle.loads(pickle.dumps(partition)) == partition
+
+
+def test_a_batch_renews_its_pin_while_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def noted(batches: Any, pin: Any) -> Any:
+        seen.append(pin)
+        return batches
+
+    monkeypatch.setattr(source_module, "renewed", noted)
+    reader = CatchwaterSource(LEAST).reader(None)
+    (partition,) = reader.partitions()
+    reader.read(partition)
+    assert seen == [partition.pin] and partition.pin is not None
+
+
+def test_a_stream_takes_no_pin() -> None:
+    (partition,) = stream().partitions({"t": {"0": 5}}, {"t": {"0": 9}})
+    assert partition.pin is None and Api.pins == {}
 
 
 def test_nothing_to_read_is_one_task_without_slices() -> None:

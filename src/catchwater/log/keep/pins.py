@@ -26,6 +26,11 @@ def in_force(pins: Iterable[Pin], now_ms: int) -> list[Pin]:
     ]
 
 
+def lapsed(pins: Iterable[Pin], now_ms: int) -> list[Pin]:
+    """The pins whose lease is over: nobody needs to be told of them any more."""
+    return [pin for pin in pins if pin.lease_until_ms is not None and pin.lease_until_ms <= now_ms]
+
+
 def lowest(pins: Iterable[Pin]) -> dict[Place, int]:
     """The lowest offset that these pins hold at each place."""
     floors: dict[Place, int] = {}

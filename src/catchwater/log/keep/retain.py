@@ -1,7 +1,7 @@
 """Retention: a partition's log start moves up over whole runs that are too old or too many.
 
 It never passes a pin that holds (`pins.py` says which do), and what pins come to is stored and
-told. The bytes go later, by the sweeper.
+told; one whose lease is over is removed. The bytes go later, by the sweeper.
 
 `doomed` and `log_start_after` are pure. `Retention` is used on the log's event loop; what blocks
 runs in threads.
@@ -21,6 +21,7 @@ from catchwater.log.keep.pins import (
     holding,
     in_force,
     judged,
+    lapsed,
     lowest,
     sentence,
     with_states,
@@ -86,6 +87,8 @@ class Retention:
         now_ms = self._core.clock.now_ms()
         async with self._steady():
             pins = await asyncio.to_thread(self._core.catalog.pins)
+            for pin in lapsed(pins, now_ms):
+                await done(self._core.catalog.release_pin(pin.id))
             force = [pin for pin in in_force(pins, now_ms) if self._is_known(pin)]
             found = await asyncio.to_thread(self._look, list(self._core.topics), force, now_ms)
             states = {p.id: judged(p, found.log_starts, found.held_bytes[p.id]) for p in force}

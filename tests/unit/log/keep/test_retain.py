@@ -176,8 +176,10 @@ async def test_a_pin_whose_lease_has_ended_holds_nothing(
     log.clock.advance(4999)
     assert await stage.apply() == 0
     log.clock.advance(1)
+    log.catalog.set_pin(Pin("c2", "pipeline", {("t", 0): 20}, None, 0)).result()
     assert await stage.apply() == 1
     assert stage.log_start(key) == 20
+    assert [pin.id for pin in log.catalog.pins()] == ["c2"], "a pin that has ended is removed"
 
 
 async def test_pins_hold_still_from_the_look_at_them_to_the_deletion(open_log: OpenLog) -> None:

@@ -1,0 +1,118 @@
+"""The pin of a batch query: taken with its plan, renewed while its tasks read, gone soon after.
+
+Spark does not tell a Python batch source that its job has ended, and plans it in a process that
+may be gone before the first task runs. So the pin has a lease, and what reads renews it: it ends
+one lease after the last task, or after the job was killed, and the log's next pass removes it.
+
+Relies on the control API, whose clock measures the lease. Promises that what was planned can be
+read until the pin ends; a pin that has ended is told in the log of the task, and what the task then
+does not find is an error as ever. A failing renewal does not stop a task: storage may still answer.
+"""
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from catchwater.clock import SYSTEM, Clock
+from catchwater.config import CatchwaterError
+from catchwater.replay.control import Control, ControlRefused
+from catchwater.replay.options import Offsets
+from catchwater.replay.plan import Task
+from catchwater.replay.subscription import Subscription
+
+_LOG = logging.getLogger(__name__)
+
+_FIRST = 0.1
+"""A process renews a pin first within this part of the lease: it may be the only one, and late."""
+_EACH = 0.3
+"""And then after this part of it, so that three renewals fail before the lease ends."""
+
+T = TypeVar("T")
+
+_due_s: dict[tuple[str, str], float] = {}
+"""When this process, which reads task after task, renews a pin next, by the monotonic clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPin:
+    """The pin of one query, as its tasks know it."""
+
+    control_url: str
+    id: str
+    lease_ms: int
+
+
+def planned(
+    subscription: Subscription, start: Offsets, end: Offsets, clock: Clock = SYSTEM
+) -> tuple[list[Task], ReadPin | None]:
+    """The tasks between two sets of offsets, and the pin that is held for them.
+
+    There is none where nothing is read from our storage. Raises what `Subscription.tasks` does.
+    """
+    lease_ms = subscription.options.pin_lease_ms
+    while True:
+        tasks = subscription.tasks(start, end)
+        control_url = subscription.control_url() if tasks and lease_ms else None
+        if control_url is None:
+            return tasks, None
+        pin = ReadPin(control_url, f"read/{clock.token()}", lease_ms)
+        try:
+            _take(pin, tasks, clock)
+        except ControlRefused as refusal:
+            if not refusal.missing:
+                raise
+            continue  # Retention was faster than the pin; a new plan says what is missing.
+        return tasks, pin
+
+
+def _take(pin: ReadPin, tasks: Iterable[Task], clock: Clock) -> None:
+    firsts: Offsets = {}
+    for task in tasks:
+        for each in task.slices:
+            key = each.topic, each.partition
+            firsts[key] = min(each.first, firsts.get(key, each.first))
+    content = {
+        "owner": "a batch query on Spark",
+        "positions": [
+            {"topic": topic, "partition": partition, "offset": offset}
+            for (topic, partition), offset in sorted(firsts.items())
+        ],
+        "lease_ms": pin.lease_ms,
+        # For a broker that is older and knows no `lease_ms`: it must not hold for ever.
+        "lease_until_ms": clock.now_ms() + pin.lease_ms,
+    }
+    Control(pin.control_url, clock=clock).set_pin(pin.id, content)
+
+
+def renewed(batches: Iterator[T], pin: ReadPin | None, clock: Clock = SYSTEM) -> Iterator[T]:
+    """What a task reads, its pin renewed meanwhile, also while nobody asks for the next batch."""
+    if pin is None:
+        yield from batches
+        return
+    ended = threading.Event()
+    threading.Thread(target=_renew, args=(pin, ended, clock), daemon=True).start()
+    try:
+        yield from batches
+    finally:
+        ended.set()
+
+
+def _renew(pin: ReadPin, ended: threading.Event, clock: Clock) -> None:
+    """Renew the pin when it is due, until the task has ended or the pin holds nothing any more."""
+    key, lease_s = (pin.control_url, pin.id), pin.lease_ms / 1000
+    # Not at once: of a job's many short tasks each would ask, all at the same moment.
+    now_s = clock.monotonic_s()
+    for other in [other for other, at_s in list(_due_s.items()) if at_s + lease_s < now_s]:
+        _due_s.pop(other, None)  # of a job that has ended
+    due_s = _due_s.setdefault(key, now_s + lease_s * _FIRST * clock.random.random())
+    control = Control(pin.control_url, timeout_s=max(lease_s * _EACH, 1.0), clock=clock)
+    while not ended.wait(max(due_s - clock.monotonic_s(), 0)):
+        due_s = _due_s[key] = clock.monotonic_s() + lease_s * _EACH
+        try:
+            if not control.renew_pin(pin.id, pin.lease_ms):
+                _LOG.warning("The pin %s has ended, though a task still reads.", pin.id)
+                return
+        except CatchwaterError as error:
+            _LOG.warning("The pin %s was not renewed: %s", pin.id, error)

@@ -1,0 +1,180 @@
+"""A batch query's pin: taken with the plan, renewed while tasks read, left to end after that."""
+
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import pytest
+
+from catchwater.clock import ManualClock
+from catchwater.replay import pin as pin_module
+from catchwater.replay.control import ControlRefused, ControlUnreachable
+from catchwater.replay.offsets import HistoryLost
+from catchwater.replay.options import Offsets, parse_options
+from catchwater.replay.pin import ReadPin, planned, renewed
+from catchwater.replay.plan import Missing, Slice, Task
+
+DEADLINE_S = 10.0
+URL = "http://c"
+
+
+class Api:
+    """A control API that remembers pins; `refusals` answers come first."""
+
+    pins: ClassVar[dict[str, Any]] = {}
+    renewals: ClassVar[list[tuple[str, int]]] = []
+    refusals: ClassVar[list[Exception]] = []
+
+    def __init__(self, url: str, **_: object) -> None:
+        assert url == URL
+
+    def set_pin(self, pin_id: str, content: Mapping[str, Any]) -> None:
+        if self.refusals:
+            raise self.refusals.pop(0)
+        self.pins[pin_id] = content
+
+    def renew_pin(self, pin_id: str, lease_ms: int) -> bool:
+        self.renewals.append((pin_id, lease_ms))
+        if self.refusals:
+            raise self.refusals.pop(0)
+        return pin_id in self.pins
+
+
+class Asked:
+    """A subscription whose tasks come as they are given."""
+
+    def __init__(self, *answers: list[Task] | Exception, **options: str) -> None:
+        least = {"kafka.bootstrap.servers": "h:1", "subscribe": "t"}
+        self.options = parse_options({**least, **options})
+        self.answers = list(answers)
+        self.url: str | None = URL
+
+    def tasks(self, start: Offsets, end: Offsets) -> list[Task]:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def control_url(self) -> str | None:
+        return self.url
+
+
+@pytest.fixture(autouse=True)
+def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Api]]:
+    monkeypatch.setattr(pin_module, "Control", Api)
+    Api.pins, Api.renewals, Api.refusals = {}, [], []
+    yield Api
+    pin_module._due_s.clear()
+
+
+def plan_of(asked: Asked) -> tuple[list[Task], ReadPin | None]:
+    return planned(asked, {}, {}, ManualClock())  # type: ignore[arg-type]
+
+
+def until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not reached():
+        assert time.monotonic() < deadline, Api.renewals
+        time.sleep(0.001)
+
+
+TASKS = [
+    Task((Slice("t", 0, 7, 9), Slice("t", 1, 5, 6))),
+    Task((Slice("t", 1, 3, 5), Slice("u", 0, 0, 9))),
+]
+TOO_LATE = ControlRefused(
+    416, {"error": "OFFSET_OUT_OF_RANGE", "missing": [{"partition": 0, "start": 7, "end": 9}]}
+)
+
+
+def test_a_pin_holds_the_first_offset_that_is_read_of_each_partition(api: type[Api]) -> None:
+    tasks, pin = plan_of(Asked(TASKS))
+    assert tasks == TASKS and pin is not None
+    assert (pin.control_url, pin.lease_ms) == (URL, 600_000)
+    content = api.pins[pin.id]
+    places = [(each["topic"], each["partition"], each["offset"]) for each in content["positions"]]
+    assert places == [("t", 0, 7), ("t", 1, 3), ("u", 0, 0)]
+    assert content["lease_ms"] == 600_000
+    assert content["lease_until_ms"] == ManualClock().now_ms() + 600_000
+    assert pickle.loads(pickle.dumps(pin)) == pin
+
+
+def test_nothing_is_pinned_where_nothing_of_our_storage_is_read(api: type[Api]) -> None:
+    assert plan_of(Asked([])) == ([], None)
+    elsewhere = Asked(TASKS)
+    elsewhere.url = None
+    assert plan_of(elsewhere) == (TASKS, None)
+    assert plan_of(Asked(TASKS, **{"catchwater.pin.lease": "0"})) == (TASKS, None)
+    assert api.pins == {}
+
+
+def test_when_retention_was_faster_than_the_pin_a_new_plan_is_made(api: type[Api]) -> None:
+    api.refusals = [TOO_LATE]
+    tasks, pin = plan_of(Asked(TASKS, TASKS[1:]))
+    assert tasks == TASKS[1:] and pin is not None
+    assert list(api.pins) == [pin.id]
+    api.refusals = [TOO_LATE]
+    with pytest.raises(HistoryLost, match="t-0 offsets 7 to 8"):
+        plan_of(Asked(TASKS, HistoryLost([Missing("t", 0, 7, 9)], "Gone")))
+
+
+def test_another_refusal_is_an_error(api: type[Api]) -> None:
+    api.refusals = [ControlRefused(507, {"message": "The disk is full."})]
+    with pytest.raises(ControlRefused, match="disk is full"):
+        plan_of(Asked(TASKS))
+
+
+def test_a_pin_is_renewed_while_a_task_reads_even_if_nobody_takes_its_batches(
+    api: type[Api],
+) -> None:
+    pin = ReadPin(URL, "read/1", 30)
+    api.pins = {pin.id: {}}
+    reading = renewed(iter("abc"), pin)
+    assert next(reading) == "a"
+    until(lambda: len(api.renewals) >= 5)
+    assert set(api.renewals) == {(pin.id, 30)}
+    assert list(reading) == ["b", "c"]
+    until(lambda: threading.active_count() == 1)
+
+
+def test_a_task_that_is_given_up_renews_no_more(api: type[Api]) -> None:
+    reading = renewed(iter("abc"), ReadPin(URL, "read/1", 30))
+    next(reading)
+    reading.close()  # type: ignore[attr-defined]
+    until(lambda: threading.active_count() == 1)
+
+
+def test_tasks_of_one_process_renew_no_more_often_than_one_long_task(api: type[Api]) -> None:
+    pin = ReadPin(URL, "read/1", 60_000)
+    api.pins = {pin.id: {}}
+    pin_module._due_s[URL, pin.id] = 0.0  # long due
+    for _ in range(20):
+        assert list(renewed(iter("ab"), pin)) == ["a", "b"]
+    until(lambda: threading.active_count() == 1)
+    assert len(api.renewals) <= 1
+
+
+def test_a_failing_renewal_is_tried_again_and_the_task_goes_on(
+    api: type[Api], caplog: pytest.LogCaptureFixture
+) -> None:
+    pin = ReadPin(URL, "read/1", 30)
+    api.pins = {pin.id: {}}
+    api.refusals = [ControlUnreachable("The control API did not answer.")]
+    reading = renewed(iter("ab"), pin)
+    next(reading)
+    until(lambda: len(api.renewals) >= 3)
+    assert "The pin read/1 was not renewed: The control API did not answer." in caplog.text
+    assert list(reading) == ["b"]
+
+
+def test_a_pin_that_has_ended_is_told_once_and_not_asked_for_again(
+    api: type[Api], caplog: pytest.LogCaptureFixture
+) -> None:
+    reading = renewed(iter("ab"), ReadPin(URL, "read/1", 30))
+    next(reading)
+    until(lambda: threading.active_count() == 1)
+    assert api.renewals == [("read/1", 30)]
+    assert "The pin read/1 has ended" in caplog.text
+    assert list(reading) == ["b"]
