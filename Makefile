@@ -53,7 +53,7 @@ unit: $(STAMP)   ## pure code only (seconds)
 	$(BIN)/python -m pytest -q tests/unit
 
 test: $(STAMP)   ## every test a newcomer should run (minutes; real clients, real Spark)
-	$(BIN)/python -m pytest -m "not slow" $(TESTS)
+	$(BIN)/python -m pytest -m "not slow" --durations=20 --durations-min=8 $(TESTS)
 
 slow: $(STAMP)   ## the long forms of the tests, which `make test` leaves out
 	$(BIN)/python -m pytest -m slow $(TESTS)
