@@ -157,6 +157,22 @@ class Writer:
         producer.commit_transaction(DEADLINE_S)
         self.aborted -= {(topic, partition, offset) for offset in offsets}
 
+    def overlapping(
+        self, topic: str, partition: int, codec: str, *, keys: int | None = None
+    ) -> None:
+        """Transactions of two producers at a time, ended either way, with plain records between."""
+        one, two, plain = self.transactional(codec), self.transactional(codec), self.producer()
+        ends = [(True, False), (False, True), (False, False)]
+        for seed, (one_commits, two_commits) in enumerate(ends):
+            ones = self.transact(one, topic, partition, contents(15, seed=seed, keys=keys))
+            twos = self.transact(two, topic, partition, contents(15, seed=seed + 9, keys=keys))
+            self.send(plain, topic, partition, contents(5, seed=seed, keys=keys))
+            for producer, offsets, commits in (one, ones, one_commits), (two, twos, two_commits):
+                if commits:
+                    self.end(producer, topic, partition, offsets)
+                else:
+                    producer.abort_transaction(DEADLINE_S)
+
     def rows(self, topic: str, *, committed: bool) -> Rows:
         """What a reader of the topic should find, as long as nothing is compacted."""
         return {

@@ -32,6 +32,7 @@ MIXED, COMPACTED = "mixed", "compacted"
 FEW, LARGE, TXNS, OPEN, MANY = range(5)
 BATCHES_OF_MANY = 1000
 NEVER_MS = "86400000"
+TIMES = ["CreateTime", "LogAppendTime"]
 
 isolations = pytest.mark.parametrize(
     "committed", [False, True], ids=["read_uncommitted", "read_committed"]
@@ -63,36 +64,16 @@ class Corpus:
             for _ in range(2):
                 writer.send(producer, MIXED, FEW, contents(10, seed=seed))
             writer.send(writer.producer(codec, 1), MIXED, LARGE, megabytes(seed=seed))
-            self._write_transactions(MIXED, TXNS, codec, None)
+            writer.overlapping(MIXED, TXNS, codec)
             for partition in range(2):
                 writer.send(producer, COMPACTED, partition, contents(300, seed=seed, keys=40))
-                self._write_transactions(COMPACTED, partition, codec, 40)
+                writer.overlapping(COMPACTED, partition, codec, keys=40)
             many = writer.producer(codec, 3)
             writer.send(many, MIXED, MANY, contents(3 * batches_of_many // 5, seed=seed))
         writer.send(writer.producer(), MIXED, OPEN, contents(20, seed=1))
         self._open = writer.transactional("lz4")
         self._held = writer.transact(self._open, MIXED, OPEN, contents(20, seed=2))
         writer.send(writer.producer(), MIXED, OPEN, contents(20, seed=3))
-
-    def _write_transactions(self, topic: str, partition: int, codec: str, keys: int | None) -> None:
-        """Of two producers at a time, committed and aborted, with plain records between."""
-        writer = self.writer
-        one, two, plain = (
-            writer.transactional(codec),
-            writer.transactional(codec),
-            writer.producer(),
-        )
-        for seed, (one_commits, two_commits) in enumerate(
-            [(True, False), (False, True), (False, False)]
-        ):
-            ones = writer.transact(one, topic, partition, contents(15, seed=seed, keys=keys))
-            twos = writer.transact(two, topic, partition, contents(15, seed=seed + 9, keys=keys))
-            writer.send(plain, topic, partition, contents(5, seed=seed, keys=keys))
-            for producer, offsets, commits in (one, ones, one_commits), (two, twos, two_commits):
-                if commits:
-                    writer.end(producer, topic, partition, offsets)
-                else:
-                    producer.abort_transaction(DEADLINE_S)
 
     def pack(self) -> None:
         """Start the broker again with a packer and a compactor, and wait until both are done."""
@@ -228,6 +209,36 @@ def test_ten_thousand_batches_are_read_alike(make_broker):
             assert_same(found, corpus.expected(MIXED, committed=True), f"{stage} by {path}")
         if stage == "written":
             corpus.pack()
+
+
+@pytest.fixture(scope="module")
+def foreign(apache_kafka):
+    """A Kafka that is not ours, with one topic of each type of timestamps; brokers of ours know
+    the producer's alone."""
+    admin = AdminClient({"bootstrap.servers": apache_kafka})
+    topics = [NewTopic(kind, 2, config={"message.timestamp.type": kind}) for kind in TIMES]
+    for future in admin.create_topics(topics).values():
+        future.result(DEADLINE_S)
+    writer = Writer(apache_kafka)
+    for kind in TIMES:
+        for seed, codec in enumerate(CODECS):
+            writer.send(writer.producer(codec), kind, 0, contents(50, seed=seed))
+            writer.overlapping(kind, 0, codec)
+            writer.send(writer.producer(codec, 1), kind, 1, megabytes(seed=seed))
+    return writer
+
+
+@isolations
+@pytest.mark.parametrize("kind", TIMES)
+def test_the_records_of_another_kafka_are_read_alike(foreign, kind, committed):
+    starts = {0: 0, 1: 0}
+    found = by_replay(foreign.bootstrap, kind, starts, committed, "kafka", 3)
+    theirs = by_librdkafka(foreign.bootstrap, kind, starts, committed)
+    assert_same(found, theirs, f"{kind} of another Kafka")
+    types = {row.timestamp_type for rows in found.values() for row in rows}
+    assert types == {TIMES.index(kind)}
+    if kind == "CreateTime":
+        assert_same(found, foreign.rows(kind, committed=committed), "what was written")
 
 
 def test_a_difference_is_named_by_its_first_row():
