@@ -129,7 +129,7 @@ def parse_fetch_reply(reply: memoryview) -> tuple[int, dict[TopicPartition, Fetc
 
 
 def _parse_partition(cursor: Cursor) -> Fetched:
-    error = ErrorCode(cursor.number(_I16))
+    error = _error_code(cursor.number(_I16))
     high_watermark: int = cursor.number(_I64)
     cursor.number(_I64)  # last stable offset
     log_start: int = cursor.number(_I64)
@@ -166,11 +166,17 @@ def parse_produce_reply(reply: memoryview) -> tuple[int, dict[TopicPartition, Pr
         topic = cursor.string(cursor.number(_I16))
         for _ in range(cursor.elements(cursor.number(_I32))):
             partition: int = cursor.number(_I32)
-            error = ErrorCode(cursor.number(_I16))
+            error = _error_code(cursor.number(_I16))
             produced[topic, partition] = Produced(error, cursor.number(_I64))
             cursor.take(2 * _I64.size)  # log append time, log start
     throttle_ms: int = cursor.number(_I32)
     return throttle_ms, produced
+
+
+def _error_code(number: int) -> ErrorCode:
+    """What is newer than our list is unknown, as it is to Kafka's own clients."""
+    known = number in ErrorCode._value2member_map_
+    return ErrorCode(number) if known else ErrorCode.UNKNOWN_SERVER_ERROR
 
 
 def _string(text: str) -> bytes:

@@ -12,6 +12,8 @@ from kio.schema.init_producer_id.v4.response import InitProducerIdResponse
 from kio.schema.list_offsets.v5 import response as list_offsets
 from kio.schema.metadata.v9 import response as metadata
 from kio.schema.produce.v7 import response as produce
+from kio.schema.sasl_authenticate.v2.response import SaslAuthenticateResponse
+from kio.schema.sasl_handshake.v1.response import SaslHandshakeResponse
 
 from catchwater.clock import ManualClock
 from catchwater.config import CatchwaterError
@@ -26,6 +28,8 @@ from catchwater.wire.client import (
 from catchwater.wire.connection import ConnectionLost, parse_bootstrap
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.messages import decode_header, decode_request, encode_reply
+from catchwater.wire.security.sasl import LoginFailed
+from catchwater.wire.security.settings import Security
 
 NONE = KioErrorCode.none
 MOVED = KioErrorCode.not_leader_or_follower
@@ -43,6 +47,10 @@ class Cluster:
         self.appended: list[bytes] = []
         self.down: set[int] = set()
         self.lose_replies = 0
+        self.stale: dict[int, dict[int, int]] = {}
+        self.throttle_ms = 0
+        self.login_s = 0.0
+        self.login_error = NONE
 
     def error(self, partition: int) -> KioErrorCode:
         queue = self.errors.get(partition)
@@ -54,12 +62,22 @@ class Cluster:
             0: self._produce,
             1: self._fetch,
             2: self._list_offsets,
-            3: self._metadata,
+            3: lambda request: self._metadata(request, self.stale.get(broker, self.leaders)),
+            17: lambda _: SaslHandshakeResponse(error_code=NONE),
             22: self._init_producer_id,
+            36: self._authenticate,
         }
         return handlers[int(request.__api_key__)](request)
 
-    def _metadata(self, request: Any) -> Any:
+    def _authenticate(self, request: Any) -> Any:
+        return SaslAuthenticateResponse(
+            error_code=self.login_error,
+            error_message=None,
+            auth_bytes=b"",
+            session_lifetime=timedelta(seconds=self.login_s),
+        )
+
+    def _metadata(self, request: Any, leaders: dict[int, int]) -> Any:
         partitions = tuple(
             metadata.MetadataResponsePartition(
                 error_code=NONE,
@@ -69,7 +87,7 @@ class Cluster:
                 isr_nodes=(),
                 offline_replicas=(),
             )
-            for index, leader in self.leaders.items()
+            for index, leader in leaders.items()
         )
         known = metadata.MetadataResponseTopic(error_code=NONE, name="topic", partitions=partitions)
         names = ["topic"] if request.topics is None else [t.name for t in request.topics]
@@ -111,7 +129,7 @@ class Cluster:
 
     def _fetch(self, request: Any) -> Any:
         return fetch.FetchResponse(
-            throttle_time=NO_WAIT,
+            throttle_time=timedelta(milliseconds=self.throttle_ms),
             error_code=NONE,
             responses=tuple(
                 fetch.FetchableTopicResponse(
@@ -169,6 +187,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
             if port in cluster.down:
                 raise ConnectionLost(f"No connection to a broker at {host}:{port}.")
             self.broker = port
+            self.address = f"{host}:{port}"
             self.replies: deque[bytes] = deque()
             self.throttled_ms = 0
             cluster.connections.append(self)  # type: ignore[attr-defined]
@@ -221,12 +240,88 @@ def test_throttling_is_passed_on(client: Client, cluster: Cluster) -> None:
     assert [each.throttled_ms for each in cluster.connections] == [2000]  # type: ignore[attr-defined]
 
 
-def test_a_leader_that_moved_is_looked_up_again(client: Client, cluster: Cluster) -> None:
+def test_throttling_of_a_fetch_is_passed_on(client: Client, cluster: Cluster) -> None:
+    cluster.throttle_ms = 700
     client.fetch({("topic", 0): 3})
+    assert [each.throttled_ms for each in cluster.connections] == [700]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MOVED,
+        KioErrorCode.leader_not_available,
+        KioErrorCode.fenced_leader_epoch,
+        KioErrorCode.unknown_leader_epoch,
+    ],
+)
+def test_a_leader_that_moved_is_looked_up_again(
+    client: Client, cluster: Cluster, error: KioErrorCode
+) -> None:
+    client.fetch({("topic", 0): 3, ("topic", 1): 3})
+    connections = list(cluster.connections)  # type: ignore[attr-defined]
+    cluster.leaders[0] = 2
+    cluster.errors[0] = deque([error])
+    assert client.fetch({("topic", 0): 3})["topic", 0].records == b"3"
+    assert cluster.asked[-1] == (2, 1)
+    assert cluster.connections == connections, "and nobody has to log in anew"  # type: ignore[attr-defined]
+
+
+def test_a_broker_that_knows_only_the_old_leader_is_not_asked_again(
+    client: Client, cluster: Cluster
+) -> None:
+    client.fetch({("topic", 0): 3})
+    cluster.stale = {1: dict(cluster.leaders)}
     cluster.leaders[0] = 2
     cluster.errors[0] = deque([MOVED])
     assert client.fetch({("topic", 0): 3})["topic", 0].records == b"3"
-    assert cluster.asked[-1] == (2, 1)
+    assert cluster.asked[-2:] == [(2, 3), (2, 1)]
+
+
+def test_the_other_brokers_will_do_when_the_bootstrap_servers_are_gone(cluster: Cluster) -> None:
+    client = Client("h:1", timeout_s=10, clock=cluster.clock)
+    client.metadata()
+    client.close()
+    cluster.down = {1}
+    assert client.metadata().cluster_id == "c"
+
+
+def test_after_a_refusal_no_reply_is_taken_for_another(client: Client, cluster: Cluster) -> None:
+    too_large = KioErrorCode.message_too_large
+    cluster.errors[0] = deque([too_large])
+    batches = [(("topic", 0), b"%d" % number) for number in range(3)]
+    with pytest.raises(RequestRefused, match="MESSAGE_TOO_LARGE"):
+        client.produce(batches)
+    assert client.list_offsets({("topic", 0): EARLIEST}) == {("topic", 0): 100}
+
+
+LOGIN = Security("SASL_PLAINTEXT", "PLAIN", "reader", "s3cret")
+
+
+def test_a_login_is_renewed_before_it_ends(cluster: Cluster) -> None:
+    cluster.login_s = 100
+    client = Client("h:1", timeout_s=10, clock=cluster.clock, security=LOGIN)
+    for waited_s, logins in ((0, 1), (84, 1), (1, 2), (84, 2), (1, 3)):
+        cluster.clock.advance(waited_s * 1000)
+        client.metadata()
+        assert cluster.asked.count((1, 36)) == logins
+    assert [each.broker for each in cluster.connections] == [-1, -1, 1]  # type: ignore[attr-defined]
+
+
+def test_a_login_that_does_not_end_is_kept(cluster: Cluster) -> None:
+    client = Client("h:1", timeout_s=10, clock=cluster.clock, security=LOGIN)
+    client.metadata()
+    cluster.clock.advance(10**9)
+    client.metadata()
+    assert cluster.asked.count((1, 36)) == 1
+
+
+def test_a_refused_login_is_not_tried_again(cluster: Cluster) -> None:
+    cluster.login_error = KioErrorCode.sasl_authentication_failed
+    with pytest.raises(LoginFailed):
+        Client("h:1,h:2", timeout_s=10, clock=cluster.clock, security=LOGIN).metadata()
+    assert cluster.asked == [(1, 17), (1, 36)]
+    assert [each.broker for each in cluster.connections] == [-1], "it is closed"  # type: ignore[attr-defined]
 
 
 def test_an_offset_out_of_range_is_a_value(client: Client, cluster: Cluster) -> None:

@@ -1,6 +1,7 @@
 """Fetch and Produce from the client's side, with kio's messages as the other side."""
 
 from datetime import timedelta
+from struct import pack
 
 import pytest
 from kio.schema.errors import ErrorCode as KioErrorCode
@@ -133,6 +134,15 @@ def test_a_produce_reply_tells_what_became_of_each_batch() -> None:
         ("t", 0): Produced(ErrorCode.NONE, 11),
         ("t", 1): Produced(ErrorCode.MESSAGE_TOO_LARGE, -1),
     }
+
+
+def test_an_error_that_is_newer_than_our_list_is_unknown() -> None:
+    code = pack(">h", ErrorCode.OFFSET_OUT_OF_RANGE)
+    reply = fetch_reply()
+    assert reply.count(pack(">i", 3) + code) == 1
+    newer = reply.replace(pack(">i", 3) + code, pack(">ih", 3, 32_000))
+    _, fetched = parse_fetch_reply(memoryview(newer))
+    assert fetched["t", 3].error is ErrorCode.UNKNOWN_SERVER_ERROR
 
 
 @pytest.mark.parametrize(

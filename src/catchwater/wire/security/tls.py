@@ -31,7 +31,7 @@ def context(security: Security) -> ssl.SSLContext:
     if security.ca is None:
         tls.load_default_certs()
     else:
-        tls.load_verify_locations(cadata=_certificates(security.ca))
+        _trust(tls, security.ca)
     if security.certificate is not None:
         _load_certificate(tls, security, security.certificate)
     return tls
@@ -54,15 +54,16 @@ def explained(error: ssl.SSLError, address: str) -> CatchwaterError | None:
     )
 
 
-def _certificates(pem: Pem) -> str:
+def _trust(tls: ssl.SSLContext, ca: Pem) -> None:
     # What stands around them (keytool writes names there) may be no ASCII.
-    found = _CERTIFICATE.findall(pem.text or "")
-    if not found:
+    found = "\n".join(_CERTIFICATE.findall(ca.text or ""))
+    try:
+        tls.load_verify_locations(cadata=found)
+    except (ssl.SSLError, ValueError) as error:
         raise ConfigError(
-            f"{pem.option} holds no certificate in PEM form.",
+            f"{ca.option} holds no certificate in PEM form.",
             hint="Such a certificate begins with the line -----BEGIN CERTIFICATE-----.",
-        )
-    return "\n".join(found)
+        ) from error
 
 
 def _load_certificate(tls: ssl.SSLContext, security: Security, certificate: Pem) -> None:
