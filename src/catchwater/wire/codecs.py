@@ -8,7 +8,7 @@ Relies on the caller to choose the cap. Promises never to hold more than the cap
 small the input that claims to be more. Does not look at what is compressed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from struct import Struct
 
@@ -31,6 +31,9 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _LZ4_MAGIC = b"\x04\x22\x4d\x18"
 _LZ4_CONTENT_SIZE_BIT = 0x08
 
+# No byte of input can unfold to more (a copy of 258 in 2 bits, of 64 in 3 bytes, 255 a byte, a
+# block of 128 KiB in 4 bytes). A size that claims more is wrong, and gets no memory.
+_MOST_GZIP, _MOST_SNAPPY, _MOST_LZ4, _MOST_ZSTD = 1032, 22, 255, 2**15
 _FIRST_GUESS = 8
 _GROWTH = 4
 # What cramjam says when the output buffer is full; every other message means damaged input.
@@ -79,14 +82,21 @@ def decompress(codec: int, data: Buffer, *, max_bytes: int = MAX_DECOMPRESSED_BY
         case Codec.NONE:
             return view
         case Codec.GZIP:
-            return _unfold(cramjam.gzip.decompress_into, view, _gzip_size(view), max_bytes)
+            claimed = _possible(_gzip_size(view), len(view) * _MOST_GZIP)
+            return _unfold(cramjam.gzip.decompress_into, view, claimed, max_bytes)
         case Codec.SNAPPY:
             return _decompress_snappy(view, max_bytes)
         case Codec.LZ4:
-            return _unfold(cramjam.lz4.decompress_into, view, _lz4_size(view), max_bytes)
+            claimed = _possible(_lz4_size(view), len(view) * _MOST_LZ4)
+            return _unfold(cramjam.lz4.decompress_into, view, claimed, max_bytes)
         case Codec.ZSTD:
-            return _unfold(cramjam.zstd.decompress_into, view, _zstd_size(view), max_bytes)
+            claimed = _possible(_zstd_size(view), len(view) * _MOST_ZSTD)
+            return _unfold(cramjam.zstd.decompress_into, view, claimed, max_bytes)
     raise CodecError(f"Kafka has no compression codec {codec}; it numbers them from 0 to 4.")
+
+
+def _possible(claimed_bytes: int | None, most_bytes: int) -> int | None:
+    return None if claimed_bytes is None or claimed_bytes > most_bytes else claimed_bytes
 
 
 def _unfold(
@@ -101,6 +111,7 @@ def _unfold(
         raise _bomb(len(view), max_bytes)
     while True:
         size = min(size, max_bytes)
+        output = bytearray()  # the last one is let go before there is a larger one
         output = bytearray(size)
         try:
             return memoryview(output)[: decompress_into(view, output)]
@@ -153,29 +164,35 @@ def _compress_xerial(view: memoryview) -> bytes:
 
 def _decompress_snappy(view: memoryview, max_bytes: int) -> memoryview:
     try:
-        blocks = _snappy_blocks(view)
-        sizes = [cramjam.snappy.decompress_raw_len(block) for block in blocks]
-        if sum(sizes) > max_bytes:
-            raise _bomb(len(view), max_bytes)
-        output = memoryview(bytearray(sum(sizes)))
+        size = 0
+        for block in _snappy_blocks(view):
+            claimed = cramjam.snappy.decompress_raw_len(block)
+            if claimed > len(block) * _MOST_SNAPPY:
+                raise CodecError(
+                    f"A snappy block of {len(block)} bytes cannot hold {claimed} bytes."
+                )
+            size += claimed
+            if size > max_bytes:
+                raise _bomb(len(view), max_bytes)
+        output = memoryview(bytearray(size))
         at = 0
-        for block, size in zip(blocks, sizes, strict=True):
-            cramjam.snappy.decompress_raw_into(block, output[at : at + size])
-            at += size
+        for block in _snappy_blocks(view):
+            at += cramjam.snappy.decompress_raw_into(block, output[at:])
         return output
     except cramjam.DecompressionError as error:
         raise CodecError(f"The snappy-compressed records are damaged: {error}.") from error
 
 
-def _snappy_blocks(view: memoryview) -> list[memoryview]:
+def _snappy_blocks(view: memoryview) -> Iterator[memoryview]:
     if view[: len(_XERIAL_MAGIC)] != _XERIAL_MAGIC:
-        return [view]
-    blocks = []
+        yield view
+        return
     at = len(_XERIAL_HEADER)
+    if len(view) < at:
+        raise CodecError(f"The snappy header ends past the {len(view)} bytes.")
     while at < len(view):
         size = _LENGTH.unpack_from(view, at)[0] if at + 4 <= len(view) else -1
         if size < 0 or at + 4 + size > len(view):
             raise CodecError(f"The snappy block at byte {at} ends past the {len(view)} bytes.")
-        blocks.append(view[at + 4 : at + 4 + size])
+        yield view[at + 4 : at + 4 + size]
         at += 4 + size
-    return blocks

@@ -2,7 +2,9 @@
 
 Reading goes by groups of batches (about 4 MiB or 64k records): the records are decompressed, parsed
 in one compiled pass and gathered into Arrow arrays in another, and only the columns asked for are
-built. Writing makes one batch, as a producer sends it. Needs the `spark` extra (numba, pyarrow).
+built. A batch of more records is decoded piece by piece, so that what it may unfold to
+(`codecs.MAX_DECOMPRESSED_BYTES`) bounds the memory too. Writing makes one batch, as a producer
+sends it. Needs the `spark` extra (numba, pyarrow).
 
 Relies on `batch` for headers and checksums and on `codecs` for compression. Promises: damaged bytes
 raise `RecordsDamaged` naming the offset, and are never read past their end, even where a checksum
@@ -50,11 +52,17 @@ COLUMNS: Mapping[str, pa.DataType] = {
 """What `decode` can build; `timestampType` is 0 for the producer's time, 1 for the broker's."""
 
 MAX_OFFSET = 2**63 - 1
+# However many records it has, a batch that begins here ends below MAX_OFFSET.
+_LAST_BASE_OFFSET = MAX_OFFSET - 2**31
 
 GROUP_BYTES = 4 * 2**20
 GROUP_RECORDS = 64 * 1024
 
 _SMALLEST_RECORD_BYTES = 7
+_NOT_RECORDS = (
+    "its records do not fill it exactly, are not numbered upwards within its offsets, or one has "
+    f"more than {kernels.MOST_HEADERS} headers."
+)
 _LENGTH_AT = 8
 _LENGTH_FIELD_END = 12
 _MAGIC = 2
@@ -122,6 +130,9 @@ def place(
             last = batches[-1].next_offset if batches else (base_offset or 0)
             raise RecordsDamaged(str(error), offset=last) from error
         batches.append(PlacedBatch(header, at, header.base_offset if offset is None else offset))
+        if header.last_offset_delta < 0 or not 0 <= batches[-1].base_offset <= _LAST_BASE_OFFSET:
+            reason = f"its offsets are {batches[-1].base_offset} to {batches[-1].next_offset - 1}"
+            raise _damaged(batches[-1], reason)
         at += header.size_bytes
         if offset is not None:
             offset = batches[-1].next_offset
@@ -153,7 +164,7 @@ def decode(
 ) -> Iterator[pa.RecordBatch]:
     """The records of `batches` with offsets in [first, stop), in order, as Arrow.
 
-    `batches` are what `place` found in `data`. The Arrow batches hold about GROUP_RECORDS rows and
+    `batches` are what `place` found in `data`. The Arrow batches hold up to GROUP_RECORDS rows and
     are never empty. `aborted` is what a Fetch reply lists for a reader of committed records.
     Raises `RecordsDamaged`, and `ValueError` for a column that does not exist, or for none.
     """
@@ -169,9 +180,7 @@ def decode(
         if batch.base_offset < stop and batch.next_offset > first
     )
     for group in _groups(opened):
-        rows = _decode_group(view, group, first, stop, columns)
-        if rows.num_rows:
-            yield rows
+        yield from _decode_group(view, group, first, stop, columns)
 
 
 def _visible(
@@ -192,8 +201,8 @@ def _visible(
 
 
 def _is_abort_marker(view: memoryview, batch: PlacedBatch) -> bool:
-    rows = _decode_group(view, [_open(view, batch)], 0, MAX_OFFSET, ("key",))
-    key = rows.column(0)[0].as_py() if rows.num_rows else None
+    rows = next(_decode_group(view, [_open(view, batch)], 0, MAX_OFFSET, ("key",)), None)
+    key = rows.column(0)[0].as_py() if rows else None
     return (
         key is not None
         and len(key) >= _CONTROL_KEY.size
@@ -263,7 +272,7 @@ def _source(view: memoryview, group: list[_OpenBatch]) -> tuple[_Bytes, list[int
     return source, starts
 
 
-def _describe(batch: _OpenBatch, start: int) -> tuple[int, int, int, int, int, int]:
+def _describe(batch: _OpenBatch, start: int) -> tuple[int, ...]:
     """One row of the table that `kernels.parse` reads; the order is that of its constants."""
     header = batch.placed.header
     append_time = header.max_timestamp if header.log_append_time else kernels.NO_APPEND_TIMESTAMP
@@ -272,18 +281,34 @@ def _describe(batch: _OpenBatch, start: int) -> tuple[int, int, int, int, int, i
         start + len(batch.body),
         header.record_count,
         batch.placed.base_offset,
+        header.last_offset_delta,
         header.base_timestamp,
         append_time,
+        -1,
     )
 
 
 def _decode_group(
     view: memoryview, group: list[_OpenBatch], first: int, stop: int, columns: Sequence[str]
-) -> pa.RecordBatch:
+) -> Iterator[pa.RecordBatch]:
     source, starts = _source(view, group)
     assert len(source) < 2**31, "positions in a group are 32 bits wide"
     table = np.array([_describe(*pair) for pair in zip(group, starts, strict=True)], np.int64)
-    count = int(table[:, kernels.COUNT].sum())
+    while True:
+        rows, bad_batch = _decode_some(source, table, first, stop, columns)
+        if rows is None:
+            raise _damaged(group[bad_batch].placed, _NOT_RECORDS)
+        if rows.num_rows:
+            yield rows
+        if not table[:, kernels.COUNT].any():
+            return
+
+
+def _decode_some(
+    source: _Bytes, table: npt.NDArray[np.int64], first: int, stop: int, columns: Sequence[str]
+) -> tuple[pa.RecordBatch | None, int]:
+    """Up to GROUP_RECORDS rows of what `table` says is left; None and the index of a bad batch."""
+    count = min(int(table[:, kernels.COUNT].sum()), GROUP_RECORDS)
     fields = _pooled(6 * count, np.int32).reshape(6, count)
     offsets, times = _pooled(count, np.int64), _pooled(count, np.int64)
     append_times = _pooled(count, np.int32)
@@ -291,7 +316,7 @@ def _decode_group(
     kernels.parse(source, table, first, stop, fields, offsets, times, append_times, totals)
     rows, key_bytes, value_bytes, headers, bad_batch = totals.tolist()
     if bad_batch >= 0:
-        raise _damaged(group[bad_batch].placed, "its records do not fill it exactly.")
+        return None, bad_batch
     fields = fields[:, :rows]
     builders = {
         "key": lambda: _binary(pa.binary(), source, fields[0], fields[1], key_bytes),
@@ -302,7 +327,7 @@ def _decode_group(
         "headers": lambda: _headers(source, fields[4], fields[5], headers),
     }
     schema = pa.schema([(name, COLUMNS[name]) for name in columns])
-    return pa.RecordBatch.from_arrays([builders[name]() for name in columns], schema=schema)
+    return pa.RecordBatch.from_arrays([builders[name]() for name in columns], schema=schema), -1
 
 
 def _binary(
@@ -328,13 +353,21 @@ def _headers(source: _Bytes, starts: _Ints, counts: _Ints, total: int) -> pa.Arr
     fields = _pooled(4 * total, np.int32).reshape(4, total)
     totals = np.empty(5, np.int64)
     kernels.parse_headers(source, starts, counts, fields, totals)
-    key = _binary(pa.string(), source, fields[0], fields[1], int(totals[kernels.KEY_BYTES]))
+    key = _text(_binary(pa.binary(), source, fields[0], fields[1], int(totals[kernels.KEY_BYTES])))
     value = _binary(pa.binary(), source, fields[2], fields[3], int(totals[kernels.VALUE_BYTES]))
     element = HEADERS_TYPE.value_type
     ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     pairs = pa.StructArray.from_arrays([key, value], fields=list(element))
     lists = pa.ListArray.from_arrays(pa.array(ends), pairs, type=HEADERS_TYPE)
     return pc.if_else(pa.array(counts > 0), lists, pa.scalar(None, HEADERS_TYPE))
+
+
+def _text(values: pa.Array) -> pa.Array:
+    """As strings; what is no UTF-8 becomes U+FFFD, as in the Java client."""
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([value.decode(errors="replace") for value in values.to_pylist()])
 
 
 Record = tuple[bytes | None, bytes | None, int, Sequence[tuple[str, bytes | None]]]

@@ -2,6 +2,9 @@
 
 import gzip
 import random
+import subprocess
+import sys
+import tracemalloc
 
 import cramjam
 import lz4.frame
@@ -94,3 +97,100 @@ def test_codecs_that_do_not_exist_are_named(codec: int) -> None:
         decompress(codec, b"")
     with pytest.raises(CodecError, match=f"no compression codec {codec}"):
         compress(codec, b"")
+
+
+BOMBS = """
+import gzip, resource, zlib
+import cramjam, lz4.frame
+from catchwater.wire.codecs import Codec, CodecError, DecompressionBomb, decompress
+
+MIB = 2**20
+CAP = 4 * MIB
+zeros = bytes(MIB)
+zstd, flat = cramjam.zstd.Compressor(), zlib.compressobj(9, 8, 31)
+lz = lz4.frame.LZ4FrameCompressor()
+parts = [lz.begin()]
+for _ in range(256):
+    zstd.compress(zeros)
+    parts += [lz.compress(zeros)]
+gzipped = b"".join(flat.compress(zeros) for _ in range(256)) + flat.flush()
+unsized = cramjam.zstd.Compressor()
+unsized.compress(zeros)
+block = bytes(cramjam.snappy.compress_raw(zeros))
+xerial = bytes.fromhex("82534e41505059000000000100000001")
+sized = lz4.frame.compress(zeros, store_size=True)
+bombs = {
+    "gzip, one member": (Codec.GZIP, gzipped),
+    "gzip, many members": (Codec.GZIP, gzip.compress(zeros) * 256),
+    "gzip, a small member last": (Codec.GZIP, gzipped + gzip.compress(b"x")),
+    "snappy, xerial": (Codec.SNAPPY, xerial + (len(block).to_bytes(4, "big") + block) * 256),
+    "lz4, one frame": (Codec.LZ4, b"".join([*parts, lz.flush()])),
+    "lz4, many frames": (Codec.LZ4, sized * 256),
+    "zstd, no size": (Codec.ZSTD, bytes(zstd.finish())),
+    "zstd, many frames": (Codec.ZSTD, bytes(cramjam.zstd.compress(zeros)) * 256),
+    "zstd, many frames, no size": (Codec.ZSTD, bytes(unsized.finish()) * 256),
+}
+for name, (codec, bomb) in bombs.items():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        decompress(codec, bomb, max_bytes=CAP)
+    except DecompressionBomb:
+        pass
+    else:
+        raise SystemExit(f"{name} was not refused")
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    if grown * 1024 > CAP + 12 * MIB:
+        raise SystemExit(f"{name} took {grown} KiB")
+"""
+
+
+def test_no_form_of_a_bomb_takes_much_more_than_the_cap() -> None:
+    """256 MiB against a cap of 4, in a process of its own, where the peak is theirs alone."""
+    done = subprocess.run(
+        [sys.executable, "-c", BOMBS], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("codec", "written"),
+    [
+        (Codec.GZIP, gzip.compress(b"few")[:-4] + (100_000_000).to_bytes(4, "little")),
+        (Codec.SNAPPY, b"\x80\xc2\xd7\x2f" + b"few"),
+        (Codec.LZ4, b"\x04\x22\x4d\x18\x68\x40" + (100_000_000).to_bytes(8, "little") + bytes(9)),
+        (Codec.ZSTD, b"\x28\xb5\x2f\xfd\xa0" + (100_000_000).to_bytes(4, "little") + bytes(9)),
+        (Codec.ZSTD, b"\x28\xb5\x2f\xfd\xe0" + (2**62).to_bytes(8, "little") + bytes(9)),
+    ],
+    ids=["gzip", "snappy", "lz4", "zstd", "zstd beyond any memory"],
+)
+def test_a_size_that_so_few_bytes_cannot_have_gets_no_memory(codec: Codec, written: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(CodecError) as caught:
+            decompress(codec, written)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+    assert not isinstance(caught.value, DecompressionBomb), "it is damaged, and no bomb"
+
+
+def test_an_honest_ratio_is_not_taken_for_a_lie() -> None:
+    zeros = bytes(20_000_000)
+    for codec in COMPRESSING:
+        assert decompress(codec, compress(codec, zeros)) == zeros
+
+
+@pytest.mark.parametrize("size", [8, 9, 15])
+def test_a_snappy_header_that_is_cut_short_is_an_error(size: int) -> None:
+    with pytest.raises(CodecError, match="header"):
+        decompress(Codec.SNAPPY, bytes(compress(Codec.SNAPPY, TEXT))[:size])
+
+
+def test_very_many_snappy_blocks_take_no_memory_each() -> None:
+    written = bytes(compress(Codec.SNAPPY, b""))[:16] + b"\0\0\0\1\0" * 20_000
+    tracemalloc.start()
+    try:
+        assert decompress(Codec.SNAPPY, written) == b""
+        assert tracemalloc.get_traced_memory()[1] < 20_000
+    finally:
+        tracemalloc.stop()

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Sequence
 from struct import pack_into
 
+import cramjam
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -366,3 +367,105 @@ def test_any_buffer_will_do() -> None:
         np.frombuffer(some(3), "u1").data,
     ):
         assert offsets(data) == [0, 1, 2]
+
+
+def unnumbered(codec: Codec, deltas: Sequence[int], last_delta: int) -> bytes:
+    """A batch of records with these offset deltas."""
+    bodies = [b"\x00\x00" + records_module._varint(delta) + b"\x01\x01\x00" for delta in deltas]
+    body = b"".join(records_module._varint(len(each)) + each for each in bodies)
+    batch = bytearray(some(1)[:61]) + records_module.codecs.compress(codec, body)
+    batch[ATTRIBUTES_AT + 1] |= codec
+    pack_into(">i", batch, 8, len(batch) - 12)
+    pack_into(">i", batch, LAST_DELTA_AT, last_delta)
+    pack_into(">i", batch, COUNT_AT, len(deltas))
+    return resealed(batch)
+
+
+@pytest.mark.parametrize("deltas", [[0, 3], [-1, 0], [1, 0], [0, 0], [0, 2**31], [0, -(2**62)]])
+def test_a_record_outside_of_its_batch_s_offsets_is_damage(deltas: list[int]) -> None:
+    """Otherwise it would be left out in silence by who reads the offsets it should have had."""
+    assert offsets(unnumbered(Codec.NONE, [0, 2], 2)) == [0, 2]
+    with pytest.raises(RecordsDamaged, match="numbered"):
+        rows(unnumbered(Codec.NONE, deltas, 2))
+
+
+@pytest.mark.parametrize("last_delta", [-1, -(2**31)])
+def test_a_batch_that_ends_before_it_begins_is_damage(last_delta: int) -> None:
+    batch = bytearray(some(2, 10))
+    pack_into(">i", batch, LAST_DELTA_AT, last_delta)
+    with pytest.raises(RecordsDamaged, match="offset 10 "):
+        rows(resealed(batch))
+
+
+@pytest.mark.parametrize("base_offset", [-1, -(2**63), 2**63 - 1, 2**63 - 2**31])
+def test_offsets_that_cannot_be_are_damage(base_offset: int) -> None:
+    with pytest.raises(RecordsDamaged, match=f"offset {base_offset} "):
+        place(some(2, base_offset))
+
+
+def test_offsets_that_grow_too_large_on_the_way_are_damage() -> None:
+    with pytest.raises(RecordsDamaged):
+        place(some(2) * 2, base_offset=2**63 - 2**31 - 1)
+
+
+def test_a_header_s_key_that_is_no_text_is_mended_as_java_does() -> None:
+    batch = bytearray(encode_batch([(b"k", b"v", 1, [("name", b"x"), ("other", None)])]))
+    batch[batch.index(b"name")] = 0xFF
+    assert rows(resealed(batch))[0][4] == [("\N{REPLACEMENT CHARACTER}ame", b"x"), ("other", None)]
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
+def test_a_batch_of_very_many_records_is_decoded_piece_by_piece(codec: Codec) -> None:
+    count = 3 * records_module.GROUP_RECORDS + 5
+    data = encode_batch([(None, None, 0, ())] * count, codec=codec, base_offset=7)
+    sizes, found, before = [], [], pa.total_allocated_bytes()
+    for each in decode(data, place(data), columns=["offset"], first=10):
+        sizes.append(each.num_rows)
+        found += each["offset"].to_pylist()
+        assert pa.total_allocated_bytes() - before < 100 * records_module.GROUP_RECORDS
+    assert max(sizes) == records_module.GROUP_RECORDS
+    assert found == list(range(10, 7 + count))
+
+
+def test_damage_far_into_a_batch_of_very_many_records_is_found() -> None:
+    count = 2 * records_module.GROUP_RECORDS
+    data = unnumbered(Codec.LZ4, [*range(count - 1), 0], count - 1)
+    pieces = decode(data, place(data), columns=["offset"])
+    assert next(pieces).num_rows == records_module.GROUP_RECORDS
+    with pytest.raises(RecordsDamaged):
+        next(pieces)
+
+
+def with_headers(count: int, copies: int) -> bytes:
+    """A batch of `copies` records, each with so many empty headers."""
+    varint = records_module._varint
+    records = [
+        b"\x00\x00" + varint(n) + b"\x01\x01" + varint(count) + b"\x00\x01" * count
+        for n in range(copies)
+    ]
+    body = b"".join(varint(len(each)) + each for each in records)
+    batch = bytearray(some(1)[:61]) + records_module.codecs.compress(Codec.ZSTD, body)
+    batch[ATTRIBUTES_AT + 1] |= Codec.ZSTD
+    pack_into(">i", batch, 8, len(batch) - 12)
+    pack_into(">i", batch, LAST_DELTA_AT, copies - 1)
+    pack_into(">i", batch, COUNT_AT, copies)
+    return resealed(batch)
+
+
+def test_headers_without_end_do_not_become_memory_without_end() -> None:
+    most = records_module.kernels.MOST_HEADERS
+    data = with_headers(most // 4, 9)
+    pieces = list(decode(data, place(data), columns=["offset", "headers"]))
+    assert [piece.num_rows for piece in pieces] == [4, 4, 1]
+    assert sum(len(piece["headers"].flatten()) for piece in pieces) == 9 * (most // 4)
+    with pytest.raises(RecordsDamaged, match=f"more than {most} headers"):
+        list(decode(with_headers(most + 1, 1), place(with_headers(most + 1, 1))))
+
+
+def test_a_batch_that_unfolds_without_end_is_refused_by_its_offset() -> None:
+    batch = bytearray(some(1, 40)[:61]) + bytes(cramjam.zstd.compress(bytes(2**20))) * 129
+    batch[ATTRIBUTES_AT + 1] |= Codec.ZSTD
+    pack_into(">i", batch, 8, len(batch) - 12)
+    with pytest.raises(RecordsDamaged, match=r"offset 40 .* unfold to more than") as caught:
+        rows(resealed(batch))
+    assert caught.value.offset == 40
