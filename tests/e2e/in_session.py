@@ -50,11 +50,11 @@ class Pipeline:
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
         """Until the condition holds or the query ends. Raises what `pipeline run` would."""
         settings = config.load(self.file, {})
-        restore.finish(self.checkpoint)
+        restore.finish(settings.checkpoint)  # where the pipeline is now, if it was taken over
         parts = prepare(settings, SYSTEM.monotonic_s(), SYSTEM)
         shards = settings.shard_count * len(parts.specs)
         writer = EpochWriter(
-            Ledger(self.checkpoint), parts.outlets.all, shards, SYSTEM,
+            Ledger(settings.checkpoint), parts.outlets.all, shards, SYSTEM,
             poison_limit=run.poison_limit(parts),
         )  # fmt: skip
         upkeep = run.upkeep_of(parts, SYSTEM)

@@ -1,5 +1,6 @@
-"""A backfill of a range beside the pipeline that went over it before, killed on its way.
+"""History once more: a range beside the pipeline that went over it, and a view made anew.
 
+The driver is killed on its way.
 A plain loop says what the range gives to functions that begin with empty state.
 """
 
@@ -9,6 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -106,22 +108,39 @@ def kill_driver(folder: Path) -> None:
     os.kill(told["driver"], signal.SIGKILL)
 
 
-def test_a_range_is_written_once_and_the_pipeline_does_not_notice(
-    make_broker: Callable[..., Any], tmp_path: Path
-) -> None:
+def produce(bootstrap: str, first: int, last: int) -> None:
+    with Client(bootstrap) as client:
+        for partition in range(PARTITIONS):
+            told = [json.dumps(order(partition, n)).encode() for n in range(first, last)]
+            batch = encode_batch([(b"", each, SYSTEM.now_ms(), ()) for each in told])
+            client.produce([(("orders", partition), batch)])
+
+
+@pytest.fixture
+def broker(make_broker: Callable[..., Any]) -> Any:
     broker = make_broker({"log.retention.ms": "-1"})
     with Client(broker.bootstrap) as client:
         client.create_topics({"orders": PARTITIONS})
-        for partition in range(PARTITIONS):
-            told = [json.dumps(order(partition, n)).encode() for n in range(RECORDS)]
-            batch = encode_batch([(b"", each, SYSTEM.now_ms(), ()) for each in told])
-            client.produce([(("orders", partition), batch)])
+    produce(broker.bootstrap, 0, RECORDS)
+    return broker
+
+
+@pytest.fixture
+def live(broker: Any, tmp_path: Path) -> Pipeline:
+    """The pipeline, stopped, with all its input read."""
     (tmp_path / "orders_seen.py").write_text(FUNCTION)
     file = tmp_path / "tally.toml"
     file.write_text(FILE.format(bootstrap=broker.bootstrap, table="live"))
     live = Pipeline(None, tmp_path, file)
     live.run()
     assert rows(tmp_path, "live") == model(0, RECORDS)
+    return live
+
+
+def test_a_range_is_written_once_and_the_pipeline_does_not_notice(
+    broker: Any, live: Pipeline, tmp_path: Path
+) -> None:
+    file = live.file
     control = Control(broker.control_url)
     pins = {pin["id"] for pin in control.pins()}
     before = [rows(tmp_path, "live"), live.committed]
@@ -151,3 +170,58 @@ def test_a_range_is_written_once_and_the_pipeline_does_not_notice(
     again = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=True)
     assert json.loads(again.stdout)["done"]
     assert rows(tmp_path, "june") == model(FIRST, LAST)
+
+
+class Reader(threading.Thread):
+    """Looks at the table again and again, as anybody may."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self.over = threading.Event()
+        self.seen: set[int] = set()
+        self.start()
+
+    def run(self) -> None:
+        while not self.over.wait(0.002):
+            self.seen.add(sum(rows(self._folder, "live").values()))
+
+
+def test_a_view_is_made_anew_and_nobody_sees_half_of_it(
+    broker: Any, live: Pipeline, tmp_path: Path
+) -> None:
+    with sqlite3.connect(tmp_path / "rows.db") as database:
+        database.execute("DELETE FROM live WHERE n % 3 = 0")
+        database.execute("UPDATE live SET seen = 1000 WHERE n % 7 = 1")
+    damaged = sum(rows(tmp_path, "live").values())
+    command = [COMMAND, "pipeline", "rebuild", str(live.file), "--label", "anew", "--yes",
+               "--quick", "--json"]  # fmt: skip
+    folder = tmp_path / "checkpoint.backfills" / "anew"
+    reader = Reader(tmp_path)
+    try:
+        with (
+            (tmp_path / "log").open("wb") as log,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log) as process,
+        ):
+            kill_driver(folder)
+            produce(broker.bootstrap, RECORDS, RECORDS + 50)  # more than it set out to read
+            out, _ = process.communicate(timeout=250)
+    finally:
+        reader.over.set()
+        reader.join()
+    assert process.returncode == 0, (tmp_path / "log").read_text()[-3000:]
+    whole = PARTITIONS * (RECORDS + 50)
+    assert json.loads(out)["rows"] == {"rows": whole}
+    assert rows(tmp_path, "live") == model(0, RECORDS + 50)
+    assert reader.seen == {damaged, whole}
+
+    # The pipeline goes on where the rebuild ended, and holds the log for itself.
+    produce(broker.bootstrap, RECORDS + 50, RECORDS + 90)
+    live.run()
+    assert rows(tmp_path, "live") == model(0, RECORDS + 90)
+    verified = subprocess.run([COMMAND, "sink", "verify", str(live.file)], capture_output=True)
+    assert verified.returncode == 0, verified.stderr
+    owners = {pin["owner"] for pin in Control(broker.control_url).pins()}
+    assert owners == {"tally"}
+    again = subprocess.run(command, capture_output=True, timeout=60)
+    assert b"has taken the pipeline's place already" in again.stderr

@@ -1,4 +1,4 @@
-"""`catchwater pipeline backfill`: the pipeline's functions over a bounded part of the past."""
+"""`catchwater pipeline backfill|rebuild`: the pipeline's functions over the past, once more."""
 
 import logging
 import sys
@@ -59,9 +59,7 @@ def backfill(
     )
     from catchwater.pipeline.run.config import load
 
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
-    )
+    _log_here()
     config = backfill_of(load_here(file), label)
     check_apart(config, load(file, {}))
     bounds = begun(config.checkpoint)
@@ -83,6 +81,86 @@ def backfill(
     if done == records:
         _release(config)
     _tell(config, done, records, as_json=as_json)
+
+
+def rebuild(
+    file: PipelineFile,
+    label: Annotated[str, typer.Option("--label", help="Names this rebuild, to go on with it.")],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Start sooner and run slower: for demos and tests.")
+    ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make the pipeline's tables anew from all of its input, and put them in place at once.
+
+    The pipeline runs on meanwhile. When the rebuild has caught up, the pipeline is stopped, and
+    each table's rows are exchanged in one transaction; start it again then. Readers never see half
+    a table. The same command goes on where it was cut short.
+    """
+    from catchwater.pipeline.change.around import Around
+    from catchwater.pipeline.change.rebuild import extend, take_place
+    from catchwater.pipeline.run.backfill import backfill_of, begun, progress
+    from catchwater.pipeline.supervisor.halt import halt
+    from catchwater.recovery.lock import lock
+
+    _log_here()
+    live = load_here(file)
+    if live.checkpoint.name == label and begun(live.checkpoint):
+        talk(f"{label} has taken the pipeline's place already: {live.checkpoint}.")
+        return
+    if not _begun_or_asked(live, label, dry_run=dry_run, yes=yes):
+        return
+    config = backfill_of(live, label)
+    flags = ["--backfill", label, *(["--quick"] if quick else [])]
+    bounds = begun(config.checkpoint)
+    reads = bounds is not None and not bounds.taking
+    done, records = progress(config.checkpoint)
+    if reads and done < records:
+        supervised(file, config, flags)
+    halt(live.checkpoint)
+    with lock(live.checkpoint):
+        if reads and extend(config):
+            supervised(file, config, flags)
+        rows = take_place(Around.of(live), config)
+    _release(config)
+    if as_json:
+        told = {"rebuilt": config.name, "rows": rows, "checkpoint": str(config.checkpoint)}
+        print_json(told)
+    else:
+        talk(f"{config.name} is in place; start the pipeline: catchwater pipeline run {file}")
+
+
+def _begun_or_asked(live: "PipelineConfig", label: str, *, dry_run: bool, yes: bool) -> bool:
+    """Whether the rebuild goes on: it has begun before, or is begun here if that is wanted."""
+    import msgspec
+
+    from catchwater.clock import SYSTEM
+    from catchwater.pipeline.change.rebuild import tables_of
+    from catchwater.pipeline.run.backfill import backfill_of, begin, begun, resolve
+
+    config = backfill_of(live, label)
+    if begun(config.checkpoint):
+        return not dry_run
+    tables = tables_of(live, label)
+    found = resolve(config, "earliest", "latest", SYSTEM)
+    bounds = msgspec.structs.replace(found, tables=tables)
+    _show(config, bounds)
+    if dry_run:
+        return False
+    if not yes:
+        question = f"Make {', '.join(tables)} anew, and stop the pipeline for the exchange?"
+        typer.confirm(question, abort=True, err=True)
+    _pin(config, bounds)
+    begin(config, bounds)
+    return True
+
+
+def _log_here() -> None:
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
+    )
 
 
 def _show(config: "PipelineConfig", bounds: "Bounds") -> None:

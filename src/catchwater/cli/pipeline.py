@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from catchwater.cli import versions as changes
-from catchwater.cli.backfill import backfill
+from catchwater.cli.backfill import backfill, rebuild
 from catchwater.cli.console import (
     AsJson,
     DryRun,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from catchwater.recovery.ledger import EpochEntry
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
-for command in (changes.upgrade, changes.rollback, changes.versions, backfill):
+for command in (changes.upgrade, changes.rollback, changes.versions, backfill, rebuild):
     app.command()(command)
 
 

@@ -61,6 +61,13 @@ def claim_home(checkpoint: Path, store: str | None, pipeline: str, clock: Clock)
     return home_of(checkpoint)
 
 
+def adopt_home(checkpoint: Path, store: str | None) -> None:
+    """Let the pipeline's file name this store from now on; the objects stay where they are."""
+    kept = read_json(_path(checkpoint), _Home)
+    if kept is not None and store is not None:
+        write_whole(_path(checkpoint), msgspec.json.encode(_Home(store, kept.url)))
+
+
 def join(url: str, name: str) -> str:
     """The URL of a folder in a store."""
     parts = urlsplit(url)

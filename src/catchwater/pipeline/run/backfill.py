@@ -48,6 +48,10 @@ class Bounds(msgspec.Struct, frozen=True):
 
     start: OffsetMap
     end: OffsetMap
+    tables: dict[str, str] = {}
+    """Sink → table to write to instead of the file's: of a rebuild, until it takes their place."""
+    taking: bool = False
+    """A rebuild has begun to take the live tables' place, and reads no more before it has."""
 
     @property
     def records(self) -> int:
@@ -116,9 +120,16 @@ def backfill_of(live: PipelineConfig, label: str) -> PipelineConfig:
     source = {k: v for k, v in live.source.items() if not k.lower().startswith(_STARTING)}
     if bounds:
         source["startingOffsets"] = msgspec.json.encode(bounds.start).decode()
+    tables = bounds.tables if bounds else {}
     return replace(
         live,
         name=f"{name}.{label}",
+        sinks={
+            sink: replace(each, options={**each.options, "table": tables[sink]})
+            if sink in tables
+            else each
+            for sink, each in live.sinks.items()
+        },
         checkpoint=folder,
         local=live.local and live.local / "backfills" / label,
         state=live.state and join(live.state, "backfills"),

@@ -30,6 +30,7 @@ from catchwater.sinks.patience import patiently
 from catchwater.sinks.relational.columns import Codec, Values, digest_of
 from catchwater.sinks.relational.database import Database, Transaction, quoted
 from catchwater.sinks.relational.tables import Target, Writer
+from catchwater.sinks.relational.takeover import take_place
 from catchwater.sinks.relational.upsert import put_back, replace_rows
 from catchwater.sinks.staged import Archive, StagedFile
 
@@ -119,6 +120,19 @@ class TableSink:
             for fix in fixes:
                 self._repair(transaction, fix)
         return []
+
+    def take_place(self, pipeline: str, table: str) -> int:
+        """Put its table's rows and marks in the place of another pipeline's, at once.
+
+        The other one's sink has this one's name, and goes on with this one's epochs. Gives how many
+        rows there are now, -1 if it was done before. This sink's own table is gone then.
+        """
+        live = self._writer._replace(pipeline=pipeline, table=table)
+        theirs = Target(self._database, live, self._codec.columns)
+        with self._database.transaction() as transaction:
+            for owner in sorted([self._who, (pipeline, self.name)]):
+                transaction.lock("/".join(owner))
+            return take_place(transaction, self._target, theirs, live)
 
     def sweep(self, oldest: int, now_ms: int) -> None:
         """Forget staged pieces, and now and then marks and undo rows, of epochs before."""

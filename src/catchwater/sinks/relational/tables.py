@@ -56,6 +56,15 @@ class Target:
         self.columns = [*(column.name for column in columns), *ROW_COLUMNS]
         self._check_names()
 
+    @property
+    def owner(self) -> tuple[str, str]:
+        """The pipeline and the sink that write to it."""
+        return self._writer.pipeline, self._writer.sink
+
+    def check_fits(self, transaction: Transaction) -> None:
+        """Raise `TargetDiffers` unless the table is there and can take the outputs."""
+        self._compare(self._database.columns(transaction, self.name))
+
     def prepare(self) -> None:
         """Claim the table, create it or see that it fits.
 

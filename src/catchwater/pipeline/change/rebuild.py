@@ -1,0 +1,116 @@
+"""A materialised view made anew from history, and put in the old one's place at once.
+
+A rebuild is a backfill of everything into tables of its own. When it has caught up, the pipeline is
+stopped; the rebuild reads what came meanwhile; then each table's rows and marks take the place of
+the live ones in one transaction, and the pipeline's checkpoint hands over to the rebuild's. Readers
+see the old view or the new one. Cut short anywhere, the same steps done again end in the same
+place: every one of them looks whether it was done.
+
+Only sinks that are tables can be rebuilt: nothing else can exchange all it holds at once.
+"""
+
+from contextlib import closing
+from dataclasses import replace
+
+import msgspec
+
+from catchwater.config import CatchwaterError
+from catchwater.pipeline.change.around import Around
+from catchwater.pipeline.change.settle import settle
+from catchwater.pipeline.run import identity, versions
+from catchwater.pipeline.run.backfill import Bounds, begin, begun
+from catchwater.pipeline.run.config import PipelineConfig
+from catchwater.pipeline.run.outlets import open_outlets
+from catchwater.pipeline.run.preflight import identity_of
+from catchwater.recovery import checkpoint, handover, pins
+from catchwater.recovery.home import adopt_home, home_of
+from catchwater.replay.offsets import to_json
+from catchwater.replay.options import parse_options
+from catchwater.replay.subscription import Subscription
+from catchwater.sinks.relational.sink import TableSink
+from catchwater.sinks.surroundings import Surroundings
+
+TABLES = ("postgres", "sqlite")
+"""The kinds of sinks that can be rebuilt."""
+
+
+class CannotRebuild(CatchwaterError):
+    """A pipeline with a sink that cannot exchange all it holds at once."""
+
+    exit_code = 2
+
+
+def tables_of(live: PipelineConfig, label: str) -> dict[str, str]:
+    """Where each sink's rows are made before they take their place. Raises `CannotRebuild`."""
+    others = {name: each.kind for name, each in live.sinks.items() if each.kind not in TABLES}
+    if others:
+        told = ", ".join(f"{name!r} ({kind})" for name, kind in others.items())
+        raise CannotRebuild(
+            f"The sinks {told} hold what cannot be exchanged at once; tables can.",
+            hint="Backfill into another topic or folder, and let its readers change over: "
+            "catchwater pipeline backfill.",
+        )
+    suffix = f"__{label.replace('-', '_')}"
+    return {name: each.options["table"] + suffix for name, each in live.sinks.items()}
+
+
+def extend(rebuild: PipelineConfig) -> int:
+    """Let the rebuild read on to where the input ends now; how many offsets that adds.
+
+    The live pipeline is stopped, so what it has read lies before.
+    """
+    bounds = begun(rebuild.checkpoint)
+    assert bounds is not None, "it has begun"
+    subscription = Subscription(parse_options(rebuild.source_options))
+    try:
+        end = subscription.latest()
+    finally:
+        subscription.close()
+    started = {key: 0 for key in end} | {
+        (topic, int(number)): at
+        for topic, partitions in bounds.start.items()
+        for number, at in partitions.items()
+    }
+    then = Bounds(to_json(started), to_json(end), bounds.tables)
+    begin(rebuild, then)
+    return then.records - bounds.records
+
+
+def take_place(around: Around, rebuild: PipelineConfig) -> dict[str, int]:
+    """Put the rebuild in the live pipeline's place; the rows of each sink, -1 if it had them.
+
+    The caller holds the lock of the live checkpoint, and the rebuild has read everything.
+    """
+    live, folder = around.config, rebuild.checkpoint
+    bounds = begun(folder)
+    assert bounds is not None, "it has begun"
+    begin(rebuild, msgspec.structs.replace(bounds, taking=True))
+    settle(folder)
+    rows = _exchange(around, rebuild)
+    identity.write(folder, identity_of(live, around.specs))
+    adopt_home(folder, live.state)
+    if around.control is not None:
+        kept = checkpoint.read(folder).committed[-live.retain :]
+        pins.hold(around.control, around.name, kept)
+    handover.fence(live.checkpoint, folder)
+    handover.hand_over(live.checkpoint, settle(live.checkpoint))
+    return rows
+
+
+def _exchange(around: Around, rebuild: PipelineConfig) -> dict[str, int]:
+    folder = rebuild.checkpoint
+    opened = Surroundings(
+        pipeline=rebuild.name or "",
+        objects=home_of(folder),
+        folder=rebuild.folder,
+        bootstrap=parse_options(rebuild.source_options).bootstrap,
+        control=around.control,
+        generation=versions.load(folder).generation,
+        clock=around.clock,
+    )
+    rows = {}
+    with closing(open_outlets(replace(rebuild, dead_letter=None), around.specs, opened)) as outlets:
+        for name, sink in outlets.sinks.items():
+            assert isinstance(sink, TableSink), "others were refused"
+            rows[name] = sink.take_place(around.name, around.config.sinks[name].options["table"])
+    return rows
