@@ -15,7 +15,7 @@ before Spark commits it.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -120,9 +120,9 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
     def __init__(self, settings: PackedSettings, clock: Clock = SYSTEM) -> None:
         self._settings = settings
-        self._options: SourceOptions = parse_options(
-            {**settings.options, "columns": ",".join(_COLUMNS)}
-        )
+        options = parse_options({**settings.options, "columns": ",".join(_COLUMNS)})
+        # Certificates are read here, where their files are; tasks get what is in them.
+        self._options: SourceOptions = replace(options, security=options.security.loaded())
         self._subscription = Subscription(self._options)
         self._tables: Subscription | None = None
         if settings.tables:
