@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from catchwater.clock import SYSTEM
+from catchwater.pipeline.change.rebuild import CannotRebuild, tables_of
 from catchwater.pipeline.run.backfill import (
     BadBackfill,
     Bounds,
@@ -17,6 +18,7 @@ from catchwater.pipeline.run.backfill import (
 )
 from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
 from catchwater.recovery import handover
+from catchwater.sinks.config import SinkConfig
 
 SOURCE = {
     "kafka.bootstrap.servers": "127.0.0.1:1",
@@ -87,3 +89,17 @@ def test_a_label_that_is_no_name_is_refused(live: PipelineConfig, label: str) ->
 def test_a_place_that_says_nothing_is_refused(live: PipelineConfig, since: str, said: str) -> None:
     with pytest.raises(BadBackfill, match=said):
         resolve(live, since, "latest", SYSTEM)
+
+
+def test_what_cannot_exchange_all_it_holds_is_not_rebuilt(live: PipelineConfig) -> None:
+    table = SinkConfig("rows", "sqlite", options={"path": "rows.db", "table": "sales"})
+    tables = replace(live, sinks={"rows": table})
+    assert tables_of(tables, "after-fix") == {"rows": "sales__after_fix"}
+    begin(backfill_of(tables, "after-fix"), replace_bounds(BOUNDS, {"rows": "sales__after_fix"}))
+    assert backfill_of(tables, "after-fix").sinks["rows"].options["table"] == "sales__after_fix"
+    with pytest.raises(CannotRebuild, match=r"'alerts' \(log\)"):
+        tables_of(replace(live, sinks={"rows": table, "alerts": SinkConfig("alerts")}), "after-fix")
+
+
+def replace_bounds(bounds: Bounds, tables: dict[str, str]) -> Bounds:
+    return Bounds(bounds.start, bounds.end, tables)
