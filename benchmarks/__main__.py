@@ -9,6 +9,7 @@ import sys
 NAMES = (
     "produce",
     "replay",
+    "decoder",
     "functions",
     "sinks",
     "catalog",

@@ -204,7 +204,7 @@ def damage(chance: random.Random, data: bytearray, begin: int = 0) -> None:
     for _ in range(chance.choice((1, 1, 1, 2, 3, 8))):
         if begin >= len(data):
             return
-        at = chance.randrange(begin, len(data))
+        at = len(data) - 1 if chance.random() < 0.2 else chance.randrange(begin, len(data))
         match chance.randrange(6):
             case 0 | 1:
                 data[at] = chance.choice(INTERESTING)

@@ -31,16 +31,15 @@ from numba.extending import intrinsic
     BASE_OFFSET,
     LAST_DELTA,
     BASE_TIMESTAMP,
-    APPEND_TIMESTAMP,
+    MAX_TIMESTAMP,
+    LOG_APPEND_TIME,
     PREVIOUS_DELTA,
-) = range(8)
+) = range(9)
 # Rows of the table of fields that `parse` fills: where each begins, and its length (null: -1).
 KEY_AT, KEY_SIZE, VALUE_AT, VALUE_SIZE, HEADERS_AT, HEADER_COUNT = range(6)
 # Entries of the totals that `parse` fills.
 ROWS, KEY_BYTES, VALUE_BYTES, HEADERS, BAD_BATCH = range(5)
 
-NO_APPEND_TIMESTAMP = np.iinfo(np.int64).min
-"""In APPEND_TIMESTAMP: the batch's records carry the times their producer gave them."""
 MOST_HEADERS = 2**20
 """Of one record: each takes 2 bytes of input, but 40 of Arrow, which must not grow without end."""
 
@@ -183,7 +182,8 @@ def parse(source, batches, first, stop, fields, offsets, times, append_times, to
     for batch in range(batches.shape[0]):
         at, end, left = batches[batch, START], batches[batch, END], batches[batch, COUNT]
         base_offset, last_delta = batches[batch, BASE_OFFSET], batches[batch, LAST_DELTA]
-        base_time, append_time = batches[batch, BASE_TIMESTAMP], batches[batch, APPEND_TIMESTAMP]
+        base_time, max_time = batches[batch, BASE_TIMESTAMP], batches[batch, MAX_TIMESTAMP]
+        by_broker = batches[batch, LOG_APPEND_TIME]
         previous_delta = batches[batch, PREVIOUS_DELTA]
         while left > 0 and row < fields.shape[1] and headers < MOST_HEADERS:
             size, at = _varint(origin, at, end)
@@ -213,8 +213,8 @@ def parse(source, batches, first, stop, fields, offsets, times, append_times, to
             fields[VALUE_AT, row], fields[VALUE_SIZE, row] = value_at, value_size
             fields[HEADERS_AT, row], fields[HEADER_COUNT, row] = headers_at, header_count
             offsets[row] = offset
-            append_times[row] = append_time != NO_APPEND_TIMESTAMP
-            times[row] = append_time if append_times[row] else base_time + time_delta
+            append_times[row] = by_broker
+            times[row] = max_time if by_broker else base_time + time_delta
             key_bytes += max(key_size, 0)
             value_bytes += max(value_size, 0)
             headers += header_count

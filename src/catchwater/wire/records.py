@@ -275,7 +275,6 @@ def _source(view: memoryview, group: list[_OpenBatch]) -> tuple[_Bytes, list[int
 def _describe(batch: _OpenBatch, start: int) -> tuple[int, ...]:
     """One row of the table that `kernels.parse` reads; the order is that of its constants."""
     header = batch.placed.header
-    append_time = header.max_timestamp if header.log_append_time else kernels.NO_APPEND_TIMESTAMP
     return (
         start,
         start + len(batch.body),
@@ -283,7 +282,8 @@ def _describe(batch: _OpenBatch, start: int) -> tuple[int, ...]:
         batch.placed.base_offset,
         header.last_offset_delta,
         header.base_timestamp,
-        append_time,
+        header.max_timestamp,
+        header.log_append_time,
         -1,
     )
 

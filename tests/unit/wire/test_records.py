@@ -180,6 +180,16 @@ def test_the_broker_s_time_replaces_the_producer_s() -> None:
     assert found["timestampType"].to_pylist() == [1, 1, 1, 0]
 
 
+def test_no_time_of_the_broker_stands_for_none() -> None:
+    batch = bytearray(some(1))
+    batch[ATTRIBUTES_AT + 1] |= 0x08
+    pack_into(">q", batch, 35, -(2**63))
+    data = resealed(batch)
+    (found,) = decode(data, place(data), columns=["timestamp", "timestampType"])
+    assert found["timestamp"].cast(pa.int64()).to_pylist() == [-(2**63)]
+    assert found["timestampType"].to_pylist() == [1]
+
+
 def test_a_compacted_batch_keeps_its_gaps() -> None:
     batch = bytearray(some(2))
     pack_into(">i", batch, LAST_DELTA_AT, 9)
