@@ -12,9 +12,11 @@ import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from confluent_kafka import TIMESTAMP_CREATE_TIME, Consumer, KafkaError, Producer, TopicPartition
 
+from catchwater.replay import read as read_module
 from catchwater.replay.options import parse_options
 from catchwater.replay.read import ReadSettings, read_task
 from catchwater.replay.subscription import Subscription
@@ -22,6 +24,8 @@ from catchwater.replay.subscription import Subscription
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 DEADLINE_S = 60.0
 MEGABYTE = 1_000_000
+FETCH_BYTES = 20_000
+"""So much is fetched at a time: less than most partitions have, so that replies follow replies."""
 COLUMNS = ("partition", "offset", "key", "value", "headers", "timestamp", "timestampType")
 
 Headers = tuple[tuple[str, bytes | None], ...]
@@ -238,10 +242,11 @@ def by_replay(
         control_url = subscription.control_url()
     settings = ReadSettings(options.bootstrap, COLUMNS, control_url, options.read_committed)
     rows: Rows = {partition: [] for partition in starts}
-    for task in planned:
-        for batch in read_task(task, settings):
-            for row in map(_of_arrow, batch.to_pylist()):
-                rows[row.partition].append(row)
+    with patch.object(read_module, "_FETCH_BYTES", FETCH_BYTES):
+        for task in planned:
+            for batch in read_task(task, settings):
+                for row in map(_of_arrow, batch.to_pylist()):
+                    rows[row.partition].append(row)
     return rows
 
 

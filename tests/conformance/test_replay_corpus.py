@@ -6,7 +6,9 @@ readers of everything and of committed records only.
 """
 
 import random
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -31,6 +33,7 @@ from catchwater.wire.records import place
 MIXED, COMPACTED = "mixed", "compacted"
 FEW, LARGE, TXNS, OPEN, MANY = range(5)
 BATCHES_OF_MANY = 1000
+SMALL_RANGES = (sys.executable, str(Path(__file__).with_name("small_ranges_broker.py")))
 NEVER_MS = "86400000"
 TIMES = ["CreateTime", "LogAppendTime"]
 
@@ -48,7 +51,8 @@ class Corpus:
             "catchwater.pack.interval.ms": NEVER_MS,
             "catchwater.retention.interval.ms": NEVER_MS,
         }
-        self.broker = make_broker(idle)
+        self.broker = make_broker(idle, start=False)
+        self.broker.start(*SMALL_RANGES)
         admin = AdminClient({"bootstrap.servers": self.broker.bootstrap})
         compact = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
         topics = [NewTopic(MIXED, 5), NewTopic(COMPACTED, 2, config=compact)]
@@ -84,7 +88,7 @@ class Corpus:
             "catchwater.retention.interval.ms": "100",
             "catchwater.cache.bytes": "0",
         }
-        self.broker.start()
+        self.broker.start(*SMALL_RANGES)
         control = Control(self.broker.control_url)
         deadline = time.monotonic() + DEADLINE_S
         while (kinds := self._kinds(control)) != {MIXED: {SEGMENT}, COMPACTED: {CLEANED}}:
@@ -99,6 +103,12 @@ class Corpus:
             wanted = [Wanted(topic, p["partition"], 0, p["high_watermark"]) for p in offsets]
             kinds[topic] = {each.kind for each in control.plan(wanted).ranges}
         return kinds
+
+    def range_count(self, partition: int) -> int:
+        """Into how many ranges a plan cuts a partition of the mixed topic."""
+        end = max(row.offset for row in self.expected(MIXED, committed=False)[partition])
+        plan = Control(self.broker.control_url).plan([Wanted(MIXED, partition, 0, end)])
+        return len(plan.ranges)
 
     def read(self, path: str, topic: str, starts, *, committed: bool, tasks: int = 4) -> Rows:
         bootstrap = self.broker.bootstrap
@@ -181,6 +191,10 @@ def test_of_what_was_compacted_everything_left_is_read_alike(packed, path):
     found = packed.read(path, COMPACTED, starts_of(COMPACTED), committed=False)
     theirs = packed.read("librdkafka", COMPACTED, starts_of(COMPACTED), committed=False)
     assert_same(found, theirs, f"compacted by {path}")
+
+
+def test_a_partition_that_was_packed_is_read_range_by_range(packed):
+    assert packed.range_count(MANY) > 100
 
 
 @isolations
