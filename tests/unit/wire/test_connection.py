@@ -1,12 +1,15 @@
 """One connection over a scripted socket: order, throttling, and everything that can break it."""
 
 import socket
+import ssl
 from struct import pack
+from typing import Any, cast
 
 import pytest
 
 from catchwater.clock import ManualClock
 from catchwater.wire.connection import Connection, ConnectionLost
+from catchwater.wire.security.tls import TlsFailed
 
 
 class ScriptedSocket:
@@ -75,6 +78,7 @@ def test_requests_are_prefixed_and_replies_come_in_order(
         (reply(0, b"body")[:-1], "closed by the broker"),
         (reply(7, b"body"), "not to request 0"),
         (b"HTTP/1.1 400 Bad Request", "is this a Kafka port"),
+        (b"\x15\x03\x03\x00\x02\x02\x50", "it answers in TLS"),
         (pack(">i", -1), "is this a Kafka port"),
     ],
 )
@@ -88,6 +92,48 @@ def test_what_is_no_reply_ends_the_connection(
     assert scripted.closed
     with pytest.raises(ConnectionLost):
         connection.send([b"another"])
+
+
+def test_who_never_got_an_answer_is_asked_how_the_port_is_secured(
+    connection: Connection, scripted: ScriptedSocket
+) -> None:
+    connection.send([b"request"])
+    with pytest.raises(ConnectionLost) as caught:
+        connection.receive()
+    assert "kafka.security.protocol" in str(caught.value.hint)
+    scripted.closed = False
+    again = Connection("h", 1, timeout_s=1, clock=ManualClock())
+    again.send([b"request"])
+    scripted.incoming = reply(0, b"answer")
+    again.receive()
+    again.send([b"request"])
+    with pytest.raises(ConnectionLost) as caught:
+        again.receive()
+    assert caught.value.hint is None, "it was secured well enough for an answer"
+
+
+@pytest.mark.parametrize(
+    ("failure", "raised"),
+    [
+        (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number"), TlsFailed),
+        (ssl.SSLEOFError(8, "[SSL: UNEXPECTED_EOF_WHILE_READING] EOF"), ConnectionLost),
+        (TimeoutError("the handshake timed out"), ConnectionLost),
+    ],
+)
+def test_a_handshake_that_fails_closes_the_connection(
+    scripted: ScriptedSocket, failure: OSError, raised: type[Exception]
+) -> None:
+    if isinstance(failure, ssl.SSLError):
+        failure.reason = "WRONG_VERSION_NUMBER"
+
+    class Context:
+        def wrap_socket(self, given: ScriptedSocket, *, server_hostname: str) -> None:
+            assert given is scripted and server_hostname == "h"
+            raise failure
+
+    with pytest.raises(raised, match="h:1"):
+        Connection("h", 1, timeout_s=1, clock=ManualClock(), context=cast(Any, Context()))
+    assert scripted.closed
 
 
 def test_a_throttled_client_is_silent_for_as_long_as_asked(
