@@ -31,6 +31,9 @@ DEAD_LETTER = "dead-letter"
 
 SOURCE_KEYS = (
     "kafka.bootstrap.servers",
+    "kafka.security.*",
+    "kafka.sasl.*",
+    "kafka.ssl.*",
     "subscribe",
     "startingOffsets",
     "startingTimestamp",
@@ -66,7 +69,8 @@ class PipelineConfig:
     functions: tuple[str, ...]
     """The chain, each `module:Class`; the modules are looked for beside the file first."""
     checkpoint: Path
-    source: Mapping[str, str]
+    source: Mapping[str, str] = field(repr=False)
+    """The data source's options, a password among them."""
     sinks: Mapping[str, SinkConfig]
     dead_letter: SinkConfig | None = None
     """Where poisoned events go."""

@@ -6,6 +6,7 @@ import pytest
 
 from catchwater.config import ConfigError
 from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig, load
+from catchwater.replay.options import parse_options
 
 FILE = """\
 [pipeline]
@@ -84,6 +85,18 @@ def test_a_chain_with_inputs_tables_and_dead_letters_is_read(tmp_path: Path) -> 
 def test_a_sink_named_dead_letter_takes_the_poisoned_events(tmp_path: Path) -> None:
     config = read(tmp_path, FILE + '[sink.dead-letter]\nkind = "log"\ntopic = "dead"\n')
     assert config.dead_letter is not None and list(config.sinks) == ["alerts"]
+
+
+def test_a_source_may_ask_for_a_login_whose_password_is_not_in_the_file(tmp_path: Path) -> None:
+    login = """
+kafka.security.protocol = "SASL_SSL"
+kafka.sasl.mechanism = "PLAIN"
+kafka.sasl.username = "reader"
+"""
+    text = FILE.replace("[source]", f"[source]{login}")
+    config = read(tmp_path, text, CATCHWATER_SOURCE__KAFKA_SASL_PASSWORD="s3cret")
+    assert parse_options(config.source_options).security.password == "s3cret"
+    assert "s3cret" not in repr(config)
 
 
 def test_durations_and_triggers_are_read(tmp_path: Path) -> None:
