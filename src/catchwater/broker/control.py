@@ -58,7 +58,7 @@ from catchwater.catalog.rows import (
 )
 from catchwater.config import Address, CatchwaterError
 from catchwater.log.core import RangeMissing
-from catchwater.log.log import CommittedPlan
+from catchwater.log.read.planner import CommittedPlan
 from catchwater.log.storage import StagedDamaged
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
@@ -257,10 +257,10 @@ class _Control:
                 )
         ranges = [(wanted.partition, wanted.start, wanted.end) for wanted in body.ranges]
         if body.isolation == READ_COMMITTED:
-            committed = await self._log.plan_committed(topic.name, ranges)
+            committed = await self._log.planner.plan_committed(topic.name, ranges)
             planned, more = committed.ranges, _committed(committed)
         else:
-            planned, more = await self._log.plan(topic.name, ranges), {}
+            planned, more = await self._log.planner.plan(topic.name, ranges), {}
         states = {p: self._log.state((topic.id, p)) for p in range(topic.partitions)}
         return _json(
             {

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class ReadOnlyCatalog(RelationalCatalog):
-    """The catalog in one SQLite file, for one thread."""
+    """The catalog in one SQLite file, for one thread at a time."""
 
     def __init__(self, path: Path) -> None:
         """Raises `CatalogTooNew`, or `CatalogDead` for one that cannot be read."""
@@ -31,7 +31,7 @@ class ReadOnlyCatalog(RelationalCatalog):
             if not path.exists():
                 raise sqlite3.OperationalError("there is no such file")
             uri = f"{path.absolute().as_uri()}?mode=ro"
-            self._db = sqlite3.connect(uri, uri=True, isolation_level=None)
+            self._db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
             try:
                 [version] = self._db.execute("SELECT max(version) FROM schema_version").fetchone()
                 if version != len(migrations()):

@@ -33,7 +33,8 @@ from catchwater.log.core import RangeMissing, done
 from catchwater.log.keep.housekeeping import Housekeeping
 from catchwater.log.keep.pins import in_force
 from catchwater.log.open import LogConfig, Opened, OpenWal, SharedStores, connect, embedded, shared
-from catchwater.log.read.reader import PlanRange, Reader
+from catchwater.log.read.planner import Planner
+from catchwater.log.read.reader import Reader
 from catchwater.log.read.stable import Stability
 from catchwater.log.transactions import Transactions
 from catchwater.log.write.epochs import Epochs
@@ -62,17 +63,6 @@ class Read:
     """For who reads committed records only: the aborted transactions among them."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommittedPlan:
-    """Where the stable part of ranges lies, for who reads committed records only."""
-
-    ranges: list[PlanRange]
-    aborted: list[AbortedRow]
-    """The aborted transactions with records or marker in the stable part, by place."""
-    last_stable: dict[int, int]
-    """By partition: the offset before which the plan ends, whatever was asked for."""
-
-
 class Log:
     """One broker's log in one data directory, between `open` and `close`."""
 
@@ -95,6 +85,7 @@ class Log:
         )
         core.on_appended = self._keep
         self.stability = Stability(core.catalog, core.states, is_shared=self.is_shared)
+        self.planner = Planner(core.topics, core.states, self._reader, self.stability)
         self.txns = Transactions(core, self.allocate_producer_id, lambda: core.session)
         self.keeping = Housekeeping(core, config)
         self.epochs = Epochs(core, self.keeping.appended)
@@ -291,56 +282,6 @@ class Log:
     ) -> tuple[int, int] | None:
         """Offset and timestamp of the first record that is not older, if there is one."""
         return await self._reader.offset_for_timestamp(key, timestamp_ms)
-
-    async def plan(self, topic: str, ranges: Iterable[tuple[int, int, int]]) -> list[PlanRange]:
-        """Where the bytes of (partition, start, end) lie, end exclusive.
-
-        Raises `TopicUnknown`, or `RangeMissing` with every offset that is not there.
-        """
-        topic_id = self.topics.find(topic).id
-        planned: list[PlanRange] = []
-        missing: list[tuple[int, int, int]] = []
-        for partition, start, end in ranges:
-            state = self._core.states[topic_id, partition]
-            below = (start, min(end, state.log_start))
-            above = (max(start, state.high_watermark), end)
-            missing += [(partition, *gap) for gap in (below, above) if gap[0] < gap[1]]
-            first, last = max(start, state.log_start), min(end, state.high_watermark)
-            found = await self._reader.plan((topic_id, partition), first, last)
-            reached = found[-1].last_offset + 1 if found else first
-            if reached < last:
-                missing.append((partition, reached, last))
-            planned += found
-        if missing:
-            raise RangeMissing(topic, sorted(missing))
-        return planned
-
-    async def plan_committed(
-        self, topic: str, ranges: Iterable[tuple[int, int, int]]
-    ) -> CommittedPlan:
-        """As `plan`, up to the last stable offset; what lies beyond is not there yet, not missing.
-
-        Raises `TopicUnknown` and `RangeMissing` as `plan` does.
-        """
-        topic_id = self.topics.find(topic).id
-        wanted = list(ranges)
-        stable = {
-            partition: await self.stability.last_stable_offset((topic_id, partition))
-            for partition in sorted({partition for partition, *_ in wanted})
-        }
-        bounded = []
-        for partition, start, end in wanted:
-            # What was never written stays missing, as it is to readers of everything.
-            is_written = end <= self._core.states[topic_id, partition].high_watermark
-            bounded.append((partition, start, min(end, stable[partition]) if is_written else end))
-        found = await self.plan(topic, bounded)
-        aborted = {
-            row
-            for partition, start, end in bounded
-            for row in await self.stability.aborted((topic_id, partition), start, end)
-        }
-        by_place = sorted(aborted, key=lambda row: (row.partition, row.first_offset))
-        return CommittedPlan(found, by_place, stable)
 
     async def storage(self, topic: str) -> list[StorageRow]:
         """Where a topic's bytes lie, by partition. Raises `TopicUnknown`."""

@@ -5,6 +5,7 @@ beginning of the key.
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from catchwater.catalog.rows import (
     Topic,
@@ -25,6 +26,23 @@ UNREADABLE = (ObjectMissing, ObjectTruncated, WalReadError)
 
 class StagedDamaged(CatchwaterError):
     """A staged chunk is missing, damaged, or not meant for the topic; nothing was committed."""
+
+
+class Readable(Protocol):
+    """What of a log's bytes is needed to read and to plan."""
+
+    @property
+    def objects(self) -> ObjectStore:
+        """Where all that is no WAL file lies."""
+        ...
+
+    def read(self, key: str, offset: int, size: int) -> bytes:
+        """Exactly these bytes. Raises one of `UNREADABLE`, or `StoreError`."""
+        ...
+
+    def url(self, key: str) -> str:
+        """Where a reader in another process finds the object."""
+        ...
 
 
 class Storage:

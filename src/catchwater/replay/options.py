@@ -32,6 +32,8 @@ COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timesta
 
 _BOOTSTRAP = "kafka.bootstrap.servers"
 _ISOLATION = "kafka.isolation.level"
+_CATALOG = "catchwater.catalog"
+_OBJECTS = "catchwater.objects"
 _KNOWN = (
     _BOOTSTRAP,
     "subscribe",
@@ -55,6 +57,8 @@ _KNOWN = (
     *VALUE_OPTIONS,
     "catchwater.read",
     "catchwater.pin.lease",
+    _CATALOG,
+    _OBJECTS,
     CONTROL_URL,
     # Taken so that a query of Spark's Kafka source runs unchanged; they have no effect.
     "groupIdPrefix",
@@ -127,6 +131,10 @@ class SourceOptions:
     security: Security = UNSECURED
     pin_lease_ms: int = 600_000
     """How long the pin of a batch query outlasts its last renewal; 0: it has none."""
+    catalog: str | None = None
+    """Asked instead of brokers: the data directory of a broker alone, or `postgresql://...`."""
+    objects: str = ""
+    """The URL of the object store, where the catalog does not tell."""
 
     def wants(self, topic: str, partition: int) -> bool:
         """Whether the query reads this partition."""
@@ -142,9 +150,10 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
     """The options as Spark hands them over, in any case. Raises `BadOption`, `ConfigError`."""
     given = {name.lower(): str(value) for name, value in options.items()}
     _refuse_unknown(given)
-    bootstrap = given.get(_BOOTSTRAP)
-    if not bootstrap:
-        raise BadOption(f"The option {_BOOTSTRAP} is missing: it says where the brokers are.")
+    read_path = ReadPath(
+        _choice(given, "catchwater.read", [path.value for path in ReadPath], "auto")
+    )
+    _check_place(given, read_path)
     topics, pattern, assigned = _subscription(given)
     most, least = _count(given, "maxOffsetsPerTrigger"), _count(given, "minOffsetsPerTrigger")
     if most is not None and least is not None and least > most:
@@ -154,7 +163,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
     _check_order(starting or Position(), ending)
     columns = _columns(given)
     return SourceOptions(
-        bootstrap,
+        given.get(_BOOTSTRAP, ""),
         topics,
         pattern,
         assigned,
@@ -164,9 +173,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         min_partitions=_count(given, "minPartitions"),
         fail_on_data_loss=_flag(given, "failOnDataLoss", True),
         columns=columns,
-        read_path=ReadPath(
-            _choice(given, "catchwater.read", [path.value for path in ReadPath], "auto")
-        ),
+        read_path=read_path,
         control_url=given.get(CONTROL_URL),
         read_committed=_choice(
             given, _ISOLATION, ["read_uncommitted", "read_committed"], "read_uncommitted"
@@ -177,8 +184,24 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         max_records_per_partition=_count(given, "maxRecordsPerPartition"),
         values=parse_values(given, columns),
         security=parse_security(given),
+        catalog=given.get(_CATALOG) or None,
+        objects=given.get(_OBJECTS, ""),
         pin_lease_ms=_duration_ms(given, "catchwater.pin.lease", "10m"),
     )
+
+
+def _check_place(given: Mapping[str, str], read_path: ReadPath) -> None:
+    """Raise `BadOption` unless it is said once where the log is."""
+    if given.get(_CATALOG):
+        if read_path is ReadPath.KAFKA:
+            raise BadOption(f"With {_CATALOG} no broker is asked, so catchwater.read is not kafka.")
+    elif given.get(_OBJECTS):
+        raise BadOption(f"{_OBJECTS} is for queries without brokers, which name a {_CATALOG}.")
+    elif not given.get(_BOOTSTRAP):
+        raise BadOption(
+            f"The option {_BOOTSTRAP} is missing: it says where the brokers are.",
+            hint=f"A log whose brokers are down is read by {_CATALOG}.",
+        )
 
 
 def parse_offsets(text: str, option: str) -> Offsets:

@@ -2,7 +2,7 @@
 
 Names, offsets and timestamps come over the Kafka protocol from any Kafka. Where the bytes lie comes
 from the control API if the log is ours and storage is to be read; else every slice is left to be
-fetched from its leader.
+fetched from its leader. Where a catalog is named, it answers both, and no broker is needed.
 
 Relies on `options` for what is wanted. Promises that a partition or a range that is gone is an
 error that names it, unless the options allow to go on; then it is a warning in the log. Opens no
@@ -12,7 +12,7 @@ connection before it is asked something, so that it can be sent to another proce
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
@@ -25,10 +25,16 @@ from catchwater.wire.client import EARLIEST, LATEST, Client, RequestRefused
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.exchange import TopicPartition
 
+if TYPE_CHECKING:
+    from catchwater.replay.archive import Archive
+
 _LOG = logging.getLogger(__name__)
 
 TIMEOUT_S = 60.0
 """Longer than a broker takes to come back from kill -9, shorter than anyone's patience."""
+
+_GONE = "The log does not hold any more"
+_NO_BROKER = "No broker is asked, and what can be read without one does not hold"
 
 
 class Subscription:
@@ -53,13 +59,13 @@ class Subscription:
         """The partitions that exist and are wanted. Raises `TopicUnknown` if a named one is not."""
         options = self.options
         names = options.topics or tuple({topic for topic, _ in options.assigned})
-        cluster = self._connected().metadata(None if options.pattern else names)
+        cluster = self._asked().metadata(None if options.pattern else names)
         found = sorted(key for key in cluster.leaders if options.wants(*key))
         absent = {*options.topics} - {topic for topic, _ in found} or {*options.assigned} - {*found}
         if absent:
             raise TopicUnknown(
-                f"There is no topic or partition {', '.join(sorted(map(str, absent)))} at "
-                f"{options.bootstrap}.",
+                f"There is no topic or partition {', '.join(sorted(map(str, absent)))} "
+                f"{'in the catalog' if options.catalog else f'at {options.bootstrap}'}.",
                 hint="Is the name right? Topics are not created by reading them.",
             )
         return found
@@ -90,8 +96,8 @@ class Subscription:
             _LOG.warning(text)
 
     def control_url(self) -> str | None:
-        """Where to ask for plans; None if records are to be fetched from the leaders."""
-        if self.options.read_path is ReadPath.KAFKA:
+        """Where brokers give plans; None if they are not asked, or records come from leaders."""
+        if self.options.read_path is ReadPath.KAFKA or self.options.catalog is not None:
             return None
         if self.log_control_url() is None and self.options.read_path is ReadPath.DIRECT:
             raise BadOption(
@@ -158,13 +164,14 @@ class Subscription:
             slices, missing = self._plan(left)
             if not missing:
                 return slices
-            self._go_on_without(HistoryLost(missing, "The log does not hold any more"))
+            what = _NO_BROKER if self.options.catalog else _GONE
+            self._go_on_without(HistoryLost(missing, what))
             left = _without(left, missing)
 
     def _plan(self, left: Sequence[Wanted]) -> tuple[list[Slice], list[Missing]]:
         """The slices that bring these offsets, and what is missing for good."""
-        control_url = self.control_url() if left else None
-        if control_url is None:
+        planner = self._planner() if left else None
+        if planner is None:
             firsts = self._list({(w.topic, w.partition): EARLIEST for w in left})
             missing = [
                 Missing(*w[:3], min(w.end, firsts[w.topic, w.partition]))
@@ -172,16 +179,24 @@ class Subscription:
                 if w.start < firsts[w.topic, w.partition]
             ]
             return [Slice(*each) for each in left], missing
-        control = Control(control_url, timeout_s=TIMEOUT_S, clock=self._clock)
         slices: list[Slice] = []
         missing = []
         for _, group in groupby(left, key=lambda each: each.topic):
             of_topic = list(group)
-            answer = control.plan(of_topic, read_committed=self.options.read_committed)
+            answer = planner.plan(of_topic, read_committed=self.options.read_committed)
             found = plan.slices_of(of_topic, answer.ranges, answer.aborted)
             missing += answer.missing or plan.uncovered(of_topic, found)
             slices += found
         return slices, missing
+
+    def _planner(self) -> "Control | Archive | None":
+        """Who knows where the bytes lie; None if records are to be fetched from the leaders."""
+        if self.options.catalog is not None:
+            return self._archive(self.options.catalog)
+        control_url = self.control_url()
+        if control_url is None:
+            return None
+        return Control(control_url, timeout_s=TIMEOUT_S, clock=self._clock)
 
     def _resolve(self, position: Position, which: str) -> Offsets:
         partitions = self.partitions()
@@ -220,7 +235,19 @@ class Subscription:
         if not positions:
             return {}
         committed = self.options.read_committed
-        return self._connected().list_offsets(positions, read_committed=committed)
+        return self._asked().list_offsets(positions, read_committed=committed)
+
+    def _asked(self) -> "Client | Archive":
+        """Who knows the partitions and their offsets."""
+        if self.options.catalog is not None:
+            return self._archive(self.options.catalog)
+        return self._connected()
+
+    def _archive(self, catalog: str) -> "Archive":
+        # Here, because no other query needs the log's own code.
+        from catchwater.replay.archive import Archive
+
+        return Archive(catalog, self.options.objects, self._clock)
 
     def _connected(self) -> Client:
         if self._client is None:

@@ -485,16 +485,35 @@ async def test_a_plan_names_every_offset_it_cannot_give(any_log: Log) -> None:
     key = (topic.id, 0)
     for _ in range(4):
         await append(log, key, batch(5))
-    (whole, *rest) = await log.plan("t", [(0, 0, 20)])
+    (whole, *rest) = await log.planner.plan("t", [(0, 0, 20)])
     assert whole.base_offset == 0 and (rest or [whole])[-1].last_offset == 19
-    assert await log.plan("t", [(0, 7, 7)]) == []
+    assert await log.planner.plan("t", [(0, 7, 7)]) == []
     await log._core.trim({key: 10})
     with pytest.raises(RangeMissing) as refusal:
-        await log.plan("t", [(0, 3, 25), (1, 0, 2)])
+        await log.planner.plan("t", [(0, 3, 25), (1, 0, 2)])
     assert refusal.value.missing == [(0, 3, 10), (0, 20, 25), (1, 0, 2)]
     assert "3 to 9 of partition 0" in str(refusal.value)
     with pytest.raises(TopicUnknown):
-        await log.plan("other", [])
+        await log.planner.plan("other", [])
+
+
+async def test_a_plan_names_a_hole_in_the_middle_and_no_more(open_log: Open) -> None:
+    log = await open_log()
+    topic = await log.create_topic("t", 1)
+    key = (topic.id, 0)
+    for _ in range(5):
+        await append(log, key, batch(5))
+    catalog = log._core.catalog
+    await asyncio.wrap_future(catalog.flush())
+    lost = [run for run in catalog.runs(key, 0) if run.base_offset in (5, 15)]
+    await asyncio.wrap_future(catalog.replace_runs(lost[:1], [], []))
+    await asyncio.wrap_future(catalog.replace_runs(lost[1:], [], []))
+    with pytest.raises(RangeMissing) as refusal:
+        await log.planner.plan("t", [(0, 2, 24)])
+    assert refusal.value.missing == [(0, 5, 10), (0, 15, 20)]
+    with pytest.raises(RangeMissing) as refusal:
+        await log.planner.plan("t", [(0, 7, 18)])
+    assert refusal.value.missing == [(0, 7, 10), (0, 15, 18)]
 
 
 async def test_trimming_moves_the_start_up_and_never_down(open_log: Open, tmp_path: Path) -> None:

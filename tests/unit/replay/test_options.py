@@ -95,6 +95,20 @@ def test_the_pin_of_a_batch_query_has_a_lease() -> None:
         assert parse_options({**LEAST, "catchwater.pin.lease": text}).pin_lease_ms == ms
 
 
+def test_a_catalog_takes_the_place_of_brokers() -> None:
+    by_catalog = parse_options({"subscribe": "a", "catchwater.catalog": "/data"})
+    assert (by_catalog.catalog, by_catalog.objects, by_catalog.bootstrap) == ("/data", "", "")
+    shared = parse_options(
+        {**LEAST, "catchwater.catalog": "postgresql://h/d", "catchwater.objects": "s3://b"}
+    )
+    assert (shared.catalog, shared.objects) == ("postgresql://h/d", "s3://b")
+    assert parse().catalog is None
+    for bad in ({"catchwater.objects": "s3://b"},
+                {"catchwater.catalog": "/data", "catchwater.read": "kafka"}):  # fmt: skip
+        with pytest.raises(BadOption, match=r"catchwater\.catalog"):
+            parse_options({**LEAST, **bad})
+
+
 def test_tasks_have_a_largest_size() -> None:
     assert parse(maxRecordsPerPartition="500").max_records_per_partition == 500
 

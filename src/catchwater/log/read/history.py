@@ -33,7 +33,7 @@ from catchwater.log.format.batches import (
     walk,
 )
 from catchwater.log.format.segment import Footer, IndexEntry, is_cleaned, read_footer
-from catchwater.log.storage import SEGMENTS, UNREADABLE, Storage
+from catchwater.log.storage import SEGMENTS, UNREADABLE, Readable
 
 PIECE_BYTES = 1024 * 1024
 PLAN_RANGE_BYTES = 8 * 1024 * 1024
@@ -79,7 +79,7 @@ class PlanRange:
 class History:
     """What the catalog says is there, read from storage."""
 
-    def __init__(self, catalog: Catalog, storage: Storage, max_cached_bytes: int) -> None:
+    def __init__(self, catalog: Catalog, storage: Readable, max_cached_bytes: int) -> None:
         self._catalog = catalog
         self._storage = storage
         self._cache = _BlockCache(max_cached_bytes)
@@ -139,6 +139,11 @@ class History:
                 _plan_range(key[1], kind, url, piece) for piece in _joined(pieces, PLAN_RANGE_BYTES)
             )
         return ranges
+
+    def next_stored(self, key: PartitionKey, offset: int) -> int:
+        """The first offset from `offset` on that a run holds; 2**63 - 1 if none does."""
+        runs = self._catalog.runs(key, offset, limit=1)
+        return max(runs[0].base_offset, offset) if runs else 2**63 - 1
 
     def _consecutive(self, key: PartitionKey, start: int, end: int) -> Iterator[RunRow]:
         """The runs that hold [start, end), up to the first hole."""

@@ -30,7 +30,7 @@ from catchwater.log.format.batches import Block, DamagedObject
 from catchwater.log.format.segment import SegmentTooNew
 from catchwater.log.read.history import History, LostBytes, PlanRange
 from catchwater.log.read.tail import Tail
-from catchwater.log.storage import Storage
+from catchwater.log.storage import Readable
 from catchwater.objects.base import Buffer, StoreError
 from catchwater.wire.errors import ErrorCode
 
@@ -88,7 +88,7 @@ class Reader:
     """Everything the log reads for its clients. One per `Log`, used on the log's event loop."""
 
     def __init__(
-        self, catalog: Catalog, storage: Storage, *, tail_bytes: int, lagging_bytes: int
+        self, catalog: Catalog, storage: Readable, *, tail_bytes: int, lagging_bytes: int
     ) -> None:
         self._tail = Tail(tail_bytes)
         self._history = History(catalog, storage, lagging_bytes)
@@ -154,6 +154,10 @@ class Reader:
         Ends early where the catalog holds no consecutive run. Raises `Unreadable`.
         """
         return await self._in_worker(key, lambda: self._history.plan(key, start, end))
+
+    async def next_stored(self, key: PartitionKey, offset: int) -> int:
+        """The first offset from `offset` on that a run holds; 2**63 - 1 if none does."""
+        return await self._in_worker(key, lambda: self._history.next_stored(key, offset))
 
     async def close(self) -> None:
         """Wait for the reads under way and stop the worker threads."""

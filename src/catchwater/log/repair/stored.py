@@ -57,6 +57,11 @@ class Stored:
         except OSError as error:
             raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
 
+    def url(self, key: str) -> str:
+        """Where a reader in another process finds the object, if it is not the catalog's own."""
+        path = self._path(key)
+        return self.objects.url(key) if path is None else path.absolute().as_uri()
+
     def read_all(self, key: str) -> bytes:
         """The whole object."""
         return self.read(key, 0, self.size(key))
