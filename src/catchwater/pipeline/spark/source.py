@@ -77,6 +77,10 @@ class PackedSettings(msgspec.Struct, frozen=True):
     until: OffsetMap | None = None
     """Where a run that ends with its input ends; None: where that is when it begins."""
 
+    def __repr__(self) -> str:
+        # The options hold passwords.
+        return f"{type(self).__name__}(checkpoint={self.checkpoint!r})"
+
     def to_option(self) -> dict[str, str]:
         """The option's name and value."""
         return {_SETTINGS: msgspec.json.encode(self).decode()}

@@ -102,6 +102,11 @@ class Driver:
         self.at = end.to_json()
 
 
+def test_settings_do_not_show_their_options(settings: PackedSettings) -> None:
+    secret = msgspec.structs.replace(settings, options={"kafka.sasl.password": "s3cret"})
+    assert "s3cret" not in repr(secret) and "s3cret" in secret.to_option()["settings"]
+
+
 def test_the_first_epoch_runs_in_any_case_and_the_next_only_for_something(
     settings: PackedSettings,
 ) -> None:
