@@ -57,6 +57,8 @@ _LAST_BASE_OFFSET = MAX_OFFSET - 2**31
 
 GROUP_BYTES = 4 * 2**20
 GROUP_RECORDS = 64 * 1024
+# Batches that are left out may lie between those of a group, and positions are 32 bits wide.
+_MOST_SPAN_BYTES = 2**31 - 1
 
 _SMALLEST_RECORD_BYTES = 7
 _NOT_RECORDS = (
@@ -242,6 +244,7 @@ def _groups(batches: Iterator[_OpenBatch]) -> Iterator[list[_OpenBatch]]:
         if group and (
             size_bytes + len(batch.body) > GROUP_BYTES
             or records + header.record_count > GROUP_RECORDS
+            or batch.placed.end - group[0].placed.at > _MOST_SPAN_BYTES
             or bool(header.compression) != bool(group[0].placed.header.compression)
         ):
             yield group

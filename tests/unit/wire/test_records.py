@@ -359,6 +359,19 @@ def test_groups_are_bounded_in_rows_and_bytes(monkeypatch: pytest.MonkeyPatch) -
     assert {found.num_rows for found in decode(data, place(data))} == {20}
 
 
+def test_a_group_does_not_reach_past_what_positions_can_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine = {"producer_id": 5, "producer_epoch": 0, "transactional": True}
+    data = some(1, 0) + some(50, 1, **mine) + some(1, 51) + some(1, 52)
+    aborted = [AbortedTransaction(5, 1)]
+    pieces = list(decode(data, place(data), aborted=aborted))
+    assert [piece.num_rows for piece in pieces] == [3]
+    monkeypatch.setattr(records_module, "_MOST_SPAN_BYTES", len(some(50, 1, **mine)))
+    pieces = list(decode(data, place(data), aborted=aborted))
+    assert [piece.num_rows for piece in pieces] == [1, 2]
+
+
 def test_codecs_may_change_from_batch_to_batch() -> None:
     data = b"".join(some(4, 4 * n, codec=Codec(n % 5)) for n in range(25))
     assert offsets(data) == list(range(100))
