@@ -36,7 +36,9 @@ VALUES = [b"%d" % number for number in range(300)]
 USERS = {"PLAIN": "plain", "SCRAM-SHA-256": "first=reader", "SCRAM-SHA-512": "second"}
 PASSWORD = "pass w=rd;"
 KEY_PASSWORD = "key-password"
-REAUTHENTICATE_MS = 1000
+REAUTHENTICATE_MS = 2000
+
+QUICK_START = {**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 JAAS = "org.apache.kafka.common.security"
 LOGINS = {
@@ -159,14 +161,14 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
         command = java("kafka.tools.StorageTool", *store)
     except MavenMissing as reason:
         pytest.skip(str(reason))
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, env=QUICK_START)
     with (
         log.open("wb") as output,
         subprocess.Popen(
             java("kafka.Kafka", str(config)),
             stdout=output,
             stderr=output,
-            env={**os.environ, "KAFKA_LOG4J_OPTS": ""},
+            env=QUICK_START,
         ) as process,
     ):
         try:
@@ -315,9 +317,9 @@ def test_a_login_that_ends_is_renewed_before(kafka: Kafka, monkeypatch: pytest.M
         Connection, "_lost", lambda self, error: (lost.append(error), broken(self, error))[1]
     )
     security = parse_security(kafka.options("PLAIN"))
-    deadline_s = time.monotonic() + 2.5 * REAUTHENTICATE_MS / 1000
+    deadline_s = time.monotonic() + 1.3 * REAUTHENTICATE_MS / 1000
     with Client(kafka.address("LOGIN"), security=security) as client:
         while time.monotonic() < deadline_s:
             assert client.list_offsets({(TOPIC, 0): LATEST}) == {(TOPIC, 0): 150}
             time.sleep(0.05)
-    assert len(made) in (3, 4) and not lost
+    assert len(made) > 1 and not lost
