@@ -1,12 +1,13 @@
-"""Who may do what: one question, asked wherever records or what is known of them leave or arrive.
+"""Who may do what with a topic: one question, asked before its records leave or arrive.
 
 Operations and resources are Kafka's. Produce asks for WRITE, Fetch and the control API's plan for
 READ, ListOffsets, Metadata and the control API's topics for DESCRIBE, each of a topic; an epoch of
-a sink asks for WRITE of the topic it goes to. A direct read has no question of its own: it knows
-the URLs of objects from a plan alone.
+a sink asks for WRITE of the topic it goes to. A direct read has no question of its own: a query
+knows the URLs of objects from a plan alone.
 
 A gate is asked on the event loop for every topic of every request, so it must answer from memory.
-A topic that may not be described is not told from one that does not exist.
+Whether a topic exists is told only to who may do with it what was asked. Leaves out groups, pins,
+and what makes, changes and deletes topics; who has the credentials of the storage needs no gate.
 """
 
 from enum import StrEnum
