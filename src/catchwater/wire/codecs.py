@@ -10,6 +10,7 @@ small the input that claims to be more. Does not look at what is compressed.
 
 from collections.abc import Callable, Iterator
 from enum import IntEnum
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from struct import Struct
 
 import cramjam
@@ -35,6 +36,8 @@ _LZ4_CONTENT_SIZE_BIT = 0x08
 # block of 128 KiB in 4 bytes). A size that claims more is wrong, and gets no memory.
 _MOST_GZIP, _MOST_SNAPPY, _MOST_LZ4, _MOST_ZSTD = 1032, 22, 255, 2**15
 _FIRST_GUESS = 8
+_MAPPED_BYTES = 2**20
+_PRIVATE = MAP_PRIVATE | MAP_ANONYMOUS
 _GROWTH = 4
 # What cramjam says when the output buffer is full; every other message means damaged input.
 _OUTPUT_FULL = "failed to write whole buffer"
@@ -100,7 +103,7 @@ def _possible(claimed_bytes: int | None, most_bytes: int) -> int | None:
 
 
 def _unfold(
-    decompress_into: Callable[[memoryview, bytearray], int],
+    decompress_into: Callable[[memoryview, bytearray | mmap], int],
     view: memoryview,
     claimed_bytes: int | None,
     max_bytes: int,
@@ -111,8 +114,8 @@ def _unfold(
         raise _bomb(len(view), max_bytes)
     while True:
         size = min(size, max_bytes)
-        output = bytearray()  # the last one is let go before there is a larger one
-        output = bytearray(size)
+        output: bytearray | mmap = bytearray()  # the last one is let go before there is a larger
+        output = bytearray(size) if claimed_bytes is not None else _room(size)
         try:
             return memoryview(output)[: decompress_into(view, output)]
         except cramjam.DecompressionError as error:
@@ -121,6 +124,11 @@ def _unfold(
         if size == max_bytes:
             raise _bomb(len(view), max_bytes)
         size = max(size, _XERIAL_BLOCK_BYTES) * _GROWTH
+
+
+def _room(size: int) -> bytearray | mmap:
+    """Memory for a guessed size: of much, only what is used is touched."""
+    return bytearray(size) if size < _MAPPED_BYTES else mmap(-1, size, flags=_PRIVATE)
 
 
 def _bomb(input_bytes: int, max_bytes: int) -> DecompressionBomb:
