@@ -35,8 +35,11 @@ from catchwater.sinks.kafka.client import Brokers
 from catchwater.sinks.kafka.sink import LEDGER_TOPIC, KafkaSink, Terms
 from catchwater.sinks.reconcile import repair, verify
 from catchwater.sinks.staged import Archive, StagedFile
+from catchwater.wire.client import LATEST, Client
 
 _NUMBERS = itertools.count(1)
+SETTLE_S = 5.0
+"""So long a reader waits for a transaction that is over; one that stays open is not waited for."""
 
 
 ON_BOTH = pytest.mark.parametrize("bootstrap", ["catchwater", "apache"], indirect=True)
@@ -81,15 +84,22 @@ class World:
             "bootstrap.servers": self.bootstrap, "group.id": "test", "isolation.level": isolation,
             "enable.partition.eof": True, "auto.offset.reset": "earliest",
         })  # fmt: skip
+        with Client(self.bootstrap) as client:
+            ends = client.list_offsets({(self.topic, p): LATEST for p in (0, 1)})
+        # A transaction is over for its writer before all readers may see it.
+        deadline = time.monotonic() + SETTLE_S
         try:
             consumer.assign([TopicPartition(self.topic, p, 0) for p in (0, 1)])
-            found, ended = [], 0
-            while ended < 2:
+            found, ended = [], set[int]()
+            while len(ended) < 2:
                 for message in consumer.consume(100, timeout=1):
-                    if message.error():
-                        ended += 1
-                    else:
+                    partition = message.partition()
+                    if not message.error():
                         found.append(message)
+                    elif message.offset() >= ends[self.topic, partition]:
+                        ended.add(partition)
+                if time.monotonic() > deadline:
+                    break
             return found
         finally:
             consumer.close()
