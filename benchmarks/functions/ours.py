@@ -56,6 +56,7 @@ topic = "{target}"
 retain = 5
 """
 
+
 def _commands(job: Job) -> list[tuple[list[str], dict[str, str]]]:
     (job.folder / "card_rule.py").write_text(FUNCTION)
     file = job.folder / "pipeline.toml"
