@@ -29,6 +29,9 @@ _FIRST = 0.1
 _EACH = 0.3
 """And then after this part of it, so that three renewals fail before the lease ends."""
 
+THREAD = "renew-pin"
+"""The name of the thread that does it."""
+
 T = TypeVar("T")
 
 _due_s: dict[tuple[str, str], float] = {}
@@ -92,7 +95,7 @@ def renewed(batches: Iterator[T], pin: ReadPin | None, clock: Clock = SYSTEM) ->
         yield from batches
         return
     ended = threading.Event()
-    threading.Thread(target=_renew, args=(pin, ended, clock), daemon=True).start()
+    threading.Thread(target=_renew, args=(pin, ended, clock), name=THREAD, daemon=True).start()
     try:
         yield from batches
     finally:

@@ -73,6 +73,10 @@ def plan_of(asked: Asked) -> tuple[list[Task], ReadPin | None]:
     return planned(asked, {}, {}, ManualClock())  # type: ignore[arg-type]
 
 
+def renewing() -> bool:
+    return any(thread.name == pin_module.THREAD for thread in threading.enumerate())
+
+
 def until(reached: Callable[[], bool]) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not reached():
@@ -136,14 +140,14 @@ def test_a_pin_is_renewed_while_a_task_reads_even_if_nobody_takes_its_batches(
     until(lambda: len(api.renewals) >= 5)
     assert set(api.renewals) == {(pin.id, 30)}
     assert list(reading) == ["b", "c"]
-    until(lambda: threading.active_count() == 1)
+    until(lambda: not renewing())
 
 
 def test_a_task_that_is_given_up_renews_no_more(api: type[Api]) -> None:
     reading = renewed(iter("abc"), ReadPin(URL, "read/1", 30))
     next(reading)
     reading.close()  # type: ignore[attr-defined]
-    until(lambda: threading.active_count() == 1)
+    until(lambda: not renewing())
 
 
 def test_tasks_of_one_process_renew_no_more_often_than_one_long_task(api: type[Api]) -> None:
@@ -152,7 +156,7 @@ def test_tasks_of_one_process_renew_no_more_often_than_one_long_task(api: type[A
     pin_module._due_s[URL, pin.id] = 0.0  # long due
     for _ in range(20):
         assert list(renewed(iter("ab"), pin)) == ["a", "b"]
-    until(lambda: threading.active_count() == 1)
+    until(lambda: not renewing())
     assert len(api.renewals) <= 1
 
 
@@ -174,7 +178,7 @@ def test_a_pin_that_has_ended_is_told_once_and_not_asked_for_again(
 ) -> None:
     reading = renewed(iter("ab"), ReadPin(URL, "read/1", 30))
     next(reading)
-    until(lambda: threading.active_count() == 1)
+    until(lambda: not renewing())
     assert api.renewals == [("read/1", 30)]
     assert "The pin read/1 has ended" in caplog.text
     assert list(reading) == ["b"]

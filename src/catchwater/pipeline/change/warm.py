@@ -51,6 +51,8 @@ _LONGEST_MS = 10_000
 _PACED_BY = 3
 """Epochs of the shadow by which its pace is measured."""
 _ASK_EVERY_MS = 1000
+_IDLE_MS = 10_000
+"""So long a shadow waits for an epoch to compare before it takes over without."""
 
 
 class OutputsDiffer(CatchwaterError):
@@ -123,7 +125,8 @@ class Conductor:
     ) -> None:
         """`told` is called when the old version has handed over.
 
-        With `same`, a row that differs ends the shadow before the fence (`OutputsDiffer`).
+        With `same`, a row that differs ends the shadow before the fence (`OutputsDiffer`), and at
+        least one epoch is compared.
         """
         self._around = around
         self._leader = around.config.checkpoint
@@ -136,6 +139,7 @@ class Conductor:
         self._first = self._next
         self._over = False
         self._asked_ms = 0
+        self._began_ms = around.clock.now_ms()
         self.comparison = Comparison()
 
     def __call__(self) -> None:
@@ -156,10 +160,17 @@ class Conductor:
         elif handover.fenced_by(self._leader) is not None:
             self._speak_for_the_dead()
         elif checkpoints.last_commit(self._leader) - done <= NEAR:
+            if not self._has_compared():
+                return
             _log.info("Caught up at epoch %d; the old version is asked to hand over.", done)
             handover.fence(self._leader, self._shadow)
         else:
             self._ask_for_time(done)
+
+    def _has_compared(self) -> bool:
+        """Whether there was an epoch to compare; where nothing comes in, only `same` insists."""
+        idle = self._around.clock.now_ms() - self._began_ms >= _IDLE_MS
+        return self.comparison.epochs > 0 or (idle and not self._same)
 
     def _ask_for_time(self, done: int) -> None:
         """Let the old version make fewer and larger epochs as long as the shadow is behind.

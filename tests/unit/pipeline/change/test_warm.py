@@ -108,6 +108,22 @@ def test_outputs_that_were_to_be_the_same_and_are_not_end_it_before_the_fence(
     old.run("b")
 
 
+@pytest.mark.parametrize("same", [False, True])
+def test_nothing_is_taken_over_before_something_was_compared(
+    beside: tuple[Shop, Shop], monkeypatch: pytest.MonkeyPatch, same: bool
+) -> None:
+    old, new = beside
+    now_ms = 0
+    monkeypatch.setattr(Clock, "now_ms", lambda clock: now_ms)
+    conduct, _ = conductor(old, new, same=same)
+    conduct()
+    assert handover.fenced_by(old.checkpoint) is None, "it has caught up, and knows nothing yet"
+    now_ms = 10_000
+    conduct()
+    # Where nothing comes in there is nothing to compare; only `same` insists.
+    assert (handover.fenced_by(old.checkpoint) is None) == same
+
+
 def test_an_old_version_that_dies_behind_the_fence_is_spoken_for(
     beside: tuple[Shop, Shop],
 ) -> None:
