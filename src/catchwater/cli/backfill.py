@@ -11,6 +11,7 @@ from catchwater.cli.console import (
     AsJson,
     DryRun,
     PipelineFile,
+    Quick,
     Yes,
     print_json,
     print_table,
@@ -35,9 +36,7 @@ def backfill(
     until: Annotated[
         str, typer.Option("--to", metavar="PLACE", help="latest, an ISO time, or offsets as JSON.")
     ] = "latest",
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Start sooner and run slower: for demos and tests.")
-    ] = False,
+    quick: Quick = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -86,9 +85,7 @@ def backfill(
 def rebuild(
     file: PipelineFile,
     label: Annotated[str, typer.Option("--label", help="Names this rebuild, to go on with it.")],
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Start sooner and run slower: for demos and tests.")
-    ] = False,
+    quick: Quick = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,

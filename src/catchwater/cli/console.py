@@ -30,6 +30,9 @@ PipelineFile = Annotated[
     Path, typer.Argument(metavar="FILE", show_default=False, help="The pipeline's TOML file.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Start sooner and run slower: for demos and tests.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would change; change nothing.")]
 
 

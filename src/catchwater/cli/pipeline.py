@@ -15,6 +15,7 @@ from catchwater.cli.console import (
     AsJson,
     DryRun,
     PipelineFile,
+    Quick,
     Yes,
     print_json,
     print_table,
@@ -44,9 +45,7 @@ def run(
     available_now: Annotated[
         bool, typer.Option("--available-now", help="End when what is in the log now is done.")
     ] = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Start sooner and run slower: for demos and tests.")
-    ] = False,
+    quick: Quick = False,
     no_supervise: Annotated[
         bool, typer.Option("--no-supervise", help="Run in this process; end when it fails.")
     ] = False,
