@@ -105,6 +105,7 @@ def rebuild(
     _log_here()
     live = load_here(file)
     if live.checkpoint.name == label and begun(live.checkpoint):
+        _release(backfill_of(live, label))  # who was cut short at the very end has not done so
         talk(f"{label} has taken the pipeline's place already: {live.checkpoint}.")
         return
     if not _begun_or_asked(live, label, dry_run=dry_run, yes=yes):
