@@ -76,6 +76,11 @@ class PlanRange:
     byte_size: int
     base_offset: int
     last_offset: int
+    parquet: str = ""
+    """URL of a Parquet object with the data records of the whole segment that the range lies in,
+    signed as `url` is; "" if there is none. Ranges of one segment name the same."""
+    parquet_schema: str = ""
+    """The declared schema of the values, if that object has them as typed columns too."""
 
     @classmethod
     def from_json(cls, topic: str, fields: Mapping[str, Any]) -> "PlanRange":
@@ -88,6 +93,9 @@ class PlanRange:
             int(fields["byte_size"]),
             int(fields["base_offset"]),
             int(fields["last_offset"]),
+            # A broker that is older than these fields has no Parquet.
+            str(fields.get("parquet", "")),
+            str(fields.get("parquet_schema", "")),
         )
 
 
