@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from catchwater.broker.coordination.coordinator import Coordinator
-from catchwater.broker.gate import ANONYMOUS, AllowAll, Gate, Operation, Resource, ResourceType
+from catchwater.broker.gate import (
+    ANONYMOUS,
+    THE_CLUSTER,
+    AllowAll,
+    Gate,
+    Operation,
+    Resource,
+    ResourceType,
+)
 from catchwater.broker.metrics import Metrics
 from catchwater.catalog.rows import BrokerRow, Topic
 from catchwater.clock import Clock
@@ -71,6 +79,10 @@ class Broker:
     def may(self, principal: str, operation: Operation, topic: str) -> bool:
         """Whether the gate lets the principal do this with the topic, which need not exist."""
         return self.gate.may(principal, operation, Resource(ResourceType.TOPIC, topic))
+
+    def may_administer(self, principal: str, operation: Operation) -> bool:
+        """Whether the gate lets the principal do this with the cluster as a whole."""
+        return self.gate.may(principal, operation, THE_CLUSTER)
 
     async def wait_unless_draining(self, future: asyncio.Future[None]) -> None:
         """Wait for the future, or for the broker's end."""

@@ -1,13 +1,14 @@
-"""Who may do what with a topic: one question, asked before its records leave or arrive.
+"""Who may do what with a topic or the cluster: one question, asked before anything is done.
 
 Operations and resources are Kafka's. Produce asks for WRITE, Fetch and the control API's plan for
 READ, ListOffsets, Metadata and the control API's topics for DESCRIBE, each of a topic; an epoch of
 a sink asks for WRITE of the topic it goes to. A direct read has no question of its own: a query
-knows the URLs of objects from a plan alone.
+knows the URLs of objects from a plan alone. What makes, changes and deletes topics asks for
+CREATE, ALTER, ALTER_CONFIGS and DELETE; what belongs to no topic asks for the `CLUSTER`.
 
 A gate is asked on the event loop for every topic of every request, so it must answer from memory.
-Whether a topic exists is told only to who may do with it what was asked. Leaves out groups, pins,
-and what makes, changes and deletes topics; who has the credentials of the storage needs no gate.
+Whether a topic exists is told only to who may do with it what was asked. Leaves out groups and
+pins; who has the credentials of the storage needs no gate.
 """
 
 from enum import StrEnum
@@ -24,7 +25,12 @@ class Operation(StrEnum):
 
     READ = "READ"
     WRITE = "WRITE"
+    CREATE = "CREATE"
+    DELETE = "DELETE"
+    ALTER = "ALTER"
     DESCRIBE = "DESCRIBE"
+    DESCRIBE_CONFIGS = "DESCRIBE_CONFIGS"
+    ALTER_CONFIGS = "ALTER_CONFIGS"
 
 
 class ResourceType(StrEnum):
@@ -33,6 +39,7 @@ class ResourceType(StrEnum):
     TOPIC = "TOPIC"
     GROUP = "GROUP"
     CLUSTER = "CLUSTER"
+    TRANSACTIONAL_ID = "TRANSACTIONAL_ID"
 
 
 class Resource(NamedTuple):
@@ -40,6 +47,10 @@ class Resource(NamedTuple):
 
     type: ResourceType
     name: str
+
+
+THE_CLUSTER = Resource(ResourceType.CLUSTER, "kafka-cluster")
+"""The one resource of its type, by Kafka's name."""
 
 
 class Gate(Protocol):
