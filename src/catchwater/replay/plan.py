@@ -81,6 +81,9 @@ class PlanRange:
     signed as `url` is; "" if there is none. Ranges of one segment name the same."""
     parquet_schema: str = ""
     """The declared schema of the values, if that object has them as typed columns too."""
+    parquet_first: int = 0
+    parquet_stop: int = 0
+    """That object stands for the offsets [parquet_first, parquet_stop): those of its segment."""
 
     @classmethod
     def from_json(cls, topic: str, fields: Mapping[str, Any]) -> "PlanRange":
@@ -96,6 +99,8 @@ class PlanRange:
             # A broker that is older than these fields has no Parquet.
             str(fields.get("parquet", "")),
             str(fields.get("parquet_schema", "")),
+            int(fields.get("parquet_first", 0)),
+            int(fields.get("parquet_stop", 0)),
         )
 
 
