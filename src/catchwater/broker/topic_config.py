@@ -1,69 +1,168 @@
 """The topic settings that exist: which values they take and what they are when not set.
 
-A setting is here because the log honours it, or because tools set it to the one thing we do
-anyway; any other value is refused, not stored and ignored.
+All settings of a topic in Kafka 4.3 are here but its internal one. One that the log honours takes
+the values it can honour. One without effect is here because tools set it and what it asks for is
+so anyway; the reason stands in its documentation. All else has one value, what we do, and any
+other is refused by name: no setting is stored and ignored that would promise something.
+
+Types are DescribeConfigs' numbers. Leaves out the settings of brokers: `config.py` has them.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from catchwater.config import BrokerConfig
 from catchwater.log.keep.policy import CLEANUP_POLICY, COMPACT, DELETE, Policy
 
+LONGEST_VALUE = 1_000
+"""Characters of one value; a longer one is refused before anything else looks at it."""
+
+BOOLEAN, STRING, INT, LONG, DOUBLE, LIST = 1, 2, 3, 5, 6, 7
+
 _LARGEST = 2**63 - 1
-_DOUBLE = 6
+_LARGEST_INT = 2**31 - 1
 _DEFAULT = Policy(-1, -1)
+_REPLICAS = re.compile(r"\*|none|(\d{1,9}:\d{1,9}(,\d{1,9}:\d{1,9})*)?")
 
 
 class Setting(NamedTuple):
-    """One topic setting; its type by DescribeConfigs' numbers: 2 string, 3 int, 5 long, 6 double,
-    7 list.
-    """
+    """One topic setting. With none of the four kinds of values, its default is the only one."""
 
     kafka_type: int
     default: Callable[[BrokerConfig], str]
     smallest: int | None = None
-    """For numbers; None for a setting that has exactly one possible value, its default, or a list
-    of `members`.
-    """
+    """For numbers."""
     largest: int = _LARGEST
     members: frozenset[str] = frozenset()
+    """For lists: of what."""
+    choices: tuple[str, ...] = ()
+    """For words."""
+    form: re.Pattern[str] | None = None
+    """For texts."""
+    broker_key: str = ""
+    """The setting of the broker that is its default, if there is one."""
+    has_effect: bool = True
+    about: str = ""
+    """What it does, or why it need not do anything: shown to clients and in docs/protocol.md."""
 
 
-def _only(value: str) -> Callable[[BrokerConfig], str]:
-    return lambda config: value
+def _only(value: object) -> Callable[[BrokerConfig], str]:
+    return lambda config: str(value)
 
+
+def _idle(
+    kafka_type: int, default: object, about: str, smallest: int, largest: int = _LARGEST
+) -> Setting:
+    """A number that may be set and changes nothing."""
+    return Setting(kafka_type, _only(default), smallest, largest, has_effect=False, about=about)
+
+
+def _idle_switch(default: str, about: str) -> Setting:
+    return Setting(
+        BOOLEAN, _only(default), choices=("true", "false"), has_effect=False, about=about
+    )
+
+
+_PACKER = "How the log is cut into objects is the packer's, by catchwater.segment.bytes."
+_INDEX = "A segment's index is part of it, and its size the packer's."
+_SYNCED = "Every acknowledged record is synced to the write-ahead log, whatever this says."
+_NO_REPLICAS = "There is no replication to throttle: every broker reads the same storage."
+_CODEC = "Batches are never compressed anew at a level of the topic's."
+_TIERED = "The log always lies in its one storage; there is no second tier to move it to."
 
 TOPIC_SETTINGS: Mapping[str, Setting] = {
-    CLEANUP_POLICY: Setting(7, _only(DELETE), members=frozenset((DELETE, COMPACT))),
-    "compression.type": Setting(2, _only("producer")),
-    "delete.retention.ms": Setting(5, _only(str(_DEFAULT.delete_retention_ms)), 0),
-    "max.message.bytes": Setting(3, lambda c: str(c.message_max_bytes), 1, 2**31 - 1),
-    "min.cleanable.dirty.ratio": Setting(6, _only(str(_DEFAULT.min_dirty_ratio)), 0, 1),
-    "min.compaction.lag.ms": Setting(5, _only(str(_DEFAULT.min_compaction_lag_ms)), 0),
-    "message.timestamp.type": Setting(2, _only("CreateTime")),
-    "min.insync.replicas": Setting(3, _only("1")),
-    "retention.bytes": Setting(5, lambda c: str(c.log_retention_bytes), -1),
-    "retention.ms": Setting(5, lambda c: str(c.log_retention_ms), -1),
-}
+    CLEANUP_POLICY: Setting(
+        LIST, _only(DELETE), members=frozenset((DELETE, COMPACT)),
+        about="Delete by age and size, keep the last value of every key, or both."),
+    "compression.gzip.level": Setting(INT, _only(-1), about=_CODEC),
+    "compression.lz4.level": Setting(INT, _only(9), about=_CODEC),
+    "compression.type": Setting(STRING, _only("producer"), about="As the producer compressed it."),
+    "compression.zstd.level": Setting(INT, _only(3), about=_CODEC),
+    "delete.retention.ms": Setting(
+        LONG, _only(_DEFAULT.delete_retention_ms), 0,
+        about="How long a tombstone stays once it was compacted for the first time."),
+    "file.delete.delay.ms": _idle(
+        LONG, 60_000, "Deleted objects go after catchwater.delete.grace.ms.", 0),
+    "flush.messages": _idle(LONG, _LARGEST, _SYNCED, 1),
+    "flush.ms": _idle(LONG, _LARGEST, _SYNCED, 0),
+    "follower.replication.throttled.replicas": Setting(
+        LIST, _only(""), form=_REPLICAS, has_effect=False, about=_NO_REPLICAS),
+    "index.interval.bytes": _idle(INT, 4_096, _INDEX, 0, _LARGEST_INT),
+    "leader.replication.throttled.replicas": Setting(
+        LIST, _only(""), form=_REPLICAS, has_effect=False, about=_NO_REPLICAS),
+    "local.retention.bytes": Setting(LONG, _only(-2), about=_TIERED),
+    "local.retention.ms": Setting(LONG, _only(-2), about=_TIERED),
+    "max.compaction.lag.ms": Setting(
+        LONG, _only(_LARGEST), about="Compaction promises no latest time."),
+    "max.message.bytes": Setting(
+        INT, lambda c: str(c.message_max_bytes), 1, _LARGEST_INT, broker_key="message.max.bytes",
+        about="The largest record batch, as it is sent."),
+    "message.timestamp.after.max.ms": Setting(
+        LONG, _only(_LARGEST), about="Records may be of any time."),
+    "message.timestamp.before.max.ms": Setting(
+        LONG, _only(_LARGEST), about="Records may be of any time."),
+    "message.timestamp.type": Setting(STRING, _only("CreateTime"), about="Whose clock is told."),
+    "min.cleanable.dirty.ratio": Setting(
+        DOUBLE, _only(_DEFAULT.min_dirty_ratio), 0, 1,
+        about="How much of a partition must be new before it is compacted again."),
+    "min.compaction.lag.ms": Setting(
+        LONG, _only(_DEFAULT.min_compaction_lag_ms), 0, about="Younger records stay as they are."),
+    "min.insync.replicas": _idle(
+        INT, 1, "An acknowledged record is in the storage that every broker reads, not on some of "
+        "them; a broker alone takes 1 only.", 1, _LARGEST_INT),
+    "preallocate": _idle_switch("false", "Objects are written once, whole."),
+    "remote.log.copy.disable": Setting(BOOLEAN, _only("false"), about=_TIERED),
+    "remote.log.delete.on.disable": Setting(BOOLEAN, _only("false"), about=_TIERED),
+    "remote.storage.enable": Setting(BOOLEAN, _only("false"), about=_TIERED),
+    "retention.bytes": Setting(
+        LONG, lambda c: str(c.log_retention_bytes), -1, broker_key="log.retention.bytes",
+        about="What a partition may hold before its oldest records go; -1: without limit."),
+    "retention.ms": Setting(
+        LONG, lambda c: str(c.log_retention_ms), -1, broker_key="log.retention.ms",
+        about="How old a record may get before it goes; -1: without limit."),
+    "segment.bytes": _idle(INT, 2**30, _PACKER, 1, _LARGEST_INT),
+    "segment.index.bytes": _idle(INT, 10_485_760, _INDEX, 4, _LARGEST_INT),
+    "segment.jitter.ms": _idle(LONG, 0, _PACKER, 0),
+    "segment.ms": _idle(LONG, 604_800_000, _PACKER, 1),
+    "unclean.leader.election.enable": _idle_switch(
+        "false", "No partition has a leader, so none is elected that lacks records."),
+}  # fmt: skip
 
 
 def refusal(name: str, value: str | None, config: BrokerConfig) -> str | None:
     """Why a topic may not have this setting, as a sentence; None where it may."""
     setting = TOPIC_SETTINGS.get(name)
     if setting is None:
-        return f"There is no topic setting {name!r}."
+        return f"There is no topic setting {name[:LONGEST_VALUE]!r}."
     if value is None:
         return f"{name} needs a value."
+    if len(value) > LONGEST_VALUE:
+        return f"A value of {name} has at most {LONGEST_VALUE} characters, not {len(value)}."
+    if name == "min.insync.replicas" and not config.is_shared and value != "1":
+        return f"{name} can only be 1: this broker is alone, and its disk the only place."
+    return _refused_value(name, value, setting, config)
+
+
+def refusals(wanted: Mapping[str, str | None], config: BrokerConfig) -> str | None:
+    """The first reason why a topic may not have these settings; None where it may."""
+    reasons = (refusal(name, value, config) for name, value in wanted.items())
+    return next((reason for reason in reasons if reason), None)
+
+
+def _refused_value(name: str, value: str, setting: Setting, config: BrokerConfig) -> str | None:
     if setting.members:
         return _refused_list(name, value, setting.members)
+    if setting.choices:
+        return _refused_word(name, value, setting.choices)
+    if setting.form is not None:
+        return None if setting.form.fullmatch(value) else f"{name} cannot be {value!r}."
     if setting.smallest is None:
         only = setting.default(config)
         return None if value == only else f"{name} can only be {only}, not {value!r}."
-    pattern = r"\d{1,9}(\.\d{1,9})?" if setting.kafka_type == _DOUBLE else r"-?\d{1,19}"
+    pattern = r"\d{1,9}(\.\d{1,9})?" if setting.kafka_type == DOUBLE else r"-?\d{1,19}"
     is_number = re.fullmatch(pattern, value, re.ASCII)
-    number = float if setting.kafka_type == _DOUBLE else int
+    number = float if setting.kafka_type == DOUBLE else int
     if is_number and setting.smallest <= number(value) <= setting.largest:
         return None
     return f"{name} must be a number from {setting.smallest} to {setting.largest}."
@@ -73,3 +172,23 @@ def _refused_list(name: str, value: str, members: frozenset[str]) -> str | None:
     if members.issuperset(part.strip() for part in value.split(",")):
         return None
     return f"{name} is a list of {' and '.join(sorted(members))}, not {value!r}."
+
+
+def _refused_word(name: str, value: str, choices: Iterable[str]) -> str | None:
+    return None if value in choices else f"{name} is one of {', '.join(choices)}, not {value!r}."
+
+
+def settings_table() -> str:
+    """The table of topic settings in docs/protocol.md, in Markdown; a test keeps it equal."""
+    lines = ["| setting | taken | |", "|---|---|---|"]
+    config = BrokerConfig()
+    for name, setting in TOPIC_SETTINGS.items():
+        lines.append(f"| `{name}` | {_taken(setting, config)} | {setting.about} |")
+    return "\n".join(lines) + "\n"
+
+
+def _taken(setting: Setting, config: BrokerConfig) -> str:
+    is_fixed = setting.smallest is None and not (setting.members or setting.choices or setting.form)
+    if is_fixed:
+        return f"only `{setting.default(config)}`"
+    return "honoured" if setting.has_effect else "without effect"
