@@ -23,6 +23,7 @@ from catchwater.catalog.rows import (
     ObjectRow,
     OffsetCommit,
     OpenTxnRow,
+    ParquetRow,
     PartitionRow,
     Pin,
     ProducerRow,
@@ -284,6 +285,60 @@ def test_an_object_is_given_up_only_when_no_run_lies_in_it(open_catalog: Open) -
     assert [row.key for row in catalog.objects("deleting")] == [WAL]
     catalog.forget_objects([WAL]).result(5)
     assert catalog.objects("deleting") == []
+
+
+def with_parquet(catalog: Catalog) -> tuple[RunRow, ParquetRow]:
+    """A partition of two segments, of which the first has Parquet."""
+    for n in range(2):
+        put(catalog, chunk(n * 5, n * 5 + 4, at=n * 5, timestamp=100 + n))
+        segment = ObjectRow(f"segments/{n}.seg", "segment", "live", 20, 40 + n)
+        run = RunRow(T1, 0, n * 5, n * 5 + 4, segment.key, 8, 5, 100 + n, 5)
+        catalog.replace_runs(catalog.runs(KEY, n * 5), [run], [segment]).result(5)
+    first = catalog.runs(KEY, 0)[0]
+    parquet = ParquetRow(first.object, "parquet/0.parquet", 4, 2**32 - 1, "card string")
+    catalog.add_parquet(first, parquet, PARQUET).result(5)
+    return first, parquet
+
+
+PARQUET = ObjectRow("parquet/0.parquet", "parquet", "live", 30, 50)
+
+
+def test_a_segment_has_parquet_as_long_as_it_is_there(open_catalog: Open) -> None:
+    catalog = with_topic(open_catalog)
+    first, parquet = with_parquet(catalog)
+    catalog = open_catalog()
+    assert catalog.parquet(KEY, 4, 10) == [parquet]
+    assert catalog.parquet(KEY, 5, 10) == catalog.parquet((T1, 1), 0, 10) == []
+    second = catalog.runs(KEY, 5)[0]
+    assert catalog.without_parquet(KEY, 0, 10) == [(second, 41)]
+    assert catalog.without_parquet(KEY, 10, 10) == []
+    assert catalog.mark_deleting([PARQUET.key]).result(5) == []
+    assert [row.key for row in catalog.objects("live", unreferenced=True)] == [WAL]
+    assert catalog.storage(T1) == [StorageRow(0, 0, 10, 2)]
+    catalog.trim({KEY: 5}).result(5)
+    assert catalog.parquet(KEY, 0, 10) == []
+    given_up = {row.key for row in catalog.objects("live", unreferenced=True)}
+    assert given_up == {WAL, first.object, PARQUET.key}
+    assert catalog.mark_deleting([PARQUET.key]).result(5) == [PARQUET.key]
+
+
+def test_parquet_goes_with_the_run_that_is_replaced_and_with_its_topic(open_catalog: Open) -> None:
+    catalog = with_topic(open_catalog)
+    first, _parquet = with_parquet(catalog)
+    joined = ObjectRow("segments/joined.seg", "segment", "live", 20, 60)
+    run = RunRow(T1, 0, 0, 9, joined.key, 8, 10, 101, 10)
+    catalog.replace_runs(catalog.runs(KEY, 0), [run], [joined]).result(5)
+    assert catalog.parquet(KEY, 0, 10) == []
+    for gone, why in ((first, "offsets 0 to 4"), (run._replace(object="segments/x"), "0 to 9")):
+        late = ParquetRow(gone.object, "parquet/late.parquet", 4, 1, "")
+        with pytest.raises(RunsChanged, match=why):
+            catalog.add_parquet(gone, late, PARQUET._replace(key=late.object)).result(5)
+    assert catalog.known_objects([late.object, PARQUET.key]) == {PARQUET.key}
+    again = ParquetRow(run.object, "parquet/again.parquet", 9, 1, "")
+    catalog.add_parquet(run, again, PARQUET._replace(key=again.object)).result(5)
+    catalog.delete_topic(T1).result(5)
+    deleting = {row.key for row in catalog.objects("deleting")}
+    assert deleting == {joined.key, again.object}
 
 
 def test_silent_producers_are_forgotten(open_catalog: Open) -> None:

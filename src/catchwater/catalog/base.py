@@ -35,10 +35,12 @@ from catchwater.catalog.rows import (
     ObjectState,
     OffsetCommit,
     OpenTxnRow,
+    ParquetRow,
     PartitionKey,
     PartitionRow,
     Pin,
     PinState,
+    ProducerRow,
     RunRow,
     Scope,
     Seen,
@@ -52,6 +54,9 @@ from catchwater.catalog.rows import (
 from catchwater.config import CatchwaterError
 
 T = TypeVar("T")
+
+AlterConfig = Callable[[Mapping[str, str]], Mapping[str, str]]
+"""A topic's settings to those it shall have; pure, and may be called again."""
 
 
 class CatalogFull(CatchwaterError):
@@ -139,7 +144,7 @@ class Catalog(Protocol):
     def delete_topic(self, topic_id: bytes) -> Future[None]:
         """Forget a topic, its runs and its committed offsets. Fails with `TopicUnknown`.
 
-        Its segments and staged chunks go to state `deleting`.
+        Its segments, their Parquet and staged chunks go to state `deleting`.
         """
         ...
 
@@ -202,8 +207,19 @@ class Catalog(Protocol):
         """
         ...
 
-    def set_topic_config(self, topic_id: bytes, config: Mapping[str, str]) -> Future[None]:
-        """Replace a topic's configuration. Fails with `TopicUnknown`."""
+    def add_parquet(self, run: RunRow, parquet: ParquetRow, row: ObjectRow) -> Future[None]:
+        """Let the run, a whole segment, have its records in this object too; the run keeps it.
+
+        Fails with `RunsChanged` when the run is not there any more.
+        """
+        ...
+
+    def alter_topic_config(self, topic_id: bytes, alter: AlterConfig) -> Future[Mapping[str, str]]:
+        """Replace a topic's configuration by what `alter` makes of it; the new one.
+
+        Two that alter at once do so one after the other. Fails with `TopicUnknown`, and with what
+        `alter` raises.
+        """
         ...
 
     def add_partitions(self, topic_id: bytes, partitions: int) -> Future[None]:
@@ -223,7 +239,9 @@ class Catalog(Protocol):
         ...
 
     def mark_deleting(self, keys: Iterable[str]) -> Future[list[str]]:
-        """Move objects that no run lies in to state `deleting`; returns those that were moved."""
+        """Move objects that no run lies in, or has as its Parquet, to state `deleting`; returns
+        those that were moved.
+        """
         ...
 
     def forget_objects(self, keys: Iterable[str]) -> Future[None]:
@@ -271,6 +289,18 @@ class Catalog(Protocol):
         """
         ...
 
+    def parquet(self, key: PartitionKey, start: int, end: int) -> list[ParquetRow]:
+        """The Parquet of segments with offsets in [start, end), by offset."""
+        ...
+
+    def without_parquet(
+        self, key: PartitionKey, offset: int, limit: int
+    ) -> list[tuple[RunRow, int]]:
+        """Segments without Parquet from the one with `offset` on, each with the time it was written
+        (ms), by offset.
+        """
+        ...
+
     def chunk_runs(self, limit: int) -> list[RunRow]:
         """Runs that lie in chunks, not in segments, by topic id, partition and offset."""
         ...
@@ -293,6 +323,10 @@ class Catalog(Protocol):
 
     def txns(self) -> list[TxnRow]:
         """All transactional ids."""
+        ...
+
+    def producers(self, key: PartitionKey) -> list[ProducerRow]:
+        """The producers that are known on a partition, by id."""
         ...
 
     def unfinished_txns(self) -> list[TxnRow]:
@@ -332,7 +366,7 @@ class Catalog(Protocol):
         ...
 
     def objects(self, state: ObjectState, *, unreferenced: bool = False) -> list[ObjectRow]:
-        """Objects in this state; with `unreferenced` only those that no run lies in."""
+        """Objects in this state; with `unreferenced` only those that no run lies in or names."""
         ...
 
     def known_objects(self, keys: Iterable[str]) -> set[str]:

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from catchwater.catalog.base import AlterConfig
 from catchwater.catalog.change import brokers, commit, groups, runs, state, topics
 from catchwater.catalog.db import Db, Rows
 from catchwater.catalog.rows import (
@@ -26,6 +27,7 @@ from catchwater.catalog.rows import (
     ObjectState,
     OffsetCommit,
     OpenTxnRow,
+    ParquetRow,
     PartitionKey,
     PartitionRow,
     Pin,
@@ -72,9 +74,11 @@ class RelationalCatalog(ABC):
         """Fails with `TopicUnknown`."""
         return self._commit(partial(topics.delete_topic, topic_id))
 
-    def set_topic_config(self, topic_id: bytes, config: Mapping[str, str]) -> Future[None]:
-        """Replace a topic's configuration. Fails with `TopicUnknown`."""
-        return self._commit(partial(topics.set_topic_config, topic_id, dict(config)))
+    def alter_topic_config(self, topic_id: bytes, alter: AlterConfig) -> Future[Mapping[str, str]]:
+        """Replace a topic's configuration by what `alter` makes of it. Fails as `alter` does, and
+        with `TopicUnknown`.
+        """
+        return self._commit(partial(topics.alter_topic_config, topic_id, alter))
 
     def add_partitions(self, topic_id: bytes, partitions: int) -> Future[None]:
         """Let a topic have so many partitions. Fails with `TopicUnknown`."""
@@ -137,6 +141,10 @@ class RelationalCatalog(ABC):
     ) -> Future[PartitionRow]:
         """Put runs in the place of others. Fails with `RunsChanged` or `SessionFenced`."""
         return self._commit(partial(runs.replace_runs, old, new, objects, lease))
+
+    def add_parquet(self, run: RunRow, parquet: ParquetRow, row: ObjectRow) -> Future[None]:
+        """Let a segment have its records as Parquet too. Fails with `RunsChanged`."""
+        return self._commit(partial(runs.add_parquet, run, parquet, row))
 
     def trim(
         self, log_starts: Mapping[PartitionKey, int], lease: tuple[str, Session] | None = None
@@ -217,6 +225,18 @@ class RelationalCatalog(ABC):
             step = min(2 * step, limit - len(found))
         return found
 
+    def parquet(self, key: PartitionKey, start: int, end: int) -> list[ParquetRow]:
+        """The Parquet of segments with offsets in [start, end), by offset."""
+        rows = self._select("run_parquet", *key, start, end)
+        return [ParquetRow._make(row) for row in rows]
+
+    def without_parquet(
+        self, key: PartitionKey, offset: int, limit: int
+    ) -> list[tuple[RunRow, int]]:
+        """Segments without Parquet, each with the time it was written, by offset."""
+        rows = self._select("run_without_parquet", *key, offset, limit)
+        return [(RunRow._make(row[:-1]), row[-1]) for row in rows]
+
     def chunk_runs(self, limit: int) -> list[RunRow]:
         """Runs that lie in chunks, by topic id, partition and offset."""
         return self._select_runs("run_chunks", limit)
@@ -246,6 +266,10 @@ class RelationalCatalog(ABC):
     def txns(self) -> list[TxnRow]:
         """All transactional ids."""
         return [commit.txn_row(row) for row in self._select("txn_select")]
+
+    def producers(self, key: PartitionKey) -> list[ProducerRow]:
+        """The producers that are known on a partition, by id."""
+        return [commit.producer_row(row) for row in self._select("producer_of_partition", *key)]
 
     def unfinished_txns(self) -> list[TxnRow]:
         """Transactional ids whose transaction is open or being ended."""
@@ -282,7 +306,7 @@ class RelationalCatalog(ABC):
         return self._query(lambda db: commit.find_epoch(pipeline, sink, epoch, db))
 
     def objects(self, state: ObjectState, *, unreferenced: bool = False) -> list[ObjectRow]:
-        """Objects in this state; with `unreferenced` only those that no run lies in."""
+        """Objects in this state; with `unreferenced` only those that no run lies in or names."""
         statement = "object_unreferenced" if unreferenced else "object_select"
         return [ObjectRow._make(row) for row in self._select(statement, state)]
 

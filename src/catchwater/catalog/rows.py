@@ -12,7 +12,7 @@ Buffer = bytes | bytearray | memoryview
 PartitionKey = tuple[bytes, int]
 """A topic's id (16 UUID bytes) and a partition's index."""
 
-ObjectKind = Literal["chunk", "segment"]
+ObjectKind = Literal["chunk", "segment", "parquet"]
 ObjectState = Literal["live", "deleting"]
 BrokerState = Literal["live", "draining"]
 PinState = Literal["reserved", "extended", "unreserved", "lost"]
@@ -77,13 +77,27 @@ class RunRow(NamedTuple):
 
 
 class ObjectRow(NamedTuple):
-    """A WAL file (`wal/…`), a staged chunk (`staged/…`) or a segment (`segments/…`)."""
+    """A WAL file (`wal/…`), a staged chunk (`staged/…`), a segment (`segments/…`) or a segment's
+    records as Parquet (`parquet/…`)."""
 
     key: str
     kind: ObjectKind
     state: ObjectState
     size_bytes: int
     created_ms: int
+
+
+class ParquetRow(NamedTuple):
+    """The data records of one whole segment, in a Parquet object beside it."""
+
+    segment: str
+    """The key of the segment's object."""
+    object: str
+    records: int
+    crc: int
+    """CRC-32C of the object's bytes."""
+    schema: str
+    """What the values were declared to be, if the object has them as columns; else empty."""
 
 
 class OffsetCommit(NamedTuple):

@@ -96,6 +96,7 @@ def test_a_catalog_of_version_1_is_upgraded_where_it_is(tmp_path: Path) -> None:
     db.execute("INSERT INTO object VALUES (1, ?, 'chunk', 'live', 4, 5)", (WAL,))
     rows = [(T1, n, n, n, timestamp) for n, timestamp in enumerate((100, 50, 300, 200))]
     db.executemany("INSERT INTO run VALUES (?, 0, ?, ?, 1, ?, 1, ?, 1)", rows)
+    db.execute("INSERT INTO object VALUES (9, 'segments/s.seg', 'segment', 'deleting', 6, 7)")
     db.execute("INSERT INTO pin VALUES ('p', 'me', '[]', NULL, 1)")
     db.commit()
     db.close()
@@ -106,6 +107,9 @@ def test_a_catalog_of_version_1_is_upgraded_where_it_is(tmp_path: Path) -> None:
     assert catalog.allocate_producer_ids(1).result(5) == 1001
     found = [catalog.run_for_timestamp(KEY, at) for at in (60, 101, 301)]
     assert [run and run.base_offset for run in found] == [0, 2, None]
+    assert [run.object for run in found[:2] if run] == [WAL, WAL]
+    assert catalog.objects("deleting") == [ObjectRow("segments/s.seg", "segment", "deleting", 6, 7)]
+    assert catalog.parquet(KEY, 0, 9) == []
     catalog.close()
     opened(tmp_path).close()
 

@@ -14,6 +14,7 @@ from catchwater.catalog.db import Db
 from catchwater.catalog.rows import (
     Changes,
     ObjectRow,
+    ParquetRow,
     PartitionKey,
     PartitionRow,
     RunRow,
@@ -43,16 +44,23 @@ def replace_runs(
     taken = {base_offset for (base_offset,) in db.each("run_take_out", [run[:5] for run in old])}
     for run in old:
         if run.base_offset not in taken:
-            raise RunsChanged(
-                f"The run of offsets {run.base_offset} to {run.last_offset} in {run.object} is "
-                "not in the catalog any more."
-            )
+            raise _gone(run)
     write_changes(Changes(runs=new, objects=objects), db)
     _renew_reach(key, old[0].base_offset, max(run.last_offset for run in (*old, *new)), db)
     grown = sum(run.byte_size for run in new) - sum(run.byte_size for run in old)
     oldest = db.query("run_oldest", *key)
     [row] = db.query("partition_resize", grown, oldest[0][2] if oldest else -1, *key)
     return PartitionRow._make(row)
+
+
+def add_parquet(run: RunRow, parquet: ParquetRow, row: ObjectRow, db: Db) -> None:
+    """Let a run have its records as Parquet too. Raises `RunsChanged`."""
+    assert (parquet.segment, parquet.object) == (run.object, row.key), "they belong together"
+    lock_partitions([run[:2]], db)
+    write_changes(Changes(objects=[row]), db)
+    _, *told = parquet
+    if not db.each("run_set_parquet", [(*told, *run[:5])]):
+        raise _gone(run)
 
 
 def trim(
@@ -83,8 +91,15 @@ def trim(
 
 
 def mark_deleting(keys: Sequence[str], db: Db) -> list[str]:
-    """Move objects that no run lies in to state `deleting`; those that were moved."""
+    """Move objects that no run lies in or names to state `deleting`; those that were moved."""
     return [key for (key,) in db.each("object_mark_deleting", [(key,) for key in keys])]
+
+
+def _gone(run: RunRow) -> RunsChanged:
+    return RunsChanged(
+        f"The run of offsets {run.base_offset} to {run.last_offset} in {run.object} is not in the "
+        "catalog any more."
+    )
 
 
 def _renew_reach(key: PartitionKey, first: int, last: int, db: Db) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from catchwater.catalog.base import TopicExists, TopicUnknown
+from catchwater.catalog.base import AlterConfig, TopicExists, TopicUnknown
 from catchwater.catalog.change.commit import json_text, lock_partitions
 from catchwater.catalog.change.runs import mark_deleting
 from catchwater.catalog.db import Db
@@ -24,17 +24,25 @@ def add_partitions(topic_id: bytes, partitions: int, db: Db) -> None:
     found = db.query("topic_lock", topic_id)
     if not found:
         raise _unknown(topic_id)
-    [(count,)] = found
+    [(count, _)] = found
     if partitions > count:
         db.query("topic_grow", partitions, topic_id)
         _add(topic_id, range(count, partitions), db)
 
 
-def set_topic_config(topic_id: bytes, config: Mapping[str, str], db: Db) -> None:
-    """Replace a topic's configuration. Raises `TopicUnknown`."""
-    if not db.query("topic_configure", json_text(dict(config)), topic_id):
+def alter_topic_config(topic_id: bytes, alter: AlterConfig, db: Db) -> Mapping[str, str]:
+    """Replace a topic's configuration by what `alter` makes of it; the new one.
+
+    Raises `TopicUnknown`, and what `alter` raises.
+    """
+    found = db.query("topic_lock", topic_id)
+    if not found:
         raise _unknown(topic_id)
+    [(_, config)] = found
+    altered = alter(msgspec.json.decode(config, type=dict[str, str]))
+    db.query("topic_configure", json_text(dict(altered)), topic_id)
     db.tell(Notice("topics"))
+    return altered
 
 
 def delete_topic(topic_id: bytes, db: Db) -> None:
@@ -42,7 +50,7 @@ def delete_topic(topic_id: bytes, db: Db) -> None:
     found = db.query("topic_lock", topic_id)
     if not found:
         raise _unknown(topic_id)
-    [(count,)] = found
+    [(count, _)] = found
     lock_partitions([(topic_id, index) for index in range(count)], db)
     [(name,)] = db.query("topic_delete", topic_id)
     keys = [key for (key,) in db.query("run_objects", topic_id)]

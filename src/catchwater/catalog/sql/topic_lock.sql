@@ -1,1 +1,1 @@
-SELECT partitions FROM topic WHERE id = ?;
+SELECT partitions, config FROM topic WHERE id = ?;

@@ -1,1 +1,1 @@
-SELECT partitions FROM topic WHERE id = ? FOR UPDATE;
+SELECT partitions, config FROM topic WHERE id = ? FOR UPDATE;
