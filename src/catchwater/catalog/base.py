@@ -176,8 +176,20 @@ class Catalog(Protocol):
         """Remember the claim's generation. Fails with `CoordinatorMoved`."""
         ...
 
-    def delete_group(self, group: str) -> Future[bool]:
-        """Forget a group and its positions; whether there was anything."""
+    def delete_group(self, group: str, *, claim_epoch: int | None = None) -> Future[bool]:
+        """Forget a group with its claim and its positions; whether it had positions.
+
+        Fails with `CoordinatorMoved` as `commit_offsets` does.
+        """
+        ...
+
+    def delete_offsets(
+        self, group: str, keys: Iterable[tuple[str, int]], *, claim_epoch: int | None = None
+    ) -> Future[None]:
+        """Forget a group's positions in these (topic, partition).
+
+        Fails with `CoordinatorMoved` as `commit_offsets` does.
+        """
         ...
 
     def set_pin(self, pin: Pin) -> Future[None]:

@@ -116,9 +116,15 @@ class RelationalCatalog(ABC):
         """Remember the claim's generation. Fails with `CoordinatorMoved`."""
         return self._commit(partial(groups.record_generation, group, claim))
 
-    def delete_group(self, group: str) -> Future[bool]:
-        """Forget a group; whether there was anything."""
-        return self._commit(partial(groups.delete_group, group))
+    def delete_group(self, group: str, *, claim_epoch: int | None = None) -> Future[bool]:
+        """Forget a group; whether it had positions. Fails with `CoordinatorMoved`."""
+        return self._commit(partial(groups.delete_group, group, claim_epoch))
+
+    def delete_offsets(
+        self, group: str, keys: Iterable[tuple[str, int]], *, claim_epoch: int | None = None
+    ) -> Future[None]:
+        """Forget a group's positions there. Fails with `CoordinatorMoved`."""
+        return self._commit(partial(groups.delete_offsets, group, list(keys), claim_epoch))
 
     def set_pin(self, pin: Pin) -> Future[None]:
         """Create a pin, or replace the one with its id."""

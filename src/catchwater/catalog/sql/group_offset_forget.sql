@@ -1,0 +1,1 @@
+DELETE FROM group_offset WHERE group_id = ? AND topic = ? AND "partition" = ?;
