@@ -184,7 +184,7 @@ def test_idle_connections_that_the_server_has_ended_are_not_used(
         assert end_backends(admin, "%") >= 1
         time.sleep(0.05)
         assert catalog.partitions([KEY])
-        catalog.set_topic_config(T1, {}).result(10)
+        catalog.alter_topic_config(T1, dict).result(10)
 
 
 def test_a_lock_nobody_lets_go_of_fails_the_change_and_nothing_else(
@@ -255,7 +255,7 @@ def test_a_backend_that_does_not_answer_is_given_up(
     ).fetchall()
     os.kill(backend, signal.SIGSTOP)
     try:
-        catalog.set_topic_config(T1, {"retention.ms": "1"}).result(10)
+        catalog.alter_topic_config(T1, lambda _: {"retention.ms": "1"}).result(10)
     finally:
         os.kill(backend, signal.SIGCONT)
     assert catalog.load().topics[0].config == {"retention.ms": "1"}
@@ -395,12 +395,12 @@ def test_a_server_that_stays_away_makes_changes_and_queries_unavailable(
     postgres_server.stop()
     try:
         with pytest.raises(CatalogUnavailable, match="did not do what it was asked"):
-            catalog.set_topic_config(T1, {}).result(10)
+            catalog.alter_topic_config(T1, dict).result(10)
         with pytest.raises(CatalogUnavailable):
             catalog.runs(KEY, 0)
     finally:
         postgres_server.start()
-    catalog.set_topic_config(T1, {}).result(10)
+    catalog.alter_topic_config(T1, dict).result(10)
 
 
 # --- notices -------------------------------------------------------------------------------------

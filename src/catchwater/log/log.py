@@ -10,10 +10,11 @@ Coroutines run on the one event loop that opened the log; what blocks runs in th
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from catchwater.catalog.base import CatalogUnavailable, SharedCatalog, TopicExists
+from catchwater.catalog.base import AlterConfig, CatalogUnavailable, SharedCatalog, TopicExists
 from catchwater.catalog.rows import (
     AbortedRow,
     BrokerRow,
@@ -22,6 +23,7 @@ from catchwater.catalog.rows import (
     OffsetCommit,
     PartitionKey,
     Pin,
+    ProducerRow,
     Session,
     StorageRow,
     Topic,
@@ -181,6 +183,42 @@ class Log:
 
         await self._core.between_chunks(change)
 
+    async def alter_topic_config(self, name: str, alter: AlterConfig) -> None:
+        """Give a topic the settings that `alter` makes of those it has, in one step.
+
+        They are durable and in force here when this returns, on other brokers soon after. Raises
+        `TopicUnknown`, and what `alter` raises.
+        """
+        await self.look_up([name])
+        topic_id = self.topics.find(name).id
+
+        async def change() -> None:
+            config = await done(self._catalog.alter_topic_config(topic_id, alter))
+            self._core.learn_topic(replace(self.topics.find(name), config=dict(config)))
+
+        await self._core.between_chunks(change)
+        await self._see_again()
+
+    async def add_partitions(self, name: str, partitions: int) -> None:
+        """Let a topic have so many partitions; never fewer. Raises `TopicUnknown`."""
+        await self.look_up([name])
+        topic_id = self.topics.find(name).id
+
+        async def change() -> None:
+            await done(self._catalog.add_partitions(topic_id, partitions))
+            topic = self.topics.find(name)
+            more = max(partitions, topic.partitions)
+            self._core.learn_topic(replace(topic, partitions=more))
+
+        await self._core.between_chunks(change)
+        await self._see_again()
+
+    async def _see_again(self) -> None:
+        """After a change: a load that began before it may have brought back what was."""
+        if self._view is not None:
+            with suppress(CatalogUnavailable):  # the notice of the change has it done later
+                await self._view.load()
+
     def state(self, key: PartitionKey) -> PartitionState:
         """A partition as it is now, to be looked at only. Raises `KeyError`."""
         return self._core.states[key]
@@ -296,6 +334,16 @@ class Log:
 
     # --- producers, groups, pins -----------------------------------------------------------------
 
+    async def producers(self, key: PartitionKey) -> tuple[list[ProducerRow], dict[int, int]]:
+        """The producers known on a partition; producer id -> first offset of its open transaction.
+
+        Raises `CatalogUnavailable`.
+        """
+        await done(self._catalog.flush())
+        rows = await asyncio.to_thread(self._catalog.producers, key)
+        opened = await asyncio.to_thread(self._catalog.open_txns_on, key)
+        return rows, {txn.producer_id: txn.first_offset for txn in opened}
+
     async def allocate_producer_id(self) -> int:
         """A producer id that nobody was ever given."""
         while not self._producer_ids:
@@ -317,6 +365,16 @@ class Log:
         Raises `CoordinatorMoved`, and what every change of the catalog may raise.
         """
         await done(self._catalog.commit_offsets(group, offsets, claim_epoch=claim_epoch))
+
+    async def delete_group(self, group: str, claim_epoch: int | None = None) -> bool:
+        """Forget a group and its positions; whether it had any. Raises as `commit_offsets`."""
+        return await done(self._catalog.delete_group(group, claim_epoch=claim_epoch))
+
+    async def delete_offsets(
+        self, group: str, keys: Iterable[tuple[str, int]], claim_epoch: int | None = None
+    ) -> None:
+        """Forget a group's positions in these (topic, partition). Raises as `commit_offsets`."""
+        await done(self._catalog.delete_offsets(group, keys, claim_epoch=claim_epoch))
 
     async def claim_group(self, group: str) -> GroupClaim:
         """Become a group's coordinator. Raises `SessionFenced`, and as every change does."""

@@ -637,3 +637,38 @@ async def test_producer_ids_are_given_once(any_log: Log) -> None:
     log = any_log
     ids = await asyncio.gather(*(log.allocate_producer_id() for _ in range(2500)))
     assert len(set(ids)) == 2500
+
+
+async def test_a_topic_is_altered_and_grows(any_log: Log) -> None:
+    topic = await any_log.create_topic("t", 1, {"retention.ms": "5"})
+    await any_log.alter_topic_config("t", lambda config: {**config, "segment.ms": "7"})
+    await any_log.add_partitions("t", 3)
+    await any_log.add_partitions("t", 2)
+    await append(any_log, (topic.id, 2), batch())
+    found = any_log.topics.find("t")
+    assert (found.partitions, found.config) == (3, {"retention.ms": "5", "segment.ms": "7"})
+    with pytest.raises(TopicUnknown):
+        await any_log.alter_topic_config("x", dict)
+    with pytest.raises(TopicUnknown):
+        await any_log.add_partitions("x", 2)
+
+
+async def test_alterations_and_new_partitions_outlive_a_crash(
+    open_log: Open, tmp_path: Path
+) -> None:
+    log = await open_log(tmp_path / "a")
+    topic = await log.create_topic("t", 1)
+    await append(log, (topic.id, 0), batch())
+    await log.add_partitions("t", 2)
+    await log.alter_topic_config("t", lambda _: {"retention.ms": "-1"})
+    await append(log, (topic.id, 1), batch(2))
+    again = await open_log(crashed(tmp_path / "a", tmp_path / "b"))
+    assert again.topics.find("t") == replace(topic, partitions=2, config={"retention.ms": "-1"})
+    assert [again.state((topic.id, i)).high_watermark for i in (0, 1)] == [1, 2]
+
+
+async def test_the_producers_of_a_partition_are_told(any_log: Log) -> None:
+    topic = await any_log.create_topic("t", 1)
+    await append(any_log, (topic.id, 0), batch(producer=(7, 1, 0)))
+    [row], opened = await any_log.producers((topic.id, 0))
+    assert (row.producer_id, row.epoch, row.batches, opened) == (7, 1, ((0, 0, 0),), {})
