@@ -15,6 +15,7 @@ from enum import Enum
 
 from catchwater.config import CatchwaterError
 from catchwater.replay.control import CONTROL_URL
+from catchwater.replay.plan import Wanted
 from catchwater.replay.values.settings import (
     BINARY_VALUES,
     VALUE_OPTIONS,
@@ -35,11 +36,13 @@ _ISOLATION = "kafka.isolation.level"
 _CATALOG = "catchwater.catalog"
 _OBJECTS = "catchwater.objects"
 _KNOWN = (
+_RANGES = "assignRanges"
     _BOOTSTRAP,
     "subscribe",
     "subscribePattern",
     "assign",
     "startingOffsets",
+    _RANGES,
     "startingTimestamp",
     "startingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy",
@@ -116,6 +119,9 @@ class SourceOptions:
     pattern: str | None = None
     assigned: tuple[TopicPartition, ...] = ()
     starting: Position | None = None
+    ranges: tuple[Wanted, ...] = ()
+    """Of the assigned partitions, exactly these offsets; by place, none twice. Empty: by position.
+    """
     ending: Position = Position(LATEST)
     max_offsets_per_trigger: int | None = None
     min_partitions: int | None = None
@@ -158,6 +164,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
     most, least = _count(given, "maxOffsetsPerTrigger"), _count(given, "minOffsetsPerTrigger")
     if most is not None and least is not None and least > most:
         raise BadOption(f"minOffsetsPerTrigger {least} is more than maxOffsetsPerTrigger {most}.")
+    ranges = _ranges(given)
     starting = _position(given, "starting")
     ending = _position(given, "ending") or Position(LATEST)
     _check_order(starting or Position(), ending)
@@ -166,7 +173,8 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         given.get(_BOOTSTRAP, ""),
         topics,
         pattern,
-        assigned,
+        assigned or tuple({(each.topic, each.partition): None for each in ranges}),
+        ranges,
         starting=starting,
         ending=ending,
         max_offsets_per_trigger=most,
@@ -242,9 +250,14 @@ def _subscription(
     given: Mapping[str, str],
 ) -> tuple[tuple[str, ...], str | None, tuple[TopicPartition, ...]]:
     """Topics, pattern and partitions: exactly one of them is given."""
-    ways = [name for name in ("subscribe", "subscribepattern", "assign") if given.get(name)]
+    options = ("subscribe", "subscribepattern", "assign", _RANGES.lower())
+    ways = [name for name in options if given.get(name)]
     if len(ways) != 1:
-        raise BadOption("Give exactly one of the options subscribe, subscribePattern, assign.")
+        raise BadOption(
+            f"Give exactly one of the options subscribe, subscribePattern, assign, {_RANGES}."
+        )
+    if ways[0] == _RANGES.lower():
+        return (), None, ()
     text = given[ways[0]]
     if ways[0] == "subscribe":
         names = tuple(name.strip() for name in text.split(",") if name.strip())
@@ -269,6 +282,45 @@ def _position(given: Mapping[str, str], end: str) -> Position | None:
     """As in Spark, one timestamp goes before one for each partition, and that before offsets."""
     choices = ["error", "latest"]
     strategy = _choice(given, "startingOffsetsByTimestampStrategy", choices, "error")
+def _ranges(given: Mapping[str, str]) -> tuple[Wanted, ...]:
+    """Exact offsets, in order; nothing else then says where to begin and to end."""
+    text = given.get(_RANGES.lower())
+    if not text:
+        return ()
+    positions = [name for name in given if name.startswith(("starting", "ending"))]
+    if positions:
+        raise BadOption(f"{_RANGES} says which offsets are read, so {positions[0]} is not taken.")
+    try:
+        ranges = [
+            Wanted(topic, int(partition), int(start), int(end))
+            for topic, partitions in json.loads(text).items()
+            for partition, pairs in partitions.items()
+            for start, end in pairs or [(0, 0)]
+        ]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BadOption(
+            f'{_RANGES} is {_shortened(text)}, which is not of the form {{"topic": {{"0": [[23, 42]'
+            "]}}."
+        ) from error
+    ranges.sort()
+    before = Wanted("", -1, 0, 0)
+    for each in ranges:
+        if not 0 <= each.start < each.end or (each[:2] == before[:2] and each.start < before.end):
+            raise BadOption(
+                f"{_RANGES} holds the offsets {each.start} to {each.end} of {each.topic}-"
+                f"{each.partition}, which are none, or partly those of another range.",
+                hint="A range begins at its first offset and ends before its second.",
+            )
+        before = each
+    if not ranges:
+        raise BadOption(f"{_RANGES} names no range.")
+    return tuple(ranges)
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:80] + "...")
+
+
     or_latest = end == "ending" or strategy == "latest"
     timestamp = _count(given, f"{end}Timestamp", least=0)
     if timestamp is not None:

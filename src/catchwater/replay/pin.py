@@ -19,7 +19,7 @@ from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 from catchwater.replay.control import Control, ControlRefused
 from catchwater.replay.options import Offsets
-from catchwater.replay.plan import Task
+from catchwater.replay.plan import Slice
 from catchwater.replay.subscription import Subscription
 
 _LOG = logging.getLogger(__name__)
@@ -48,34 +48,35 @@ class ReadPin:
 
 
 def planned(
-    subscription: Subscription, start: Offsets, end: Offsets, clock: Clock = SYSTEM
-) -> tuple[list[Task], ReadPin | None]:
-    """The tasks between two sets of offsets, and the pin that is held for them.
+    subscription: Subscription, clock: Clock = SYSTEM
+) -> tuple[list[Slice], ReadPin | None]:
+    """Where what a batch query reads lies, and the pin that is held for it.
 
-    There is none where nothing is read from our storage. Raises what `Subscription.tasks` does.
+    There is none where nothing is read from our storage. Raises what `Subscription.wanted` and
+    `Subscription.slices` do.
     """
     lease_ms = subscription.options.pin_lease_ms
+    wanted = subscription.wanted()
     while True:
-        tasks = subscription.tasks(start, end)
-        control_url = subscription.control_url() if tasks and lease_ms else None
+        slices = subscription.slices(wanted)
+        control_url = subscription.control_url() if slices and lease_ms else None
         if control_url is None:
-            return tasks, None
+            return slices, None
         pin = ReadPin(control_url, f"read/{clock.token()}", lease_ms)
         try:
-            _take(pin, tasks, clock)
+            _take(pin, slices, clock)
         except ControlRefused as refusal:
             if not refusal.missing:
                 raise
             continue  # Retention was faster than the pin; a new plan says what is missing.
-        return tasks, pin
+        return slices, pin
 
 
-def _take(pin: ReadPin, tasks: Iterable[Task], clock: Clock) -> None:
+def _take(pin: ReadPin, slices: Iterable[Slice], clock: Clock) -> None:
     firsts: Offsets = {}
-    for task in tasks:
-        for each in task.slices:
-            key = each.topic, each.partition
-            firsts[key] = min(each.first, firsts.get(key, each.first))
+    for each in slices:
+        key = each.topic, each.partition
+        firsts[key] = min(each.first, firsts.get(key, each.first))
     content = {
         "owner": "a batch query on Spark",
         "positions": [

@@ -42,9 +42,9 @@ from catchwater.replay.plan import Task
 from catchwater.replay.subscription import Subscription
 from catchwater.replay.values.settings import ValueFormat, load
 from catchwater.replay.values.typed import read_columns, typed, value_fields
-from catchwater.wire.client import EARLIEST, LATEST
+from catchwater.wire.client import LATEST
 
-_SPARK_TYPES: Mapping[str, types.DataType] = {
+SPARK_TYPES: Mapping[str, types.DataType] = {
     "key": types.BinaryType(),
     "value": types.BinaryType(),
     "topic": types.StringType(),
@@ -80,25 +80,31 @@ class CatchwaterSource(DataSource):  # type: ignore[misc]
         return "catchwater"
 
     def schema(self) -> types.StructType:
-        options = self._parsed()
-        fields = []
-        for name in options.columns:
-            if name == "value" and options.values.format is not ValueFormat.BINARY:
-                fields += value_fields(options.values, options.columns)
-            else:
-                fields.append(types.StructField(name, _SPARK_TYPES[name]))
-        return types.StructType(fields)
+        return schema_of(loaded(self.options))
 
     def reader(self, schema: object) -> DataSourceReader:
-        return BatchReader(self._parsed())
+        return BatchReader(loaded(self.options))
 
     def streamReader(self, schema: object) -> DataSourceStreamReader:
-        return StreamReader(self._parsed())
+        return StreamReader(loaded(self.options))
 
-    def _parsed(self) -> SourceOptions:
-        options = parse_options(self.options)
-        # Here, where the files are: executors get what is in them with the reader.
-        return replace(options, values=load(options.values), security=options.security.loaded())
+
+def loaded(options: Mapping[str, str]) -> SourceOptions:
+    """The options and what is in the files that they name. Raises what `parse_options` does."""
+    parsed = parse_options(options)
+    # On the driver, where the files are: executors get what is in them with the reader.
+    return replace(parsed, values=load(parsed.values), security=parsed.security.loaded())
+
+
+def schema_of(options: SourceOptions) -> types.StructType:
+    """The columns of a query; the value's fields in the place of `value` where it is decoded."""
+    fields = []
+    for name in options.columns:
+        if name == "value" and options.values.format is not ValueFormat.BINARY:
+            fields += value_fields(options.values, options.columns)
+        else:
+            fields.append(types.StructField(name, SPARK_TYPES[name]))
+    return types.StructType(fields)
 
 
 class BatchReader(DataSourceReader):  # type: ignore[misc]
@@ -111,10 +117,9 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
         self._subscription = Subscription(options)
 
     def partitions(self) -> Sequence[InputPartition]:
-        start = self._subscription.starting(EARLIEST)
-        end = self._subscription.ending()
-        tasks, pin = planned(self._subscription, start, end)
-        control_url = self._subscription.control_url() if tasks else None
+        slices, pin = planned(self._subscription)
+        control_url = self._subscription.control_url() if slices else None
+        tasks = self._subscription.cut(slices)
         partitions = [SourcePartition(task, control_url, pin) for task in tasks]
         self._subscription.close()
         # Spark reads a list without elements as one partition without a value.
@@ -129,9 +134,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     """From one set of offsets to the next; partitions that appear are read from their beginning."""
 
     def __init__(self, options: SourceOptions, clock: Clock = SYSTEM) -> None:
-        if options.ending != Position(LATEST):
+        if options.ending != Position(LATEST) or options.ranges:
             raise BadOption(
-                "A streaming query has no end, so it takes no endingOffsets and no ending time.",
+                "A streaming query has no end, so it takes no endingOffsets, no ending time and no "
+                "assignRanges.",
                 hint="Leave them out, or use read instead of readStream.",
             )
         self._subscription = Subscription(options, clock)

@@ -71,7 +71,12 @@ class Subscription:
         return found
 
     def starting(self, default: int) -> Offsets:
-        """Where a new query begins; `default` is EARLIEST or LATEST."""
+        """Where a new query begins; `default` is EARLIEST or LATEST. Not with exact ranges."""
+        if self.options.ranges:
+            raise BadOption(
+                "assignRanges names all that a query reads, so it is for batch queries only.",
+                hint="Use assign with startingOffsets.",
+            )
         return self._resolve(self.options.starting or Position(default), "starting")
 
     def ending(self) -> Offsets:
@@ -134,15 +139,25 @@ class Subscription:
         Without a count: as many as `minPartitions` says, or one a partition, or more if large;
         and none with more offsets than `maxRecordsPerPartition`.
         """
-        slices = self._slices(self._wanted(start, end))
-        if count is None:
-            tasks = plan.cut(slices)
-            least = self.options.min_partitions or 0
-            tasks = tasks if len(tasks) >= least else plan.cut(slices, least)
-            return at_most(tasks, self.options.max_records_per_partition)
-        return plan.cut(slices, count)
+        return self.cut(self.slices(self._between(start, end)), count)
 
-    def _wanted(
+    def cut(self, slices: Sequence[Slice], count: int | None = None) -> list[Task]:
+        """The slices in tasks; how many is told at `tasks`."""
+        if count is not None:
+            return plan.cut(slices, count)
+        tasks = plan.cut(slices)
+        least = self.options.min_partitions or 0
+        tasks = tasks if len(tasks) >= least else plan.cut(slices, least)
+        return at_most(tasks, self.options.max_records_per_partition)
+
+    def wanted(self) -> list[Wanted]:
+        """What a batch query reads, in order; raises `HistoryLost`."""
+        if self.options.ranges:
+            self.partitions()  # one that does not exist is named
+            return list(self.options.ranges)
+        return self._between(self.starting(EARLIEST), self.ending())
+
+    def _between(
         self, start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]
     ) -> list[Wanted]:
         try:
@@ -159,7 +174,9 @@ class Subscription:
             raise lost
         _LOG.warning("failOnDataLoss is false, so the query goes on without. %s", lost)
 
-    def _slices(self, left: Sequence[Wanted]) -> list[Slice]:
+    def slices(self, wanted: Sequence[Wanted]) -> list[Slice]:
+        """Where these offsets, in order, lie; raises `HistoryLost`."""
+        left = wanted
         while True:
             slices, missing = self._plan(left)
             if not missing:

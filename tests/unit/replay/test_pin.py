@@ -3,7 +3,7 @@
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -12,12 +12,13 @@ from catchwater.clock import ManualClock
 from catchwater.replay import pin as pin_module
 from catchwater.replay.control import ControlRefused, ControlUnreachable
 from catchwater.replay.offsets import HistoryLost
-from catchwater.replay.options import Offsets, parse_options
+from catchwater.replay.options import parse_options
 from catchwater.replay.pin import ReadPin, planned, renewed
-from catchwater.replay.plan import Missing, Slice, Task
+from catchwater.replay.plan import Missing, Slice, Wanted
 
 DEADLINE_S = 10.0
 URL = "http://c"
+WANTED = Wanted("t", 0, 7, 9)
 
 
 class Api:
@@ -43,15 +44,19 @@ class Api:
 
 
 class Asked:
-    """A subscription whose tasks come as they are given."""
+    """A subscription whose slices come as they are given."""
 
-    def __init__(self, *answers: list[Task] | Exception, **options: str) -> None:
+    def __init__(self, *answers: list[Slice] | Exception, **options: str) -> None:
         least = {"kafka.bootstrap.servers": "h:1", "subscribe": "t"}
         self.options = parse_options({**least, **options})
         self.answers = list(answers)
         self.url: str | None = URL
 
-    def tasks(self, start: Offsets, end: Offsets) -> list[Task]:
+    def wanted(self) -> list[Wanted]:
+        return [WANTED]
+
+    def slices(self, wanted: Sequence[Wanted]) -> list[Slice]:
+        assert wanted == [WANTED]
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -69,8 +74,8 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Api]]:
     pin_module._due_s.clear()
 
 
-def plan_of(asked: Asked) -> tuple[list[Task], ReadPin | None]:
-    return planned(asked, {}, {}, ManualClock())  # type: ignore[arg-type]
+def plan_of(asked: Asked) -> tuple[list[Slice], ReadPin | None]:
+    return planned(asked, ManualClock())  # type: ignore[arg-type]
 
 
 def renewing() -> bool:
@@ -84,18 +89,15 @@ def until(reached: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-TASKS = [
-    Task((Slice("t", 0, 7, 9), Slice("t", 1, 5, 6))),
-    Task((Slice("t", 1, 3, 5), Slice("u", 0, 0, 9))),
-]
+SLICES = [Slice("t", 0, 7, 9), Slice("t", 1, 3, 5), Slice("t", 1, 5, 6), Slice("u", 0, 0, 9)]
 TOO_LATE = ControlRefused(
     416, {"error": "OFFSET_OUT_OF_RANGE", "missing": [{"partition": 0, "start": 7, "end": 9}]}
 )
 
 
 def test_a_pin_holds_the_first_offset_that_is_read_of_each_partition(api: type[Api]) -> None:
-    tasks, pin = plan_of(Asked(TASKS))
-    assert tasks == TASKS and pin is not None
+    slices, pin = plan_of(Asked(SLICES))
+    assert slices == SLICES and pin is not None
     assert (pin.control_url, pin.lease_ms) == (URL, 600_000)
     content = api.pins[pin.id]
     places = [(each["topic"], each["partition"], each["offset"]) for each in content["positions"]]
@@ -107,27 +109,27 @@ def test_a_pin_holds_the_first_offset_that_is_read_of_each_partition(api: type[A
 
 def test_nothing_is_pinned_where_nothing_of_our_storage_is_read(api: type[Api]) -> None:
     assert plan_of(Asked([])) == ([], None)
-    elsewhere = Asked(TASKS)
+    elsewhere = Asked(SLICES)
     elsewhere.url = None
-    assert plan_of(elsewhere) == (TASKS, None)
-    assert plan_of(Asked(TASKS, **{"catchwater.pin.lease": "0"})) == (TASKS, None)
+    assert plan_of(elsewhere) == (SLICES, None)
+    assert plan_of(Asked(SLICES, **{"catchwater.pin.lease": "0"})) == (SLICES, None)
     assert api.pins == {}
 
 
 def test_when_retention_was_faster_than_the_pin_a_new_plan_is_made(api: type[Api]) -> None:
     api.refusals = [TOO_LATE]
-    tasks, pin = plan_of(Asked(TASKS, TASKS[1:]))
-    assert tasks == TASKS[1:] and pin is not None
+    slices, pin = plan_of(Asked(SLICES, SLICES[1:]))
+    assert slices == SLICES[1:] and pin is not None
     assert list(api.pins) == [pin.id]
     api.refusals = [TOO_LATE]
     with pytest.raises(HistoryLost, match="t-0 offsets 7 to 8"):
-        plan_of(Asked(TASKS, HistoryLost([Missing("t", 0, 7, 9)], "Gone")))
+        plan_of(Asked(SLICES, HistoryLost([Missing("t", 0, 7, 9)], "Gone")))
 
 
 def test_another_refusal_is_an_error(api: type[Api]) -> None:
     api.refusals = [ControlRefused(507, {"message": "The disk is full."})]
     with pytest.raises(ControlRefused, match="disk is full"):
-        plan_of(Asked(TASKS))
+        plan_of(Asked(SLICES))
 
 
 def test_a_pin_is_renewed_while_a_task_reads_even_if_nobody_takes_its_batches(

@@ -13,9 +13,15 @@ from catchwater.replay import read as read_module
 from catchwater.replay import source as source_module
 from catchwater.replay.options import COLUMNS, BadOption, parse_options
 from catchwater.replay.pin import ReadPin
-from catchwater.replay.plan import Slice, Task
+from catchwater.replay.plan import Slice, Task, Wanted
 from catchwater.replay.read import ReadSettings, arrow_schema
-from catchwater.replay.source import BatchReader, CatchwaterSource, SourcePartition, StreamReader
+from catchwater.replay.source import (
+    BatchReader,
+    CatchwaterSource,
+    SourcePartition,
+    StreamReader,
+    loaded,
+)
 
 LEAST = {"kafka.bootstrap.servers": "h:1", "subscribe": "t"}
 
@@ -52,9 +58,18 @@ class Subscription:
     def check_present(self, start: Any, now: Any) -> None:
         self.checked.append((dict(start), dict(now)))
 
+    def wanted(self) -> list[Wanted]:
+        return [Wanted("t", 0, 0, self.end)] if self.end else []
+
+    def slices(self, wanted: list[Wanted]) -> list[Slice]:
+        return [Slice(*each) for each in wanted]
+
+    def cut(self, slices: list[Slice]) -> list[Task]:
+        return [Task(tuple(slices))] if slices else []
+
     def tasks(self, start: dict[Any, int], end: dict[Any, int]) -> list[Task]:
         first, stop = start["t", 0], end["t", 0]
-        return [Task((Slice("t", 0, first, stop),))] if first < stop else []
+        return self.cut(self.slices([Wanted("t", 0, first, stop)] if first < stop else []))
 
     def control_url(self) -> str:
         return "http://c"
@@ -79,7 +94,7 @@ def stream(**options: str) -> StreamReader:
 def test_spark_s_types_and_arrow_s_are_the_same() -> None:
     for options in ({"includeHeaders": "true"}, {"columns": "value,timestamp"}, {}):
         source = CatchwaterSource({**LEAST, **options})
-        names = source._parsed().columns
+        names = loaded(source.options).columns
         fields = source.schema()
         assert fields.names == list(names)
         assert to_arrow_schema(fields, timezone="UTC").equals(arrow_schema(names))
