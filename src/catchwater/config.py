@@ -57,6 +57,7 @@ class BrokerConfig:
     `catchwater.catalog` makes it one of several: a PostgreSQL URL, empty for a broker alone with
     SQLite in `log.dirs`. `catchwater.objects` is a store's URL, empty for a folder in `log.dirs`;
     `catchwater.wal` a kind, by default `file` alone and `object` among several.
+    `catchwater.replay.quota.overrides` is a list as `replay_quotas` reads it.
     """
 
     listeners: Address = DEFAULT_LISTENER
@@ -94,6 +95,8 @@ class BrokerConfig:
     catchwater_wal_dir: Path | None = None
     catchwater_wal_linger_ms: int = 150
     catchwater_session_timeout_ms: int = 1_000
+    catchwater_replay_quota_bytes_per_second: int = -1
+    catchwater_replay_quota_overrides: str = ""
 
     @property
     def is_shared(self) -> bool:
@@ -118,6 +121,7 @@ _LEAST = {
     "catchwater.segment.bytes": 1_048_576,
     "catchwater.retention.interval.ms": 1,
     "catchwater.session.timeout.ms": 100,
+    "catchwater.replay.quota.bytes.per.second": -1,
 }
 """The smallest number each key may have; 0 where it is not named."""
 
@@ -150,7 +154,38 @@ def load_broker_config(
         values[target.name] = _convert(setting, target.type)
     config = BrokerConfig(**values)
     _check_stores(config)
+    _check_quotas(config)
     return config
+
+
+def replay_quotas(overrides: str) -> dict[str, int]:
+    """Bytes per second by account; -1 is without limit. Raises `ConfigError`.
+
+    From `User:alice=50000000, client-id:nightly=-1`; an account's name may hold an `=`.
+    """
+    quotas = {}
+    for entry in filter(None, (each.strip() for each in overrides.split(","))):
+        account, _, rate = entry.rpartition("=")
+        if not re.match(r"(User|client-id):.", account) or not re.fullmatch(r"-1|\d{1,18}", rate):
+            raise ConfigError(
+                f"catchwater.replay.quota.overrides holds {entry!r}, which is not of the form "
+                "User:name=bytes or client-id:name=bytes.",
+                hint="Bytes are a whole number for a second, or -1 for no limit; entries are "
+                "separated by commas.",
+            )
+        quotas[account] = int(rate)
+    return quotas
+
+
+def _check_quotas(config: BrokerConfig) -> None:
+    """Refuse a rate at which nothing would ever be read."""
+    named = {"everybody": config.catchwater_replay_quota_bytes_per_second}
+    for account, rate in (named | replay_quotas(config.catchwater_replay_quota_overrides)).items():
+        if rate == 0:
+            raise ConfigError(
+                f"The replay quota of {account} is 0 bytes per second: nothing could be read.",
+                hint="Set it to -1 for no limit, or to what may be read in a second.",
+            )
 
 
 WAL_KINDS = ("file", "object", "postgres")

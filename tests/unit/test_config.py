@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from catchwater.config import Address, BrokerConfig, ConfigError, duration_ms, load_broker_config
+from catchwater.config import (
+    Address,
+    BrokerConfig,
+    ConfigError,
+    duration_ms,
+    load_broker_config,
+    replay_quotas,
+)
 
 
 def written(tmp_path: Path, text: str, name: str = "server.properties") -> Path:
@@ -171,6 +178,36 @@ def test_stores_that_cannot_go_together_are_refused_by_name(
 def test_stores_that_go_together_are_taken(tmp_path: Path, lines: list[str]) -> None:
     config = load_broker_config(written(tmp_path, "\n".join(lines)), {})
     assert config.is_shared == (PG in lines)
+
+
+QUOTAS = "catchwater.replay.quota.overrides"
+
+
+def test_replay_quotas_are_read_by_account(tmp_path: Path) -> None:
+    line = f"{QUOTAS}= User:alice=50000000, client-id:a=b=7 ,client-id:free=-1,\n"
+    config = load_broker_config(written(tmp_path, line), {})
+    assert replay_quotas(config.catchwater_replay_quota_overrides) == {
+        "User:alice": 50_000_000,
+        "client-id:a=b": 7,
+        "client-id:free": -1,
+    }
+    assert replay_quotas("") == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (f"{QUOTAS}=alice=5", "holds 'alice=5', which is not of the form"),
+        (f"{QUOTAS}=User:=5", "holds 'User:=5'"),
+        (f"{QUOTAS}=User:a=5,User:b", "holds 'User:b'"),
+        (f"{QUOTAS}=User:a=-2", "holds 'User:a=-2'"),
+        (f"{QUOTAS}=User:a=0", "quota of User:a is 0 bytes"),
+        ("catchwater.replay.quota.bytes.per.second=0", "quota of everybody is 0 bytes"),
+        ("catchwater.replay.quota.bytes.per.second=-2", "at least -1"),
+    ],
+)
+def test_quotas_that_mean_nothing_are_refused(tmp_path: Path, line: str, expected: str) -> None:
+    assert expected in str(refusal(written(tmp_path, line)))
 
 
 def test_durations_have_units():

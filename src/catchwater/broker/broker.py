@@ -7,6 +7,7 @@ include those of the newest served version; fields that the asked version lacks 
 """
 
 import asyncio
+import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -23,9 +24,10 @@ from catchwater.broker.gate import (
     ResourceType,
 )
 from catchwater.broker.metrics import Metrics
+from catchwater.broker.quotas.replay import ConfiguredLimits, ReplayQuotas
 from catchwater.catalog.rows import BrokerRow, Topic
 from catchwater.clock import Clock
-from catchwater.config import Address, BrokerConfig
+from catchwater.config import Address, BrokerConfig, replay_quotas
 from catchwater.log.log import Log
 from catchwater.objects.base import Buffer
 from catchwater.wire.errors import ErrorCode
@@ -55,6 +57,16 @@ class Broker:
     """What requests are let through, by the Kafka protocol and by the control API alike."""
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the broker is about to stop: long polls end at once."""
+    replay_quotas: ReplayQuotas = field(init=False)
+    """The accounts from which replays pay for what they read from storage."""
+
+    def __post_init__(self) -> None:
+        config = self.config
+        limits = ConfiguredLimits(
+            config.catchwater_replay_quota_bytes_per_second,
+            replay_quotas(config.catchwater_replay_quota_overrides),
+        )
+        self.replay_quotas = ReplayQuotas(limits, self.clock)
 
     @property
     def brokers(self) -> Sequence[BrokerRow]:
@@ -83,6 +95,14 @@ class Broker:
     def may_administer(self, principal: str, operation: Operation) -> bool:
         """Whether the gate lets the principal do this with the cluster as a whole."""
         return self.gate.may(principal, operation, THE_CLUSTER)
+
+    def keeper_url(self, account: str) -> str:
+        """The control API of the live broker that keeps this account, the same for all who ask.
+
+        By rendezvous hashing: when a broker comes or goes, only its own accounts move.
+        """
+        urls = [row.control_url for row in self.brokers if row.control_url] or [self.control_url]
+        return max(urls, key=lambda url: zlib.crc32(f"{account} {url}".encode()))
 
     async def wait_unless_draining(self, future: asyncio.Future[None]) -> None:
         """Wait for the future, or for the broker's end."""

@@ -18,6 +18,7 @@
     GET    /api/v1/sinks/{pipeline}/{sink}/epochs/{epoch}   what it committed as this epoch
     PUT    /api/v1/sinks/{pipeline}/{sink}/epochs/{epoch}   write an epoch once
     GET    /api/v1/storage                            {"objects": url}
+    POST   /api/v1/grants                {"bytes", "client_id"}: what may be read of the quota, when
 
 Every error is JSON: {"error": code, "message": sentence, "hint": sentence or null}; a plan that
 asks for offsets that are gone is answered 416 with the missing ranges, and a topic that the gate
@@ -41,6 +42,7 @@ from starlette.routing import Route
 from catchwater.broker.broker import Broker
 from catchwater.broker.gate import ANONYMOUS, Operation, TopicDenied
 from catchwater.broker.metrics import MAX_GROUPS
+from catchwater.broker.quotas.replay import Grant
 from catchwater.catalog.base import (
     CatalogFull,
     CatalogUnavailable,
@@ -77,6 +79,12 @@ class _PlanBody(msgspec.Struct):
     topic: str
     ranges: list[_Range]
     isolation: Literal["read_uncommitted", "read_committed"] = "read_uncommitted"
+    client_id: str = ""
+
+
+class _GrantBody(msgspec.Struct):
+    bytes: Annotated[int, msgspec.Meta(ge=1)]
+    client_id: str = ""
 
 
 class _Position(msgspec.Struct):
@@ -150,6 +158,7 @@ def create_app(broker: Broker) -> Starlette:
                 methods=["PUT"],
             ),
             Route("/api/v1/storage", api.storage),
+            Route("/api/v1/grants", api.grant, methods=["POST"]),
         ],
         exception_handlers={HTTPException: _http_error, CatchwaterError: _operating_error},
     )
@@ -270,7 +279,25 @@ class _Control:
                 "high_watermark": {str(p): state.high_watermark for p, state in states.items()},
             }
             | more
+            | self._quota(body.client_id)
         )
+
+    def _quota(self, client_id: str) -> dict[str, Any]:
+        """What who reads by a plan must know of the quota, where there is one."""
+        quota = self._broker.replay_quotas.limits.quota(ANONYMOUS, client_id)
+        if quota is None:
+            return {}
+        url = self._broker.keeper_url(quota.account)
+        return {"quota": {"bytes_per_s": quota.bytes_per_s, "url": url}}
+
+    async def grant(self, request: Request) -> Response:
+        body = await _body(request, _GrantBody)
+        quotas = self._broker.replay_quotas
+        quota = quotas.limits.quota(ANONYMOUS, body.client_id)
+        grant = Grant(body.bytes, 0) if quota is None else quotas.grant(quota, body.bytes)
+        self._broker.metrics.replay_granted_bytes.inc(grant.size_bytes)
+        self._broker.metrics.replay_throttled_seconds.inc(grant.throttle_ms / 1000)
+        return _json({"bytes": grant.size_bytes, "throttle_ms": grant.throttle_ms})
 
     async def pins(self, request: Request) -> Response:
         return _json({"pins": [_pin(pin) for pin in await self._log.pins()]})

@@ -56,6 +56,12 @@ class Metrics:
         self.wal_fsync_seconds = self._histogram(
             "wal_fsync_seconds", "How long an append to the write-ahead log took to be durable."
         )
+        self.replay_granted_bytes = self._counter(
+            "replay_granted_bytes", "Bytes of storage that replays under a quota may have read."
+        )
+        self.replay_throttled_seconds = self._counter(
+            "replay_throttled_seconds", "How long tasks of replays were told to wait, in sum."
+        )
         self.brokers = self._gauge("brokers", "Live brokers, as this one knows them.")
         self.loop_lag_seconds = self._histogram(
             "loop_lag_seconds", "How late the event loop wakes a task that slept for a second."

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
-from catchwater.replay.plan import Aborted, Missing, PlanRange, Wanted
+from catchwater.replay.plan import Aborted, Missing, PlanRange, Quota, Wanted
 from catchwater.wire.client import TopicDenied
 
 CONTROL_URL = "catchwater.control.url"
@@ -67,12 +67,16 @@ class Plan:
     missing: tuple[Missing, ...] = ()
     aborted: tuple[Aborted, ...] = ()
     """For who reads committed records only: what was aborted among the wanted offsets."""
+    quota: Quota | None = None
+    """What whoever reads by this plan pays from, if there is a limit."""
 
 
 class Control:
-    """The control API at `url`, such as `http://127.0.0.1:9644`."""
+    """The control API at `url`, such as `http://127.0.0.1:9644`, asked in the name of a client."""
 
-    def __init__(self, url: str, *, timeout_s: float = 60.0, clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self, url: str, *, timeout_s: float = 60.0, clock: Clock = SYSTEM, client_id: str = ""
+    ) -> None:
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise CatchwaterError(f"The control URL {url!r} is not of the form http://host:port.")
@@ -80,6 +84,7 @@ class Control:
         self._host, self._port = parts.hostname, parts.port or 80
         self._timeout_s = timeout_s
         self._clock = clock
+        self._client_id = client_id
 
     def plan(self, wanted: Sequence[Wanted], *, read_committed: bool = False) -> Plan:
         """Where these offsets of one topic lie; `missing` names what retention has deleted.
@@ -90,7 +95,7 @@ class Control:
         """
         topic = wanted[0].topic
         ranges = [{"partition": w.partition, "start": w.start, "end": w.end} for w in wanted]
-        body: dict[str, Any] = {"topic": topic, "ranges": ranges}
+        body: dict[str, Any] = {"topic": topic, "ranges": ranges, "client_id": self._client_id}
         if read_committed:
             body["isolation"] = _READ_COMMITTED
         try:
@@ -104,6 +109,7 @@ class Control:
         return Plan(
             tuple(PlanRange.from_json(topic, each) for each in answer["ranges"]),
             aborted=tuple(Aborted.from_json(topic, each) for each in answer.get("aborted", ())),
+            quota=Quota.from_json(answer["quota"], self._client_id) if "quota" in answer else None,
         )
 
     def _planned(self, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,6 +139,12 @@ class Control:
                     "over; read then, or end before it.",
                 )
             self._clock.pause(_LONGEST_BACKOFF_S * self._clock.random.uniform(0.5, 1.0))
+
+    def grant(self, wanted_bytes: int) -> tuple[int, float]:
+        """How much of that may be read from storage, and after how many seconds."""
+        body = {"bytes": wanted_bytes, "client_id": self._client_id}
+        answer = self.request("POST", "/api/v1/grants", body)
+        return int(answer["bytes"]), int(answer["throttle_ms"]) / 1000
 
     def pins(self) -> list[dict[str, Any]]:
         """The pins there are: id, owner, positions, lease, creation time."""

@@ -33,16 +33,18 @@ COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timesta
 
 _BOOTSTRAP = "kafka.bootstrap.servers"
 _ISOLATION = "kafka.isolation.level"
+_CLIENT_ID = "kafka.client.id"
 _CATALOG = "catchwater.catalog"
 _OBJECTS = "catchwater.objects"
+RANGES = "assignRanges"
+"""The option that names exact ranges of offsets."""
 _KNOWN = (
-_RANGES = "assignRanges"
     _BOOTSTRAP,
     "subscribe",
     "subscribePattern",
     "assign",
+    RANGES,
     "startingOffsets",
-    _RANGES,
     "startingTimestamp",
     "startingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy",
@@ -118,10 +120,10 @@ class SourceOptions:
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     assigned: tuple[TopicPartition, ...] = ()
-    starting: Position | None = None
     ranges: tuple[Wanted, ...] = ()
     """Of the assigned partitions, exactly these offsets; by place, none twice. Empty: by position.
     """
+    starting: Position | None = None
     ending: Position = Position(LATEST)
     max_offsets_per_trigger: int | None = None
     min_partitions: int | None = None
@@ -141,6 +143,8 @@ class SourceOptions:
     """Asked instead of brokers: the data directory of a broker alone, or `postgresql://...`."""
     objects: str = ""
     """The URL of the object store, where the catalog does not tell."""
+    client_id: str = "catchwater"
+    """The name by which brokers know the query, for their quotas."""
 
     def wants(self, topic: str, partition: int) -> bool:
         """Whether the query reads this partition."""
@@ -161,10 +165,10 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
     )
     _check_place(given, read_path)
     topics, pattern, assigned = _subscription(given)
+    ranges = _ranges(given)
     most, least = _count(given, "maxOffsetsPerTrigger"), _count(given, "minOffsetsPerTrigger")
     if most is not None and least is not None and least > most:
         raise BadOption(f"minOffsetsPerTrigger {least} is more than maxOffsetsPerTrigger {most}.")
-    ranges = _ranges(given)
     starting = _position(given, "starting")
     ending = _position(given, "ending") or Position(LATEST)
     _check_order(starting or Position(), ending)
@@ -194,6 +198,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         security=parse_security(given),
         catalog=given.get(_CATALOG) or None,
         objects=given.get(_OBJECTS, ""),
+        client_id=given.get(_CLIENT_ID) or "catchwater",
         pin_lease_ms=_duration_ms(given, "catchwater.pin.lease", "10m"),
     )
 
@@ -250,13 +255,13 @@ def _subscription(
     given: Mapping[str, str],
 ) -> tuple[tuple[str, ...], str | None, tuple[TopicPartition, ...]]:
     """Topics, pattern and partitions: exactly one of them is given."""
-    options = ("subscribe", "subscribepattern", "assign", _RANGES.lower())
+    options = ("subscribe", "subscribepattern", "assign", RANGES.lower())
     ways = [name for name in options if given.get(name)]
     if len(ways) != 1:
         raise BadOption(
-            f"Give exactly one of the options subscribe, subscribePattern, assign, {_RANGES}."
+            f"Give exactly one of the options subscribe, subscribePattern, assign, {RANGES}."
         )
-    if ways[0] == _RANGES.lower():
+    if ways[0] == RANGES.lower():
         return (), None, ()
     text = given[ways[0]]
     if ways[0] == "subscribe":
@@ -278,18 +283,14 @@ def _subscription(
         ) from error
 
 
-def _position(given: Mapping[str, str], end: str) -> Position | None:
-    """As in Spark, one timestamp goes before one for each partition, and that before offsets."""
-    choices = ["error", "latest"]
-    strategy = _choice(given, "startingOffsetsByTimestampStrategy", choices, "error")
 def _ranges(given: Mapping[str, str]) -> tuple[Wanted, ...]:
     """Exact offsets, in order; nothing else then says where to begin and to end."""
-    text = given.get(_RANGES.lower())
+    text = given.get(RANGES.lower())
     if not text:
         return ()
     positions = [name for name in given if name.startswith(("starting", "ending"))]
     if positions:
-        raise BadOption(f"{_RANGES} says which offsets are read, so {positions[0]} is not taken.")
+        raise BadOption(f"{RANGES} says which offsets are read, so {positions[0]} is not taken.")
     try:
         ranges = [
             Wanted(topic, int(partition), int(start), int(end))
@@ -299,7 +300,7 @@ def _ranges(given: Mapping[str, str]) -> tuple[Wanted, ...]:
         ]
     except (ValueError, TypeError, AttributeError) as error:
         raise BadOption(
-            f'{_RANGES} is {_shortened(text)}, which is not of the form {{"topic": {{"0": [[23, 42]'
+            f'{RANGES} is {_shortened(text)}, which is not of the form {{"topic": {{"0": [[23, 42]'
             "]}}."
         ) from error
     ranges.sort()
@@ -307,13 +308,13 @@ def _ranges(given: Mapping[str, str]) -> tuple[Wanted, ...]:
     for each in ranges:
         if not 0 <= each.start < each.end or (each[:2] == before[:2] and each.start < before.end):
             raise BadOption(
-                f"{_RANGES} holds the offsets {each.start} to {each.end} of {each.topic}-"
+                f"{RANGES} holds the offsets {each.start} to {each.end} of {each.topic}-"
                 f"{each.partition}, which are none, or partly those of another range.",
                 hint="A range begins at its first offset and ends before its second.",
             )
         before = each
     if not ranges:
-        raise BadOption(f"{_RANGES} names no range.")
+        raise BadOption(f"{RANGES} names no range.")
     return tuple(ranges)
 
 
@@ -321,6 +322,10 @@ def _shortened(text: str) -> str:
     return repr(text if len(text) <= 80 else text[:80] + "...")
 
 
+def _position(given: Mapping[str, str], end: str) -> Position | None:
+    """As in Spark, one timestamp goes before one for each partition, and that before offsets."""
+    choices = ["error", "latest"]
+    strategy = _choice(given, "startingOffsetsByTimestampStrategy", choices, "error")
     or_latest = end == "ending" or strategy == "latest"
     timestamp = _count(given, f"{end}Timestamp", least=0)
     if timestamp is not None:

@@ -123,10 +123,33 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
+class Quota:
+    """What a job may read from storage in a second, and who keeps the account it pays from."""
+
+    bytes_per_s: int
+    keeper_url: str
+    """The control API of that broker."""
+    client_id: str = ""
+    tasks: int = 1
+    """Of the job; they all pay from the same account."""
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any], client_id: str) -> "Quota":
+        return cls(int(fields["bytes_per_s"]), str(fields["url"]), client_id)
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """What one Spark task reads, in this order."""
 
     slices: tuple[Slice, ...]
+    quota: Quota | None = None
+    """What it pays from before it reads storage, if the log asks for that."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """What it reads from storage."""
+        return sum(each.range.byte_size for each in self.slices if each.range)
 
 
 def slices_of(

@@ -30,6 +30,7 @@ from catchwater.replay.plan import (
     Wanted,
     slices_of,
 )
+from catchwater.replay.quota import Meter
 from catchwater.wire.client import EARLIEST, Client, RequestTimedOut
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.exchange import Fetched
@@ -78,6 +79,8 @@ class ReadSettings:
     fail_on_data_loss: bool = True
     security: Security = UNSECURED
     """Of the leaders' connections."""
+    client_id: str = "catchwater"
+    """The name by which the leaders know the query."""
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
@@ -96,7 +99,10 @@ def read_task(task: Task, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
 
 def _read_slices(task: Task, schema: pa.Schema, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
     decoded = [name for name in settings.columns if name in COLUMNS] or ["offset"]
+    meter = Meter(task.quota, task.stored_bytes)
     for each in task.slices:
+        if each.range is not None:
+            meter.pay(each.range.byte_size)
         source = _from_leader if each.range is None else _from_storage
         for rows in source(each, decoded, settings):
             yield _complete(rows, each, schema)
@@ -213,7 +219,12 @@ def _from_leader(
     each: Slice, columns: Sequence[str], settings: ReadSettings
 ) -> Iterator[pa.RecordBatch]:
     offset = each.first
-    client = Client(settings.bootstrap, timeout_s=_TIMEOUT_S, security=settings.security)
+    client = Client(
+        settings.bootstrap,
+        client_id=settings.client_id,
+        timeout_s=_TIMEOUT_S,
+        security=settings.security,
+    )
     with client:
         while offset < each.stop:
             fetched, batches = _fetch(client, each, offset, settings)

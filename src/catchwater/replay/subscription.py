@@ -11,6 +11,7 @@ connection before it is asked something, so that it can be sent to another proce
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from catchwater.replay import plan
 from catchwater.replay.control import CONTROL_URL, Control
 from catchwater.replay.offsets import HistoryLost, at_most, wanted
 from catchwater.replay.options import BadOption, Offsets, Position, ReadPath, SourceOptions
-from catchwater.replay.plan import Missing, Slice, Task, Wanted
+from catchwater.replay.plan import Missing, Quota, Slice, Task, Wanted
 from catchwater.wire.client import EARLIEST, LATEST, Client, RequestRefused
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.exchange import TopicPartition
@@ -46,6 +47,8 @@ class Subscription:
         self._client: Client | None = None
         self._control_url: str | None = None
         self._control_asked = False
+        self._quota: Quota | None = None
+        """What the last plan said of it."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_client": None}
@@ -142,13 +145,16 @@ class Subscription:
         return self.cut(self.slices(self._between(start, end)), count)
 
     def cut(self, slices: Sequence[Slice], count: int | None = None) -> list[Task]:
-        """The slices in tasks; how many is told at `tasks`."""
-        if count is not None:
-            return plan.cut(slices, count)
-        tasks = plan.cut(slices)
-        least = self.options.min_partitions or 0
-        tasks = tasks if len(tasks) >= least else plan.cut(slices, least)
-        return at_most(tasks, self.options.max_records_per_partition)
+        """The slices in tasks, which know what they pay from; how many is told at `tasks`."""
+        tasks = plan.cut(slices, count)
+        if count is None:
+            least = self.options.min_partitions or 0
+            tasks = tasks if len(tasks) >= least else plan.cut(slices, least)
+            tasks = at_most(tasks, self.options.max_records_per_partition)
+        if self._quota is None:
+            return tasks
+        quota = replace(self._quota, tasks=len(tasks))
+        return [replace(task, quota=quota) for task in tasks]
 
     def wanted(self) -> list[Wanted]:
         """What a batch query reads, in order; raises `HistoryLost`."""
@@ -177,6 +183,7 @@ class Subscription:
     def slices(self, wanted: Sequence[Wanted]) -> list[Slice]:
         """Where these offsets, in order, lie; raises `HistoryLost`."""
         left = wanted
+        self._quota = None
         while True:
             slices, missing = self._plan(left)
             if not missing:
@@ -201,6 +208,7 @@ class Subscription:
         for _, group in groupby(left, key=lambda each: each.topic):
             of_topic = list(group)
             answer = planner.plan(of_topic, read_committed=self.options.read_committed)
+            self._quota = answer.quota or self._quota
             found = plan.slices_of(of_topic, answer.ranges, answer.aborted)
             missing += answer.missing or plan.uncovered(of_topic, found)
             slices += found
@@ -213,7 +221,8 @@ class Subscription:
         control_url = self.control_url()
         if control_url is None:
             return None
-        return Control(control_url, timeout_s=TIMEOUT_S, clock=self._clock)
+        client_id = self.options.client_id
+        return Control(control_url, timeout_s=TIMEOUT_S, clock=self._clock, client_id=client_id)
 
     def _resolve(self, position: Position, which: str) -> Offsets:
         partitions = self.partitions()
@@ -270,6 +279,7 @@ class Subscription:
         if self._client is None:
             self._client = Client(
                 self.options.bootstrap,
+                client_id=self.options.client_id,
                 timeout_s=TIMEOUT_S,
                 clock=self._clock,
                 security=self.options.security,

@@ -16,7 +16,7 @@ from catchwater.replay.control import (
     PlanUncommitted,
     TransactionOpen,
 )
-from catchwater.replay.plan import CHUNK, Aborted, Missing, PlanRange, Wanted
+from catchwater.replay.plan import CHUNK, Aborted, Missing, PlanRange, Quota, Wanted
 from catchwater.wire.client import TopicDenied
 
 
@@ -59,9 +59,10 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Api:
 
 @pytest.fixture
 def control() -> Control:
-    return Control("http://h:9644/", timeout_s=5, clock=ManualClock())
+    return Control("http://h:9644/", timeout_s=5, clock=ManualClock(), client_id="nightly")
 
 
+CLIENT = {"client_id": "nightly"}
 RANGE = {
     "partition": 1,
     "kind": "chunk",
@@ -79,7 +80,7 @@ def test_a_plan_says_where_the_bytes_lie(api: Api, control: Control) -> None:
     plan = control.plan([Wanted("t", 1, 3, 5)])
     assert plan.ranges == (PlanRange("t", 1, CHUNK, "file:///x", 1, 2, 3, 4),)
     assert plan.missing == ()
-    body = {"topic": "t", "ranges": [{"partition": 1, "start": 3, "end": 5}]}
+    body = {**CLIENT, "topic": "t", "ranges": [{"partition": 1, "start": 3, "end": 5}]}
     assert api.calls == [("POST", "/api/v1/plans", body)]
     assert api.address == ("h", 9644)
 
@@ -90,12 +91,23 @@ def committed(stable: int) -> tuple[int, dict[str, Any]]:
     return 200, {"topic": "t", "ranges": [RANGE], "aborted": [void], **content}
 
 
+def test_a_plan_says_what_its_readers_pay_from(api: Api, control: Control) -> None:
+    api.answers.append((200, {"ranges": [RANGE], "quota": {"bytes_per_s": 7, "url": "http://k:1"}}))
+    assert control.plan([Wanted("t", 1, 3, 5)]).quota == Quota(7, "http://k:1", "nightly")
+
+
+def test_a_grant_is_of_bytes_and_says_when(api: Api, control: Control) -> None:
+    api.answers.append((200, {"bytes": 50, "throttle_ms": 250}))
+    assert control.grant(80) == (50, 0.25)
+    assert api.calls == [("POST", "/api/v1/grants", {**CLIENT, "bytes": 80})]
+
+
 def test_a_plan_for_committed_records_says_what_was_aborted(api: Api, control: Control) -> None:
     api.answers.append(committed(5))
     plan = control.plan([Wanted("t", 1, 3, 5)], read_committed=True)
     assert plan.ranges == (PlanRange("t", 1, CHUNK, "file:///x", 1, 2, 3, 4),)
     assert plan.aborted == (Aborted("t", 1, 7, 2, 4),)
-    body = {"topic": "t", "ranges": [{"partition": 1, "start": 3, "end": 5}]}
+    body = {**CLIENT, "topic": "t", "ranges": [{"partition": 1, "start": 3, "end": 5}]}
     assert api.calls == [("POST", "/api/v1/plans", body | {"isolation": "read_committed"})]
 
 

@@ -24,6 +24,8 @@ from catchwater.sinks.config import SinkConfig
 
 _PREFIX = "CATCHWATER_"
 
+_CLIENT_ID = "kafka.client.id"
+
 AVAILABLE_NOW = "available-now"
 CONTINUOUS = "continuous"
 DEAD_LETTER = "dead-letter"
@@ -123,7 +125,7 @@ class PipelineConfig:
     def source_options(self) -> dict[str, str]:
         """The options of the data source that reads all inputs."""
         topics = {"subscribe": ",".join(sorted(self.inputs.values()))} if self.inputs else {}
-        return {**self.source, **topics}
+        return {**self._named, **self.source, **topics}
 
     @property
     def table_options(self) -> dict[str, str]:
@@ -131,7 +133,13 @@ class PipelineConfig:
         kept = ("kafka.", "catchwater.", "failOnDataLoss")
         options = {key: v for key, v in self.source.items() if key.startswith(kept)}
         topics = ",".join(sorted(self.tables.values()))
-        return {**options, "subscribe": topics, "startingOffsets": "earliest"}
+        own = {"subscribe": topics, "startingOffsets": "earliest"}
+        return {**self._named, **options, **own}
+
+    @property
+    def _named(self) -> dict[str, str]:
+        """Brokers know the pipeline by its name, for their quotas."""
+        return {_CLIENT_ID: self.name} if self.name else {}
 
 
 class _Setting(NamedTuple):

@@ -275,6 +275,7 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             self._options.read_committed,
             self._options.fail_on_data_loss,
             self._options.security,
+            self._options.client_id,
         )
         if partition.heads:
             yield to_arrow(partition.heads)

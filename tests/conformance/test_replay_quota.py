@@ -1,0 +1,107 @@
+"""A quota on direct reads, held by a real broker: one job, two at once, a stream; within 15 %.
+
+Tasks read in threads of this process, as executors would in processes of theirs.
+"""
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from catchwater.clock import SYSTEM
+from catchwater.replay.options import parse_options
+from catchwater.replay.plan import Task
+from catchwater.replay.read import ReadSettings, read_task
+from catchwater.replay.subscription import Subscription
+from catchwater.wire.client import EARLIEST, Client
+from catchwater.wire.records import encode_batch
+
+RATE = 2_000_000
+PARTITIONS, BATCHES, RECORDS, SIZE = 2, 16, 10, 12_500
+TOTAL = PARTITIONS * BATCHES * RECORDS * SIZE
+"""4 MB: two seconds' worth."""
+
+
+@pytest.fixture(scope="module")
+def quotas(make_broker):
+    """A broker with the same rate for everybody and for one client id, and another's."""
+    broker = make_broker({
+        "catchwater.replay.quota.bytes.per.second": str(RATE),
+        "catchwater.replay.quota.overrides":
+            f"client-id:stream={RATE},client-id:pair={RATE},client-id:free=-1",
+        "catchwater.pack.interval.ms": "3600000",
+    })  # fmt: skip
+    with Client(broker.bootstrap) as client:
+        client.create_topics({"t": PARTITIONS})
+        for partition in range(PARTITIONS):
+            for _ in range(BATCHES):
+                values = [os.urandom(SIZE) for _ in range(RECORDS)]
+                batch = encode_batch([(b"", value, SYSTEM.now_ms(), ()) for value in values])
+                client.produce([(("t", partition), batch)])
+    return broker
+
+
+def subscribed(broker, client_id="catchwater"):
+    options = {"kafka.bootstrap.servers": broker.bootstrap, "catchwater.read": "direct"}
+    named = {"subscribe": "t", "kafka.client.id": client_id}
+    return Subscription(parse_options(options | named))
+
+
+def read(subscription, tasks: list[Task]) -> int:
+    """Bytes of storage, read by as many threads as there are tasks."""
+    url = subscription.control_url()
+    settings = ReadSettings(subscription.options.bootstrap, ("value",), url)
+    with ThreadPoolExecutor(len(tasks)) as threads:
+        rows = threads.map(lambda task: sum(b.num_rows for b in read_task(task, settings)), tasks)
+        assert sum(rows) > 0
+    return sum(task.stored_bytes for task in tasks)
+
+
+def job(broker, client_id="catchwater") -> int:
+    """A batch query over everything."""
+    subscription = subscribed(broker, client_id)
+    start, end = subscription.starting(EARLIEST), subscription.ending()
+    try:
+        return read(subscription, subscription.tasks(start, end, 4))
+    finally:
+        subscription.close()
+
+
+def assert_paced(size_bytes: int, began_s: float) -> None:
+    rate = size_bytes / (time.monotonic() - began_s)
+    assert rate == pytest.approx(RATE, rel=0.15), f"{rate / RATE:.2f} of the quota"
+
+
+def test_one_job_of_several_tasks(quotas) -> None:
+    began_s = time.monotonic()
+    size_bytes = job(quotas)
+    assert size_bytes >= TOTAL
+    assert_paced(size_bytes, began_s)
+
+
+def test_two_jobs_of_one_account_at_once(quotas) -> None:
+    began_s = time.monotonic()
+    with ThreadPoolExecutor(2) as threads:
+        sizes = list(threads.map(lambda _: job(quotas, "pair"), range(2)))
+    assert_paced(sum(sizes), began_s)
+
+
+def test_a_stream_of_micro_batches(quotas) -> None:
+    subscription = subscribed(quotas, "stream")
+    at, end = subscription.starting(EARLIEST), subscription.latest()
+    began_s, size_bytes = time.monotonic(), 0
+    while at != end:
+        until = {key: min(offset + 4 * RECORDS, end[key]) for key, offset in at.items()}
+        size_bytes += read(subscription, subscription.tasks(at, until))
+        at = until
+        time.sleep(0.1)  # what Spark does between micro-batches
+    subscription.close()
+    assert_paced(size_bytes, began_s)
+
+
+def test_who_has_no_quota_is_not_slowed(quotas) -> None:
+    subscription = subscribed(quotas, "free")
+    start, end = subscription.starting(EARLIEST), subscription.ending()
+    assert all(task.quota is None for task in subscription.tasks(start, end))
+    subscription.close()

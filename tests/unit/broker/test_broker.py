@@ -1,0 +1,76 @@
+"""What handlers ask of the broker itself."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from catchwater.broker.broker import Broker
+from catchwater.broker.control import create_app
+from catchwater.broker.quotas.replay import Quota
+from catchwater.catalog.rows import BrokerRow
+
+
+def row(number: int) -> BrokerRow:
+    return BrokerRow(number, 0, "", "h", 9092, f"http://h{number}:9644", "", False, "live", 0)
+
+
+def test_all_brokers_agree_on_who_keeps_an_account_and_only_the_lost_one_s_move(client) -> None:
+    accounts = [f"client-id:{n}" for n in range(300)]
+    client.log.rows = [row(number) for number in (1, 2, 3)]
+    before = {account: client.broker.keeper_url(account) for account in accounts}
+    assert min(map(list(before.values()).count, set(before.values()))) > 50
+    assert len(set(before.values())) == 3
+    client.log.rows = [row(1), row(3)]
+    after = {account: client.broker.keeper_url(account) for account in accounts}
+    moved = {account for account in accounts if before[account] != after[account]}
+    assert moved == {account for account in accounts if before[account] == "http://h2:9644"}
+
+
+def test_a_broker_alone_keeps_all_accounts(broker: Broker) -> None:
+    broker.control_url = "http://me:1"
+    assert broker.keeper_url("User:a") == "http://me:1"
+
+
+def test_the_configured_quotas_are_those_of_the_accounts(broker: Broker) -> None:
+    assert broker.replay_quotas.limits.quota("User:a", "") is None
+    config = replace(
+        broker.config,
+        catchwater_replay_quota_bytes_per_second=5,
+        catchwater_replay_quota_overrides="client-id:nightly=7",
+    )
+    limits = replace(broker, config=config).replay_quotas.limits
+    assert limits.quota("User:a", "") == Quota("User:a", 5)
+    assert limits.quota("User:a", "nightly") == Quota("client-id:nightly", 7)
+
+
+async def asked(broker: Broker, body: Any) -> tuple[int, Any]:
+    """A grant, without sockets."""
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": json.dumps(body).encode()}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/api/v1/grants", "query_string": b""}
+    await create_app(broker)(scope | {"headers": []}, receive, send)
+    return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+async def test_grants_are_given_and_counted(broker: Broker) -> None:
+    assert await asked(broker, {"bytes": 100}) == (200, {"bytes": 100, "throttle_ms": 0})
+    config = replace(broker.config, catchwater_replay_quota_bytes_per_second=80)
+    limited = replace(broker, config=config)
+    assert await asked(limited, {"bytes": 100}) == (200, {"bytes": 20, "throttle_ms": 250})
+    page = limited.metrics.page().decode()
+    assert "catchwater_replay_granted_bytes_total 120.0" in page
+    assert "catchwater_replay_throttled_seconds_total 0.25" in page
+
+
+@pytest.mark.parametrize("body", [{}, {"bytes": 0}, {"bytes": "x"}])
+async def test_a_grant_of_nothing_is_refused(broker: Broker, body: Any) -> None:
+    status, answer = await asked(broker, body)
+    assert (status, answer["error"]) == (400, "INVALID_BODY")
