@@ -41,6 +41,10 @@ from catchwater.wire.hot import (
 )
 from catchwater.wire.messages import decode_request
 
+_BY_ID_ALONE = 12
+# v10 and v11 can ask without a name, yet not answer so; Kafka's brokers refuse it, too.
+_NAMELESS = MetadataTopic(ErrorCode.INVALID_REQUEST, "", NO_TOPIC_ID, False, ())
+
 
 def start(broker: Broker, call: Call) -> Later:
     """Read the request, let go of its frame, and gather the reply in a task of its own."""
@@ -62,7 +66,12 @@ async def _gather(broker: Broker, call: Call, request: Any) -> MetadataReply:
         with suppress(CatalogUnavailable):
             await broker.log.look_up(names)
         may_create = getattr(request, "allow_auto_topic_creation", True)
-        topics = [await _wanted(broker, wanted, may, may_create, near) for wanted in request.topics]
+        topics = [
+            _NAMELESS
+            if wanted.name is None and call.version < _BY_ID_ALONE
+            else await _wanted(broker, wanted, may, may_create, near)
+            for wanted in request.topics
+        ]
     brokers = [MetadataBroker(row.id, row.host, row.port, row.zone or None) for row in listed]
     ids = [row.id for row in near]
     mine = broker.config.node_id

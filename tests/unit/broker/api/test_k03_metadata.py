@@ -4,6 +4,7 @@ import uuid
 
 import pytest
 from kio.schema.metadata.v0 import request as v0
+from kio.schema.metadata.v10 import request as v10
 from kio.schema.metadata.v12 import request as v12
 
 from catchwater.catalog.rows import BrokerRow, BrokerState
@@ -97,3 +98,14 @@ async def test_a_client_that_names_its_zone_is_kept_there(client) -> None:
     client.log.rows = client.log.rows[:1]
     reply = await client.send(ask("t"), client_id="zone=b")
     assert {p.leader_id for p in reply.topics[0].partitions} == {1}
+
+
+async def test_a_topic_without_a_name_is_refused_where_the_reply_needs_one(client) -> None:
+    topic = await client.log.create_topic("a", 1)
+    request = v10.MetadataRequest(
+        topics=(v10.MetadataRequestTopic(name=None, topic_id=uuid.UUID(bytes=topic.id)),),
+        include_cluster_authorized_operations=False,
+        include_topic_authorized_operations=False,
+    )
+    (answer,) = (await client.send(request)).topics
+    assert (answer.name, answer.error_code.name) == ("", "invalid_request")
