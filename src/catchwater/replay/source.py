@@ -8,6 +8,7 @@ Relies on Spark 4.2's admission control for Python sources. Promises that a micr
 after a restart reads exactly the same offsets. Does not write.
 """
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -217,6 +218,8 @@ def read_partition(options: SourceOptions, partition: InputPartition) -> Iterato
     from catchwater.replay.read import ReadSettings, read_task
 
     assert isinstance(partition, SourcePartition), "Spark hands back the partitions it was given"
+    if not gc.get_freeze_count():
+        gc.freeze()  # Spark's worker collects after each task: 0.1 s to walk the decoder's modules
     decoded = options.values.format is not ValueFormat.BINARY
     settings = ReadSettings(
         options.bootstrap,
