@@ -70,6 +70,7 @@ class BrokerConfig:
     log_retention_bytes: int = -1
     message_max_bytes: int = 1_048_588
     fetch_max_bytes: int = 57_671_680
+    max_incremental_fetch_session_cache_slots: int = 1_000
     socket_request_max_bytes: int = 104_857_600
     max_connections: int = 4_096
     max_connections_per_ip: int = 2_048

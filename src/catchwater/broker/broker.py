@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from catchwater.broker.coordination.coordinator import Coordinator
+from catchwater.broker.fetching.sessions import FetchSessions
 from catchwater.broker.gate import (
     ANONYMOUS,
     THE_CLUSTER,
@@ -60,8 +61,12 @@ class Broker:
     replay_quotas: ReplayQuotas = field(init=False)
     """The accounts from which replays pay for what they read from storage."""
 
+    fetch_sessions: FetchSessions = field(init=False)
+
     def __post_init__(self) -> None:
         config = self.config
+        slots = config.max_incremental_fetch_session_cache_slots
+        self.fetch_sessions = FetchSessions(slots, self.clock)
         limits = ConfiguredLimits(
             config.catchwater_replay_quota_bytes_per_second,
             replay_quotas(config.catchwater_replay_quota_overrides),

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from kio.schema.fetch.v9 import request as v9
 from kio.schema.fetch.v11 import request as v11
 from kio.schema.fetch.v13 import request as v13
 from kio.static.primitive import i32Timedelta
@@ -133,21 +134,140 @@ async def test_unknown_topics_partitions_and_epochs_are_named(client, topic) -> 
     ("changes", "error"),
     [
         ({"session_id": 5, "session_epoch": 1}, "fetch_session_id_not_found"),
-        ({"session_id": 0, "session_epoch": 3}, "invalid_fetch_session_epoch"),
+        ({"session_id": 0, "session_epoch": 3}, "fetch_session_id_not_found"),
         ({"replica_id": 1}, "cluster_authorization_failed"),
     ],
 )
-async def test_sessions_and_replicas_are_refused(client, topic, changes, error) -> None:
+async def test_unknown_sessions_and_replicas_are_refused(client, topic, changes, error) -> None:
     reply = await client.send(fetch((0, 0), **changes))
     assert reply.error_code.name == error
     assert not reply.responses
 
 
-async def test_a_full_fetch_that_wants_a_session_is_answered_without_one(client, append) -> None:
+async def test_a_session_tells_what_is_new_and_nothing_else(client, append) -> None:
+    sizes = [append(0), append(1)]
+    full = await client.send(fetch((0, 0), (1, 10), (2, 0), session_id=0, session_epoch=0))
+    assert answers(full) == [(0, "none", sizes[0]), (1, "none", 0), (2, "none", 0)]
+    session_id = full.session_id
+    assert session_id > 0
+
+    async def go_on(epoch: int, *partitions: Any, **changes: Any) -> Any:
+        return await client.send(
+            fetch(*partitions, session_id=session_id, session_epoch=epoch, **changes)
+        )
+
+    assert (await go_on(1, (0, 10))).responses == ()
+    size = append(2)
+    second = await go_on(2)
+    assert second.session_id == session_id
+    assert answers(second) == [(2, "none", size)]
+    assert answers(await go_on(3)) == [(2, "none", size)], "it was not told that this was read"
+    assert (await go_on(4, (2, 10))).responses == ()
+    assert answers(await go_on(5, (7, 0))) == [(7, "unknown_topic_or_partition", 0)]
+    assert (await go_on(5)).error_code.name == "invalid_fetch_session_epoch"
+
+
+async def test_a_session_waits_for_any_of_its_partitions(client, append) -> None:
+    full = await client.send(fetch((0, 0), (1, 0), session_id=0, session_epoch=0))
+    session = {"session_id": full.session_id, "session_epoch": 1}
+    waiting = asyncio.ensure_future(client.send(fetch(wait_ms=60_000, **session)))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    size = append(1)
+    assert answers(await waiting) == [(1, "none", size)]
+
+
+async def test_a_partition_that_had_records_lets_the_others_go_first(client, append) -> None:
+    size = append(0)
+    append(1)
+    full = await client.send(fetch((0, 0), (1, 0), session_id=0, session_epoch=0, max_bytes=1))
+    assert answers(full) == [(0, "none", size), (1, "none", 0)]
+    order = []
+    for epoch in (1, 2, 3, 4):
+        session = {"session_id": full.session_id, "session_epoch": epoch, "max_bytes": 1}
+        order += [index for index, _, had in answers(await client.send(fetch(**session))) if had]
+    assert order == [0, 1, 0, 1]
+
+
+async def test_a_full_fetch_ends_the_session_it_names(client, topic) -> None:
+    first = await client.send(fetch((0, 0), session_id=0, session_epoch=0))
+    again = await client.send(fetch((0, 0), session_id=first.session_id, session_epoch=0))
+    assert again.session_id not in (0, first.session_id)
+    last = await client.send(fetch((0, 0), session_id=again.session_id, session_epoch=-1))
+    assert last.session_id == 0
+    assert len(client.broker.fetch_sessions) == 0
+
+
+async def test_a_session_on_two_connections_is_refused_to_the_slower_one(client, append) -> None:
+    full = await client.send(fetch((0, 0), session_id=0, session_epoch=0))
+    session_id = full.session_id
+    slow = asyncio.ensure_future(
+        client.send(fetch(session_id=session_id, session_epoch=1, wait_ms=60_000))
+    )
+    for _ in range(10):
+        await asyncio.sleep(0)
+    await client.send(fetch(session_id=session_id, session_epoch=2))
     append(0)
-    reply = await client.send(fetch((0, 0), session_id=0, session_epoch=0))
-    assert reply.session_id == 0
-    assert reply.error_code.name == "none"
+    assert (await slow).error_code.name == "invalid_fetch_session_epoch"
+
+
+async def test_a_session_by_ids_goes_on_by_ids_only(client, topic) -> None:
+    partition = v13.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=LARGE)
+    wanted = v13.FetchTopic(topic_id=uuid.UUID(bytes=topic.id), partitions=(partition,))
+    request = v13.FetchRequest(
+        replica_id=-1,
+        max_wait=i32Timedelta.parse(timedelta(0)),
+        min_bytes=1,
+        isolation_level=0,
+        session_id=0,
+        session_epoch=0,
+        topics=(wanted,),
+        forgotten_topics_data=(),
+    )
+    session_id = (await client.send(request)).session_id
+    by_name = await client.send(fetch(session_id=session_id, session_epoch=1))
+    assert by_name.error_code.name == "fetch_session_topic_id_error"
+
+
+async def test_a_deleted_topic_is_told_in_a_session(client, append) -> None:
+    full = await client.send(fetch((0, 0), session_id=0, session_epoch=0))
+    await client.log.delete_topic("t")
+    session = {"session_id": full.session_id, "session_epoch": 1}
+    reply = await client.send(fetch(wait_ms=60_000, **session))
+    assert answers(reply) == [(0, "unknown_topic_or_partition", 0)]
+
+
+async def test_thousands_of_named_partitions_and_duplicates_have_a_bounded_answer(
+    client, append
+) -> None:
+    size = append(0)
+    reply = await client.send(fetch(*[(0, 0)] * 3, *[(index, 0) for index in range(3, 5_000)]))
+    assert answers(reply)[0] == (0, "none", size)
+    assert [name for _, name, _ in answers(reply)[1:]] == ["unknown_topic_or_partition"] * 4_997
+
+
+async def test_an_old_client_is_told_that_it_cannot_read_zstd(client, batch) -> None:
+    zstd = await client.log.create_topic("z", 1, {"compression.type": "zstd"})
+    view = memoryview(batch(1))
+    client.log.submit([Submission((zstd.id, 0), read_single(view), view, None)])
+    old = v9.FetchRequest(
+        replica_id=-1,
+        max_wait=i32Timedelta.parse(timedelta(0)),
+        min_bytes=1,
+        isolation_level=0,
+        topics=(
+            v9.FetchTopic(
+                topic="z",
+                partitions=(
+                    v9.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=LARGE),
+                ),
+            ),
+        ),
+        forgotten_topics_data=(),
+    )
+    assert answers(await client.send(old)) == [(0, "unsupported_compression_type", 0)]
+    assert answers(await client.send(fetch((0, 0), topic="z"))) == [(0, "none", len(view))]
 
 
 async def test_an_empty_fetch_is_answered_at_once(client, topic) -> None:

@@ -1,0 +1,1 @@
+"""What a broker remembers of those who fetch: their sessions."""
