@@ -18,6 +18,7 @@ from catchwater.wire.batch import NO_PRODUCER_ID
 
 WAL = "wal/"
 STAGED = "staged/"
+PARQUET = "parquet/"
 SEGMENTS = "segments/"
 
 UNREADABLE = (ObjectMissing, ObjectTruncated, WalReadError)

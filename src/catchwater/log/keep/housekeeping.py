@@ -1,4 +1,4 @@
-"""What the log does for itself: packing, compaction, retention, sweeping, one job at a time.
+"""What the log does for itself: packing, Parquet, compaction, retention, sweeping; one at a time.
 
 `Housekeeping` owns the jobs and the loop that calls them when they are due; whoever calls one by
 hand waits for his turn, so that no two of one broker ever overlap. Among several brokers the one
@@ -24,12 +24,13 @@ from catchwater.catalog.base import (
     CatalogUncertain,
     SessionFenced,
 )
-from catchwater.catalog.rows import ObjectRow, PartitionKey, Pin, RunRow
+from catchwater.catalog.rows import ObjectRow, PartitionKey, Pin, RunRow, Topic
 from catchwater.log.core import Core, done
 from catchwater.log.keep.compact import Compactor
 from catchwater.log.keep.jumps import ClockJumps
 from catchwater.log.keep.leases import BUCKETS, PINS, Leases, bucket_of
 from catchwater.log.keep.pack import PackConfig, Packer
+from catchwater.log.keep.parquet import ParquetWriter, wants_parquet
 from catchwater.log.keep.pins import in_force, lowest, sentence, with_states
 from catchwater.log.keep.policy import Policy
 from catchwater.log.keep.retain import Retention
@@ -42,6 +43,8 @@ _LOG = logging.getLogger(__name__)
 
 _ORPHAN_GRACE_MS = 6 * 60 * 60 * 1000
 _LONGEST_TICK_MS = 1000
+_PARQUET_TURN_S = 5.0
+"""After so long the other jobs have their turn; what is left of the segments comes after."""
 
 _LATER = (
     StoreError,
@@ -63,6 +66,9 @@ class KeepConfig:
     pack_min_bytes: int = 32 * 1024 * 1024
     segment_bytes: int = 64 * 1024 * 1024
     """How large a segment may become."""
+    parquet_after_ms: int = 6 * 60 * 60 * 1000
+    """How old a small segment becomes before it is written as Parquet, where a topic asks for it;
+    one of more than half of `segment_bytes` waits for nothing."""
     retention_interval_ms: int = 300_000
     """Of retention, compaction and sweeping."""
     retention_ms: int = 7 * 24 * 60 * 60 * 1000
@@ -88,6 +94,7 @@ class Housekeeping:
         self._jumps = ClockJumps(core.clock)
         packing = PackConfig(config.segment_bytes, config.pack_min_bytes, config.pack_interval_ms)
         self._packer = Packer(core.catalog, core.storage, core.clock, packing, core.topics.name_of)
+        self._parquet = ParquetWriter(core, packing, config.parquet_after_ms)
         self._compactor = Compactor(core, packing)
         self._policy = Policy(config.retention_ms, config.retention_bytes)
         self._retention = Retention(core, self._policy, self._leases.pins)
@@ -117,6 +124,10 @@ class Housekeeping:
     async def pack(self) -> int:
         """Pack what lies in chunks; returns the number of segments written."""
         return await self._in_turn(self._pack)
+
+    async def write_parquet(self) -> bool:
+        """Write the Parquet that topics ask for, as far as one turn goes; whether more is left."""
+        return await self._in_turn(self._write_parquet)
 
     async def compact(self) -> int:
         """Clean the compacted topics where it is worth it; returns the segments written."""
@@ -207,6 +218,31 @@ class Housekeeping:
         self._packer.appended(1)  # others append too, and may not live to pack it
         return written
 
+    async def _write_parquet(self) -> bool:
+        until_s = self._core.clock.monotonic_s() + _PARQUET_TURN_S
+        asking = [topic for topic in self._core.topics if wants_parquet(topic)]
+        if not asking or not self._parquet.can_write():
+            return False
+        for topic in asking:
+            for partition in range(topic.partitions):
+                if not await self._write_parquet_of(topic, partition, until_s):
+                    return not self._stopping
+        return False
+
+    async def _write_parquet_of(self, topic: Topic, partition: int, until_s: float) -> bool:
+        """Whether there was time for all of a partition's segments that others do not write."""
+        find = partial(self._parquet.next_segment, topic, partition)
+        if await asyncio.to_thread(find) is None:
+            return True  # most often, and without a lease
+        async with self._leases.held(f"pack/{bucket_of((topic.id, partition))}") as lease:
+            while lease() and (run := await asyncio.to_thread(find)) is not None:
+                if self._stopping or self._core.clock.monotonic_s() > until_s:
+                    return False
+                await asyncio.to_thread(
+                    self._parquet.write, run, lambda: lease() and not self._stopping
+                )
+        return True
+
     async def _compact(self) -> int:
         written = 0
         for topic in list(self._core.topics):
@@ -271,13 +307,16 @@ class Housekeeping:
     async def _run(self) -> None:
         config, clock = self._config, self._core.clock
         tick_ms = min(config.pack_interval_ms, config.retention_interval_ms, _LONGEST_TICK_MS)
-        retained_s = orphans_s = backed_up_s = clock.monotonic_s()
+        parquet_s = retained_s = orphans_s = backed_up_s = clock.monotonic_s()
         while True:
             await clock.sleep(tick_ms / 1000)
             now_s = clock.monotonic_s()
             try:
                 if self._packer.is_due():
                     await self.pack()
+                if now_s - parquet_s >= config.pack_interval_ms / 1000:
+                    # What is left comes in the next round, after what else is due.
+                    parquet_s = parquet_s if await self.write_parquet() else now_s
                 if now_s - retained_s >= config.retention_interval_ms / 1000:
                     retained_s = now_s
                     await self._keep_to_policy()

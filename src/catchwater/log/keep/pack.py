@@ -6,7 +6,8 @@ later) and the runs as they were; after it, chunks nobody needs (see `sweep`). S
 is lost and nothing shows twice, wherever it happens.
 
 Small segments are packed again together with what follows them, but only when that is at least as
-large: a byte is then rewritten a logarithmic number of times, and few small objects remain.
+large: a byte is then rewritten a logarithmic number of times, and few small objects remain. Those
+that have Parquet (`parquet.py`) stay as they are.
 
 Everything here blocks and runs in one thread. It rests as long as it works, so that producers and
 readers keep half of the disk and of the processor at the worst.
@@ -173,6 +174,8 @@ class Packer:
             intact = list(self._intact(before))
             if not intact or not _is_worth_joining(intact[0], group[0], size, self._config):
                 break
+            if self._catalog.parquet(key_of(intact[0]), *_span(intact[0])):
+                break  # a reader may have been told where it lies
             group = [*intact, *group]
             size += intact[0].byte_size
         return group
@@ -241,6 +244,10 @@ def segment_run(footer: Footer, object_key: str) -> RunRow:
         max_timestamp=footer.max_timestamp,
         record_count=footer.record_count,
     )
+
+
+def _span(run: RunRow) -> tuple[int, int]:
+    return run.base_offset, run.last_offset + 1
 
 
 def _is_worth_joining(before: RunRow, first: RunRow, size: int, config: PackConfig) -> bool:

@@ -20,7 +20,7 @@ from typing import cast
 
 from catchwater.catalog.base import SharedCatalog
 from catchwater.log.core import Core
-from catchwater.log.storage import SEGMENTS, STAGED, WAL
+from catchwater.log.storage import PARQUET, SEGMENTS, STAGED, WAL
 from catchwater.objects.base import ObjectInfo, StoreError
 from catchwater.wal.base import WalUnavailable
 
@@ -80,8 +80,8 @@ class Sweeper:
     def sweep_orphans(self, go_on: GoOn = lambda: True) -> int:
         """Delete objects without a row that are older than the grace; return how many.
 
-        They are segments and staged chunks that a crash left before their commit, and among
-        brokers WAL files that were never committed.
+        They are segments, Parquet and staged chunks that a crash left before their commit, and
+        among brokers WAL files that were never committed.
         """
         before_ms = self._core.clock.now_ms() - self._orphan_grace_ms
         old = {info.key for info in self._listing() if info.modified_ms < before_ms}
@@ -92,7 +92,7 @@ class Sweeper:
 
     def _listing(self) -> Iterator[ObjectInfo]:
         storage = self._core.storage
-        for prefix in (SEGMENTS, STAGED):
+        for prefix in (SEGMENTS, PARQUET, STAGED):
             yield from storage.objects.list(prefix)
         if self._core.session is not None:
             yield from storage.wal.listing()

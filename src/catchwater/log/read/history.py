@@ -74,6 +74,10 @@ class PlanRange:
     base_offset: int
     last_offset: int
     max_timestamp: int
+    parquet: str = ""
+    """URL of the Parquet object with the records of the whole segment that the range lies in."""
+    parquet_schema: str = ""
+    """What its values were declared to be, if it has them as columns."""
 
 
 class History:
@@ -126,6 +130,7 @@ class History:
         Ends early where the catalog holds no consecutive run.
         """
         ranges: list[PlanRange] = []
+        parquet = {row.segment: row for row in self._catalog.parquet(key, start, end)}
         for run in self._consecutive(key, start, end):
             kind = "segment" if run.object.startswith(SEGMENTS) else "chunk"
             kind = "cleaned" if is_cleaned(run.object) else kind
@@ -135,8 +140,11 @@ class History:
                 for piece in _from_offset(self._pieces(run), start)
                 if piece.base_offset < end
             ]
+            columns = parquet.get(run.object)
+            more = (self._storage.url(columns.object), columns.schema) if columns else ()
             ranges += (
-                _plan_range(key[1], kind, url, piece) for piece in _joined(pieces, PLAN_RANGE_BYTES)
+                _plan_range(key[1], kind, url, piece, *more)
+                for piece in _joined(pieces, PLAN_RANGE_BYTES)
             )
         return ranges
 
@@ -306,7 +314,9 @@ def _from_offset(pieces: tuple[Piece, ...], offset: int) -> tuple[Piece, ...]:
     return pieces[bisect_left(pieces, offset, key=lambda piece: piece.last_offset) :]
 
 
-def _plan_range(partition: int, kind: str, url: str, piece: Piece) -> PlanRange:
+def _plan_range(
+    partition: int, kind: str, url: str, piece: Piece, parquet: str = "", parquet_schema: str = ""
+) -> PlanRange:
     return PlanRange(
         partition=partition,
         kind=kind,
@@ -316,4 +326,6 @@ def _plan_range(partition: int, kind: str, url: str, piece: Piece) -> PlanRange:
         base_offset=piece.base_offset,
         last_offset=piece.last_offset,
         max_timestamp=piece.max_timestamp,
+        parquet=parquet,
+        parquet_schema=parquet_schema,
     )

@@ -2,7 +2,8 @@
 
 For every partition the runs must follow each other from the log's start to its high watermark;
 each must lie in an object that is there, is long enough and, if a segment, says the same of itself.
-A deep check reads every byte and verifies every batch and every frame of the WAL. Damage is named
+A deep check reads every byte and verifies every batch and every frame of the WAL. Parquet that a
+segment has must be there, too; deep, with its checksum and as many records. Damage is named
 by object, bytes, topic, partition and offsets, with the pins (of checkpoints, of savepoints) that
 need those offsets. A running broker may pack and delete meanwhile: what is missing is looked up
 again before it is told.
@@ -17,9 +18,11 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from crc32c import crc32c
+
 from catchwater.catalog.base import Catalog, CatalogDead
 from catchwater.catalog.reading import ReadOnlyCatalog
-from catchwater.catalog.rows import PartitionKey, PartitionRow, Pin, RunRow, Topic
+from catchwater.catalog.rows import ParquetRow, PartitionKey, PartitionRow, Pin, RunRow, Topic
 from catchwater.catalog.sums import find_spoiled
 from catchwater.clock import Clock
 from catchwater.log.format.batches import DamagedObject, walk, whole_batches
@@ -33,7 +36,7 @@ from catchwater.log.format.segment import (
 )
 from catchwater.log.repair.backup import newest_backup
 from catchwater.log.repair.stored import Stored
-from catchwater.log.storage import SEGMENTS, STAGED
+from catchwater.log.storage import PARQUET, SEGMENTS, STAGED
 from catchwater.objects.base import ObjectMissing, ObjectStore, ObjectTruncated
 from catchwater.wal.directory import FILE_NAME
 from catchwater.wal.scan import scan, spoiled_padding
@@ -132,6 +135,10 @@ class _Check:
         self._progress = progress
         self._pins = [pin for pin in catalog.pins() if pin.state != "lost"]
         self._seen_objects: set[str] = set()
+        self._parquet: dict[str, ParquetRow] = {}
+        """By segment, of the partition that is looked at."""
+        self._data_records = 0
+        """In the batches that were verified of the present run."""
         self._looked_at = self._to_look_at = 0
 
     # --- the runs of every partition -------------------------------------------------------------
@@ -153,13 +160,19 @@ class _Check:
     def _partition(self, topic: Topic, row: PartitionRow) -> None:
         key = row[:2]
         expected = row.log_start
+        found = self._catalog.parquet(key, row.log_start, row.high_watermark)
+        self._parquet = {parquet.segment: parquet for parquet in found}
         for run in self._runs(key, row.log_start):
             if run.base_offset > expected:
                 self._gap(key, topic, expected, run.base_offset - 1)
             elif run.base_offset < expected and expected > row.log_start:
                 reason = f"the run begins at offset {run.base_offset}, within the one before it."
                 self._damaged_run(run, topic, reason)
+            found_before = len(self.report.damaged)
             self._run(run, topic)
+            if run.object in self._parquet:
+                is_whole = len(self.report.damaged) == found_before
+                self._parquet_of(run, topic, self._parquet[run.object], is_whole)
             expected = max(expected, run.last_offset + 1)
             self.report.runs += 1
             self._looked_at += run.byte_size
@@ -181,6 +194,7 @@ class _Check:
 
     def _run(self, run: RunRow, topic: Topic) -> None:
         self._seen_objects.add(run.object)
+        self._data_records = 0
         try:
             if run.object.startswith(SEGMENTS):
                 self._segment(run, topic)
@@ -191,6 +205,36 @@ class _Check:
         except (ObjectMissing, ObjectTruncated) as error:
             if self._is_current(run):
                 self._damaged_run(run, topic, str(error))
+
+    def _parquet_of(self, run: RunRow, topic: Topic, parquet: ParquetRow, is_whole: bool) -> None:
+        """The second copy of a segment's records, held against the first if that `is_whole`."""
+        self._seen_objects.add(parquet.object)
+        size = 0
+        try:
+            size = self._stored.size(parquet.object)
+            wrong = self._wrong_parquet(parquet, size, is_whole)
+        except (ObjectMissing, ObjectTruncated) as error:
+            wrong = str(error) if self._is_current(run) else ""
+        if wrong:
+            reason = f"{wrong} The records are in {run.object}, too."
+            self._add(parquet.object, 0, size - 1, run[:2], topic, run.base_offset,
+                      run.last_offset, reason)  # fmt: skip
+
+    def _wrong_parquet(self, parquet: ParquetRow, size: int, is_whole: bool) -> str:
+        """What is wrong with the object, as a sentence; of a deep check, with any of its bytes."""
+        ending = self._stored.read(parquet.object, max(0, size - len(_PARQUET_END)), min(size, 4))
+        if ending != _PARQUET_END:
+            return "It does not end as Parquet does; it was cut off or overwritten."
+        if not self._deep:
+            return ""
+        crc = 0
+        for at in range(0, size, _PIECE_BYTES):
+            crc = crc32c(self._read(parquet.object, at, min(_PIECE_BYTES, size - at)), crc)
+        if crc != parquet.crc:
+            return "It fails the checksum that the catalog has of it."
+        if is_whole and parquet.records != self._data_records:
+            return f"It holds {parquet.records} records, but its segment {self._data_records}."
+        return ""
 
     def _is_current(self, run: RunRow) -> bool:
         return self._catalog.runs(run[:2], run.base_offset, limit=1) == [run]
@@ -261,6 +305,7 @@ class _Check:
                 data, first, last, key=run.object, position=position, placed=placed, holes=holes
             ):
                 offset = batch.header.last_offset + 1
+                self._data_records += 0 if batch.header.is_control else batch.header.record_count
         except DamagedObject as error:
             until = last if placed else run.last_offset
             self._add(
@@ -316,7 +361,7 @@ class _Check:
 
     def orphans(self) -> None:
         """Objects that no row knows."""
-        for prefix in (SEGMENTS, STAGED):
+        for prefix in (SEGMENTS, PARQUET, STAGED):
             listed = (info.key for info in self._stored.objects.list(prefix))
             while keys := list(islice(listed, _KEYS_A_LOOK)):
                 known = self._catalog.known_objects(keys)
@@ -337,6 +382,7 @@ class _Check:
 
 
 _CATALOG = "the catalog"
+_PARQUET_END = b"PAR1"
 
 
 def _needs(pin: Pin, topic: str, partition: int, last_offset: int) -> bool:

@@ -1,0 +1,162 @@
+"""Segments get their records as Parquet beside them, for topics that ask for it.
+
+A topic asks with `catchwater.history.parquet`. What is asked for is written when there is time, so
+it makes no packing slower, and a topic may ask for it later. For each segment: read and verify it,
+write the object, and only then let the catalog name it. A crash before that commit leaves an object
+nobody knows (swept later), and the segment without Parquet; a segment that is gone meanwhile makes
+the commit fail, and the object is deleted.
+
+Only *settled* segments get Parquet, those that will stay as they are: more than half of a full one,
+too old to wait for more, or written by compaction; a compacted topic's others will be. The packer
+leaves a segment alone that has Parquet, so what a plan names stays for as long as its segment.
+
+Everything here blocks and runs in one thread. It rests as long as it works.
+"""
+
+import logging
+from collections.abc import Callable
+from importlib.util import find_spec
+
+from catchwater.catalog.base import RunsChanged
+from catchwater.catalog.rows import ObjectRow, ParquetRow, PartitionKey, RunRow, Topic
+from catchwater.config import CatchwaterError
+from catchwater.log.core import Core
+from catchwater.log.format.batches import DamagedObject
+from catchwater.log.format.segment import SegmentTooNew, batches_of, is_cleaned, read_footer
+from catchwater.log.keep.pack import PackConfig
+from catchwater.log.keep.policy import COMPACT, cleanup_policies
+from catchwater.log.storage import UNREADABLE
+
+_LOG = logging.getLogger(__name__)
+
+PARQUET = "catchwater.history.parquet"
+"""The topic setting: `true` or `false`."""
+
+_PACKAGES = ("numba", "pyarrow")
+_SEGMENTS_A_LOOK = 100
+_STRETCH_S = 0.01
+"""After so much work it rests as long."""
+
+GoOn = Callable[[], bool]
+
+
+def wants_parquet(topic: Topic) -> bool:
+    """Whether the topic's history is also written as Parquet."""
+    return topic.config.get(PARQUET) == "true"
+
+
+def missing_packages() -> list[str]:
+    """What must be installed before Parquet can be written, and is not."""
+    return [name for name in _PACKAGES if find_spec(name) is None]
+
+
+def is_settled(run: RunRow, written_ms: int, topic: Topic, now_ms: int, config: PackConfig,
+               after_ms: int) -> bool:  # fmt: skip
+    """Whether a segment will stay as it is until it is deleted or compacted. Pure."""
+    if is_cleaned(run.object):
+        return True
+    if COMPACT in cleanup_policies(topic):
+        return False
+    return run.byte_size * 2 > config.target_bytes or written_ms <= now_ms - after_ms
+
+
+class _Stopped(Exception):
+    """Somebody wants the thread back; what was begun is forgotten."""
+
+
+class ParquetWriter:
+    """Writes what is missing, one segment at a time."""
+
+    def __init__(self, core: Core, config: PackConfig, after_ms: int) -> None:
+        """`after_ms` is how old a small segment becomes before nothing is waited for."""
+        self._core = core
+        self._config = config
+        self._after_ms = after_ms
+        self._failed: set[str] = set()
+        self._warned = False
+
+    def can_write(self) -> bool:
+        """Whether the packages are there; says so once if they are not."""
+        missing = missing_packages()
+        if missing and not self._warned:
+            self._warned = True
+            _LOG.warning(
+                "No Parquet is written, though topics ask for it: %s not installed here. Install "
+                "catchwater[history] on every broker.", " and ".join(missing),
+            )  # fmt: skip
+        return not missing
+
+    def next_segment(self, topic: Topic, partition: int) -> RunRow | None:
+        """The first settled segment of a partition without Parquet."""
+        key: PartitionKey = (topic.id, partition)
+        now_ms = self._core.clock.now_ms()
+        offset = 0
+        while found := self._core.catalog.without_parquet(key, offset, _SEGMENTS_A_LOOK):
+            for run, written_ms in found:
+                if run.object not in self._failed and is_settled(
+                    run, written_ms, topic, now_ms, self._config, self._after_ms
+                ):
+                    return run
+            offset = found[-1][0].last_offset + 1
+        return None
+
+    def write(self, run: RunRow, go_on: GoOn) -> bool:
+        """Write the Parquet of a segment; False if it was not to be.
+
+        Given up when `go_on` says no. A segment that cannot be read, or not be put into Parquet, is
+        logged and left alone from then on. Raises `StoreError` and what the catalog raises.
+        """
+        try:
+            return self._write(run, go_on)
+        except _Stopped:
+            return False
+        except (DamagedObject, SegmentTooNew, *UNREADABLE) as error:
+            return self._give_up(run, error)
+
+    def _write(self, run: RunRow, go_on: GoOn) -> bool:
+        # Loaded where it is needed: it takes memory that other brokers need not spend.
+        from catchwater.log.format import parquet
+
+        core = self._core
+        footer = read_footer(core.storage.objects, run.object)
+        data = core.storage.read(run.object, run.byte_offset, run.byte_size)
+        batches = batches_of(footer, run.object, data)
+        try:
+            written = parquet.write(data, batches, run.byte_offset, self._resting(go_on))
+        except parquet.NotParquet as error:
+            return self._give_up(run, error)
+        key = parquet.parquet_key(footer, core.clock.token())
+        size = core.storage.objects.put_if_absent(key, [written.data])
+        row = ObjectRow(key, "parquet", "live", size, core.clock.now_ms())
+        told = ParquetRow(run.object, key, written.records, written.crc, "")
+        try:
+            core.catalog.add_parquet(run, told, row).result()
+        except RunsChanged:
+            core.storage.objects.delete(key)  # packed, trimmed or deleted while it was written
+            return False
+        return True
+
+    def _give_up(self, run: RunRow, error: CatchwaterError) -> bool:
+        self._failed.add(run.object)
+        _LOG.error(
+            "Offsets %d to %d get no Parquet, and are read from their segment: %s",
+            run.base_offset, run.last_offset, error,
+        )  # fmt: skip
+        return False
+
+    def _resting(self, go_on: GoOn) -> Callable[[], None]:
+        """What to call between pieces of work: it rests, or raises `_Stopped`."""
+        clock = self._core.clock
+        began_s = clock.monotonic_s()
+
+        def step() -> None:
+            nonlocal began_s
+            worked_s = clock.monotonic_s() - began_s
+            if worked_s < _STRETCH_S:
+                return
+            if not go_on():
+                raise _Stopped
+            clock.pause(worked_s)
+            began_s = clock.monotonic_s()
+
+        return step
