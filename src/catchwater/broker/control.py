@@ -10,8 +10,7 @@
     POST   /api/v1/plans                              where ranges of offsets lie in storage, and
                                                       which transactions in them were aborted
     GET    /api/v1/pins                               {"pins": [...]}
-    PUT    /api/v1/pins/{id}             {"owner", "positions", "lease_ms" or "lease_until_ms",
-                                         "max_bytes"}
+    PUT    /api/v1/pins/{id}             {"owner", "positions", a lease, "max_bytes"}
     PATCH  /api/v1/pins/{id}             {"lease_ms"}: its lease ends so long from now
     DELETE /api/v1/pins/{id}
     GET    /api/v1/sinks/{pipeline}/{sink}            the sink's last epoch

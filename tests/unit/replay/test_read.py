@@ -166,7 +166,9 @@ class Leader:
     asked: ClassVar[list[int]] = []
     log_start: ClassVar[int] = 0
 
-    def __init__(self, bootstrap: str, timeout_s: float, security: Security) -> None: ...
+    def __init__(
+        self, bootstrap: str, client_id: str, timeout_s: float, security: Security
+    ) -> None: ...
 
     def __enter__(self) -> "Leader":
         return self
