@@ -11,6 +11,7 @@ after a restart reads exactly the same offsets. Does not write.
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -212,14 +213,22 @@ def input_partitions(
     return [SourcePartition(task, control_url) for task in tasks]
 
 
+@cache
+def _settle() -> None:
+    """Keep the collector, which Spark's worker runs after each task, out of what stays for good.
+
+    Walking the decoder's modules took 0.1 s a task, as long as reading 64 MiB.
+    """
+    gc.freeze()
+
+
 def read_partition(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """What an executor reads for one of `input_partitions`."""
     # Only executors decode; loading the decoder would cost the planning processes a second.
     from catchwater.replay.read import ReadSettings, read_task
 
     assert isinstance(partition, SourcePartition), "Spark hands back the partitions it was given"
-    if not gc.get_freeze_count():
-        gc.freeze()  # Spark's worker collects after each task: 0.1 s to walk the decoder's modules
+    _settle()
     decoded = options.values.format is not ValueFormat.BINARY
     settings = ReadSettings(
         options.bootstrap,
