@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from catchwater.config import BrokerConfig
+from catchwater.log.keep.parquet import PARQUET, missing_packages
 from catchwater.log.keep.policy import CLEANUP_POLICY, COMPACT, DELETE, Policy
 
 LONGEST_VALUE = 1_000
@@ -72,6 +73,9 @@ _CODEC = "Batches are never compressed anew at a level of the topic's."
 _TIERED = "The log always lies in its one storage; there is no second tier to move it to."
 
 TOPIC_SETTINGS: Mapping[str, Setting] = {
+    PARQUET: Setting(
+        BOOLEAN, _only("false"), choices=("true", "false"),
+        about="Whether what is packed is also written as Parquet ([history.md](history.md))."),
     CLEANUP_POLICY: Setting(
         LIST, _only(DELETE), members=frozenset((DELETE, COMPACT)),
         about="Delete by age and size, keep the last value of every key, or both."),
@@ -141,6 +145,11 @@ def refusal(name: str, value: str | None, config: BrokerConfig) -> str | None:
         return f"A value of {name} has at most {LONGEST_VALUE} characters, not {len(value)}."
     if name == "min.insync.replicas" and not config.is_shared and value != "1":
         return f"{name} can only be 1: this broker is alone, and its disk the only place."
+    if name == PARQUET and value == "true" and missing_packages():
+        return (
+            f"{name} can only be false: this broker lacks {' and '.join(missing_packages())}, "
+            "which the extra history brings (pip install 'catchwater[history]')."
+        )
     return _refused_value(name, value, setting, config)
 
 

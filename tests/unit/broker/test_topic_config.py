@@ -1,0 +1,18 @@
+"""Which settings a topic may have, where it depends on more than the value."""
+
+import pytest
+
+from catchwater.broker.topic_config import refusal
+from catchwater.config import BrokerConfig
+from catchwater.log.keep import parquet
+from catchwater.log.keep.parquet import PARQUET
+
+
+def test_parquet_is_a_switch_that_needs_what_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = BrokerConfig()
+    assert refusal(PARQUET, "true", config) is refusal(PARQUET, "false", config) is None
+    assert "true, false, not 'yes'" in str(refusal(PARQUET, "yes", config))
+    monkeypatch.setattr(parquet, "find_spec", lambda name: None)
+    assert refusal(PARQUET, "false", config) is None
+    said = str(refusal(PARQUET, "true", config))
+    assert "numba and pyarrow" in said and "catchwater[history]" in said
