@@ -85,6 +85,7 @@ class BrokerConfig:
     catchwater_pack_interval_ms: int = 10_000
     catchwater_pack_min_bytes: int = 16_777_216
     catchwater_segment_bytes: int = 67_108_864
+    catchwater_history_parquet_after_ms: int = 21_600_000
     catchwater_retention_interval_ms: int = 10_000
     catchwater_delete_grace_ms: int = 60_000
     catchwater_cache_bytes: int = 268_435_456

@@ -137,6 +137,7 @@ def log_config(config: BrokerConfig) -> LogConfig:
         pack_interval_ms=config.catchwater_pack_interval_ms,
         pack_min_bytes=config.catchwater_pack_min_bytes,
         segment_bytes=config.catchwater_segment_bytes,
+        parquet_after_ms=config.catchwater_history_parquet_after_ms,
         retention_interval_ms=config.catchwater_retention_interval_ms,
         retention_ms=config.log_retention_ms,
         retention_bytes=config.log_retention_bytes,
