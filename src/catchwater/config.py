@@ -82,6 +82,9 @@ class BrokerConfig:
     transactional_id_expiration_ms: int = 604_800_000
     catchwater_control_listener: Address = DEFAULT_CONTROL_LISTENER
     catchwater_wal_segment_bytes: int = 67_108_864
+    group_consumer_session_timeout_ms: int = 45_000
+    group_consumer_heartbeat_interval_ms: int = 5_000
+    group_consumer_max_size: int = 10_000
     catchwater_pack_interval_ms: int = 10_000
     catchwater_pack_min_bytes: int = 16_777_216
     catchwater_segment_bytes: int = 67_108_864
@@ -123,6 +126,9 @@ _LEAST = {
     "catchwater.segment.bytes": 1_048_576,
     "catchwater.retention.interval.ms": 1,
     "catchwater.session.timeout.ms": 100,
+    "group.consumer.session.timeout.ms": 2,
+    "group.consumer.heartbeat.interval.ms": 1,
+    "group.consumer.max.size": 1,
     "catchwater.replay.quota.bytes.per.second": -1,
 }
 """The smallest number each key may have; 0 where it is not named."""
@@ -163,6 +169,7 @@ def load_broker_config(
 def replay_quotas(overrides: str) -> dict[str, int]:
     """Bytes per second by account; -1 is without limit. Raises `ConfigError`.
 
+    _check_groups(config)
     From `User:alice=50000000, client-id:nightly=-1`; an account's name may hold an `=`.
     """
     quotas = {}
@@ -196,6 +203,18 @@ WAL_KINDS = ("file", "object", "postgres")
 def _check_stores(config: BrokerConfig) -> None:
     """Refuse what several brokers could not share, and what a broker alone has no use for."""
     wal = config.catchwater_wal
+def _check_groups(config: BrokerConfig) -> None:
+    """Refuse times that would remove every member between two of its heartbeats."""
+    session_ms = config.group_consumer_session_timeout_ms
+    interval_ms = config.group_consumer_heartbeat_interval_ms
+    if interval_ms >= session_ms:
+        raise ConfigError(
+            f"group.consumer.heartbeat.interval.ms is {interval_ms}, not less than "
+            f"group.consumer.session.timeout.ms, {session_ms}.",
+            hint="Let a session last for several heartbeats; Kafka's defaults are 5000 and 45000.",
+        )
+
+
     if config.catchwater_catalog and not re.match(r"postgres(ql)?://", config.catchwater_catalog):
         raise ConfigError(
             # The value may hold a password.

@@ -210,6 +210,17 @@ def test_quotas_that_mean_nothing_are_refused(tmp_path: Path, line: str, expecte
     assert expected in str(refusal(written(tmp_path, line)))
 
 
+def test_a_session_lasts_for_more_than_one_heartbeat(tmp_path: Path) -> None:
+    line = "group.consumer.heartbeat.interval.ms=45000\n"
+    assert "not less than group.consumer.session.timeout.ms" in str(
+        refusal(written(tmp_path, line))
+    )
+    longer = load_broker_config(
+        written(tmp_path, line + "group.consumer.session.timeout.ms=90000\n"), {}
+    )
+    assert longer.group_consumer_heartbeat_interval_ms == 45_000
+
+
 def test_durations_have_units():
     assert [duration_ms(text) for text in ("500ms", "30s", "10m", "2h", "1d", "1w")] == [
         500, 30_000, 600_000, 7_200_000, 86_400_000, 604_800_000,

@@ -21,8 +21,9 @@ import uvicorn
 from catchwater.broker.broker import Broker
 from catchwater.broker.control import create_app
 from catchwater.broker.coordination.claims import LogClaims
+from catchwater.broker.coordination.consumer.member import ConsumerLimits
 from catchwater.broker.coordination.coordinator import Coordinator
-from catchwater.broker.coordination.groups import GroupLimits
+from catchwater.broker.coordination.members import GroupLimits
 from catchwater.broker.metrics import Metrics
 from catchwater.broker.peers import Peers
 from catchwater.broker.router import APIS
@@ -156,7 +157,12 @@ def _broker(config: BrokerConfig, clock: Clock, log: Log, places: Places, peers:
         config.group_max_size,
     )
     claims = LogClaims(log, config.node_id, peers.unreachable) if log.is_shared else None
-    groups = Coordinator(limits, clock, claims)
+    consumer_limits = ConsumerLimits(
+        config.group_consumer_session_timeout_ms,
+        config.group_consumer_heartbeat_interval_ms,
+        config.group_consumer_max_size,
+    )
+    groups = Coordinator(limits, clock, claims, consumer_limits)
     broker = Broker(config, log, clock, groups, Metrics(), config.listeners, APIS)
     log.observe_wal(broker.metrics.wal_fsync_seconds.observe)
     if isinstance(log.objects, RetryingStore):

@@ -10,7 +10,7 @@ import pytest
 
 from catchwater.broker.broker import Broker
 from catchwater.broker.coordination.coordinator import Coordinator
-from catchwater.broker.coordination.groups import GroupLimits
+from catchwater.broker.coordination.members import GroupLimits
 from catchwater.broker.metrics import Metrics
 from catchwater.broker.router import APIS, start
 from catchwater.catalog.base import (

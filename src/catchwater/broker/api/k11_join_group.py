@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination.groups import Join, Joined
+from catchwater.broker.coordination.members import Join, Joined
 from catchwater.broker.names import is_legal_group_id
 from catchwater.wire.errors import ErrorCode
 

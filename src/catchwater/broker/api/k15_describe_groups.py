@@ -9,7 +9,8 @@ that does not exist, which before was shown as Dead.
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
-from catchwater.broker.coordination.groups import Group, GroupState, Member
+from catchwater.broker.coordination.groups import Group
+from catchwater.broker.coordination.members import GroupState, Member
 from catchwater.wire.errors import ErrorCode
 
 

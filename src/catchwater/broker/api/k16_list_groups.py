@@ -8,7 +8,7 @@ Version notes: v4 (KIP-518) filters by state, v5 (KIP-848) by type; all groups h
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination.groups import GroupState
+from catchwater.broker.coordination.members import GroupState
 from catchwater.wire.errors import ErrorCode
 
 _TYPE = "classic"

@@ -1,81 +1,57 @@
 """The groups' shell: it gives the pure state machines their time and turns answers into futures.
 
 Relies on one event loop. Promises that every join and sync is answered once, at the latest when
-the rebalance timeout has passed. Groups without members are forgotten; their offsets are in the
-log's catalog.
+the rebalance timeout has passed. A group id is of one protocol at a time: with members of the
+classic one it takes no member of the consumer protocol, nor the other way round; without members it
+becomes what the next member asks for. Classic groups without members are forgotten, and of empty
+consumer groups the oldest where there are too many; their offsets are in the log's catalog.
 
-With many brokers a group is coordinated by whoever holds its *claim*, which has an epoch in the
-catalog: positions are committed and generations recorded under it, so a coordinator that another
-one has followed can do neither. A claim is taken at a group's first request on the broker that the
-group's name points to, and given up when the name points elsewhere or the session has changed;
-members are told NOT_COORDINATOR then and look again. A generation is recorded before its members
-hear of it, and the next coordinator goes on above it.
+With many brokers a group is coordinated by whoever holds its claim, see `held`; where this broker
+does not, members are told NOT_COORDINATOR and look again. The group that the next coordinator
+begins is empty: members are told UNKNOWN_MEMBER_ID and join again.
 """
 
 import asyncio
-from collections.abc import Hashable
-from typing import Protocol
+from contextlib import AbstractAsyncContextManager
 
-from catchwater.broker.coordination.groups import Answers, Group, GroupLimits, Join, Joined, Synced
-from catchwater.catalog.base import (
-    CatalogFull,
-    CatalogUnavailable,
-    CatalogUncertain,
-    CoordinatorMoved,
-    SessionFenced,
-)
-from catchwater.catalog.rows import GroupClaim
+from catchwater.broker.coordination.consumer.group import ConsumerGroup, TopicsSeen, refused
+from catchwater.broker.coordination.consumer.member import JOINS, Beat, Beaten, ConsumerLimits
+from catchwater.broker.coordination.groups import Group
+from catchwater.broker.coordination.held import MAX_GROUPS, Claims, HeldGroups
+from catchwater.broker.coordination.held import MOVED as MOVED
+from catchwater.broker.coordination.held import UNAVAILABLE as UNAVAILABLE
+from catchwater.broker.coordination.members import Answers, GroupLimits, Join, Joined, Synced
 from catchwater.clock import Clock
 from catchwater.wire.errors import ErrorCode
 
 TICK_S = 0.1
-MAX_GROUPS = 10_000
-
-MOVED = (CoordinatorMoved, SessionFenced)
-UNAVAILABLE = (CatalogFull, CatalogUnavailable, CatalogUncertain)
 
 MemberKey = tuple[str, str | None, int]
-"""(member id, instance id, generation), as a member names itself."""
+"""(member id, instance id, generation or member epoch), as a member names itself."""
 
-
-class Claims(Protocol):
-    """What tells several brokers which of them coordinates a group."""
-
-    @property
-    def view(self) -> tuple[Hashable, Hashable]:
-        """This broker's session, and the brokers there are; whatever `is_mine` depends on."""
-        ...
-
-    def is_mine(self, group_id: str) -> bool:
-        """Whether the group's name points to this broker."""
-        ...
-
-    async def take(self, group_id: str) -> GroupClaim:
-        """Become the coordinator. Raises what is in `MOVED` and `UNAVAILABLE`."""
-        ...
-
-    async def record(self, group_id: str, claim: GroupClaim) -> None:
-        """Remember the generation. Raises as `take` does."""
-        ...
+NO_LIMITS = ConsumerLimits()
 
 
 class Coordinator:
     """All groups of this broker."""
 
-    def __init__(self, limits: GroupLimits, clock: Clock, claims: Claims | None = None) -> None:
+    def __init__(
+        self,
+        limits: GroupLimits,
+        clock: Clock,
+        claims: Claims | None = None,
+        consumer_limits: ConsumerLimits = NO_LIMITS,
+    ) -> None:
         """Without claims this broker coordinates every group."""
         self.groups: dict[str, Group] = {}
+        self.consumer_groups: dict[str, ConsumerGroup] = {}
+        self.consumer_limits = consumer_limits
         self._limits = limits
         self._clock = clock
-        self._claims = claims
-        self._view = claims.view if claims else None
-        # The groups this broker has claimed, with the last generation that was recorded.
-        self._held: dict[str, GroupClaim] = {}
-        self._claiming: dict[str, asyncio.Future[ErrorCode]] = {}
+        self._held = HeldGroups(claims, self._drop)
         self._recording: set[asyncio.Future[None]] = set()
-        self._is_stopping = False
 
-    # --- requests of members -----------------------------------------------------------------
+    # --- members of the classic protocol -----------------------------------------------------
 
     async def join(self, group_id: str, request: Join) -> Joined:
         """Wait until the group's next generation begins, or for the refusal."""
@@ -84,17 +60,26 @@ class Coordinator:
             return Joined(error, request.member_id)
         group = self.groups.get(group_id)
         if group is None:
-            if request.member_id:
-                return Joined(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id)
-            if len(self.groups) >= MAX_GROUPS:
-                return Joined(ErrorCode.GROUP_MAX_SIZE_REACHED, "")
-            held = self._held.get(group_id)
-            generation = held.generation if held else 0
+            error = self._classic_refusal(group_id, request)
+            if error is not ErrorCode.NONE:
+                return Joined(error, request.member_id)
+            other = self.consumer_groups.pop(group_id, None)
+            generation = other.epoch if other else self._held.generation(group_id)
             group = Group(group_id, self._limits, generation=generation)
             self.groups[group_id] = group
         waiter: asyncio.Future[Joined] = asyncio.get_running_loop().create_future()
         self._answer(group, group.join(request, waiter, self._clock.now_ms()))
         return await waiter
+
+    def _classic_refusal(self, group_id: str, request: Join) -> ErrorCode:
+        """Why the first member of a classic group cannot be that."""
+        other = self.consumer_groups.get(group_id)
+        if other is not None and other.members:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if request.member_id:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        is_full = other is None and not self._has_room()
+        return ErrorCode.GROUP_MAX_SIZE_REACHED if is_full else ErrorCode.NONE
 
     async def sync(
         self,
@@ -126,14 +111,6 @@ class Coordinator:
         self._answer(group, answers)
         return error
 
-    async def check_commit(self, group_id: str, member: MemberKey) -> ErrorCode:
-        """Whether the member may commit; anybody may where there are no members."""
-        error, group = await self._find(group_id)
-        if group is not None:
-            return group.check_commit(*member, self._clock.now_ms())
-        is_member = member[2] >= 0
-        return ErrorCode.NONE if error is ErrorCode.UNKNOWN_MEMBER_ID and not is_member else error
-
     async def _find(self, group_id: str) -> tuple[ErrorCode, Group | None]:
         """The group; or None, and why not."""
         error = await self.hold(group_id)
@@ -141,68 +118,107 @@ class Coordinator:
             return error, None
         return ErrorCode.UNKNOWN_MEMBER_ID, self.groups.get(group_id)
 
-    # --- claims ------------------------------------------------------------------------------
+    # --- members of the consumer protocol ----------------------------------------------------
+
+    async def beat(self, group_id: str, beat: Beat, topics: TopicsSeen) -> Beaten:
+        """A heartbeat's answer, after the group's epoch is known to later coordinators."""
+        error = await self.hold(group_id)
+        if error is not ErrorCode.NONE:
+            return Beaten(error)
+        group = self._consumer_group(group_id, beat)
+        if isinstance(group, Beaten):
+            return group
+        beaten = group.heartbeat(beat, topics, self._clock.now_ms())
+        error = await self._held.record(group_id, group.epoch)
+        return beaten if error is ErrorCode.NONE else Beaten(error)
+
+    def _consumer_group(self, group_id: str, beat: Beat) -> ConsumerGroup | Beaten:
+        """The group, a new one where the first member joins; or the refusal."""
+        group = self.consumer_groups.get(group_id)
+        if group is not None:
+            return group
+        if beat.epoch != JOINS:
+            return refused(ErrorCode.UNKNOWN_MEMBER_ID, f"{beat.member_id} is no member.")
+        classic = self.groups.get(group_id)
+        if classic is not None and not classic.is_idle:
+            message = f"Group {group_id} has members of the classic protocol."
+            return refused(ErrorCode.GROUP_ID_NOT_FOUND, message)
+        if classic is None and not self._has_room():
+            return refused(ErrorCode.GROUP_MAX_SIZE_REACHED, "There are too many groups.")
+        self.groups.pop(group_id, None)
+        epoch = classic.generation if classic else self._held.generation(group_id)
+        group = ConsumerGroup(group_id, self.consumer_limits, epoch, epoch)
+        self.consumer_groups[group_id] = group
+        return group
+
+    def _has_room(self) -> bool:
+        """Whether there may be another group; an empty one gives way."""
+        if len(self.groups) + len(self.consumer_groups) < MAX_GROUPS:
+            return True
+        empty = next((g.id for g in self.consumer_groups.values() if not g.members), None)
+        return empty is not None and self.consumer_groups.pop(empty) is not None
+
+    # --- positions ---------------------------------------------------------------------------
+
+    async def check_commit(self, group_id: str, member: MemberKey) -> ErrorCode:
+        """Whether the member may commit; anybody may where there are no members."""
+        error, group = await self._find(group_id)
+        if group is not None:
+            return group.check_commit(*member, self._clock.now_ms())
+        consumers = self.consumer_groups.get(group_id)
+        if error is ErrorCode.UNKNOWN_MEMBER_ID:
+            if consumers is not None and consumers.members:
+                return consumers.check(member[0], member[2])
+            if member[2] < 0:
+                return ErrorCode.NONE
+        return error
+
+    async def check_fetch(self, group_id: str, member_id: str, epoch: int) -> ErrorCode:
+        """Whether a member of the consumer protocol may read its group's positions."""
+        error = await self.hold(group_id)
+        if error is not ErrorCode.NONE:
+            return error
+        consumers = self.consumer_groups.get(group_id)
+        return consumers.check(member_id, epoch) if consumers else ErrorCode.UNKNOWN_MEMBER_ID
+
+    def in_order(self, group_id: str) -> AbstractAsyncContextManager[None]:
+        """Check a member and change positions in here, so that no late commit passes a newer."""
+        return self._held.in_order(group_id)
+
+    def has_members(self, group_id: str) -> bool:
+        """Whether somebody takes part in the group, or is about to."""
+        group, consumers = self.groups.get(group_id), self.consumer_groups.get(group_id)
+        return bool((group and not group.is_idle) or (consumers and consumers.members))
+
+    def forget(self, group_id: str) -> bool:
+        """A group without members was deleted, its claim too; whether it was known here."""
+        was_known = group_id in self.groups or group_id in self.consumer_groups
+        self._held.give_up(group_id)
+        return was_known
+
+    # --- whose groups are --------------------------------------------------------------------
 
     def is_mine(self, group_id: str) -> bool:
         """Whether clients are to look for the group's coordinator here."""
-        return self._claims is None or self._claims.is_mine(group_id)
+        return self._held.is_mine(group_id)
 
     async def hold(self, group_id: str) -> ErrorCode:
-        """Make sure of being the group's coordinator.
-
-        Otherwise NOT_COORDINATOR, or COORDINATOR_NOT_AVAILABLE when the catalog does not answer.
-        """
-        if self._claims is None:
-            return ErrorCode.NONE
-        self._look_around()
-        if self._is_stopping or not self._claims.is_mine(group_id):
-            return ErrorCode.NOT_COORDINATOR
-        if group_id in self._held:
-            return ErrorCode.NONE
-        claiming = self._claiming.get(group_id)
-        if claiming is None:
-            claiming = asyncio.ensure_future(self._claim(self._claims, group_id))
-            self._claiming[group_id] = claiming
-            claiming.add_done_callback(lambda _: self._claiming.pop(group_id))
-        return await asyncio.shield(claiming)
+        """Make sure of being the group's coordinator, see `HeldGroups.hold`."""
+        return await self._held.hold(group_id)
 
     def claim_epoch(self, group_id: str) -> int | None:
-        """The epoch to commit positions under; None where there is one broker.
-
-        Raises `CoordinatorMoved` when the group was given up meanwhile.
-        """
-        if self._claims is None:
-            return None
-        held = self._held.get(group_id)
-        if held is None:
-            raise CoordinatorMoved(f"This broker does not coordinate group {group_id!r} any more.")
-        return held.epoch
+        """The epoch to commit positions under, see `HeldGroups.epoch`."""
+        return self._held.epoch(group_id)
 
     def give_up(self, group_id: str) -> None:
         """Somebody else coordinates the group: send its members there."""
-        self._held.pop(group_id, None)
+        self._held.give_up(group_id)
+
+    def _drop(self, group_id: str) -> None:
         group = self.groups.pop(group_id, None)
         if group is not None:
             self._deliver(group.abandon(ErrorCode.NOT_COORDINATOR))
-
-    async def _claim(self, claims: Claims, group_id: str) -> ErrorCode:
-        try:
-            self._held[group_id] = await claims.take(group_id)
-        except MOVED:
-            return ErrorCode.NOT_COORDINATOR
-        except UNAVAILABLE:
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        return ErrorCode.NONE
-
-    def _look_around(self) -> None:
-        """Give up what is not ours any more, if the session or the brokers have changed."""
-        if self._claims is None or self._claims.view == self._view:
-            return
-        before, self._view = self._view, self._claims.view
-        is_other_session = before is None or before[0] != self._view[0]
-        for group_id in list(self._held):
-            if is_other_session or not self._claims.is_mine(group_id):
-                self.give_up(group_id)
+        self.consumer_groups.pop(group_id, None)
 
     # --- time and answers --------------------------------------------------------------------
 
@@ -210,51 +226,36 @@ class Coordinator:
         """Let time pass in all groups, until cancelled."""
         while True:
             await self._clock.sleep(TICK_S)
-            self._look_around()
+            self._held.look_around()
             now_ms = self._clock.now_ms()
             for group in list(self.groups.values()):
                 self._answer(group, group.tick(now_ms))
                 if group.is_idle:
                     self.groups.pop(group.id, None)
-            if len(self._held) > MAX_GROUPS:
-                self._held = {name: self._held[name] for name in self.groups if name in self._held}
+            for consumers in self.consumer_groups.values():
+                consumers.tick(now_ms)
+            self._held.keep_only([*self.groups, *self.consumer_groups])
 
     def stop(self) -> None:
         """Answer everybody who waits: the coordinator is going away, look for it again."""
-        self._is_stopping = True
-        alone = self._claims is None
+        self._held.is_stopping = True
+        alone = self._held.is_alone
         error = ErrorCode.COORDINATOR_NOT_AVAILABLE if alone else ErrorCode.NOT_COORDINATOR
         for group in self.groups.values():
             self._deliver(group.abandon(error))
 
     def _answer(self, group: Group, answers: Answers) -> None:
         """Deliver, but a new generation only when it is recorded."""
-        held = self._held.get(group.id)
-        if self._claims is None or held is None or not answers:
+        if not answers or self._held.is_recorded(group.id, group.generation):
             self._deliver(answers)
-        elif group.generation == held.generation:
-            self._deliver(answers)
-        else:
-            claim = GroupClaim(held.epoch, group.generation)
-            recording = asyncio.ensure_future(self._record(self._claims, group, claim, answers))
-            self._recording.add(recording)
-            recording.add_done_callback(self._recording.discard)
+            return
+        recording = asyncio.ensure_future(self._record(group, group.generation, answers))
+        self._recording.add(recording)
+        recording.add_done_callback(self._recording.discard)
 
-    async def _record(
-        self, claims: Claims, group: Group, claim: GroupClaim, answers: Answers
-    ) -> None:
-        try:
-            await claims.record(group.id, claim)
-        except MOVED:
-            self._deliver(_refused(answers, ErrorCode.NOT_COORDINATOR))
-            self.give_up(group.id)
-        except UNAVAILABLE:
-            self._deliver(_refused(answers, ErrorCode.COORDINATOR_NOT_AVAILABLE))
-        else:
-            held = self._held.get(group.id)
-            if held is not None and held.epoch == claim.epoch:
-                self._held[group.id] = max(held, claim)
-            self._deliver(answers)
+    async def _record(self, group: Group, generation: int, answers: Answers) -> None:
+        error = await self._held.record(group.id, generation)
+        self._deliver(answers if error is ErrorCode.NONE else _refused(answers, error))
 
     @staticmethod
     def _deliver(answers: Answers) -> None:

@@ -19,103 +19,18 @@ join again at once, so nobody waits for a timeout. Committed offsets are kept by
 """
 
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any, NamedTuple
 
+from catchwater.broker.coordination.members import (
+    Answers,
+    GroupLimits,
+    GroupState,
+    Join,
+    Joined,
+    Member,
+    Synced,
+    Waiter,
+)
 from catchwater.wire.errors import ErrorCode
-
-Waiter = Any
-"""Names the request an answer belongs to; opaque to this module."""
-
-NO_GENERATION = -1
-
-
-class GroupState(Enum):
-    """The states by the names that Kafka's tools print."""
-
-    EMPTY = "Empty"
-    PREPARING = "PreparingRebalance"
-    COMPLETING = "CompletingRebalance"
-    STABLE = "Stable"
-
-
-@dataclass(frozen=True)
-class GroupLimits:
-    """What a member may ask for; times in milliseconds."""
-
-    min_session_timeout_ms: int = 6_000
-    max_session_timeout_ms: int = 1_800_000
-    initial_rebalance_delay_ms: int = 0
-    max_members: int = 10_000
-
-
-class Join(NamedTuple):
-    """A JoinGroup request. `fresh_id` becomes the member's id where it brought none."""
-
-    member_id: str
-    fresh_id: str
-    instance_id: str | None
-    client_id: str
-    client_host: str
-    session_timeout_ms: int
-    rebalance_timeout_ms: int
-    protocol_type: str
-    protocols: tuple[tuple[str, bytes], ...]
-    must_return_with_id: bool
-    """JoinGroup v4 and later: a new dynamic member is told its id and must join again with it."""
-
-
-class Joined(NamedTuple):
-    """The answer to a `Join`; `members` (id, instance id, metadata) is filled for the leader."""
-
-    error: ErrorCode
-    member_id: str
-    generation: int = NO_GENERATION
-    protocol_type: str | None = None
-    protocol: str | None = None
-    leader: str = ""
-    skip_assignment: bool = False
-    members: tuple[tuple[str, str | None, bytes], ...] = ()
-
-
-class Synced(NamedTuple):
-    """The answer to a SyncGroup request."""
-
-    error: ErrorCode
-    assignment: bytes = b""
-    protocol_type: str | None = None
-    protocol: str | None = None
-
-
-Answers = list[tuple[Waiter, Joined | Synced]]
-
-
-@dataclass
-class Member:
-    """One member. At most one of `joining` and `syncing` is set: the request it waits in."""
-
-    id: str
-    instance_id: str | None
-    client_id: str
-    client_host: str
-    session_timeout_ms: int
-    rebalance_timeout_ms: int
-    protocols: tuple[tuple[str, bytes], ...]
-    last_seen_ms: int
-    assignment: bytes = b""
-    joining: Waiter | None = None
-    syncing: Waiter | None = None
-
-    @property
-    def session_deadline_ms(self) -> int | None:
-        """When it counts as gone; None while it waits for our answer."""
-        if self.joining is not None or self.syncing is not None:
-            return None
-        return self.last_seen_ms + self.session_timeout_ms
-
-    def metadata(self, protocol: str | None) -> bytes:
-        """What it said under this protocol name."""
-        return dict(self.protocols).get(protocol or "", b"")
 
 
 @dataclass

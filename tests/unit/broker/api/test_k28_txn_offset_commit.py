@@ -10,7 +10,7 @@ from tests.unit.log.shared import World
 from catchwater.broker.broker import Broker
 from catchwater.broker.coordination.claims import LogClaims
 from catchwater.broker.coordination.coordinator import Coordinator
-from catchwater.broker.coordination.groups import GroupLimits
+from catchwater.broker.coordination.members import GroupLimits
 
 
 @pytest.fixture

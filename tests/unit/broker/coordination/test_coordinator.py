@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from catchwater.broker.coordination.coordinator import Coordinator
-from catchwater.broker.coordination.groups import GroupLimits, Join
+from catchwater.broker.coordination.members import GroupLimits, Join
 from catchwater.catalog.base import CatalogUnavailable, CoordinatorMoved
 from catchwater.catalog.rows import GroupClaim
 from catchwater.clock import ManualClock

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from catchwater.broker.coordination.groups import (
+from catchwater.broker.coordination.groups import Group
+from catchwater.broker.coordination.members import (
     Answers,
-    Group,
     GroupLimits,
     GroupState,
     Join,

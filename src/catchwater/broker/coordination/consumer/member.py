@@ -1,0 +1,128 @@
+"""A member of a consumer group, and what it says of itself in a heartbeat (KIP-848)."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from catchwater.catalog.rows import PartitionKey
+from catchwater.wire.errors import ErrorCode
+
+Partitions = frozenset[PartitionKey]
+"""Each a (topic id, index)."""
+
+NOTHING: Partitions = frozenset()
+
+JOINS, LEAVES, PAUSES = 0, -1, -2
+"""What a heartbeat may say in place of a member's epoch; a static member that pauses comes back."""
+
+
+@dataclass(frozen=True)
+class ConsumerLimits:
+    """What holds for every member; times in milliseconds."""
+
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 5_000
+    max_members: int = 10_000
+
+
+class Beat(NamedTuple):
+    """A heartbeat. None stands for what has not changed since the last one."""
+
+    member_id: str
+    epoch: int
+    instance_id: str | None = None
+    rack_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    rebalance_timeout_ms: int | None = None
+    names: frozenset[str] | None = None
+    pattern: str | None = None
+    """A regular expression of topic names; the empty one takes back an earlier one."""
+    assignor: str | None = None
+    owned: Partitions | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether everything was said, as when joining and after an answer that went missing."""
+        said = (self.rebalance_timeout_ms, self.owned)
+        subscribed = self.names is not None or self.pattern is not None
+        return self.epoch == JOINS or (None not in said and subscribed)
+
+
+class Beaten(NamedTuple):
+    """The answer to a `Beat`; `assigned` is None where nothing new is to be told."""
+
+    error: ErrorCode
+    message: str | None = None
+    member_id: str | None = None
+    epoch: int = 0
+    assigned: Partitions | None = None
+
+
+class Standing(NamedTuple):
+    """Where a member stands between two assignments.
+
+    Invariant: what is in `assigned` or in `revoking` of one member is in neither of another.
+    """
+
+    epoch: int = JOINS
+    previous_epoch: int = JOINS
+    assigned: Partitions = NOTHING
+    """What it may use, and may believe to have."""
+    revoking: Partitions = NOTHING
+    """What it was told to give up, and has not yet said that it did."""
+    is_waiting: bool = False
+    """Whether others still hold a part of its target."""
+
+    @property
+    def held(self) -> Partitions:
+        """What nobody else may get."""
+        return self.assigned | self.revoking
+
+
+NOWHERE = Standing()
+
+
+@dataclass
+class Member:
+    """One member; changed by its group only."""
+
+    id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    last_seen_ms: int
+    rack_id: str | None = None
+    rebalance_timeout_ms: int = 0
+    names: frozenset[str] = frozenset()
+    pattern: str = ""
+    matched: frozenset[str] = frozenset()
+    """The topics that the pattern means, as of the last heartbeat."""
+    assignor: str | None = None
+    standing: Standing = NOWHERE
+    revoke_by_ms: int | None = None
+    """Until when it must have given up what it is to revoke."""
+    has_paused: bool = False
+    """A static member that has left for a moment; its partitions stay reserved."""
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """The names it is subscribed to, by name or by pattern."""
+        return self.names | self.matched
+
+    def hear(self, beat: Beat, matched: frozenset[str], now_ms: int) -> bool:
+        """Take over what a heartbeat says; whether the subscription is another one now."""
+        before = (self.topics, self.assignor)
+        self.client_id, self.client_host = beat.client_id, beat.client_host
+        self.last_seen_ms = now_ms
+        if beat.rack_id is not None:
+            self.rack_id = beat.rack_id
+        if beat.rebalance_timeout_ms is not None:
+            self.rebalance_timeout_ms = beat.rebalance_timeout_ms
+        if beat.names is not None:
+            self.names = beat.names
+        if beat.pattern is not None:
+            self.pattern = beat.pattern
+        if beat.assignor is not None:
+            self.assignor = beat.assignor
+        self.matched = matched
+        return (self.topics, self.assignor) != before
