@@ -33,9 +33,21 @@ from catchwater.broker.api import (
     k26_end_txn,
     k28_txn_offset_commit,
     k32_describe_configs,
+    k33_alter_configs,
+    k35_describe_log_dirs,
+    k37_create_partitions,
+    k43_elect_leaders,
+    k44_incremental_alter_configs,
+    k45_alter_partition_reassignments,
+    k46_list_partition_reassignments,
+    k55_describe_quorum,
+    k57_update_features,
     k60_describe_cluster,
+    k61_describe_producers,
     k65_describe_transactions,
     k66_list_transactions,
+    k74_list_config_resources,
+    k75_describe_topic_partitions,
 )
 from catchwater.broker.broker import Api, Broker, Call, Fields, Later
 from catchwater.broker.reply import reply
@@ -71,9 +83,21 @@ APIS: Mapping[int, Api] = {
         k26_end_txn,
         k28_txn_offset_commit,
         k32_describe_configs,
+        k33_alter_configs,
+        k35_describe_log_dirs,
+        k37_create_partitions,
+        k43_elect_leaders,
+        k44_incremental_alter_configs,
+        k45_alter_partition_reassignments,
+        k46_list_partition_reassignments,
+        k55_describe_quorum,
+        k57_update_features,
         k60_describe_cluster,
+        k61_describe_producers,
         k65_describe_transactions,
         k66_list_transactions,
+        k74_list_config_resources,
+        k75_describe_topic_partitions,
     )
 }
 

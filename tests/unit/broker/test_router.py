@@ -8,6 +8,7 @@ from kio.schema.api_versions.v0.response import ApiVersionsResponse
 
 from catchwater.broker.broker import Broker
 from catchwater.broker.router import APIS, NotServed, coverage_table, start
+from catchwater.broker.topic_config import settings_table
 from catchwater.wire.fields import MalformedMessage
 from catchwater.wire.messages import decode_reply
 
@@ -25,6 +26,7 @@ def test_every_api_is_served_in_one_way() -> None:
 
 def test_the_page_on_the_protocol_is_current() -> None:
     assert coverage_table() in PAGE.read_text()
+    assert settings_table() in PAGE.read_text()
 
 
 async def test_an_unknown_version_of_api_versions_is_answered_in_v0(client) -> None:

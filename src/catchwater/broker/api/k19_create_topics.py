@@ -1,26 +1,24 @@
 """CreateTopics (19), v2-7: new topics, durable when answered.
 
 Version notes: v4 lets -1 mean the broker's default for partitions and replicas (KIP-464), v5 adds
-what was made to the reply (KIP-525), v7 the topic id (KIP-516).
+what was made and its settings to the reply (KIP-525), v7 the topic id (KIP-516).
 
-There is one copy of the data, in shared storage, so a replication factor other than 1 (or -1) is
-refused, and a manual assignment must name this broker alone. Settings: `broker/topic_config.py`.
+A replication factor is how many brokers can serve the topic, so it may be as high as there are
+brokers; a manual assignment may name any of them. The storage keeps the data safe, whatever they
+say, and replies tell of one replica. Settings: `broker/topic_config.py`.
 """
 
 from collections import Counter
 from typing import Any
 
-from catchwater.broker import topic_config
+from catchwater.broker import layout, settings, topic_config
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.coordination.coordinator import UNAVAILABLE
+from catchwater.broker.gate import Operation
 from catchwater.broker.names import is_legal_topic_name
-from catchwater.catalog.base import (
-    TopicExists,
-)
+from catchwater.catalog.base import TopicExists
+from catchwater.catalog.rows import Topic
 from catchwater.wire.errors import ErrorCode
-
-MAX_PARTITIONS = 10_000
-"""Of one topic; a request for more is taken for a mistake."""
 
 _DEFAULT = -1
 
@@ -33,7 +31,10 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
         problem = _refusal(broker, topic)
         if times[topic.name] > 1:
             problem = ErrorCode.INVALID_REQUEST, "The request names this topic twice."
-        topics.append(await _create(broker, topic, problem, request.validate_only))
+        if not _may(broker, call, Operation.CREATE, topic.name):
+            problem = ErrorCode.TOPIC_AUTHORIZATION_FAILED, None
+        made = await _create(broker, topic, problem, request.validate_only)
+        topics.append(made | _settings(broker, call, topic, made["error_code"]))
     return {"topics": topics}
 
 
@@ -58,8 +59,23 @@ async def _create(
         **error_fields(error, message),
         "num_partitions": partitions if is_good else -1,
         "replication_factor": 1 if is_good else -1,
-        "configs": [],
     }
+
+
+def _may(broker: Broker, call: Call, operation: Operation, topic: str) -> bool:
+    may_any = broker.may_administer(call.principal, operation)
+    return may_any or broker.may(call.principal, operation, topic)
+
+
+def _settings(broker: Broker, call: Call, wanted: Any, error: ErrorCode) -> dict[str, Any]:
+    """The settings the topic has, or would have; null for who may not know them."""
+    if error is not ErrorCode.NONE:
+        return {"configs": None}
+    if not broker.may(call.principal, Operation.DESCRIBE_CONFIGS, wanted.name):
+        denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        return {"configs": None, "topic_config_error_code": denied}
+    own = {config.name: config.value for config in wanted.configs}
+    return {"configs": settings.of_topic(broker.config, Topic(b"", wanted.name, 1, own))}
 
 
 def _partitions(broker: Broker, wanted: Any) -> int:
@@ -77,19 +93,17 @@ def _refusal(broker: Broker, wanted: Any) -> tuple[ErrorCode, str | None]:
         )
     if broker.log.topics.get(wanted.name) is not None:
         return ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic {wanted.name} already exists."
-    if not 1 <= _partitions(broker, wanted) <= MAX_PARTITIONS:
-        return ErrorCode.INVALID_PARTITIONS, f"A topic has from 1 to {MAX_PARTITIONS} partitions."
+    if not 1 <= _partitions(broker, wanted) <= layout.MAX_PARTITIONS:
+        most = layout.MAX_PARTITIONS
+        return ErrorCode.INVALID_PARTITIONS, f"A topic has from 1 to {most} partitions."
     if wanted.assignments:
-        indexes = sorted(a.partition_index for a in wanted.assignments)
-        alone = all(tuple(a.broker_ids) == (broker.config.node_id,) for a in wanted.assignments)
-        if indexes != list(range(len(indexes))) or not alone:
-            return ErrorCode.INVALID_REPLICA_ASSIGNMENT, (
-                f"Partitions are numbered from 0 and lie on broker {broker.config.node_id} alone."
-            )
-    elif wanted.replication_factor not in (1, _DEFAULT):
-        return ErrorCode.INVALID_REPLICATION_FACTOR, (
-            "The replication factor is 1: the storage keeps the data safe, not copies of it."
-        )
+        refused = _refused_places(broker, wanted)
+        if refused is not None:
+            return refused
+    elif wanted.replication_factor != _DEFAULT:
+        reason = layout.refused_factor(broker, wanted.replication_factor)
+        if reason is not None:
+            return ErrorCode.INVALID_REPLICATION_FACTOR, reason
     for config in wanted.configs:
         reason = topic_config.refusal(config.name, config.value, broker.config)
         if reason is not None:
@@ -97,4 +111,16 @@ def _refusal(broker: Broker, wanted: Any) -> tuple[ErrorCode, str | None]:
     return ErrorCode.NONE, None
 
 
-API = Api(19, "CreateTopics", range(2, 8), handle, notes="replication factor 1")
+def _refused_places(broker: Broker, wanted: Any) -> tuple[ErrorCode, str] | None:
+    if wanted.num_partitions != _DEFAULT or wanted.replication_factor != _DEFAULT:
+        return ErrorCode.INVALID_REQUEST, (
+            "With an assignment, the numbers of partitions and replicas are -1."
+        )
+    indexes = sorted(a.partition_index for a in wanted.assignments)
+    reason = layout.refused_assignments(broker, [a.broker_ids for a in wanted.assignments])
+    if indexes != list(range(len(indexes))):
+        reason = "Partitions are numbered from 0, without a gap."
+    return (ErrorCode.INVALID_REPLICA_ASSIGNMENT, reason) if reason else None
+
+
+API = Api(19, "CreateTopics", range(2, 8), handle)

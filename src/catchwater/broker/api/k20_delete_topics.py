@@ -2,17 +2,19 @@
 
 Pins do not hold a topic back, for clients expect a deletion to be one: they are lost, loudly.
 
-Version notes: v5 adds a message, v6 (KIP-516) takes topic ids as well as names.
+Who may not DELETE a topic is told so by its name, and of an id whose topic it may not DESCRIBE that
+there is none. Version notes: v4 is flexible, v5 adds a message, v6 (KIP-516) takes topic ids as
+well as names.
 """
 
+from collections import Counter
 from typing import Any
 from uuid import UUID
 
 from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call, Fields, error_fields
 from catchwater.broker.coordination.coordinator import UNAVAILABLE
-from catchwater.catalog.base import (
-    TopicUnknown,
-)
+from catchwater.broker.gate import Operation
+from catchwater.catalog.base import TopicUnknown
 from catchwater.wire.errors import ErrorCode
 
 
@@ -22,11 +24,28 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
         wanted = [(t.name, t.topic_id) for t in request.topics]
     else:
         wanted = [(name, None) for name in request.topic_names]
-    return {"responses": [await _delete(broker, name, topic_id) for name, topic_id in wanted]}
+    times = Counter(wanted)
+    responses = []
+    for name, topic_id in wanted:
+        if times[name, topic_id] > 1 or (name is None) == (topic_id is None):
+            what = "Name each topic once, by its name or by its id."
+            refused = error_fields(ErrorCode.INVALID_REQUEST, what)
+            responses.append({"name": name, "topic_id": topic_id, **refused})
+        else:
+            responses.append(await _delete(broker, call, name, topic_id))
+    return {"responses": responses}
 
 
-async def _delete(broker: Broker, name: str | None, topic_id: UUID | None) -> dict[str, Any]:
+async def _delete(
+    broker: Broker, call: Call, name: str | None, topic_id: UUID | None
+) -> dict[str, Any]:
     topic = broker.find_topic(name, topic_id.bytes if topic_id else NO_TOPIC_ID)
+    told = name or (topic.name if topic else "")
+    if told and not broker.may(call.principal, Operation.DELETE, told):
+        if name or broker.may(call.principal, Operation.DESCRIBE, told):
+            error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            return {"name": told, "topic_id": topic_id, **error_fields(error)}
+        topic = None
     if topic is None:
         by_id = topic_id is not None
         error = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

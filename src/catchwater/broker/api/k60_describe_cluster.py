@@ -1,30 +1,36 @@
-"""DescribeCluster (60), v0-2: the live brokers.
+"""DescribeCluster (60), v0-2: the brokers, and this one as their controller (KIP-700).
 
-Version notes: v1 (KIP-919) adds the endpoint type; only brokers (1) are described here. v2 adds
-fenced brokers, of which there are none.
+A broker in one zone is told to clients as in Metadata, but a zone of the client has no say here.
+Version notes: v1 asks for brokers or controllers (KIP-919), which are not served; v2 lists fenced
+brokers too (KIP-1073), of which there are none: a broker whose session has ended is not known.
 """
 
 from typing import Any
 
-from catchwater.broker import zones
+from catchwater.broker import layout, zones
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
+from catchwater.broker.gate import Operation
 from catchwater.wire.errors import ErrorCode
 
-_BROKERS = 1
+_BROKERS, _CONTROLLERS = 1, 2
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Describe the brokers as Metadata lists them."""
     endpoint_type = getattr(request, "endpoint_type", _BROKERS)
     if endpoint_type != _BROKERS:
-        return error_fields(ErrorCode.UNSUPPORTED_ENDPOINT_TYPE) | {"cluster_id": ""}
-    listed = zones.candidates(broker.brokers)
-    ids = [row.id for row in listed]
-    mine = broker.config.node_id
+        error = ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
+        if endpoint_type == _CONTROLLERS:
+            error = ErrorCode.MISMATCHED_ENDPOINT_TYPE
+        return error_fields(error) | {"cluster_id": "", "endpoint_type": _BROKERS}
+    operations = layout.UNKNOWN_OPERATIONS
+    if request.include_cluster_authorized_operations:
+        may = broker.may_administer(call.principal, Operation.DESCRIBE)
+        operations = layout.cluster_operations(broker, call.principal) if may else 0
     return error_fields(ErrorCode.NONE) | {
         "endpoint_type": endpoint_type,
         "cluster_id": broker.log.cluster_id,
-        "controller_id": mine if mine in ids else ids[0],
+        "controller_id": layout.controller_id(broker),
         "brokers": [
             {
                 "broker_id": row.id,
@@ -33,8 +39,9 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
                 "rack": row.zone or None,
                 "is_fenced": False,
             }
-            for row in listed
+            for row in zones.candidates(broker.brokers)
         ],
+        "cluster_authorized_operations": operations,
     }
 
 

@@ -1,12 +1,14 @@
-"""ListTransactions (66), v0-1: all transactional ids, or those that pass the filters (KIP-664).
+"""ListTransactions (66), v0-2: all transactional ids, or those that pass the filters (KIP-664).
 
-Version notes: v1 asks for transactions that have been open for so long (KIP-994).
+Told are those that the caller may DESCRIBE. Version notes: v1 asks for transactions that have been
+open for so long (KIP-994), v2 for ids that a regular expression of RE2 matches whole (KIP-1152).
 """
 
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination.transactions import STATE_NAMES
+from catchwater.broker.gate import Operation, Resource, ResourceType
 from catchwater.catalog.rows import TxnRow
 from catchwater.wire.errors import ErrorCode
 
@@ -21,8 +23,16 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
             return False
         if request.producer_id_filters and row.producer_id not in request.producer_id_filters:
             return False
+        resource = Resource(ResourceType.TRANSACTIONAL_ID, row.transactional_id)
+        if not broker.gate.may(call.principal, Operation.DESCRIBE, resource):
+            return False
         return duration_ms < 0 or (row.state == "ongoing" and now_ms - row.started_ms > duration_ms)
 
+    rows = [row for row in await broker.log.txns.rows() if passes(row)]
+    try:
+        rows = _matching(rows, getattr(request, "transactional_id_pattern", None))
+    except ValueError:
+        return {"error_code": ErrorCode.INVALID_REGULAR_EXPRESSION}
     known = set(STATE_NAMES.values())
     return {
         "error_code": ErrorCode.NONE,
@@ -33,10 +43,22 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
                 "producer_id": row.producer_id,
                 "transaction_state": STATE_NAMES[row.state],
             }
-            for row in await broker.log.txns.rows()
-            if passes(row)
+            for row in rows
         ],
     }
 
 
-API = Api(66, "ListTransactions", range(0, 2), handle)
+def _matching(rows: list[TxnRow], pattern: str | None) -> list[TxnRow]:
+    """Rows whose id matches; RE2 takes linear time, whatever pattern a client sends."""
+    if not pattern:
+        return rows
+    import pyarrow as pa  # loaded when first needed: brokers do without it otherwise
+    import pyarrow.compute as pc
+
+    pc.match_substring_regex(pa.array([""]), pattern=pattern)  # refuses what `a)|(b` would hide
+    ids = pa.array([row.transactional_id for row in rows], pa.string())
+    matched = pc.match_substring_regex(ids, pattern=rf"\A(?:{pattern})\z").to_pylist()
+    return [row for row, is_match in zip(rows, matched, strict=True) if is_match]
+
+
+API = Api(66, "ListTransactions", range(0, 3), handle)

@@ -1,9 +1,14 @@
 """CreateTopics: what is made, and every reason not to."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from kio.schema.create_topics.v7 import request as v7
+
+from catchwater.catalog.rows import BrokerRow
+
+PLACED = {"partitions": -1, "replicas": -1}
 
 
 def create(*topics: dict[str, Any], validate_only: bool = False) -> v7.CreateTopicsRequest:
@@ -60,8 +65,19 @@ async def test_a_manual_assignment_to_this_broker_is_taken(client) -> None:
         ({"partitions": -2}, "invalid_partitions"),
         ({"partitions": 1_000_000}, "invalid_partitions"),
         ({"replicas": 99}, "invalid_replication_factor"),
-        ({"assignments": [(1, (1,))]}, "invalid_replica_assignment"),
-        ({"assignments": [(0, (1, 2))]}, "invalid_replica_assignment"),
+        (PLACED | {"assignments": [(1, (1,))]}, "invalid_replica_assignment"),
+        (PLACED | {"assignments": [(0, (1, 2))]}, "invalid_replica_assignment"),
+        (PLACED | {"assignments": [(0, (1, 1))]}, "invalid_replica_assignment"),
+        (PLACED | {"assignments": [(0, ())]}, "invalid_replica_assignment"),
+        ({"assignments": [(0, (1,))]}, "invalid_request"),
+        ({"replicas": 0}, "invalid_replication_factor"),
+        ({"replicas": 2}, "invalid_replication_factor"),
+        ({"configs": [("min.insync.replicas", "2")]}, "invalid_config"),
+        ({"configs": [("remote.storage.enable", "true")]}, "invalid_config"),
+        ({"configs": [("leader.replication.throttled.replicas", "1:2,3")]}, "invalid_config"),
+        ({"configs": [("preallocate", "yes")]}, "invalid_config"),
+        ({"configs": [("flush.messages", "0")]}, "invalid_config"),
+        ({"configs": [("retention.ms", "1" * 100_000)]}, "invalid_config"),
         ({"configs": [("retention.msx", "1")]}, "invalid_config"),
         ({"configs": [("retention.ms", "soon")]}, "invalid_config"),
         ({"configs": [("retention.ms", None)]}, "invalid_config"),
@@ -77,7 +93,7 @@ async def test_a_manual_assignment_to_this_broker_is_taken(client) -> None:
 async def test_what_cannot_be_is_refused_and_not_made(client, wanted, error) -> None:
     (refused,) = (await client.send(create(wanted))).topics
     assert refused.error_code.name == error
-    assert refused.error_message
+    assert 0 < len(refused.error_message) < 500
     assert len(client.log.topics) == 0
 
 
@@ -101,3 +117,44 @@ async def test_a_topic_may_be_compacted(client) -> None:
     ]
     assert errors(await client.send(create({"configs": configs}))) == ["none"]
     assert client.log.topics.get("t").config == dict(configs)
+
+
+async def test_what_kafkas_own_tools_set_is_taken(client) -> None:
+    streams = [("segment.bytes", "52428800"), ("segment.ms", "600000"), ("retention.ms", "-1")]
+    connect = [("cleanup.policy", "compact"), ("min.insync.replicas", "1")]
+    others = [
+        ("message.timestamp.type", "CreateTime"),
+        ("message.timestamp.after.max.ms", str(2**63 - 1)),
+        ("unclean.leader.election.enable", "false"),
+        ("leader.replication.throttled.replicas", "0:1,1:1"),
+        ("follower.replication.throttled.replicas", "*"),
+        ("flush.messages", "1"),
+    ]
+    configs = [*streams, *connect, *others]
+    (made,) = (await client.send(create({"configs": configs}))).topics
+    assert made.error_code.name == "none"
+    told = {c.name: (c.value, c.config_source) for c in made.configs}
+    assert told["segment.bytes"] == ("52428800", 1)
+    assert told["segment.index.bytes"] == ("10485760", 5)
+
+
+async def test_a_topic_may_be_served_by_as_many_brokers_as_there_are(client) -> None:
+    client.log.rows = [
+        BrokerRow(number, 1, "", "h", 9000 + number, "", "object", True, "live", 9)
+        for number in (1, 2, 3)
+    ]
+    client.broker.config = replace(client.broker.config, catchwater_catalog="postgresql://h/d")
+    wanted = {"replicas": 3, "configs": [("min.insync.replicas", "2")]}
+    placed = PLACED | {"name": "u", "assignments": [(0, (2, 3)), (1, (1,))]}
+    assert errors(await client.send(create(wanted, placed))) == ["none", "none"]
+    assert errors(await client.send(create({"name": "v", "replicas": 4}))) == [
+        "invalid_replication_factor"
+    ]
+
+
+async def test_who_may_not_make_a_topic_is_told_so(client, deny) -> None:
+    deny(("CREATE", "secret"), ("CREATE", "kafka-cluster"), ("DESCRIBE_CONFIGS", "open"))
+    reply = await client.send(create({"name": "secret"}, {"name": "open"}))
+    assert errors(reply) == ["topic_authorization_failed", "none"]
+    assert [t.topic_config_error_code for t in reply.topics] == [0, 29]
+    assert [topic.name for topic in client.log.topics] == ["open"]

@@ -1,6 +1,7 @@
 """DescribeConfigs, DescribeCluster, InitProducerId, FindCoordinator, DeleteTopics, ListOffsets."""
 
 import uuid
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -50,6 +51,59 @@ async def test_a_topics_settings_show_where_they_come_from(client) -> None:
     assert found["cleanup.policy"] == ("delete", 5)
 
 
+async def test_synonyms_and_documentation_are_told_to_who_asks(client) -> None:
+    client.broker.config = replace(client.broker.config, log_retention_ms=9)
+    await client.log.create_topic("t", 1, {"retention.ms": "5"})
+    ask = describe(2, "t", "retention.ms", "retention.bytes", "flush.ms")
+    (result,) = (await client.send(ask)).results
+    assert {(c.synonyms, c.documentation) for c in result.configs} == {((), None)}
+    ask = replace(ask, include_synonyms=True, include_documentation=True)
+    (result,) = (await client.send(ask)).results
+    assert {c.name: [(s.name, s.value, s.source) for s in c.synonyms] for c in result.configs} == {
+        "flush.ms": [("flush.ms", str(2**63 - 1), 5)],
+        "retention.bytes": [("log.retention.bytes", "-1", 5)],
+        "retention.ms": [
+            ("retention.ms", "5", 1),
+            ("log.retention.ms", "9", 4),
+            ("log.retention.ms", "604800000", 5),
+        ],
+    }
+    assert all(c.documentation and not c.read_only for c in result.configs)
+
+
+async def test_what_may_hold_a_password_is_not_told(client) -> None:
+    url = "postgresql://u:hush@h/d"
+    client.broker.config = replace(client.broker.config, catchwater_catalog=url)
+    ask = replace(describe(4, "1"), include_synonyms=True)
+    (result,) = (await client.send(ask)).results
+    (catalog,) = [c for c in result.configs if c.name == "catchwater.catalog"]
+    assert (catalog.value, catalog.is_sensitive, catalog.config_source) == (None, True, 4)
+    assert "hush" not in str(result)
+
+
+async def test_groups_and_client_metrics_have_no_settings(client) -> None:
+    for kind in (16, 32):
+        (result,) = (await client.send(describe(kind, "x"))).results
+        assert (result.error_code.name, result.configs) == ("none", ())
+        (result,) = (await client.send(describe(kind, ""))).results
+        assert result.error_code.name == "invalid_request"
+
+
+async def test_settings_are_told_to_who_may_know_them(client, deny) -> None:
+    await client.log.create_topic("t", 1)
+    deny(*(("DESCRIBE_CONFIGS", name) for name in ("t", "x", "g", "kafka-cluster")))
+    denied = {2: ("t", "x"), 4: ("1",), 32: ("g",)}
+    errors = [
+        (await client.send(describe(kind, name))).results[0].error_code.name
+        for kind, names in denied.items()
+        for name in names
+    ]
+    assert errors == ["topic_authorization_failed"] * 2 + [
+        "cluster_authorization_failed",
+        "group_authorization_failed",
+    ]
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "error"),
     [
@@ -70,7 +124,10 @@ async def test_the_cluster_is_this_broker(client) -> None:
     controllers = DescribeClusterRequest(
         include_cluster_authorized_operations=False, endpoint_type=2
     )
-    assert (await client.send(controllers)).error_code.name == "unsupported_endpoint_type"
+    assert (await client.send(controllers)).error_code.name == "mismatched_endpoint_type"
+    reply = await client.send(DescribeClusterRequest(include_cluster_authorized_operations=True))
+    bits = [bit for bit in range(32) if reply.cluster_authorized_operations >> bit & 1]
+    assert (reply.controller_id, bits) == (1, [5, 7, 8, 10, 11])
 
 
 async def test_producer_ids_are_given_once(client) -> None:
@@ -116,6 +173,28 @@ async def test_topics_are_deleted_by_name_or_id(client) -> None:
         (None, "unknown_topic_id"),
     ]
     assert len(client.log.topics) == 0
+
+
+async def test_who_may_not_delete_a_topic_learns_of_it_only_by_its_name(client, deny) -> None:
+    topic = await client.log.create_topic("a", 1)
+    deny(("DELETE", "a"), ("DELETE", "x"))
+    wanted = [("a", None), (None, uuid.UUID(bytes=topic.id)), ("x", None), ("y", None), ("y", None)]
+    request = delete_v6.DeleteTopicsRequest(
+        topics=tuple(delete_v6.DeleteTopicState(name=n, topic_id=i) for n, i in wanted),
+        timeout=SECOND,
+    )
+    found = [(r.name, r.error_code.name) for r in (await client.send(request)).responses]
+    assert found == [
+        ("a", "topic_authorization_failed"),
+        ("a", "topic_authorization_failed"),
+        ("x", "topic_authorization_failed"),
+        ("y", "invalid_request"),
+        ("y", "invalid_request"),
+    ]
+    deny(("DELETE", "a"), ("DESCRIBE", "a"))
+    hidden = (await client.send(request)).responses[1]
+    assert (hidden.name, hidden.error_code.name) == (None, "unknown_topic_id")
+    assert len(client.log.topics) == 1
 
 
 async def test_first_and_last_offsets_are_told_and_odd_timestamps_refused(client) -> None:

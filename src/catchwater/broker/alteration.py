@@ -1,0 +1,182 @@
+"""What changes the settings of resources has in common, whichever of two APIs asks for it.
+
+Only topics have settings that can be changed; all else is refused by name. A topic's new settings
+are decided in the catalog's own transaction, so that two changes at once lose nothing, and are
+checked whole: with one refused setting nothing of a resource is changed.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from catchwater.broker import topic_config
+from catchwater.broker.broker import Broker, Call, Fields, error_fields
+from catchwater.broker.coordination.coordinator import UNAVAILABLE
+from catchwater.broker.gate import Operation, Resource, ResourceType
+from catchwater.catalog.base import AlterConfig, TopicUnknown
+from catchwater.config import BrokerConfig, CatchwaterError
+from catchwater.wire.errors import ErrorCode
+
+TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
+"""Kinds of resources, as DescribeConfigs and AlterConfigs number them."""
+
+SET, DELETE, APPEND, SUBTRACT = range(4)
+
+_IN_CLUSTER = (BROKER, BROKER_LOGGER, CLIENT_METRICS)
+
+
+class Change(NamedTuple):
+    """One setting to be changed: SET, DELETE, APPEND or SUBTRACT."""
+
+    name: str
+    value: str | None
+    operation: int = SET
+
+
+class SettingRefused(CatchwaterError):
+    """A topic may not have the settings it would get; `error` says so on the wire."""
+
+    def __init__(self, error: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.error = error
+
+
+Changes = Callable[[Any], Sequence[Change]]
+Decide = Callable[[Sequence[Change], BrokerConfig], AlterConfig]
+
+
+def replaced(changes: Sequence[Change], config: BrokerConfig) -> AlterConfig:
+    """A topic has these settings and no others (AlterConfigs)."""
+    return lambda current: _checked({}, changes, config)
+
+
+def changed(changes: Sequence[Change], config: BrokerConfig) -> AlterConfig:
+    """A topic has what it had, but for these changes (IncrementalAlterConfigs)."""
+    return lambda current: _checked(current, changes, config)
+
+
+def denied(broker: Broker, call: Call, operation: Operation, resource: Any) -> ErrorCode:
+    """NONE where the gate lets the caller do this with the settings of a resource."""
+    kind, name = resource.resource_type, resource.resource_name
+    if kind == TOPIC and not broker.may(call.principal, operation, name):
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    group = Resource(ResourceType.GROUP, name)
+    if kind == GROUP and not broker.gate.may(call.principal, operation, group):
+        return ErrorCode.GROUP_AUTHORIZATION_FAILED
+    if kind in _IN_CLUSTER and not broker.may_administer(call.principal, operation):
+        return ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    return ErrorCode.NONE
+
+
+async def alter_each(
+    broker: Broker, call: Call, request: Any, changes_of: Changes, decide: Decide
+) -> Fields:
+    """The reply to either API; a request may succeed in part, by resource."""
+    times = Counter((r.resource_type, r.resource_name) for r in request.resources)
+    responses = []
+    for resource in request.resources:
+        error = denied(broker, call, Operation.ALTER_CONFIGS, resource)
+        message = None
+        if error is ErrorCode.NONE:
+            try:
+                if times[resource.resource_type, resource.resource_name] > 1:
+                    raise SettingRefused(ErrorCode.INVALID_REQUEST, "Name each resource once.")
+                changes = changes_of(resource)
+                await _alter(broker, resource, changes, decide, request.validate_only)
+            except SettingRefused as refused:
+                error, message = refused.error, str(refused)
+            except TopicUnknown as unknown:
+                error, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, str(unknown)
+            except UNAVAILABLE as reason:
+                error, message = ErrorCode.KAFKA_STORAGE_ERROR, str(reason)
+        responses.append(
+            error_fields(error, message)
+            | {"resource_type": resource.resource_type, "resource_name": resource.resource_name}
+        )
+    return {"responses": responses}
+
+
+async def _alter(
+    broker: Broker, resource: Any, changes: Sequence[Change], decide: Decide, validate_only: bool
+) -> None:
+    names = [change.name for change in changes]
+    if len(set(names)) < len(names):
+        raise SettingRefused(ErrorCode.INVALID_REQUEST, "Name each setting once.")
+    for change in changes:
+        if change.operation not in range(4):
+            what = f"There is no operation {change.operation}."
+            raise SettingRefused(ErrorCode.INVALID_REQUEST, what)
+        if change.value is None and change.operation != DELETE:
+            what = f"{change.name[: topic_config.LONGEST_VALUE]} needs a value."
+            raise SettingRefused(ErrorCode.INVALID_REQUEST, what)
+    name = resource.resource_name
+    if resource.resource_type != TOPIC:
+        _refuse(broker, resource, changes)
+    elif validate_only:
+        await broker.log.look_up([name])
+        decide(changes, broker.config)(broker.log.topics.find(name).config)
+    else:
+        await broker.log.alter_topic_config(name, decide(changes, broker.config))
+
+
+def _refuse(broker: Broker, resource: Any, changes: Sequence[Change]) -> None:
+    """What is no topic takes no change, and an empty one only if it is there."""
+    error = ErrorCode.INVALID_REQUEST
+    mine = str(broker.config.node_id)
+    if resource.resource_type == BROKER:
+        if resource.resource_name not in ("", mine):
+            what = f"This is broker {mine}, not {resource.resource_name[:100]!r}."
+        elif not changes:
+            return
+        else:
+            what = f"{changes[0].name[:100]} of a broker is set where it is started, not here."
+    elif resource.resource_type == BROKER_LOGGER:
+        what = "The levels of a broker's loggers cannot be changed."
+    elif resource.resource_type == CLIENT_METRICS:
+        what = "This broker takes no metrics of clients."
+    elif resource.resource_type == GROUP:
+        error = ErrorCode.INVALID_CONFIG
+        what = "A group has no settings of its own; its broker and its members have."
+    else:
+        what = f"There is no kind of resource {resource.resource_type}."
+    raise SettingRefused(error, what)
+
+
+def _checked(
+    current: Mapping[str, str], changes: Sequence[Change], config: BrokerConfig
+) -> Mapping[str, str]:
+    altered = dict(current)
+    for change in changes:
+        value = _value(current, change, config)
+        reason = None
+        if change.operation != DELETE:
+            reason = topic_config.refusal(change.name, value, config)
+        elif change.name not in topic_config.TOPIC_SETTINGS:
+            reason = topic_config.refusal(change.name, None, config)
+        if reason is not None:
+            raise SettingRefused(ErrorCode.INVALID_CONFIG, reason)
+        altered.pop(change.name, None)
+        if value is not None:
+            altered[change.name] = value
+    return altered
+
+
+def _value(current: Mapping[str, str], change: Change, config: BrokerConfig) -> str | None:
+    """What the setting becomes; None: its default."""
+    if change.operation in (SET, DELETE):
+        return change.value if change.operation == SET else None
+    setting = topic_config.TOPIC_SETTINGS.get(change.name)
+    if setting is None or change.value is None:
+        return change.value
+    if setting.kafka_type != topic_config.LIST:
+        what = f"{change.name} is no list: nothing can be added to it or taken from it."
+        raise SettingRefused(ErrorCode.INVALID_CONFIG, what)
+    had = _parts(current.get(change.name, setting.default(config)))
+    named = _parts(change.value)
+    if change.operation == APPEND:
+        return ",".join([*had, *(part for part in dict.fromkeys(named) if part not in had)])
+    return ",".join(part for part in had if part not in named)
+
+
+def _parts(value: str) -> list[str]:
+    return [part.strip() for part in value.split(",") if part.strip()]

@@ -1,0 +1,107 @@
+"""DescribeLogDirs (35), v1-5: how many bytes each partition holds, in the one place there is.
+
+A broker tells of the partitions that Metadata names it as the leader of, so that over all brokers
+every byte is counted once. Bytes are those of record batches as they were written, of what
+retention has left.
+
+Version notes: v3 adds a request-level error, v4 the volume's size and free space (KIP-827), known
+only where objects lie in a directory of this machine; v5 whether the place is closed for new
+partitions, which it never is.
+"""
+
+import asyncio
+import shutil
+from collections.abc import Iterable
+from typing import Any
+
+from catchwater.broker import layout
+from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.coordination.coordinator import UNAVAILABLE
+from catchwater.broker.gate import Operation
+from catchwater.catalog.rows import Topic
+from catchwater.wire.errors import ErrorCode
+
+_UNKNOWN_BYTES = -1
+
+
+async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """List all partitions, or those asked for; what is not there is left out."""
+    if not broker.may_administer(call.principal, Operation.DESCRIBE):
+        return {"error_code": ErrorCode.CLUSTER_AUTHORIZATION_FAILED}
+    asked = _asked(broker, call, request)
+    keys = [(topic.id, index) for topic, indexes in asked for index in indexes]
+    error = ErrorCode.NONE
+    try:
+        await broker.log.refresh(keys)
+        total_bytes, usable_bytes = await asyncio.to_thread(_volume, broker)
+    except (*UNAVAILABLE, OSError):
+        error, asked = ErrorCode.KAFKA_STORAGE_ERROR, []
+        total_bytes = usable_bytes = _UNKNOWN_BYTES
+    return {
+        "error_code": ErrorCode.NONE,
+        "results": [
+            {
+                "error_code": error,
+                "log_dir": _place(broker),
+                "topics": [_topic(broker, topic, indexes) for topic, indexes in asked],
+                "total_bytes": total_bytes,
+                "usable_bytes": usable_bytes,
+                "is_cordoned": False,
+            }
+        ],
+    }
+
+
+def _asked(broker: Broker, call: Call, request: Any) -> list[tuple[Topic, list[int]]]:
+    """The topics and partitions asked for that this broker tells of."""
+    wanted: Iterable[tuple[Topic | None, Iterable[int]]]
+    if request.topics is None:
+        wanted = [(topic, range(topic.partitions)) for topic in broker.log.topics]
+    else:
+        wanted = [(broker.find_topic(each.topic), each.partitions) for each in request.topics]
+    mine, leader_of = broker.config.node_id, layout.leaders(broker, call)
+    found = []
+    for topic, indexes in wanted:
+        if topic is not None:
+            there = sorted({i for i in indexes if 0 <= i < topic.partitions})
+            told = [index for index in there if leader_of((topic.id, index)) == mine]
+            if told:
+                found.append((topic, told))
+    return found
+
+
+def _topic(broker: Broker, topic: Topic, indexes: Iterable[int]) -> dict[str, Any]:
+    partitions = []
+    for index in indexes:
+        key = (topic.id, index)
+        if broker.find_topic(topic.name) is not None:  # else deleted meanwhile
+            size_bytes = broker.log.state(key).bytes
+            partitions.append(
+                {
+                    "partition_index": index,
+                    "partition_size": size_bytes,
+                    "offset_lag": 0,
+                    "is_future_key": False,
+                }
+            )
+    return {"name": topic.name, "partitions": partitions}
+
+
+def _place(broker: Broker) -> str:
+    """The directory or, without what may be a password, the URL of the objects."""
+    url = broker.config.catchwater_objects
+    if not url:
+        return str(broker.config.log_dirs.absolute())
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
+
+
+def _volume(broker: Broker) -> tuple[int, int]:
+    url = broker.config.catchwater_objects
+    if url and not url.startswith("file://"):
+        return _UNKNOWN_BYTES, _UNKNOWN_BYTES
+    usage = shutil.disk_usage(url.removeprefix("file://") or broker.config.log_dirs)
+    return usage.total, usage.free
+
+
+API = Api(35, "DescribeLogDirs", range(1, 6), handle)

@@ -1,0 +1,68 @@
+"""CreatePartitions (37), v0-3: a topic gets more partitions, durable when answered (KIP-195).
+
+A partition is never taken away. Another broker that has not heard of a new one answers that it is
+unknown, and clients ask again. Version notes: v2 is flexible, v3 may answer a quota's violation,
+which is not used.
+
+A manual assignment may name any brokers that are there: each serves every partition.
+"""
+
+from collections import Counter
+from typing import Any
+
+from catchwater.broker import layout
+from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
+from catchwater.broker.coordination.coordinator import UNAVAILABLE
+from catchwater.broker.gate import Operation
+from catchwater.catalog.base import TopicUnknown
+from catchwater.wire.errors import ErrorCode
+
+
+async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """Let each topic grow for itself; a request may succeed in part."""
+    times = Counter(topic.name for topic in request.topics)
+    results = []
+    for wanted in request.topics:
+        error, message = ErrorCode.INVALID_REQUEST, "The request names this topic twice."
+        if times[wanted.name] == 1:
+            error, message = await _grow(broker, call, wanted, request.validate_only)
+        results.append({"name": wanted.name, **error_fields(error, message)})
+    return {"results": results}
+
+
+async def _grow(
+    broker: Broker, call: Call, wanted: Any, validate_only: bool
+) -> tuple[ErrorCode, str]:
+    if not broker.may(call.principal, Operation.ALTER, wanted.name):
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED, ""
+    try:
+        await broker.log.look_up([wanted.name])
+        partitions = broker.log.topics.find(wanted.name).partitions
+        error, message = _refusal(broker, wanted, partitions)
+        if error is ErrorCode.NONE and not validate_only:
+            await broker.log.add_partitions(wanted.name, wanted.count)
+    except TopicUnknown as unknown:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, str(unknown)
+    except UNAVAILABLE as reason:
+        return ErrorCode.KAFKA_STORAGE_ERROR, str(reason)
+    return error, message
+
+
+def _refusal(broker: Broker, wanted: Any, partitions: int) -> tuple[ErrorCode, str]:
+    if not partitions < wanted.count <= layout.MAX_PARTITIONS:
+        return ErrorCode.INVALID_PARTITIONS, (
+            f"The topic has {partitions} partitions and may get up to {layout.MAX_PARTITIONS}; "
+            f"{wanted.count} is not more, or too many."
+        )
+    if wanted.assignments is not None:
+        added = wanted.count - partitions
+        lists = [assignment.broker_ids for assignment in wanted.assignments]
+        reason = layout.refused_assignments(broker, lists)
+        if len(lists) != added:
+            reason = f"{added} partitions would be new, but {len(lists)} are assigned."
+        if reason is not None:
+            return ErrorCode.INVALID_REPLICA_ASSIGNMENT, reason
+    return ErrorCode.NONE, ""
+
+
+API = Api(37, "CreatePartitions", range(0, 4), handle)

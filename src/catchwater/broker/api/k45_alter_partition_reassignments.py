@@ -1,0 +1,54 @@
+"""AlterPartitionReassignments (45), v0-1: partitions do not move, for they lie on no broker.
+
+To put one where Metadata tells that it is anyway is done; any other place is refused by name, and
+there is nothing in progress to be cancelled (KIP-455). Version notes: v1 says whether the number
+of replicas may change, which it cannot.
+"""
+
+from typing import Any
+
+from catchwater.broker import layout
+from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
+from catchwater.broker.gate import Operation
+from catchwater.wire.errors import ErrorCode
+
+
+async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """Answer each partition for itself."""
+    if not broker.may_administer(call.principal, Operation.ALTER):
+        return error_fields(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    return error_fields(ErrorCode.NONE) | {
+        "allow_replication_factor_change": getattr(
+            request, "allow_replication_factor_change", True
+        ),
+        "responses": [
+            {
+                "name": topic.name,
+                "partitions": [
+                    {"partition_index": wanted.partition_index}
+                    | _answer(broker, call, topic.name, wanted)
+                    for wanted in topic.partitions
+                ],
+            }
+            for topic in request.topics
+        ],
+    }
+
+
+def _answer(broker: Broker, call: Call, name: str, wanted: Any) -> dict[str, Any]:
+    topic, index = broker.find_topic(name), wanted.partition_index
+    if topic is None or not 0 <= index < topic.partitions:
+        return error_fields(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if wanted.replicas is None:
+        return error_fields(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)
+    told = layout.leaders(broker, call)((topic.id, index))
+    if tuple(wanted.replicas) == (told,):
+        return error_fields(ErrorCode.NONE)
+    return error_fields(
+        ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+        f"Every broker serves this partition; clients are told broker {told}, by a rule that "
+        "cannot be changed for one.",
+    )
+
+
+API = Api(45, "AlterPartitionReassignments", range(0, 2), handle)

@@ -1,0 +1,16 @@
+"""ListPartitionReassignments (46), v0: none is ever in progress (KIP-455)."""
+
+from typing import Any
+
+from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
+from catchwater.broker.gate import Operation
+from catchwater.wire.errors import ErrorCode
+
+
+async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """Name no partition, whichever are asked for, as Kafka does for those that do not move."""
+    may = broker.may_administer(call.principal, Operation.DESCRIBE)
+    return error_fields(ErrorCode.NONE if may else ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+
+
+API = Api(46, "ListPartitionReassignments", range(0, 1), handle)

@@ -1,0 +1,73 @@
+"""DescribeQuorum (55), v0-2: who keeps the metadata, in the terms of KRaft (KIP-595).
+
+The catalog keeps it and there is no quorum of brokers. For tools that look for one, the broker
+told as the controller is the only voter and all others watch; nobody lags, and offsets are 0 for
+there is no metadata log. Only `__cluster_metadata` is described, which is no topic.
+
+Version notes: v1 adds times (KIP-836), v2 messages, directory ids and the voters' addresses
+(KIP-853).
+"""
+
+from typing import Any
+
+from catchwater.broker import layout
+from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call, Fields, error_fields
+from catchwater.broker.gate import Operation
+from catchwater.wire.errors import ErrorCode
+
+_METADATA = ("__cluster_metadata", 0)
+_LISTENER = "PLAINTEXT"
+
+
+async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """Describe each partition asked for."""
+    if not broker.may_administer(call.principal, Operation.DESCRIBE):
+        return error_fields(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    return error_fields(ErrorCode.NONE) | {
+        "topics": [
+            {
+                "topic_name": topic.topic_name,
+                "partitions": [
+                    _partition(broker, topic.topic_name, wanted.partition_index)
+                    for wanted in topic.partitions
+                ],
+            }
+            for topic in request.topics
+        ],
+        "nodes": [
+            {
+                "node_id": row.id,
+                "listeners": [{"name": _LISTENER, "host": row.host, "port": row.port}],
+            }
+            for row in broker.brokers
+            if row.id == layout.controller_id(broker)
+        ],
+    }
+
+
+def _partition(broker: Broker, name: str, index: int) -> dict[str, Any]:
+    is_known = (name, index) == _METADATA
+    error = ErrorCode.NONE if is_known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    voter = layout.controller_id(broker) if is_known else -1
+    replicas = [_replica(row.id, broker.clock.now_ms()) for row in broker.brokers if is_known]
+    return error_fields(error) | {
+        "partition_index": index,
+        "leader_id": voter,
+        "leader_epoch": 0,
+        "high_watermark": 0 if is_known else -1,
+        "current_voters": [each for each in replicas if each["replica_id"] == voter],
+        "observers": [each for each in replicas if each["replica_id"] != voter],
+    }
+
+
+def _replica(broker_id: int, now_ms: int) -> dict[str, Any]:
+    return {
+        "replica_id": broker_id,
+        "replica_directory_id": NO_TOPIC_ID,
+        "log_end_offset": 0,
+        "last_fetch_timestamp": now_ms,
+        "last_caught_up_timestamp": now_ms,
+    }
+
+
+API = Api(55, "DescribeQuorum", range(0, 3), handle)

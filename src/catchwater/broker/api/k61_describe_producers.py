@@ -1,0 +1,61 @@
+"""DescribeProducers (61), v0: who writes idempotently to a partition (KIP-664).
+
+Told is what the log knows of a producer: the epoch, the last sequence number and the time of its
+last batch, and where its open transaction began on this partition. Times are the broker's.
+
+The epoch of the coordinator is always 0: a transaction ends in one commit, which no coordinator
+owns.
+"""
+
+from typing import Any
+
+from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
+from catchwater.broker.coordination.coordinator import UNAVAILABLE
+from catchwater.broker.gate import Operation
+from catchwater.wire.errors import ErrorCode
+
+_NONE = -1
+
+
+async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """Describe each partition for itself."""
+    return {
+        "topics": [
+            {
+                "name": topic.name,
+                "partitions": [
+                    {"partition_index": index} | await _partition(broker, call, topic.name, index)
+                    for index in topic.partition_indexes
+                ],
+            }
+            for topic in request.topics
+        ]
+    }
+
+
+async def _partition(broker: Broker, call: Call, name: str, index: int) -> dict[str, Any]:
+    if not broker.may(call.principal, Operation.READ, name):
+        return error_fields(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    topic = broker.find_topic(name)
+    if topic is None or not 0 <= index < topic.partitions:
+        return error_fields(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    try:
+        rows, opened = await broker.log.producers((topic.id, index))
+    except UNAVAILABLE as reason:
+        return error_fields(ErrorCode.KAFKA_STORAGE_ERROR, str(reason))
+    return error_fields(ErrorCode.NONE) | {
+        "active_producers": [
+            {
+                "producer_id": row.producer_id,
+                "producer_epoch": row.epoch,
+                "last_sequence": row.batches[-1][1] if row.batches else _NONE,
+                "last_timestamp": row.last_ms,
+                "coordinator_epoch": 0,
+                "current_txn_start_offset": opened.get(row.producer_id, _NONE),
+            }
+            for row in rows
+        ]
+    }
+
+
+API = Api(61, "DescribeProducers", range(0, 1), handle)

@@ -1,0 +1,40 @@
+"""ListConfigResources (74), v0-1: what has settings that are set (KIP-1142).
+
+Version notes: v0 was ListClientMetricsResources (KIP-714) and asks for client metrics alone, of
+which there are none; v1 asks for kinds of resources, none named being all.
+
+Topics are listed whether or not a setting of theirs is set, as in Kafka.
+"""
+
+from typing import Any
+
+from catchwater.broker.alteration import BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP, TOPIC
+from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.gate import Operation
+from catchwater.wire.errors import ErrorCode
+
+_KINDS = frozenset((TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP))
+
+
+async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """List topics and brokers; no group and no subscription to client metrics has settings."""
+    if not broker.may_administer(call.principal, Operation.DESCRIBE_CONFIGS):
+        return {"error_code": ErrorCode.CLUSTER_AUTHORIZATION_FAILED}
+    wanted = {CLIENT_METRICS} if call.version == 0 else set(request.resource_types) or _KINDS
+    if not wanted <= _KINDS:
+        return {"error_code": ErrorCode.UNSUPPORTED_VERSION}
+    names: list[tuple[int, str]] = []
+    if TOPIC in wanted:
+        names += [(TOPIC, topic.name) for topic in broker.log.topics]
+    for kind in (BROKER, BROKER_LOGGER):
+        if kind in wanted:
+            names += [(kind, str(row.id)) for row in broker.brokers]
+    return {
+        "error_code": ErrorCode.NONE,
+        "config_resources": [
+            {"resource_type": kind, "resource_name": name} for kind, name in names
+        ],
+    }
+
+
+API = Api(74, "ListConfigResources", range(0, 2), handle)
