@@ -127,4 +127,4 @@ MARKER = "<marker>"
 
 
 def is_data(key: str) -> bool:
-    return key.startswith(("wal/", "segments/", "staged/"))
+    return key.startswith(("wal/", "segments/", "parquet/", "staged/"))
