@@ -25,7 +25,13 @@ from catchwater.objects.base import (
 from catchwater.objects.retry import PATIENT, Patience, retried
 
 _REQUEST_S = 20
+_ENDED = (b"ExpiredToken", b"Request has expired")
+"""How stores say, with another status than 403, that a signature or its key is too old."""
 _MAY_PASS = {408, 409, 425, 429}
+
+
+class AccessEnded(StoreRefused):
+    """The URL gives no access, or none any more; a new one may."""
 
 
 def read_range(
@@ -33,8 +39,8 @@ def read_range(
 ) -> memoryview:
     """Exactly `size` bytes from `offset` of the object at `url`, read-only.
 
-    Raises `ObjectMissing`, `ObjectTruncated`, or another `StoreError`. `clock` and `patience` are
-    for repeated requests.
+    Raises `ObjectMissing`, `ObjectTruncated`, `AccessEnded`, or another `StoreError`. `clock` and
+    `patience` are for repeated requests.
     """
     parts = urlsplit(url)
     if parts.scheme in ("http", "https"):
@@ -42,7 +48,7 @@ def read_range(
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return _mapped(Path(unquote(parts.path)), offset, size)
     raise StoreError(
-        f"{_shown(url)} cannot be read from here.",
+        f"{shown(url)} cannot be read from here.",
         hint="Only file:// URLs of this machine and http(s):// are supported; read over the Kafka "
         "protocol instead (catchwater.read=kafka).",
     )
@@ -77,18 +83,18 @@ def _requested(url: str, offset: int, size: int) -> memoryview:
         with error:
             return _refused(url, offset, size, error)
     except (OSError, http.client.HTTPException) as error:
-        raise StoreUnavailable(f"{_shown(url)} gave no complete answer: {error}.") from error
+        raise StoreUnavailable(f"{shown(url)} gave no complete answer: {error}.") from error
     first, _, total = served.removeprefix("bytes ").partition("/")
     if not (first.startswith(f"{offset}-") and total.isdecimal()):
-        raise StoreError(f"{_shown(url)} was asked for a range and answered {served or 'all'!r}.")
-    check_range(_shown(url), offset, size, int(total))
+        raise StoreError(f"{shown(url)} was asked for a range and answered {served or 'all'!r}.")
+    check_range(shown(url), offset, size, int(total))
     if len(data) < size:
-        raise StoreUnavailable(f"{_shown(url)} came back with {len(data)} of {size} bytes.")
+        raise StoreUnavailable(f"{shown(url)} came back with {len(data)} of {size} bytes.")
     return memoryview(data)[:size]
 
 
 def _refused(url: str, offset: int, size: int, error: urllib.error.HTTPError) -> memoryview:
-    name = _shown(url)
+    name = shown(url)
     match error.code:
         case 404:
             raise ObjectMissing(f"There is no object at {name}.") from error
@@ -96,16 +102,19 @@ def _refused(url: str, offset: int, size: int, error: urllib.error.HTTPError) ->
             total = error.headers.get("Content-Range", "").removeprefix("bytes */")
             check_range(name, offset, size, int(total) if total.isdecimal() else offset)
             return memoryview(b"")  # an empty range at the object's end
+        case code if code == 403 or (code == 400 and _says_ended(error)):
+            hint = "A signed URL ends after some hours: ask for the plan again."
+            raise AccessEnded(f"{name} answered {code} {error.reason}.", hint=hint) from error
         case code if code >= 500 or code in _MAY_PASS:
             raise StoreUnavailable(f"{name} answered {code} {error.reason}.") from error
-    raise StoreRefused(
-        f"{name} answered {error.code} {error.reason}.",
-        hint="A signed URL ends after some hours: ask for the plan again."
-        if error.code == 403
-        else None,
-    ) from error
+    raise StoreRefused(f"{name} answered {error.code} {error.reason}.") from error
 
 
-def _shown(url: str) -> str:
+def _says_ended(error: urllib.error.HTTPError) -> bool:
+    text = error.read(4096)
+    return any(word in text for word in _ENDED)
+
+
+def shown(url: str) -> str:
     """The URL without the part that gives access."""
     return url.partition("?")[0]

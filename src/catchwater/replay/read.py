@@ -1,9 +1,10 @@
 """A task's records as Arrow, in the columns of Spark's Kafka source. No Spark.
 
 A slice with a range is read from storage, without any broker; if its object is gone since the plan
-was made (a chunk that was packed meanwhile), a new plan is asked for. A slice without one is
-fetched from its leader, on any Kafka. Both meet in the same decoder, which leaves out what aborted
-transactions have written by the list that came with the plan, or with the Fetch reply.
+was made (a chunk that was packed meanwhile), or its signed URL has ended, a new plan is asked for.
+A slice without one is fetched from its leader, on any Kafka. Both meet in the same decoder, which
+leaves out what aborted transactions have written by the list that came with the plan, or with the
+Fetch reply.
 
 Promises every wanted offset that holds a record, once, in order; or an error that names topic,
 partition and offset. Holds one range, or one Fetch reply, at a time.
@@ -17,7 +18,7 @@ import pyarrow as pa
 
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectMissing
-from catchwater.objects.urls import read_range
+from catchwater.objects.urls import AccessEnded, read_range, shown
 from catchwater.replay.control import Control
 from catchwater.replay.offsets import HistoryLost
 from catchwater.replay.plan import (
@@ -163,8 +164,8 @@ def _from_storage(
     assert each.range is not None
     try:
         data = read_range(each.range.url, each.range.byte_offset, each.range.byte_size)
-    except ObjectMissing:
-        # Packed or deleted since the plan: ask once more, and believe the new plan.
+    except (ObjectMissing, AccessEnded):
+        # Packed or deleted since the plan, or its URL has ended: believe the new plan.
         for newer in _planned_again(each, settings):
             assert newer.range is not None
             data = read_range(newer.range.url, newer.range.byte_offset, newer.range.byte_size)
@@ -176,7 +177,9 @@ def _from_storage(
 def _decode_range(
     data: memoryview, each: Slice, where: PlanRange, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    place_name = f"{where.url} bytes {where.byte_offset} to {where.byte_offset + where.byte_size}"
+    place_name = (
+        f"{shown(where.url)} bytes {where.byte_offset} to {where.byte_offset + where.byte_size}"
+    )
     try:
         batches = place(data, base_offset=where.base_offset if where.kind == CHUNK else None)
         if not _holds(batches, where):

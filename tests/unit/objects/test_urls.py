@@ -1,12 +1,22 @@
 """Ranges by URL, as a Spark task reads them."""
 
+import io
+import urllib.request
+from email.message import Message
 from pathlib import Path
+from typing import NoReturn
+from urllib.error import HTTPError
 
 import pytest
 
-from catchwater.objects.base import ObjectMissing, ObjectTruncated, StoreError
+from catchwater.objects.base import (
+    ObjectMissing,
+    ObjectTruncated,
+    StoreError,
+    StoreRefused,
+)
 from catchwater.objects.local import LocalStore
-from catchwater.objects.urls import read_range
+from catchwater.objects.urls import AccessEnded, read_range
 
 
 def test_any_range_of_a_local_object_is_read_by_its_url(tmp_path: Path) -> None:
@@ -44,3 +54,25 @@ def test_a_missing_or_short_object_is_an_error(tmp_path: Path) -> None:
 def test_a_url_of_neither_a_local_file_nor_a_server_is_refused(url: str) -> None:
     with pytest.raises(StoreError, match="cannot be read from here"):
         read_range(url, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (403, b"", AccessEnded),
+        (400, b"<Error><Code>ExpiredToken</Code></Error>", AccessEnded),
+        (400, b"<Error><Code>InvalidArgument</Code></Error>", StoreRefused),
+        (404, b"ExpiredToken", ObjectMissing),
+    ],
+)
+def test_a_url_that_has_ended_is_told_from_one_that_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, status: int, body: bytes, kind: type[StoreError]
+) -> None:
+    def urlopen(request: urllib.request.Request, timeout: float) -> NoReturn:
+        raise HTTPError(request.full_url, status, "No", Message(), io.BytesIO(body))
+
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    with pytest.raises(StoreError, match=f"http://h/a answered {status}|no object at") as caught:
+        read_range("http://h/a?X-Amz-Signature=secret", 0, 1)
+    assert type(caught.value) is kind
+    assert "secret" not in str(caught.value)
