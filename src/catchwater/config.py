@@ -74,17 +74,20 @@ class BrokerConfig:
     socket_request_max_bytes: int = 104_857_600
     max_connections: int = 4_096
     max_connections_per_ip: int = 2_048
+    max_connection_creation_rate: int = 1_000
+    catchwater_max_connection_creation_rate_per_ip: int = 200
+    queued_max_request_bytes: int = 100_663_296
     connections_max_idle_ms: int = 600_000
     group_initial_rebalance_delay_ms: int = 0
     group_min_session_timeout_ms: int = 6_000
     group_max_session_timeout_ms: int = 1_800_000
     group_max_size: int = 10_000
-    transactional_id_expiration_ms: int = 604_800_000
-    catchwater_control_listener: Address = DEFAULT_CONTROL_LISTENER
-    catchwater_wal_segment_bytes: int = 67_108_864
     group_consumer_session_timeout_ms: int = 45_000
     group_consumer_heartbeat_interval_ms: int = 5_000
     group_consumer_max_size: int = 10_000
+    transactional_id_expiration_ms: int = 604_800_000
+    catchwater_control_listener: Address = DEFAULT_CONTROL_LISTENER
+    catchwater_wal_segment_bytes: int = 67_108_864
     catchwater_pack_interval_ms: int = 10_000
     catchwater_pack_min_bytes: int = 16_777_216
     catchwater_segment_bytes: int = 67_108_864
@@ -118,17 +121,20 @@ _LEAST = {
     "socket.request.max.bytes": 1024,
     "max.connections": 1,
     "max.connections.per.ip": 1,
+    "max.connection.creation.rate": 1,
+    "catchwater.max.connection.creation.rate.per.ip": 1,
+    "queued.max.request.bytes": 1_048_576,
     "connections.max.idle.ms": 1,
     "group.max.size": 1,
+    "group.consumer.session.timeout.ms": 2,
+    "group.consumer.heartbeat.interval.ms": 1,
+    "group.consumer.max.size": 1,
     "transactional.id.expiration.ms": 1,
     "catchwater.wal.segment.bytes": 4096,
     "catchwater.pack.interval.ms": 1,
     "catchwater.segment.bytes": 1_048_576,
     "catchwater.retention.interval.ms": 1,
     "catchwater.session.timeout.ms": 100,
-    "group.consumer.session.timeout.ms": 2,
-    "group.consumer.heartbeat.interval.ms": 1,
-    "group.consumer.max.size": 1,
     "catchwater.replay.quota.bytes.per.second": -1,
 }
 """The smallest number each key may have; 0 where it is not named."""
@@ -163,13 +169,13 @@ def load_broker_config(
     config = BrokerConfig(**values)
     _check_stores(config)
     _check_quotas(config)
+    _check_groups(config)
     return config
 
 
 def replay_quotas(overrides: str) -> dict[str, int]:
     """Bytes per second by account; -1 is without limit. Raises `ConfigError`.
 
-    _check_groups(config)
     From `User:alice=50000000, client-id:nightly=-1`; an account's name may hold an `=`.
     """
     quotas = {}
@@ -197,12 +203,6 @@ def _check_quotas(config: BrokerConfig) -> None:
             )
 
 
-WAL_KINDS = ("file", "object", "postgres")
-
-
-def _check_stores(config: BrokerConfig) -> None:
-    """Refuse what several brokers could not share, and what a broker alone has no use for."""
-    wal = config.catchwater_wal
 def _check_groups(config: BrokerConfig) -> None:
     """Refuse times that would remove every member between two of its heartbeats."""
     session_ms = config.group_consumer_session_timeout_ms
@@ -215,6 +215,12 @@ def _check_groups(config: BrokerConfig) -> None:
         )
 
 
+WAL_KINDS = ("file", "object", "postgres")
+
+
+def _check_stores(config: BrokerConfig) -> None:
+    """Refuse what several brokers could not share, and what a broker alone has no use for."""
+    wal = config.catchwater_wal
     if config.catchwater_catalog and not re.match(r"postgres(ql)?://", config.catchwater_catalog):
         raise ConfigError(
             # The value may hold a password.

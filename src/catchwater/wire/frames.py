@@ -147,6 +147,19 @@ class FrameBuffer:
             self._let_go()
         return frames
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """What has come of a frame that is not whole yet, its prefix included."""
+        return self._end - self._start
+
+    @property
+    def announced_bytes(self) -> int:
+        """How long the unfinished frame says it will be; 0 as long as it has not said so."""
+        if self._arena is None or self.unfinished_bytes < _PREFIX.size:
+            return 0
+        length: int = _PREFIX.unpack_from(self._arena.view, self._start)[0]
+        return length
+
     def close(self) -> None:
         """Drop what was received of an unfinished frame; frames handed out stay valid."""
         self._let_go()

@@ -19,6 +19,8 @@ from catchwater.broker.server import Connection, Server
 from catchwater.wire.frames import prefixed
 from catchwater.wire.messages import encode_request
 
+MIB = 2**20
+
 
 class PipeTransport(asyncio.Transport):
     """What a connection writes goes into a pipe of the kernel's; nothing comes out of it."""
@@ -155,9 +157,9 @@ async def turns(count: int = 20) -> None:
 
 async def test_replies_leave_in_the_order_of_requests(connect) -> None:
     connection, transport = connect()
-    receive(connection, b"".join(api_versions(i) for i in range(300)))
+    receive(connection, b"".join(api_versions(i) for i in range(200)))
     await turns(2000)
-    assert correlation_ids(transport.read_all()) == list(range(300))
+    assert correlation_ids(transport.read_all()) == list(range(200))
     assert transport.is_reading
 
 
@@ -305,6 +307,168 @@ async def test_silent_connections_are_closed(connect, server, broker) -> None:
     await turns(1500)
     assert used.is_aborted
     sweep.cancel()
+
+
+def pass_s(broker: Broker, seconds: float) -> None:
+    broker.clock.advance(round(seconds * 1000))  # type: ignore[attr-defined]
+
+
+def fill(connection: Connection, size_bytes: int) -> None:
+    """The beginning of a large request: its size, and so many bytes of it."""
+    receive(connection, (32 * MIB).to_bytes(4, "big"))
+    while size_bytes and not connection._is_held_back and connection._is_open:
+        piece = connection.get_buffer(-1)[: min(size_bytes, 512 * 1024)]
+        connection.buffer_updated(len(piece))
+        size_bytes -= len(piece)
+
+
+@pytest.fixture
+def experienced(connect):
+    """Makes connections that have had their first request answered."""
+
+    async def made() -> tuple[Connection, PipeTransport]:
+        connection, transport = connect()
+        receive(connection, api_versions(1))
+        await turns()
+        transport.read_all()
+        return connection, transport
+
+    return made
+
+
+async def test_large_requests_wait_for_room_and_small_ones_do_not(
+    experienced, server, broker
+) -> None:
+    broker.config = type(broker.config)(queued_max_request_bytes=4 * MIB)
+    first, first_transport = await experienced()
+    fill(first, 2 * MIB)
+    second, second_transport = await experienced()
+    fill(second, MIB)
+    assert first_transport.is_reading and not second_transport.is_reading
+    assert len(second.get_buffer(-1)) > 0
+    assert second.large_bytes < 64 * 1024
+    third, third_transport = await experienced()
+    assert len(third.get_buffer(-1)) == server_module.SMALL_FRAME_BYTES
+    receive(third, api_versions(5))
+    await turns()
+    assert correlation_ids(third_transport.read_all()) == [5]
+    first.connection_lost(None)
+    server.make_room()
+    assert second_transport.is_reading
+    assert server.unfinished_bytes == second.large_bytes
+
+
+async def test_the_oldest_large_request_is_given_up_when_all_have_too_much(
+    experienced, server, broker
+) -> None:
+    broker.config = type(broker.config)(queued_max_request_bytes=4 * MIB)
+    first, first_transport = await experienced()
+    second, second_transport = await experienced()
+    fill(first, MIB)
+    pass_s(broker, 1.0)
+    fill(second, MIB)
+    fill(first, MIB)
+    assert not first_transport.is_aborted
+    fill(second, 2 * MIB)
+    assert first_transport.is_aborted and not second_transport.is_aborted
+    assert server.unfinished_bytes == second.large_bytes
+    assert b'closed_total{reason="shed"} 1.0' in broker.metrics.page()
+
+
+async def test_a_large_request_alone_may_be_larger_than_what_all_may_have(
+    experienced, broker
+) -> None:
+    broker.config = type(broker.config)(queued_max_request_bytes=MIB)
+    connection, transport = await experienced()
+    fill(connection, 8 * MIB)
+    assert not transport.is_aborted and transport.is_reading
+
+
+@pytest.mark.parametrize(("begun", "limit_s"), [(b"\x00\x00", 30), (b"\x00\x20\x00\x00x", 38)])
+async def test_a_request_that_comes_drop_by_drop_is_closed_in_time(
+    experienced, server, broker, begun, limit_s
+) -> None:
+    connection, transport = await experienced()
+    receive(connection, begun)
+    for _ in range(limit_s):
+        pass_s(broker, 1.0)
+        server._close_late(broker.clock.monotonic_s())
+        receive(connection, b"" if len(begun) < 4 else b"x")
+    assert not transport.is_aborted
+    pass_s(broker, 1.0)
+    server._close_late(broker.clock.monotonic_s())
+    assert transport.is_aborted
+    assert b'closed_total{reason="slow"} 1.0' in broker.metrics.page()
+
+
+async def test_a_large_request_has_less_time_while_others_wait(experienced, server, broker) -> None:
+    broker.config = type(broker.config)(queued_max_request_bytes=2 * MIB)
+    connection, transport = await experienced()
+    fill(connection, MIB)
+    for is_aborted in (False, True):
+        pass_s(broker, server_module.PRESSED_FRAME_S)
+        server._close_late(broker.clock.monotonic_s())
+        assert transport.is_aborted is is_aborted
+        pass_s(broker, 0.1)
+
+
+async def test_connections_that_come_too_fast_are_refused(connect, broker, server) -> None:
+    rates = server_module.ConnectionRates(1_000, 1, broker.clock.monotonic_s())
+    server._rates = rates
+    connections = [connect()[1] for _ in range(12)]
+    assert [transport.is_aborted for transport in connections] == [False] * 10 + [True] * 2
+    pass_s(broker, 1.0)
+    assert not connect()[1].is_aborted
+    assert b'closed_total{reason="rate"} 2.0' in broker.metrics.page()
+
+
+async def stall(connection: Connection, transport: PipeTransport, batch: Any) -> None:
+    receive(connection, produce(0, batch(20_000)))
+    await turns()
+    transport.read_all()
+    receive(connection, fetch(1))
+    await turns(50)
+
+
+async def test_a_client_that_stopped_taking_its_reply_is_idle_in_the_end(
+    connect, broker, server, batch
+) -> None:
+    await broker.log.create_topic("t", 1)
+    connection, transport = connect()
+    await stall(connection, transport, batch)
+    assert server.unsent_bytes > 0
+    pass_s(broker, broker.config.connections_max_idle_ms / 1000 - 1)
+    server._close_late(broker.clock.monotonic_s())
+    assert not transport.is_aborted
+    pass_s(broker, 2.0)
+    server._close_late(broker.clock.monotonic_s())
+    assert transport.is_aborted
+    assert server.unsent_bytes == 0
+
+
+async def test_beyond_their_bound_replies_hold_back_fetches_and_the_stalled_are_closed(
+    connect, broker, server, batch, monkeypatch
+) -> None:
+    await broker.log.create_topic("t", 1)
+    connection, transport = connect()
+    await stall(connection, transport, batch)
+    monkeypatch.setattr(server_module, "MAX_TOTAL_UNSENT_BYTES", 1024)
+    other, taken = connect()
+    receive(other, produce(2, batch(1)) + fetch(3))
+    await turns()
+    assert correlation_ids(taken.read_all()) == [2]
+    server._close_stalled(broker.clock.monotonic_s())
+    assert not transport.is_aborted
+    pass_s(broker, server_module.STALLED_S + 1)
+    server._close_stalled(broker.clock.monotonic_s())
+    assert transport.is_aborted
+    other.stop_or_go_on()
+    await turns(50)
+    data = b""
+    for _ in range(20):
+        data += taken.read_all()
+        await turns()
+    assert correlation_ids(data) == [3]
 
 
 async def test_a_defect_of_ours_closes_that_connection_only(
