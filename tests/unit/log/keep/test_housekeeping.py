@@ -1,11 +1,14 @@
 """The jobs of whole logs: one at a time, by one broker, and never past a pin (F39)."""
 
 import asyncio
+import io
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
+import pyarrow.parquet as pq
 import pytest
 from tests.unit.log.shared import World, append, batch, catalog_of, everything, offsets
 
@@ -13,6 +16,7 @@ from catchwater.catalog.rows import PartitionKey, Pin
 from catchwater.clock import ManualClock
 from catchwater.log.core import RangeMissing
 from catchwater.log.keep.leases import BUCKETS, bucket_of
+from catchwater.log.keep.parquet import PARQUET
 from catchwater.log.log import Log
 from catchwater.log.open import LogConfig
 from catchwater.log.write.intake import Submission
@@ -250,3 +254,60 @@ async def test_a_broker_whose_session_is_gone_gives_up_its_jobs(
         await one.keeping.pack()
     await asyncio.wait_for(other.look_up(["t"]), 10)
     assert await other.keeping.pack() == 1
+
+
+async def test_a_compacted_topic_has_parquet_of_what_was_cleaned_only(log: Log) -> None:
+    topic = await log.create_topic("t", 1, COMPACTED | {PARQUET: "true"})
+    key = (topic.id, 0)
+    seen = []
+    for n in range(2):
+        await append(log, keyed(key, ("a", f"{n}"), (f"own{n}", "x")))
+        await append(log, keyed(key, ("a", f"{n}!")))
+        await log.keeping.pack()
+        await log.keeping.write_parquet()
+        assert len(list(log.objects.list("parquet/"))) == n, "not of what is not clean yet"
+        await log.keeping.compact()
+        await log.keeping.write_parquet()
+        [planned] = await log.planner.plan("t", [(0, 0, 3 * n + 3)])
+        assert planned.kind == "cleaned"
+        path = Path(unquote(urlsplit(planned.parquet).path))
+        rows = pq.read_table(io.BytesIO(path.read_bytes()), columns=["offset", "value"])
+        seen.append(rows.to_pydict())
+        for _ in range(2):
+            await log.keeping.retain()
+        assert [info.key for info in log.objects.list("parquet/")] == [str(path)[-len(KEY) :]]
+    assert seen == [
+        {"offset": [1, 2], "value": [b"x", b"0!"]},
+        {"offset": [1, 4, 5], "value": [b"x", b"x", b"1!"]},
+    ]
+
+
+KEY = f"parquet/{'0' * 32}/0/{'0' * 20}-{'0' * 16}.parquet"
+
+
+async def test_one_broker_writes_parquet_in_turns_and_the_other_plans_with_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"parquet_after_ms": 0}
+    first, second = await world.log(1, **config), await world.log(2, **config)
+    topic = await first.create_topic("t", 1, {PARQUET: "true"})
+    await offsets(first, batch((topic.id, 0), 3))
+    await first.keeping.pack()
+    await world.beat(1)  # a lease that was given up has ended
+    held = f"pack/{bucket_of((topic.id, 0))}"
+    assert second.session is not None
+    assert await asyncio.wrap_future(catalog_of(second).take_lease(held, second.session, HOUR_MS))
+    assert not await first.keeping.write_parquet()
+    assert list(world.store.list("parquet/")) == [], "the other one does it"
+    assert await asyncio.wrap_future(catalog_of(second).take_lease(held, second.session, 0))
+    await world.beat(1)
+    with monkeypatch.context() as hurried:
+        hurried.setattr("catchwater.log.keep.housekeeping._PARQUET_TURN_S", -1.0)
+        assert await first.keeping.write_parquet(), "something is left"
+    assert not await first.keeping.write_parquet()
+    assert not await second.keeping.write_parquet()
+    [info] = world.store.list("parquet/")
+    await second.look_up(["t"])
+    await second.refresh([(topic.id, 0)])
+    [planned] = await second.planner.plan("t", [(0, 0, 3)])
+    assert planned.parquet == world.store.url(info.key)

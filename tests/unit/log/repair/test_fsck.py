@@ -1,6 +1,8 @@
 """What is missing, cut short or in the wrong place is named; what only looks so is not."""
 
+import sqlite3
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,3 +102,43 @@ async def test_a_catalog_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "objects").mkdir()
     [found] = check(tmp_path).damaged
     assert found.object == "catalog.db"
+
+
+async def test_parquet_that_is_missing_cut_short_or_altered_is_named(tmp_path: Path) -> None:
+    log = await Log.open(tmp_path, replace(QUIET, parquet_after_ms=0), CLOCK)
+    topic = await log.create_topic("t", 1, {"catchwater.history.parquet": "true"})
+    view = memoryview(encode_batch([(None, b"x" * 100, 1_000, ())] * 3))
+    await log.submit([Submission((topic.id, 0), read_header(view), view, None)])
+    await log.keeping.pack()
+    assert not await log.keeping.write_parquet()
+    await log.keeping.back_up()
+    await log.close()
+    [path] = tmp_path.glob("objects/parquet/*/0/*.parquet")
+    whole = path.read_bytes()
+    for deep in (False, True):
+        assert check(tmp_path, deep=deep).is_good
+        assert check(tmp_path, deep=deep).objects == 2
+
+    def named(*, deep: bool = False) -> list[tuple[str, int, int, str]]:
+        found = check(tmp_path, deep=deep).damaged
+        assert all(each.object.endswith(path.name) and each.topic == "t" for each in found)
+        return [(each.object[:8], each.first_offset, each.last_offset, each.reason)
+                for each in found]  # fmt: skip
+
+    path.write_bytes(whole[:-1])
+    [(place, *offsets, reason)] = named()
+    assert (place, offsets) == ("parquet/", [0, 2]) and "cut off" in reason and "too" in reason
+    path.write_bytes(whole[:20] + bytes([whole[20] ^ 1]) + whole[21:])
+    assert named() == []
+    [(*_, reason)] = named(deep=True)
+    assert "fails the checksum" in reason
+    path.unlink()
+    [(*_, reason)] = named()
+    assert "There is no object" in reason
+    path.write_bytes(whole)
+    with sqlite3.connect(tmp_path / "catalog.db") as db:
+        db.execute("UPDATE run SET parquet_records = 4")
+    db.close()
+    (tmp_path / "catalog.sums").unlink()
+    [(*_, reason)] = named(deep=True)
+    assert "holds 4 records, but its segment 3" in reason

@@ -278,6 +278,27 @@ async def test_many_brokers_catalog_comes_back_from_the_bucket(world: World) -> 
     assert fsck(catalog, stored, deep=True, progress=lambda done, total: None).is_good
 
 
+async def test_parquet_is_lost_with_its_catalog_and_written_again(world: World) -> None:
+    log = await world.log(parquet_after_ms=0)
+    topic = await log.create_topic("t", 1, {"catchwater.history.parquet": "true"})
+    await offsets(log, batch((topic.id, 0), 2))
+    await log.keeping.pack()
+    await log.keeping.write_parquet()
+    [plan] = await log.planner.plan("t", [(0, 0, 2)])
+    await log.keeping.back_up()
+    await log.close()
+    assert not mend_shared(world).findings
+    log = await world.log(parquet_after_ms=0)
+    [rebuilt] = await log.planner.plan("t", [(0, 0, 2)])
+    assert plan.parquet and not rebuilt.parquet
+    await log.keeping.write_parquet()
+    [again] = await log.planner.plan("t", [(0, 0, 2)])
+    assert again.parquet and again.parquet != plan.parquet
+    log.keeping._sweeper._orphan_grace_ms = -1  # nobody waits six hours
+    await log.keeping.sweep_orphans()
+    assert [info.key for info in world.store.list("parquet/")] == [again.parquet[10:]]
+
+
 async def test_chunks_behind_the_backup_are_named_and_taken_only_as_a_guess(world: World) -> None:
     log = await world.log()
     topic = await log.create_topic("t", 2)
