@@ -1,0 +1,1 @@
+"""The clients' programs: one a library, in the library's language."""
