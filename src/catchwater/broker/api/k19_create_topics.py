@@ -11,7 +11,8 @@ say, and replies tell of one replica. Settings: `broker/topic_config.py`.
 from collections import Counter
 from typing import Any
 
-from catchwater.broker import layout, settings, topic_config
+from catchwater.broker import topic_config
+from catchwater.broker.admin import layout, settings
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.coordination.coordinator import UNAVAILABLE
 from catchwater.broker.gate import Operation

@@ -1,7 +1,7 @@
 """DescribeConfigs (32), v1-4: the settings of topics and of this broker.
 
 The broker's settings carry `catchwater.control.url`, so that a client which knows only
-`bootstrap.servers` finds the control API. What is told of a setting: `broker/settings.py`.
+`bootstrap.servers` finds the control API. What is told of a setting: `broker/admin/settings.py`.
 
 Version notes: v1 adds where a value comes from and its synonyms, v3 its type and documentation,
 v4 is flexible.
@@ -12,7 +12,7 @@ the levels of loggers.
 
 from typing import Any
 
-from catchwater.broker import alteration, settings
+from catchwater.broker.admin import alteration, settings
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.gate import Operation
 from catchwater.catalog.base import CatalogUnavailable

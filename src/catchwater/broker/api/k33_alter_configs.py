@@ -9,7 +9,7 @@ Settings: `broker/topic_config.py`. Those of brokers, groups and client metrics 
 
 from typing import Any
 
-from catchwater.broker.alteration import Change, alter_each, replaced
+from catchwater.broker.admin.alteration import Change, alter_each, replaced
 from catchwater.broker.broker import Api, Broker, Call, Fields
 
 

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterable
 from typing import Any
 
-from catchwater.broker import layout
+from catchwater.broker.admin import layout
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination.coordinator import UNAVAILABLE
 from catchwater.broker.gate import Operation

@@ -10,7 +10,7 @@ A manual assignment may name any brokers that are there: each serves every parti
 from collections import Counter
 from typing import Any
 
-from catchwater.broker import layout
+from catchwater.broker.admin import layout
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.coordination.coordinator import UNAVAILABLE
 from catchwater.broker.gate import Operation

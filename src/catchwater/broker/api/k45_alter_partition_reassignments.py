@@ -7,7 +7,7 @@ of replicas may change, which it cannot.
 
 from typing import Any
 
-from catchwater.broker import layout
+from catchwater.broker.admin import layout
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.gate import Operation
 from catchwater.wire.errors import ErrorCode

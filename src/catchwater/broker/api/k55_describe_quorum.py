@@ -10,7 +10,7 @@ Version notes: v1 adds times (KIP-836), v2 messages, directory ids and the voter
 
 from typing import Any
 
-from catchwater.broker import layout
+from catchwater.broker.admin import layout
 from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call, Fields, error_fields
 from catchwater.broker.gate import Operation
 from catchwater.wire.errors import ErrorCode

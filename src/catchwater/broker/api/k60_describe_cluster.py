@@ -7,7 +7,8 @@ brokers too (KIP-1073), of which there are none: a broker whose session has ende
 
 from typing import Any
 
-from catchwater.broker import layout, zones
+from catchwater.broker import zones
+from catchwater.broker.admin import layout
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.gate import Operation
 from catchwater.wire.errors import ErrorCode

@@ -8,7 +8,7 @@ Topics are listed whether or not a setting of theirs is set, as in Kafka.
 
 from typing import Any
 
-from catchwater.broker.alteration import BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP, TOPIC
+from catchwater.broker.admin.alteration import BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP, TOPIC
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.gate import Operation
 from catchwater.wire.errors import ErrorCode

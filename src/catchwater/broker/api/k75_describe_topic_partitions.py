@@ -10,7 +10,7 @@ A bad cursor is answered with INVALID_REQUEST by topic, for the reply has no err
 from collections.abc import Sequence
 from typing import Any
 
-from catchwater.broker import layout
+from catchwater.broker.admin import layout
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.gate import Operation
 from catchwater.broker.names import is_legal_topic_name
