@@ -16,7 +16,7 @@ from enum import Enum
 from catchwater.config import CatchwaterError
 from catchwater.replay.control import CONTROL_URL
 from catchwater.replay.plan import Wanted
-from catchwater.replay.values.settings import (
+from catchwater.values.settings import (
     BINARY_VALUES,
     VALUE_OPTIONS,
     ValueSettings,

@@ -42,8 +42,8 @@ from catchwater.replay.options import (
 from catchwater.replay.pin import ReadPin, planned, renewed
 from catchwater.replay.plan import Task
 from catchwater.replay.subscription import Subscription
-from catchwater.replay.values.settings import ValueFormat, load
-from catchwater.replay.values.typed import read_columns, typed, value_fields
+from catchwater.values.settings import ValueFormat, load
+from catchwater.values.typed import read_columns, typed, value_fields
 from catchwater.wire.client import LATEST
 
 SPARK_TYPES: Mapping[str, types.DataType] = {

@@ -6,6 +6,7 @@
 need not have the files.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -111,6 +112,16 @@ def load(settings: ValueSettings) -> ValueSettings:
     if settings.format is ValueFormat.PROTOBUF and not settings.descriptors:
         return replace(settings, descriptors=_read(settings.schema))
     return settings
+
+
+def identity(settings: ValueSettings) -> str:
+    """Names the format and the whole schema, whose files are loaded: equal ones decode alike.
+
+    The schema's text counts as it is written; which of its fields are wanted does not.
+    """
+    content = settings.descriptors or settings.schema.strip().encode()
+    told = f"{settings.format.value} {settings.message}\n".encode()
+    return hashlib.sha256(told + content).hexdigest()
 
 
 def _read(path: str) -> bytes:

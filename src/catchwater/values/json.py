@@ -17,9 +17,9 @@ from typing import Annotated, Any, Optional, TypedDict
 import msgspec
 from pyspark.sql import types
 
-from catchwater.replay.values.decoder import Cells, Decoder, only
-from catchwater.replay.values.schema import parse_ddl
-from catchwater.replay.values.settings import BadSchema, ValueSettings
+from catchwater.values.decoder import Cells, Decoder, only
+from catchwater.values.schema import parse_ddl
+from catchwater.values.settings import BadSchema, ValueSettings
 
 # A checker wants its fields written down; these are known at run time only.
 _TYPED_DICT: Any = TypedDict

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catchwater.replay.values.json import json_decoder
-from catchwater.replay.values.settings import BadSchema, OnMalformed, ValueFormat, ValueSettings
-from catchwater.replay.values.typed import typed
+from catchwater.values.json import json_decoder
+from catchwater.values.settings import BadSchema, OnMalformed, ValueFormat, ValueSettings
+from catchwater.values.typed import typed
 
 NULLS = OnMalformed.NULL
 

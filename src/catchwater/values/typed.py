@@ -14,8 +14,8 @@ from pyspark.sql import types
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from catchwater.config import CatchwaterError
-from catchwater.replay.values.decoder import Decoder
-from catchwater.replay.values.settings import (
+from catchwater.values.decoder import Decoder
+from catchwater.values.settings import (
     MALFORMED,
     BadSchema,
     OnMalformed,
@@ -37,15 +37,15 @@ def open_decoder(settings: ValueSettings) -> Decoder:
     # Each format's library is loaded only where that format is read.
     match settings.format:
         case ValueFormat.JSON:
-            from catchwater.replay.values.json import json_decoder
+            from catchwater.values.json import json_decoder
 
             return json_decoder(settings)
         case ValueFormat.AVRO:
-            from catchwater.replay.values.avro import avro_decoder
+            from catchwater.values.avro import avro_decoder
 
             return avro_decoder(settings)
         case ValueFormat.PROTOBUF:
-            from catchwater.replay.values.protobuf import protobuf_decoder
+            from catchwater.values.protobuf import protobuf_decoder
 
             return protobuf_decoder(settings)
         case ValueFormat.BINARY:

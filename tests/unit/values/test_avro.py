@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catchwater.replay.values.avro import avro_decoder
-from catchwater.replay.values.settings import (
+from catchwater.values.avro import avro_decoder
+from catchwater.values.settings import (
     BadSchema,
     OnMalformed,
     ValueFormat,
     ValueSettings,
     load,
 )
-from catchwater.replay.values.typed import open_decoder, typed
+from catchwater.values.typed import open_decoder, typed
 
 fastavro = pytest.importorskip("fastavro")
 

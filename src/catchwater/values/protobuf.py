@@ -14,8 +14,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message, message_fa
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from pyspark.sql import types
 
-from catchwater.replay.values.decoder import Cells, Decoder, only
-from catchwater.replay.values.settings import BadSchema, ValueSettings
+from catchwater.values.decoder import Cells, Decoder, only
+from catchwater.values.settings import BadSchema, ValueSettings
 
 _TIMESTAMP = "google.protobuf.Timestamp"
 _PLAIN: dict[int, types.DataType] = {

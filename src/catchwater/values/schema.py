@@ -10,7 +10,7 @@ from typing import NamedTuple, NoReturn
 
 from pyspark.sql import types
 
-from catchwater.replay.values.settings import BadSchema
+from catchwater.values.settings import BadSchema
 
 _PLAIN: dict[str, type[types.DataType]] = {
     "string": types.StringType,

@@ -11,15 +11,15 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, ti
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catchwater.replay.values.protobuf import protobuf_decoder
-from catchwater.replay.values.settings import (
+from catchwater.values.protobuf import protobuf_decoder
+from catchwater.values.settings import (
     BadSchema,
     OnMalformed,
     ValueFormat,
     ValueSettings,
     load,
 )
-from catchwater.replay.values.typed import typed
+from catchwater.values.typed import typed
 
 F = descriptor_pb2.FieldDescriptorProto
 TEXT = st.text(st.characters(codec="utf-8"))

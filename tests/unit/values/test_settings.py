@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from catchwater.replay.values.settings import (
+from catchwater.values.settings import (
     BadSchema,
     OnMalformed,
     ValueFormat,

@@ -15,14 +15,14 @@ from pyspark.sql.types import StructType
 from catchwater.replay.plan import Task
 from catchwater.replay.read import ReadSettings, arrow_schema
 from catchwater.replay.source import CatchwaterSource, SourcePartition
-from catchwater.replay.values.settings import (
+from catchwater.values.settings import (
     BadSchema,
     OnMalformed,
     ValueFormat,
     ValueSettings,
     load,
 )
-from catchwater.replay.values.typed import ValueMalformed, read_columns, typed, value_fields
+from catchwater.values.typed import ValueMalformed, read_columns, typed, value_fields
 
 SETTINGS = ValueSettings(ValueFormat.JSON, "n long, s string", on_malformed=OnMalformed.NULL)
 STRICT = ValueSettings(ValueFormat.JSON, "n long, s string, d decimal(4, 2)")

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import types
 
-from catchwater.replay.values.schema import parse_ddl
-from catchwater.replay.values.settings import BadSchema
+from catchwater.values.schema import parse_ddl
+from catchwater.values.settings import BadSchema
 
 PLAIN = [
     types.StringType(), types.BinaryType(), types.BooleanType(), types.ByteType(),

@@ -6,7 +6,7 @@ from typing import Any
 
 from pyspark.sql import types
 
-from catchwater.replay.values.settings import BadSchema
+from catchwater.values.settings import BadSchema
 
 Cells = Callable[[Sequence[Any]], list[Any]]
 """The cells of one field in these rows, in what `pyarrow.array` takes for the field's type."""

@@ -15,8 +15,8 @@ from typing import Any
 
 from pyspark.sql import types
 
-from catchwater.replay.values.decoder import Cells, Decoder, only
-from catchwater.replay.values.settings import BadSchema, ValueSettings
+from catchwater.values.decoder import Cells, Decoder, only
+from catchwater.values.settings import BadSchema, ValueSettings
 
 _PLAIN: dict[str, type[types.DataType]] = {
     "boolean": types.BooleanType,
