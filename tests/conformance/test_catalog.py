@@ -1,6 +1,6 @@
 """What every catalog keeps to, whatever database it lives in."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ import pytest
 
 from catchwater.catalog.base import (
     Catalog,
+    CatalogRefused,
     CoordinatorMoved,
     EpochGap,
     RunsChanged,
@@ -471,7 +472,12 @@ def test_a_superseded_coordinator_changes_nothing(open_catalog: Open) -> None:
     with pytest.raises(CoordinatorMoved):
         catalog.record_generation("g", first).result(5)
     assert catalog.committed("g") == position
-    assert catalog.delete_group("g").result(5)
+    with pytest.raises(CoordinatorMoved):
+        catalog.delete_offsets("g", position, claim_epoch=first.epoch).result(5)
+    with pytest.raises(CoordinatorMoved):
+        catalog.delete_group("g", claim_epoch=first.epoch).result(5)
+    assert catalog.committed("g") == position
+    assert catalog.delete_group("g", claim_epoch=second.epoch).result(5)
     assert not catalog.delete_group("g").result(5)
     with pytest.raises(CoordinatorMoved):
         catalog.commit_offsets("g", moved, claim_epoch=second.epoch).result(5)
@@ -479,17 +485,58 @@ def test_a_superseded_coordinator_changes_nothing(open_catalog: Open) -> None:
     assert catalog.claim_group("g", None).result(5).epoch > second.epoch
 
 
+def test_single_positions_of_a_group_are_forgotten(open_catalog: Open) -> None:
+    catalog = open_catalog()
+    places = [("payments", 0), ("payments", 1), ("orders", 0)]
+    catalog.commit_offsets("g", dict.fromkeys(places, OffsetCommit(1))).result(5)
+    catalog.commit_offsets("other", dict.fromkeys(places, OffsetCommit(1))).result(5)
+    catalog.delete_offsets("g", [("payments", 0), ("orders", 9)]).result(5)
+    assert catalog.committed("g") == dict.fromkeys(places[1:], OffsetCommit(1))
+    assert catalog.committed("other") == dict.fromkeys(places, OffsetCommit(1))
+
+
 def test_a_topic_grows_and_is_configured(open_catalog: Open) -> None:
     catalog = with_topic(open_catalog)
     catalog.add_partitions(T1, 4).result(5)
     catalog.add_partitions(T1, 3).result(5)
-    catalog.set_topic_config(T1, {"cleanup.policy": "compact"}).result(5)
+    catalog.alter_topic_config(T1, lambda _: {"cleanup.policy": "compact"}).result(5)
     snapshot = open_catalog().load()
     assert snapshot.topics == [Topic(T1, "payments", 4, {"cleanup.policy": "compact"})]
     assert [row.partition for row in snapshot.partitions] == [0, 1, 2, 3]
-    for change in (catalog.add_partitions(b"?" * 16, 2), catalog.set_topic_config(b"?" * 16, {})):
+    for change in (
+        catalog.add_partitions(b"?" * 16, 2),
+        catalog.alter_topic_config(b"?" * 16, dict),
+    ):
         with pytest.raises(TopicUnknown):
             change.result(5)
+
+
+def test_settings_are_altered_one_change_after_the_other(open_catalog: Open) -> None:
+    catalog = with_topic(open_catalog)
+    catalog.alter_topic_config(T1, lambda _: {}).result(5)
+
+    def add(name: str) -> Callable[[Mapping[str, str]], Mapping[str, str]]:
+        return lambda config: {**config, name: "1"}
+
+    altered = [catalog.alter_topic_config(T1, add(f"s{i}")) for i in range(5)]
+    assert max(len(change.result(5)) for change in altered) == 5
+    [topic] = open_catalog().load().topics
+    assert topic.config == {f"s{i}": "1" for i in range(5)}
+
+    def refuse(config: Mapping[str, str]) -> Mapping[str, str]:
+        raise CatalogRefused("no")
+
+    with pytest.raises(CatalogRefused):
+        catalog.alter_topic_config(T1, refuse).result(5)
+    assert open_catalog().load().topics == [topic]
+
+
+def test_the_producers_of_one_partition_are_told(open_catalog: Open) -> None:
+    catalog = with_topic(open_catalog)
+    rows = [ProducerRow(T1, p, i, 3, ((0, 4, 7),), 5) for p in (0, 1) for i in (9, 8)]
+    put(catalog, Changes(producers=rows))
+    assert catalog.producers(KEY) == [rows[1], rows[0]]
+    assert catalog.producers((T1, 7)) == []
 
 
 def test_retention_tells_the_state_of_pins(open_catalog: Open) -> None:
