@@ -14,6 +14,7 @@ from catchwater.broker.coordination.members import GroupLimits
 from catchwater.broker.metrics import Metrics
 from catchwater.broker.router import APIS, start
 from catchwater.catalog.base import (
+    AlterConfig,
     TopicExists,
     TopicUnknown,
 )
@@ -23,6 +24,7 @@ from catchwater.catalog.rows import (
     OffsetCommit,
     PartitionKey,
     Pin,
+    ProducerRow,
     Topic,
 )
 from catchwater.clock import ManualClock
@@ -42,6 +44,11 @@ class MemoryTopics:
 
     def get(self, name: str) -> Topic | None:
         return self.all.get(name)
+
+    def find(self, name: str) -> Topic:
+        if name not in self.all:
+            raise TopicUnknown(f"{name} is not there.")
+        return self.all[name]
 
     def by_id(self, topic_id: bytes) -> Topic | None:
         return next((t for t in self.all.values() if t.id == topic_id), None)
@@ -87,6 +94,7 @@ class MemoryLog:
         self.ids = itertools.count(1)
         self.stable: dict[PartitionKey, int] = {}
         self.aborted: list[AbortedRow] = []
+        self.standing: list[ProducerRow] = []
         self.held: list[asyncio.Future[list[Appended]]] | None = None
 
     @property
@@ -112,6 +120,18 @@ class MemoryLog:
         self.batches |= {(topic.id, index): [] for index in range(partitions)}
         return topic
 
+    async def alter_topic_config(self, name: str, alter: AlterConfig) -> None:
+        topic = self.topics.find(name)
+        self.topics.all[name] = replace(topic, config=alter(topic.config))
+
+    async def add_partitions(self, name: str, partitions: int) -> None:
+        topic = self.topics.find(name)
+        self.topics.all[name] = replace(topic, partitions=partitions)
+        self.batches |= {(topic.id, i): [] for i in range(topic.partitions, partitions)}
+
+    async def producers(self, key: PartitionKey) -> tuple[list[ProducerRow], dict[int, int]]:
+        return self.standing, {row.producer_id: 7 for row in self.standing[:1]}
+
     async def delete_topic(self, name: str) -> None:
         if name not in self.topics.all:
             raise TopicUnknown(f"{name} is not there.")
@@ -120,7 +140,8 @@ class MemoryLog:
     def state(self, key: PartitionKey) -> PartitionState:
         batches = self.batches[key]
         log_start = self.keeping.log_starts.get(key, 0)
-        return PartitionState(log_start, batches[-1][1] + 1 if batches else 0)
+        size_bytes = sum(len(data) for _, _, data in batches)
+        return PartitionState(log_start, batches[-1][1] + 1 if batches else 0, size_bytes)
 
     def submit(self, batches: Sequence[Submission]) -> asyncio.Future[list[Appended]]:
         answers = []
