@@ -16,8 +16,8 @@ The chapters, in the order of a record's journey:
 12. drill      what happened, held against what may happen
 
 Beside them: `demo` rehearses the whole journey, `operators` are classes to derive a function from,
-`testing` runs a function without a cluster, `cli` is the command line, and `clock` and `config` are
-what everything stands on.
+`testing` runs a function without a cluster, `values` makes typed columns of bytes, `cli` is the
+command line, and `clock` and `config` are what everything stands on.
 """
 
 from catchwater.pipeline.calls.policy import Breaker, Call
