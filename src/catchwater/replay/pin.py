@@ -11,7 +11,7 @@ does not find is an error as ever. A failing renewal does not stop a task: stora
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -28,6 +28,9 @@ _FIRST = 0.1
 """A process renews a pin first within this part of the lease: it may be the only one, and late."""
 _EACH = 0.3
 """And then after this part of it, so that three renewals fail before the lease ends."""
+
+_GOODBYE_S = 5.0
+"""So long it is tried to remove a pin; if it stays, it ends with its lease."""
 
 THREAD = "renew-pin"
 """The name of the thread that does it."""
@@ -103,8 +106,37 @@ def renewed(batches: Iterator[T], pin: ReadPin | None, clock: Clock = SYSTEM) ->
         ended.set()
 
 
-def _renew(pin: ReadPin, ended: threading.Event, clock: Clock) -> None:
-    """Renew the pin when it is due, until the task has ended or the pin holds nothing any more."""
+def held(pin: ReadPin, is_needed: Callable[[], bool], clock: Clock = SYSTEM) -> Callable[[], None]:
+    """Renew the pin on the driver, for readers that do not; returns what ends and removes it.
+
+    `is_needed` is asked before each renewal; when it says no, the pin is removed as well.
+    """
+    ended = threading.Event()
+
+    def hold() -> None:
+        _renew(pin, ended, clock, is_needed)
+        try:
+            Control(pin.control_url, timeout_s=_GOODBYE_S, clock=clock).release_pin(pin.id)
+        except CatchwaterError as error:
+            _LOG.warning("The pin %s ends with its lease; not removed: %s", pin.id, error)
+
+    thread = threading.Thread(target=hold, name=THREAD, daemon=True)
+    thread.start()
+
+    def release() -> None:
+        ended.set()
+        thread.join()
+
+    return release
+
+
+def _renew(
+    pin: ReadPin,
+    ended: threading.Event,
+    clock: Clock,
+    is_needed: Callable[[], bool] = lambda: True,
+) -> None:
+    """Renew the pin when it is due, until its reader has ended or it holds nothing any more."""
     key, lease_s = (pin.control_url, pin.id), pin.lease_ms / 1000
     # Not at once: of a job's many short tasks each would ask, all at the same moment.
     now_s = clock.monotonic_s()
@@ -112,7 +144,7 @@ def _renew(pin: ReadPin, ended: threading.Event, clock: Clock) -> None:
         _due_s.pop(other, None)  # of a job that has ended
     due_s = _due_s.setdefault(key, now_s + lease_s * _FIRST * clock.random.random())
     control = Control(pin.control_url, timeout_s=max(lease_s * _EACH, 1.0), clock=clock)
-    while not ended.wait(max(due_s - clock.monotonic_s(), 0)):
+    while not ended.wait(max(due_s - clock.monotonic_s(), 0)) and is_needed():
         due_s = _due_s[key] = clock.monotonic_s() + lease_s * _EACH
         try:
             if not control.renew_pin(pin.id, pin.lease_ms):

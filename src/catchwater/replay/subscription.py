@@ -47,8 +47,8 @@ class Subscription:
         self._client: Client | None = None
         self._control_url: str | None = None
         self._control_asked = False
-        self._quota: Quota | None = None
-        """What the last plan said of it."""
+        self.quota: Quota | None = None
+        """What the last plan said tasks must keep to."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_client": None}
@@ -151,9 +151,9 @@ class Subscription:
             least = self.options.min_partitions or 0
             tasks = tasks if len(tasks) >= least else plan.cut(slices, least)
             tasks = at_most(tasks, self.options.max_records_per_partition)
-        if self._quota is None:
+        if self.quota is None:
             return tasks
-        quota = replace(self._quota, tasks=len(tasks))
+        quota = replace(self.quota, tasks=len(tasks))
         return [replace(task, quota=quota) for task in tasks]
 
     def wanted(self) -> list[Wanted]:
@@ -183,7 +183,7 @@ class Subscription:
     def slices(self, wanted: Sequence[Wanted]) -> list[Slice]:
         """Where these offsets, in order, lie; raises `HistoryLost`."""
         left = wanted
-        self._quota = None
+        self.quota = None
         while True:
             slices, missing = self._plan(left)
             if not missing:
@@ -208,7 +208,7 @@ class Subscription:
         for _, group in groupby(left, key=lambda each: each.topic):
             of_topic = list(group)
             answer = planner.plan(of_topic, read_committed=self.options.read_committed)
-            self._quota = answer.quota or self._quota
+            self.quota = answer.quota or self.quota
             found = plan.slices_of(of_topic, answer.ranges, answer.aborted)
             missing += answer.missing or plan.uncovered(of_topic, found)
             slices += found

@@ -233,3 +233,40 @@ def test_the_nearest_option_is_suggested() -> None:
     with pytest.raises(BadOption) as caught:
         parse(startingOffset="earliest")
     assert caught.value.hint == "Did you mean startingOffsets?"
+
+
+RANGED = {"kafka.bootstrap.servers": "h:1"}
+
+
+def test_exact_ranges_name_partitions_and_offsets() -> None:
+    text = '{"b": {"1": [[7, 9]]}, "a": {"0": [[5, 6], [0, 5]]}}'
+    options = parse_options({**RANGED, "assignRanges": text})
+    assert options.ranges == (("a", 0, 0, 5), ("a", 0, 5, 6), ("b", 1, 7, 9))
+    assert options.assigned == (("a", 0), ("b", 1))
+    assert options.wants("a", 0) and not options.wants("a", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"a": {"0": [[5, 5]]}}', "offsets 5 to 5 of a-0, which are none"),
+        ('{"a": {"0": [[-2, 5]]}}', "offsets -2 to 5 of a-0"),
+        ('{"a": {"0": [[0, 5], [4, 8]]}}', "offsets 4 to 8 of a-0, which are none, or partly"),
+        ('{"a": {"0": []}}', "a-0, which are none"),
+        ('{"a": {"0": [[1, 2, 3]]}}', "not of the form"),
+        ('{"a": {"0": 5}}', "not of the form"),
+        ('["a"]', "not of the form"),
+        ("{}", "names no range"),
+    ],
+)
+def test_a_range_that_says_nothing_or_the_same_twice_is_refused(text: str, says: str) -> None:
+    with pytest.raises(BadOption, match=says):
+        parse_options({**RANGED, "assignRanges": text})
+
+
+def test_exact_ranges_take_the_place_of_every_position() -> None:
+    ranges = {"assignRanges": '{"a": {"0": [[0, 5]]}}'}
+    with pytest.raises(BadOption, match="so startingoffsets is not taken"):
+        parse_options({**RANGED, **ranges, "startingOffsets": "earliest"})
+    with pytest.raises(BadOption, match="exactly one of the options"):
+        parse_options({**LEAST, **ranges})

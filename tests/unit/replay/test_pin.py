@@ -13,7 +13,7 @@ from catchwater.replay import pin as pin_module
 from catchwater.replay.control import ControlRefused, ControlUnreachable
 from catchwater.replay.offsets import HistoryLost
 from catchwater.replay.options import parse_options
-from catchwater.replay.pin import ReadPin, planned, renewed
+from catchwater.replay.pin import ReadPin, held, planned, renewed
 from catchwater.replay.plan import Missing, Slice, Wanted
 
 DEADLINE_S = 10.0
@@ -41,6 +41,11 @@ class Api:
         if self.refusals:
             raise self.refusals.pop(0)
         return pin_id in self.pins
+
+    def release_pin(self, pin_id: str) -> None:
+        if self.refusals:
+            raise self.refusals.pop(0)
+        self.pins.pop(pin_id, None)
 
 
 class Asked:
@@ -184,3 +189,32 @@ def test_a_pin_that_has_ended_is_told_once_and_not_asked_for_again(
     assert api.renewals == [("read/1", 30)]
     assert "The pin read/1 has ended" in caplog.text
     assert list(reading) == ["b"]
+
+
+def test_a_pin_that_the_driver_holds_is_renewed_until_it_is_released(api: type[Api]) -> None:
+    pin = ReadPin(URL, "read/1", 30)
+    api.pins = {pin.id: {}}
+    release = held(pin, lambda: True)
+    until(lambda: len(api.renewals) >= 3)
+    assert api.pins == {pin.id: {}}
+    release()
+    assert api.pins == {} and not renewing()
+    release()
+
+
+def test_it_is_removed_too_when_nobody_needs_it_any_more(api: type[Api]) -> None:
+    pin = ReadPin(URL, "read/1", 30)
+    api.pins = {pin.id: {}}
+    needed = iter([True, True, False])
+    held(pin, lambda: next(needed))
+    until(lambda: not renewing())
+    assert api.pins == {} and len(api.renewals) == 2
+
+
+def test_a_pin_that_cannot_be_removed_is_left_to_its_lease(
+    api: type[Api], caplog: pytest.LogCaptureFixture
+) -> None:
+    pin = ReadPin(URL, "read/1", 60_000)
+    api.refusals = [ControlUnreachable("The control API did not answer.")]
+    held(pin, lambda: True)()
+    assert "read/1 ends with its lease; not removed: The control API did not" in caplog.text

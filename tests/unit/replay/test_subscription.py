@@ -295,3 +295,20 @@ def test_a_subscription_travels_without_its_connections() -> None:
     assert copy.latest() == query.latest()
     query.close()
     copy.close()
+
+
+def test_a_batch_query_reads_between_its_positions_or_exact_ranges() -> None:
+    assert subscribed(subscribePattern="[ab]").wanted() == [
+        ("a", 0, 10, 100), ("a", 1, 0, 50), ("b", 0, 0, 7),
+    ]  # fmt: skip
+    options = {"kafka.bootstrap.servers": "h:1"}
+    ranges = '{"b": {"0": [[5, 7]]}, "a": {"0": [[20, 30], [40, 41]]}}'
+    exact = Subscription(parse_options({**options, "assignRanges": ranges}))
+    assert exact.wanted() == [("a", 0, 20, 30), ("a", 0, 40, 41), ("b", 0, 5, 7)]
+    places = [(each.first, each.stop) for each in exact.slices(exact.wanted())]
+    assert places == [(20, 30), (40, 41), (5, 7)]
+    unknown = parse_options({**options, "assignRanges": '{"a": {"5": [[0, 1]]}}'})
+    with pytest.raises(TopicUnknown, match="5"):
+        Subscription(unknown).wanted()
+    with pytest.raises(BadOption, match="for batch queries only"):
+        exact.starting(LATEST)

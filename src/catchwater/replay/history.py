@@ -1,0 +1,215 @@
+"""A log's history as one DataFrame: Parquet through Spark's own reader, the rest as Arrow.
+
+A Python source cannot hand Spark a native plan, so this is a function. It plans once, like a batch
+query of the source: segments whose Parquet object lies whole within the wanted offsets, with
+nothing in it that an aborted transaction wrote if only committed records are read, go to Spark's
+Parquet reader; all other offsets, named by exact ranges, to `format("catchwater")`. So does all of
+it where a quota binds the query, for Spark's reader pays from none.
+
+Relies on objects never changing, and on a plan's `parquet_first` and `parquet_stop`. Promises the
+rows and columns of the source, each offset once, fixed when the frame is made: what is appended,
+packed or written as Parquet later changes nothing. Nobody would renew the query's pin while Spark
+reads Parquet, so a thread of the driver does, until the frame is released or Spark has stopped.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import reduce
+from itertools import groupby
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+from weakref import WeakKeyDictionary
+
+from pyspark.sql import Column, DataFrame, SparkSession, types
+from pyspark.sql.functions import col, lit
+
+from catchwater.config import CatchwaterError
+from catchwater.replay.options import RANGES, SourceOptions
+from catchwater.replay.pin import held, planned
+from catchwater.replay.plan import PlanRange, Slice, Wanted
+from catchwater.replay.source import SPARK_TYPES, loaded, register, schema_of
+from catchwater.replay.subscription import Subscription
+from catchwater.values.settings import MALFORMED, OnMalformed, ValueFormat, identity
+from catchwater.values.typed import open_decoder
+
+_FIELDS = "fields"
+"""The column of a Parquet object that holds the values as the declared schema types them."""
+
+_READER_OPTIONS = {
+    # Whatever the session says: rows must never be left out.
+    "ignoreMissingFiles": "false",
+    "ignoreCorruptFiles": "false",
+    # Our dates and times are those of the proleptic calendar, as Spark's own are.
+    "datetimeRebaseMode": "CORRECTED",
+}
+_PATTERN_SIGN = re.compile(r"[\\{}\[\]*?]")
+
+_PLACED = ("subscribe", "subscribepattern", "assign", RANGES.lower())
+_POSITIONED = ("starting", "ending")
+
+_held: WeakKeyDictionary[DataFrame, ExitStack] = WeakKeyDictionary()
+"""What ends the pin of each frame."""
+
+
+class ParquetUnlisted(CatchwaterError):
+    """Spark's reader does not see the Parquet objects that the plan names."""
+
+
+class Parts(NamedTuple):
+    """Who reads what: every planned offset is in exactly one of the two."""
+
+    files: list[str]
+    """URLs of Parquet objects, each to be read whole."""
+    rest: list[Wanted]
+
+
+def read(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+    """What `format("catchwater")` reads with these options, once; see docs/replay.md.
+
+    Raises what the source raises, at once. The rows come in no order.
+    """
+    register(spark)
+    settings = loaded(options)
+    subscription = Subscription(settings)
+    slices, pin = planned(subscription)
+    subscription.close()
+    with ExitStack() as undo:
+        if pin:
+            undo.callback(held(pin, lambda: _is_running(spark)))
+        # Spark's reader pays from no quota.
+        is_free = subscription.quota is None
+        parts = split(slices, lambda each: is_free and _is_readable(each, settings))
+        frame = _frame(spark, parts, settings, options)
+        _held[frame] = undo.pop_all()
+    return frame
+
+
+def release(frame: DataFrame) -> None:
+    """End the pin of a frame that `read` returned: neither it nor what is made of it is read again.
+
+    One that has no pin, or none any more, is no error.
+    """
+    _held.pop(frame, ExitStack()).close()
+
+
+def split(slices: Sequence[Slice], is_readable: Callable[[PlanRange], bool]) -> Parts:
+    """Who reads these slices, which are in order of topic, partition and offset. Pure."""
+    files: list[str] = []
+    rest: list[Wanted] = []
+    for (topic, partition, url), group in groupby(slices, key=_object):
+        of_object = list(group)
+        if url and _is_whole(of_object) and is_readable(_range(of_object[0])):
+            files.append(url)
+        else:
+            rest += (Wanted(topic, partition, each.first, each.stop) for each in of_object)
+    return Parts(files, _joined(rest))
+
+
+def _object(each: Slice) -> tuple[str, int, str]:
+    return each.topic, each.partition, each.range.parquet if each.range else ""
+
+
+def _range(each: Slice) -> PlanRange:
+    assert each.range is not None, "only a range of storage names a Parquet object"
+    return each.range
+
+
+def _is_whole(slices: Sequence[Slice]) -> bool:
+    """Whether these slices of one segment are all of it, and nothing in it was aborted."""
+    at = _range(slices[0]).parquet_first
+    for each in slices:
+        if each.first != at or each.aborted:
+            return False
+        at = each.stop
+    return at == _range(slices[0]).parquet_stop
+
+
+def _joined(pieces: Iterable[Wanted]) -> list[Wanted]:
+    """The same offsets, those side by side as one range."""
+    joined: list[Wanted] = []
+    for each in pieces:
+        if joined and joined[-1][:2] == each[:2] and joined[-1].end == each.start:
+            joined[-1] = joined[-1]._replace(end=each.end)
+        else:
+            joined.append(each)
+    return joined
+
+
+def _is_readable(each: PlanRange, settings: SourceOptions) -> bool:
+    """Whether Spark can read the object, and it has the values as they are asked for."""
+    if urlsplit(each.parquet).scheme != "file":
+        return False  # Spark's reader takes no signed URL.
+    return not _is_typed(settings) or each.parquet_schema == identity(settings.values)
+
+
+def _is_typed(settings: SourceOptions) -> bool:
+    return settings.values.format is not ValueFormat.BINARY
+
+
+def _frame(
+    spark: SparkSession, parts: Parts, settings: SourceOptions, options: Mapping[str, str]
+) -> DataFrame:
+    schema = schema_of(settings)
+    frames = []
+    if parts.files:
+        frames.append(_natively(spark, parts.files, settings))
+    if parts.rest:
+        named = {**_without_place(options), RANGES: _ranges_json(parts.rest)}
+        frames.append(spark.read.format("catchwater").options(**named).load())
+    return reduce(DataFrame.union, frames) if frames else spark.createDataFrame([], schema)
+
+
+def _natively(spark: SparkSession, urls: Sequence[str], settings: SourceOptions) -> DataFrame:
+    """The rows of these objects in the columns of the source; Spark reads what is used of them."""
+    stored = [types.StructField(name, kind) for name, kind in SPARK_TYPES.items()]
+    fields = list(open_decoder(settings.values).fields) if _is_typed(settings) else []
+    if fields:
+        stored.append(types.StructField(_FIELDS, types.StructType(fields)))
+    reader = spark.read.schema(types.StructType(stored)).options(**_READER_OPTIONS)
+    frame = reader.parquet(*map(_path, urls))
+    seen = len(frame.inputFiles())
+    if seen != len(urls):
+        raise ParquetUnlisted(
+            f"The plan names {len(urls)} Parquet objects, of which Spark's reader sees {seen}; the "
+            f"first is {urls[0]}.",
+            hint='Read by format("catchwater"), and check the object store.',
+        )
+    return frame.select(*_columns(settings, fields))
+
+
+def _path(url: str) -> str:
+    """The object's path as Spark takes it, which reads patterns and unquotes nothing."""
+    return "file://" + _PATTERN_SIGN.sub(r"\\\g<0>", unquote(urlsplit(url).path))
+
+
+def _columns(settings: SourceOptions, fields: Sequence[types.StructField]) -> Iterator[Column]:
+    for name in settings.columns:
+        if name != "value" or not fields:
+            yield col(name)
+            continue
+        yield from (col(_FIELDS).getField(each.name).alias(each.name) for each in fields)
+        if settings.values.on_malformed is OnMalformed.NULL:
+            # Values lie as fields only where every one of the segment is as declared.
+            yield lit(None).cast(types.BinaryType()).alias(MALFORMED)
+
+
+def _without_place(options: Mapping[str, str]) -> dict[str, str]:
+    """The options but for those that say which offsets are read."""
+    return {
+        name: value
+        for name, value in options.items()
+        if name.lower() not in _PLACED and not name.lower().startswith(_POSITIONED)
+    }
+
+
+def _ranges_json(ranges: Iterable[Wanted]) -> str:
+    content: dict[str, dict[str, list[tuple[int, int]]]] = {}
+    for topic, partition, start, end in ranges:
+        content.setdefault(topic, {}).setdefault(str(partition), []).append((start, end))
+    return json.dumps(content)
+
+
+def _is_running(spark: SparkSession) -> bool:
+    return spark.sparkContext._jsc is not None
