@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from catchwater.catalog.base import (
     Catalog,
 )
 from catchwater.catalog.rows import (
+    ParquetRow,
     PartitionKey,
     RunRow,
 )
@@ -78,6 +79,9 @@ class PlanRange:
     """URL of the Parquet object with the records of the whole segment that the range lies in."""
     parquet_schema: str = ""
     """What its values were declared to be, if it has them as columns."""
+    parquet_first: int = 0
+    parquet_stop: int = 0
+    """The offsets [first, stop) of that segment."""
 
 
 class History:
@@ -140,13 +144,29 @@ class History:
                 for piece in _from_offset(self._pieces(run), start)
                 if piece.base_offset < end
             ]
-            columns = parquet.get(run.object)
-            more = (self._storage.url(columns.object), columns.schema) if columns else ()
-            ranges += (
-                _plan_range(key[1], kind, url, piece, *more)
-                for piece in _joined(pieces, PLAN_RANGE_BYTES)
-            )
+            planned = [
+                _plan_range(key[1], kind, url, piece) for piece in _joined(pieces, PLAN_RANGE_BYTES)
+            ]
+            if run.object in parquet:
+                planned = self._with_parquet(planned, run, parquet[run.object])
+            ranges += planned
         return ranges
+
+    def _with_parquet(
+        self, planned: list[PlanRange], run: RunRow, parquet: ParquetRow
+    ) -> list[PlanRange]:
+        url = self._storage.url(parquet.object)
+        stop = run.last_offset + 1
+        return [
+            replace(
+                each,
+                parquet=url,
+                parquet_schema=parquet.schema,
+                parquet_first=run.base_offset,
+                parquet_stop=stop,
+            )
+            for each in planned
+        ]
 
     def next_stored(self, key: PartitionKey, offset: int) -> int:
         """The first offset from `offset` on that a run holds; 2**63 - 1 if none does."""
@@ -314,9 +334,7 @@ def _from_offset(pieces: tuple[Piece, ...], offset: int) -> tuple[Piece, ...]:
     return pieces[bisect_left(pieces, offset, key=lambda piece: piece.last_offset) :]
 
 
-def _plan_range(
-    partition: int, kind: str, url: str, piece: Piece, parquet: str = "", parquet_schema: str = ""
-) -> PlanRange:
+def _plan_range(partition: int, kind: str, url: str, piece: Piece) -> PlanRange:
     return PlanRange(
         partition=partition,
         kind=kind,
@@ -326,6 +344,4 @@ def _plan_range(
         base_offset=piece.base_offset,
         last_offset=piece.last_offset,
         max_timestamp=piece.max_timestamp,
-        parquet=parquet,
-        parquet_schema=parquet_schema,
     )

@@ -151,6 +151,7 @@ def test_every_range_of_a_segment_in_a_plan_names_its_parquet(
     assert [each.kind for each in ranges] == ["segment", "segment", "segment", "chunk"]
     assert [each.parquet for each in ranges] == [log.storage.url(row.object)] * 3 + [""]
     assert {each.parquet_schema for each in ranges} == {""}
+    assert {(each.parquet_first, each.parquet_stop) for each in ranges[:3]} == {(0, 12)}
     assert (log.root / "objects" / row.object).as_uri() == ranges[0].parquet
 
 
