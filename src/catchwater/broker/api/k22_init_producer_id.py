@@ -17,6 +17,7 @@ from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination.transactions import answered, as_known_to
+from catchwater.broker.names import is_legal_transactional_id
 from catchwater.log.transactions import Producer
 from catchwater.wire.errors import ErrorCode
 
@@ -43,7 +44,7 @@ async def _producer(
     if request.transactional_id is None:
         error, producer_id = await answered(broker, broker.log.allocate_producer_id())
         return error, None if producer_id is None else Producer(producer_id, 0)
-    if not request.transactional_id:
+    if not is_legal_transactional_id(request.transactional_id):
         return ErrorCode.INVALID_REQUEST, None
     timeout_ms = round(request.transaction_timeout.total_seconds() * 1000)
     if not 0 < timeout_ms <= LONGEST_TIMEOUT_MS:
