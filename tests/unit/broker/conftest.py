@@ -205,6 +205,15 @@ class MemoryLog:
 
     async def groups(self) -> list[str]:
         return list(self.offsets)
+    async def delete_group(self, group: str, claim_epoch: int | None = None) -> bool:
+        return self.offsets.pop(group, None) is not None
+
+    async def delete_offsets(
+        self, group: str, keys: Iterable[tuple[str, int]], claim_epoch: int | None = None
+    ) -> None:
+        for key in keys:
+            self.offsets.get(group, {}).pop(key, None)
+
 
     async def committed(
         self, group: str, keys: Iterable[tuple[str, int]] | None = None

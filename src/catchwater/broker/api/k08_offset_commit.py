@@ -1,59 +1,114 @@
-"""OffsetCommit (8), v2-9: a group's positions, durable when answered.
+"""OffsetCommit (8), v2-10: a group's positions, durable when answered.
 
 The offsets of one request are stored together, under the epoch of the coordinator's claim where
 there are several brokers. v2-4 carry a retention time, which is not used: positions are kept until
 their topic goes.
 
-Not implemented: v10 (topic ids).
+Version notes: v9 (KIP-848) is the first that members of the consumer protocol may use, with their
+epoch where others have a generation; v10 names topics by id alone.
 """
 
 from typing import Any
 
-from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination.coordinator import MOVED, UNAVAILABLE
+from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call, Fields
+from catchwater.broker.coordination import access
+from catchwater.broker.coordination.held import MOVED, UNAVAILABLE
+from catchwater.broker.gate import Operation
 from catchwater.broker.names import is_legal_group_id
-from catchwater.broker.reply import errors_by_partition
 from catchwater.catalog.rows import (
     OffsetCommit,
+    Topic,
 )
 from catchwater.wire.errors import ErrorCode
 
 MAX_METADATA_BYTES = 4096
 """Kafka's default of `offset.metadata.max.bytes`."""
 
+_CONSUMER_PROTOCOL = 9
+
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Store all good positions together, then answer each."""
+    async with broker.groups.in_order(request.group_id):
+        refusal = await _refusal(broker, call, request)
+        commits: dict[tuple[str, int], OffsetCommit] = {}
+        answers = []
+        for topic in request.topics:
+            row = find_topic(broker, topic)
+            partitions = []
+            for partition in topic.partitions:
+                error = refusal or _denial(broker, call, topic, row) or check(row, partition)
+                partitions.append([partition.partition_index, error])
+                if error is ErrorCode.NONE and row is not None:
+                    epoch = getattr(partition, "committed_leader_epoch", -1)
+                    metadata = partition.committed_metadata or ""
+                    commit = OffsetCommit(partition.committed_offset, epoch, metadata)
+                    commits[row.name, partition.partition_index] = commit
+            answers.append((topic, partitions))
+        stored = await _store(broker, request.group_id, commits) if commits else ErrorCode.NONE
+    return {
+        "topics": [
+            {
+                "name": getattr(topic, "name", None),
+                "topic_id": getattr(topic, "topic_id", None),
+                "partitions": [
+                    {"partition_index": index, "error_code": error or stored}
+                    for index, error in partitions
+                ],
+            }
+            for topic, partitions in answers
+        ]
+    }
+
+
+async def _refusal(broker: Broker, call: Call, request: Any) -> ErrorCode:
+    """What is wrong with the group or its member."""
+    if not is_legal_group_id(request.group_id):
+        return ErrorCode.INVALID_GROUP_ID
+    if not access.may(broker, call, Operation.READ, request.group_id):
+        return ErrorCode.GROUP_AUTHORIZATION_FAILED
     instance_id = getattr(request, "group_instance_id", None)
     member = (request.member_id, instance_id, request.generation_id_or_member_epoch)
-    refusal = ErrorCode.INVALID_GROUP_ID
-    if is_legal_group_id(request.group_id):
-        refusal = await broker.groups.check_commit(request.group_id, member)
-    errors: dict[tuple[str, int], ErrorCode] = {}
-    commits: dict[tuple[str, int], OffsetCommit] = {}
-    for topic in request.topics:
-        for partition in topic.partitions:
-            key = (topic.name, partition.partition_index)
-            errors[key] = refusal or check(broker, topic.name, partition)
-            if errors[key] is ErrorCode.NONE:
-                epoch = getattr(partition, "committed_leader_epoch", -1)
-                metadata = partition.committed_metadata or ""
-                commits[key] = OffsetCommit(partition.committed_offset, epoch, metadata)
-    if commits:
-        try:
-            epoch = broker.groups.claim_epoch(request.group_id)
-            await broker.log.commit_offsets(request.group_id, commits, claim_epoch=epoch)
-        except MOVED:
-            broker.groups.give_up(request.group_id)
-            errors |= dict.fromkeys(commits, ErrorCode.NOT_COORDINATOR)
-        except UNAVAILABLE:
-            errors |= dict.fromkeys(commits, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-    return errors_by_partition(request, errors)
+    error = await broker.groups.check_commit(request.group_id, member)
+    group = broker.groups.consumer_groups.get(request.group_id)
+    is_too_old = call.version < _CONSUMER_PROTOCOL and group is not None and group.members
+    if is_too_old and error in (ErrorCode.NONE, ErrorCode.STALE_MEMBER_EPOCH):
+        return ErrorCode.UNSUPPORTED_VERSION
+    return error
 
 
-def check(broker: Broker, topic_name: str, partition: Any) -> ErrorCode:
+async def _store(
+    broker: Broker, group_id: str, commits: dict[tuple[str, int], OffsetCommit]
+) -> ErrorCode:
+    try:
+        epoch = broker.groups.claim_epoch(group_id)
+        await broker.log.commit_offsets(group_id, commits, claim_epoch=epoch)
+    except MOVED:
+        broker.groups.give_up(group_id)
+        return ErrorCode.NOT_COORDINATOR
+    except UNAVAILABLE:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    return ErrorCode.NONE
+
+
+def find_topic(broker: Broker, topic: Any) -> Topic | None:
+    """The topic of a request, by its name or, since v10 of both requests, by its id."""
+    topic_id = getattr(topic, "topic_id", None)
+    return broker.find_topic(
+        getattr(topic, "name", None), topic_id.bytes if topic_id else NO_TOPIC_ID
+    )
+
+
+def _denial(broker: Broker, call: Call, topic: Any, row: Topic | None) -> ErrorCode:
+    name = row.name if row else getattr(topic, "name", None)
+    if name is None:
+        return ErrorCode.UNKNOWN_TOPIC_ID
+    may = broker.may(call.principal, Operation.READ, name)
+    return ErrorCode.NONE if may else ErrorCode.TOPIC_AUTHORIZATION_FAILED
+
+
+def check(topic: Topic | None, partition: Any) -> ErrorCode:
     """Whether a position may be stored; `partition` as in OffsetCommit and TxnOffsetCommit."""
-    topic = broker.find_topic(topic_name)
     if topic is None or not 0 <= partition.partition_index < topic.partitions:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if len((partition.committed_metadata or "").encode()) > MAX_METADATA_BYTES:
@@ -63,4 +118,4 @@ def check(broker: Broker, topic_name: str, partition: Any) -> ErrorCode:
     return ErrorCode.NONE
 
 
-API = Api(8, "OffsetCommit", range(2, 10), handle)
+API = Api(8, "OffsetCommit", range(2, 11), handle)

@@ -1,16 +1,19 @@
-"""OffsetFetch (9), v1-9: a group's committed positions; -1 where there is none.
+"""OffsetFetch (9), v1-10: a group's committed positions; -1 where there is none.
 
 Version notes: v2 lets null topics mean all, v8 (KIP-709) asks for several groups at once, v9
-(KIP-848) adds the member, which the classic protocol leaves empty. With `require_stable` (v7,
-KIP-447) a position that an open transaction is about to move is UNSTABLE_OFFSET_COMMIT: ask again.
-
-Not implemented: v10 (topic ids).
+(KIP-848) adds the member, whom the group must know if it is of the consumer protocol, v10 names
+topics by id alone. With `require_stable` (v7, KIP-447) a position that an open transaction is about
+to move is UNSTABLE_OFFSET_COMMIT: ask again.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
+from catchwater.broker.api.k08_offset_commit import find_topic
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination.coordinator import UNAVAILABLE
+from catchwater.broker.coordination import access
+from catchwater.broker.coordination.held import UNAVAILABLE
+from catchwater.broker.gate import Operation
 from catchwater.catalog.rows import (
     OffsetCommit,
 )
@@ -23,52 +26,108 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Read the groups' positions from the catalog."""
     stable = getattr(request, "require_stable", False)
     if call.version < 8:
-        return await _group(broker, request, stable)
-    return {"groups": [await _group(broker, group, stable) for group in request.groups]}
+        return await _group(broker, call, request, stable)
+    return {"groups": [await _group(broker, call, group, stable) for group in request.groups]}
 
 
-async def _group(broker: Broker, group: Any, require_stable: bool) -> dict[str, Any]:
+async def _group(broker: Broker, call: Call, group: Any, require_stable: bool) -> dict[str, Any]:
     """One group's part; `group` has `group_id` and `topics`, in every version."""
+    error = await _refusal(broker, call, group)
+    if error is not ErrorCode.NONE:
+        return _nothing(group, error)
     try:
         unstable = await broker.log.txns.unstable(group.group_id) if require_stable else set()
         committed = await broker.log.committed(group.group_id)
     except UNAVAILABLE:
-        error = ErrorCode.COORDINATOR_NOT_AVAILABLE
-        return {"group_id": group.group_id, "error_code": error, "topics": []}
+        return _nothing(group, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+    def position(name: str, index: int) -> dict[str, Any]:
+        if (name, index) in unstable:
+            return _partition(index, _NONE, ErrorCode.UNSTABLE_OFFSET_COMMIT)
+        return _partition(index, committed.get((name, index), _NONE))
+
     if group.topics is None:
-        wanted: dict[str, list[int]] = {}
-        for topic, partition in sorted(committed):
-            wanted.setdefault(topic, []).append(partition)
+        topics = _all(broker, call, committed)
     else:
-        wanted = {topic.name: list(topic.partition_indexes) for topic in group.topics}
+        topics = [_asked(broker, call, topic) for topic in group.topics]
     return {
         "group_id": group.group_id,
         "error_code": ErrorCode.NONE,
         "topics": [
             {
                 "name": name,
+                "topic_id": topic_id,
                 "partitions": [
-                    _partition(
-                        index,
-                        _NONE if (name, index) in unstable else committed.get((name, index), _NONE),
-                        (name, index) in unstable,
-                    )
+                    _partition(index, _NONE, denied) if denied else position(name, index)
                     for index in indexes
                 ],
             }
-            for name, indexes in wanted.items()
+            for name, topic_id, indexes, denied in topics
         ],
     }
 
 
-def _partition(index: int, commit: OffsetCommit, is_unstable: bool) -> dict[str, Any]:
+async def _refusal(broker: Broker, call: Call, group: Any) -> ErrorCode:
+    if not access.may(broker, call, Operation.DESCRIBE, group.group_id):
+        return ErrorCode.GROUP_AUTHORIZATION_FAILED
+    member_id, epoch = getattr(group, "member_id", None), getattr(group, "member_epoch", -1)
+    if member_id is None and epoch < 0:
+        return ErrorCode.NONE
+    return await broker.groups.check_fetch(group.group_id, member_id or "", epoch)
+
+
+_Topic = tuple[str, Any, Iterable[int], ErrorCode]
+"""Name, id, indexes, and what keeps them from being told."""
+
+
+def _all(broker: Broker, call: Call, committed: Iterable[tuple[str, int]]) -> list[_Topic]:
+    """Whatever has a position, as far as the caller may know of it."""
+    indexes: dict[str, list[int]] = {}
+    for name, index in sorted(committed):
+        indexes.setdefault(name, []).append(index)
+    topics: list[_Topic] = []
+    for name, found in indexes.items():
+        topic = broker.find_topic(name)
+        # Where topics are named by id, one that is gone has no name any more.
+        if broker.may(call.principal, Operation.DESCRIBE, name) and (topic or call.version < 10):
+            topics.append((name, topic.id if topic else None, found, ErrorCode.NONE))
+    return topics
+
+
+def _asked(broker: Broker, call: Call, wanted: Any) -> _Topic:
+    topic_id = getattr(wanted, "topic_id", None)
+    topic = find_topic(broker, wanted)
+    name = topic.name if topic else getattr(wanted, "name", None)
+    if name is None:
+        return "", topic_id, wanted.partition_indexes, ErrorCode.UNKNOWN_TOPIC_ID
+    may = broker.may(call.principal, Operation.DESCRIBE, name)
+    denied = ErrorCode.NONE if may else ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    return name, topic_id, wanted.partition_indexes, denied
+
+
+def _nothing(group: Any, error: ErrorCode) -> dict[str, Any]:
+    """An error of the whole group, told of its partitions too, for v1 has no other place."""
+    topics = [
+        {
+            "name": getattr(topic, "name", None),
+            "topic_id": getattr(topic, "topic_id", None),
+            "partitions": [_partition(index, _NONE, error) for index in topic.partition_indexes],
+        }
+        for topic in group.topics or ()
+    ]
+    return {"group_id": group.group_id, "error_code": error, "topics": topics}
+
+
+def _partition(
+    index: int, commit: OffsetCommit, error: ErrorCode = ErrorCode.NONE
+) -> dict[str, Any]:
     return {
         "partition_index": index,
         "committed_offset": commit.offset,
         "committed_leader_epoch": commit.leader_epoch,
         "metadata": commit.metadata,
-        "error_code": ErrorCode.UNSTABLE_OFFSET_COMMIT if is_unstable else ErrorCode.NONE,
+        "error_code": error,
     }
 
 
-API = Api(9, "OffsetFetch", range(1, 10), handle)
+API = Api(9, "OffsetFetch", range(1, 11), handle)

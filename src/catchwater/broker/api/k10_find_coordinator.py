@@ -9,30 +9,35 @@ Version notes: v1 adds the key type, v4 (KIP-699) asks for several keys at once.
 from typing import Any
 
 from catchwater.broker import zones
-from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
+from catchwater.broker.gate import Operation, Resource, ResourceType
 from catchwater.wire.errors import ErrorCode
 
 _GROUP, _TRANSACTION = 0, 1
+_KINDS = {
+    _GROUP: (ResourceType.GROUP, ErrorCode.GROUP_AUTHORIZATION_FAILED),
+    _TRANSACTION: (
+        ResourceType.TRANSACTIONAL_ID,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    ),
+}
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Name a broker for each key."""
     if call.version >= 4:
         keys = request.coordinator_keys
-        return {"coordinators": [_coordinator(broker, request.key_type, key) for key in keys]}
-    return _coordinator(broker, getattr(request, "key_type", _GROUP), request.key)
+        return {"coordinators": [_coordinator(broker, call, request.key_type, key) for key in keys]}
+    return _coordinator(broker, call, getattr(request, "key_type", _GROUP), request.key)
 
 
-def _coordinator(broker: Broker, key_type: int, key: str) -> dict[str, Any]:
-    if key_type not in (_GROUP, _TRANSACTION):
-        return {
-            "error_code": ErrorCode.INVALID_REQUEST,
-            "error_message": "Groups and transactional ids have coordinators here, nothing else.",
-            "key": key,
-            "node_id": -1,
-            "host": "",
-            "port": -1,
-        }
+def _coordinator(broker: Broker, call: Call, key_type: int, key: str) -> dict[str, Any]:
+    if key_type not in _KINDS:
+        message = "Groups and transactional ids have coordinators here, nothing else."
+        return _nowhere(key, ErrorCode.INVALID_REQUEST, message)
+    resource_type, denied = _KINDS[key_type]
+    if not broker.gate.may(call.principal, Operation.DESCRIBE, Resource(resource_type, key)):
+        return _nowhere(key, denied, f"{call.principal} may not DESCRIBE {key}.")
     row = zones.coordinator(broker.brokers, key)
     return {
         "error_code": ErrorCode.NONE,
@@ -42,6 +47,11 @@ def _coordinator(broker: Broker, key_type: int, key: str) -> dict[str, Any]:
         "host": row.host,
         "port": row.port,
     }
+
+
+def _nowhere(key: str, error: ErrorCode, message: str) -> dict[str, Any]:
+    fields = {"key": key, "node_id": -1, "host": "", "port": -1}
+    return fields | error_fields(error, message)
 
 
 API = Api(10, "FindCoordinator", range(0, 6), handle, notes="no share groups")

@@ -1,4 +1,4 @@
-"""JoinGroup (11), v0-9: take part in a group's next generation. Rules: `broker/groups.py`.
+"""JoinGroup (11), v0-9: take part in a group's next generation. Rules: `coordination/groups.py`.
 
 Version notes: v1 adds the rebalance timeout (before, the session timeout serves for both), v4
 (KIP-394) makes a new member come back with the id it was given, v5 (KIP-345) adds static members,
@@ -10,8 +10,10 @@ from datetime import timedelta
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.coordination import access
 from catchwater.broker.coordination.members import Join, Joined
-from catchwater.broker.names import is_legal_group_id
+from catchwater.broker.gate import Operation
+from catchwater.broker.names import is_legal_group_id, is_legal_member_name
 from catchwater.wire.errors import ErrorCode
 
 MAX_PROTOCOLS = 64
@@ -22,6 +24,8 @@ _LONGEST_CLIENT_ID = 64
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Wait for the next generation, or refuse."""
     error = _refusal(request)
+    if not error and not access.may(broker, call, Operation.READ, request.group_id):
+        error = ErrorCode.GROUP_AUTHORIZATION_FAILED
     if error is not ErrorCode.NONE:
         return _fields(Joined(error, request.member_id), call.version)
     session_timeout_ms = _ms(request.session_timeout)
@@ -48,6 +52,9 @@ def _ms(duration: timedelta) -> int:
 def _refusal(request: Any) -> ErrorCode:
     if not is_legal_group_id(request.group_id):
         return ErrorCode.INVALID_GROUP_ID
+    names = (request.member_id or None, getattr(request, "group_instance_id", None))
+    if not all(name is None or is_legal_member_name(name) for name in names):
+        return ErrorCode.INVALID_REQUEST
     metadata_bytes = sum(len(p.name) + len(p.metadata) for p in request.protocols)
     if len(request.protocols) > MAX_PROTOCOLS or metadata_bytes > MAX_METADATA_BYTES:
         return ErrorCode.INVALID_REQUEST

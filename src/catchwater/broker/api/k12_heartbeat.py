@@ -6,10 +6,15 @@ Version notes: v3 (KIP-345) adds static members.
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.coordination import access
+from catchwater.broker.gate import Operation
+from catchwater.wire.errors import ErrorCode
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Note that the member lives."""
+    if not access.may(broker, call, Operation.READ, request.group_id):
+        return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED}
     instance_id = getattr(request, "group_instance_id", None)
     member = (request.member_id, instance_id, request.generation_id)
     return {"error_code": await broker.groups.heartbeat(request.group_id, member)}

@@ -7,12 +7,16 @@ reason, which is not used.
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.coordination import access
+from catchwater.broker.gate import Operation
 from catchwater.wire.errors import ErrorCode
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Take the members out, each answered for itself."""
     group_id = request.group_id
+    if not access.may(broker, call, Operation.READ, group_id):
+        return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "members": []}
     if call.version < 3:
         return {"error_code": await broker.groups.leave(group_id, request.member_id, None)}
     members = [

@@ -7,10 +7,15 @@ must be the group's.
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.coordination import access
+from catchwater.broker.gate import Operation
+from catchwater.wire.errors import ErrorCode
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Wait for the leader's assignment."""
+    if not access.may(broker, call, Operation.READ, request.group_id):
+        return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "assignment": b""}
     instance_id = getattr(request, "group_instance_id", None)
     protocol_type = getattr(request, "protocol_type", None)
     synced = await broker.groups.sync(

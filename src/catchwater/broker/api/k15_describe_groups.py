@@ -1,6 +1,7 @@
 """DescribeGroups (15), v0-6: a group's state and members.
 
-A group without members is Empty while it has committed positions, and does not exist without.
+A group without members is Empty while it has committed positions, and does not exist without. One
+of the consumer protocol does not exist here either: ConsumerGroupDescribe shows it.
 
 Version notes: v4 (KIP-345) adds instance ids, v6 (KIP-1043) says GROUP_ID_NOT_FOUND for a group
 that does not exist, which before was shown as Dead.
@@ -9,22 +10,33 @@ that does not exist, which before was shown as Dead.
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
+from catchwater.broker.coordination import access
 from catchwater.broker.coordination.groups import Group
 from catchwater.broker.coordination.members import GroupState, Member
+from catchwater.broker.gate import Operation
 from catchwater.wire.errors import ErrorCode
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Describe the groups that have members."""
-    return {"groups": [await _group(broker, name, call.version) for name in request.groups]}
+    """Describe each group, or say why not."""
+    tells_operations = getattr(request, "include_authorized_operations", False)
+    groups = []
+    for name in request.groups:
+        fields = await _group(broker, call, name)
+        if tells_operations and fields["error_code"] is ErrorCode.NONE:
+            fields["authorized_operations"] = access.operations(broker, call, name)
+        groups.append(fields)
+    return {"groups": groups}
 
 
-async def _group(broker: Broker, group_id: str, version: int) -> dict[str, Any]:
+async def _group(broker: Broker, call: Call, group_id: str) -> dict[str, Any]:
     group = broker.groups.groups.get(group_id)
+    if not access.may(broker, call, Operation.DESCRIBE, group_id):
+        return _nothing(group_id, ErrorCode.GROUP_AUTHORIZATION_FAILED)
     if not broker.groups.is_mine(group_id):
         return _nothing(group_id, ErrorCode.NOT_COORDINATOR)
     if group is None:
-        return await _without_members(broker, group_id, version)
+        return await _without_members(broker, group_id, call.version)
     return {
         "error_code": ErrorCode.NONE,
         "error_message": None,
@@ -37,11 +49,12 @@ async def _group(broker: Broker, group_id: str, version: int) -> dict[str, Any]:
 
 
 async def _without_members(broker: Broker, group_id: str, version: int) -> dict[str, Any]:
-    exists = bool(await broker.log.committed(group_id))
+    is_classic = group_id not in broker.groups.consumer_groups
+    exists = is_classic and bool(await broker.log.committed(group_id))
     says_so = not exists and version >= 6
     return {
         "error_code": ErrorCode.GROUP_ID_NOT_FOUND if says_so else ErrorCode.NONE,
-        "error_message": f"There is no group {group_id}." if says_so else None,
+        "error_message": f"There is no classic group {group_id}." if says_so else None,
         "group_id": group_id,
         "group_state": GroupState.EMPTY.value if exists else "Dead",
         "protocol_type": "consumer" if exists else "",

@@ -1,17 +1,30 @@
 """ListGroups (16), v0-5: the groups that have members now, and those that have positions.
 
-Of several brokers each lists the groups it coordinates.
+Of several brokers each lists the groups it coordinates; who may not DESCRIBE the cluster sees the
+groups it may DESCRIBE.
 
-Version notes: v4 (KIP-518) filters by state, v5 (KIP-848) by type; all groups here are classic.
+Version notes: v4 (KIP-518) filters by state, v5 (KIP-848) by type. What protocol a group without
+members was of is known until the broker stops or there are too many; after that it is classic.
 """
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.coordination import access
 from catchwater.broker.coordination.members import GroupState
+from catchwater.broker.gate import Operation
 from catchwater.wire.errors import ErrorCode
 
-_TYPE = "classic"
+_CLASSIC, _CONSUMER = "classic", "consumer"
+"""The types as Kafka spells them."""
+
+
+class _Listed(NamedTuple):
+    group_id: str
+    protocol_type: str
+    group_state: str
+    group_type: str
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
@@ -19,23 +32,29 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     states = {state.lower() for state in getattr(request, "states_filter", ())}
     types = {kind.lower() for kind in getattr(request, "types_filter", ())}
     stored = await broker.log.groups()
-    mine = [group_id for group_id in stored if broker.groups.is_mine(group_id)]
-    groups = {group_id: ("consumer", GroupState.EMPTY) for group_id in mine}
-    for group in broker.groups.groups.values():
-        groups[group.id] = (group.protocol_type or "", group.state)
+    groups = {listed.group_id: listed for listed in _all(broker, stored)}
+    sees_all = broker.may_administer(call.principal, Operation.DESCRIBE)
     return {
         "error_code": ErrorCode.NONE,
         "groups": [
-            {
-                "group_id": group_id,
-                "protocol_type": protocol_type,
-                "group_state": state.value,
-                "group_type": _TYPE,
-            }
-            for group_id, (protocol_type, state) in sorted(groups.items())
-            if (not states or state.value.lower() in states) and (not types or _TYPE in types)
+            listed._asdict()
+            for group_id, listed in sorted(groups.items())
+            if (not states or listed.group_state.lower() in states)
+            and (not types or listed.group_type.lower() in types)
+            and (sees_all or access.may(broker, call, Operation.DESCRIBE, group_id))
         ],
     }
+
+
+def _all(broker: Broker, stored: list[str]) -> Iterator[_Listed]:
+    """Every group this broker coordinates; of two with one name the later one holds."""
+    for group_id in stored:
+        if broker.groups.is_mine(group_id):
+            yield _Listed(group_id, "consumer", GroupState.EMPTY.value, _CLASSIC)
+    for group in broker.groups.groups.values():
+        yield _Listed(group.id, group.protocol_type or "", group.state.value, _CLASSIC)
+    for consumers in broker.groups.consumer_groups.values():
+        yield _Listed(consumers.id, "consumer", consumers.state.value, _CONSUMER)
 
 
 API = Api(16, "ListGroups", range(0, 6), handle)

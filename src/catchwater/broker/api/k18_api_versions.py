@@ -4,8 +4,9 @@ Version notes: v3 sends the client's name and version and is flexible, but its r
 header of v0 so that any client can read it (KIP-511). A version we do not serve is answered in v0
 with UNSUPPORTED_VERSION and the ranges.
 
-The one feature level that clients look for is `transaction.version` 2: they then leave out
-AddPartitionsToTxn and take a new epoch from every EndTxn (KIP-890).
+Two feature levels are told: with `transaction.version` 2 clients leave out AddPartitionsToTxn and
+take a new epoch from every EndTxn (KIP-890); `group.version` 1 says that the consumer protocol is
+served (KIP-848), which tools show.
 """
 
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.wire.errors import ErrorCode
 
-_TXN_VERSION = "transaction.version"
+_FEATURES = {"transaction.version": 2, "group.version": 1}
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
@@ -33,10 +34,14 @@ def _fields(broker: Broker, error: ErrorCode) -> Fields:
             {"api_key": a.key, "min_version": a.versions[0], "max_version": a.versions[-1]}
             for a in broker.apis.values()
         ],
-        "supported_features": [{"name": _TXN_VERSION, "min_version": 0, "max_version": 2}],
+        "supported_features": [
+            {"name": name, "min_version": 0, "max_version": level}
+            for name, level in _FEATURES.items()
+        ],
         "finalized_features_epoch": 1,
         "finalized_features": [
-            {"name": _TXN_VERSION, "max_version_level": 2, "min_version_level": 2}
+            {"name": name, "max_version_level": level, "min_version_level": level}
+            for name, level in _FEATURES.items()
         ],
     }
 

@@ -13,7 +13,9 @@ from typing import Any
 
 from catchwater.broker.api.k08_offset_commit import check
 from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.coordination import access
 from catchwater.broker.coordination.transactions import answered
+from catchwater.broker.gate import Operation
 from catchwater.broker.names import is_legal_group_id
 from catchwater.broker.reply import errors_by_partition
 from catchwater.catalog.rows import OffsetCommit
@@ -26,13 +28,16 @@ _SECOND_VERSION = 5
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Store all good positions together, then answer each."""
-    refusal = await _refusal(broker, call.version, request)
+    refusal = await _refusal(broker, call, request)
+    if refusal is ErrorCode.STALE_MEMBER_EPOCH:
+        # Producers know only the error of the classic protocol.
+        refusal = ErrorCode.ILLEGAL_GENERATION
     errors: dict[tuple[str, int], ErrorCode] = {}
     commits: dict[tuple[str, int], OffsetCommit] = {}
     for topic in request.topics:
         for partition in topic.partitions:
             key = (topic.name, partition.partition_index)
-            errors[key] = refusal or check(broker, topic.name, partition)
+            errors[key] = refusal or check(broker.find_topic(topic.name), partition)
             if errors[key] is ErrorCode.NONE:
                 epoch = getattr(partition, "committed_leader_epoch", -1)
                 metadata = partition.committed_metadata or ""
@@ -61,11 +66,13 @@ async def _store(
     )
 
 
-async def _refusal(broker: Broker, version: int, request: Any) -> ErrorCode:
+async def _refusal(broker: Broker, call: Call, request: Any) -> ErrorCode:
     """What is wrong with the group, its coordinator or its member."""
     if not is_legal_group_id(request.group_id):
         return ErrorCode.INVALID_GROUP_ID
-    if version < 3 or (request.generation_id == _NO_GENERATION and not request.member_id):
+    if not access.may(broker, call, Operation.READ, request.group_id):
+        return ErrorCode.GROUP_AUTHORIZATION_FAILED
+    if call.version < 3 or (request.generation_id == _NO_GENERATION and not request.member_id):
         return await broker.groups.hold(request.group_id)
     member = (request.member_id, request.group_instance_id, request.generation_id)
     return await broker.groups.check_commit(request.group_id, member)

@@ -21,6 +21,7 @@ from catchwater.broker.coordination.held import MAX_GROUPS, Claims, HeldGroups
 from catchwater.broker.coordination.held import MOVED as MOVED
 from catchwater.broker.coordination.held import UNAVAILABLE as UNAVAILABLE
 from catchwater.broker.coordination.members import Answers, GroupLimits, Join, Joined, Synced
+from catchwater.broker.coordination.patterns import Patterns
 from catchwater.clock import Clock
 from catchwater.wire.errors import ErrorCode
 
@@ -46,6 +47,7 @@ class Coordinator:
         self.groups: dict[str, Group] = {}
         self.consumer_groups: dict[str, ConsumerGroup] = {}
         self.consumer_limits = consumer_limits
+        self.patterns = Patterns(clock)
         self._limits = limits
         self._clock = clock
         self._held = HeldGroups(claims, self._drop)
@@ -189,6 +191,12 @@ class Coordinator:
         """Whether somebody takes part in the group, or is about to."""
         group, consumers = self.groups.get(group_id), self.consumer_groups.get(group_id)
         return bool((group and not group.is_idle) or (consumers and consumers.members))
+
+    def is_subscribed(self, group_id: str, topic: str) -> bool:
+        """Whether a member of the group reads this topic."""
+        group, consumers = self.groups.get(group_id), self.consumer_groups.get(group_id)
+        members = consumers.members.values() if consumers else ()
+        return any(topic in m.topics for m in members) or bool(group and group.is_subscribed(topic))
 
     def forget(self, group_id: str) -> bool:
         """A group without members was deleted, its claim too; whether it was known here."""

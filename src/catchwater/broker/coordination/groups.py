@@ -29,8 +29,13 @@ from catchwater.broker.coordination.members import (
     Member,
     Synced,
     Waiter,
+    size_bytes,
+    subscription,
 )
 from catchwater.wire.errors import ErrorCode
+
+MAX_METADATA_BYTES = 64 * 1024 * 1024
+"""Of all members together."""
 
 
 @dataclass
@@ -47,6 +52,11 @@ class Group:
     members: dict[str, Member] = field(default_factory=dict)
     promised: dict[str, int] = field(default_factory=dict)
     """Ids handed out with MEMBER_ID_REQUIRED, and until when (ms) they may be used."""
+    _statics: dict[str, str] = field(default_factory=dict)
+    """Member id by instance id."""
+    _supporters: dict[str, int] = field(default_factory=dict)
+    """How many members know a protocol, by its name."""
+    _metadata_bytes: int = 0
     earliest_end_ms: int = 0
     """In PREPARING: the rebalance does not end before, so that a starting fleet joins once."""
     deadline_ms: int = 0
@@ -83,18 +93,29 @@ class Group:
             return ErrorCode.INVALID_SESSION_TIMEOUT
         if not request.protocol_type or not request.protocols:
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        others = [m for m in self.members.values() if m.id != request.member_id]
-        if others:
-            common = set.intersection(*({name for name, _ in m.protocols} for m in others))
-            if request.protocol_type != self.protocol_type or common.isdisjoint(
-                name for name, _ in request.protocols
-            ):
-                return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        is_known = request.member_id in self.members or self._static(request.instance_id)
+        if not self._knows_one_of(request):
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        member = self.members.get(request.member_id)
+        is_known = member or self._static(request.instance_id)
         if not is_known and len(self.members) + len(self.promised) >= limits.max_members:
             if request.member_id not in self.promised:
                 return ErrorCode.GROUP_MAX_SIZE_REACHED
+        # The leader is sent all of it in one reply.
+        more_bytes = size_bytes(request.protocols) - (size_bytes(member.protocols) if member else 0)
+        if self._metadata_bytes + more_bytes > MAX_METADATA_BYTES:
+            return ErrorCode.GROUP_MAX_SIZE_REACHED
         return ErrorCode.NONE
+
+    def _knows_one_of(self, request: Join) -> bool:
+        """Whether all other members know one of the protocols that are offered."""
+        member = self.members.get(request.member_id)
+        others = len(self.members) - (member is not None)
+        if not others:
+            return True
+        own = {name for name, _ in member.protocols} if member else set()
+        return request.protocol_type == self.protocol_type and any(
+            self._supporters.get(name, 0) - (name in own) == others for name, _ in request.protocols
+        )
 
     def _join_new(self, request: Join, waiter: Waiter, now_ms: int) -> Answers:
         if request.must_return_with_id and request.instance_id is None:
@@ -116,6 +137,7 @@ class Group:
         )
         was_empty = not self.members
         self.members[member_id] = member
+        self._count(member, 1)
         self.protocol_type = request.protocol_type
         answers = self._prepare(now_ms)
         if was_empty:
@@ -127,7 +149,9 @@ class Group:
         unchanged = member.protocols == request.protocols
         member.session_timeout_ms = request.session_timeout_ms
         member.rebalance_timeout_ms = request.rebalance_timeout_ms
+        self._count(member, -1)
         member.protocols = request.protocols
+        self._count(member, 1)
         member.last_seen_ms = now_ms
         is_retry = self.state is GroupState.COMPLETING or (
             self.state is GroupState.STABLE and member.id != self.leader
@@ -152,6 +176,8 @@ class Group:
             last_seen_ms=now_ms,
             assignment=old.assignment,
         )
+        self._count(old, -1)
+        self._count(new, 1)
         # Rebuilt, so that the new member stands where the old one stood.
         self.members = {
             (new.id if m is old else m.id): (new if m is old else m) for m in self.members.values()
@@ -276,9 +302,9 @@ class Group:
             self.state = GroupState.STABLE
             for other in self.members.values():
                 other.assignment = assignments.get(other.id, b"")
-        for other in self.members.values():
-            answers += self._answer_sync(other, ErrorCode.NONE, now_ms)
-        return answers
+                answers += self._answer_sync(other, ErrorCode.NONE, now_ms)
+            return answers
+        return answers + self._answer_sync(member, ErrorCode.NONE, now_ms)
 
     def _answer_sync(self, member: Member, error: ErrorCode, now_ms: int | None = None) -> Answers:
         waiter, member.syncing = member.syncing, None
@@ -352,14 +378,26 @@ class Group:
         return ErrorCode.NONE
 
     def _static(self, instance_id: str | None) -> Member | None:
-        if instance_id is None:
-            return None
-        return next((m for m in self.members.values() if m.instance_id == instance_id), None)
+        return self.members.get(self._statics.get(instance_id or "", ""))
+
+    def _count(self, member: Member, change: int) -> None:
+        """A member comes (1) or goes (-1): note its name and what it knows."""
+        for name in {name for name, _ in member.protocols}:
+            self._supporters[name] = self._supporters.get(name, 0) + change
+            if not self._supporters[name]:
+                del self._supporters[name]
+        self._metadata_bytes += change * size_bytes(member.protocols)
+        if member.instance_id is not None:
+            if change > 0:
+                self._statics[member.instance_id] = member.id
+            else:
+                self._statics.pop(member.instance_id, None)
 
     def _remove(self, gone: list[Member], now_ms: int) -> Answers:
         answers: Answers = []
         for member in gone:
             del self.members[member.id]
+            self._count(member, -1)
             answers += self._answer_join(member, ErrorCode.UNKNOWN_MEMBER_ID)
             answers += self._answer_sync(member, ErrorCode.UNKNOWN_MEMBER_ID)
         answers += self._prepare(now_ms)
@@ -388,6 +426,7 @@ class Group:
             for member in list(self.members.values()):
                 if member.joining is None and member.instance_id is None:
                     del self.members[member.id]
+                    self._count(member, -1)
             answers += self._end_joining(now_ms)
         return answers
 
@@ -403,3 +442,16 @@ class Group:
     def is_idle(self) -> bool:
         """Whether nothing would be lost by forgetting it."""
         return not self.members and not self.promised
+
+    @property
+    def is_of_consumers(self) -> bool:
+        """Whether its members are consumers, whose subscriptions can be read."""
+        return self.protocol_type == "consumer"
+
+    def is_subscribed(self, topic: str) -> bool:
+        """Whether a member says that it reads this topic, or says nothing that can be read."""
+        for member in self.members.values():
+            topics = subscription(member.metadata(self.protocol or member.protocols[0][0]))
+            if topics is None or topic in topics:
+                return True
+        return False

@@ -5,6 +5,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from catchwater.wire.errors import ErrorCode
+from catchwater.wire.fields import I16, Cursor, MalformedMessage
 
 Waiter = Any
 """Names the request an answer belongs to; opaque to this module."""
@@ -98,3 +99,18 @@ class Member:
     def metadata(self, protocol: str | None) -> bytes:
         """What it said under this protocol name."""
         return dict(self.protocols).get(protocol or "", b"")
+
+
+def size_bytes(protocols: tuple[tuple[str, bytes], ...]) -> int:
+    """What a member's protocols take."""
+    return sum(len(name) + len(metadata) for name, metadata in protocols)
+
+
+def subscription(metadata: bytes) -> frozenset[str] | None:
+    """The topics that a consumer subscribes to, in any version of its metadata; None if unread."""
+    try:
+        cursor = Cursor(memoryview(metadata))
+        cursor.number(I16)  # the version; topics come first in all of them
+        return frozenset(cursor.text(False) for _ in range(cursor.count(False)))
+    except MalformedMessage:
+        return None

@@ -153,8 +153,8 @@ async def test_what_is_asked_again_because_the_reply_was_lost_is_answered_alike(
 
 async def test_version_2_is_told_of_and_needs_three_requests(served: Any, batch: Any) -> None:
     request = ApiVersionsRequest(client_software_name="test", client_software_version="1")
-    (feature,) = (await served.send(request)).finalized_features
-    assert (feature.name, feature.max_version_level) == ("transaction.version", 2)
+    features = (await served.send(request)).finalized_features
+    assert ("transaction.version", 2) in [(f.name, f.max_version_level) for f in features]
     producer = await init(served)
     assert await produce(served, producer, batch) == "none"
     assert await commit(served, producer, 17) == "none"

@@ -1,0 +1,49 @@
+"""DeleteGroups (42), v0-2: forget groups that have no members, with their positions."""
+
+from typing import Any
+
+from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.coordination import access
+from catchwater.broker.coordination.held import MOVED, UNAVAILABLE
+from catchwater.broker.gate import Operation
+from catchwater.broker.names import is_legal_group_id
+from catchwater.wire.errors import ErrorCode
+
+
+async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """Delete each, and say what came of it."""
+    return {
+        "results": [
+            {"group_id": name, "error_code": await _delete(broker, call, name)}
+            for name in request.groups_names
+        ]
+    }
+
+
+async def _delete(broker: Broker, call: Call, group_id: str) -> ErrorCode:
+    if not is_legal_group_id(group_id):
+        return ErrorCode.INVALID_GROUP_ID
+    if not access.may(broker, call, Operation.DELETE, group_id):
+        return ErrorCode.GROUP_AUTHORIZATION_FAILED
+    groups = broker.groups
+    async with groups.in_order(group_id):
+        error = await groups.hold(group_id)
+        if error is not ErrorCode.NONE:
+            return error
+        if groups.has_members(group_id):
+            return ErrorCode.NON_EMPTY_GROUP
+        try:
+            # Under the claim: whoever follows may have members that commit positions by now.
+            epoch = groups.claim_epoch(group_id)
+            # Forgotten before, for somebody may join a new group of this name meanwhile.
+            was_known = groups.forget(group_id)
+            had_positions = await broker.log.delete_group(group_id, epoch)
+        except MOVED:
+            groups.give_up(group_id)
+            return ErrorCode.NOT_COORDINATOR
+        except UNAVAILABLE:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    return ErrorCode.NONE if was_known or had_positions else ErrorCode.GROUP_ID_NOT_FOUND
+
+
+API = Api(42, "DeleteGroups", range(0, 3), handle)

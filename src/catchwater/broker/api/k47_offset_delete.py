@@ -1,0 +1,65 @@
+"""OffsetDelete (47), v0: forget a group's positions in topics that it does not read (KIP-496)."""
+
+from typing import Any
+
+from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.coordination import access
+from catchwater.broker.coordination.held import MOVED, UNAVAILABLE
+from catchwater.broker.gate import Operation
+from catchwater.broker.names import is_legal_group_id
+from catchwater.broker.reply import errors_by_partition
+from catchwater.wire.errors import ErrorCode
+
+
+async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """Forget all that may be forgotten, then answer each."""
+    async with broker.groups.in_order(request.group_id):
+        error = await _refusal(broker, call, request.group_id)
+        if error is not ErrorCode.NONE:
+            return {"error_code": error, "topics": []}
+        errors = {
+            (topic.name, p.partition_index): _check(broker, call, request.group_id, topic.name, p)
+            for topic in request.topics
+            for p in topic.partitions
+        }
+        keys = [key for key, found in errors.items() if found is ErrorCode.NONE]
+        try:
+            epoch = broker.groups.claim_epoch(request.group_id)
+            await broker.log.delete_offsets(request.group_id, keys, epoch)
+        except MOVED:
+            broker.groups.give_up(request.group_id)
+            return {"error_code": ErrorCode.NOT_COORDINATOR, "topics": []}
+        except UNAVAILABLE:
+            return {"error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE, "topics": []}
+    return {"error_code": ErrorCode.NONE} | errors_by_partition(request, errors)
+
+
+async def _refusal(broker: Broker, call: Call, group_id: str) -> ErrorCode:
+    """What keeps the whole request from being done."""
+    if not is_legal_group_id(group_id):
+        return ErrorCode.INVALID_GROUP_ID
+    if not access.may(broker, call, Operation.DELETE, group_id):
+        return ErrorCode.GROUP_AUTHORIZATION_FAILED
+    error = await broker.groups.hold(group_id)
+    if error is not ErrorCode.NONE:
+        return error
+    group = broker.groups.groups.get(group_id)
+    if group is not None and group.members and not group.is_of_consumers:
+        return ErrorCode.NON_EMPTY_GROUP
+    if broker.groups.has_members(group_id) or await broker.log.committed(group_id):
+        return ErrorCode.NONE
+    return ErrorCode.GROUP_ID_NOT_FOUND
+
+
+def _check(broker: Broker, call: Call, group_id: str, name: str, partition: Any) -> ErrorCode:
+    if not broker.may(call.principal, Operation.READ, name):
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    topic = broker.find_topic(name)
+    if topic is None or not 0 <= partition.partition_index < topic.partitions:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if broker.groups.is_subscribed(group_id, name):
+        return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+    return ErrorCode.NONE
+
+
+API = Api(47, "OffsetDelete", range(0, 1), handle)

@@ -1,0 +1,154 @@
+"""ConsumerGroupHeartbeat (68), v0-1: all a member of the consumer protocol says (KIP-848).
+
+Rules: `broker/coordination/consumer/group.py`. What the member may not DESCRIBE its pattern does
+not mean; a name it may not DESCRIBE is refused.
+
+Version notes: v1 adds the regular expression, of RE2's syntax as in Kafka, and lets the member
+make its own id (KIP-1082); in v0 one that brings none is given one.
+
+Not implemented: assignment by racks, whose names are only shown; members of both protocols in one
+group.
+"""
+
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.coordination import access
+from catchwater.broker.coordination.consumer.assign import ASSIGNORS
+from catchwater.broker.coordination.consumer.group import TopicsSeen, refused
+from catchwater.broker.coordination.consumer.member import JOINS, PAUSES, Beat, Beaten, Partitions
+from catchwater.broker.gate import Operation
+from catchwater.broker.names import is_legal_group_id, is_legal_member_name
+from catchwater.catalog.base import CatalogUnavailable
+from catchwater.wire.errors import ErrorCode
+
+MAX_NAMES_CHARACTERS = 1024 * 1024
+_LONGEST_CLIENT_ID = 64
+
+
+async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """Give the heartbeat to its group, or refuse it."""
+    beat = _beat(broker, call, request)
+    beaten = _refusal(request.group_id, beat) or await _denial(broker, call, request.group_id, beat)
+    if beaten is None:
+        await _look_up(broker, beat)
+        topics = TopicsSeen(partial(_find, broker), partial(_matching, broker, call))
+        beaten = await broker.groups.beat(request.group_id, beat, topics)
+    return {
+        "error_code": beaten.error,
+        "error_message": beaten.message,
+        "member_id": beaten.member_id,
+        "member_epoch": beaten.epoch,
+        "heartbeat_interval": broker.groups.consumer_limits.heartbeat_interval_ms,
+        "assignment": None if beaten.assigned is None else assignment(beaten.assigned),
+    }
+
+
+def assignment(partitions: Partitions) -> dict[str, Any]:
+    """Partitions as the message groups them."""
+    indexes: dict[bytes, list[int]] = {}
+    for topic_id, index in sorted(partitions):
+        indexes.setdefault(topic_id, []).append(index)
+    return {
+        "topic_partitions": [
+            {"topic_id": topic_id, "partitions": tuple(found)}
+            for topic_id, found in indexes.items()
+        ]
+    }
+
+
+def _beat(broker: Broker, call: Call, request: Any) -> Beat:
+    timeout_ms: int = request.rebalance_timeout // timedelta(milliseconds=1)
+    names, owned = request.subscribed_topic_names, request.topic_partitions
+    must_be_given_id = call.version == 0 and request.member_epoch == JOINS
+    return Beat(
+        member_id=request.member_id or (str(broker.clock.uuid()) if must_be_given_id else ""),
+        epoch=request.member_epoch,
+        instance_id=request.instance_id,
+        rack_id=request.rack_id,
+        client_id=(call.header.client_id or "")[:_LONGEST_CLIENT_ID],
+        client_host=call.client_host,
+        rebalance_timeout_ms=timeout_ms if timeout_ms >= 0 else None,
+        names=None if names is None else frozenset(names),
+        pattern=getattr(request, "subscribed_topic_regex", None),
+        assignor=request.server_assignor,
+        owned=None
+        if owned is None
+        else frozenset(
+            (topic.topic_id.bytes, index)
+            for topic in owned
+            if topic.topic_id is not None
+            for index in topic.partitions
+        ),
+    )
+
+
+def _refusal(group_id: str, beat: Beat) -> Beaten | None:
+    """What is wrong with the heartbeat by itself."""
+    if not is_legal_group_id(group_id):
+        return refused(ErrorCode.INVALID_GROUP_ID, "A group's id is 1 to 255 printable characters.")
+    named = {"member id": beat.member_id, "instance id": beat.instance_id, "rack": beat.rack_id}
+    for what, name in named.items():
+        if name is not None and not is_legal_member_name(name):
+            message = f"The {what} is not 1 to 255 printable characters."
+            return refused(ErrorCode.INVALID_REQUEST, message)
+    if sum(map(len, beat.names or ())) > MAX_NAMES_CHARACTERS:
+        return refused(ErrorCode.INVALID_REQUEST, "The names of the topics are too long.")
+    if beat.assignor is not None and beat.assignor not in ASSIGNORS:
+        message = f"There is no assignor {beat.assignor!r}, but {', '.join(ASSIGNORS)}."
+        return refused(ErrorCode.UNSUPPORTED_ASSIGNOR, message)
+    wrong = _wrong_epoch(beat)
+    return refused(ErrorCode.INVALID_REQUEST, wrong) if wrong else None
+
+
+def _wrong_epoch(beat: Beat) -> str | None:
+    """What does not go with the epoch, as Kafka sees it."""
+    if beat.epoch < PAUSES:
+        return f"There is no member epoch {beat.epoch}."
+    if beat.epoch == PAUSES and beat.instance_id is None:
+        return "Only a static member, with an instance id, leaves for a while."
+    if beat.epoch != JOINS:
+        return None
+    if beat.rebalance_timeout_ms is None:
+        return "Who joins says its rebalance timeout."
+    if beat.owned is None or beat.owned:
+        return "Who joins owns no partitions, and says so."
+    if beat.names is None and beat.pattern is None:
+        return "Who joins subscribes to topics by name or by a regular expression."
+    return None
+
+
+async def _denial(broker: Broker, call: Call, group_id: str, beat: Beat) -> Beaten | None:
+    """What the caller may not do, or the pattern it may not use."""
+    if not access.may(broker, call, Operation.READ, group_id):
+        denied = f"{call.principal} may not READ group {group_id}."
+        return refused(ErrorCode.GROUP_AUTHORIZATION_FAILED, denied)
+    if not all(broker.may(call.principal, Operation.DESCRIBE, name) for name in beat.names or ()):
+        denied = f"{call.principal} may not DESCRIBE all of these topics."
+        return refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, denied)
+    wrong = await broker.groups.patterns.refusal(beat.pattern) if beat.pattern else None
+    return refused(ErrorCode.INVALID_REGULAR_EXPRESSION, wrong) if wrong else None
+
+
+async def _look_up(broker: Broker, beat: Beat) -> None:
+    """Ask for topics that another broker may just have created."""
+    unknown = [name for name in beat.names or () if broker.find_topic(name) is None]
+    if unknown:
+        with suppress(CatalogUnavailable):
+            await broker.log.look_up(unknown)
+
+
+def _find(broker: Broker, name: str) -> tuple[bytes, int] | None:
+    topic = broker.find_topic(name)
+    return None if topic is None else (topic.id, topic.partitions)
+
+
+def _matching(broker: Broker, call: Call, pattern: str) -> frozenset[str]:
+    names = broker.groups.patterns.matching(pattern, broker.log.topics)
+    return frozenset(n for n in names if broker.may(call.principal, Operation.DESCRIBE, n))
+
+
+API = Api(68, "ConsumerGroupHeartbeat", range(0, 2), handle, notes="no rack awareness")
