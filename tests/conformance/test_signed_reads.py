@@ -88,7 +88,7 @@ def executed(description: bytes, home: Path) -> list[tuple[int, bytes]]:
     rows, environment, modules = pickle.loads(done.stdout)
     assert not [name for name in environment if "AWS" in name.upper()]
     assert not {"obstore", "boto3", "botocore"} & {name.partition(".")[0] for name in modules}
-    return rows
+    return list(zip(rows["offset"].to_pylist(), rows["value"].to_pylist(), strict=True))
 
 
 def signed_reads(proxy: SignedProxy) -> list[str]:

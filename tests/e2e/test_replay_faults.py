@@ -1,5 +1,6 @@
 """A replay through faults brings what it brings without: every record, once."""
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,11 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 PARTITIONS, COUNT, SIZE = 2, 1_600, 20_000
 """32 MB a partition: what is fetched at once is much less, so that much is still to be read."""
 PATIENCE_S = 60
+LOGGING = "spark.sql.pyspark.worker.logging.enabled"
+AGAIN = (
+    r"The task from long-\d offset \d+ on is read again: attempt 2 begins (\S+) s after its plan."
+)
+LONGER = r"The task from long-\d offset \d+ on took (\S+) s longer: .* requests were repeated .*"
 
 
 def value(partition: int, n: int) -> bytes:
@@ -58,6 +64,10 @@ def kill_when(begun: Path, broker: Any, killed: Path) -> threading.Thread:
     return thread
 
 
+def worker_logs(spark: Any) -> set[str]:
+    return {row.msg for row in spark.tvf.python_worker_logs().select("msg").collect()}
+
+
 @pytest.mark.parametrize("path", ["direct", "kafka"])
 def test_a_broker_that_dies_and_a_task_that_fails_change_nothing(
     spark: Any, broker: Any, tmp_path: Path, path: str
@@ -83,6 +93,8 @@ def test_a_broker_that_dies_and_a_task_that_fails_change_nothing(
             yield pa.RecordBatch.from_arrays(columns, ["partition", "offset", "digest"])
 
     register(spark)
+    spark.conf.set(LOGGING, "true")  # what tasks log is a table, then
+    before = worker_logs(spark)
     frame = (
         spark.read.format("catchwater")
         .option("kafka.bootstrap.servers", broker.bootstrap)
@@ -101,3 +113,12 @@ def test_a_broker_that_dies_and_a_task_that_fails_change_nothing(
     found = sorted((row.partition, row.offset, bytes(row.digest)) for row in rows)
     wanted = [(p, n, sha256(value(p, n)).digest()) for p in range(PARTITIONS) for n in range(COUNT)]
     assert found == wanted
+    said = worker_logs(spark) - before
+    spark.conf.unset(LOGGING)
+    (again,) = [re.fullmatch(AGAIN, line) for line in said if "is read again" in line]
+    assert again is not None, said
+    assert 0 < float(again[1]) < PATIENCE_S
+    longer = [re.fullmatch(LONGER, line) for line in said if "longer" in line]
+    if path == "kafka":  # a direct read does not notice that the broker is away
+        assert longer, "each task that asked meanwhile has waited"
+        assert all(found and 1.0 <= float(found[1]) < PATIENCE_S for found in longer), said

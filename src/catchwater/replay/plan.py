@@ -146,6 +146,12 @@ class Task:
     quota: Quota | None = None
     """What it pays from before it reads storage, if the log asks for that."""
 
+    def __str__(self) -> str:
+        if not self.slices:
+            return "The empty task"
+        first = self.slices[0]
+        return f"The task from {first.topic}-{first.partition} offset {first.first} on"
+
     @property
     def stored_bytes(self) -> int:
         """What it reads from storage."""

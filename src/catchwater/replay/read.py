@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectMissing
 from catchwater.objects.urls import AccessEnded, read_range, shown
@@ -63,6 +64,8 @@ _FETCH_WAIT_MS = 500
 _EMPTY_FETCHES = int(_TIMEOUT_S * 1000 / _FETCH_WAIT_MS)
 # What Spark's connector is tuned to; a reply is decoded in groups, so size costs memory only.
 _FETCH_BYTES = 8 * 2**20
+_WORTH_SAYING_S = 1.0
+"""A task that has lost more time than this says so when it ends."""
 
 
 class RangeDamaged(CatchwaterError):
@@ -95,17 +98,58 @@ def read_task(task: Task, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
     Raises `HistoryLost`, `RangeDamaged`, `RecordsDamaged`, and the errors of store and client.
     """
     schema = arrow_schema(settings.columns)
-    return _even(_read_slices(task, schema, settings), schema)
+    delays, meter = Delays(), Meter(task.quota, task.stored_bytes)
+    try:
+        yield from _even(_read_slices(task, schema, settings, delays, meter), schema)
+    finally:
+        if delays.lost_s + meter.throttled_s >= _WORTH_SAYING_S:
+            _LOG.warning(
+                "%s took %.1f s longer: %.1f s where %d requests were repeated or held back, "
+                "%.1f s for its quota.",
+                task,
+                delays.lost_s + meter.throttled_s,
+                delays.lost_s,
+                delays.repeats,
+                meter.throttled_s,
+            )
 
 
-def _read_slices(task: Task, schema: pa.Schema, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
+class Delays(Clock):
+    """A clock for one task's requests that adds up what repeating them has cost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.repeats = 0
+        self.lost_s = 0.0
+        """Failed attempts and the waits behind them."""
+        self._since_s = self.monotonic_s()
+
+    def begin(self) -> None:
+        """A request begins; what passes until it is repeated is lost."""
+        self._since_s = self.monotonic_s()
+
+    def repeat(self) -> None:
+        """The request begins anew."""
+        now_s = self.monotonic_s()
+        self.lost_s += now_s - self._since_s
+        self.repeats += 1
+        self._since_s = now_s
+
+    def pause(self, seconds: float) -> None:
+        """Clients and stores wait before they repeat, or because they were told to."""
+        super().pause(seconds)
+        self.repeat()
+
+
+def _read_slices(
+    task: Task, schema: pa.Schema, settings: ReadSettings, delays: Delays, meter: Meter
+) -> Iterator[pa.RecordBatch]:
     decoded = [name for name in settings.columns if name in COLUMNS] or ["offset"]
-    meter = Meter(task.quota, task.stored_bytes)
     for each in task.slices:
         if each.range is not None:
             meter.pay(each.range.byte_size)
         source = _from_leader if each.range is None else _from_storage
-        for rows in source(each, decoded, settings):
+        for rows in source(each, decoded, settings, delays):
             yield _complete(rows, each, schema)
 
 
@@ -159,19 +203,26 @@ def _microseconds(times: pa.Array, origin: Slice) -> pa.Array:
 
 
 def _from_storage(
-    each: Slice, columns: Sequence[str], settings: ReadSettings
+    each: Slice, columns: Sequence[str], settings: ReadSettings, delays: Delays
 ) -> Iterator[pa.RecordBatch]:
     assert each.range is not None
     try:
-        data = read_range(each.range.url, each.range.byte_offset, each.range.byte_size)
+        data = _bytes_of(each.range, delays)
     except (ObjectMissing, AccessEnded):
         # Packed or deleted since the plan, or its URL has ended: believe the new plan.
-        for newer in _planned_again(each, settings):
+        newest = _planned_again(each, settings)
+        delays.repeat()
+        for newer in newest:
             assert newer.range is not None
-            data = read_range(newer.range.url, newer.range.byte_offset, newer.range.byte_size)
+            data = _bytes_of(newer.range, delays)
             yield from _decode_range(data, newer, newer.range, columns)
         return
     yield from _decode_range(data, each, each.range, columns)
+
+
+def _bytes_of(where: PlanRange, delays: Delays) -> memoryview:
+    delays.begin()
+    return read_range(where.url, where.byte_offset, where.byte_size, clock=delays)
 
 
 def _decode_range(
@@ -219,17 +270,19 @@ def _planned_again(each: Slice, settings: ReadSettings) -> list[Slice]:
 
 
 def _from_leader(
-    each: Slice, columns: Sequence[str], settings: ReadSettings
+    each: Slice, columns: Sequence[str], settings: ReadSettings, delays: Delays
 ) -> Iterator[pa.RecordBatch]:
     offset = each.first
     client = Client(
         settings.bootstrap,
         client_id=settings.client_id,
         timeout_s=_TIMEOUT_S,
+        clock=delays,
         security=settings.security,
     )
     with client:
         while offset < each.stop:
+            delays.begin()
             fetched, batches = _fetch(client, each, offset, settings)
             if fetched.error is ErrorCode.OFFSET_OUT_OF_RANGE:
                 offset = _after_loss(client, each, offset, settings)

@@ -9,12 +9,14 @@ after a restart reads exactly the same offsets. Does not write.
 """
 
 import gc
+import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import SparkSession, types
 from pyspark.sql.datasource import (
     DataSource,
@@ -46,6 +48,8 @@ from catchwater.values.settings import ValueFormat, load
 from catchwater.values.typed import read_columns, typed, value_fields
 from catchwater.wire.client import LATEST
 
+_LOG = logging.getLogger(__name__)
+
 SPARK_TYPES: Mapping[str, types.DataType] = {
     "key": types.BinaryType(),
     "value": types.BinaryType(),
@@ -72,6 +76,8 @@ class SourcePartition(InputPartition):  # type: ignore[misc]
     task: Task
     control_url: str | None
     pin: ReadPin | None = None
+    planned_ms: int = field(default_factory=SYSTEM.now_ms, compare=False)
+    """By the driver's wall clock."""
 
 
 class CatchwaterSource(DataSource):  # type: ignore[misc]
@@ -222,6 +228,18 @@ def _settle() -> None:
     gc.freeze()
 
 
+def _say_if_again(partition: SourcePartition) -> None:
+    """What a failed attempt has cost is known to nobody but who makes the next."""
+    task = TaskContext.get()
+    if task is not None and task.attemptNumber():
+        _LOG.warning(
+            "%s is read again: attempt %d begins %.1f s after its plan.",
+            partition.task,
+            task.attemptNumber() + 1,
+            max(SYSTEM.now_ms() - partition.planned_ms, 0) / 1000,
+        )
+
+
 def read_partition(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """What an executor reads for one of `input_partitions`."""
     # Only executors decode; loading the decoder would cost the planning processes a second.
@@ -229,6 +247,7 @@ def read_partition(options: SourceOptions, partition: InputPartition) -> Iterato
 
     assert isinstance(partition, SourcePartition), "Spark hands back the partitions it was given"
     _settle()
+    _say_if_again(partition)
     decoded = options.values.format is not ValueFormat.BINARY
     settings = ReadSettings(
         options.bootstrap,

@@ -8,6 +8,8 @@ from typing import ClassVar
 import pyarrow as pa
 import pytest
 
+from catchwater.clock import Clock
+from catchwater.objects import urls
 from catchwater.objects.base import ObjectMissing
 from catchwater.replay import read as read_module
 from catchwater.replay.control import Plan
@@ -159,6 +161,41 @@ def test_a_chunk_packed_since_the_plan_is_found_by_a_new_one(
         offsets([gone])
 
 
+def slow_to_read(monkeypatch: pytest.MonkeyPatch, pauses: int) -> None:
+    """Each range is given only after so many attempts that take a moment."""
+
+    def read_range(url: str, offset: int, size: int, *, clock: Clock) -> memoryview:
+        for _ in range(pauses):
+            clock.pause(0.02)
+        return urls.read_range(url, offset, size)
+
+    monkeypatch.setattr(read_module, "read_range", read_range)
+
+
+def test_a_task_says_when_it_ends_what_repeated_requests_have_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    slices = [stored(tmp_path, SEGMENT, batch(2, base), base, base + 1) for base in (10, 12)]
+    slow_to_read(monkeypatch, 3)
+    assert offsets(slices) == [10, 11, 12, 13]
+    assert caplog.text == "", "less than a second is not worth a line"
+    monkeypatch.setattr(read_module, "_WORTH_SAYING_S", 0.12)
+    assert offsets(slices) == [10, 11, 12, 13]
+    assert "The task from t-3 offset 10 on took 0.1 s longer" in caplog.text
+    assert "where 6 requests were repeated or held back, 0.0 s for its quota" in caplog.text
+
+
+def test_a_task_that_fails_says_what_it_has_lost_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow_to_read(monkeypatch, 3)
+    monkeypatch.setattr(read_module, "_WORTH_SAYING_S", 0.06)
+    damaged = stored(tmp_path, SEGMENT, b"x" * 100, 10, 15)
+    with pytest.raises(RangeDamaged):
+        offsets([damaged])
+    assert "where 3 requests were repeated" in caplog.text
+
+
 class Leader:
     """Stands in for the client: answers in the order given."""
 
@@ -167,7 +204,7 @@ class Leader:
     log_start: ClassVar[int] = 0
 
     def __init__(
-        self, bootstrap: str, client_id: str, timeout_s: float, security: Security
+        self, bootstrap: str, client_id: str, timeout_s: float, clock: Clock, security: Security
     ) -> None: ...
 
     def __enter__(self) -> "Leader":
