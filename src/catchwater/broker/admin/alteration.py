@@ -120,16 +120,17 @@ async def _alter(
 
 
 def _refuse(broker: Broker, resource: Any, changes: Sequence[Change]) -> None:
-    """What is no topic takes no change, and an empty one only if it is there."""
+    """What is no topic takes no change. Of a broker nothing was ever set, so DELETE is none."""
     error = ErrorCode.INVALID_REQUEST
     mine = str(broker.config.node_id)
     if resource.resource_type == BROKER:
+        wanted = [change.name for change in changes if change.operation != DELETE]
         if resource.resource_name not in ("", mine):
             what = f"This is broker {mine}, not {resource.resource_name[:100]!r}."
-        elif not changes:
+        elif not wanted:
             return
         else:
-            what = f"{changes[0].name[:100]} of a broker is set where it is started, not here."
+            what = f"{wanted[0][:100]} of a broker is set where it is started, not here."
     elif resource.resource_type == BROKER_LOGGER:
         what = "The levels of a broker's loggers cannot be changed."
     elif resource.resource_type == CLIENT_METRICS:

@@ -53,6 +53,8 @@ def refused_factor(broker: Broker, factor: int) -> str | None:
     brokers = len(broker.brokers)
     if 1 <= factor <= brokers:
         return None
+    if brokers == 1:
+        return "The replication factor is 1: there is one broker that can serve the topic."
     return f"The replication factor is from 1 to {brokers}, for so many brokers can serve a topic."
 
 

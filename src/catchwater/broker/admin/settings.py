@@ -5,6 +5,7 @@ What may hold a password is sensitive: its value is not told. A broker's setting
 for they are set where it is started.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, fields
 from typing import Any
@@ -14,7 +15,7 @@ from catchwater.catalog.rows import Topic
 from catchwater.config import BrokerConfig
 
 # Where a value comes from (`DescribeConfigsResponse.ConfigSource`).
-_FROM_TOPIC, _FROM_STATIC_BROKER, _FROM_DEFAULT = 1, 4, 5
+_FROM_TOPIC, _FROM_STATIC_BROKER, _FROM_DEFAULT, _FROM_LOGGER = 1, 4, 5, 6
 
 _TYPES: Mapping[Any, int] = {int: LONG, bool: BOOLEAN}
 _SENSITIVE = frozenset(("catchwater.catalog", "catchwater.objects"))
@@ -57,6 +58,12 @@ def of_broker(config: BrokerConfig, control_url: str) -> list[dict[str, Any]]:
     for each in configs:
         each["read_only"] = True
     return sorted(configs, key=lambda each: str(each["name"]))
+
+
+def of_loggers() -> list[dict[str, Any]]:
+    """The level of the broker's log, which all its loggers have."""
+    level = logging.getLevelName(logging.getLogger().getEffectiveLevel())
+    return [_config("root", [("root", level, _FROM_LOGGER)], STRING, None) | {"read_only": True}]
 
 
 def _broker_sources(config: BrokerConfig, field: Field[Any]) -> list[Source]:

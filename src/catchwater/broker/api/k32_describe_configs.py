@@ -1,4 +1,4 @@
-"""DescribeConfigs (32), v1-4: the settings of topics and of this broker.
+"""DescribeConfigs (32), v1-4: the settings of topics, of this broker, and the level of its log.
 
 The broker's settings carry `catchwater.control.url`, so that a client which knows only
 `bootstrap.servers` finds the control API. What is told of a setting: `broker/admin/settings.py`.
@@ -6,8 +6,7 @@ The broker's settings carry `catchwater.control.url`, so that a client which kno
 Version notes: v1 adds where a value comes from and its synonyms, v3 its type and documentation,
 v4 is flexible.
 
-Groups and client metrics have no settings here, which is an empty answer as in Kafka. Left out:
-the levels of loggers.
+Groups and client metrics have no settings here, which is an empty answer as in Kafka.
 """
 
 from typing import Any
@@ -57,7 +56,9 @@ def _configs(broker: Broker, resource: Any) -> tuple[ErrorCode, str | None, list
             return ErrorCode.NONE, None, settings.of_topic(broker.config, topic)
         case alteration.BROKER if name in ("", str(broker.config.node_id)):
             return ErrorCode.NONE, None, settings.of_broker(broker.config, broker.control_url)
-        case alteration.BROKER:
+        case alteration.BROKER_LOGGER if name == str(broker.config.node_id):
+            return ErrorCode.NONE, None, settings.of_loggers()
+        case alteration.BROKER | alteration.BROKER_LOGGER:
             what = f"This is broker {broker.config.node_id}: ask the other one itself."
             return ErrorCode.INVALID_REQUEST, what, []
         case alteration.CLIENT_METRICS | alteration.GROUP if name:

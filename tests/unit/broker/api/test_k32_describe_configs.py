@@ -81,6 +81,14 @@ async def test_what_may_hold_a_password_is_not_told(client) -> None:
     assert "hush" not in str(result)
 
 
+async def test_the_level_of_the_log_is_told(client) -> None:
+    (result,) = (await client.send(describe(8, "1"))).results
+    (level,) = result.configs
+    assert (level.name, level.value, level.config_source) == ("root", "WARNING", 6)
+    (result,) = (await client.send(describe(8, "2"))).results
+    assert result.error_code.name == "invalid_request"
+
+
 async def test_groups_and_client_metrics_have_no_settings(client) -> None:
     for kind in (16, 32):
         (result,) = (await client.send(describe(kind, "x"))).results

@@ -114,6 +114,9 @@ async def test_what_is_no_topic_is_refused_by_name(client, kind, name, error) ->
 
 async def test_no_change_of_this_broker_is_done(client) -> None:
     assert await errors(client, resource(BROKER, "1")) == ["none"]
+    nothing_to_delete = (DELETE, "leader.replication.throttled.rate", None)
+    assert await errors(client, resource(BROKER, "1", nothing_to_delete)) == ["none"]
+    assert await errors(client, resource(BROKER, "2", nothing_to_delete)) == ["invalid_request"]
 
 
 async def test_who_may_not_is_told_and_nothing_is_changed(client, deny) -> None:
