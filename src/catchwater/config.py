@@ -76,7 +76,7 @@ class BrokerConfig:
     max_connections_per_ip: int = 2_048
     max_connection_creation_rate: int = 1_000
     catchwater_max_connection_creation_rate_per_ip: int = 200
-    queued_max_request_bytes: int = 100_663_296
+    queued_max_request_bytes: int = 50_331_648
     connections_max_idle_ms: int = 600_000
     group_initial_rebalance_delay_ms: int = 0
     group_min_session_timeout_ms: int = 6_000

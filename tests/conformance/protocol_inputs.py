@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Union, get_args, get_origin
 from uuid import UUID
 
 from crc32c import crc32c
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from kio.index import load_request_schema
 from kio.schema.errors import ErrorCode as KioErrorCode
@@ -62,6 +63,26 @@ def with_topic_ids(data: bytes, ids: Mapping[str, bytes]) -> bytes:
     for name, topic_id in ids.items():
         data = data.replace(TOPIC_IDS[name].bytes, topic_id)
     return data
+
+
+def drawn(number: int, api_key: int, version: int, requests: int) -> list[Input]:
+    """The inputs that one seed gives for so many requests of one version of an API."""
+    found: list[Input] = []
+
+    @seed(number)
+    @settings(
+        max_examples=requests,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(inputs(api_key, version))
+    def collect(some: list[Input]) -> None:
+        found.extend(some)
+
+    collect()
+    return found
 
 
 def inputs(api_key: int, version: int) -> st.SearchStrategy[list[Input]]:

@@ -1,25 +1,49 @@
-"""What a public port must stand: the broker lives, others are served, each offence is one line."""
+"""What a public port must stand: the broker lives, others are served, each offence is one line.
 
+Where each kind of bad input is tested:
+- size prefixes, silence behind them: `OFFENCES`, an announced frame, large requests that never end;
+- array lengths in small frames: `OFFENCES`; of every type of field: unit/wire/test_messages,
+  test_fields, test_hot;
+- tagged fields, many, twice, unknown: `OFFENCES`, corpus_protocol; unit/wire/test_messages;
+- varints, requests cut short: a request of any version that is cut, a request cut at every byte;
+- unknown APIs and versions: `OFFENCES`, an unknown version of ApiVersions;
+- TLS, HTTP, noise: `OFFENCES`, random bytes, random requests;
+- slow and silent clients, floods: a flood of connections; unit/broker/test_server (deadlines,
+  limits), unit/broker/limits;
+- many requests, replies never read: a client that never reads; unit/broker/test_server;
+- batches, bombs, names, ids, offsets, groups, topics: test_bad_requests;
+- anything else: test_protocol_fuzz.
+"""
+
+import contextlib
 import http.client
 import json
 import os
 import random
+import re
+import resource
 import socket
 import struct
+import time
 
 import pytest
 from confluent_kafka import Producer
 from kio.schema.api_versions.v3.request import ApiVersionsRequest
 from kio.schema.metadata.v9.request import MetadataRequest, MetadataRequestTopic
+from tests.conformance.protocol_inputs import VERSIONS, drawn
 
+from catchwater.broker.router import APIS
 from catchwater.wire.frames import prefixed
 from catchwater.wire.messages import encode_request
 
 CLOSED_WITHIN_S = 1.0
 
 
-def connect(broker) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", broker.port), timeout=5)
+def connect(broker, source: str = "127.0.0.1") -> socket.socket:
+    """A connection from one of loopback's addresses; each is a client of its own to the broker."""
+    return socket.create_connection(
+        ("127.0.0.1", broker.port), timeout=5, source_address=(source, 0)
+    )
 
 
 def is_closed(connection: socket.socket, within_s: float = CLOSED_WITHIN_S) -> bool:
@@ -37,8 +61,16 @@ def resident_mb(broker) -> float:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+MIB = 2**20
+
+
 def framed(message, correlation_id: int = 1) -> bytes:
     return b"".join(prefixed(encode_request(correlation_id, "test", message)))
+
+
+API_VERSIONS_REQUEST = framed(
+    ApiVersionsRequest(client_software_name="x", client_software_version="1")
+)
 
 
 def metadata(*topics: str) -> bytes:
@@ -171,19 +203,95 @@ def test_requests_that_come_byte_by_byte_are_answered(broker):
 
 
 def test_a_client_that_never_reads_is_held_back(broker):
+    request = metadata(*(f"topic-{number}" for number in range(50)))
     with connect(broker) as connection:
         connection.settimeout(1)
-        request = metadata()
         sent = 0
-        try:
+        with contextlib.suppress(TimeoutError):
             for _ in range(100_000):
                 connection.sendall(request)
                 sent += 1
-        except TimeoutError:
-            pass
+        assert sent < 100_000
         with connect(broker) as other:
             other.sendall(metadata("x"))
             assert receive_frame(other)
+
+
+def begin_large_request(connection: socket.socket) -> None:
+    connection.sendall(API_VERSIONS_REQUEST)
+    receive_frame(connection)
+    connection.setblocking(False)
+    connection.send(struct.pack(">i", 4 * MIB))
+
+
+def test_large_requests_that_never_end_have_a_bound(broker):
+    before_mb = resident_mb(broker)
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(connect(broker, "127.0.0.3")) for _ in range(64)]
+        for connection in connections:
+            begin_large_request(connection)
+        left = dict.fromkeys(connections, 3 * MIB)
+        until_s = time.monotonic() + 1
+        while time.monotonic() < until_s:
+            for connection in connections:
+                with contextlib.suppress(BlockingIOError, ConnectionError):
+                    left[connection] -= connection.send(bytes(min(left[connection], 256 * 1024)))
+        # They tried to have 192 MiB held for them.
+        assert resident_mb(broker) - before_mb < 64
+        produced_s = produce_large_record(broker)
+    assert produced_s < 15
+
+
+def produce_large_record(broker) -> float:
+    began_s = time.monotonic()
+    errors = []
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "message.timeout.ms": 30_000})
+    producer.produce("bystander", bytes(900_000), on_delivery=lambda e, _: e and errors.append(e))
+    assert producer.flush(30) == 0
+    assert not errors
+    return time.monotonic() - began_s
+
+
+def test_a_flood_of_connections_is_refused_and_others_are_served(broker):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+    try:
+        with contextlib.ExitStack() as stack:
+            for number in range(5_000):
+                with contextlib.suppress(OSError):
+                    stack.enter_context(connect(broker, "127.0.0.2"))
+                if number % 1_000 == 0:
+                    began_s = time.monotonic()
+                    with connect(broker) as other:
+                        other.sendall(metadata("x"))
+                        assert receive_frame(other)
+                    assert time.monotonic() - began_s < 5
+            page = request(broker, "GET", "/metrics")[1]
+            (gauge,) = re.findall(r"^catchwater_connections (.*)$", page, re.MULTILINE)
+            assert float(gauge) < 2_100
+            assert 'connections_closed_total{reason="rate"}' in page
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+MOST_CUTS = 500
+
+
+def cuts(frame: bytes, every_byte: bool) -> list[int]:
+    return list(range(1, len(frame))) if every_byte else [1, 9, len(frame) // 2, len(frame) - 1]
+
+
+@pytest.mark.parametrize("every_byte", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_request_of_any_version_that_is_cut_is_closed(broker, every_byte):
+    ends = {(api.key, end) for api in APIS.values() for end in (api.versions[0], api.versions[-1])}
+    for key, version in VERSIONS if every_byte else sorted(ends):
+        # The first that is drawn has nothing in it.
+        *_, rich = (one for one in drawn(5, key, version, 2) if one.is_good)
+        whole = rich.data[4:]
+        for size in cuts(whole[:MOST_CUTS], every_byte):
+            with connect(broker, "127.0.0.4") as connection:
+                connection.sendall(struct.pack(">i", size) + whole[:size])
+                assert is_closed(connection, 5.0), (key, version, size)
 
 
 def test_an_unknown_version_of_api_versions_gets_the_ranges(broker):

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from hypothesis import HealthCheck, Phase, given, seed, settings
 from kio.schema.api_versions.v0.request import ApiVersionsRequest
 from kio.schema.create_topics.v7.request import CreatableTopic, CreateTopicsRequest
 from tests.conformance.protocol_inputs import (
@@ -27,7 +26,7 @@ from tests.conformance.protocol_inputs import (
     TOPICS,
     VERSIONS,
     Input,
-    inputs,
+    drawn,
     with_topic_ids,
 )
 from tests.conftest import BrokerProcess
@@ -231,32 +230,12 @@ def bystander(target: Target) -> Iterator[Bystander]:
     assert resident_bytes(target.broker) - before_bytes < MAX_RSS_GROWTH_BYTES
 
 
-def drawn(number: int, api_key: int, version: int) -> list[Input]:
-    """The inputs of one seed for one version of an API."""
-    found: list[Input] = []
-
-    @seed(number)
-    @settings(
-        max_examples=REQUESTS_A_VERSION,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(inputs(api_key, version))
-    def collect(some: list[Input]) -> None:
-        found.extend(some)
-
-    collect()
-    return found
-
-
 def rounds(number: int) -> Iterator[Input]:
     """Inputs of all versions without end, from one seed to the next; the same for the same seed."""
     while True:
         order = random.Random(number).sample(VERSIONS, len(VERSIONS))
         for api_key, version in order:
-            yield from drawn(number, api_key, version)
+            yield from drawn(number, api_key, version, REQUESTS_A_VERSION)
         number += 1
 
 

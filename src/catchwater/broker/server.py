@@ -118,7 +118,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         room = self._frames.get_buffer(sizehint)
-        is_short = self._server.is_pressed and not self.large_bytes
+        is_short = self._server.is_pressed and self.large_bytes <= SMALL_FRAME_BYTES
         return room[:SMALL_FRAME_BYTES] if is_short else room
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -190,7 +190,7 @@ class Connection(asyncio.BufferedProtocol):
             self.unfinished_since_s = self._broker.clock.monotonic_s()
         is_large, was_large = self._frames.announced_bytes > SMALL_FRAME_BYTES, self.large_bytes > 0
         self._count_large(self._frames.unfinished_bytes if is_large else 0)
-        if is_large and not was_large and self._server.is_pressed:
+        if 0 < self.large_bytes <= SMALL_FRAME_BYTES and self._server.is_pressed:
             self._is_held_back = True
             self._server.held_back[self] = None
         elif was_large:
@@ -405,7 +405,7 @@ class Server:
     @property
     def room_bytes(self) -> int:
         """How much more requests may have before no further large one is received."""
-        most_bytes = self.broker.config.queued_max_request_bytes // 2
+        most_bytes = self.broker.config.queued_max_request_bytes * 2 // 3
         return most_bytes - self.held_bytes - self.unfinished_bytes
 
     @property

@@ -339,7 +339,7 @@ def experienced(connect):
 async def test_large_requests_wait_for_room_and_small_ones_do_not(
     experienced, server, broker
 ) -> None:
-    broker.config = type(broker.config)(queued_max_request_bytes=4 * MIB)
+    broker.config = type(broker.config)(queued_max_request_bytes=3 * MIB)
     first, first_transport = await experienced()
     fill(first, 2 * MIB)
     second, second_transport = await experienced()
@@ -356,6 +356,19 @@ async def test_large_requests_wait_for_room_and_small_ones_do_not(
     server.make_room()
     assert second_transport.is_reading
     assert server.unfinished_bytes == second.large_bytes
+
+
+async def test_who_announced_before_it_was_full_waits_as_well(experienced, server, broker) -> None:
+    broker.config = type(broker.config)(queued_max_request_bytes=3 * MIB)
+    first, _ = await experienced()
+    second, second_transport = await experienced()
+    fill(second, 0)
+    fill(first, 2 * MIB)
+    assert second_transport.is_reading
+    piece = second.get_buffer(-1)
+    assert len(piece) == server_module.SMALL_FRAME_BYTES
+    second.buffer_updated(1000)
+    assert not second_transport.is_reading
 
 
 async def test_the_oldest_large_request_is_given_up_when_all_have_too_much(
@@ -402,9 +415,9 @@ async def test_a_request_that_comes_drop_by_drop_is_closed_in_time(
 
 
 async def test_a_large_request_has_less_time_while_others_wait(experienced, server, broker) -> None:
-    broker.config = type(broker.config)(queued_max_request_bytes=2 * MIB)
+    broker.config = type(broker.config)(queued_max_request_bytes=3 * MIB)
     connection, transport = await experienced()
-    fill(connection, MIB)
+    fill(connection, 2 * MIB)
     for is_aborted in (False, True):
         pass_s(broker, server_module.PRESSED_FRAME_S)
         server._close_late(broker.clock.monotonic_s())
