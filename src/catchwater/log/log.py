@@ -41,6 +41,7 @@ from catchwater.log.read.stable import Stability
 from catchwater.log.transactions import Transactions
 from catchwater.log.write.epochs import Epochs
 from catchwater.log.write.intake import Appended, Submission
+from catchwater.log.write.prepare import Preparation
 from catchwater.log.write.sequence import PartitionState
 from catchwater.objects.base import Buffer, ObjectStore
 from catchwater.wal.base import Position
@@ -91,6 +92,7 @@ class Log:
         self.txns = Transactions(core, self.allocate_producer_id, lambda: core.session)
         self.keeping = Housekeeping(core, config)
         self.epochs = Epochs(core, self.keeping.appended)
+        self.preparation = Preparation(self.submit)
 
     @classmethod
     async def open(
@@ -443,6 +445,7 @@ class Log:
         await self.keeping.stop()
         if self._core.working:
             await asyncio.wait(self._core.working)
+        await self.preparation.close()
         await self._core.writer.close()
         await self._reader.close()
         await self._close_stores()

@@ -10,12 +10,15 @@ batch which passed `check` has the size it claims, an intact checksum, and a rec
 offsets agree with. Does not look at keys, values or record timestamps, and does not decompress.
 """
 
+from collections.abc import Sequence
 from struct import Struct
 from typing import NamedTuple
 
 from crc32c import crc32c
 
 from catchwater.wire.errors import ErrorCode
+
+Buffer = bytes | bytearray | memoryview
 
 HEADER_BYTES = 61
 
@@ -24,6 +27,8 @@ NO_PRODUCER_ID = -1
 _HEADER = Struct(">qiibIhiqqqhii")
 # Base offset, length, leader epoch: the bytes in front of the magic byte.
 _PATCHED_HEAD = Struct(">qii")
+_CRC, _ATTRIBUTES, _TIMESTAMP = Struct(">I"), Struct(">h"), Struct(">q")
+_CRC_AT, _ATTRIBUTES_AT, _MAX_TIMESTAMP_AT = 17, 21, 35
 # The length field counts from behind itself; `size_bytes` counts the whole batch.
 _LENGTH_FIELD_END = 12
 _MAGIC_AT = 16
@@ -39,16 +44,21 @@ _HIGHEST_CODEC = 4
 _SMALLEST_RECORD_BYTES = 7
 
 _MAX_I32 = 2**31 - 1
-_MAX_I64 = 2**63 - 1
 
 
 class BatchError(ValueError):
-    """A batch that must not be appended or served; `code` is what the reply says about it."""
+    """A batch that must not be appended or served; `code` is what the reply says about it.
 
-    def __init__(self, code: ErrorCode, reason: str) -> None:
+    `records` are those that are to blame, where single ones are: (index in the batch, reason).
+    """
+
+    def __init__(
+        self, code: ErrorCode, reason: str, records: Sequence[tuple[int, str]] = ()
+    ) -> None:
         super().__init__(reason)
         self.code = code
         self.reason = reason
+        self.records = records
 
 
 class BatchHeader(NamedTuple):
@@ -165,11 +175,12 @@ def check(
     header: BatchHeader,
     *,
     max_bytes: int = _MAX_I32,
-    latest_timestamp_ms: int = _MAX_I64,
+    latest_timestamp_ms: int | None = None,
 ) -> None:
     """Whether a producer may append this batch; `view` begins with it.
 
-    `max_bytes` is the topic's largest batch, `latest_timestamp_ms` the newest time accepted.
+    `max_bytes` is the topic's largest batch, `latest_timestamp_ms` the newest time accepted; None
+    for a batch that was accepted before, and may bear the broker's time.
     Raises `BatchError` with the code that Kafka's brokers give (`LogValidator`): MESSAGE_TOO_LARGE,
     INVALID_RECORD, UNSUPPORTED_COMPRESSION_TYPE, INVALID_TIMESTAMP, CORRUPT_MESSAGE.
     """
@@ -183,7 +194,9 @@ def check(
             ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
             f"The batch's compression type {header.compression} does not exist.",
         )
-    if header.log_append_time or header.max_timestamp > latest_timestamp_ms:
+    if latest_timestamp_ms is not None and (
+        header.log_append_time or header.max_timestamp > latest_timestamp_ms
+    ):
         raise BatchError(
             ErrorCode.INVALID_TIMESTAMP,
             f"The batch's newest timestamp is {header.max_timestamp} ms; a producer gives its own "
@@ -232,3 +245,27 @@ def patched(view: memoryview, base_offset: int, leader_epoch: int = 0) -> tuple[
     """The batch in `view` at another offset: 16 new bytes, and the rest as it was, not copied."""
     head = _PATCHED_HEAD.pack(base_offset, len(view) - _LENGTH_FIELD_END, leader_epoch)
     return head, view[_MAGIC_AT:]
+
+
+def stamp(view: memoryview, header: BatchHeader, append_ms: int) -> BatchHeader:
+    """Give all records of the batch in `view` the time of their append, in place (KIP-32).
+
+    Readers then take the header's largest timestamp for every record's; what the producer gave
+    stays in the records, unread. Returns the new header.
+    """
+    attributes = header.attributes | _LOG_APPEND_TIME_BIT
+    _ATTRIBUTES.pack_into(view, _ATTRIBUTES_AT, attributes)
+    _TIMESTAMP.pack_into(view, _MAX_TIMESTAMP_AT, append_ms)
+    crc = crc32c(view[_CRC_COVERS_FROM : header.size_bytes])
+    _CRC.pack_into(view, _CRC_AT, crc)
+    return header._replace(attributes=attributes, max_timestamp=append_ms, crc=crc)
+
+
+def assembled(header: BatchHeader, records: Buffer) -> tuple[BatchHeader, bytes]:
+    """A batch with this header, but for its size and CRC, which are those of these records."""
+    data = bytearray(HEADER_BYTES)
+    size_bytes = HEADER_BYTES + len(records)
+    _HEADER.pack_into(data, 0, header.base_offset, size_bytes - _LENGTH_FIELD_END, *header[2:])
+    crc = int(crc32c(records, crc32c(memoryview(data)[_CRC_COVERS_FROM:])))
+    _CRC.pack_into(data, _CRC_AT, crc)
+    return header._replace(size_bytes=size_bytes, crc=crc), bytes(data) + bytes(records)

@@ -2,9 +2,9 @@
 
 These three carry nearly all traffic, and a generic codec would cost more than the rest of the
 broker. Parsing gives record bytes as views of the frame; encoding passes record bytes through as
-the buffers it was given. Fields that our brokers leave at their defaults (record errors, leader
-hints) have no place in the values here. kio is the oracle in the tests:
-every declared version is byte for byte what kio writes.
+the buffers it was given. Fields that our brokers leave at their defaults (leader hints) have no
+place in the values here. kio is the oracle in the tests: every declared version is byte for byte
+what kio writes.
 
 Promises what `fields` promises: malformed input raises `MalformedMessage`, nothing else. Does
 not know which versions are served, which topics exist or what a good batch is. Replies begin with
@@ -74,6 +74,8 @@ class ProduceReplyPartition(NamedTuple):
     log_append_ms: int = -1
     log_start: int = -1
     error_message: str | None = None
+    record_errors: Sequence[tuple[int, str]] = ()
+    """The records that are to blame, each an index in the batch and why (v8, KIP-467)."""
 
 
 class ProduceReplyTopic(NamedTuple):
@@ -239,16 +241,24 @@ def encode_produce_reply(
     for topic in topics:
         out.append(_encode_topic(topic.name, topic.id, flexible, version >= _PRODUCE_TOPIC_ID))
         out.append(encode_size(len(topic.partitions), flexible))
-        for index, error, base_offset, append_ms, log_start, message in topic.partitions:
+        for partition in topic.partitions:
+            index, error, base_offset, append_ms, log_start, message, blamed = partition
             if version < 5:
                 out.append(_PRODUCED_V3.pack(index, error, base_offset, append_ms))
                 continue
             out.append(_PRODUCED.pack(index, error, base_offset, append_ms, log_start))
             if version >= 8:
-                out += (no_record_errors, encode_text(message, flexible), end)
+                out.append(_encode_blamed(blamed, flexible) if blamed else no_record_errors)
+                out += (encode_text(message, flexible), end)
         out.append(end)
     out += (I32.pack(throttle_ms), end)
     return [b"".join(out)]
+
+
+def _encode_blamed(record_errors: Sequence[tuple[int, str]], flexible: bool) -> bytes:
+    end = NO_TAGGED_FIELDS if flexible else b""
+    entries = [I32.pack(i) + encode_text(reason, flexible) + end for i, reason in record_errors]
+    return encode_size(len(entries), flexible) + b"".join(entries)
 
 
 # Fetch

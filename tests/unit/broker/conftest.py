@@ -31,6 +31,7 @@ from catchwater.clock import ManualClock
 from catchwater.config import Address, BrokerConfig
 from catchwater.log.log import Read
 from catchwater.log.write.intake import Appended, Submission
+from catchwater.log.write.prepare import Preparation
 from catchwater.log.write.sequence import PartitionState
 from catchwater.wire.batch import patched
 from catchwater.wire.errors import ErrorCode
@@ -88,6 +89,7 @@ class MemoryLog:
 
     def __post_init__(self) -> None:
         self.keeping = MemoryKeeping()
+        self.preparation = Preparation(self.submit)
         self.batches: dict[PartitionKey, list[tuple[int, int, bytes]]] = {}
         self.waiters: list[asyncio.Future[None]] = []
         self.offsets: dict[str, dict[tuple[str, int], OffsetCommit]] = {}
@@ -203,8 +205,6 @@ class MemoryLog:
     ) -> None:
         self.offsets.setdefault(group, {}).update(offsets)
 
-    async def groups(self) -> list[str]:
-        return list(self.offsets)
     async def delete_group(self, group: str, claim_epoch: int | None = None) -> bool:
         return self.offsets.pop(group, None) is not None
 
@@ -214,6 +214,8 @@ class MemoryLog:
         for key in keys:
             self.offsets.get(group, {}).pop(key, None)
 
+    async def groups(self) -> list[str]:
+        return list(self.offsets)
 
     async def committed(
         self, group: str, keys: Iterable[tuple[str, int]] | None = None

@@ -12,12 +12,14 @@ from catchwater.wire.batch import (
     HEADER_BYTES,
     BatchError,
     BatchHeader,
+    assembled,
     check,
     check_crc,
     patched,
     read_header,
     read_single,
     split,
+    stamp,
 )
 from catchwater.wire.errors import ErrorCode
 
@@ -52,7 +54,7 @@ def batch(records: bytes = bytes(21), **changes: int) -> memoryview:
 
 def refusal(view: memoryview, **limits: int) -> ErrorCode:
     with pytest.raises(BatchError) as caught:
-        check(view, read_single(view), **limits)
+        check(view, read_single(view), **{"latest_timestamp_ms": 2**62} | limits)
     assert caught.value.reason.endswith(".")
     return caught.value.code
 
@@ -227,3 +229,22 @@ def test_noise_is_refused_and_nothing_worse(noise: bytes) -> None:
     with pytest.raises(BatchError):
         view = memoryview(noise)
         check(view, read_single(view))
+
+
+@pytest.mark.parametrize("attributes", [0, ZSTD | TRANSACTIONAL])
+def test_a_stamped_batch_bears_the_time_of_its_append_and_is_intact(attributes: int) -> None:
+    view = batch(attributes=attributes)
+    before = read_single(view)
+    stamped = stamp(view, before, 12_345)
+    assert stamped == read_single(view)
+    check(view, stamped)
+    changed = {"attributes": attributes | LOG_APPEND_TIME, "max_timestamp": 12_345}
+    assert stamped == before._replace(crc=stamped.crc, **changed)
+    assert refusal(view) == ErrorCode.INVALID_TIMESTAMP, "a producer may not send it so"
+
+
+def test_an_assembled_batch_is_intact_whatever_size_and_checksum_its_header_had() -> None:
+    header, data = assembled(GOOD._replace(size_bytes=7, crc=9), bytes(30))
+    assert header == read_single(memoryview(data))
+    check(memoryview(data), header)
+    assert header == GOOD._replace(size_bytes=HEADER_BYTES + 30, crc=header.crc)

@@ -244,6 +244,7 @@ produced = st.lists(
         st.integers(-1, 2**41),
         i64s,
         st.none() | names,
+        st.lists(st.tuples(i32s, names), max_size=2),
     ),
     max_size=3,
 )
@@ -278,7 +279,16 @@ def test_a_produce_reply_is_byte_for_byte_kios(
                         else datetime(1970, 1, 1, tzinfo=UTC)
                         + milliseconds(partition.log_append_ms),
                         log_start_offset=partition.log_start,
-                        record_errors=(),
+                        record_errors=tuple(
+                            of(
+                                "BatchIndexAndErrorMessage",
+                                batch_index=index,
+                                batch_index_error_message=reason,
+                            )
+                            for index, reason in partition.record_errors
+                        )
+                        if version >= 8
+                        else (),
                         error_message=partition.error_message,
                     )
                     for partition in topic.partitions

@@ -3,15 +3,22 @@
 Every batch is checked from the outside (`wire/batch.py`), handed to the log as a view of the
 frame it came in, and answered for itself: one bad partition does not hold back the others. The
 log keeps the frame until the write-ahead log has its bytes. With acks=0 nothing is answered;
-acks=1 and acks=-1 (all) mean the same here, synced to disk. Only a batch for a compacted topic is
-opened: every record there needs a key.
+acks=1 and acks=-1 (all) mean the same here, synced to disk.
 
-Version notes: v8 adds a message per partition (KIP-467), v9 is flexible, v12 lets a transactional
-batch add its partition to the transaction (KIP-890), v13 has topic ids (KIP-516).
+What else is done with a batch, its topic has to ask for (`log/write/rules.py`): the time of the
+append is written into the header where it lies; keys, times of single records and another
+compression lie inside, so a copy of such a batch is opened in a thread, in its producer's order.
+
+Version notes: before v7 zstd is refused (KIP-110), v8 adds a message per partition and the records
+to blame (KIP-467), v9 is flexible, v10 has room for a new leader, of which there are none
+(KIP-951), v12 lets a transactional batch add its partition to the transaction (KIP-890), v13 has
+topic ids (KIP-516).
 """
 
 import asyncio
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from catchwater.broker.broker import Api, Broker, Call, Later
 from catchwater.broker.gate import Operation
@@ -19,11 +26,13 @@ from catchwater.catalog.rows import (
     Topic,
 )
 from catchwater.log.format.chunk import ADDS_PARTITION, KAFKAS_ATTRIBUTES
-from catchwater.log.format.records import Unopened, open_records
-from catchwater.log.keep.policy import COMPACT, cleanup_policies
+from catchwater.log.write.inside import prepared
 from catchwater.log.write.intake import Appended, Submission
+from catchwater.log.write.prepare import Outcome, Unprepared
+from catchwater.log.write.rules import Rules, rules_of
 from catchwater.objects.base import Buffer
-from catchwater.wire.batch import BatchError, BatchHeader, check, read_single
+from catchwater.wire.batch import BatchError, BatchHeader, check, read_single, stamp
+from catchwater.wire.codecs import Codec
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.hot import (
     PRODUCE_VERSIONS,
@@ -34,54 +43,103 @@ from catchwater.wire.hot import (
     parse_produce,
 )
 
-LATEST_TIMESTAMP_MS = 365 * 24 * 60 * 60 * 1000
-"""How far in the future a record may lie; beyond, a producer's clock must be wrong."""
-
-MAX_OPENED_BYTES = 32 * 1024 * 1024
-"""How large the records of a batch for a compacted topic may be when unfolded."""
-
+_ZSTD_SINCE = 7
 _ADDS_PARTITIONS_SINCE = 12
+_NO_TIME = -1
+
+
+class _Taken(NamedTuple):
+    """What becomes of a request's batches, before the log has answered."""
+
+    appends: list[Submission]
+    unprepared: list[Unprepared]
+    is_inside: list[bool]
+    """For every batch that is not refused: whether it is among `unprepared`."""
+    answers: list[ProduceReplyPartition | int]
+    """For every partition of the request a refusal, or where the log will answer the time of the
+    append that stands in the batch, -1 if none does."""
 
 
 def start(broker: Broker, call: Call) -> Later:
     """Hand the good batches to the log; runs without a pause, so that batches keep their order."""
     request = parse_produce(call.frame.data, call.version, call.header.body_at)
-    latest_ms = broker.clock.now_ms() + LATEST_TIMESTAMP_MS
-    accepted: list[Submission] = []
-    # One for each partition, in the request's order; None where the log will answer.
-    refusals: list[ProduceReplyPartition | None] = []
+    now_ms = broker.clock.now_ms()
+    taken = _Taken([], [], [], [])
     for wanted in request.topics:
         topic = broker.find_topic(wanted.name, wanted.id or b"")
         name = topic.name if topic else wanted.name
         may_write = name is None or broker.may(call.principal, Operation.WRITE, name)
         by_id = wanted.id is not None
+        rules = rules_of(topic, broker.config.message_max_bytes) if topic else None
         for index, records in wanted.partitions:
             try:
                 _check_allowed(may_write, name)
                 _check_request(request, topic, index, by_id)
-                assert topic is not None
+                assert topic is not None and rules is not None
                 data = records or memoryview(b"")
-                header = _check_batch(broker, request, topic, data, latest_ms)
+                header = _check_batch(request, call.version, rules, data, now_ms)
             except BatchError as error:
-                broker.metrics.batches_refused.labels(error.code.name).inc()
-                refusal = ProduceReplyPartition(index, error.code, error_message=error.reason)
-                refusals.append(refusal)
+                taken.answers.append(_refusal(broker, index, error))
                 continue
-            # The upper bits of the attributes are the index's; what a client put there is not read.
-            attributes = header.attributes & KAFKAS_ATTRIBUTES
-            if header.is_transactional and call.version >= _ADDS_PARTITIONS_SINCE:
-                attributes |= ADDS_PARTITION
-            if attributes != header.attributes:
-                header = header._replace(attributes=attributes)
-            accepted.append(Submission((topic.id, index), header, data, None))
-            refusals.append(None)
-    encode = partial(_encode, call.correlation_id, call.version, request, refusals)
-    if not accepted:
+            _take(broker, taken, (topic.id, index), header, data, rules, call.version, now_ms)
+    encode = partial(_encode, broker, call.correlation_id, call.version, request, taken.answers)
+    if not taken.appends:
         call.frame.release()
-        return Later(_nothing(), encode)
+        return Later(_appended(broker, taken), encode)
     # The log releases the frame with the last batch that lies in it.
-    accepted[-1] = accepted[-1]._replace(frame=call.frame)
-    return Later(broker.log.submit(accepted), encode)
+    taken.appends[-1] = taken.appends[-1]._replace(frame=call.frame)
+    return Later(_appended(broker, taken), encode)
+
+
+def _take(
+    broker: Broker,
+    taken: _Taken,
+    key: tuple[bytes, int],
+    header: BatchHeader,
+    data: memoryview,
+    rules: Rules,
+    version: int,
+    now_ms: int,
+) -> None:
+    """Find out which way a good batch goes."""
+    if rules.stamps:
+        header = stamp(data, header, now_ms)
+    # The upper bits of the attributes are the index's; what a client put there is not read.
+    attributes = header.attributes & KAFKAS_ATTRIBUTES
+    if header.is_transactional and version >= _ADDS_PARTITIONS_SINCE:
+        attributes |= ADDS_PARTITION
+    if attributes != header.attributes:
+        header = header._replace(attributes=attributes)
+    is_inside = rules.look_inside or broker.log.preparation.holds(key)
+    taken.is_inside.append(is_inside)
+    taken.answers.append(now_ms if rules.stamps else _NO_TIME)
+    if is_inside:
+        make = partial(prepared, rules=rules, now_ms=now_ms)
+        taken.unprepared.append(Unprepared(key, header, bytes(data), make))
+    else:
+        taken.appends.append(Submission(key, header, data, None))
+
+
+def _appended(
+    broker: Broker, taken: _Taken
+) -> "asyncio.Future[list[Appended]] | asyncio.Future[list[Outcome]]":
+    """The outcomes of all batches that were not refused, in their order."""
+    if not taken.unprepared:
+        return broker.log.submit(taken.appends) if taken.appends else _nothing()
+    inside = broker.log.preparation.submit(taken.unprepared)
+    if not taken.appends:
+        return inside
+    return asyncio.ensure_future(_merged(taken.is_inside, broker.log.submit(taken.appends), inside))
+
+
+async def _merged(
+    is_inside: Sequence[bool],
+    appended: "asyncio.Future[list[Appended]]",
+    inside: "asyncio.Future[list[Outcome]]",
+) -> list[Outcome]:
+    others, plain = await asyncio.gather(inside, appended)
+    ways: tuple[Iterator[Outcome], Iterator[Outcome]] = (iter(plain), iter(others))
+    return [next(ways[way]) for way in is_inside]
 
 
 def _check_allowed(may_write: bool, name: str | None) -> None:
@@ -106,31 +164,22 @@ def _check_request(request: ProduceRequest, topic: Topic | None, index: int, by_
 
 
 def _check_batch(
-    broker: Broker, request: ProduceRequest, topic: Topic, data: memoryview, latest_ms: int
+    request: ProduceRequest, version: int, rules: Rules, data: memoryview, now_ms: int
 ) -> BatchHeader:
     header = read_single(data)
-    max_bytes = topic.config.get("max.message.bytes", broker.config.message_max_bytes)
-    check(data, header, max_bytes=int(max_bytes), latest_timestamp_ms=latest_ms)
+    latest_ms = now_ms + rules.after_ms
+    check(data, header, max_bytes=rules.max_bytes, latest_timestamp_ms=latest_ms)
     if header.is_transactional and request.transactional_id is None:
         raise BatchError(
             ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
             "The batch is transactional, but the request names no transactional id.",
         )
-    if COMPACT in cleanup_policies(topic):
-        _check_keys(topic, header, data)
-    return header
-
-
-def _check_keys(topic: Topic, header: BatchHeader, data: memoryview) -> None:
-    try:
-        records = open_records(header, data, max_bytes=MAX_OPENED_BYTES)
-    except Unopened as reason:
-        raise BatchError(ErrorCode.INVALID_RECORD, str(reason)) from reason
-    if any(record.key is None for record in records):
+    if header.compression == Codec.ZSTD and version < _ZSTD_SINCE:
         raise BatchError(
-            ErrorCode.INVALID_RECORD,
-            f"Topic {topic.name} is compacted, so every record needs a key.",
+            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+            f"Produce v{version} has no zstd; v{_ZSTD_SINCE} is the first that does.",
         )
+    return header
 
 
 def _nothing() -> asyncio.Future[list[Appended]]:
@@ -140,36 +189,46 @@ def _nothing() -> asyncio.Future[list[Appended]]:
 
 
 def _encode(
+    broker: Broker,
     correlation_id: int,
     version: int,
     request: ProduceRequest,
-    refusals: list[ProduceReplyPartition | None],
-    appended: list[Appended],
+    answers: list[ProduceReplyPartition | int],
+    outcomes: Sequence[Outcome],
 ) -> list[Buffer]:
-    if request.acks == 0:
-        return []
-    answers, refused = iter(appended), iter(refusals)
+    given, told = iter(answers), iter(outcomes)
+
+    def answer(index: int) -> ProduceReplyPartition:
+        refusal = next(given)
+        if isinstance(refusal, ProduceReplyPartition):
+            return refusal
+        outcome = next(told)
+        if isinstance(outcome, BatchError):
+            return _refusal(broker, index, outcome)
+        return _answer(index, outcome, version, refusal)
+
     topics = [
-        ProduceReplyTopic(
-            topic.name,
-            topic.id,
-            [
-                next(refused) or _answer(index, next(answers), version)
-                for index, _ in topic.partitions
-            ],
-        )
+        ProduceReplyTopic(topic.name, topic.id, [answer(index) for index, _ in topic.partitions])
         for topic in request.topics
     ]
-    return encode_produce_reply(correlation_id, version, topics)
+    return [] if request.acks == 0 else encode_produce_reply(correlation_id, version, topics)
 
 
-def _answer(index: int, appended: Appended, version: int) -> ProduceReplyPartition:
+def _refusal(broker: Broker, index: int, error: BatchError) -> ProduceReplyPartition:
+    broker.metrics.batches_refused.labels(error.code.name).inc()
+    return ProduceReplyPartition(
+        index, error.code, error_message=error.reason, record_errors=error.records
+    )
+
+
+def _answer(index: int, appended: Appended, version: int, append_ms: int) -> ProduceReplyPartition:
     error = appended.error
     if error is ErrorCode.CONCURRENT_TRANSACTIONS and version < _ADDS_PARTITIONS_SINCE:
         # Older clients try again after this one only.
         error = ErrorCode.NOT_ENOUGH_REPLICAS
-    # The append time is told only where it is the records' timestamp, which it never is here.
-    return ProduceReplyPartition(index, error, appended.base_offset, log_start=appended.log_start)
+    if error is not ErrorCode.NONE:
+        append_ms = _NO_TIME
+    return ProduceReplyPartition(index, error, appended.base_offset, append_ms, appended.log_start)
 
 
 API = Api(0, "Produce", PRODUCE_VERSIONS, start=start)

@@ -10,21 +10,17 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import NamedTuple
 
-from crc32c import crc32c
-
 from catchwater.config import CatchwaterError
 from catchwater.log.format.batches import LEADER_EPOCH, StoredBatch
-from catchwater.wire.batch import HEADER_BYTES, NO_PRODUCER_ID, BatchHeader, read_header
+from catchwater.objects.base import Buffer
+from catchwater.wire.batch import HEADER_BYTES, NO_PRODUCER_ID, BatchHeader, assembled
 from catchwater.wire.codecs import MAX_DECOMPRESSED_BYTES, CodecError, compress, decompress
 
 DELETE_HORIZON_BIT = 0x40
 """The base timestamp is the time from which tombstones and markers may go (KIP-534)."""
 
-_BEFORE_CRC = Struct(">qiibI")
-_COVERED_BY_CRC = Struct(">hiqqqhii")
 _CONTROL_KEY = Struct(">hh")
 _MAGIC = 2
-_LENGTH_FIELD_END = 12
 _COMMIT = 1
 
 
@@ -108,7 +104,7 @@ def rewritten(
         max_timestamp=old.max_timestamp if old.log_append_time else newest,
         record_count=len(kept),
     )
-    return _encode(header, bytes(compress(old.compression, records)))
+    return _encode(header, compress(old.compression, records))
 
 
 def empty(offset: int) -> tuple[BatchHeader, bytes]:
@@ -134,13 +130,8 @@ def is_commit_marker(records: Sequence[Record]) -> bool:
     )
 
 
-def _encode(header: BatchHeader, body: bytes) -> tuple[BatchHeader, bytes]:
-    covered = _COVERED_BY_CRC.pack(*header[5:])
-    crc = crc32c(body, crc32c(covered))
-    length = HEADER_BYTES + len(body) - _LENGTH_FIELD_END
-    head = _BEFORE_CRC.pack(header.base_offset, length, LEADER_EPOCH, _MAGIC, crc)
-    data = b"".join((head, covered, body))
-    return read_header(memoryview(data)), data
+def _encode(header: BatchHeader, body: Buffer) -> tuple[BatchHeader, bytes]:
+    return assembled(header._replace(leader_epoch=LEADER_EPOCH, magic=_MAGIC), body)
 
 
 def _moved(record: Record, later_ms: int) -> bytes:

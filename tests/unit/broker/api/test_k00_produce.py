@@ -1,13 +1,18 @@
 """Produce: good batches are appended, bad ones answered each for itself, never appended."""
 
+import asyncio
 import uuid
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from kio.schema.produce.v3 import request as v3
 from kio.schema.produce.v9 import request as v9
 from kio.schema.produce.v13 import request as v13
 
-from catchwater.broker.api.k00_produce import LATEST_TIMESTAMP_MS, MAX_OPENED_BYTES
+from catchwater.log.write.inside import MAX_OPENED_BYTES
+from catchwater.log.write.rules import LATEST_MS
+from catchwater.wire.batch import check, read_single
 from catchwater.wire.records import encode_batch
 
 
@@ -104,7 +109,7 @@ async def test_a_batch_over_the_topics_limit_is_refused(client, batch) -> None:
 
 async def test_a_record_from_the_far_future_is_refused(client, batch) -> None:
     now_ms = client.broker.clock.now_ms()
-    client.broker.clock.advance(1_700_000_000_000 - LATEST_TIMESTAMP_MS - 1 - now_ms)
+    client.broker.clock.advance(1_700_000_000_000 - LATEST_MS - 1 - now_ms)
     reply = await client.send(produce((0, batch(1))))
     assert answers(reply) == [(0, "invalid_timestamp", -1)]
 
@@ -159,3 +164,124 @@ async def test_a_bomb_for_a_compacted_topic_is_refused_at_the_cap(client) -> Non
     assert len(bomb) < 100_000
     reply = await client.send(produce((0, bomb), topic="c"))
     assert [answer[1] for answer in answers(reply)] == ["invalid_record"]
+
+
+def stored(client, topic, index: int = 0) -> list:
+    """Headers of what is in a partition, every batch checked."""
+    headers = []
+    for _, _, data in client.log.batches[topic.id, index]:
+        header = read_single(memoryview(data))
+        check(memoryview(data), header._replace(base_offset=0))
+        headers.append(header)
+    return headers
+
+
+async def test_the_records_to_blame_are_named(client) -> None:
+    await client.log.create_topic("c", 1, {"cleanup.policy": "compact"})
+    data = encode_batch([(b"k", b"v", 0, ()), (None, b"v", 0, ()), (None, b"w", 0, ())])
+    reply = await client.send(produce((0, data), topic="c"))
+    (answer,) = reply.responses[0].partition_responses
+    assert [error.batch_index for error in answer.record_errors] == [1, 2]
+    assert "needs a key" in answer.record_errors[0].batch_index_error_message
+    assert "needs a key" in answer.error_message
+
+
+async def test_the_time_of_the_append_is_written_and_told_where_a_topic_asks(client, batch) -> None:
+    topic = await client.log.create_topic("l", 1, {"message.timestamp.type": "LogAppendTime"})
+    now_ms = client.broker.clock.now_ms() + LATEST_MS
+    client.broker.clock.advance(LATEST_MS)
+    old = batch(3)
+    reply = await client.send(produce((0, old), topic="l"))
+    (answer,) = reply.responses[0].partition_responses
+    assert (answer.error_code.name, answer.base_offset) == ("none", 0)
+    assert answer.log_append_time.timestamp() * 1000 == now_ms
+    (header,) = stored(client, topic)
+    assert (header.log_append_time, header.max_timestamp) == (True, now_ms)
+    plain = await client.send(produce((0, old)))
+    assert plain.responses[0].partition_responses[0].log_append_time is None
+
+
+async def test_a_client_does_not_give_the_brokers_time_itself(client, batch) -> None:
+    data = changed(batch(1), 21, 0x08, 2)
+    assert answers(await client.send(produce((0, data)))) == [(0, "invalid_timestamp", -1)]
+
+
+@pytest.mark.parametrize(("wanted", "codec"), [("gzip", 1), ("zstd", 4), ("uncompressed", 0)])
+async def test_batches_are_compressed_as_the_topic_asks(client, batch, wanted, codec) -> None:
+    topic = await client.log.create_topic("z", 1, {"compression.type": wanted})
+    idempotent = {"producer_id": 7, "producer_epoch": 1}
+    for sequence, source in ((0, 0), (5, 2), (10, codec)):
+        data = batch(5, codec=source, base_sequence=sequence, **idempotent)
+        assert answers(await client.send(produce((0, data), topic="z"))) == [(0, "none", sequence)]
+    for sequence, header in zip((0, 5, 10), stored(client, topic), strict=True):
+        assert header.compression == codec
+        assert header[9:] == (7, 1, sequence, 5)
+
+
+async def test_what_is_opened_keeps_its_place_among_what_is_not(client, batch) -> None:
+    await client.log.create_topic("z", 2, {"compression.type": "lz4"})
+    broken = bytearray(batch(1))
+    broken[-1] ^= 1
+    request = produce((0, batch(1)), (1, bytes(broken)), (0, batch(2)), topic="z")
+    both = v9.ProduceRequest(
+        transactional_id=None,
+        acks=-1,
+        timeout=request.timeout,
+        topic_data=(*request.topic_data, *produce((0, batch(4)), (9, batch(1))).topic_data),
+    )
+    reply = await client.send(both)
+    found = [
+        (p.index, p.error_code.name, p.base_offset)
+        for topic in reply.responses
+        for p in topic.partition_responses
+    ]
+    assert found == [
+        (0, "none", 0),
+        (1, "corrupt_message", -1),
+        (0, "none", 1),
+        (0, "none", 0),
+        (9, "unknown_topic_or_partition", -1),
+    ]
+
+
+async def test_a_batch_that_grows_past_the_limit_is_refused(client) -> None:
+    settings = {"compression.type": "uncompressed", "max.message.bytes": "1000"}
+    await client.log.create_topic("z", 1, settings)
+    data = encode_batch([(b"k", bytes(2000), 0, ())], codec=4)
+    assert len(data) < 1000
+    reply = await client.send(produce((0, data), topic="z"))
+    assert answers(reply) == [(0, "message_too_large", -1)]
+
+
+async def test_records_out_of_the_topics_times_are_refused(client) -> None:
+    now_ms = client.broker.clock.now_ms()
+    limits = {"message.timestamp.before.max.ms": "1000", "message.timestamp.after.max.ms": "10"}
+    await client.log.create_topic("n", 1, limits)
+    for at, error in ((-1001, "invalid_timestamp"), (-1000, "none"), (11, "invalid_timestamp")):
+        data = encode_batch([(b"k", b"v", now_ms, ()), (b"k", b"v", now_ms + at, ())])
+        reply = await client.send(produce((0, data), topic="n"))
+        assert answers(reply)[0][1] == error, at
+
+
+async def test_an_old_request_may_not_bring_zstd(client, batch) -> None:
+    topic = v3.TopicProduceData(
+        name="t",
+        partition_data=(v3.PartitionProduceData(index=0, records=batch(1, codec=4)),),
+    )
+    request = v3.ProduceRequest(
+        transactional_id=None,
+        acks=-1,
+        timeout=v9.i32Timedelta.parse(timedelta(seconds=1)),
+        topic_data=(topic,),
+    )
+    assert answers(await client.send(request)) == [(0, "unsupported_compression_type", -1)]
+
+
+async def test_a_topic_that_asks_no_more_still_has_its_batches_in_order(client, batch) -> None:
+    topic = await client.log.create_topic("z", 1, {"compression.type": "gzip"})
+    first = asyncio.ensure_future(client.send(produce((0, batch(1)), topic="z")))
+    await asyncio.sleep(0)
+    client.log.topics.all["z"] = replace(topic, config={})
+    assert answers(await client.send(produce((0, batch(2)), topic="z"))) == [(0, "none", 1)]
+    assert answers(await first) == [(0, "none", 0)]
+    assert [header.compression for header in stored(client, topic)] == [1, 0]
