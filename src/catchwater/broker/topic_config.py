@@ -13,8 +13,21 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from catchwater.config import BrokerConfig
+from catchwater.log.keep.declared import FORMATS, VALUE_FORMAT, VALUE_SCHEMA, refused_schema
 from catchwater.log.keep.parquet import PARQUET, missing_packages
 from catchwater.log.keep.policy import CLEANUP_POLICY, COMPACT, DELETE, Policy
+from catchwater.log.write.rules import (
+    AS_PRODUCED,
+    CODECS,
+    COMPRESSION_TYPE,
+    CREATE_TIME,
+    EARLIEST_MS,
+    LATEST_MS,
+    LOG_APPEND_TIME,
+    LONGEST_AFTER,
+    LONGEST_BEFORE,
+    TIMESTAMP_TYPE,
+)
 
 LONGEST_VALUE = 1_000
 """Characters of one value; a longer one is refused before anything else looks at it."""
@@ -43,6 +56,8 @@ class Setting(NamedTuple):
     """For texts."""
     broker_key: str = ""
     """The setting of the broker that is its default, if there is one."""
+    longest: int = LONGEST_VALUE
+    """For texts: how many characters."""
     has_effect: bool = True
     about: str = ""
     """What it does, or why it need not do anything: shown to clients and in docs/protocol.md."""
@@ -76,12 +91,20 @@ TOPIC_SETTINGS: Mapping[str, Setting] = {
     PARQUET: Setting(
         BOOLEAN, _only("false"), choices=("true", "false"),
         about="Whether what is packed is also written as Parquet ([history.md](history.md))."),
+    VALUE_FORMAT: Setting(
+        STRING, _only("binary"), choices=tuple(kind.value for kind in FORMATS),
+        about="What the values are, for columns of them in that Parquet."),
+    VALUE_SCHEMA: Setting(
+        STRING, _only(""), form=re.compile("(?s).*"), longest=20_000,
+        about="Their schema: DDL for JSON, or an Avro schema."),
     CLEANUP_POLICY: Setting(
         LIST, _only(DELETE), members=frozenset((DELETE, COMPACT)),
         about="Delete by age and size, keep the last value of every key, or both."),
     "compression.gzip.level": Setting(INT, _only(-1), about=_CODEC),
     "compression.lz4.level": Setting(INT, _only(9), about=_CODEC),
-    "compression.type": Setting(STRING, _only("producer"), about="As the producer compressed it."),
+    COMPRESSION_TYPE: Setting(
+        STRING, _only(AS_PRODUCED), choices=(AS_PRODUCED, *CODECS),
+        about="As the producer compressed it, or compressed anew by the broker."),
     "compression.zstd.level": Setting(INT, _only(3), about=_CODEC),
     "delete.retention.ms": Setting(
         LONG, _only(_DEFAULT.delete_retention_ms), 0,
@@ -102,11 +125,15 @@ TOPIC_SETTINGS: Mapping[str, Setting] = {
     "max.message.bytes": Setting(
         INT, lambda c: str(c.message_max_bytes), 1, _LARGEST_INT, broker_key="message.max.bytes",
         about="The largest record batch, as it is sent."),
-    "message.timestamp.after.max.ms": Setting(
-        LONG, _only(_LARGEST), about="Records may be of any time."),
-    "message.timestamp.before.max.ms": Setting(
-        LONG, _only(_LARGEST), about="Records may be of any time."),
-    "message.timestamp.type": Setting(STRING, _only("CreateTime"), about="Whose clock is told."),
+    LONGEST_AFTER: Setting(
+        LONG, _only(LATEST_MS), 0,
+        about="How far in the future a record may lie; a year, where Kafka says an hour."),
+    LONGEST_BEFORE: Setting(
+        LONG, _only(EARLIEST_MS), 0,
+        about="How old a record may be; if set, every batch is opened."),
+    TIMESTAMP_TYPE: Setting(
+        STRING, _only(CREATE_TIME), choices=(CREATE_TIME, LOG_APPEND_TIME),
+        about="Whose clock is told: the producer's, or the broker's at the append."),
     "min.cleanable.dirty.ratio": Setting(
         DOUBLE, _only(_DEFAULT.min_dirty_ratio), 0, 1,
         about="How much of a partition must be new before it is compacted again."),
@@ -141,8 +168,8 @@ def refusal(name: str, value: str | None, config: BrokerConfig) -> str | None:
         return f"There is no topic setting {name[:LONGEST_VALUE]!r}."
     if value is None:
         return f"{name} needs a value."
-    if len(value) > LONGEST_VALUE:
-        return f"A value of {name} has at most {LONGEST_VALUE} characters, not {len(value)}."
+    if len(value) > setting.longest:
+        return f"A value of {name} has at most {setting.longest} characters, not {len(value)}."
     if name == "min.insync.replicas" and not config.is_shared and value != "1":
         return f"{name} can only be 1: this broker is alone, and its disk the only place."
     if name == PARQUET and value == "true" and missing_packages():
@@ -150,6 +177,8 @@ def refusal(name: str, value: str | None, config: BrokerConfig) -> str | None:
             f"{name} can only be false: this broker lacks {' and '.join(missing_packages())}, "
             "which the extra history brings (pip install 'catchwater[history]')."
         )
+    if name == VALUE_SCHEMA:
+        return refused_schema(value)
     return _refused_value(name, value, setting, config)
 
 

@@ -95,6 +95,22 @@ def typed(
         yield _put_in(batch, columns, arrays, fields)
 
 
+class StructOfFields:
+    """A batch of values as one struct column that has the fields of a schema."""
+
+    def __init__(self, settings: ValueSettings) -> None:
+        """Raises `BadSchema`."""
+        self._decoder = open_decoder(settings)
+        fields = types.StructType(list(self._decoder.fields))
+        self._arrow = to_arrow_schema(fields, timezone="UTC")
+        self.type = pa.struct(list(self._arrow))
+
+    def column(self, values: list[bytes | None]) -> pa.StructArray | None:
+        """The values in this order, nulls for one that is null; None if any is malformed."""
+        arrays, bad = _arrays(self._decoder, self._arrow, values)
+        return None if bad else pa.StructArray.from_arrays(arrays, fields=list(self._arrow))
+
+
 def _arrays(
     decoder: Decoder, arrow: pa.Schema, values: list[bytes | None]
 ) -> tuple[list[pa.Array], dict[int, str]]:

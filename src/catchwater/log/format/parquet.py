@@ -10,8 +10,8 @@ row for every record of a data batch, in order, or `NotParquet`. Holds one row g
 written so far; the caller verifies the batches.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +25,10 @@ from catchwater.wire.records import HEADERS_TYPE, PlacedBatch, RecordsDamaged, d
 
 ROW_GROUP_BYTES = 32 * 1024 * 1024
 """Of what the rows unfold to."""
+FIELDS = "fields"
+"""The column of values as they were declared."""
+_FIELDS_ROWS = 2_000
+"""Decoded in one go, for that keeps other threads waiting."""
 _PIECE_BYTES = 4 * 1024 * 1024
 """Of batches whose headers are in memory at once; they may be many."""
 
@@ -39,7 +43,7 @@ SCHEMA = pa.schema(
     ]
 )
 
-_OPTIONS = {
+_OPTIONS: Mapping[str, Any] = {
     "compression": "zstd",
     "compression_level": 1,
     "use_dictionary": ["timestampType"],
@@ -54,6 +58,20 @@ class NotParquet(CatchwaterError):
     """Records that Parquet, or Spark's reader of it, could not hold."""
 
 
+class NotAsDeclared(CatchwaterError):
+    """A value is not what its topic declared; the records can be written without the columns."""
+
+
+class Fields(Protocol):
+    """What makes columns of values; see `catchwater.values.typed.StructOfFields`."""
+
+    type: pa.StructType
+
+    def column(self, values: list[bytes | None]) -> pa.StructArray | None:
+        """The values as a struct; None if any is malformed."""
+        ...
+
+
 class Written(NamedTuple):
     """A Parquet object in memory."""
 
@@ -64,20 +82,27 @@ class Written(NamedTuple):
 
 
 def write(
-    data: Buffer, batches: Iterable[StoredBatch], begins_at: int, step: Callable[[], None]
+    data: Buffer,
+    batches: Iterable[StoredBatch],
+    begins_at: int,
+    step: Callable[[], None],
+    fields: Fields | None = None,
 ) -> Written:
     """The records of these batches as Parquet; `data` is what lies at `begins_at` of the segment.
 
-    `step` is called every few megabytes. Raises `NotParquet`, and what `batches` and `step` raise.
+    With `fields` the values are columns, too. `step` is called every few megabytes. Raises
+    `NotParquet`, `NotAsDeclared`, and what `batches` and `step` raise.
     """
+    schema, options = _with_fields(fields) if fields else (SCHEMA, _OPTIONS)
     sink = pa.BufferOutputStream()
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = records = 0
-    with pq.ParquetWriter(sink, SCHEMA, **_OPTIONS) as file:
+    with pq.ParquetWriter(sink, schema, **options) as file:
         for decoded in _decoded(data, batches, begins_at):
-            waiting.append(decoded)
-            waiting_bytes += decoded.nbytes
-            records += decoded.num_rows
+            rows = _typed(decoded, schema, fields, step) if fields else decoded
+            waiting.append(rows)
+            waiting_bytes += rows.nbytes
+            records += rows.num_rows
             if waiting_bytes >= ROW_GROUP_BYTES:
                 _write_group(file, waiting)
                 waiting, waiting_bytes = [], 0
@@ -133,6 +158,42 @@ def _as_spark_has_it(decoded: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
+def _with_fields(fields: Fields) -> tuple[pa.Schema, Mapping[str, Any]]:
+    """Values of one field are alike: dictionaries pay there."""
+    dictionaries = [*_OPTIONS["use_dictionary"], *_leaves(FIELDS, fields.type)]
+    options = {**_OPTIONS, "use_dictionary": dictionaries}
+    return SCHEMA.append(pa.field(FIELDS, fields.type)), options
+
+
+def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:
+    """The columns that Parquet makes of a nested one."""
+    if pa.types.is_struct(kind):
+        for field in kind:
+            yield from _leaves(f"{path}.{field.name}", field.type)
+    elif pa.types.is_map(kind):
+        yield from _leaves(f"{path}.key_value.key", kind.key_type)
+        yield from _leaves(f"{path}.key_value.value", kind.item_type)
+    elif pa.types.is_list(kind):
+        yield from _leaves(f"{path}.list.element", kind.value_type)
+    else:
+        yield path
+
+
+def _typed(
+    rows: pa.RecordBatch, schema: pa.Schema, fields: Fields, step: Callable[[], None]
+) -> pa.RecordBatch:
+    values, pieces = rows.column("value"), []
+    for at in range(0, rows.num_rows, _FIELDS_ROWS):
+        piece = fields.column(values.slice(at, _FIELDS_ROWS).to_pylist())
+        if piece is None:
+            first = rows.column("offset")[at].as_py()
+            last = first + min(_FIELDS_ROWS, rows.num_rows - at) - 1
+            raise NotAsDeclared(f"A value about offsets {first} to {last} is malformed.")
+        pieces.append(piece)
+        step()
+    return pa.RecordBatch.from_arrays([*rows.columns, pa.concat_arrays(pieces)], schema=schema)
+
+
 def _write_group(file: pq.ParquetWriter, batches: list[pa.RecordBatch]) -> None:
-    table = pa.Table.from_batches(batches, SCHEMA)
+    table = pa.Table.from_batches(batches, batches[0].schema)
     file.write_table(table, row_group_size=table.num_rows)

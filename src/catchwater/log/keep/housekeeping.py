@@ -239,7 +239,7 @@ class Housekeeping:
                 if self._stopping or self._core.clock.monotonic_s() > until_s:
                     return False
                 await asyncio.to_thread(
-                    self._parquet.write, run, lambda: lease() and not self._stopping
+                    self._parquet.write, run, topic, lambda: lease() and not self._stopping
                 )
         return True
 

@@ -10,22 +10,36 @@ Only *settled* segments get Parquet, those that will stay as they are: more than
 too old to wait for more, or written by compaction; a compacted topic's others will be. The packer
 leaves a segment alone that has Parquet, so what a plan names stays for as long as its segment.
 
+Values become columns where the topic declares them and every one in the segment is as declared.
+
 Everything here blocks and runs in one thread. It rests as long as it works.
 """
 
 import logging
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from catchwater.catalog.base import RunsChanged
 from catchwater.catalog.rows import ObjectRow, ParquetRow, PartitionKey, RunRow, Topic
 from catchwater.config import CatchwaterError
 from catchwater.log.core import Core
 from catchwater.log.format.batches import DamagedObject
-from catchwater.log.format.segment import SegmentTooNew, batches_of, is_cleaned, read_footer
+from catchwater.log.format.segment import (
+    Footer,
+    SegmentTooNew,
+    batches_of,
+    is_cleaned,
+    read_footer,
+)
+from catchwater.log.keep.declared import declared
 from catchwater.log.keep.pack import PackConfig
 from catchwater.log.keep.policy import COMPACT, cleanup_policies
 from catchwater.log.storage import UNREADABLE
+from catchwater.values.settings import BadSchema, identity
+
+if TYPE_CHECKING:
+    from catchwater.log.format.parquet import Written
 
 _LOG = logging.getLogger(__name__)
 
@@ -100,41 +114,62 @@ class ParquetWriter:
             offset = found[-1][0].last_offset + 1
         return None
 
-    def write(self, run: RunRow, go_on: GoOn) -> bool:
+    def write(self, run: RunRow, topic: Topic, go_on: GoOn) -> bool:
         """Write the Parquet of a segment; False if it was not to be.
 
         Given up when `go_on` says no. A segment that cannot be read, or not be put into Parquet, is
         logged and left alone from then on. Raises `StoreError` and what the catalog raises.
         """
         try:
-            return self._write(run, go_on)
+            return self._write(run, topic, go_on)
         except _Stopped:
             return False
         except (DamagedObject, SegmentTooNew, *UNREADABLE) as error:
             return self._give_up(run, error)
 
-    def _write(self, run: RunRow, go_on: GoOn) -> bool:
+    def _write(self, run: RunRow, topic: Topic, go_on: GoOn) -> bool:
         # Loaded where it is needed: it takes memory that other brokers need not spend.
         from catchwater.log.format import parquet
 
         core = self._core
         footer = read_footer(core.storage.objects, run.object)
         data = core.storage.read(run.object, run.byte_offset, run.byte_size)
-        batches = batches_of(footer, run.object, data)
         try:
-            written = parquet.write(data, batches, run.byte_offset, self._resting(go_on))
+            written, schema = self._as_parquet(run, footer, data, topic, self._resting(go_on))
         except parquet.NotParquet as error:
             return self._give_up(run, error)
         key = parquet.parquet_key(footer, core.clock.token())
         size = core.storage.objects.put_if_absent(key, [written.data])
         row = ObjectRow(key, "parquet", "live", size, core.clock.now_ms())
-        told = ParquetRow(run.object, key, written.records, written.crc, "")
+        told = ParquetRow(run.object, key, written.records, written.crc, schema)
         try:
             core.catalog.add_parquet(run, told, row).result()
         except RunsChanged:
             core.storage.objects.delete(key)  # packed, trimmed or deleted while it was written
             return False
         return True
+
+    def _as_parquet(
+        self, run: RunRow, footer: Footer, data: bytes, topic: Topic, step: Callable[[], None]
+    ) -> tuple["Written", str]:
+        """The object's bytes and the schema of its columns of values, empty if it has none."""
+        from catchwater.log.format import parquet
+
+        settings = declared(topic)
+        if settings is not None:
+            try:
+                from catchwater.values.typed import StructOfFields
+
+                fields = StructOfFields(settings)
+                batches = batches_of(footer, run.object, data)
+                written = parquet.write(data, batches, run.byte_offset, step, fields)
+                return written, identity(settings)
+            except (BadSchema, ModuleNotFoundError, parquet.NotAsDeclared) as error:
+                _LOG.warning("The Parquet of offsets %d to %d of partition %d of %s has no typed "
+                             "columns: %s", run.base_offset, run.last_offset, run.partition,
+                             topic.name, error)  # fmt: skip
+        batches = batches_of(footer, run.object, data)
+        return parquet.write(data, batches, run.byte_offset, step), ""
 
     def _give_up(self, run: RunRow, error: CatchwaterError) -> bool:
         self._failed.add(run.object)

@@ -1,7 +1,10 @@
 """Segments get their records as Parquet: exactly those, once, and for as long as they are there."""
 
+import datetime
 import io
+import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +20,7 @@ from catchwater.log.keep.parquet import PARQUET, ParquetWriter, is_settled, want
 from catchwater.log.keep.sweep import Sweeper
 from catchwater.log.read.history import History
 from catchwater.objects.base import StoreFull
+from catchwater.values.settings import ValueFormat, ValueSettings, identity
 from catchwater.wire.records import COLUMNS, decode, encode_batch, place
 
 OpenLog = Callable[..., Any]
@@ -45,7 +49,7 @@ def write_all(log: Any, after_ms: int = 0) -> int:
     for topic in log.topics.values():
         for partition in range(topic.partitions if wants_parquet(topic) else 0):
             while run := writer.next_segment(topic, partition):
-                written += writer.write(run, lambda: True)
+                written += writer.write(run, topic, lambda: True)
     return written
 
 
@@ -282,7 +286,7 @@ def test_a_segment_that_goes_while_it_is_written_leaves_no_object(log: Any) -> N
     assert run is not None
     before = parquet_keys(log)
     log.catalog.trim({key: run.last_offset + 1}).result()
-    assert not writer.write(run, lambda: True)
+    assert not writer.write(run, log.topics[key[0]], lambda: True)
     assert parquet_keys(log) == before
 
 
@@ -311,9 +315,9 @@ def test_it_rests_as_long_as_it_works_and_stops_when_told(
     monkeypatch.setattr(log.clock, "monotonic_s", lambda: float(next(times)))
     monkeypatch.setattr(log.clock, "pause", rests.append)
     before = parquet_keys(log)
-    assert not writer.write(run, lambda: False)
+    assert not writer.write(run, log.topics[key[0]], lambda: False)
     assert (parquet_keys(log), rests) == (before, [])
-    assert writer.write(run, lambda: True)
+    assert writer.write(run, log.topics[key[0]], lambda: True)
     assert rests and set(rests) == {1.0}
 
 
@@ -342,3 +346,89 @@ def test_groups_of_rows_are_of_a_size_that_spark_can_split(
     file = pq.ParquetFile(io.BytesIO(log.objects.get(row.object)))
     assert file.num_row_groups == 4
     assert file.read().column("offset").to_pylist() == list(range(160))
+
+
+DDL = "id long, place struct<city string, `at` array<double>>, tags map<string, int>, day date"
+DECLARED = ASKING | {
+    "catchwater_history_value_format": "json",
+    "catchwater_history_value_schema": DDL,
+}
+GOOD = (
+    b'{"id": 7, "place": {"city": "Ulm", "at": [48.4, null]}, "tags": {"a": 1}, '
+    b'"day": "2024-02-29"}'
+)
+ROW = {
+    "id": 7,
+    "place": {"city": "Ulm", "at": [48.4, None]},
+    "tags": [("a", 1)],
+    "day": datetime.date(2024, 2, 29),
+}
+
+
+def declaring(open_log: OpenLog, *values: bytes | None, **config: str) -> tuple[Any, PartitionKey]:
+    log = open_log()
+    [key] = log.create_topic("typed", 1, **config)
+    log.append((key, encode_batch([(None, value, 5, []) for value in values])))
+    pack(log)
+    write_all(log)
+    return log, key
+
+
+def test_declared_values_are_columns_too(
+    open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("catchwater.log.format.parquet._FIELDS_ROWS", 2)
+    log, key = declaring(open_log, GOOD, None, b'{"id": 8}', GOOD, b"{}", **DECLARED)
+    [row] = told(log, key)
+    found = table(log, row.object)
+    empty = dict.fromkeys(ROW)
+    assert found.column("fields").to_pylist() == [ROW, empty, empty | {"id": 8}, ROW, empty]
+    assert found.column("value").to_pylist()[:2] == [GOOD, None]
+    assert row.schema == identity(ValueSettings(ValueFormat.JSON, DDL))
+    assert {each.parquet_schema for each in plan_of(log, key)} == {row.schema}
+    group = pq.ParquetFile(io.BytesIO(log.objects.get(row.object))).metadata.row_group(0)
+    columns = [group.column(index) for index in range(group.num_columns)]
+    assert [c.path_in_schema for c in columns if c.has_dictionary_page] == [
+        "timestampType",
+        "fields.id",
+        "fields.place.city",
+        "fields.place.at.list.element",
+        "fields.tags.key_value.key",
+        "fields.tags.key_value.value",
+        "fields.day",
+    ]
+
+
+def plan_of(log: Any, key: PartitionKey) -> list[Any]:
+    return History(log.catalog, log.storage, 0).plan(key, 0, log.ends[key])
+
+
+def test_one_value_that_is_not_as_declared_leaves_its_segment_without_columns(
+    open_log: OpenLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    log, key = declaring(open_log, GOOD, b'{"id": "seven"}', GOOD, **DECLARED)
+    [row] = told(log, key)
+    assert row.schema == "" and row.records == 3
+    assert "fields" not in table(log, row.object).column_names
+    assert "offsets 0 to 2 of partition 0 of typed has no typed columns" in caplog.text
+
+
+def test_avro_values_are_columns_too(open_log: OpenLog) -> None:
+    schema = {"type": "record", "name": "r", "fields": [{"name": "card", "type": "string"}]}
+    config = ASKING | {
+        "catchwater_history_value_format": "avro",
+        "catchwater_history_value_schema": json.dumps(schema),
+    }
+    log, key = declaring(open_log, b"\x06abc", b"\x00", **config)
+    [row] = told(log, key)
+    fields = table(log, row.object).column("fields").to_pylist()
+    assert fields == [{"card": "abc"}, {"card": ""}]
+
+
+def test_what_decodes_may_be_missing(
+    open_log: OpenLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "catchwater.values.typed", None)
+    log, key = declaring(open_log, GOOD, **DECLARED)
+    assert [row.schema for row in told(log, key)] == [""]
+    assert "has no typed columns" in caplog.text
