@@ -20,6 +20,7 @@ from catchwater.log.repair.fsck import fsck_directory
 from catchwater.objects.local import LocalStore
 from catchwater.replay.control import Control
 from catchwater.replay.plan import Wanted
+from catchwater.values.settings import ValueFormat, ValueSettings, identity
 
 DEADLINE_S = 30.0
 TOPIC = "history"
@@ -148,6 +149,34 @@ def test_deleted_records_take_their_parquet_along(written):
     [deleting] = admin.delete_records([TopicPartition(TOPIC, 0, end)]).values()
     deleting.result(DEADLINE_S)
     until(lambda: not any(path.exists() for path in files))
+
+
+def test_declared_values_are_columns_of_a_real_brokers_parquet(written):
+    schema = "id long, card string"
+    config = SETTING | {
+        "catchwater.history.value.format": "json",
+        "catchwater.history.value.schema": schema,
+    }
+    admin = AdminClient({"bootstrap.servers": written.bootstrap})
+    admin.create_topics([NewTopic("typed", 1, config=config)])["typed"].result(10)
+    producer = Producer({"bootstrap.servers": written.bootstrap})
+    for n in range(300):
+        producer.produce("typed", b'{"id": %d, "card": "c%d"}' % (n, n % 7))
+    assert producer.flush(DEADLINE_S) == 0
+    control = Control(written.control_url)
+    wanted = [Wanted("typed", 0, 0, 300)]
+
+    def planned():
+        ranges = control.plan(wanted).ranges
+        return ranges if all(each.parquet for each in ranges) else None
+
+    ranges = until(planned)
+    assert {each.parquet_schema for each in ranges} == {
+        identity(ValueSettings(ValueFormat.JSON, schema))
+    }
+    files = dict.fromkeys(each.parquet for each in ranges)
+    rows = pa.concat_tables([pq.read_table(io.BytesIO(path_of(url).read_bytes())) for url in files])
+    assert rows.column("fields").to_pylist() == [{"id": n, "card": f"c{n % 7}"} for n in range(300)]
 
 
 def test_a_topic_takes_the_setting_only_as_a_switch(written):
