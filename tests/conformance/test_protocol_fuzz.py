@@ -108,10 +108,10 @@ class Target:
         self._socket: socket.socket | None = None
         self._log_at = broker.stderr_file.stat().st_size
 
-    def send(self, wanted: Input, story: str) -> None:
+    def send(self, wanted: Input, story: str, *, patient: bool = False) -> None:
         """Send one input and a probe; check the reply, the log, and that the broker lives."""
         try:
-            self._send(wanted)
+            self._send(wanted, patient)
             self._check_log()
         except (AssertionError, MalformedMessage) as failed:
             kept = self.broker.home / "failed-input.hex"
@@ -119,14 +119,14 @@ class Target:
             failed.add_note(f"{story}: {kept}")
             raise
 
-    def _send(self, wanted: Input) -> None:
+    def _send(self, wanted: Input, patient: bool) -> None:
         if self._socket is None:
             self._socket = socket.create_connection(("127.0.0.1", self.broker.port), timeout=5)
             self._socket.sendall(PROBE)  # before its first good request only little is taken
             self._frame()
         try:
             self._socket.sendall(with_topic_ids(wanted.data, self._ids) + PROBE)
-            self._receive(wanted)
+            self._receive(wanted, patient)
         except TimeoutError:
             assert not wanted.is_good or wanted.api_key in MAY_WAIT, "no answer"
             self.unanswered += 1
@@ -136,10 +136,10 @@ class Target:
             self.closed += 1
             self._hang_up()
 
-    def _receive(self, wanted: Input) -> None:
+    def _receive(self, wanted: Input, patient: bool) -> None:
         assert self._socket is not None
-        is_patient = wanted.is_good and wanted.api_key not in MAY_WAIT
-        self._socket.settimeout(ANSWERED_WITHIN_S if is_patient else IMPATIENT_S)
+        patient = patient or (wanted.is_good and wanted.api_key not in MAY_WAIT)
+        self._socket.settimeout(ANSWERED_WITHIN_S if patient else IMPATIENT_S)
         while True:
             reply = self._frame()
             correlation_id = struct.unpack_from(">i", reply)[0]
@@ -255,7 +255,8 @@ def test_what_was_unusual_once_is_stood_again(target: Target, bystander: Bystand
         is_good = story.name.startswith("answered-")
         key, version = struct.unpack_from(">hh", data, 4) if is_good else (-1, -1)
         before = target.closed
-        target.send(Input(key, version, is_good, data), story.name)
+        waits = story.name.startswith("waits-")
+        target.send(Input(key, version, is_good, data), story.name, patient=not waits)
         assert (target.closed > before) is story.name.startswith("closed-"), story.name
 
 
