@@ -82,6 +82,8 @@ def consumed(broker, end):
         headers = message.headers()
         rows.append(
             {
+                "topic": TOPIC,
+                "partition": 0,
                 "offset": message.offset(),
                 "timestamp": message.timestamp()[1],
                 "timestampType": 0,
@@ -131,7 +133,7 @@ def test_the_parquet_of_all_segments_is_what_a_consumer_is_given(written):
     tables = [pq.read_table(io.BytesIO(path_of(url).read_bytes())) for url in files]
     found = pa.concat_tables(tables)
     times = found.column("timestamp").cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
-    assert found.set_column(1, "timestamp", times).to_pylist() == consumed(written, end)
+    assert found.set_column(3, "timestamp", times).to_pylist() == consumed(written, end)
     data_dir = path_of(files[0]).parents[4]
     report = fsck_directory(
         data_dir, LocalStore(data_dir / "objects"), deep=True, clock=SYSTEM,

@@ -2,8 +2,8 @@
 
 The columns are docs/format/parquet.md's. Values and keys are plain binary under Zstandard: with
 dictionaries they are slower to read and, being mostly unlike each other, no smaller. Offsets and
-times are stored as differences. Only offsets have statistics, so that a reader who wants some of
-them skips the row groups without any.
+times are stored as differences. Offsets and place have statistics, so that a reader who wants some
+of them skips the row groups without any.
 
 Relies on `wire.records`, and like it needs numba and pyarrow (the extra `history`). Promises one
 row for every record of a data batch, in order, or `NotParquet`. Holds one row group and what was
@@ -19,7 +19,7 @@ from crc32c import crc32c
 
 from catchwater.config import CatchwaterError
 from catchwater.log.format.batches import StoredBatch
-from catchwater.log.format.segment import Footer
+from catchwater.log.format.segment import HEADER_BYTES, Footer
 from catchwater.objects.base import Buffer
 from catchwater.wire.records import HEADERS_TYPE, PlacedBatch, RecordsDamaged, decode
 
@@ -34,6 +34,8 @@ _PIECE_BYTES = 4 * 1024 * 1024
 
 SCHEMA = pa.schema(
     [
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
         pa.field("offset", pa.int64(), nullable=False),
         pa.field("timestamp", pa.timestamp("us", "UTC"), nullable=False),
         pa.field("timestampType", pa.int32(), nullable=False),
@@ -43,12 +45,15 @@ SCHEMA = pa.schema(
     ]
 )
 
+_DECODED = SCHEMA.names[2:]
+"""The others are the segment's, the same in every row."""
+
 _OPTIONS: Mapping[str, Any] = {
     "compression": "zstd",
     "compression_level": 1,
-    "use_dictionary": ["timestampType"],
+    "use_dictionary": ["topic", "partition", "timestampType"],
     "column_encoding": {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"},
-    "write_statistics": ["offset"],
+    "write_statistics": ["topic", "partition", "offset"],
     "write_page_checksum": True,
     "store_schema": False,
 }
@@ -84,11 +89,11 @@ class Written(NamedTuple):
 def write(
     data: Buffer,
     batches: Iterable[StoredBatch],
-    begins_at: int,
+    footer: Footer,
     step: Callable[[], None],
     fields: Fields | None = None,
 ) -> Written:
-    """The records of these batches as Parquet; `data` is what lies at `begins_at` of the segment.
+    """The records of a segment's batches as Parquet; `data` is what lies behind its header.
 
     With `fields` the values are columns, too. `step` is called every few megabytes. Raises
     `NotParquet`, `NotAsDeclared`, and what `batches` and `step` raise.
@@ -98,7 +103,7 @@ def write(
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = records = 0
     with pq.ParquetWriter(sink, schema, **options) as file:
-        for decoded in _decoded(data, batches, begins_at):
+        for decoded in _decoded(data, batches, footer):
             rows = _typed(decoded, schema, fields, step) if fields else decoded
             waiting.append(rows)
             waiting_bytes += rows.nbytes
@@ -120,24 +125,24 @@ def parquet_key(footer: Footer, token: str) -> str:
 
 
 def _decoded(
-    data: Buffer, batches: Iterable[StoredBatch], begins_at: int
+    data: Buffer, batches: Iterable[StoredBatch], footer: Footer
 ) -> Iterator[pa.RecordBatch]:
     """The records in the columns of `SCHEMA`."""
-    for piece in _pieces(batches, begins_at):
+    for piece in _pieces(batches):
         left = sum(each.header.record_count for each in piece if not each.header.is_control)
         try:
-            for rows in decode(data, piece, columns=SCHEMA.names):
-                yield _as_spark_has_it(rows)
+            for rows in decode(data, piece, columns=_DECODED):
+                yield _as_spark_has_it(rows, footer)
                 left -= rows.num_rows
         except RecordsDamaged as error:
             raise NotParquet(str(error)) from error
         assert left == 0, f"{left} records too few were decoded"
 
 
-def _pieces(batches: Iterable[StoredBatch], begins_at: int) -> Iterator[list[PlacedBatch]]:
+def _pieces(batches: Iterable[StoredBatch]) -> Iterator[list[PlacedBatch]]:
     piece: list[PlacedBatch] = []
     for batch in batches:
-        at = batch.position - begins_at
+        at = batch.position - HEADER_BYTES
         piece.append(PlacedBatch(batch.header, at, batch.header.base_offset))
         if piece[-1].end - piece[0].at >= _PIECE_BYTES:
             yield piece
@@ -146,14 +151,16 @@ def _pieces(batches: Iterable[StoredBatch], begins_at: int) -> Iterator[list[Pla
         yield piece
 
 
-def _as_spark_has_it(decoded: pa.RecordBatch) -> pa.RecordBatch:
+def _as_spark_has_it(decoded: pa.RecordBatch, footer: Footer) -> pa.RecordBatch:
     times = decoded.column("timestamp")
     try:
         microseconds = times.cast(SCHEMA.field("timestamp").type)
     except pa.ArrowInvalid as error:
         raise NotParquet(f"A record's timestamp does not fit into microseconds: {error}.") from None
     arrays = [
-        microseconds if name == "timestamp" else decoded.column(name) for name in SCHEMA.names
+        pa.repeat(pa.scalar(footer.topic), decoded.num_rows),
+        pa.repeat(pa.scalar(footer.partition, pa.int32()), decoded.num_rows),
+        *(microseconds if name == "timestamp" else decoded.column(name) for name in _DECODED),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 

@@ -162,14 +162,14 @@ class ParquetWriter:
 
                 fields = StructOfFields(settings)
                 batches = batches_of(footer, run.object, data)
-                written = parquet.write(data, batches, run.byte_offset, step, fields)
+                written = parquet.write(data, batches, footer, step, fields)
                 return written, identity(settings)
             except (BadSchema, ModuleNotFoundError, parquet.NotAsDeclared) as error:
                 _LOG.warning("The Parquet of offsets %d to %d of partition %d of %s has no typed "
                              "columns: %s", run.base_offset, run.last_offset, run.partition,
                              topic.name, error)  # fmt: skip
         batches = batches_of(footer, run.object, data)
-        return parquet.write(data, batches, run.byte_offset, step), ""
+        return parquet.write(data, batches, footer, step), ""
 
     def _give_up(self, run: RunRow, error: CatchwaterError) -> bool:
         self._failed.add(run.object)

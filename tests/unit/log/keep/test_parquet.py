@@ -84,7 +84,12 @@ def expected(log: Any, run: RunRow) -> pa.Table:
         pa.schema([(name, COLUMNS[name]) for name in columns]),
     )
     times = decoded.column("timestamp").cast(pa.timestamp("us", "UTC"))
-    return decoded.set_column(1, "timestamp", times)
+    number = pa.repeat(pa.scalar(run.partition, pa.int32()), len(decoded))
+    return (
+        decoded.set_column(1, "timestamp", times)
+        .add_column(0, "partition", number)
+        .add_column(0, "topic", pa.repeat(log.topic_name(run.topic_id), len(decoded)))
+    )
 
 
 @pytest.fixture
@@ -125,6 +130,8 @@ def test_the_object_holds_the_segments_records_and_nothing_else(log: Any) -> Non
 def test_its_columns_are_those_of_sparks_kafka_source(log: Any) -> None:
     [row, *_] = told(log, keys_of(log)[0])
     assert [(field.name, str(field.type)) for field in table(log, row.object).schema] == [
+        ("topic", "string"),
+        ("partition", "int32"),
         ("offset", "int64"),
         ("timestamp", "timestamp[us, tz=UTC]"),
         ("timestampType", "int32"),
@@ -134,7 +141,7 @@ def test_its_columns_are_those_of_sparks_kafka_source(log: Any) -> None:
     ]
     group = pq.ParquetFile(io.BytesIO(log.objects.get(row.object))).metadata.row_group(0)
     columns = [group.column(index) for index in range(group.num_columns)]
-    assert [c.path_in_schema for c in columns if c.is_stats_set] == ["offset"]
+    assert [c.path_in_schema for c in columns if c.is_stats_set] == ["topic", "partition", "offset"]
     assert {c.compression for c in columns} == {"ZSTD"}
 
 
@@ -389,6 +396,8 @@ def test_declared_values_are_columns_too(
     group = pq.ParquetFile(io.BytesIO(log.objects.get(row.object))).metadata.row_group(0)
     columns = [group.column(index) for index in range(group.num_columns)]
     assert [c.path_in_schema for c in columns if c.has_dictionary_page] == [
+        "topic",
+        "partition",
         "timestampType",
         "fields.id",
         "fields.place.city",
