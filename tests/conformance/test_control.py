@@ -7,13 +7,15 @@ import urllib.request
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from catchwater.clock import SYSTEM
 from catchwater.replay.control import Control
+from catchwater.replay.offsets import HistoryLost
 from catchwater.replay.options import parse_options
 from catchwater.replay.plan import Wanted
 from catchwater.replay.read import ReadSettings, read_task
-from catchwater.replay.source import BatchReader
+from catchwater.replay.source import BatchReader, StreamReader
 from catchwater.replay.subscription import Subscription
 from catchwater.wire.client import EARLIEST, Client
 from catchwater.wire.records import encode_batch
@@ -97,8 +99,8 @@ def test_a_lease_is_measured_by_the_broker_and_renewed(written):
     assert call(written, "DELETE", "/api/v1/pins/p2")[0] == 200
 
 
-def test_what_a_batch_query_reads_stays_until_its_pin_has_ended(make_broker):
-    """Retention of a millisecond, and a task that takes its time behind a first batch."""
+def brief_broker(make_broker):
+    """Retention of a millisecond, and three segments of a hundred records that a pin holds."""
     broker = make_broker({
         "log.retention.ms": "1",
         "catchwater.pack.interval.ms": "50",
@@ -116,6 +118,12 @@ def test_what_a_batch_query_reads_stays_until_its_pin_has_ended(make_broker):
             value, now_ms = b"x" * 8000, SYSTEM.now_ms()
             records = [(None, value, now_ms, [])] * 100
             client.produce([(("brief", 0), encode_batch(records))])
+    return broker
+
+
+def test_what_a_batch_query_reads_stays_until_its_pin_has_ended(make_broker):
+    """A task takes its time behind a first batch."""
+    broker = brief_broker(make_broker)
     reader = BatchReader(
         parse_options({
             "kafka.bootstrap.servers": broker.bootstrap,
@@ -141,6 +149,39 @@ def test_what_a_batch_query_reads_stays_until_its_pin_has_ended(make_broker):
     assert offsets == list(range(100, 300))
     until(lambda: log_start(broker, "brief") == 300)
     until(lambda: call(broker, "GET", "/api/v1/pins") == (200, {"pins": []}))
+
+
+def test_a_stream_that_lags_is_not_overtaken_while_it_has_a_pin(make_broker):
+    broker = brief_broker(make_broker)
+    least = {"kafka.bootstrap.servers": broker.bootstrap, "subscribe": "brief"}
+    stream = StreamReader(parse_options({**least, "catchwater.pin.lease": "2s"}))
+    bare = StreamReader(parse_options(least))
+
+    def at(offset):
+        return {"brief": {"0": offset}}
+
+    def read(start, end):
+        """One micro-batch, as Spark plans and reads it."""
+        batches = [batch for p in stream.partitions(at(start), at(end)) for batch in stream.read(p)]
+        return [row["offset"] for batch in batches for row in batch.to_pylist()]
+
+    until(lambda: kinds(broker, "brief", 300) == ["segment"] * 3)
+    assert read(100, 150) == list(range(100, 150))
+    assert call(broker, "DELETE", "/api/v1/pins/guard")[0] == 200
+    until(lambda: log_start(broker, "brief") == 100)
+    idle_until = time.monotonic() + 3
+    while time.monotonic() < idle_until:  # longer than the lease; each trigger renews it
+        assert stream.latestOffset(at(150), ReadAllAvailable()) == at(300)
+        assert log_start(broker, "brief") == 100
+        time.sleep(0.1)
+    assert read(150, 210) == list(range(150, 210))
+    # Planned again and again, for the pin is not set anew each time that it could move on.
+    until(lambda: read(210, 300)[0] == 210 and log_start(broker, "brief") == 200)
+    stream.stop()
+    until(lambda: log_start(broker, "brief") == 300)  # one lease later
+    with pytest.raises(HistoryLost, match="brief-0 offsets 210 to 299"):
+        bare.partitions(at(210), at(300))
+    bare.stop()
 
 
 def kinds(broker, topic, end):

@@ -139,6 +139,8 @@ class SourceOptions:
     security: Security = UNSECURED
     pin_lease_ms: int = 600_000
     """How long the pin of a batch query outlasts its last renewal; 0: it has none."""
+    stream_pin_lease_ms: int = 0
+    """The same of a streaming query, which has one only if that is asked for."""
     catalog: str | None = None
     """Asked instead of brokers: the data directory of a broker alone, or `postgresql://...`."""
     objects: str = ""
@@ -200,6 +202,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         objects=given.get(_OBJECTS, ""),
         client_id=given.get(_CLIENT_ID) or "catchwater",
         pin_lease_ms=_duration_ms(given, "catchwater.pin.lease", "10m"),
+        stream_pin_lease_ms=_duration_ms(given, "catchwater.pin.lease", "0"),
     )
 
 

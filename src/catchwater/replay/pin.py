@@ -1,8 +1,9 @@
-"""The pin of a batch query: taken with its plan, renewed while its tasks read, gone soon after.
+"""The pin of a query: taken with its plan, renewed while its tasks read, gone soon after.
 
 Spark does not tell a Python batch source that its job has ended, and plans it in a process that
 may be gone before the first task runs. So the pin has a lease, and what reads renews it: it ends
-one lease after the last task, or after the job was killed, and the log's next pass removes it.
+one lease after the last task, or after the job was killed, and the log's next pass removes it. A
+stream's pin, where one is wanted, moves on with its micro-batches.
 
 Relies on the control API, whose clock measures the lease. Promises that what was planned can be
 read until the pin ends; a pin that has ended is told in the log of the task, and what the task then
@@ -10,6 +11,7 @@ does not find is an error as ever. A failing renewal does not stop a task: stora
 """
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 from catchwater.replay.control import Control, ControlRefused
 from catchwater.replay.options import Offsets
-from catchwater.replay.plan import Slice
+from catchwater.replay.plan import Slice, Task
 from catchwater.replay.subscription import Subscription
 
 _LOG = logging.getLogger(__name__)
@@ -67,7 +69,7 @@ def planned(
             return slices, None
         pin = ReadPin(control_url, f"read/{clock.token()}", lease_ms)
         try:
-            _take(pin, slices, clock)
+            _set(pin, "a batch query on Spark", _firsts(slices), clock)
         except ControlRefused as refusal:
             if not refusal.missing:
                 raise
@@ -75,13 +77,17 @@ def planned(
         return slices, pin
 
 
-def _take(pin: ReadPin, slices: Iterable[Slice], clock: Clock) -> None:
+def _firsts(slices: Iterable[Slice]) -> Offsets:
     firsts: Offsets = {}
     for each in slices:
         key = each.topic, each.partition
         firsts[key] = min(each.first, firsts.get(key, each.first))
+    return firsts
+
+
+def _set(pin: ReadPin, owner: str, firsts: Offsets, clock: Clock) -> None:
     content = {
-        "owner": "a batch query on Spark",
+        "owner": owner,
         "positions": [
             {"topic": topic, "partition": partition, "offset": offset}
             for (topic, partition), offset in sorted(firsts.items())
@@ -91,6 +97,64 @@ def _take(pin: ReadPin, slices: Iterable[Slice], clock: Clock) -> None:
         "lease_until_ms": clock.now_ms() + pin.lease_ms,
     }
     Control(pin.control_url, clock=clock).set_pin(pin.id, content)
+
+
+class MovingPin:
+    """A streaming query's: it holds from the start of the last micro-batch that was planned.
+
+    From there the query reads again after a failure, and all that it has not read lies behind. It
+    is renewed at each trigger and by the tasks, so it ends one lease after the query; whoever
+    starts the query again within that finds everything. Not to be had without a lease.
+    """
+
+    def __init__(self, lease_ms: int, clock: Clock = SYSTEM) -> None:
+        self._lease_ms = lease_ms
+        self._clock = clock
+        self._pin: ReadPin | None = None
+        # When it was last set, and when its lease last began anew, by the monotonic clock.
+        self._set_s = self._renewed_s = -math.inf
+
+    def planned(
+        self, subscription: Subscription, start: Offsets, end: Offsets
+    ) -> tuple[list[Task], ReadPin | None]:
+        """A micro-batch's tasks, and the pin that holds them; raises `HistoryLost`."""
+        while True:
+            tasks = subscription.tasks(start, end)
+            control_url = subscription.control_url() if tasks and self._lease_ms else None
+            if control_url is None:
+                return tasks, None
+            slices = (each for task in tasks for each in task.slices)
+            try:
+                # What a partition brings nothing of now, it brings the next time.
+                return tasks, self._moved(control_url, {**end, **_firsts(slices)})
+            except ControlRefused as refusal:
+                if not refusal.missing:
+                    raise  # Else retention was faster, and a new plan says what is missing.
+
+    def _moved(self, control_url: str, firsts: Offsets) -> ReadPin:
+        now_s = self._clock.monotonic_s()
+        if self._pin is None:
+            token = self._clock.token()
+            self._pin = ReadPin(control_url, f"read/{token}", self._lease_ms)
+        elif now_s < self._set_s + self._lease_ms / 1000 * _FIRST:
+            return self._pin  # It holds a little more than it must; setting it syncs the catalog.
+        _set(self._pin, "a streaming query on Spark", firsts, self._clock)
+        self._set_s = self._renewed_s = now_s
+        return self._pin
+
+    def renew(self) -> None:
+        """Called at each trigger, whether there is anything to read or not."""
+        now_s = self._clock.monotonic_s()
+        if self._pin is None or now_s < self._renewed_s + self._lease_ms / 1000 * _EACH:
+            return
+        control = Control(self._pin.control_url, timeout_s=_GOODBYE_S, clock=self._clock)
+        try:
+            if not control.renew_pin(self._pin.id, self._lease_ms):
+                _LOG.warning("The pin %s has ended; the next micro-batch sets it.", self._pin.id)
+                self._set_s = -math.inf
+            self._renewed_s = now_s
+        except CatchwaterError as error:
+            _LOG.warning("The pin %s was not renewed: %s", self._pin.id, error)
 
 
 def renewed(batches: Iterator[T], pin: ReadPin | None, clock: Clock = SYSTEM) -> Iterator[T]:

@@ -41,7 +41,7 @@ from catchwater.replay.options import (
     SourceOptions,
     parse_options,
 )
-from catchwater.replay.pin import ReadPin, planned, renewed
+from catchwater.replay.pin import MovingPin, ReadPin, planned, renewed
 from catchwater.replay.plan import Task
 from catchwater.replay.subscription import Subscription
 from catchwater.values.settings import ValueFormat, load
@@ -150,6 +150,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             )
         self._subscription = Subscription(options, clock)
         self._clock = clock
+        self._pin = MovingPin(options.stream_pin_lease_ms, clock)
         # What was there when Trigger.AvailableNow began: nothing beyond it is read.
         self._goal: Offsets | None = None
         self._latest: Offsets | None = None
@@ -172,6 +173,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         self._goal = self._subscription.latest()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        self._pin.renew()
         begin = from_json(start)
         self._latest = self._subscription.latest() if self._goal is None else dict(self._goal)
         self._subscription.check_present(begin, self._latest)
@@ -201,22 +203,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         return None if self._latest is None else to_json(self._latest)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return input_partitions(self._subscription, from_json(start), from_json(end))
+        tasks, pin = self._pin.planned(self._subscription, from_json(start), from_json(end))
+        control_url = self._subscription.control_url() if tasks else None
+        return [SourcePartition(task, control_url, pin) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_partition(self._subscription.options, partition)
+        assert isinstance(partition, SourcePartition), "Spark hands back what it was given"
+        return renewed(read_partition(self._subscription.options, partition), partition.pin)
 
     def stop(self) -> None:
         self._subscription.close()
-
-
-def input_partitions(
-    subscription: Subscription, start: Offsets, end: Offsets
-) -> list[SourcePartition]:
-    """The tasks between two sets of offsets, in the form that Spark sends to executors."""
-    tasks = subscription.tasks(start, end)
-    control_url = subscription.control_url() if tasks else None
-    return [SourcePartition(task, control_url) for task in tasks]
 
 
 @cache
@@ -241,7 +237,7 @@ def _say_if_again(partition: SourcePartition) -> None:
 
 
 def read_partition(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """What an executor reads for one of `input_partitions`."""
+    """What an executor reads for one of a reader's partitions."""
     # Only executors decode; loading the decoder would cost the planning processes a second.
     from catchwater.replay.read import ReadSettings, read_task
 

@@ -1,4 +1,4 @@
-"""A batch query's pin: taken with the plan, renewed while tasks read, left to end after that."""
+"""A query's pin: taken with the plan, renewed while tasks read, left to end after that."""
 
 import pickle
 import threading
@@ -12,12 +12,13 @@ from catchwater.clock import ManualClock
 from catchwater.replay import pin as pin_module
 from catchwater.replay.control import ControlRefused, ControlUnreachable
 from catchwater.replay.offsets import HistoryLost
-from catchwater.replay.options import parse_options
-from catchwater.replay.pin import ReadPin, held, planned, renewed
-from catchwater.replay.plan import Missing, Slice, Wanted
+from catchwater.replay.options import Offsets, parse_options
+from catchwater.replay.pin import MovingPin, ReadPin, held, planned, renewed
+from catchwater.replay.plan import Missing, Slice, Task, Wanted
 
 DEADLINE_S = 10.0
 URL = "http://c"
+LEAST = {"kafka.bootstrap.servers": "h:1", "subscribe": "t"}
 WANTED = Wanted("t", 0, 7, 9)
 
 
@@ -52,8 +53,7 @@ class Asked:
     """A subscription whose slices come as they are given."""
 
     def __init__(self, *answers: list[Slice] | Exception, **options: str) -> None:
-        least = {"kafka.bootstrap.servers": "h:1", "subscribe": "t"}
-        self.options = parse_options({**least, **options})
+        self.options = parse_options({**LEAST, **options})
         self.answers = list(answers)
         self.url: str | None = URL
 
@@ -66,6 +66,10 @@ class Asked:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    def tasks(self, start: Offsets, end: Offsets) -> list[Task]:
+        slices = self.slices([WANTED])
+        return [Task(tuple(slices))] if slices else []
 
     def control_url(self) -> str | None:
         return self.url
@@ -218,3 +222,86 @@ def test_a_pin_that_cannot_be_removed_is_left_to_its_lease(
     api.refusals = [ControlUnreachable("The control API did not answer.")]
     held(pin, lambda: True)()
     assert "read/1 ends with its lease; not removed: The control API did not" in caplog.text
+
+
+class Stream:
+    """A streaming query's pin with a lease of 100 s, and the micro-batches that it holds."""
+
+    def __init__(self, *answers: list[Slice] | Exception) -> None:
+        self.clock = ManualClock()
+        self.pin = MovingPin(100_000, self.clock)
+        self.asked = Asked(*answers)
+
+    def plan(self, end: Offsets) -> ReadPin | None:
+        return self.pin.planned(self.asked, {}, end)[1]  # type: ignore[arg-type]
+
+
+def held_by(api: type[Api]) -> dict[tuple[str, int], int]:
+    (content,) = api.pins.values()
+    assert (content["owner"], content["lease_ms"]) == ("a streaming query on Spark", 100_000)
+    return {(p["topic"], p["partition"]): p["offset"] for p in content["positions"]}
+
+
+def test_a_stream_s_pin_moves_on_with_its_micro_batches(api: type[Api]) -> None:
+    stream = Stream([Slice("t", 0, 7, 9)], [Slice("t", 0, 9, 12)], [Slice("t", 1, 4, 5)])
+    pin = stream.plan({("t", 0): 9, ("t", 1): 4})
+    assert pin is not None and list(api.pins) == [pin.id]
+    assert held_by(api) == {("t", 0): 7, ("t", 1): 4}
+    stream.clock.advance(9_000)
+    assert stream.plan({("t", 0): 12, ("t", 1): 4}) == pin
+    assert held_by(api) == {("t", 0): 7, ("t", 1): 4}, "not set again so soon"
+    stream.clock.advance(2_000)
+    assert stream.plan({("t", 0): 12, ("t", 1): 5}) == pin
+    assert held_by(api) == {("t", 0): 12, ("t", 1): 4}
+
+
+def test_a_stream_without_anything_to_read_renews_its_pin_at_its_triggers(
+    api: type[Api], caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = Stream([Slice("t", 0, 7, 9)], [], [Slice("t", 0, 9, 10)])
+    stream.pin.renew()
+    assert api.renewals == [], "before the first micro-batch there is none"
+    pin = stream.plan({("t", 0): 9})
+    assert pin is not None
+    for _ in range(20):
+        stream.clock.advance(5_000)
+        stream.pin.renew()
+    assert api.renewals == [(pin.id, 100_000)] * 3
+    assert stream.plan({("t", 0): 9}) is None, "nothing is read, so nobody need renew it"
+    api.refusals = [ControlUnreachable("The control API did not answer.")]
+    stream.clock.advance(30_000)
+    stream.pin.renew()
+    assert "was not renewed: The control API did not answer." in caplog.text
+    api.pins.clear()
+    stream.pin.renew()
+    assert "has ended; the next micro-batch sets it" in caplog.text
+    assert stream.plan({("t", 0): 10}) == pin
+    assert held_by(api) == {("t", 0): 9}
+
+
+def test_a_stream_that_retention_has_overtaken_is_planned_again(api: type[Api]) -> None:
+    api.refusals = [TOO_LATE]
+    stream = Stream([Slice("t", 0, 7, 9)], [Slice("t", 0, 8, 9)])
+    assert stream.plan({("t", 0): 9}) is not None
+    assert held_by(api) == {("t", 0): 8}
+    api.refusals = [TOO_LATE]
+    stream = Stream([Slice("t", 0, 7, 9)], HistoryLost([Missing("t", 0, 7, 9)], "Gone"))
+    with pytest.raises(HistoryLost, match="t-0 offsets 7 to 8"):
+        stream.plan({("t", 0): 9})
+    api.refusals = [ControlRefused(507, {"message": "The disk is full."})]
+    with pytest.raises(ControlRefused, match="disk is full"):
+        Stream([Slice("t", 0, 7, 9)]).plan({("t", 0): 9})
+
+
+def test_a_stream_has_no_pin_unless_it_asks_for_one(api: type[Api]) -> None:
+    assert parse_options({**LEAST}).stream_pin_lease_ms == 0
+    assert parse_options({**LEAST, "catchwater.pin.lease": "1h"}).stream_pin_lease_ms == 3_600_000
+    without = MovingPin(0, ManualClock())
+    asked = Asked([Slice("t", 0, 7, 9)])
+    tasks, pin = without.planned(asked, {}, {("t", 0): 9})  # type: ignore[arg-type]
+    without.renew()
+    assert (len(tasks), pin, api.pins, api.renewals) == (1, None, {}, [])
+    stream = Stream([Slice("t", 0, 7, 9)])
+    stream.asked.url = None  # another Kafka, or the leaders
+    assert stream.plan({("t", 0): 9}) is None
+    assert api.pins == {}
