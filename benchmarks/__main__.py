@@ -9,6 +9,7 @@ import sys
 NAMES = (
     "produce",
     "replay",
+    "replay_live",
     "decoder",
     "functions",
     "sinks",

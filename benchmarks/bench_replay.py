@@ -2,141 +2,148 @@
 
 The same JSON records lie in our log and in an Apache Kafka. The connector runs in an environment
 of its own, with the pyspark release that has one, both with its default and its tuned settings.
-Quote against the tuned one.
+Quote against the tuned one. One shape of record is asked everything; of the others, what all
+columns and the values alone cost.
 """
 
-import json
-import os
-import subprocess
-import sys
+import time
 from contextlib import ExitStack
-from pathlib import Path
+from typing import NamedTuple
 
-from benchmarks.kafka_jars import CACHE, ROOT, SPARK_PEER_VERSION, jars
 from benchmarks.kafka_peer import apache_kafka
-from benchmarks.load import NOW_MS, Connection, create_topic, frame_of_batch, produce_error
 from benchmarks.measure import Row, publish, row
 from benchmarks.our_broker import catchwater_broker
-from catchwater.wire.records import encode_batch
+from benchmarks.replay.records import SCHEMA, Shape, fill
+from benchmarks.replay.sessions import PEER, Session
+from catchwater.replay.control import Control
+from catchwater.replay.plan import Wanted
+from catchwater.wire.client import EARLIEST, LATEST, Client
+from catchwater.wire.codecs import Codec
 
-RECORDS = 2_000_000
-PER_BATCH = 4_000
-VALUE_BYTES = 200
-PARTITIONS = 2
-ROUNDS = 5
-TOPIC = "history"
-QUERIES = ("all columns", "value only")
+ROUNDS = 3
+WARM_UP = 2
+MAIN = Shape(200, Codec.NONE, 4_000_000)
+OTHERS = [
+    Shape(size, codec, 800_000_000 // (size + 100))
+    for size in (100, 200, 1000)
+    for codec in (Codec.NONE, Codec.LZ4, Codec.ZSTD)
+    if (size, codec) != (200, Codec.NONE)
+]
+ALL, VALUE, COUNT = "all columns", "value only", "count"
+TYPED, WRITE = "JSON to a typed column", "write to Parquet"
+HISTORY = {
+    "catchwater.history.parquet": "true",
+    "catchwater.history.value.format": "json",
+    "catchwater.history.value.schema": SCHEMA,
+}
+_PARQUET_S = 300.0
 
 
-def peer_python() -> Path:
-    """An environment with the connector's pyspark, made once under `.cache`."""
-    folder = CACHE / f"pyspark-{SPARK_PEER_VERSION}"
-    python = folder / "bin" / "python"
-    if not python.exists():
-        uv = Path(sys.executable).with_name("uv")
-        subprocess.run([uv, "venv", "-q", "--python", sys.executable, folder], check=True)
-        packages = [f"pyspark=={SPARK_PEER_VERSION}", "pandas<3", "pyarrow"]
-        subprocess.run([uv, "pip", "install", "-q", "--python", python, *packages], check=True)
-    return python
+class Kind(NamedTuple):
+    """A way of ours to read, how a claim names it, and what it is held to against the peer."""
+
+    name: str
+    title: str
+    targets: dict[str, float | None]
 
 
-def fill(bootstrap: str) -> None:
-    """The same batches into a new topic of either broker."""
-    create_topic(bootstrap, TOPIC, PARTITIONS)
-    connection = Connection(bootstrap)
-    for index in range(RECORDS // PER_BATCH):
-        first = index * PER_BATCH
-        records = [
-            (b"card-%06d" % (n % 100_000), value(n), NOW_MS + n, ())
-            for n in range(first, first + PER_BATCH)
+KINDS = (
+    Kind("ours", "replay", {ALL: 2.0, VALUE: 2.5, COUNT: None, TYPED: 4.0, WRITE: 1.6}),
+    Kind("history", "replay of Parquet history", {ALL: None, VALUE: 3.0, COUNT: 20.0, TYPED: 10.0}),
+    Kind("foreign", "replay of Apache Kafka", {ALL: 1.7, VALUE: None, TYPED: None}),
+)
+
+
+class Bench:
+    """Both brokers and both sessions, and what they have answered."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        settings = {
+            "catchwater_pack_interval_ms": "2000",
+            "catchwater_history_parquet_after_ms": "1000",
+        }
+        self.ours = stack.enter_context(catchwater_broker(**settings))
+        self.kafka, _ = stack.enter_context(apache_kafka())
+        self._sessions = {ours: Session(ours=ours) for ours in (True, False)}
+        for session in self._sessions.values():
+            stack.callback(session.close)
+
+    def ask(self, kind: str, query: str, topic: str) -> dict[str, float]:
+        session = self._sessions[kind not in ("tuned", "default")]
+        bootstrap = self.ours.bootstrap if kind in ("ours", "history") else self.kafka
+        return session.ask(kind, query, bootstrap, topic)
+
+    def compare(self, shape: Shape, query: str, kinds: list[Kind], peers: list[str]) -> list[Row]:
+        """All of them in turn; a row of speed and one of processor time for each pair."""
+        names = [*(kind.name for kind in kinds), *peers]
+        taken: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+        for turn in range(WARM_UP + ROUNDS):
+            answers = {name: self.ask(name, query, shape.topic) for name in names}
+            if len({each["answer"] for each in answers.values()}) != 1:
+                raise RuntimeError(f"{query} of {shape}: the answers differ: {answers}")
+            for name, each in answers.items():
+                if turn >= WARM_UP:
+                    taken[name].append(each)
+        return [
+            each
+            for kind in kinds
+            for peer in peers
+            for each in rows_of(shape, query, kind, peer, taken)
         ]
-        request = frame_of_batch(TOPIC, index % PARTITIONS, encode_batch(records))
-        if error := produce_error(connection.call(request)):
-            raise RuntimeError(f"{bootstrap} answered error {error}")
-    connection.close()
 
 
-def value(n: int) -> bytes:
-    text = b'{"card":"card-%06d","id":"%09d","at":%d,"amount":%d.25,"note":"' % (
-        n % 100_000, n, NOW_MS + n, n % 1000,
-    )  # fmt: skip
-    return text + b"x" * (VALUE_BYTES - len(text) - 2) + b'"}'
+def rows_of(
+    shape: Shape, query: str, kind: Kind, peer: str, taken: dict[str, list[dict[str, float]]]
+) -> list[Row]:
+    """Rows a second and CPU seconds per million rows, of one of ours beside the peer."""
+    claim = f"{kind.title}, {shape}, {query}"
+    title = f"{PEER}, {peer}"
+    target = kind.targets.get(query) if peer == "tuned" else None
+    if shape != MAIN and target:
+        target = 1.5 if shape.value_bytes == 1000 else None
+    millions = shape.records / 1e6
+    ours, theirs = taken[kind.name], taken[peer]
+    return [
+        row(
+            claim, "M rows/s", [millions / each["seconds"] for each in ours],
+            title, [millions / each["seconds"] for each in theirs], target=target,
+        ),
+        row(
+            claim, "CPU s/M", [each["cpu"] / millions for each in ours],
+            title, [each["cpu"] / millions for each in theirs], better="lower",
+        ),
+    ]  # fmt: skip
 
 
-class Child:
-    """A Spark session in a process of its own that answers one query at a time."""
-
-    def __init__(self, python: Path, kind: str, bootstrap: str, spark_jars: str) -> None:
-        command = [python, ROOT / "benchmarks" / "replay_child.py", kind, bootstrap, TOPIC]
-        environment = {**os.environ, "PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"}
-        self.process = subprocess.Popen(
-            [*command, spark_jars], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True, env=environment, cwd=ROOT,
-        )  # fmt: skip
-        self._answer()
-
-    def _answer(self) -> dict[str, float]:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                return dict(json.loads(line))
-        raise RuntimeError("the Spark session ended before it answered")
-
-    def ask(self, query: str) -> dict[str, float]:
-        assert self.process.stdin is not None
-        self.process.stdin.write(query + "\n")
-        self.process.stdin.flush()
-        return self._answer()
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(60)
-
-
-def rows_of(query: str, taken: dict[str, list[dict[str, float]]]) -> list[Row]:
-    rows = []
-    for kind in ("tuned", "default"):
-        peer = f"Spark {SPARK_PEER_VERSION} Kafka connector, {kind}"
-        for key, unit, better in (("seconds", "M rows/s", "higher"), ("cpu", "CPU s/M", "lower")):
-            per = {
-                name: [
-                    RECORDS / 1e6 / each[key] if key == "seconds" else each[key] / RECORDS * 1e6
-                    for each in taken[name]
-                ]
-                for name in ("ours", kind)
-            }
-            claim = f"replay {VALUE_BYTES} B JSON, {query}"
-            rows.append(row(claim, unit, per["ours"], peer, per[kind], better=better))
-    return rows
+def wait_for_parquet(bootstrap: str, control_url: str, topic: str) -> None:
+    """Until all but a last piece of each partition lies as Parquet."""
+    control = Control(control_url)
+    with Client(bootstrap) as client:
+        parts = list(client.metadata([topic]).leaders)
+        first = client.list_offsets({part: EARLIEST for part in parts})
+        end = client.list_offsets({part: LATEST for part in parts})
+    wanted = [Wanted(*part, first[part], end[part]) for part in parts]
+    deadline = time.monotonic() + _PARQUET_S
+    while not all(each.parquet for each in control.plan(wanted).ranges):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{topic} was not written as Parquet within {_PARQUET_S:.0f} s")
+        time.sleep(1.0)
 
 
 def main() -> None:
-    """Fill both logs, start three sessions, let them take turns."""
-    spark_jars = ",".join(str(path) for path in sorted(jars("connector").glob("*.jar")))
-    peer = peer_python()
+    """Fill both logs, start both sessions, let all ways take turns."""
+    rows: list[Row] = []
     with ExitStack() as stack:
-        ours = stack.enter_context(catchwater_broker())
-        kafka, _ = stack.enter_context(apache_kafka())
-        fill(ours.bootstrap)
-        fill(kafka)
-        children = {
-            "ours": Child(Path(sys.executable), "ours", ours.bootstrap, ""),
-            "tuned": Child(peer, "tuned", kafka, spark_jars),
-            "default": Child(peer, "default", kafka, spark_jars),
-        }
-        for child in children.values():
-            stack.callback(child.close)
-        rows: list[Row] = []
-        for query in QUERIES:
-            taken: dict[str, list[dict[str, float]]] = {name: [] for name in children}
-            for turn in range(ROUNDS + 1):
-                answers = {name: child.ask(query) for name, child in children.items()}
-                assert len({each["answer"] for each in answers.values()}) == 1, answers
-                for name, each in answers.items():
-                    if turn:
-                        taken[name].append(each)
-            rows += rows_of(query, taken)
+        bench = Bench(stack)
+        fill([bench.ours.bootstrap, bench.kafka], MAIN, HISTORY)
+        wait_for_parquet(bench.ours.bootstrap, bench.ours.control, MAIN.topic)
+        for query in (ALL, VALUE, COUNT, TYPED, WRITE):
+            kinds = [kind for kind in KINDS if query in kind.targets]
+            rows += bench.compare(MAIN, query, kinds, ["tuned", "default"])
+        for shape in OTHERS:
+            fill([bench.ours.bootstrap, bench.kafka], shape)
+            for query in (ALL, VALUE):
+                rows += bench.compare(shape, query, [KINDS[0]], ["tuned"])
     publish("replay", rows)
 
 

@@ -8,13 +8,15 @@ import datetime
 import socket
 import struct
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
 
 from kio.schema.create_topics.v5 import request as create_topics
 from kio.schema.fetch.v11 import request as fetch
 from kio.schema.produce.v9 import request as produce
-from kio.serial import entity_writer
+from kio.schema.create_topics.v5.response import CreateTopicsResponse
+from kio.serial import entity_reader, entity_writer
 
 from catchwater.wire.records import encode_batch
 
@@ -91,20 +93,33 @@ class Connection:
         return self.answer()
 
 
-def create_topic(bootstrap: str, name: str, partitions: int, settle_s: float = 1.0) -> None:
+def create_topic(
+    bootstrap: str,
+    name: str,
+    partitions: int,
+    settle_s: float = 1.0,
+    configs: Mapping[str, str] | None = None,
+) -> None:
     """Create a topic and wait until it takes writes: of a cluster of several, a while longer."""
+    settings = tuple(
+        create_topics.CreatableTopicConfig(name=key, value=value)
+        for key, value in (configs or {}).items()
+    )
     connection = Connection(bootstrap)
     body = create_topics.CreateTopicsRequest(
         topics=(
             create_topics.CreatableTopic(
                 name=name, num_partitions=partitions, replication_factor=1,
-                assignments=(), configs=(),
+                assignments=(), configs=settings,
             ),
         ),
         timeout=datetime.timedelta(seconds=20), validate_only=False,
     )  # fmt: skip
-    connection.call(frame(19, 5, True, encode(body)))
+    answer = connection.call(frame(19, 5, True, encode(body)))
     connection.close()
+    created = entity_reader(CreateTopicsResponse)(answer, 5)[0].topics[0]  # 5: id and no tags
+    if created.error_code:
+        raise RuntimeError(f"{bootstrap} did not create {name}: {created.error_message}")
     time.sleep(settle_s)
 
 

@@ -1,0 +1,135 @@
+"""One Spark session that answers replay queries.
+
+Run by `sessions` in an environment of its own: ours with this repository's pyspark, the peer with
+the pyspark that has a Kafka connector. Reads [kind, query, bootstrap, topic] per line on stdin,
+answers one JSON line: seconds, CPU seconds of this process tree, and the query's result.
+
+Kinds: `ours` reads storage by plan, `foreign` any Kafka over its protocol, `history` Parquet where
+there is some; `default` and `tuned` are Spark's connector.
+"""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+TUNED = {
+    "kafka.max.partition.fetch.bytes": str(8 << 20),
+    "kafka.fetch.max.bytes": str(64 << 20),
+    "kafka.max.poll.records": "5000",
+}
+CONNECTOR = ("default", "tuned")
+SCHEMA = "card string, id string, at long, amount double, note string"
+ALL_COLUMNS = (
+    "sum(length(value)) + sum(coalesce(length(key), 0)) + sum(length(topic)) + sum(partition)"
+    " + sum(offset % 2) + sum(unix_seconds(timestamp) % 2) + sum(timestampType) as n"
+)
+COLUMNS = {"count": "offset", "value only": "value", "JSON to a typed column": "value"}
+"""What a query that needs few columns tells our source, which Spark does not tell it."""
+
+
+def session(cores: str, jars: str) -> SparkSession:
+    builder = (
+        SparkSession.builder.master(f"local[{cores}]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.memory", "3g")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+    )
+    if jars:
+        builder = builder.config("spark.jars", jars)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    if not jars:
+        from catchwater.replay.source import register
+
+        register(spark)
+    return spark
+
+
+def source(spark: SparkSession, kind: str, query: str, bootstrap: str, topic: str) -> DataFrame:
+    options = {
+        "kafka.bootstrap.servers": bootstrap,
+        "subscribe": topic,
+        "startingOffsets": "earliest",
+        "endingOffsets": "latest",
+    }
+    if kind in CONNECTOR:
+        options |= TUNED if kind == "tuned" else {}
+        return spark.read.format("kafka").options(**options).load()
+    if query in COLUMNS:
+        options["columns"] = COLUMNS[query]
+    if query == "JSON to a typed column":
+        options |= {"valueFormat": "json", "valueSchema": SCHEMA, "valueFields": "amount"}
+    if kind == "history":
+        from catchwater.replay import history
+
+        return history.read(spark, options)
+    options["catchwater.read"] = "kafka" if kind == "foreign" else "direct"
+    return spark.read.format("catchwater").options(**options).load()
+
+
+def run(spark: SparkSession, kind: str, query: str, bootstrap: str, topic: str) -> float:
+    """The query's answer; the same for every kind."""
+    frame = source(spark, kind, query, bootstrap, topic)
+    if query == "count":
+        return int(frame.count())
+    if query == "value only":
+        return int(frame.selectExpr("sum(length(value)) as n").first()["n"])
+    if query == "all columns":
+        return int(frame.selectExpr(ALL_COLUMNS).first()["n"])
+    if query == "write to Parquet":
+        folder = tempfile.mkdtemp(prefix="catchwater-bench-")
+        try:
+            frame.write.mode("overwrite").parquet(folder)
+            return sum(each.stat().st_size > 0 for each in Path(folder).glob("*.parquet")) > 0
+        finally:
+            shutil.rmtree(folder)
+    assert query == "JSON to a typed column", query
+    if kind in CONNECTOR:
+        frame = frame.selectExpr(f"from_json(cast(value as string), '{SCHEMA}').amount")
+    return float(frame.selectExpr("sum(amount) as n").first()["n"])
+
+
+def tree_cpu_seconds() -> float:
+    """User and system time of this process and everything it started, ended ones included."""
+    parents = {}
+    used = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(fields[1])
+            used[int(entry.name)] = sum(int(fields[at]) for at in (11, 12, 13, 14))
+    total = 0
+    for pid, ticks in used.items():
+        ancestor = pid
+        while ancestor and ancestor != os.getpid():
+            ancestor = parents.get(ancestor, 0)
+        total += ticks if ancestor else 0
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    cores, jars = sys.argv[1:3]
+    spark = session(cores, jars)
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        start, used = time.perf_counter(), tree_cpu_seconds()
+        answer = run(spark, *json.loads(line))
+        took = time.perf_counter() - start
+        cpu = tree_cpu_seconds() - used
+        print(json.dumps({"seconds": took, "cpu": cpu, "answer": answer}), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
