@@ -323,6 +323,10 @@ class Log:
         """Offset and timestamp of the first record that is not older, if there is one."""
         return await self._reader.offset_for_timestamp(key, timestamp_ms)
 
+    async def newest(self, key: PartitionKey) -> tuple[int, int] | None:
+        """Offset and timestamp of the first record with the largest timestamp, if there is one."""
+        return await self._reader.newest(key)
+
     async def storage(self, topic: str) -> list[StorageRow]:
         """Where a topic's bytes lie, by partition. Raises `TopicUnknown`."""
         topic_id = self.topics.find(topic).id

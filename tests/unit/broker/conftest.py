@@ -194,6 +194,9 @@ class MemoryLog:
     async def offset_for_timestamp(self, key: PartitionKey, ms: int) -> tuple[int, int] | None:
         return None
 
+    async def newest(self, key: PartitionKey) -> tuple[int, int] | None:
+        return None
+
     async def allocate_producer_id(self) -> int:
         return next(self.ids)
 

@@ -1,53 +1,91 @@
-"""ListOffsets (2), v1-6: first, last, or by time.
+"""ListOffsets (2), v1-11: first, last, by time, or the newest time.
 
-A timestamp of -1 asks for the end, -2 for the log's start; any other for the first record that is
-not older, found by batch headers and the one batch that holds it. The end is the high watermark, or
-the last stable offset for a client that reads committed records only. Among several brokers it is
-asked of the catalog; one that cannot reach it answers KAFKA_STORAGE_ERROR (retriable).
+A timestamp of -1 asks for the end, -2 for the log's start, -3 for the record with the largest
+timestamp (v7, KIP-734); any other for the first record that is not older, found by batch headers
+and the one batch that holds it. The end is the high watermark, or the last stable offset for a
+client that reads committed records only, which is told of no record behind it. Among several
+brokers it is asked of the catalog; one that cannot reach it answers KAFKA_STORAGE_ERROR
+(retriable).
 
-Version notes: v2 adds the isolation level, v4 leader epochs, of which there is one, 0.
+The log lies in one storage, of which nothing is moved to another tier. So the answers are those of
+a topic without tiers in Kafka: what is local (-4, v8, KIP-405) begins with the log, and of what was
+tiered last (-5, v9, KIP-1005) or waits for it (-6, v11, KIP-1023) there is nothing, -1. A timestamp
+that the version does not know is UNSUPPORTED_VERSION, a partition asked for twice INVALID_REQUEST.
 
-Not implemented: v7 and later (-3, the newest timestamp; -4 to -6, tiers).
+Version notes: v2 adds the isolation level, v4 leader epochs, of which there is one, 0, v10 how long
+the client waits for what must be read from storage (KIP-1075): REQUEST_TIMED_OUT.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.gate import Operation
 from catchwater.catalog.base import CatalogUnavailable
+from catchwater.catalog.rows import PartitionKey
 from catchwater.log.read.reader import Unreadable
 from catchwater.wire.errors import ErrorCode
 
-LATEST, EARLIEST = -1, -2
+LATEST, EARLIEST, NEWEST, EARLIEST_LOCAL, LAST_TIERED, FIRST_PENDING = range(-1, -7, -1)
+KNOWN_SINCE: Mapping[int, int] = {
+    LATEST: 1,
+    EARLIEST: 1,
+    NEWEST: 7,
+    EARLIEST_LOCAL: 8,
+    LAST_TIERED: 9,
+    FIRST_PENDING: 11,
+}
+"""The first version with each of the timestamps that are none."""
+
 READ_COMMITTED = 1
+_TIMEOUT_SINCE, _NO_TIME = 10, timedelta(0)
 _NOT_FOUND = (-1, -1)
 _NOTHING = {"offset": -1, "timestamp": -1, "leader_epoch": -1}
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Answer every partition for itself."""
-    committed = getattr(request, "isolation_level", 0) == READ_COMMITTED
     may = {t.name: broker.may(call.principal, Operation.DESCRIBE, t.name) for t in request.topics}
     allowed = [topic for topic in request.topics if may[topic.name]]
     asked = [(topic.name, p.partition_index) for topic in allowed for p in topic.partitions]
     in_touch = await see_now(broker, asked)
     untold = ErrorCode.NONE if in_touch else ErrorCode.KAFKA_STORAGE_ERROR
     denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    times = Counter(asked)
+    until_s = _until_s(call, request)
+
+    async def answer(name: str, wanted: Any) -> dict[str, Any]:
+        fields = _NOTHING | {"partition_index": wanted.partition_index}
+        error = untold if may[name] else denied
+        if times[name, wanted.partition_index] > 1:
+            error = ErrorCode.INVALID_REQUEST
+        if error is not ErrorCode.NONE:
+            return fields | {"error_code": error}
+        try:
+            async with asyncio.timeout_at(until_s):
+                return fields | await _partition(broker, call.version, request, name, wanted)
+        except TimeoutError:
+            return fields | {"error_code": ErrorCode.REQUEST_TIMED_OUT}
+
     return {
         "topics": [
             {
                 "name": topic.name,
-                "partitions": [
-                    await _partition(broker, topic.name, p, committed)
-                    if not (error := untold if may[topic.name] else denied)
-                    else _NOTHING | {"partition_index": p.partition_index, "error_code": error}
-                    for p in topic.partitions
-                ],
+                "partitions": [await answer(topic.name, p) for p in topic.partitions],
             }
             for topic in request.topics
         ]
     }
+
+
+def _until_s(call: Call, request: Any) -> float | None:
+    """How long the client waits, by the event loop's clock; None if it does not say."""
+    if call.version < _TIMEOUT_SINCE or request.timeout <= _NO_TIME:
+        return None
+    return float(asyncio.get_running_loop().time() + request.timeout.total_seconds())
 
 
 async def see_now(broker: Broker, asked: Sequence[tuple[str, int]]) -> bool:
@@ -61,31 +99,24 @@ async def see_now(broker: Broker, asked: Sequence[tuple[str, int]]) -> bool:
     return True
 
 
-async def _partition(broker: Broker, name: str, wanted: Any, committed: bool) -> dict[str, Any]:
+async def _partition(
+    broker: Broker, version: int, request: Any, name: str, wanted: Any
+) -> dict[str, Any]:
     topic = broker.find_topic(name)
-    fields = _NOTHING | {"partition_index": wanted.partition_index}
     if topic is None or not 0 <= wanted.partition_index < topic.partitions:
-        return fields | {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+        return {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
     if getattr(wanted, "current_leader_epoch", -1) > 0:
-        return fields | {"error_code": ErrorCode.UNKNOWN_LEADER_EPOCH}
-    key = (topic.id, wanted.partition_index)
-    state = broker.log.state(key)
-    end = state.high_watermark
-    if committed:
-        end = await broker.log.stability.last_stable_offset(key)
-    if wanted.timestamp == LATEST:
-        offset, timestamp = end, -1
-    elif wanted.timestamp == EARLIEST:
-        offset, timestamp = state.log_start, -1
-    elif wanted.timestamp < 0:
-        return fields | {"error_code": ErrorCode.INVALID_REQUEST}
-    else:
-        try:
-            found = await broker.log.offset_for_timestamp(key, wanted.timestamp)
-        except Unreadable as error:
-            return fields | {"error_code": error.code}
-        offset, timestamp = found if found is not None and found[0] < end else _NOT_FOUND
-    return fields | {
+        return {"error_code": ErrorCode.UNKNOWN_LEADER_EPOCH}
+    if wanted.timestamp < 0 and version < KNOWN_SINCE.get(wanted.timestamp, version + 1):
+        return {"error_code": ErrorCode.UNSUPPORTED_VERSION}
+    committed = getattr(request, "isolation_level", 0) == READ_COMMITTED
+    try:
+        offset, timestamp = await _find(
+            broker, (topic.id, wanted.partition_index), wanted.timestamp, committed
+        )
+    except Unreadable as error:
+        return {"error_code": error.code}
+    return {
         "error_code": ErrorCode.NONE,
         "offset": offset,
         "timestamp": timestamp,
@@ -93,4 +124,26 @@ async def _partition(broker: Broker, name: str, wanted: Any, committed: bool) ->
     }
 
 
-API = Api(2, "ListOffsets", range(1, 7), handle)
+async def _find(
+    broker: Broker, key: PartitionKey, timestamp: int, committed: bool
+) -> tuple[int, int]:
+    """The offset that is asked for and its time, -1 where there is none. Raises `Unreadable`."""
+    if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        return broker.log.state(key).log_start, -1
+    if timestamp in (LAST_TIERED, FIRST_PENDING):
+        return _NOT_FOUND
+    end = broker.log.state(key).high_watermark
+    if committed:
+        end = await broker.log.stability.last_stable_offset(key)
+    if timestamp == LATEST:
+        return end, -1
+    newest = timestamp == NEWEST
+    search = broker.log.newest(key) if newest else broker.log.offset_for_timestamp(key, timestamp)
+    found = await search
+    if found is None or found[0] >= end:
+        return _NOT_FOUND
+    # The batch that holds the log's start is still whole.
+    return max(found[0], broker.log.state(key).log_start), found[1]
+
+
+API = Api(2, "ListOffsets", range(1, 12), handle)

@@ -128,6 +128,21 @@ class History:
                     return first_record_at(batch, timestamp_ms)
         return None
 
+    def newest(self, key: PartitionKey) -> tuple[int, int] | None:
+        """Offset and timestamp of the first record with the largest timestamp; None without one.
+
+        The catalog tells which run first reaches a time, so the largest is closed in on in steps
+        that double and halve: some forty look-ups, however many runs there are.
+        """
+        largest, step = -1, 1
+        while step:
+            run = self._catalog.run_for_timestamp(key, largest + step)
+            if run is None:
+                step //= 2
+            else:
+                largest, step = run.max_timestamp, step * 2
+        return None if largest < 0 else self.first_at(key, largest)
+
     def plan(self, key: PartitionKey, start: int, end: int) -> list[PlanRange]:
         """Where the offsets [start, end) lie: ranges of about 8 MiB, made of whole pieces.
 

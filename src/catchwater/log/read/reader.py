@@ -147,6 +147,13 @@ class Reader:
         """
         return await self._in_worker(key, lambda: self._history.first_at(key, timestamp_ms))
 
+    async def newest(self, key: PartitionKey) -> tuple[int, int] | None:
+        """Offset and timestamp of the first record with the largest timestamp, if there is one.
+
+        Raises `Unreadable`.
+        """
+        return await self._in_worker(key, lambda: self._history.newest(key))
+
     async def plan(self, key: PartitionKey, start: int, end: int) -> list[PlanRange]:
         """Where the bytes of the offsets [start, end) lie, in offset order.
 

@@ -1,4 +1,4 @@
-"""DescribeConfigs, DescribeCluster, InitProducerId, FindCoordinator, DeleteTopics, ListOffsets."""
+"""DescribeConfigs, DescribeCluster, InitProducerId, FindCoordinator, DeleteTopics."""
 
 import uuid
 from dataclasses import replace
@@ -11,7 +11,6 @@ from kio.schema.describe_configs.v4 import request as v4
 from kio.schema.find_coordinator.v1.request import FindCoordinatorRequest as FindOne
 from kio.schema.find_coordinator.v4.request import FindCoordinatorRequest as FindMany
 from kio.schema.init_producer_id.v4.request import InitProducerIdRequest
-from kio.schema.list_offsets.v6 import request as list_v6
 from kio.schema.offset_for_leader_epoch.v4 import request as epoch_v4
 from kio.static.primitive import i32Timedelta
 
@@ -203,31 +202,6 @@ async def test_who_may_not_delete_a_topic_learns_of_it_only_by_its_name(client, 
     hidden = (await client.send(request)).responses[1]
     assert (hidden.name, hidden.error_code.name) == (None, "unknown_topic_id")
     assert len(client.log.topics) == 1
-
-
-async def test_first_and_last_offsets_are_told_and_odd_timestamps_refused(client) -> None:
-    await client.log.create_topic("t", 1)
-    request = list_v6.ListOffsetsRequest(
-        replica_id=-1,
-        isolation_level=0,
-        topics=(
-            list_v6.ListOffsetsTopic(
-                name="t",
-                partitions=tuple(
-                    list_v6.ListOffsetsPartition(partition_index=index, timestamp=timestamp)
-                    for index, timestamp in ((0, -1), (0, -2), (0, -3), (0, 2**63 - 1), (5, -1))
-                ),
-            ),
-        ),
-    )
-    (topic,) = (await client.send(request)).topics
-    assert [(p.error_code.name, p.offset) for p in topic.partitions] == [
-        ("none", 0),
-        ("none", 0),
-        ("invalid_request", -1),
-        ("none", -1),
-        ("unknown_topic_or_partition", -1),
-    ]
 
 
 async def test_the_only_leader_epoch_ends_at_the_high_watermark(client) -> None:

@@ -362,6 +362,27 @@ async def test_a_time_leads_to_the_first_record_that_is_not_older(
     await reader.close()
 
 
+@pytest.mark.parametrize("packed", [False, True])
+async def test_the_newest_record_is_the_first_with_the_largest_time(
+    open_log: OpenLog, make_batch: MakeBatch, packed: bool
+) -> None:
+    log = open_log()
+    [key] = log.create_topic("t")
+    reader = reader_of(log)
+    assert await reader.newest(key) is None
+    now_ms, times = 1_700_000_000_000, []
+    for later_ms in (-5, -3, -4, 7, 0, 900_000, 2, 900_000):
+        times += [now_ms + later_ms, now_ms + later_ms - 1]
+        append(log, reader, (key, make_batch([b"v"] * 2, times[-2:], 4)))
+        if packed:
+            pack(log)
+        assert await reader.newest(key) == (times.index(max(times)), max(times))
+    log.catalog.trim({key: 12}).result()
+    wanted = 10 if packed else 14  # the run that holds the first of the two is gone, if it ended
+    assert await reader.newest(key) == (wanted, now_ms + 900_000)
+    await reader.close()
+
+
 async def test_a_plan_covers_what_was_asked_and_at_most_a_piece_more_at_either_end(
     open_log: OpenLog, make_batch: MakeBatch
 ) -> None:
