@@ -1,9 +1,9 @@
-"""FindCoordinator (10), v0-5: which broker coordinates a group or a transactional id.
+"""FindCoordinator (10), v0-6: which broker coordinates a group or a transactional id.
 
 The name alone decides among the live brokers that are not about to stop; see `broker/zones.py`.
 
-Version notes: v1 adds the key type, v4 (KIP-699) asks for several keys at once. Share groups
-(type 2, KIP-932) are not served.
+Version notes: v1 adds the key type, v4 (KIP-699) asks for several keys at once, v6 knows share
+groups (type 2, KIP-932), which are not served: INVALID_REQUEST.
 """
 
 from typing import Any
@@ -54,4 +54,4 @@ def _nowhere(key: str, error: ErrorCode, message: str) -> dict[str, Any]:
     return fields | error_fields(error, message)
 
 
-API = Api(10, "FindCoordinator", range(0, 6), handle, notes="no share groups")
+API = Api(10, "FindCoordinator", range(0, 7), handle, notes="no share groups")
