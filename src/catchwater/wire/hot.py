@@ -29,6 +29,8 @@ from catchwater.wire.frames import Buffer
 PRODUCE_VERSIONS = range(3, 14)
 FETCH_VERSIONS = range(4, 19)
 METADATA_VERSIONS = range(0, 14)
+# In the place of a set of bits, what somebody may do, that was not asked for (KIP-430).
+OPERATIONS_NOT_TOLD = -(2**31)
 
 # The first version in which lengths are compact and structs end with tagged fields (KIP-482).
 _PRODUCE_FLEXIBLE = 9
@@ -179,6 +181,7 @@ class MetadataTopic(NamedTuple):
     id: bytes
     is_internal: bool
     partitions: Sequence[MetadataPartition]
+    operations: int = OPERATIONS_NOT_TOLD
 
 
 class MetadataReply(NamedTuple):
@@ -189,6 +192,7 @@ class MetadataReply(NamedTuple):
     controller_id: int
     topics: Sequence[MetadataTopic]
     throttle_ms: int = 0
+    operations: int = OPERATIONS_NOT_TOLD
 
 
 # Produce
@@ -419,7 +423,6 @@ def _take_replica_id(cursor: Cursor) -> int:
 # Metadata
 
 _METADATA_PARTITION = Struct(">hii")
-_AUTHORIZED_OPERATIONS_NOT_TOLD = I32.pack(-(2**31))
 _NO_ERROR = I16.pack(0)
 
 
@@ -445,7 +448,7 @@ def encode_metadata_reply(correlation_id: int, version: int, reply: MetadataRepl
     for topic in reply.topics:
         _add_metadata_topic(out, version, flexible, topic)
     if 8 <= version <= 10:
-        out.append(_AUTHORIZED_OPERATIONS_NOT_TOLD)
+        out.append(I32.pack(reply.operations))
     if version >= 13:
         out.append(_NO_ERROR)
     out.append(end)
@@ -471,9 +474,8 @@ def _add_metadata_topic(
             out.append(I32.pack(leader_epoch))
         out.append(ends[replicas])
     if version >= 8:
-        out.append(_AUTHORIZED_OPERATIONS_NOT_TOLD)
-    if flexible:
-        out.append(NO_TAGGED_FIELDS)
+        out.append(I32.pack(topic.operations))
+    out.append(NO_TAGGED_FIELDS if flexible else b"")
 
 
 def _metadata_partition_end(version: int, flexible: bool, replicas: tuple[int, ...]) -> bytes:

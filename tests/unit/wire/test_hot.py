@@ -395,7 +395,7 @@ def metadata_replies(draw: st.DrawFn, version: int) -> tuple[MetadataReply, Any]
     )
     topic_names = st.none() | names if version >= 12 else names
     topics = st.builds(
-        MetadataTopic, error_codes, topic_names, topic_ids, st.booleans(), partitions
+        MetadataTopic, error_codes, topic_names, topic_ids, st.booleans(), partitions, i32s
     )
     brokers = st.builds(MetadataBroker, i32s, names, i32s, st.none() | names)
     reply = MetadataReply(
@@ -404,9 +404,11 @@ def metadata_replies(draw: st.DrawFn, version: int) -> tuple[MetadataReply, Any]
         draw(i32s),
         draw(st.lists(topics, max_size=3)),
         draw(i32s),
+        draw(i32s),
     )
     return reply, of(
         "MetadataResponse",
+        cluster_authorized_operations=reply.operations,
         throttle_time=milliseconds(reply.throttle_ms),
         brokers=tuple(of("MetadataResponseBroker", **broker._asdict()) for broker in reply.brokers),
         cluster_id=reply.cluster_id,
@@ -419,6 +421,7 @@ def metadata_replies(draw: st.DrawFn, version: int) -> tuple[MetadataReply, Any]
                 name=topic.name,
                 topic_id=uuid(topic.id),
                 is_internal=topic.is_internal,
+                topic_authorized_operations=topic.operations,
                 partitions=tuple(
                     of(
                         "MetadataResponsePartition",

@@ -18,9 +18,6 @@ from catchwater.catalog.rows import PartitionKey
 MAX_PARTITIONS = 10_000
 """Of one topic; a request for more is taken for a mistake."""
 
-UNKNOWN_OPERATIONS = -(2**31)
-"""In the place of a set of operations that was not asked for."""
-
 _BITS = {
     Operation.READ: 3,
     Operation.WRITE: 4,
@@ -68,6 +65,12 @@ def refused_assignments(broker: Broker, assignments: Iterable[Sequence[int]]) ->
         if missing:
             return f"There is no broker {min(missing)} that a partition could lie on."
     return None
+
+
+def may_create(broker: Broker, principal: str, topic: str) -> bool:
+    """Whether the principal may CREATE this topic, or any."""
+    may_any = broker.may_administer(principal, Operation.CREATE)
+    return may_any or broker.may(principal, Operation.CREATE, topic)
 
 
 def topic_operations(broker: Broker, principal: str, topic: str) -> int:

@@ -3,13 +3,12 @@
 No broker leads a partition. Each is told one leader out of the brokers of the client's zone, so
 that load is spread; all that are not about to stop are listed. Rules: `broker/zones.py`.
 
-A topic asked for by name that does not exist is created if the client allows it (v4) and
-`auto.create.topics.enable` is set.
+A topic asked for by name that does not exist is created if the client allows it (v4), the gate lets
+it CREATE, and `auto.create.topics.enable` is set.
 
-Version notes: v1 lets null mean all topics (in v0 an empty list does), v10 adds topic ids, v12
-lets a topic be asked for by id alone (KIP-516), v13 a request-level error, which is not used.
-
-Not implemented: authorized operations (v8), which are told as unknown.
+Version notes: v1 lets null mean all topics (in v0 an empty list does), v8 asks what the caller may
+do with topics and, up to v10, the cluster (KIP-430), v10 adds topic ids, v12 lets a topic be asked
+for by id alone (KIP-516), v13 a request-level error, which is not used.
 """
 
 import asyncio
@@ -20,6 +19,7 @@ from typing import Any
 from uuid import UUID
 
 from catchwater.broker import zones
+from catchwater.broker.admin import layout
 from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call, Later
 from catchwater.broker.gate import Operation
 from catchwater.broker.names import is_legal_topic_name
@@ -65,7 +65,9 @@ async def _gather(broker: Broker, call: Call, request: Any) -> MetadataReply:
         names = [wanted.name for wanted in request.topics if wanted.name and may(wanted.name)]
         with suppress(CatalogUnavailable):
             await broker.log.look_up(names)
-        may_create = getattr(request, "allow_auto_topic_creation", True)
+        allows = getattr(request, "allow_auto_topic_creation", True)
+        makes = allows and broker.config.auto_create_topics_enable
+        may_create = partial(layout.may_create, broker, call.principal) if makes else None
         topics = [
             _NAMELESS
             if wanted.name is None and call.version < _BY_ID_ALONE
@@ -76,14 +78,34 @@ async def _gather(broker: Broker, call: Call, request: Any) -> MetadataReply:
     ids = [row.id for row in near]
     mine = broker.config.node_id
     controller = mine if mine in ids else ids[0]
-    return MetadataReply(brokers, broker.log.cluster_id, controller, topics)
+    reply = MetadataReply(brokers, broker.log.cluster_id, controller, topics)
+    return _with_operations(broker, call.principal, request, reply)
+
+
+def _with_operations(
+    broker: Broker, principal: str, request: Any, reply: MetadataReply
+) -> MetadataReply:
+    """The reply with what the caller may do, where that was asked for."""
+    if getattr(request, "include_topic_authorized_operations", False):
+        topics = [
+            topic
+            if topic.error or topic.name is None
+            else topic._replace(operations=layout.topic_operations(broker, principal, topic.name))
+            for topic in reply.topics
+        ]
+        reply = reply._replace(topics=topics)
+    if getattr(request, "include_cluster_authorized_operations", False):
+        may = broker.may_administer(principal, Operation.DESCRIBE)
+        operations = layout.cluster_operations(broker, principal) if may else 0
+        reply = reply._replace(operations=operations)
+    return reply
 
 
 async def _wanted(
     broker: Broker,
     wanted: Any,
     may: Callable[[str], bool],
-    may_create: bool,
+    may_create: Callable[[str], bool] | None,
     near: Sequence[BrokerRow],
 ) -> MetadataTopic:
     name: str | None = wanted.name
@@ -94,12 +116,14 @@ async def _wanted(
     if name is None:
         missing = topic_id.bytes if topic_id else NO_TOPIC_ID
         return MetadataTopic(ErrorCode.UNKNOWN_TOPIC_ID, None, missing, False, ())
+    denied = MetadataTopic(ErrorCode.TOPIC_AUTHORIZATION_FAILED, name, NO_TOPIC_ID, False, ())
     if not may(name):
-        denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        return MetadataTopic(denied, name, NO_TOPIC_ID, False, ())
+        return denied
     if not is_legal_topic_name(name):
         return MetadataTopic(ErrorCode.INVALID_TOPIC_EXCEPTION, name, NO_TOPIC_ID, False, ())
-    if may_create and broker.config.auto_create_topics_enable:
+    if may_create is not None:
+        if not may_create(name):
+            return denied
         try:
             return _topic(await broker.log.create_topic(name, broker.config.num_partitions), near)
         except (TopicExists, CatalogFull, CatalogUnavailable, CatalogUncertain):

@@ -32,7 +32,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
         problem = _refusal(broker, topic)
         if times[topic.name] > 1:
             problem = ErrorCode.INVALID_REQUEST, "The request names this topic twice."
-        if not _may(broker, call, Operation.CREATE, topic.name):
+        if not layout.may_create(broker, call.principal, topic.name):
             problem = ErrorCode.TOPIC_AUTHORIZATION_FAILED, None
         made = await _create(broker, topic, problem, request.validate_only)
         topics.append(made | _settings(broker, call, topic, made["error_code"]))
@@ -61,11 +61,6 @@ async def _create(
         "num_partitions": partitions if is_good else -1,
         "replication_factor": 1 if is_good else -1,
     }
-
-
-def _may(broker: Broker, call: Call, operation: Operation, topic: str) -> bool:
-    may_any = broker.may_administer(call.principal, operation)
-    return may_any or broker.may(call.principal, operation, topic)
 
 
 def _settings(broker: Broker, call: Call, wanted: Any, error: ErrorCode) -> dict[str, Any]:

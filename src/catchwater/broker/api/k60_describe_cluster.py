@@ -12,6 +12,7 @@ from catchwater.broker.admin import layout
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.gate import Operation
 from catchwater.wire.errors import ErrorCode
+from catchwater.wire.hot import OPERATIONS_NOT_TOLD
 
 _BROKERS, _CONTROLLERS = 1, 2
 
@@ -24,7 +25,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
         if endpoint_type == _CONTROLLERS:
             error = ErrorCode.MISMATCHED_ENDPOINT_TYPE
         return error_fields(error) | {"cluster_id": "", "endpoint_type": _BROKERS}
-    operations = layout.UNKNOWN_OPERATIONS
+    operations = OPERATIONS_NOT_TOLD
     if request.include_cluster_authorized_operations:
         may = broker.may_administer(call.principal, Operation.DESCRIBE)
         operations = layout.cluster_operations(broker, call.principal) if may else 0

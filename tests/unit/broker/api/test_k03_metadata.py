@@ -109,3 +109,29 @@ async def test_a_topic_without_a_name_is_refused_where_the_reply_needs_one(clien
     )
     (answer,) = (await client.send(request)).topics
     assert (answer.name, answer.error_code.name) == ("", "invalid_request")
+
+
+async def test_who_asks_is_told_what_it_may_do(client, deny) -> None:
+    await client.log.create_topic("a", 1)
+    deny(("WRITE", "a"), ("ALTER", "kafka-cluster"))
+    request = v10.MetadataRequest(
+        topics=(v10.MetadataRequestTopic(name="a"),),
+        allow_auto_topic_creation=True,
+        include_topic_authorized_operations=True,
+        include_cluster_authorized_operations=True,
+    )
+    reply = await client.send(request)
+    sets = (reply.topics[0].topic_authorized_operations, reply.cluster_authorized_operations)
+    assert [[bit for bit in range(32) if each >> bit & 1] for each in sets] == [
+        [3, 5, 6, 7, 8, 10, 11],
+        [5, 8, 10, 11],
+    ]
+    (topic,) = (await client.send(ask("a"))).topics
+    assert topic.topic_authorized_operations == -(2**31)
+
+
+async def test_no_topic_is_made_for_who_may_not_create_it(client, deny) -> None:
+    deny(("CREATE", "a"), ("CREATE", "kafka-cluster"))
+    errors = [topic.error_code.name for topic in (await client.send(ask("a", "b"))).topics]
+    assert errors == ["topic_authorization_failed", "none"]
+    assert [topic.name for topic in client.log.topics] == ["b"]
