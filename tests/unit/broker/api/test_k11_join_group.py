@@ -14,6 +14,7 @@ from kio.schema.list_groups.v4.request import ListGroupsRequest
 from kio.schema.sync_group.v5 import request as sync_v5
 from kio.static.primitive import i32Timedelta
 
+LONGEST = i32Timedelta.parse(timedelta(milliseconds=2**31 - 1))
 TEN_S = i32Timedelta.parse(timedelta(seconds=10))
 
 
@@ -91,7 +92,27 @@ async def test_the_oldest_version_joins_at_once(client) -> None:
     ("changes", "error"),
     [
         ({"group_id": ""}, "invalid_group_id"),
+        ({"group_id": "x" * 65_536}, "invalid_group_id"),
+        ({"group_id": "g\0"}, "invalid_group_id"),
+        ({"group_id": "g\n2026 INFO all is well"}, "invalid_group_id"),
         ({"session_timeout": i32Timedelta.parse(timedelta(0))}, "invalid_session_timeout"),
+        ({"session_timeout": LONGEST}, "invalid_session_timeout"),
+        ({"group_instance_id": ""}, "invalid_request"),
+        ({"group_instance_id": "x" * 65_536}, "invalid_request"),
+        ({"member_id": "m\0"}, "invalid_request"),
+        (
+            {"protocols": (join_v7.JoinGroupRequestProtocol(name="r", metadata=bytes(2_000_000)),)},
+            "invalid_request",
+        ),
+        (
+            {
+                "protocols": tuple(
+                    join_v7.JoinGroupRequestProtocol(name=f"r{i}", metadata=b"")
+                    for i in range(100_000)
+                )
+            },
+            "invalid_request",
+        ),
         ({"protocols": ()}, "inconsistent_group_protocol"),
         (
             {"protocols": (join_v7.JoinGroupRequestProtocol(name="r", metadata=bytes(2**20)),)},

@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
+from catchwater.broker.coordination.consumer.group import TopicsSeen
+from catchwater.broker.coordination.consumer.member import Beat
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.members import GroupLimits, Join
 from catchwater.catalog.base import CatalogUnavailable, CoordinatorMoved
@@ -145,3 +147,57 @@ async def test_one_broker_alone_needs_no_claims() -> None:
     await asyncio.sleep(0.01)
     alone.stop()
     assert (await waiting).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+def beat(member: str = "m", epoch: int = 0, **changes: object) -> Beat:
+    full = {"rebalance_timeout_ms": 1000, "names": frozenset({"t"}), "owned": frozenset()}
+    return Beat(member, epoch, **((full if epoch == 0 else {}) | changes))
+
+
+TOPICS = TopicsSeen({"t": (b"t" * 16, 2)}.get, lambda pattern: frozenset())
+
+
+async def test_an_epoch_is_recorded_before_its_member_hears_of_it(coordinator, claims) -> None:
+    beaten = await coordinator.beat("g", beat(), TOPICS)
+    assert (beaten.error, beaten.epoch) == (ErrorCode.NONE, 1)
+    assert claims.catalog["g"] == GroupClaim(1, 1)
+    other = Coordinator(GroupLimits(), ManualClock(), Claims(claims.catalog))
+    assert (await other.beat("g", beat(epoch=1), TOPICS)).error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert (await other.beat("g", beat(), TOPICS)).epoch == 2
+    # The first one was followed, and finds out as soon as it has something to tell.
+    assert (await coordinator.beat("g", beat("n"), TOPICS)).error is ErrorCode.NOT_COORDINATOR
+    assert "g" not in coordinator.consumer_groups
+
+
+async def test_members_of_a_group_that_was_given_up_look_elsewhere(coordinator, claims) -> None:
+    await coordinator.beat("g", beat(), TOPICS)
+    assert await coordinator.check_fetch("g", "m", 1) is ErrorCode.NONE
+    claims.mine, claims.brokers = (lambda _: False), 2
+    assert (await coordinator.beat("g", beat(epoch=1), TOPICS)).error is ErrorCode.NOT_COORDINATOR
+    assert await coordinator.check_commit("g", ("m", None, 1)) is ErrorCode.NOT_COORDINATOR
+    assert await coordinator.check_fetch("g", "m", 1) is ErrorCode.NOT_COORDINATOR
+
+
+async def test_commits_of_one_group_do_not_pass_each_other(coordinator) -> None:
+    order = []
+
+    async def commit(number: int) -> None:
+        async with coordinator.in_order("g"):
+            await asyncio.sleep(0.001 * (3 - number))
+            order.append(number)
+
+    await asyncio.gather(*(commit(number) for number in range(3)))
+    assert order == [0, 1, 2]
+
+
+async def test_empty_groups_give_way_when_there_are_too_many(monkeypatch) -> None:
+    monkeypatch.setattr("catchwater.broker.coordination.coordinator.MAX_GROUPS", 2)
+    coordinator = Coordinator(GroupLimits(), ManualClock())
+    for group in ("a", "b"):
+        assert (await coordinator.beat(group, beat(), TOPICS)).error is ErrorCode.NONE
+    full = ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert (await coordinator.beat("c", beat(), TOPICS)).error is full
+    assert (await coordinator.join("c", join())).error is full
+    await coordinator.beat("a", beat(epoch=-1), TOPICS)
+    assert (await coordinator.beat("c", beat(), TOPICS)).error is ErrorCode.NONE
+    assert coordinator.consumer_groups.keys() == {"b", "c"}

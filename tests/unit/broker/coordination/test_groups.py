@@ -272,3 +272,49 @@ def test_who_waits_when_the_broker_stops_is_sent_to_look_again() -> None:
     group.join(a_join("", "b"), "wb", NOW)
     assert only(group.abandon(ErrorCode.NOT_COORDINATOR)).error is ErrorCode.NOT_COORDINATOR
     assert group.abandon(ErrorCode.NOT_COORDINATOR) == []
+
+
+def test_ten_thousand_members_join_and_sync_each_once() -> None:
+    group = new_group()
+    names = [f"m{number}" for number in range(10_000)]
+    for name in names:
+        group.join(a_join("", name), name, NOW)
+    answers = group.join(a_join(names[0]), names[0], NOW)
+    assert len(answers) == 10_000
+    assert only(group.join(a_join("", "one more"), "w", NOW)).error is (
+        ErrorCode.GROUP_MAX_SIZE_REACHED
+    )
+    for name in names[1:]:
+        assert sync(group, name, name) == []
+    assert len(sync(group, names[0], "leader", **{name: b"x" for name in names})) == 10_000
+    assert group.state is GroupState.STABLE
+    assert only(sync(group, names[5])).assignment == b"x"
+
+
+def test_all_members_together_have_so_much_metadata_and_no_more() -> None:
+    group = new_group()
+    metadata = (("range", bytes(1024 * 1024)),)
+    errors = [
+        [reply.error for _, reply in group.join(a_join("", f"m{n}", protocols=metadata), n, NOW)]
+        for n in range(64)
+    ]
+    assert errors[1:] == [[]] * 62 + [[ErrorCode.GROUP_MAX_SIZE_REACHED]]
+    # Who says less than before makes room, and so does who leaves.
+    group.join(a_join("m0"), "again", NOW)
+    assert group.join(a_join("", "n", protocols=metadata), "w", NOW) == []
+    group.leave("n", None, NOW)
+    assert group.join(a_join("", "o", protocols=metadata), "w", NOW) == []
+
+
+def test_protocols_count_again_when_members_change_theirs_and_go() -> None:
+    group = new_group()
+    both = (("range", b""), ("sticky", b""))
+    group.join(a_join("", "a", protocols=both), "a", NOW)
+    group.join(a_join("", "b", protocols=both), "b", NOW)
+    group.join(a_join("b", protocols=both[1:]), "b", NOW)
+    refused = only(group.join(a_join("", "c"), "c", NOW))
+    assert refused.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    # The one it would leave behind does not count.
+    assert group.join(a_join("b", protocols=both), "b", NOW)
+    group.leave("b", None, NOW)
+    assert group.join(a_join("", "c"), "c", NOW) == []

@@ -91,14 +91,16 @@ class ConsumerGroup:
         if beat.epoch in (LEAVES, PAUSES):
             return self._leave(member, beat.epoch, now_ms)
         before = member.standing
-        is_acknowledgement = beat.epoch == before.epoch and beat.epoch != JOINS
         self._hear(member, beat, topics, now_ms)
         self._notice(topics)
         if self.epoch > self.assignment_epoch and now_ms >= self._no_target_before_ms:
             self._aim(now_ms)
-        self._reconcile(member, beat.owned if is_acknowledgement else None, now_ms)
+        # Who is behind is told again what it missed, and goes on from there with the next one.
+        is_behind = beat.epoch != before.epoch
+        if not is_behind:
+            self._reconcile(member, beat.owned, now_ms)
         after = member.standing
-        is_news = beat.is_full or before.assigned != after.assigned
+        is_news = is_behind or beat.is_full or before.assigned != after.assigned
         return Beaten(
             ErrorCode.NONE, None, member.id, after.epoch, after.assigned if is_news else None
         )
