@@ -115,7 +115,7 @@ async def test_who_asks_is_told_what_it_may_do(client, deny) -> None:
     await client.log.create_topic("a", 1)
     deny(("WRITE", "a"), ("ALTER", "kafka-cluster"))
     request = v10.MetadataRequest(
-        topics=(v10.MetadataRequestTopic(name="a"),),
+        topics=(v10.MetadataRequestTopic(name="a", topic_id=None),),
         allow_auto_topic_creation=True,
         include_topic_authorized_operations=True,
         include_cluster_authorized_operations=True,
