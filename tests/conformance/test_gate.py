@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
@@ -132,3 +133,79 @@ def test_nothing_is_written_where_that_is_denied(gated: Gated) -> None:
     refused, written = errors
     assert refused.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
     assert written is None
+
+
+def asked(gated: Gated, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
+    """One request to the control API: its status and its JSON."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(gated.broker.control_url + path, data, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=DEADLINE_S) as reply:
+            return reply.status, json.load(reply)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def pin_of(*topics: str) -> dict[str, object]:
+    positions = [{"topic": topic, "partition": 0, "offset": 0} for topic in topics]
+    return {"owner": "me", "positions": positions, "lease_ms": 60_000}
+
+
+def pinned(gated: Gated) -> dict[str, list[str]]:
+    """The topics of each pin that is shown."""
+    _, answer = asked(gated, "GET", "/api/v1/pins")
+    return {pin["id"]: [each["topic"] for each in pin["positions"]] for pin in answer["pins"]}
+
+
+def test_a_pin_is_for_who_may_read_all_that_it_holds(gated: Gated) -> None:
+    both = "/api/v1/pins/both"
+    gated.deny("READ secret")
+    status, answer = asked(gated, "PUT", both, pin_of(OPEN, SECRET))
+    assert (status, answer["error"]) == (403, "TOPIC_AUTHORIZATION_FAILED")
+    assert answer["message"] == "User:ANONYMOUS may not READ topic secret."
+    assert asked(gated, "PUT", "/api/v1/pins/own", pin_of(OPEN))[0] == 200
+    assert pinned(gated) == {"own": [OPEN]}
+    gated.deny()
+    assert asked(gated, "PUT", both, pin_of(OPEN, SECRET))[0] == 200
+    gated.deny("READ secret")
+    for method, body in (("PATCH", {"lease_ms": 1}), ("DELETE", None), ("PUT", pin_of(OPEN))):
+        status, answer = asked(gated, method, both, body)
+        assert (status, answer["error"]) == (403, "TOPIC_AUTHORIZATION_FAILED"), method
+        assert "secret" not in answer["message"], "what it holds is not told"
+    assert pinned(gated) == {"both": [OPEN, SECRET], "own": [OPEN]}
+    assert asked(gated, "DELETE", "/api/v1/pins/own")[0] == 200
+    gated.deny()
+    assert asked(gated, "PATCH", both, {"lease_ms": 60_000})[0] == 200
+    assert asked(gated, "DELETE", both)[0] == 200
+
+
+def test_pins_are_listed_for_who_may_describe_what_they_hold(gated: Gated) -> None:
+    assert asked(gated, "PUT", "/api/v1/pins/both", pin_of(OPEN, SECRET))[0] == 200
+    assert asked(gated, "PUT", "/api/v1/pins/own", pin_of(OPEN))[0] == 200
+    gated.deny("DESCRIBE secret")
+    assert pinned(gated) == {"own": [OPEN]}
+    gated.deny()
+    for name in ("both", "own"):
+        assert asked(gated, "DELETE", f"/api/v1/pins/{name}")[0] == 200
+
+
+def test_where_the_storage_lies_is_for_who_may_describe_the_cluster(gated: Gated) -> None:
+    gated.deny("DESCRIBE kafka-cluster")
+    status, answer = asked(gated, "GET", "/api/v1/storage")
+    assert (status, answer["error"]) == (403, "CLUSTER_AUTHORIZATION_FAILED")
+    assert "file:" not in json.dumps(answer)
+    gated.deny()
+    status, answer = asked(gated, "GET", "/api/v1/storage")
+    assert status == 200 and answer["objects"].startswith("file:")
+
+
+def test_a_sink_s_epochs_are_shown_to_who_may_describe_its_topic(gated: Gated) -> None:
+    epoch = "/api/v1/sinks/p/s/epochs/0"
+    assert asked(gated, "PUT", epoch, {"topic": SECRET, "staged": []})[0] == 200
+    for path in ("/api/v1/sinks/p/s", epoch):
+        gated.deny("DESCRIBE secret")
+        status, answer = asked(gated, "GET", path)
+        assert (status, answer["error"]) == (403, "TOPIC_AUTHORIZATION_FAILED")
+        gated.deny()
+        assert asked(gated, "GET", path)[0] == 200

@@ -39,7 +39,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from catchwater.broker.broker import Broker
-from catchwater.broker.gate import ANONYMOUS, Operation, TopicDenied
+from catchwater.broker.gate import ANONYMOUS, ClusterDenied, Operation, TopicDenied
 from catchwater.broker.metrics import MAX_GROUPS
 from catchwater.broker.quotas.replay import Grant
 from catchwater.catalog.base import (
@@ -122,6 +122,7 @@ class Refusal(CatchwaterError):
 
 _STATUSES: Mapping[type[CatchwaterError], tuple[int, str]] = {
     TopicDenied: (403, "TOPIC_AUTHORIZATION_FAILED"),
+    ClusterDenied: (403, "CLUSTER_AUTHORIZATION_FAILED"),
     TopicUnknown: (404, "UNKNOWN_TOPIC"),
     TopicExists: (409, "TOPIC_EXISTS"),
     EpochGap: (409, "EPOCH_GAP"),
@@ -299,11 +300,15 @@ class _Control:
         return _json({"bytes": grant.size_bytes, "throttle_ms": grant.throttle_ms})
 
     async def pins(self, request: Request) -> Response:
-        return _json({"pins": [_pin(pin) for pin in await self._log.pins()]})
+        pins = await self._log.pins()
+        return _json({"pins": [_pin(pin) for pin in pins if self._may(Operation.DESCRIBE, pin)]})
 
     async def set_pin(self, request: Request) -> Response:
         body = await _body(request, _PinBody)
         positions = {(p.topic, p.partition): p.offset for p in body.positions}
+        await self._check_pin(request)
+        for topic, _ in positions:
+            self._check(Operation.READ, topic)
         now_ms = self._broker.clock.now_ms()
         pin = Pin(
             request.path_params["id"],
@@ -319,6 +324,7 @@ class _Control:
     async def renew_pin(self, request: Request) -> Response:
         body = await _body(request, _LeaseBody)
         pin_id = request.path_params["id"]
+        await self._check_pin(request)
         pin = await self._log.renew_pin(pin_id, self._broker.clock.now_ms() + body.lease_ms)
         if pin is None:
             message = f"There is no pin {pin_id} that still holds anything."
@@ -326,6 +332,7 @@ class _Control:
         return _json(_pin(pin))
 
     async def release_pin(self, request: Request) -> Response:
+        await self._check_pin(request)
         if not await self._log.release_pin(request.path_params["id"]):
             raise Refusal(404, "UNKNOWN_PIN", f"There is no pin {request.path_params['id']}.")
         return _json({"released": request.path_params["id"]})
@@ -335,6 +342,7 @@ class _Control:
         commit = await self._log.epochs.last(pipeline, sink)
         if commit is None:
             raise Refusal(404, "NO_EPOCH", f"Sink {sink} of {pipeline} has written no epoch yet.")
+        self._check(Operation.DESCRIBE, commit.topic)
         return _json(_epoch(commit))
 
     async def epoch(self, request: Request) -> Response:
@@ -346,6 +354,7 @@ class _Control:
                 "NO_EPOCH",
                 f"Sink {path['sink']} of {path['pipeline']} has not written epoch {path['epoch']}.",
             )
+        self._check(Operation.DESCRIBE, commit.topic)
         return _json(_epoch(commit))
 
     async def commit_epoch(self, request: Request) -> Response:
@@ -359,11 +368,28 @@ class _Control:
         return _json(_epoch(commit))
 
     async def storage(self, request: Request) -> Response:
+        if not self._broker.may_administer(ANONYMOUS, Operation.DESCRIBE):
+            raise ClusterDenied(ANONYMOUS, Operation.DESCRIBE)
         return _json({"objects": self._log.objects.url()})
 
     def _check(self, operation: Operation, topic: str) -> None:
         if not self._broker.may(ANONYMOUS, operation, topic):
             raise TopicDenied(ANONYMOUS, operation, topic)
+
+    def _may(self, operation: Operation, pin: Pin) -> bool:
+        topics = {topic for topic, _ in pin.positions}
+        return all(self._broker.may(ANONYMOUS, operation, topic) for topic in topics)
+
+    async def _check_pin(self, request: Request) -> None:
+        """Raise `Refusal` if the pin is there, of topics that who asks may not read.
+
+        It does not name them: they may be kept from whoever asks.
+        """
+        pin_id = request.path_params["id"]
+        for pin in await self._log.pins():
+            if pin.id == pin_id and not self._may(Operation.READ, pin):
+                message = f"{ANONYMOUS} may not READ all topics of the pin {pin_id}."
+                raise Refusal(403, "TOPIC_AUTHORIZATION_FAILED", message)
 
     async def _find(self, name: str, operation: Operation) -> Topic:
         """The topic, its partitions seen as they are now, whoever has changed them.

@@ -1,14 +1,17 @@
 """Who may do what with a topic or the cluster: one question, asked before anything is done.
 
 Operations and resources are Kafka's. Produce asks for WRITE, Fetch and the control API's plan for
-READ, ListOffsets, Metadata and the control API's topics for DESCRIBE, each of a topic; an epoch of
-a sink asks for WRITE of the topic it goes to. A direct read has no question of its own: a query
-knows the URLs of objects from a plan alone. What makes, changes and deletes topics asks for
-CREATE, ALTER, ALTER_CONFIGS and DELETE; what belongs to no topic asks for the `CLUSTER`.
+READ, ListOffsets, OffsetForLeaderEpoch, Metadata and the control API's topics for DESCRIBE, each of
+a topic; an epoch of a sink asks for WRITE of the topic it goes to, and for DESCRIBE to be shown. A
+pin is set, renewed and released by who may READ every topic that it holds, and listed for who may
+DESCRIBE them. A direct read has no question of its own: a query knows the URLs of objects from a
+plan alone. What makes, changes and deletes topics asks for CREATE, ALTER, ALTER_CONFIGS and DELETE;
+what belongs to no topic asks for the `CLUSTER`, as does where the storage lies.
 
 A gate is asked on the event loop for every topic of every request, so it must answer from memory.
-Whether a topic exists is told only to who may do with it what was asked. Leaves out groups and
-pins; who has the credentials of the storage needs no gate.
+Whether a topic exists is told only to who may do with it what was asked. Of groups the gate is
+asked in `coordination.access`; `/metrics` asks nothing, and who has the credentials of the storage
+needs no gate.
 """
 
 from enum import StrEnum
@@ -66,6 +69,16 @@ class AllowAll:
 
     def may(self, principal: str, operation: Operation, resource: Resource) -> bool:
         return True
+
+
+class ClusterDenied(CatchwaterError):
+    """A principal asks for what it may not do with the cluster."""
+
+    def __init__(self, principal: str, operation: Operation) -> None:
+        super().__init__(
+            f"{principal} may not {operation} the cluster.",
+            hint=f"Who administers the log may allow {operation} on the cluster.",
+        )
 
 
 class TopicDenied(CatchwaterError):

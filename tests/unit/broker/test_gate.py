@@ -10,6 +10,7 @@ from kio.schema.fetch.v11 import request as fetch_v11
 from kio.schema.fetch.v13 import request as fetch_v13
 from kio.schema.list_offsets.v5 import request as list_offsets_v5
 from kio.schema.metadata.v12 import request as metadata_v12
+from kio.schema.offset_for_leader_epoch.v3 import request as leader_epoch_v3
 from kio.schema.produce.v9 import request as produce_v9
 from kio.static.primitive import i32Timedelta
 
@@ -155,6 +156,29 @@ async def test_where_a_topic_ends_is_not_told_if_that_is_denied(client, deny) ->
     answers = [(p.error_code.name, p.offset) for t in reply.topics for p in t.partitions]
     assert answers == [("topic_authorization_failed", -1), ("none", 0)]
     assert client.log.looked_up == [OPEN]
+
+
+async def test_where_an_epoch_ended_is_not_told_if_that_is_denied(client, deny, batch) -> None:
+    await client.send(produce(batch(3), SECRET, OPEN))
+    deny(Operation.DESCRIBE)
+    wanted = leader_epoch_v3.OffsetForLeaderPartition(
+        partition=0, current_leader_epoch=0, leader_epoch=0
+    )
+    names = (SECRET, OPEN, "no such topic")
+    request = leader_epoch_v3.OffsetForLeaderEpochRequest(
+        replica_id=-1,
+        topics=tuple(
+            leader_epoch_v3.OffsetForLeaderTopic(topic=name, partitions=(wanted,)) for name in names
+        ),
+    )
+    reply = await client.send(request)
+    answers = [(p.error_code.name, p.end_offset) for t in reply.topics for p in t.partitions]
+    assert answers == [
+        ("topic_authorization_failed", -1),
+        ("none", 3),
+        ("unknown_topic_or_partition", -1),
+    ]
+    assert client.log.looked_up == [OPEN, "no such topic"]
 
 
 async def test_metadata_show_what_may_be_described(client, deny) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from catchwater.broker.api.k02_list_offsets import see_now
 from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.gate import Operation
 from catchwater.wire.errors import ErrorCode
 
 _ONLY_EPOCH = 0
@@ -17,14 +18,17 @@ _ONLY_EPOCH = 0
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Tell where the only epoch ends."""
-    asked = [(topic.topic, p.partition) for topic in request.topics for p in topic.partitions]
-    in_touch = await see_now(broker, asked)
+    may = {t.topic: broker.may(call.principal, Operation.DESCRIBE, t.topic) for t in request.topics}
+    allowed = [topic for topic in request.topics if may[topic.topic]]
+    asked = [(topic.topic, p.partition) for topic in allowed for p in topic.partitions]
+    untold = ErrorCode.NONE if await see_now(broker, asked) else ErrorCode.KAFKA_STORAGE_ERROR
+    denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
     return {
         "topics": [
             {
                 "topic": topic.topic,
                 "partitions": [
-                    _partition(broker, topic.topic, p) if in_touch else _unanswered(p)
+                    _partition(broker, topic.topic, p, untold if may[topic.topic] else denied)
                     for p in topic.partitions
                 ],
             }
@@ -33,14 +37,11 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     }
 
 
-def _unanswered(wanted: Any) -> dict[str, Any]:
+def _partition(broker: Broker, name: str, wanted: Any, error: ErrorCode) -> dict[str, Any]:
     fields = {"partition": wanted.partition, "leader_epoch": -1, "end_offset": -1}
-    return fields | {"error_code": ErrorCode.KAFKA_STORAGE_ERROR}
-
-
-def _partition(broker: Broker, name: str, wanted: Any) -> dict[str, Any]:
+    if error is not ErrorCode.NONE:
+        return fields | {"error_code": error}
     topic = broker.find_topic(name)
-    fields = {"partition": wanted.partition, "leader_epoch": -1, "end_offset": -1}
     if topic is None or not 0 <= wanted.partition < topic.partitions:
         return fields | {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
     if wanted.current_leader_epoch > _ONLY_EPOCH:
