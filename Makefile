@@ -10,7 +10,7 @@ SEEDS ?= 50
 POINTS ?= 300
 MINUTES ?= 10
 
-.PHONY: help setup style format types tidy unit test slow sim kill-points conformance chaos soak e2e bench bench-functions demo docs check lock clean
+.PHONY: help setup style format types tidy unit test slow sim kill-points conformance differences chaos soak e2e bench bench-functions demo docs check lock clean
 .DEFAULT_GOAL := help
 
 help:            ## show this list
@@ -66,6 +66,9 @@ kill-points: $(STAMP) ## kill -9 of a real broker before the n-th system call, P
 
 conformance: $(STAMP) ## eight Kafka clients through the same steps (CLIENT=java,kcat AGAINST=catchwater|kafka STEPS=group-*)
 	$(BIN)/python -m conformance --client "$(CLIENT)" --against $(or $(AGAINST),catchwater) --steps "$(or $(STEPS),*)"
+
+differences: $(STAMP) ## the same raw requests to Apache Kafka and to us, replies compared field by field (ARGS="--api Fetch")
+	$(BIN)/python -m conformance.differ $(ARGS)
 
 chaos: $(STAMP)  ## three brokers over PostgreSQL and S3, MINUTES of kills, pauses and failing stores (SEED=, WAL=)
 	MINUTES=$(MINUTES) $(BIN)/python -m benchmarks.chaos
