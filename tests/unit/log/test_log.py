@@ -672,3 +672,20 @@ async def test_the_producers_of_a_partition_are_told(any_log: Log) -> None:
     await append(any_log, (topic.id, 0), batch(producer=(7, 1, 0)))
     [row], opened = await any_log.producers((topic.id, 0))
     assert (row.producer_id, row.epoch, row.batches, opened) == (7, 1, ((0, 0, 0),), {})
+
+
+async def test_a_topic_that_was_altered_or_has_grown_is_backed_up_soon(open_log: Open) -> None:
+    log = await open_log(config=replace(QUIET, background=True, backup_interval_ms=2**50))
+
+    async def backed_up_beyond(number: int) -> int:
+        async with asyncio.timeout(20):
+            while (last := log._core.catalog.last_backup()) <= number:
+                await asyncio.sleep(0.001)
+        return last
+
+    await log.create_topic("t", 1)
+    first = await backed_up_beyond(0)
+    await log.alter_topic_config("t", lambda _: {"segment.ms": "7"})
+    second = await backed_up_beyond(first)
+    await log.add_partitions("t", 2)
+    await backed_up_beyond(second)

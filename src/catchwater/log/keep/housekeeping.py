@@ -99,7 +99,7 @@ class Housekeeping:
         self._policy = Policy(config.retention_ms, config.retention_bytes)
         self._retention = Retention(core, self._policy, self._leases.pins)
         self._backups = Backups(core.catalog, core.storage.objects, core.clock)
-        self._backed_up: set[bytes] = set()
+        self._backed_up: list[Topic] = []
         self._sweeper = Sweeper(
             core,
             grace_ms=config.delete_grace_ms,
@@ -152,16 +152,13 @@ class Housekeeping:
         """Write the catalog's small state into the object store, if it has changed."""
 
         async def write() -> None:
-            topics = self._topics()
+            topics = list(self._core.topics)
             async with self._leases.held("backup") as lease:
                 if lease():
                     await asyncio.to_thread(self._backups.back_up)
             self._backed_up = topics
 
         await self._in_turn(write)
-
-    def _topics(self) -> set[bytes]:
-        return {topic.id for topic in self._core.topics}
 
     async def lose_pins(self, topic: str) -> None:
         """Mark what pins a topic that was just deleted as lost, and say so loudly."""
@@ -320,8 +317,8 @@ class Housekeeping:
                 if now_s - retained_s >= config.retention_interval_ms / 1000:
                     retained_s = now_s
                     await self._keep_to_policy()
-                is_new = now_s - backed_up_s >= 1 and self._topics() != self._backed_up
-                if is_new or now_s - backed_up_s >= config.backup_interval_ms / 1000:
+                is_old = now_s - backed_up_s >= 1 and list(self._core.topics) != self._backed_up
+                if is_old or now_s - backed_up_s >= config.backup_interval_ms / 1000:
                     backed_up_s = now_s
                     await self.back_up()
                 if now_s - orphans_s >= _ORPHAN_GRACE_MS / 1000:
