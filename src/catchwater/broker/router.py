@@ -53,7 +53,7 @@ from catchwater.broker.api import (
     k74_list_config_resources,
     k75_describe_topic_partitions,
 )
-from catchwater.broker.broker import Api, Broker, Call, Fields, Later
+from catchwater.broker.broker import Api, Broker, Call, Cold, Fields, Later
 from catchwater.broker.reply import reply
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import Buffer
@@ -110,6 +110,10 @@ APIS: Mapping[int, Api] = {
 }
 
 
+LARGE_REQUEST_BYTES = 64 * 1024
+"""To decode a larger one, and to encode its reply, takes so long that others would notice."""
+
+
 class NotServed(CatchwaterError):
     """A request of an API or version that is not in the table."""
 
@@ -130,10 +134,29 @@ def start(broker: Broker, frame: Frame, client_host: str) -> tuple[Api, Later]:
     if api.start is not None:
         return api, api.start(broker, call)
     assert api.handle is not None
+    if len(frame.data) > LARGE_REQUEST_BYTES:
+        return api, Later(asyncio.ensure_future(_aside(broker, api.handle, call)), _as_it_is)
     request = decode_request(header, frame.data)
     frame.release()
     fields = asyncio.ensure_future(api.handle(broker, call, request))
     return api, Later(fields, partial(_encode, api.key, call.version, call.correlation_id))
+
+
+async def _aside(broker: Broker, handle: Cold, call: Call) -> Sequence[Buffer]:
+    """Answer a large request; what is slow in proportion to its size is left to a thread."""
+    try:
+        request = await asyncio.to_thread(decode_request, call.header, call.frame.data)
+    finally:
+        call.frame.release()
+    fields = await handle(broker, call, request)
+    header = call.header
+    return await asyncio.to_thread(
+        _encode, header.api_key, header.api_version, header.correlation_id, fields
+    )
+
+
+def _as_it_is(encoded: Sequence[Buffer]) -> Sequence[Buffer]:
+    return encoded
 
 
 def _done(correlation_id: int, fields: Fields) -> Later:

@@ -1,16 +1,19 @@
 """What is served and what is not, over every API and version of the table."""
 
+import threading
 from pathlib import Path
 
 import pytest
 from kio.index import load_request_schema
 from kio.schema.api_versions.v0.response import ApiVersionsResponse
+from kio.schema.describe_groups.v5.request import DescribeGroupsRequest
 
+from catchwater.broker import router
 from catchwater.broker.broker import Broker
 from catchwater.broker.router import APIS, NotServed, coverage_table, start
 from catchwater.broker.topic_config import settings_table
 from catchwater.wire.fields import MalformedMessage
-from catchwater.wire.messages import decode_reply
+from catchwater.wire.messages import decode_reply, encode_request
 
 PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
 
@@ -61,3 +64,37 @@ async def test_a_request_cut_short_anywhere_is_malformed_or_complete(
             except MalformedMessage:
                 continue
             later.future.cancel()
+
+
+def many_groups(count: int) -> bytes:
+    request = DescribeGroupsRequest(groups=("g",) * count, include_authorized_operations=False)
+    return b"".join(encode_request(7, "c", request))
+
+
+async def test_a_large_request_is_decoded_and_its_reply_encoded_beside_the_loop(
+    client, monkeypatch
+) -> None:
+    threads = []
+
+    def noted(function):
+        def call(*arguments):
+            threads.append(threading.get_ident())
+            return function(*arguments)
+
+        return call
+
+    for name in ("decode_request", "encode_reply"):
+        monkeypatch.setattr(router, name, noted(getattr(router, name)))
+    for count in (10, 40_000):
+        _, reply = decode_reply(15, 5, memoryview(await client.send_bytes(many_groups(count))))
+        assert len(reply.groups) == count
+    mine = threading.get_ident()
+    assert [thread == mine for thread in threads] == [True, True, False, False]
+
+
+async def test_a_large_request_that_is_malformed_gives_its_memory_back(client) -> None:
+    frame = client.frame(many_groups(40_000)[:-1])
+    _, later = start(client.broker, frame, "10.0.0.1")
+    with pytest.raises(MalformedMessage):
+        await later.future
+    assert frame._arena.holders == 0

@@ -14,6 +14,7 @@ from kio.schema.init_producer_id.v4.request import InitProducerIdRequest
 from kio.schema.offset_for_leader_epoch.v4 import request as epoch_v4
 from kio.static.primitive import i32Timedelta
 
+from catchwater.broker.api import k32_describe_configs
 from catchwater.catalog.base import (
     CatalogFull,
     CatalogUnavailable,
@@ -48,6 +49,13 @@ async def test_a_topics_settings_show_where_they_come_from(client) -> None:
     found = {c.name: (c.value, c.config_source) for c in result.configs}
     assert found["retention.ms"] == ("5", 1)
     assert found["cleanup.policy"] == ("delete", 5)
+
+
+async def test_the_resources_of_a_request_have_a_bound(client, monkeypatch) -> None:
+    monkeypatch.setattr(k32_describe_configs, "MAX_RESOURCES", 2)
+    (one,) = describe(4, "1", "num.partitions").resources
+    results = (await client.send(v4.DescribeConfigsRequest(resources=(one,) * 3))).results
+    assert [r.error_code.name for r in results] == ["none", "none", "invalid_request"]
 
 
 async def test_synonyms_and_documentation_are_told_to_who_asks(client) -> None:
