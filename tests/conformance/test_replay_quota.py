@@ -4,6 +4,7 @@ Tasks read in threads of this process, as executors would in processes of theirs
 """
 
 import os
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,15 +24,21 @@ TOTAL = PARTITIONS * BATCHES * RECORDS * SIZE
 """4 MB: two seconds' worth."""
 
 
+SETTINGS = {
+    "catchwater.replay.quota.bytes.per.second": str(RATE),
+    "catchwater.replay.quota.overrides": f"client-id:stream={RATE},client-id:pair={RATE},"
+    "client-id:free=-1",
+    "catchwater.pack.interval.ms": "3600000",
+}
+
+
 @pytest.fixture(scope="module")
 def quotas(make_broker):
-    """A broker with the same rate for everybody and for one client id, and another's."""
-    broker = make_broker({
-        "catchwater.replay.quota.bytes.per.second": str(RATE),
-        "catchwater.replay.quota.overrides":
-            f"client-id:stream={RATE},client-id:pair={RATE},client-id:free=-1",
-        "catchwater.pack.interval.ms": "3600000",
-    })  # fmt: skip
+    """A broker with the same rate for everybody and for two client ids, and one without."""
+    return filled(make_broker(SETTINGS))
+
+
+def filled(broker):
     with Client(broker.bootstrap) as client:
         client.create_topics({"t": PARTITIONS})
         for partition in range(PARTITIONS):
@@ -73,11 +80,13 @@ def assert_paced(size_bytes: int, began_s: float) -> None:
     assert rate == pytest.approx(RATE, rel=0.15), f"{rate / RATE:.2f} of the quota"
 
 
-def test_one_job_of_several_tasks(quotas) -> None:
+def test_one_job_of_several_tasks(quotas, caplog) -> None:
     began_s = time.monotonic()
     size_bytes = job(quotas)
     assert size_bytes >= TOTAL
     assert_paced(size_bytes, began_s)
+    waited = re.findall(r"were repeated or held back, (\S+) s for its quota", caplog.text)
+    assert len(waited) == 4 and all(float(each) >= 1 for each in waited), "each task says so"
 
 
 def test_two_jobs_of_one_account_at_once(quotas) -> None:
@@ -105,3 +114,23 @@ def test_who_has_no_quota_is_not_slowed(quotas) -> None:
     start, end = subscription.starting(EARLIEST), subscription.ending()
     assert all(task.quota is None for task in subscription.tasks(start, end))
     subscription.close()
+
+
+def test_jobs_that_ask_different_brokers_share_the_account(
+    make_broker, postgres_url, tmp_path
+) -> None:
+    shared = {
+        **SETTINGS,
+        "catchwater.catalog": postgres_url,
+        "catchwater.objects": (tmp_path / "objects").as_uri(),
+        "catchwater.wal": "file",
+        "catchwater.wal.dir": str(tmp_path / "wal"),
+    }
+    brokers = [make_broker({**shared, "node.id": str(number)}) for number in (1, 2)]
+    filled(brokers[0])
+    began_s = time.monotonic()
+    with ThreadPoolExecutor(2) as threads:
+        sizes = list(threads.map(job, brokers))
+    assert_paced(sum(sizes), began_s)
+    for broker in brokers:
+        broker.stop()
