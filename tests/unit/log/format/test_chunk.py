@@ -13,7 +13,7 @@ from catchwater.log.format.chunk import (
     decode_index,
     encode,
 )
-from catchwater.wire.batch import BatchHeader, read_header
+from catchwater.wire.batch import BatchHeader, read_header, stamp
 from catchwater.wire.records import encode_batch
 
 i32 = st.integers(-(2**31), 2**31 - 1)
@@ -139,3 +139,11 @@ def test_an_index_whose_batches_do_not_lie_side_by_side_is_refused() -> None:
     data[28:32] = crc32c(bytes(data[:28])).to_bytes(4, "big")
     with pytest.raises(ChunkError, match=f"not {chunk.entries[0].byte_offset}"):
         decode_index(data)
+
+
+def test_a_batch_that_bears_the_time_of_its_append_is_intact() -> None:
+    view = memoryview(bytearray(encode_batch([(b"k", b"v", 1, ())])))
+    header = stamp(view, read_header(view), 5_000)
+    parts, chunk = encode([((bytes(16), 0), header, view)], 5_000)
+    assert decode(b"".join(parts)) == chunk
+    assert chunk.entries[0].max_timestamp == 5_000
