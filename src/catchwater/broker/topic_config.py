@@ -99,7 +99,7 @@ TOPIC_SETTINGS: Mapping[str, Setting] = {
         about="Their schema: DDL for JSON, or an Avro schema."),
     CLEANUP_POLICY: Setting(
         LIST, _only(DELETE), members=frozenset((DELETE, COMPACT)),
-        about="Delete by age and size, keep the last value of every key, or both."),
+        about="Delete by age and size, keep each key's last value, both, or neither (empty)."),
     "compression.gzip.level": Setting(INT, _only(-1), about=_CODEC),
     "compression.lz4.level": Setting(INT, _only(9), about=_CODEC),
     COMPRESSION_TYPE: Setting(
@@ -207,9 +207,10 @@ def _refused_value(name: str, value: str, setting: Setting, config: BrokerConfig
 
 
 def _refused_list(name: str, value: str, members: frozenset[str]) -> str | None:
-    if members.issuperset(part.strip() for part in value.split(",")):
+    parts = [part.strip() for part in value.split(",")] if value else []
+    if members.issuperset(parts) and len(set(parts)) == len(parts):
         return None
-    return f"{name} is a list of {' and '.join(sorted(members))}, not {value!r}."
+    return f"{name} is a list of {' and '.join(sorted(members))}, each once, not {value!r}."
 
 
 def _refused_word(name: str, value: str, choices: Iterable[str]) -> str | None:

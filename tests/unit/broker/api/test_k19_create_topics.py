@@ -7,6 +7,7 @@ import pytest
 from kio.schema.create_topics.v7 import request as v7
 
 from catchwater.catalog.rows import BrokerRow
+from catchwater.log.keep.policy import Policy
 
 PLACED = {"partitions": -1, "replicas": -1}
 
@@ -84,7 +85,8 @@ async def test_a_manual_assignment_to_this_broker_is_taken(client) -> None:
         ({"configs": [("retention.ms", "-2")]}, "invalid_config"),
         ({"configs": [("retention.ms", "9" * 30)]}, "invalid_config"),
         ({"configs": [("cleanup.policy", "compress")]}, "invalid_config"),
-        ({"configs": [("cleanup.policy", "")]}, "invalid_config"),
+        ({"configs": [("cleanup.policy", "compact,compact")]}, "invalid_config"),
+        ({"configs": [("cleanup.policy", "compact,")]}, "invalid_config"),
         ({"configs": [("min.cleanable.dirty.ratio", "1.1")]}, "invalid_config"),
         ({"configs": [("min.cleanable.dirty.ratio", "nan")]}, "invalid_config"),
         ({"configs": [("delete.retention.ms", "-1")]}, "invalid_config"),
@@ -106,6 +108,12 @@ async def test_a_topic_is_made_once(client) -> None:
 async def test_validation_alone_makes_nothing(client) -> None:
     assert errors(await client.send(create({}, validate_only=True))) == ["none"]
     assert len(client.log.topics) == 0
+
+
+async def test_a_topic_may_keep_everything(client) -> None:
+    assert errors(await client.send(create({"configs": [("cleanup.policy", "")]}))) == ["none"]
+    policy = Policy(5, 5).of(client.log.topics.get("t"))
+    assert (policy.retention_ms, policy.retention_bytes, policy.compacts) == (-1, -1, False)
 
 
 async def test_a_topic_may_be_compacted(client) -> None:
