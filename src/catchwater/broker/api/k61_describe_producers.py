@@ -18,13 +18,18 @@ _NONE = -1
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Describe each partition for itself."""
+    """Describe each partition for itself; one that is named often is looked up once."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for topic in request.topics:
+        for index in set(topic.partition_indexes):
+            if (topic.name, index) not in found:
+                found[topic.name, index] = await _partition(broker, call, topic.name, index)
     return {
         "topics": [
             {
                 "name": topic.name,
                 "partitions": [
-                    {"partition_index": index} | await _partition(broker, call, topic.name, index)
+                    {"partition_index": index} | found[topic.name, index]
                     for index in topic.partition_indexes
                 ],
             }
