@@ -9,8 +9,10 @@ ARGS ?=
 SEEDS ?= 50
 POINTS ?= 300
 MINUTES ?= 10
+STORM_S ?= 60
+MEMBERS ?= 50
 
-.PHONY: help setup style format types tidy unit test slow sim kill-points conformance differences chaos soak e2e bench bench-functions demo docs check lock clean
+.PHONY: help setup style format types tidy unit test slow sim kill-points conformance differences chaos storm soak e2e bench bench-functions demo docs check lock clean
 .DEFAULT_GOAL := help
 
 help:            ## show this list
@@ -72,6 +74,9 @@ differences: $(STAMP) ## the same raw requests to Apache Kafka and to us, replie
 
 chaos: $(STAMP)  ## three brokers over PostgreSQL and S3, MINUTES of kills, pauses and failing stores (SEED=, WAL=)
 	MINUTES=$(MINUTES) $(BIN)/python -m benchmarks.chaos
+
+storm: $(STAMP)  ## MEMBERS members join and leave a group every second for STORM_S seconds, by both protocols
+	STORM_S=$(STORM_S) MEMBERS=$(MEMBERS) $(BIN)/python -m benchmarks.storm
 
 soak: $(STAMP)   ## MINUTES of steady load: memory, descriptors, objects and catalog rows stay flat
 	MINUTES=$(MINUTES) $(BIN)/python -m benchmarks.soak
