@@ -15,7 +15,7 @@ reads Parquet, so a thread of the driver does, until the frame is released or Sp
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import reduce
 from itertools import groupby
 from typing import NamedTuple
@@ -72,9 +72,8 @@ def read(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
     """
     register(spark)
     settings = loaded(options)
-    subscription = Subscription(settings)
-    slices, pin = planned(subscription)
-    subscription.close()
+    with closing(Subscription(settings)) as subscription:
+        slices, pin = planned(subscription)
     with ExitStack() as undo:
         if pin:
             undo.callback(held(pin, lambda: _is_running(spark)))

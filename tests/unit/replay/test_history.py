@@ -1,6 +1,7 @@
 """Which offsets Spark reads as Parquet and which come as Arrow: every one in one of the two."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -9,10 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from catchwater.config import CatchwaterError
 from catchwater.replay import history
 from catchwater.replay.history import Parts, split
 from catchwater.replay.options import RANGES, SourceOptions, parse_options
-from catchwater.replay.plan import CHUNK, SEGMENT, Aborted, PlanRange, Slice, Wanted, slices_of
+from catchwater.replay.pin import ReadPin
+from catchwater.replay.plan import (
+    CHUNK,
+    SEGMENT,
+    Aborted,
+    PlanRange,
+    Quota,
+    Slice,
+    Wanted,
+    slices_of,
+)
 from catchwater.values.settings import identity, parse_values
 
 LEAST = {"kafka.bootstrap.servers": "h:1", "subscribe": "t"}
@@ -173,6 +185,66 @@ def test_a_signed_url_is_not_for_spark_s_reader() -> None:
 def test_a_path_is_no_pattern_and_not_quoted() -> None:
     assert history._path("file:///a%20b/%5Bx%5D/c*{d}?") == r"file:///a b/\[x\]/c\*\{d\}"
     assert history._path("file:///a%3Fb.parquet") == r"file:///a\?b.parquet"
+
+
+class Planned:
+    """A subscription of one whole segment and a chunk; `history` with it, but for Spark."""
+
+    def __init__(self, quota: Quota | None) -> None:
+        self.quota = quota
+        self.closed = 0
+        self.held: list[str] = []
+        self.parts: list[Parts] = []
+        self.failure: CatchwaterError | None = None
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def hold(self, pin: ReadPin, is_needed: Callable[[], bool]) -> Callable[[], None]:
+        self.held.append(pin.id)
+        return lambda: self.held.remove(pin.id)
+
+    def frame(self, spark: Any, parts: Parts, *_: Any) -> Any:
+        self.parts.append(parts)
+        if self.failure:
+            raise self.failure
+        return type("Frame", (), {})()
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[[Quota | None], Planned]:
+    def made(quota: Quota | None) -> Planned:
+        log = Planned(quota)
+        slices = sliced(piece(0, 50, (0, 50)), piece(50, 100))
+        monkeypatch.setattr(history, "register", lambda spark: None)
+        monkeypatch.setattr(history, "Subscription", lambda settings: log)
+        monkeypatch.setattr(history, "planned", lambda of: (slices, ReadPin("http://c", "p", 9)))
+        monkeypatch.setattr(history, "held", log.hold)
+        monkeypatch.setattr(history, "_frame", log.frame)
+        return log
+
+    return made
+
+
+def test_what_a_quota_binds_is_left_to_tasks_that_pay(planned: Any) -> None:
+    for quota, files in ((None, ["file:///0/0.parquet"]), (Quota(1000, "http://c"), [])):
+        log = planned(quota)
+        history.read(None, LEAST)  # type: ignore[arg-type]
+        assert log.closed == 1
+        assert [parts.files for parts in log.parts] == [files]
+
+
+def test_the_pin_is_held_until_the_frame_is_released_or_could_not_be_made(planned: Any) -> None:
+    log = planned(None)
+    frame = history.read(None, LEAST)  # type: ignore[arg-type]
+    assert log.held == ["p"]
+    for _ in range(2):
+        history.release(frame)
+        assert log.held == []
+    log.failure = CatchwaterError("The frame cannot be made.")
+    with pytest.raises(CatchwaterError, match="cannot be made"):
+        history.read(None, LEAST)  # type: ignore[arg-type]
+    assert log.held == []
 
 
 def test_the_rest_is_asked_for_by_exact_offsets() -> None:
