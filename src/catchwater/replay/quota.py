@@ -5,15 +5,15 @@ there for what it still has to read, is granted a part of it and told how long t
 goes on until a range is paid for. Nothing is split beforehand: a task that reads slowly leaves the
 rest to the others, of its own job and of those that share the account.
 
-Relies on the control API. Promises never to read faster than the quota; where the broker does not
-answer, a task allows itself an even part of it, as if all tasks of its job read at once. So a
-broker that is down slows a replay and does not end it.
+Relies on the control API. Promises never to read faster than the quota; where the broker gives no
+grants (it is down, or older than they are), a task allows itself an even part of it, as if all
+tasks of its job read at once. So that slows a replay and does not end it.
 """
 
 import logging
 
 from catchwater.clock import SYSTEM, Clock
-from catchwater.replay.control import Control, ControlUnreachable
+from catchwater.replay.control import Control, ControlRefused, ControlUnreachable
 from catchwater.replay.plan import Quota
 
 _LOG = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Meter:
         self._clock = clock
 
     def pay(self, size_bytes: int) -> None:
-        """Wait until so many bytes more may be read. Raises `ControlRefused`."""
+        """Wait until so many bytes more may be read."""
         if self._quota is None:
             return
         began_s = self._clock.monotonic_s()
@@ -57,7 +57,7 @@ class Meter:
         try:
             # More than is needed now, so that many small ranges are paid for at once.
             return control.grant(max(self._left_bytes, needed_bytes))
-        except ControlUnreachable as error:
+        except (ControlUnreachable, ControlRefused) as error:
             _LOG.warning("Going on at this task's even part of the quota: %s", error)
             wait_s = needed_bytes * quota.tasks / quota.bytes_per_s
             return needed_bytes, max(wait_s - (self._clock.monotonic_s() - asked_s), 0.0)

@@ -7,7 +7,7 @@ import pytest
 from catchwater.broker.quotas.replay import ConfiguredLimits, ReplayQuotas
 from catchwater.clock import ManualClock
 from catchwater.replay import quota as quota_module
-from catchwater.replay.control import ControlUnreachable
+from catchwater.replay.control import ControlRefused, ControlUnreachable
 from catchwater.replay.plan import Quota
 from catchwater.replay.quota import Meter
 
@@ -22,6 +22,7 @@ class Api:
     quotas: ClassVar[ReplayQuotas]
     asked: ClassVar[list[int]]
     failures: ClassVar[int]
+    failure: ClassVar[Exception]
 
     def __init__(self, url: str, *, client_id: str, **_: Any) -> None:
         assert (url, client_id) == (URL, "nightly")
@@ -31,7 +32,7 @@ class Api:
         if Api.failures:
             Api.failures -= 1
             Api.clock.advance(5_000)
-            raise ControlUnreachable("The control API did not answer.")
+            raise Api.failure
         limit = Api.quotas.limits.quota("User:a", "nightly")
         assert limit is not None
         grant = Api.quotas.grant(limit, wanted_bytes)
@@ -83,10 +84,14 @@ def test_a_range_beyond_what_was_planned_is_paid_for_too(clock: ManualClock) -> 
     assert Api.asked == [100_000, 40_000]
 
 
-def test_without_its_broker_a_task_goes_on_at_an_even_part(
-    clock: ManualClock, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "failure",
+    [ControlUnreachable("It did not answer."), ControlRefused(404, {"message": "Not found."})],
+)
+def test_without_grants_a_task_goes_on_at_an_even_part(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture, failure: Exception
 ) -> None:
-    Api.failures = 1
+    Api.failures, Api.failure = 1, failure
     began_s = clock.monotonic_s()
     paying = meter(clock, 3_000_000, tasks=4)
     paying.pay(2_000_000)
