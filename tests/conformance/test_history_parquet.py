@@ -25,6 +25,7 @@ from catchwater.values.settings import ValueFormat, ValueSettings, identity
 DEADLINE_S = 30.0
 TOPIC = "history"
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+KILLS = 5
 SETTING = {"catchwater.history.parquet": "true"}
 
 
@@ -186,3 +187,51 @@ def test_a_topic_takes_the_setting_only_as_a_switch(written):
     wrong = NewTopic("other", 1, config={"catchwater.history.parquet": "maybe"})
     with pytest.raises(KafkaException, match=r"catchwater\.history\.parquet is one of true, false"):
         admin.create_topics([wrong])["other"].result(10)
+
+
+@pytest.mark.slow
+def test_a_broker_that_is_killed_again_and_again_has_each_segments_parquet_once(make_broker):
+    """kill -9 at times spread over the packing, while a producer goes on."""
+    broker = make_broker(
+        {
+            "catchwater.pack.interval.ms": "50",
+            "catchwater.pack.min.bytes": "1",
+            "catchwater.history.parquet.after.ms": "0",
+        }
+    )
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.create_topics([NewTopic(TOPIC, 1, config=SETTING)])[TOPIC].result(10)
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True})
+    objects = broker.data_dir / "objects" / "parquet"
+    for kill in range(KILLS):
+        known = set(objects.glob("*/*/*"))
+        for n in range(200):
+            producer.produce(TOPIC, b"%d %d" % (kill, n))
+            producer.poll(0)
+        until(lambda known=known: set(objects.glob("*/*/*")) - known)
+        for n in range(200):
+            producer.produce(TOPIC, b"%d again %d" % (kill, n))
+        producer.poll(0)
+        time.sleep(0.03 * kill)
+        broker.kill()
+        broker.start()
+    assert producer.flush(DEADLINE_S) == 0
+    end = end_of(broker)
+    assert end == KILLS * 400
+    ranges = until(lambda: everywhere(broker, end))
+    broker.stop()
+    report = fsck_directory(
+        broker.data_dir, LocalStore(broker.data_dir / "objects"), deep=True, clock=SYSTEM,
+        progress=lambda done, of: None,
+    )  # fmt: skip
+    assert report.is_good, report.damaged
+    files = [path_of(url) for url in dict.fromkeys(each.parquet for each in ranges)]
+    offsets = [
+        pq.read_table(io.BytesIO(path.read_bytes()), columns=["offset"]).column(0).to_pylist()
+        for path in files
+    ]
+    assert [offset for each in offsets for offset in each] == list(range(end))
+    left = {str(path.relative_to(broker.data_dir / "objects")) for path in objects.glob("*/*/*")}
+    named = {str(path.relative_to(broker.data_dir / "objects")) for path in files}
+    swept_later = {key for key in report.orphans if key.startswith("parquet/")}
+    assert left == named | swept_later
