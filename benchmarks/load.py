@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from io import BytesIO
 
 from kio.schema.create_topics.v5 import request as create_topics
+from kio.schema.create_topics.v5.response import CreateTopicsResponse
 from kio.schema.fetch.v11 import request as fetch
 from kio.schema.produce.v9 import request as produce
-from kio.schema.create_topics.v5.response import CreateTopicsResponse
 from kio.serial import entity_reader, entity_writer
 
 from catchwater.wire.records import encode_batch

@@ -93,7 +93,7 @@ def run(spark: SparkSession, kind: str, query: str, bootstrap: str, topic: str) 
             shutil.rmtree(folder)
     assert query == "JSON to a typed column", query
     if kind in CONNECTOR:
-        frame = frame.selectExpr(f"from_json(cast(value as string), '{SCHEMA}').amount")
+        frame = frame.selectExpr(f"from_json(cast(value as string), '{SCHEMA}').amount as amount")
     return float(frame.selectExpr("sum(amount) as n").first()["n"])
 
 

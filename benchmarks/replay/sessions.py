@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from benchmarks.kafka_jars import CACHE, ROOT, SPARK_PEER_VERSION, jars
@@ -32,8 +33,9 @@ class Session:
         bound = [] if processors is None else ["taskset", "-c", processors]
         command = [*bound, python, ROOT / "benchmarks" / "replay" / "child.py", str(cores), found]
         environment = {**os.environ, "PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"}
+        self._errors = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
             text=True, env=environment, cwd=ROOT,
         )  # fmt: skip
         self._answer()
@@ -43,7 +45,9 @@ class Session:
         for line in self.process.stdout:
             if line.startswith("{"):
                 return dict(json.loads(line))
-        raise RuntimeError("the Spark session ended before it answered")
+        self._errors.seek(0)
+        said = self._errors.read().decode()[-3000:]
+        raise RuntimeError(f"the Spark session ended before it answered:\n{said}")
 
     def ask(self, kind: str, query: str, bootstrap: str, topic: str) -> dict[str, float]:
         """Run a query of the child; seconds, CPU seconds of its processes, and the answer."""
@@ -56,3 +60,4 @@ class Session:
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(60)
+        self._errors.close()
