@@ -304,17 +304,19 @@ def test_a_rolling_restart_costs_no_acknowledgement(brokers, topic):
     assert_all_there(brokers, load)
 
 
-def test_a_groups_positions_survive_its_coordinator(brokers, topic):
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_groups_positions_survive_its_coordinator(brokers, topic, protocol):
     with Load(brokers.bootstrap, topic):
         time.sleep(0.3)
+    group = f"moved-{protocol}"
     settings = {
         "bootstrap.servers": brokers.bootstrap,
-        "group.id": "moved",
+        "group.id": group,
+        "group.protocol": protocol,
         "auto.offset.reset": "earliest",
         "enable.auto.commit": False,
-        "session.timeout.ms": 6000,
         "log_level": 0,
-    }
+    } | ({"session.timeout.ms": 6000} if protocol == "classic" else {})
     consumer = Consumer(settings)
     consumer.subscribe([topic])
     told: dict[int, int] = {}
@@ -336,11 +338,11 @@ def test_a_groups_positions_survive_its_coordinator(brokers, topic):
 
     commit_some(5)
     admin = AdminClient({"bootstrap.servers": brokers.bootstrap})
-    described = admin.describe_consumer_groups(["moved"])["moved"].result(10)
+    described = admin.describe_consumer_groups([group])[group].result(10)
     coordinator = described.coordinator.id
     brokers.all[coordinator].kill()
     killed_s = time.monotonic()
-    where = Consumer(settings | {"group.id": "moved"})
+    where = Consumer(settings)
     positions = where.committed([TopicPartition(topic, p) for p in told], timeout=20)
     assert {p.partition: p.offset for p in positions} == told
     where.close()
@@ -350,7 +352,7 @@ def test_a_groups_positions_survive_its_coordinator(brokers, topic):
     )
     # A new client: the old one may go on trying the coordinator it knew.
     admin = AdminClient({"bootstrap.servers": brokers.bootstrap})
-    described = admin.describe_consumer_groups(["moved"])["moved"].result(10)
+    described = admin.describe_consumer_groups([group])[group].result(10)
     assert described.coordinator.id != coordinator
     consumer.close()
     brokers.start()

@@ -70,7 +70,7 @@ class Coordinator:
             group = Group(group_id, self._limits, generation=generation)
             self.groups[group_id] = group
         waiter: asyncio.Future[Joined] = asyncio.get_running_loop().create_future()
-        self._answer(group, group.join(request, waiter, self._clock.now_ms()))
+        self._answer(group, group.join(request, waiter, self._now_ms()))
         return await waiter
 
     def _classic_refusal(self, group_id: str, request: Join) -> ErrorCode:
@@ -95,21 +95,21 @@ class Coordinator:
         if group is None:
             return Synced(error)
         waiter: asyncio.Future[Synced] = asyncio.get_running_loop().create_future()
-        now_ms = self._clock.now_ms()
+        now_ms = self._now_ms()
         self._answer(group, group.sync(*member, protocol, assignments, waiter, now_ms))
         return await waiter
 
     async def heartbeat(self, group_id: str, member: MemberKey) -> ErrorCode:
         """What the member is to know."""
         error, group = await self._find(group_id)
-        return group.heartbeat(*member, self._clock.now_ms()) if group else error
+        return group.heartbeat(*member, self._now_ms()) if group else error
 
     async def leave(self, group_id: str, member_id: str, instance_id: str | None) -> ErrorCode:
         """Take a member out of its group."""
         error, group = await self._find(group_id)
         if group is None:
             return error
-        error, answers = group.leave(member_id, instance_id, self._clock.now_ms())
+        error, answers = group.leave(member_id, instance_id, self._now_ms())
         self._answer(group, answers)
         return error
 
@@ -130,7 +130,7 @@ class Coordinator:
         group = self._consumer_group(group_id, beat)
         if isinstance(group, Beaten):
             return group
-        beaten = group.heartbeat(beat, topics, self._clock.now_ms())
+        beaten = group.heartbeat(beat, topics, self._now_ms())
         error = await self._held.record(group_id, group.epoch)
         return beaten if error is ErrorCode.NONE else Beaten(error)
 
@@ -166,7 +166,7 @@ class Coordinator:
         """Whether the member may commit; anybody may where there are no members."""
         error, group = await self._find(group_id)
         if group is not None:
-            return group.check_commit(*member, self._clock.now_ms())
+            return group.check_commit(*member, self._now_ms())
         consumers = self.consumer_groups.get(group_id)
         if error is ErrorCode.UNKNOWN_MEMBER_ID:
             if consumers is not None and consumers.members:
@@ -235,7 +235,7 @@ class Coordinator:
         while True:
             await self._clock.sleep(TICK_S)
             self._held.look_around()
-            now_ms = self._clock.now_ms()
+            now_ms = self._now_ms()
             for group in list(self.groups.values()):
                 self._answer(group, group.tick(now_ms))
                 if group.is_idle:
@@ -264,6 +264,10 @@ class Coordinator:
     async def _record(self, group: Group, generation: int, answers: Answers) -> None:
         error = await self._held.record(group.id, generation)
         self._deliver(answers if error is ErrorCode.NONE else _refused(answers, error))
+
+    def _now_ms(self) -> int:
+        """Time that never jumps, so that no step of the wall clock ends everybody's session."""
+        return int(self._clock.monotonic_s() * 1000)
 
     @staticmethod
     def _deliver(answers: Answers) -> None:

@@ -201,3 +201,21 @@ async def test_empty_groups_give_way_when_there_are_too_many(monkeypatch) -> Non
     await coordinator.beat("a", beat(epoch=-1), TOPICS)
     assert (await coordinator.beat("c", beat(), TOPICS)).error is ErrorCode.NONE
     assert coordinator.consumer_groups.keys() == {"b", "c"}
+
+
+async def test_a_wall_clock_that_jumps_ends_no_session() -> None:
+    class Jumping(ManualClock):
+        def now_ms(self) -> int:
+            return super().now_ms() * 2
+
+    clock = ManualClock()
+    coordinator = Coordinator(GroupLimits(), clock)
+    await coordinator.join("g", join())
+    await coordinator.beat("h", beat(), TOPICS)
+    clock.__class__ = Jumping
+    ticking = asyncio.ensure_future(coordinator.run())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    ticking.cancel()
+    assert coordinator.has_members("g")
+    assert coordinator.has_members("h")
