@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from tests.unit.log.shared import World
 
 from catchwater.broker.control import create_app
+from catchwater.broker.quotas.replay import ConfiguredLimits, ReplayQuotas
 from catchwater.clock import ManualClock
 from catchwater.log.format import segment
 from catchwater.log.format.chunk import ADDS_PARTITION
@@ -181,7 +182,9 @@ class Leader:
 def served(log: Log) -> Iterator[None]:
     """The log's control API and its leader, for readers in other threads."""
     Wires.log, Wires.loop = log, asyncio.get_running_loop()
-    Wires.app = create_app(cast(Any, SimpleNamespace(log=log, may=lambda *_: True)))
+    quotas = ReplayQuotas(ConfiguredLimits(-1, {}), ManualClock())
+    broker = SimpleNamespace(log=log, may=lambda *_: True, replay_quotas=quotas)
+    Wires.app = create_app(cast(Any, broker))
     with (
         patch.object(http.client, "HTTPConnection", Connection),
         patch.object(read_module, "Client", Leader),
