@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from catchwater.broker import topic_config
 from catchwater.broker.broker import Broker, Call, Fields, error_fields
-from catchwater.broker.coordination.coordinator import UNAVAILABLE
+from catchwater.broker.coordination.held import UNAVAILABLE
 from catchwater.broker.gate import Operation, Resource, ResourceType
 from catchwater.catalog.base import AlterConfig, TopicUnknown
 from catchwater.config import BrokerConfig, CatchwaterError

@@ -14,7 +14,7 @@ from typing import Any
 from catchwater.broker import topic_config
 from catchwater.broker.admin import layout, settings
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
-from catchwater.broker.coordination.coordinator import UNAVAILABLE
+from catchwater.broker.coordination.held import UNAVAILABLE
 from catchwater.broker.gate import Operation
 from catchwater.broker.names import is_legal_topic_name
 from catchwater.catalog.base import TopicExists

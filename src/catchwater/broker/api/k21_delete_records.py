@@ -11,7 +11,7 @@ import logging
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
-from catchwater.broker.coordination.coordinator import UNAVAILABLE
+from catchwater.broker.coordination.held import UNAVAILABLE
 from catchwater.catalog.base import SessionFenced
 from catchwater.catalog.rows import PartitionKey, Pin
 from catchwater.log.keep.policy import DELETE, cleanup_policies

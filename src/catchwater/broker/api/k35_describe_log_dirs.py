@@ -16,7 +16,7 @@ from typing import Any
 
 from catchwater.broker.admin import layout
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination.coordinator import UNAVAILABLE
+from catchwater.broker.coordination.held import UNAVAILABLE
 from catchwater.broker.gate import Operation
 from catchwater.catalog.rows import Topic
 from catchwater.wire.errors import ErrorCode

@@ -10,7 +10,7 @@ owns.
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
-from catchwater.broker.coordination.coordinator import UNAVAILABLE
+from catchwater.broker.coordination.held import UNAVAILABLE
 from catchwater.broker.gate import Operation
 from catchwater.wire.errors import ErrorCode
 

@@ -18,8 +18,6 @@ from catchwater.broker.coordination.consumer.group import ConsumerGroup, TopicsS
 from catchwater.broker.coordination.consumer.member import JOINS, Beat, Beaten, ConsumerLimits
 from catchwater.broker.coordination.groups import Group
 from catchwater.broker.coordination.held import MAX_GROUPS, Claims, HeldGroups
-from catchwater.broker.coordination.held import MOVED as MOVED
-from catchwater.broker.coordination.held import UNAVAILABLE as UNAVAILABLE
 from catchwater.broker.coordination.members import Answers, GroupLimits, Join, Joined, Synced
 from catchwater.broker.coordination.patterns import Patterns
 from catchwater.clock import Clock

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Mapping
 from typing import TypeVar
 
 from catchwater.broker.broker import Broker
-from catchwater.broker.coordination.coordinator import MOVED, UNAVAILABLE
+from catchwater.broker.coordination.held import MOVED, UNAVAILABLE
 from catchwater.catalog.rows import TxnState
 from catchwater.log.write.txn import TxnRefused
 from catchwater.wire.errors import ErrorCode
