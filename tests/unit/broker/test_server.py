@@ -358,6 +358,28 @@ async def test_large_requests_wait_for_room_and_small_ones_do_not(
     assert server.unfinished_bytes == second.large_bytes
 
 
+async def test_room_is_given_to_the_first_who_waits(experienced, server, broker) -> None:
+    broker.config = type(broker.config)(queued_max_request_bytes=3 * MIB)
+    first, _ = await experienced()
+    waiting = [await experienced() for _ in range(2)]
+    fill(first, 2 * MIB)
+    for connection, _ in waiting:
+        fill(connection, 1000)
+    first.connection_lost(None)
+    server.make_room()
+    assert [transport.is_reading for _, transport in waiting] == [True, False]
+
+
+async def test_who_waits_for_an_answer_is_not_idle(connect, server, broker) -> None:
+    await broker.log.create_topic("t", 1)
+    connection, transport = connect()
+    receive(connection, fetch(1, wait_s=30))
+    await turns(1)
+    pass_s(broker, broker.config.connections_max_idle_ms / 1000 + 1)
+    server._close_late(broker.clock.monotonic_s())
+    assert not transport.is_aborted
+
+
 async def test_who_announced_before_it_was_full_waits_as_well(experienced, server, broker) -> None:
     broker.config = type(broker.config)(queued_max_request_bytes=3 * MIB)
     first, _ = await experienced()

@@ -161,3 +161,16 @@ def test_a_prefixed_reply_is_received_as_one_frame(parts: list[bytes]) -> None:
         parts.append(b"x")
     frames = feed(FrameBuffer(1000, ArenaPool()), b"".join(prefixed(parts)), [7])
     assert [bytes(frame.data) for frame in frames] == [b"".join(parts)]
+
+
+def test_an_unfinished_frame_says_how_far_it_is() -> None:
+    frames = FrameBuffer(1_000, ArenaPool())
+    seen = []
+    for byte in b"\x00\x00\x00\x03abc\x00":
+        frames.get_buffer()[:1] = bytes([byte])
+        for frame in frames.receive(1):
+            frame.release()
+        seen.append((frames.unfinished_bytes, frames.announced_bytes))
+    assert seen == [(1, 0), (2, 0), (3, 0), (4, 3), (5, 3), (6, 3), (0, 0), (1, 0)]
+    frames.close()
+    assert (frames.unfinished_bytes, frames.announced_bytes) == (0, 0)
