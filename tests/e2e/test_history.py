@@ -11,8 +11,10 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from confluent_kafka import Producer
 from py4j.protocol import Py4JJavaError
+from pyarrow.parquet import ParquetFile
 
 from catchwater.clock import SYSTEM
+from catchwater.log.format.parquet import SCHEMA
 from catchwater.replay import history
 from catchwater.replay.control import Control
 from catchwater.replay.plan import PlanRange, Wanted
@@ -180,8 +182,18 @@ def rows(frame: Any) -> list[Any]:
     return sorted(frame.collect(), key=lambda row: (row.partition, row.offset))
 
 
+@pytest.fixture(params=["false", "true"], ids=["rows", "vectors"])
+def batched(spark: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Whether Spark's Parquet reader hands on batches, as it does in a session of its own."""
+    setting = "spark.sql.codegen.wholeStage"
+    before = spark.conf.get(setting)
+    spark.conf.set(setting, request.param)
+    yield request.param
+    spark.conf.set(setting, before)
+
+
 def test_every_record_is_there_once_from_parquet_and_from_chunks(
-    read: Read, source: Read, written: Any, capsys: pytest.CaptureFixture[str]
+    read: Read, source: Read, written: Any, batched: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     frame, expected = read(includeHeaders="true"), source(includeHeaders="true")
     assert frame.schema == expected.schema
@@ -192,6 +204,7 @@ def test_every_record_is_there_once_from_parquet_and_from_chunks(
     frame.explain()
     plan = capsys.readouterr().out
     assert "FileScan parquet" in plan and "BatchScan catchwater" in plan
+    assert f"Batched: {batched}" in plan
 
 
 @pytest.mark.parametrize(
@@ -282,17 +295,25 @@ def test_a_pin_holds_what_the_frame_reads_until_it_is_released(spark: Any, writt
     history.release(unpinned)
 
 
-def test_parquet_that_is_gone_is_an_error_whatever_the_session_ignores(
+def test_parquet_that_is_damaged_or_gone_is_an_error_whatever_the_session_ignores(
     spark: Any, read: Read
 ) -> None:
-    frame = read(columns="offset")
-    lost = Path(unquote(urlsplit(frame.inputFiles()[0]).path))
-    content = lost.read_bytes()
-    lost.unlink()
-    spark.conf.set("spark.sql.files.ignoreMissingFiles", "true")
+    frame = read(columns="key")
+    file = Path(unquote(urlsplit(frame.inputFiles()[0]).path))
+    content = file.read_bytes()
+    keys = ParquetFile(file).metadata.row_group(0).column(SCHEMA.get_field_index("key"))
+    middle = keys.data_page_offset + keys.total_compressed_size // 2
+    ignored = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
+    for setting in ignored:
+        spark.conf.set(setting, "true")
     try:
-        with pytest.raises(Py4JJavaError, match=f"{re.escape(lost.name)} does not exist"):
+        file.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+        with pytest.raises(Py4JJavaError, match="CRC checksum verification failed"):
+            frame.collect()
+        file.unlink()
+        with pytest.raises(Py4JJavaError, match=f"{re.escape(file.name)} does not exist"):
             frame.collect()
     finally:
-        spark.conf.unset("spark.sql.files.ignoreMissingFiles")
-        lost.write_bytes(content)
+        for setting in ignored:
+            spark.conf.unset(setting)
+        file.write_bytes(content)

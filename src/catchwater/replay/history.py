@@ -43,6 +43,8 @@ _READER_OPTIONS = {
     "ignoreCorruptFiles": "false",
     # Our dates and times are those of the proleptic calendar, as Spark's own are.
     "datetimeRebaseMode": "CORRECTED",
+    # As batches are verified before they are decoded.
+    "parquet.page.verify-checksum.enabled": "true",
 }
 _PATTERN_SIGN = re.compile(r"[\\{}\[\]*?]")
 
