@@ -1,8 +1,8 @@
 """DescribeQuorum (55), v0-2: who keeps the metadata, in the terms of KRaft (KIP-595).
 
-The catalog keeps it and there is no quorum of brokers. For tools that look for one, the broker
-told as the controller is the only voter and all others watch; nobody lags, and offsets are 0 for
-there is no metadata log. Only `__cluster_metadata` is described, which is no topic.
+The catalog keeps it and there is no quorum of brokers. For tools that look for one, the live broker
+with the lowest id is the only voter and all others watch, whoever is asked; nobody lags, and
+offsets are 0 for there is no metadata log. Only `__cluster_metadata` is described, no topic.
 
 Version notes: v1 adds times (KIP-836), v2 messages, directory ids and the voters' addresses
 (KIP-853).
@@ -10,7 +10,7 @@ Version notes: v1 adds times (KIP-836), v2 messages, directory ids and the voter
 
 from typing import Any
 
-from catchwater.broker.admin import layout
+from catchwater.broker import zones
 from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call, Fields, error_fields
 from catchwater.broker.gate import Operation
 from catchwater.wire.errors import ErrorCode
@@ -40,15 +40,19 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
                 "listeners": [{"name": _LISTENER, "host": row.host, "port": row.port}],
             }
             for row in broker.brokers
-            if row.id == layout.controller_id(broker)
+            if row.id == _voter(broker)
         ],
     }
+
+
+def _voter(broker: Broker) -> int:
+    return min(row.id for row in zones.candidates(broker.brokers))
 
 
 def _partition(broker: Broker, name: str, index: int) -> dict[str, Any]:
     is_known = (name, index) == _METADATA
     error = ErrorCode.NONE if is_known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    voter = layout.controller_id(broker) if is_known else -1
+    voter = _voter(broker) if is_known else -1
     replicas = [_replica(row.id, broker.clock.now_ms()) for row in broker.brokers if is_known]
     return error_fields(error) | {
         "partition_index": index,

@@ -1,5 +1,8 @@
 """DescribeQuorum: one broker is the quorum, all others watch."""
 
+from dataclasses import replace
+
+import pytest
 from kio.schema.describe_quorum.v0.request import DescribeQuorumRequest as AskV0
 from kio.schema.describe_quorum.v2 import request as v2
 
@@ -13,7 +16,9 @@ def ask(name: str, index: int = 0) -> v2.DescribeQuorumRequest:
     )
 
 
-async def test_the_answering_broker_is_the_only_voter(client) -> None:
+@pytest.mark.parametrize("asked", [1, 2])
+async def test_one_broker_is_the_only_voter_whoever_is_asked(client, asked) -> None:
+    client.broker.config = replace(client.broker.config, node_id=asked)
     client.log.rows = [
         BrokerRow(number, 1, "", "h", 9000 + number, "", "object", True, "live", 9)
         for number in (1, 2)
