@@ -8,7 +8,7 @@ to be opened. The names and their meaning are Kafka's.
 from typing import NamedTuple
 
 from catchwater.catalog.rows import Topic
-from catchwater.log.keep.policy import COMPACT, cleanup_policies
+from catchwater.log.keep.policy import CLEANUP_POLICY, COMPACT, cleanup_policies
 from catchwater.wire.codecs import Codec
 
 COMPRESSION_TYPE = "compression.type"
@@ -31,6 +31,18 @@ LATEST_MS = 365 * 24 * 60 * 60 * 1000
 """How far in the future a record may lie unless the topic says it; a clock is wrong beyond."""
 EARLIEST_MS = 2**63 - 1
 """How old a record may be unless the topic says it: as old as it likes."""
+
+
+_NAMES = frozenset(
+    (
+        COMPRESSION_TYPE,
+        MAX_MESSAGE_BYTES,
+        TIMESTAMP_TYPE,
+        LONGEST_BEFORE,
+        LONGEST_AFTER,
+        CLEANUP_POLICY,
+    )
+)
 
 
 class Rules(NamedTuple):
@@ -60,7 +72,7 @@ def rules_of(topic: Topic, max_message_bytes: int) -> Rules:
     `max_message_bytes` counts where the topic does not say.
     """
     config = topic.config
-    if not config:
+    if _NAMES.isdisjoint(config):  # most topics, and this is asked for every request
         return Rules(max_message_bytes)
     stamps = config.get(TIMESTAMP_TYPE) == LOG_APPEND_TIME
     return Rules(
