@@ -51,19 +51,20 @@ def bad_topics(talk: Talk) -> None:
 
 @case(CREATE)
 def bad_settings(talk: Talk) -> None:
-    name = talk.name("bad")
-    for settings in (
-        config(no_such_setting="1"),
-        config(retention_ms="soon"),
-        config(retention_ms="-5"),
-        config(cleanup_policy="burn"),
-        config(retention_ms=None),
-        config(segment_bytes="1"),
-        config(min_insync_replicas="0"),
-        config(compression_type="brotli"),
-        config(message_timestamp_type="Never"),
+    for suffix, settings in enumerate(
+        (
+            config(no_such_setting="1"),
+            config(retention_ms="soon"),
+            config(retention_ms="-5"),
+            config(cleanup_policy="burn"),
+            config(retention_ms=None),
+            config(segment_bytes="1"),
+            config(min_insync_replicas="0"),
+            config(compression_type="brotli"),
+            config(message_timestamp_type="Never"),
+        )
     ):
-        talk.ask(topics=[new(name, configs=settings)])
+        talk.ask(topics=[new(talk.name(f"bad{suffix}"), configs=settings)])
 
 
 @case(CREATE)

@@ -27,6 +27,15 @@ def request(api_key: int, version: int, values: Mapping[str, Any]) -> Any:
     return _build(load_request_schema(api_key, version), values)
 
 
+def exists(api_key: int, version: int) -> bool:
+    """Whether there is such a message; Kafka announces Produce v0 to v2 and does not serve them."""
+    try:
+        load_request_schema(api_key, version)
+    except KioIndexError:
+        return False
+    return True
+
+
 @cache
 def known_fields(api_key: int) -> set[str]:
     """The names of all fields, nested ones included, in any version of the API."""

@@ -5,7 +5,7 @@ request goes through a new connection. Names of topics and groups are the same o
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -35,7 +35,7 @@ class Broker:
         host, _, port = bootstrap.rpartition(":")
         self._address = host, int(port)
         self._connection: Connection | None = None
-        self.versions: Mapping[int, range] = {}
+        self.versions: Mapping[int, Sequence[int]] = {}
 
     def ask(self, api_key: int, version: int, fields: Mapping[str, Any]) -> Any:
         """The reply, or a word for why there is none."""
