@@ -16,6 +16,7 @@ from kio.schema.offset_commit.v9 import request as commit_v9
 from kio.schema.offset_commit.v10 import request as commit_v10
 from kio.schema.offset_fetch.v9 import request as fetch_v9
 from kio.schema.offset_fetch.v10 import request as fetch_v10
+from kio.schema.txn_offset_commit.v5 import request as txn_v5
 from kio.static.primitive import i32Timedelta
 
 from catchwater.broker.coordination.consumer.member import ConsumerLimits
@@ -226,6 +227,29 @@ async def test_positions_are_committed_and_read_with_the_members_epoch(client: A
     found, missing = (await fetched(fetch_v10, 1, asked)).topics
     assert found.partitions[0].committed_offset == 7
     assert missing.partitions[0].error_code.name == "unknown_topic_id"
+
+
+@pytest.mark.parametrize(("member", "epoch"), [("a", 9), ("a", 0), ("b", 1)])
+async def test_a_transaction_takes_no_position_of_who_is_not_a_member_any_more(
+    client: Any, member: str, epoch: int
+) -> None:
+    await client.send(beat("a"))
+    partition = txn_v5.TxnOffsetCommitRequestPartition(
+        partition_index=0, committed_offset=7, committed_metadata=""
+    )
+    reply = await client.send(
+        txn_v5.TxnOffsetCommitRequest(
+            transactional_id="x",
+            group_id="g",
+            producer_id=1,
+            producer_epoch=0,
+            generation_id=epoch,
+            member_id=member,
+            topics=(txn_v5.TxnOffsetCommitRequestTopic(name="t", partitions=(partition,)),),
+        )
+    )
+    error = reply.topics[0].partitions[0].error_code.name
+    assert error == ("illegal_generation" if member == "a" else "unknown_member_id")
 
 
 async def test_who_was_silent_is_unknown_and_joins_again_with_a_higher_epoch(client: Any) -> None:

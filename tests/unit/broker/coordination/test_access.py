@@ -17,6 +17,7 @@ from kio.schema.offset_commit.v8 import request as commit_v8
 from kio.schema.offset_delete.v0 import request as delete_v0
 from kio.schema.offset_fetch.v8 import request as fetch_v8
 from kio.schema.sync_group.v5.request import SyncGroupRequest
+from kio.schema.txn_offset_commit.v5 import request as txn_v5
 from kio.static.primitive import i32Timedelta
 
 from catchwater.broker.gate import THE_CLUSTER, Operation, Resource, ResourceType
@@ -52,6 +53,19 @@ def commit() -> Any:
         commit_v8.OffsetCommitRequestTopic(name=name, partitions=(partition,)) for name in "tu"
     )
     return commit_v8.OffsetCommitRequest(group_id="g", member_id="", topics=topics)
+
+
+def commit_in_transaction() -> Any:
+    partition = txn_v5.TxnOffsetCommitRequestPartition(
+        partition_index=0, committed_offset=9, committed_metadata=""
+    )
+    return txn_v5.TxnOffsetCommitRequest(
+        transactional_id="x",
+        group_id="g",
+        producer_id=1,
+        producer_epoch=0,
+        topics=(txn_v5.TxnOffsetCommitRequestTopic(name="t", partitions=(partition,)),),
+    )
 
 
 def fetch(topics: Any = None) -> Any:
@@ -102,6 +116,7 @@ DESCRIBE_CONSUMERS = ConsumerGroupDescribeRequest(
         ),
         (Operation.READ, commit(), lambda r: r.topics[0].partitions[0]),
         (Operation.READ, BEAT, None),
+        (Operation.READ, commit_in_transaction(), lambda r: r.topics[0].partitions[0]),
         (Operation.DESCRIBE, fetch(), lambda r: r.groups[0]),
         (Operation.DESCRIBE, DESCRIBE, lambda r: r.groups[0]),
         (Operation.DESCRIBE, DESCRIBE_CONSUMERS, lambda r: r.groups[0]),
