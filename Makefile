@@ -6,13 +6,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 TESTS ?= tests examples
 ARGS ?=
+WORKERS ?= 2
 SEEDS ?= 50
 POINTS ?= 300
 MINUTES ?= 10
 STORM_S ?= 60
 MEMBERS ?= 50
 
-.PHONY: help setup style format types tidy unit test slow sim kill-points conformance differences chaos storm soak e2e bench bench-functions demo docs check lock clean
+.PHONY: help setup style format types tidy unit test slow sim kill-points conformance differences chaos storm soak e2e bench bench-functions bench-replay demo docs check lock clean
 .DEFAULT_GOAL := help
 
 help:            ## show this list
@@ -55,7 +56,7 @@ unit: $(STAMP)   ## pure code only (seconds)
 	$(BIN)/python -m pytest -q tests/unit
 
 test: $(STAMP)   ## every test a newcomer should run (minutes; real clients, real Spark)
-	$(BIN)/python -m pytest -m "not slow" --durations=20 --durations-min=8 $(TESTS)
+	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile --durations=20 --durations-min=8 $(TESTS)
 
 slow: $(STAMP)   ## the long forms of the tests, which `make test` leaves out
 	$(BIN)/python -m pytest -m slow $(TESTS)
@@ -89,6 +90,9 @@ bench: $(STAMP)  ## every claim beside its peer; writes benchmarks/results/*.jso
 
 bench-functions: $(STAMP) ## the same keyed function here and on five peers (PEERS=, KEYS=, ROUNDS=)
 	$(BIN)/python -m benchmarks functions
+
+bench-replay: $(STAMP) ## replay beside Spark's Kafka connector, and beside live traffic
+	$(BIN)/python -m benchmarks decoder replay replay_live
 
 demo: $(STAMP)   ## the main job, killed and restored, with a verdict: make demo ARGS="--data FILE.csv --json"
 	@$(BIN)/catchwater demo $(ARGS)

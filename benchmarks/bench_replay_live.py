@@ -6,16 +6,20 @@ that it is the broker that is measured and not the scheduler, broker, producer a
 processor and the Sparks the other ones, in both experiments and both phases alike. Cold means that
 the page cache was told to forget the broker's files before the replays begin.
 
-Bytes out are what the broker process handed to `write` and its like beyond the quiet phase
-(`/proc/PID/io`), in relation to the bytes of the values replayed.
+Bytes out, beyond those of the quiet phase, are set beside the bytes of the values replayed: for us
+as our broker counts them, for Apache Kafka as what its process handed to `write` and its like
+(`/proc/PID/io`), its log among it, which is the same in both phases.
 """
 
 import os
+import re
 import statistics
 import struct
 import subprocess
 import threading
 import time
+import urllib.request
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -116,6 +120,14 @@ def high_watermark(answer: bytes) -> int:
     return int(watermark)
 
 
+def counted_bytes(control_url: str) -> int:
+    """Reply bytes that our broker says it has sent."""
+    with urllib.request.urlopen(f"{control_url}/metrics") as page:
+        found = re.search(rb"^catchwater_bytes_out_total (\S+)", page.read(), re.MULTILINE)
+    assert found, "the metric exists from the start"
+    return int(float(found[1]))
+
+
 def written_bytes(pid: int) -> int:
     """Bytes a process has handed to the system to write, to files and sockets."""
     fields = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
@@ -131,13 +143,13 @@ def forget(folder: Path) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def phase(traffic: Traffic, pid: int, run: partial[object]) -> Felt:
+def phase(traffic: Traffic, sent: Callable[[], int], run: Callable[[], object]) -> Felt:
     """What is felt while `run` runs."""
     traffic.felt = felt = Felt()
-    before, start = written_bytes(pid), time.perf_counter()
+    before, start = sent(), time.perf_counter()
     run()
     felt.seconds = time.perf_counter() - start
-    felt.broker_bytes = written_bytes(pid) - before
+    felt.broker_bytes = sent() - before
     return felt
 
 
@@ -153,7 +165,9 @@ def replay(sessions: list[Session], kind: str, bootstrap: str) -> None:
         raise RuntimeError(f"the replays differ: {answers}")
 
 
-def measure(bootstrap: str, pid: int, data: Path, kind: str) -> list[tuple[Felt, Felt]]:
+def measure(
+    bootstrap: str, sent: Callable[[], int], data: Path, kind: str
+) -> list[tuple[Felt, Felt]]:
     """(quiet, with replays) for each round, after one that is not counted."""
     create_topic(bootstrap, LIVE, 1)
     with ExitStack() as stack:
@@ -167,9 +181,9 @@ def measure(bootstrap: str, pid: int, data: Path, kind: str) -> list[tuple[Felt,
         stack.callback(traffic.close)
         rounds = []
         for turn in range(ROUNDS + 1):
-            quiet = phase(traffic, pid, partial(time.sleep, QUIET_S))
+            quiet = phase(traffic, sent, partial(time.sleep, QUIET_S))
             forget(data)
-            busy = phase(traffic, pid, partial(replay, sessions, kind, bootstrap))
+            busy = phase(traffic, sent, partial(replay, sessions, kind, bootstrap))
             if turn:
                 rounds.append((quiet, busy))
     return rounds
@@ -213,13 +227,14 @@ def main() -> None:
         fill([broker.bootstrap], HISTORY)
         time.sleep(10)  # packed
         bind(broker.pid)
-        rounds = measure(broker.bootstrap, broker.pid, broker.data, "ours")
+        sent = partial(counted_bytes, broker.control)
+        rounds = measure(broker.bootstrap, sent, broker.data, "ours")
         rows += rows_of("Catchwater", rounds, held=True)
     with apache_kafka() as (bootstrap, pid):
         fill([bootstrap], HISTORY)
         bind(pid)
-        folder = Path(f"/proc/{pid}/fd")
-        rounds = measure(bootstrap, pid, _data_of(folder), "tuned")
+        data = _data_of(Path(f"/proc/{pid}/fd"))
+        rounds = measure(bootstrap, partial(written_bytes, pid), data, "tuned")
         rows += rows_of(f"Apache Kafka {KAFKA_VERSION}, tuned connector", rounds, held=False)
     publish("replay_live", rows)
 
