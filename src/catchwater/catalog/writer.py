@@ -3,8 +3,8 @@
 Two things wait for the thread: the *trail*, what chunks have changed since the last transaction,
 and *barriers*, changes somebody waits for. Every transaction takes the whole trail and all the
 barriers there are, so a thousand waiting barriers cost one sync, and a barrier is never durable
-without the chunks before it. A barrier that refuses (`CatchwaterError`) is rolled back to its
-savepoint alone.
+without the chunks before it. A barrier that raises is rolled back to its savepoint alone, and who
+waits for it is told what it raised.
 
 A full disk fails the barriers and keeps the trail for the next try; a locked database keeps both.
 Anything else is the end: what the file holds is then unknown, and every later call says so.
@@ -208,7 +208,7 @@ class Writer:
         except OSError as error:
             self._die(error)
 
-    def _transaction(self, barriers: list[_Barrier]) -> list[tuple[Any, CatchwaterError | None]]:
+    def _transaction(self, barriers: list[_Barrier]) -> list[tuple[Any, Exception | None]]:
         self._db.connection.execute("BEGIN IMMEDIATE")
         if self._writing is not None:
             self._writing.write(self._db)
@@ -216,11 +216,13 @@ class Writer:
         self._db.connection.execute("COMMIT")
         return outcomes
 
-    def _barrier(self, barrier: _Barrier) -> tuple[Any, CatchwaterError | None]:
+    def _barrier(self, barrier: _Barrier) -> tuple[Any, Exception | None]:
         self._db.connection.execute("SAVEPOINT barrier")
         try:
             result = barrier.change(self._db)
-        except CatchwaterError as refusal:
+        except sqlite3.Error:
+            raise  # the whole transaction's
+        except Exception as refusal:  # noqa: BLE001 - whoever waits for the change raises it
             self._db.connection.execute("ROLLBACK TO barrier")
             self._db.connection.execute("RELEASE barrier")
             return None, refusal

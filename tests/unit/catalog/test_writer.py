@@ -109,6 +109,20 @@ def test_a_full_disk_refuses_barriers_and_keeps_the_trail(db: sqlite3.Connection
     writer.close()
 
 
+def test_a_change_with_a_bug_ends_for_who_waits_and_for_nobody_else(db: sqlite3.Connection) -> None:
+    writer = Writer(SqliteDb(db), "catalog.db", lag_s=3600)
+
+    def broken(db: Db) -> None:
+        raise ZeroDivisionError("a bug")
+
+    broken_one, other = writer.commit(broken), writer.commit(lambda db: "committed")
+    with pytest.raises(ZeroDivisionError):
+        broken_one.result(5)
+    assert other.result(5) == "committed"
+    assert writer.commit(lambda db: "still there").result(5) == "still there"
+    writer.close()
+
+
 def test_a_locked_database_is_waited_for(db: sqlite3.Connection, tmp_path: Path) -> None:
     writer = Writer(SqliteDb(db), "catalog.db", lag_s=3600)
     other = connected(tmp_path)
