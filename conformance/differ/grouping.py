@@ -203,6 +203,15 @@ def positions_read(talk: Talk) -> None:
     talk.ask(**positions("", topic))
 
 
+@case(FETCH_OFFSETS)
+def positions_read_by_a_member(talk: Talk) -> None:
+    topic, member = talk.topic(), Member(talk, talk.name("group"))
+    for name, epoch in ((member.id, member.generation), (member.id, 9), ("nobody", 1), (None, 5)):
+        asked = positions(member.group, topic)
+        asked["groups"][0] |= {"member_id": name, "member_epoch": epoch}
+        talk.ask(**asked)
+
+
 @case(DESCRIBE)
 def groups_described(talk: Talk) -> None:
     member = Member(talk, talk.name("group"))
