@@ -21,6 +21,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from kio.schema.api_versions.v0.request import ApiVersionsRequest
 from kio.schema.create_topics.v7.request import CreatableTopic, CreateTopicsRequest
+from kio.schema.list_transactions.v2.request import ListTransactionsRequest
 from tests.conformance.protocol_inputs import (
     CORRELATION_ID,
     TOPICS,
@@ -200,6 +201,11 @@ def make_topics(broker: BrokerProcess) -> dict[str, bytes]:
     connection = Connection("127.0.0.1", broker.port, timeout_s=10, clock=SYSTEM)
     try:
         reply = ask(connection, "test", CreateTopicsRequest(topics=wanted))
+        # The first pattern loads RE2, about 100 MB with what it comes with; that is no growth.
+        listed = ListTransactionsRequest(
+            state_filters=(), producer_id_filters=(), transactional_id_pattern="x"
+        )
+        ask(connection, "test", listed)
     finally:
         connection.close()
     return {topic.name: topic.topic_id.bytes for topic in reply.topics if topic.name in TOPICS}
