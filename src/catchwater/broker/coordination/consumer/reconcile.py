@@ -6,6 +6,10 @@ keeps its epoch; that it did is believed only from a heartbeat with the current 
 after it was told to, so no late or repeated one of an earlier epoch can free a partition that is
 in use. Kafka also believes a member that never reported a partition; that would save a heartbeat
 when assignments follow each other quickly.
+
+One gap is Kafka's too. Who has not begun with what it was given, misses the answer that takes it
+away and only then begins is fenced by its next heartbeat; until then its commits are refused, for
+its epoch is over.
 """
 
 from collections.abc import Callable
