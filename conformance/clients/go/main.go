@@ -116,10 +116,11 @@ func newClient(options ...kgo.Opt) (*kgo.Client, error) {
 }
 
 func same(found, wanted any, what string) error {
-	if fmt.Sprint(found) == fmt.Sprint(wanted) {
+	seen, should := fmt.Sprint(found), fmt.Sprint(wanted)
+	if seen == should {
 		return nil
 	}
-	return fmt.Errorf("%s: %.80v instead of %.80v", what, found, wanted)
+	return fmt.Errorf("%s: %.80s instead of %.80s", what, seen, should)
 }
 
 func until(what string, isSo func() bool) error {
@@ -688,7 +689,9 @@ func txnOffsets(ctx context.Context) error {
 			return err
 		}
 		if err = session.Begin(); err == nil {
-			session.PollRecords(ctx, 10)
+			for got := 0; got < 10 && ctx.Err() == nil; {
+				got += session.PollRecords(ctx, 10-got).NumRecords()
+			}
 			_, err = session.End(ctx, end)
 		}
 		session.Close()

@@ -266,8 +266,11 @@ const steps = {
       const topics = [{ topic: name, partitions: [{ partition: 0, offset }] }]
       await transaction.sendOffsets({ consumerGroupId: groupId, topics })
       await transaction[end]()
-      const [found] = await admin.fetchOffsets({ groupId, topics: [name] })
-      same(found.partitions[0].offset, '10', 'committed offset')
+      // Kafka writes the markers after its answer, and the library does not wait for them.
+      await until('the committed offset', async () => {
+        const [found] = await admin.fetchOffsets({ groupId, topics: [name] })
+        return found.partitions[0].offset === '10'
+      })
     }
     await client.disconnect()
   },
