@@ -174,12 +174,17 @@ class Coordinator:
         return error
 
     async def check_fetch(self, group_id: str, member_id: str, epoch: int) -> ErrorCode:
-        """Whether a member of the consumer protocol may read its group's positions."""
+        """Whether a member that names itself may read its group's positions.
+
+        Members of a classic group do so too, with whatever epoch, and are not looked for (KIP-848).
+        """
         error = await self.hold(group_id)
         if error is not ErrorCode.NONE:
             return error
-        consumers = self.consumer_groups.get(group_id)
-        return consumers.check(member_id, epoch) if consumers else ErrorCode.UNKNOWN_MEMBER_ID
+        group, consumers = self.groups.get(group_id), self.consumer_groups.get(group_id)
+        if consumers is None or (group and not group.is_idle):
+            return ErrorCode.NONE
+        return consumers.check(member_id, epoch)
 
     def in_order(self, group_id: str) -> AbstractAsyncContextManager[None]:
         """Check a member and change positions in here, so that no late commit passes a newer."""

@@ -178,6 +178,14 @@ async def test_members_of_a_group_that_was_given_up_look_elsewhere(coordinator, 
     assert await coordinator.check_fetch("g", "m", 1) is ErrorCode.NOT_COORDINATOR
 
 
+async def test_who_names_itself_is_looked_for_in_groups_of_its_protocol_only(coordinator) -> None:
+    await coordinator.beat("g", beat(), TOPICS)
+    assert await coordinator.check_fetch("g", "m", 1) is ErrorCode.NONE
+    assert await coordinator.check_fetch("g", "m", 7) is ErrorCode.STALE_MEMBER_EPOCH
+    assert await coordinator.check_fetch("g", "nobody", 1) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert await coordinator.check_fetch("classic", "some-member", 3) is ErrorCode.NONE
+
+
 async def test_commits_of_one_group_do_not_pass_each_other(coordinator) -> None:
     order = []
 
