@@ -15,7 +15,6 @@ import os
 import re
 import statistics
 import struct
-import subprocess
 import threading
 import time
 import urllib.request
@@ -166,12 +165,11 @@ def replay(sessions: list[Session], kind: str, bootstrap: str) -> None:
 
 
 def measure(
-    bootstrap: str, sent: Callable[[], int], data: Path, kind: str
+    bootstrap: str, sent: Callable[[], int], data: Path, kind: str, others: str
 ) -> list[tuple[Felt, Felt]]:
     """(quiet, with replays) for each round, after one that is not counted."""
     create_topic(bootstrap, LIVE, 1)
     with ExitStack() as stack:
-        others = ",".join(str(each) for each in sorted(os.sched_getaffinity(0))[1:])
         sessions = [
             Session(ours=kind == "ours", processors=others, cores=1) for _ in range(REPLAYS)
         ]
@@ -187,12 +185,6 @@ def measure(
             if turn:
                 rounds.append((quiet, busy))
     return rounds
-
-
-def bind(pid: int) -> None:
-    """Give a process, all its threads, and those of this one the first processor only."""
-    first = str(min(os.sched_getaffinity(0)))
-    subprocess.run(["taskset", "-acp", first, str(pid)], check=True, capture_output=True)
 
 
 def rows_of(name: str, rounds: list[tuple[Felt, Felt]], *, held: bool) -> list[Row]:
@@ -220,22 +212,26 @@ def rows_of(name: str, rounds: list[tuple[Felt, Felt]], *, held: bool) -> list[R
 
 def main() -> None:
     """The experiment on ours, then on Apache Kafka."""
-    if len(os.sched_getaffinity(0)) < 2:
+    processors = os.sched_getaffinity(0)
+    if len(processors) < 2:
         raise SystemExit("error: this experiment gives brokers and Sparks processors of their own")
+    first, *rest = sorted(processors)
+    others = ",".join(map(str, rest))
+    os.sched_setaffinity(0, {first})  # and whatever is started from here
     rows = []
     with catchwater_broker(catchwater_pack_interval_ms="2000") as broker:
         fill([broker.bootstrap], HISTORY)
         time.sleep(10)  # packed
-        bind(broker.pid)
         sent = partial(counted_bytes, broker.control)
-        rounds = measure(broker.bootstrap, sent, broker.data, "ours")
-        rows += rows_of("Catchwater", rounds, held=True)
+        rows += rows_of(
+            "Catchwater", measure(broker.bootstrap, sent, broker.data, "ours", others), held=True
+        )
     with apache_kafka() as (bootstrap, pid):
         fill([bootstrap], HISTORY)
-        bind(pid)
         data = _data_of(Path(f"/proc/{pid}/fd"))
-        rounds = measure(bootstrap, partial(written_bytes, pid), data, "tuned")
+        rounds = measure(bootstrap, partial(written_bytes, pid), data, "tuned", others)
         rows += rows_of(f"Apache Kafka {KAFKA_VERSION}, tuned connector", rounds, held=False)
+    os.sched_setaffinity(0, processors)
     publish("replay_live", rows)
 
 
