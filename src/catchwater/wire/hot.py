@@ -143,7 +143,7 @@ class FetchReplyPartition(NamedTuple):
     records: Sequence[Buffer] = ()
     preferred_replica: int = -1
     """The broker to fetch from instead, from version 11 on (KIP-392); -1: this one."""
-    aborted: Sequence[tuple[int, int]] | None = None
+    aborted: Sequence[tuple[int, int]] | None = ()
 
 
 class FetchReplyTopic(NamedTuple):

@@ -11,8 +11,8 @@ compression lie inside, so a copy of such a batch is opened in a thread, in its 
 
 Version notes: before v7 zstd is refused (KIP-110), v8 adds a message per partition and the records
 to blame (KIP-467), v9 is flexible, v10 has room for a new leader, of which there are none
-(KIP-951), v12 lets a transactional batch add its partition to the transaction (KIP-890), v13 has
-topic ids (KIP-516).
+(KIP-951), v11 has TRANSACTION_ABORTABLE for what lies outside of a transaction, v12 lets a
+transactional batch add its partition to the transaction (KIP-890), v13 has topic ids (KIP-516).
 """
 
 import asyncio
@@ -44,6 +44,7 @@ from catchwater.wire.hot import (
 )
 
 _ZSTD_SINCE = 7
+_ABORTABLE_SINCE = 11
 _ADDS_PARTITIONS_SINCE = 12
 _NO_TIME = -1
 
@@ -166,7 +167,11 @@ def _check_request(request: ProduceRequest, topic: Topic | None, index: int, by_
 def _check_batch(
     request: ProduceRequest, version: int, rules: Rules, data: memoryview, now_ms: int
 ) -> BatchHeader:
-    header = read_single(data)
+    try:
+        header = read_single(data)
+    except BatchError as error:
+        # Whatever is no batch is told with one code, which clients do not try again.
+        raise BatchError(ErrorCode.INVALID_RECORD, error.reason) from error
     latest_ms = now_ms + rules.after_ms
     check(data, header, max_bytes=rules.max_bytes, latest_timestamp_ms=latest_ms)
     if header.is_transactional and request.transactional_id is None:
@@ -226,6 +231,9 @@ def _answer(index: int, appended: Appended, version: int, append_ms: int) -> Pro
     if error is ErrorCode.CONCURRENT_TRANSACTIONS and version < _ADDS_PARTITIONS_SINCE:
         # Older clients try again after this one only.
         error = ErrorCode.NOT_ENOUGH_REPLICAS
+    if error is ErrorCode.INVALID_TXN_STATE:
+        known = version >= _ABORTABLE_SINCE
+        return ProduceReplyPartition(index, ErrorCode.TRANSACTION_ABORTABLE if known else error)
     if error is not ErrorCode.NONE:
         append_ms = _NO_TIME
     return ProduceReplyPartition(index, error, appended.base_offset, append_ms, appended.log_start)

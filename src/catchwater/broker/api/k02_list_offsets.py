@@ -74,11 +74,16 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
         "topics": [
             {
                 "name": topic.name,
-                "partitions": [await answer(topic.name, p) for p in topic.partitions],
+                "partitions": [await answer(topic.name, p) for p in _once(topic.partitions)],
             }
             for topic in request.topics
         ]
     }
+
+
+def _once(partitions: Sequence[Any]) -> list[Any]:
+    """Each of them once: one that is named twice is refused once."""
+    return list({wanted.partition_index: wanted for wanted in partitions}.values())
 
 
 def _until_s(call: Call, request: Any) -> float | None:

@@ -28,7 +28,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Create each topic for itself; a request may succeed in part."""
     times = Counter(topic.name for topic in request.topics)
     topics = []
-    for topic in request.topics:
+    for topic in {topic.name: topic for topic in request.topics}.values():
         problem = _refusal(broker, topic)
         if times[topic.name] > 1:
             problem = ErrorCode.INVALID_REQUEST, "The request names this topic twice."
@@ -43,20 +43,22 @@ async def _create(
     broker: Broker, wanted: Any, problem: tuple[ErrorCode, str | None], validate_only: bool
 ) -> dict[str, Any]:
     error, message = problem
-    created = None
+    topic_id = None
     partitions = _partitions(broker, wanted)
     if error is ErrorCode.NONE and not validate_only:
         config = {c.name: c.value for c in wanted.configs}
         try:
-            created = await broker.log.create_topic(wanted.name, partitions, config)
+            topic_id = (await broker.log.create_topic(wanted.name, partitions, config)).id
         except TopicExists as exists:
             error, message = ErrorCode.TOPIC_ALREADY_EXISTS, str(exists)
         except UNAVAILABLE as reason:
             error, message = ErrorCode.KAFKA_STORAGE_ERROR, str(reason)
     is_good = error is ErrorCode.NONE
+    if is_good and validate_only:
+        topic_id = broker.clock.uuid().bytes  # as if it had been made
     return {
         "name": wanted.name,
-        "topic_id": created.id if created else None,
+        "topic_id": topic_id,
         **error_fields(error, message),
         "num_partitions": partitions if is_good else -1,
         "replication_factor": 1 if is_good else -1,
@@ -66,7 +68,7 @@ async def _create(
 def _settings(broker: Broker, call: Call, wanted: Any, error: ErrorCode) -> dict[str, Any]:
     """The settings the topic has, or would have; null for who may not know them."""
     if error is not ErrorCode.NONE:
-        return {"configs": None}
+        return {"configs": []}
     if not broker.may(call.principal, Operation.DESCRIBE_CONFIGS, wanted.name):
         denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         return {"configs": None, "topic_config_error_code": denied}

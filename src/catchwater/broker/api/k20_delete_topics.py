@@ -26,7 +26,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
         wanted = [(name, None) for name in request.topic_names]
     times = Counter(wanted)
     responses = []
-    for name, topic_id in wanted:
+    for name, topic_id in times:
         if times[name, topic_id] > 1 or (name is None) == (topic_id is None):
             what = "Name each topic once, by its name or by its id."
             refused = error_fields(ErrorCode.INVALID_REQUEST, what)

@@ -16,6 +16,8 @@ from catchwater.wire.errors import ErrorCode
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Begin the transaction if it is not open yet."""
+    if not request.transactional_id:
+        return {"error_code": ErrorCode.INVALID_REQUEST}
     if not is_legal_group_id(request.group_id):
         return {"error_code": ErrorCode.INVALID_GROUP_ID}
     producer = Producer(request.producer_id, request.producer_epoch)

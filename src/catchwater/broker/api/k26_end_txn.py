@@ -13,12 +13,15 @@ from typing import Any
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination.transactions import answered, as_known_to
 from catchwater.log.transactions import Producer
+from catchwater.wire.errors import ErrorCode
 
 _SECOND_VERSION = 5
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """End the transaction; the answer gives the epoch to go on with."""
+    if not request.transactional_id:
+        return {"error_code": ErrorCode.INVALID_REQUEST, "producer_id": -1, "producer_epoch": -1}
     error, producer = await answered(
         broker,
         broker.log.txns.end(

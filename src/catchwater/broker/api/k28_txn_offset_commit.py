@@ -5,7 +5,8 @@ brokers; the chunk with the transaction's markers moves or drops them, in the sa
 then OffsetFetch with `require_stable` answers UNSTABLE_OFFSET_COMMIT.
 
 Version notes: v3 brings the group's member and generation, checked as for OffsetCommit (KIP-447);
-v5 is a client of version 2 (KIP-890), whose positions begin the transaction by themselves.
+v4 has TRANSACTION_ABORTABLE for what lies outside of a transaction (KIP-890); v5 is a client of
+version 2 (KIP-890), whose positions begin the transaction by themselves.
 """
 
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from catchwater.log.transactions import Producer
 from catchwater.wire.errors import ErrorCode
 
 _NO_GENERATION = -1
+_ABORTABLE_SINCE = 4
 _SECOND_VERSION = 5
 
 
@@ -49,6 +51,8 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
         elif error is ErrorCode.PRODUCER_FENCED:
             # A group coordinator has no other name for it, in any version.
             error = ErrorCode.INVALID_PRODUCER_EPOCH
+        elif error is ErrorCode.INVALID_TXN_STATE and call.version >= _ABORTABLE_SINCE:
+            error = ErrorCode.TRANSACTION_ABORTABLE
         errors |= dict.fromkeys(commits, error)
     return errors_by_partition(request, errors)
 

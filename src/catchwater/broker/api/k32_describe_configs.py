@@ -14,6 +14,7 @@ from typing import Any
 from catchwater.broker.admin import alteration, settings
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.gate import Operation
+from catchwater.broker.names import is_legal_topic_name
 from catchwater.catalog.base import CatalogUnavailable
 from catchwater.wire.errors import ErrorCode
 
@@ -68,6 +69,8 @@ def _configs(broker: Broker, resource: Any) -> tuple[ErrorCode, str | None, list
     match resource.resource_type:
         case alteration.TOPIC:
             topic = broker.find_topic(name)
+            if not is_legal_topic_name(name):
+                return ErrorCode.INVALID_TOPIC_EXCEPTION, None, []
             if topic is None:
                 return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None, []
             return ErrorCode.NONE, None, settings.of_topic(broker.config, topic)

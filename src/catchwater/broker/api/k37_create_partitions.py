@@ -22,7 +22,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Let each topic grow for itself; a request may succeed in part."""
     times = Counter(topic.name for topic in request.topics)
     results = []
-    for wanted in request.topics:
+    for wanted in {topic.name: topic for topic in request.topics}.values():
         error, message = ErrorCode.INVALID_REQUEST, "The request names this topic twice."
         if times[wanted.name] == 1:
             error, message = await _grow(broker, call, wanted, request.validate_only)

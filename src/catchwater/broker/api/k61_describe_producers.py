@@ -3,8 +3,8 @@
 Told is what the log knows of a producer: the epoch, the last sequence number and the time of its
 last batch, and where its open transaction began on this partition. Times are the broker's.
 
-The epoch of the coordinator is always 0: a transaction ends in one commit, which no coordinator
-owns.
+The epoch of the coordinator is always -1, none: a transaction ends in one commit, which no
+coordinator owns.
 """
 
 from typing import Any
@@ -55,7 +55,7 @@ async def _partition(broker: Broker, call: Call, name: str, index: int) -> dict[
                 "producer_epoch": row.epoch,
                 "last_sequence": row.batches[-1][1] if row.batches else _NONE,
                 "last_timestamp": row.last_ms,
-                "coordinator_epoch": 0,
+                "coordinator_epoch": _NONE,
                 "current_txn_start_offset": opened.get(row.producer_id, _NONE),
             }
             for row in rows

@@ -36,6 +36,8 @@ async def _state(
         error, opened = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, []
         if not may:
             error = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        elif not transactional_id:
+            error = ErrorCode.INVALID_REQUEST
     else:
         error, opened = ErrorCode.NONE, await broker.log.txns.open_on(row.producer_id)
     topics: dict[str, list[int]] = {}

@@ -12,6 +12,9 @@ from catchwater.broker.gate import Operation, Resource, ResourceType
 from catchwater.catalog.rows import TxnRow
 from catchwater.wire.errors import ErrorCode
 
+_NEVER_HERE = ("Dead", "PrepareEpochFence")
+"""States that Kafka has, and no transaction here: no filter of them is unknown."""
+
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """List what passes every filter that is given."""
@@ -33,7 +36,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
         rows = _matching(rows, getattr(request, "transactional_id_pattern", None))
     except ValueError:
         return {"error_code": ErrorCode.INVALID_REGULAR_EXPRESSION}
-    known = set(STATE_NAMES.values())
+    known = {*STATE_NAMES.values(), *_NEVER_HERE}
     return {
         "error_code": ErrorCode.NONE,
         "unknown_state_filters": [s for s in request.state_filters if s not in known],

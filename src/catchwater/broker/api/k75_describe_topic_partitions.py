@@ -61,7 +61,9 @@ def _page(
         if topic is None:
             is_legal = is_legal_topic_name(name)
             unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            topics.append(_error(name, unknown if is_legal else ErrorCode.INVALID_TOPIC_EXCEPTION))
+            error = unknown if is_legal else ErrorCode.INVALID_TOPIC_EXCEPTION
+            operations = layout.topic_operations(broker, call.principal, name)
+            topics.append(_error(name, error) | {"topic_authorized_operations": operations})
             continue
         start = starts.get(name, 0)
         end = min(topic.partitions, start + limit)

@@ -98,7 +98,9 @@ class Reading:
                 state, there = self._broker.log.state(key), zones.leader(near, key).id
                 end = state.high_watermark
                 answer = FetchReplyPartition(
-                    index, ErrorCode.NONE, end, end, state.log_start, preferred_replica=there
+                    *(index, ErrorCode.NONE, end, end, state.log_start),
+                    preferred_replica=there,
+                    aborted=None,
                 )
             answers.append((place, answer))
         return answers
@@ -142,7 +144,7 @@ class Reading:
         if not 0 <= index < topic.partitions:
             return FetchReplyPartition(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if leader_epoch > 0:
-            return FetchReplyPartition(index, ErrorCode.UNKNOWN_LEADER_EPOCH)
+            return FetchReplyPartition(index, ErrorCode.UNKNOWN_LEADER_EPOCH, aborted=None)
         read = await self._broker.log.read(
             (topic.id, index),
             offset,
@@ -150,10 +152,12 @@ class Reading:
             at_least_one=not self._size_bytes,
             committed=self._committed,
         )
+        if read.error is not ErrorCode.NONE:
+            return FetchReplyPartition(index, read.error, aborted=None)
         aborted = [(row.producer_id, row.first_offset) for row in read.aborted]
         return FetchReplyPartition(
             index,
-            read.error,
+            ErrorCode.NONE,
             read.high_watermark,
             read.last_stable_offset,
             read.log_start,

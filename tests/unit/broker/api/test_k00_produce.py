@@ -77,9 +77,9 @@ def changed(data: bytes, at: int, value: int, size: int) -> bytes:
 @pytest.mark.parametrize(
     ("make", "error"),
     [
-        (lambda batch: b"", "corrupt_message"),
-        (lambda batch: batch(1)[:-1], "corrupt_message"),
-        (lambda batch: changed(batch(1), 16, 1, 1), "unsupported_for_message_format"),
+        (lambda batch: b"", "invalid_record"),
+        (lambda batch: batch(1)[:-1], "invalid_record"),
+        (lambda batch: changed(batch(1), 16, 1, 1), "invalid_record"),
         (lambda batch: batch(1) + batch(1), "invalid_record"),
         (lambda batch: changed(batch(1), 57, 2**31 - 1, 4), "invalid_record"),
         (lambda batch: changed(batch(1), 57, -1, 4), "invalid_record"),

@@ -17,8 +17,10 @@ from kio.schema.list_offsets.v6 import request as list_offsets
 from kio.schema.list_transactions.v1.request import ListTransactionsRequest
 from kio.schema.offset_fetch.v8 import request as offset_fetch
 from kio.schema.produce.v9 import request as produce_v9
+from kio.schema.produce.v11 import request as produce_v11
 from kio.schema.produce.v13 import request as produce_v13
 from kio.schema.txn_offset_commit.v3 import request as commit_v3
+from kio.schema.txn_offset_commit.v4 import request as commit_v4
 from kio.schema.txn_offset_commit.v5 import request as commit_v5
 from kio.static.primitive import i32Timedelta
 
@@ -45,7 +47,14 @@ async def init(client: Any, name: str | None = TXN, **changes: Any) -> Any:
 
 
 async def produce(
-    client: Any, producer: Any, batch: Any, *, version: int = 2, index: int = 0, base: int = 0
+    client: Any,
+    producer: Any,
+    batch: Any,
+    *,
+    version: int = 2,
+    index: int = 0,
+    base: int = 0,
+    of: Any = produce_v9,
 ) -> str:
     records = batch(
         1,
@@ -58,7 +67,7 @@ async def produce(
         of, topic_id = produce_v13, client.log.topics.find("t").id
         topic: Any = {"topic_id": UUID(bytes=topic_id)}
     else:
-        of, topic = produce_v9, {"name": "t"}
+        topic = {"name": "t"}
     data = of.PartitionProduceData(index=index, records=records)
     reply = await client.send(
         of.ProduceRequest(
@@ -71,10 +80,12 @@ async def produce(
     return reply.responses[0].partition_responses[0].error_code.name
 
 
-async def end(client: Any, producer: Any, committed: bool = True, of: Any = v5) -> Any:
+async def end(
+    client: Any, producer: Any, committed: bool = True, of: Any = v5, named: str = TXN
+) -> Any:
     return await client.send(
         of.request.EndTxnRequest(
-            transactional_id=TXN,
+            transactional_id=named,
             producer_id=producer.producer_id,
             producer_epoch=producer.producer_epoch,
             committed=committed,
@@ -171,6 +182,9 @@ async def test_version_1_announces_what_it_writes_to(served: Any, batch: Any) ->
     producer = await init(served)
     assert await produce(served, producer, batch, version=1) == "invalid_txn_state"
     assert await commit(served, producer, 17, commit_v3) == "invalid_txn_state"
+    # From KIP-890 on clients know that they have only to abort.
+    outside = await produce(served, producer, batch, version=1, of=produce_v11)
+    assert outside == await commit(served, producer, 17, commit_v4) == "transaction_abortable"
     assert await announce(served, producer, 0, 2) == [
         "operation_not_attempted",
         "unknown_topic_or_partition",
@@ -217,6 +231,11 @@ async def test_unknown_ids_and_odd_timeouts_are_refused(served: Any, batch: Any)
     assert (await end(served, producer)).error_code.name == "invalid_producer_id_mapping"
     assert (await init(served, "")).error_code.name == "invalid_request"
     hour = i32Timedelta.parse(timedelta(hours=1))
+    assert (await end(served, producer, named="")).error_code.name == "invalid_request"
+    unnamed = add_offsets.AddOffsetsToTxnRequest(
+        transactional_id="", producer_id=1, producer_epoch=0, group_id="g"
+    )
+    assert (await served.send(unnamed)).error_code.name == "invalid_request"
     refused = await init(served, transaction_timeout=hour)
     assert refused.error_code.name == "invalid_transaction_timeout"
 

@@ -65,7 +65,7 @@ async def test_what_cannot_be_is_refused(client, name, count, places, error) -> 
 
 async def test_validation_alone_a_topic_twice_and_who_may_not_change_nothing(client, deny) -> None:
     assert await errors(client, grow(("t", 3, None), validate_only=True)) == ["none"]
-    assert await errors(client, grow(("t", 3, None), ("t", 4, None))) == ["invalid_request"] * 2
+    assert await errors(client, grow(("t", 3, None), ("t", 4, None))) == ["invalid_request"]
     deny(("ALTER", "t"))
     assert await errors(client, grow(("t", 3, None))) == ["topic_authorization_failed"]
     assert client.log.topics.get("t").partitions == 2

@@ -25,10 +25,11 @@ async def test_producers_are_told_with_what_they_have_open(client) -> None:
             p.producer_epoch,
             p.last_sequence,
             p.last_timestamp,
+            p.coordinator_epoch,
             p.current_txn_start_offset,
         )
         for p in first.active_producers
-    ] == [(5, 3, 9, 99, 7), (6, 0, -1, 98, -1)]
+    ] == [(5, 3, 9, 99, -1, 7), (6, 0, -1, 98, -1, -1)]
     assert first.error_code.name == "none"
     assert {missing.error_code.name, unknown.error_code.name} == {"unknown_topic_or_partition"}
 

@@ -43,6 +43,17 @@ async def test_what_is_no_expression_is_refused(client, pattern) -> None:
 async def test_ids_are_told_to_who_may_know_them(client, deny) -> None:
     deny(("DESCRIBE", "pay-1"))
     assert await listed(client, "pay-.") == ["pay-2"]
-    ask = DescribeTransactionsRequest(transactional_ids=("pay-1", "pay-2", "x"))
+    ask = DescribeTransactionsRequest(transactional_ids=("pay-1", "pay-2", "x", ""))
     found = [each.error_code.name for each in (await client.send(ask)).transaction_states]
-    assert found == ["transactional_id_authorization_failed", "none", "transactional_id_not_found"]
+    assert found == [
+        "transactional_id_authorization_failed",
+        "none",
+        "transactional_id_not_found",
+        "invalid_request",
+    ]
+
+
+async def test_a_state_that_no_transaction_is_in_is_still_known(client) -> None:
+    asked = ListTransactionsRequest(state_filters=("Dead", "Odd", "PrepareEpochFence"))
+    reply = await client.send(asked)
+    assert (reply.transaction_states, reply.unknown_state_filters) == ((), ("Odd",))

@@ -82,3 +82,10 @@ async def test_a_bad_cursor_is_refused(client, cursor) -> None:
 async def test_a_cursor_beyond_the_end_of_a_topic_goes_on_with_the_next(client) -> None:
     reply = await client.send(ask(cursor=("a", 99)))
     assert [(t.name, len(t.partitions)) for t in reply.topics] == [("a", 0), ("b", 3), ("c", 1)]
+
+
+async def test_what_may_be_done_is_told_of_a_topic_that_does_not_exist_too(client, deny) -> None:
+    deny(("WRITE", "no"))
+    (missing, there) = (await client.send(ask("no", "c"))).topics[::-1]
+    bits = there.topic_authorized_operations ^ missing.topic_authorized_operations
+    assert (missing.error_code.name, bits) == ("unknown_topic_or_partition", 1 << 4)
