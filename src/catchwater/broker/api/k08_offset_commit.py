@@ -111,9 +111,11 @@ def check(topic: Topic | None, partition: Any) -> ErrorCode:
     """Whether a position may be stored; `partition` as in OffsetCommit and TxnOffsetCommit."""
     if topic is None or not 0 <= partition.partition_index < topic.partitions:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    if len((partition.committed_metadata or "").encode()) > MAX_METADATA_BYTES:
+    metadata = partition.committed_metadata or ""
+    if len(metadata.encode()) > MAX_METADATA_BYTES:
         return ErrorCode.OFFSET_METADATA_TOO_LARGE
-    if partition.committed_offset < 0:
+    # A catalog in PostgreSQL cannot keep the character 0.
+    if partition.committed_offset < 0 or "\0" in metadata:
         return ErrorCode.INVALID_REQUEST
     return ErrorCode.NONE
 

@@ -8,11 +8,14 @@ from typing import Any
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination import access
 from catchwater.broker.gate import Operation
+from catchwater.broker.names import is_legal_group_id
 from catchwater.wire.errors import ErrorCode
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Note that the member lives."""
+    if not is_legal_group_id(request.group_id):
+        return {"error_code": ErrorCode.INVALID_GROUP_ID}
     if not access.may(broker, call, Operation.READ, request.group_id):
         return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED}
     instance_id = getattr(request, "group_instance_id", None)

@@ -9,12 +9,15 @@ from typing import Any
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination import access
 from catchwater.broker.gate import Operation
+from catchwater.broker.names import is_legal_group_id
 from catchwater.wire.errors import ErrorCode
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Take the members out, each answered for itself."""
     group_id = request.group_id
+    if not is_legal_group_id(group_id):
+        return {"error_code": ErrorCode.INVALID_GROUP_ID, "members": []}
     if not access.may(broker, call, Operation.READ, group_id):
         return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "members": []}
     if call.version < 3:

@@ -9,19 +9,26 @@ from typing import Any
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination import access
 from catchwater.broker.gate import Operation
+from catchwater.broker.names import is_legal_group_id
 from catchwater.wire.errors import ErrorCode
+
+_NAMES_PROTOCOL_SINCE = 5
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Wait for the leader's assignment."""
     if not access.may(broker, call, Operation.READ, request.group_id):
         return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "assignment": b""}
+    protocol = getattr(request, "protocol_type", None), getattr(request, "protocol_name", None)
+    if call.version >= _NAMES_PROTOCOL_SINCE and None in protocol:
+        return {"error_code": ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "assignment": b""}
+    if not is_legal_group_id(request.group_id):
+        return {"error_code": ErrorCode.INVALID_GROUP_ID, "assignment": b""}
     instance_id = getattr(request, "group_instance_id", None)
-    protocol_type = getattr(request, "protocol_type", None)
     synced = await broker.groups.sync(
         request.group_id,
         (request.member_id, instance_id, request.generation_id),
-        (protocol_type, getattr(request, "protocol_name", None)),
+        protocol,
         {a.member_id: bytes(a.assignment) for a in request.assignments},
     )
     return {

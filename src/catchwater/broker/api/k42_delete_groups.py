@@ -15,14 +15,14 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     return {
         "results": [
             {"group_id": name, "error_code": await _delete(broker, call, name)}
-            for name in request.groups_names
+            for name in dict.fromkeys(request.groups_names)
         ]
     }
 
 
 async def _delete(broker: Broker, call: Call, group_id: str) -> ErrorCode:
     if not is_legal_group_id(group_id):
-        return ErrorCode.INVALID_GROUP_ID
+        return ErrorCode.GROUP_ID_NOT_FOUND  # no group can have this name
     if not access.may(broker, call, Operation.DELETE, group_id):
         return ErrorCode.GROUP_AUTHORIZATION_FAILED
     groups = broker.groups

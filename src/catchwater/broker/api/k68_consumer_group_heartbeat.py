@@ -37,12 +37,13 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
         await _look_up(broker, beat)
         topics = TopicsSeen(partial(_find, broker), partial(_matching, broker, call))
         beaten = await broker.groups.beat(request.group_id, beat, topics)
+    interval_ms = broker.groups.consumer_limits.heartbeat_interval_ms
     return {
         "error_code": beaten.error,
         "error_message": beaten.message,
         "member_id": beaten.member_id,
         "member_epoch": beaten.epoch,
-        "heartbeat_interval": broker.groups.consumer_limits.heartbeat_interval_ms,
+        "heartbeat_interval": 0 if beaten.error or beaten.epoch < 0 else interval_ms,
         "assignment": None if beaten.assigned is None else assignment(beaten.assigned),
     }
 
@@ -89,7 +90,7 @@ def _beat(broker: Broker, call: Call, request: Any) -> Beat:
 def _refusal(group_id: str, beat: Beat) -> Beaten | None:
     """What is wrong with the heartbeat by itself."""
     if not is_legal_group_id(group_id):
-        return refused(ErrorCode.INVALID_GROUP_ID, "A group's id is 1 to 255 printable characters.")
+        return refused(ErrorCode.INVALID_REQUEST, "A group's id is 1 to 255 printable characters.")
     named = {"member id": beat.member_id, "instance id": beat.instance_id, "rack": beat.rack_id}
     for what, name in named.items():
         if name is not None and not is_legal_member_name(name):

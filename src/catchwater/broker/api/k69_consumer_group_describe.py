@@ -69,7 +69,7 @@ def _member(broker: Broker, group: ConsumerGroup, member: Member) -> dict[str, A
         "client_id": member.client_id,
         "client_host": member.client_host,
         "subscribed_topic_names": tuple(sorted(member.names)),
-        "subscribed_topic_regex": member.pattern or None,
+        "subscribed_topic_regex": member.pattern or "",
         "assignment": _assignment(broker, member.standing.assigned),
         "target_assignment": _assignment(broker, group.target.get(member.id, NOTHING)),
         "member_type": _CONSUMER,

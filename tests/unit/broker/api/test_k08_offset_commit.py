@@ -74,6 +74,7 @@ async def test_one_bad_position_does_not_hold_back_the_others(client) -> None:
         ({"group": "x" * 256}, "invalid_group_id"),
         ({"topic": "nowhere"}, "unknown_topic_or_partition"),
         ({"metadata": "x" * 4097}, "offset_metadata_too_large"),
+        ({"metadata": "x\0y"}, "invalid_request"),
         ({"generation": 3, "member": "gone"}, "unknown_member_id"),
     ],
 )

@@ -150,3 +150,25 @@ async def test_who_waits_when_the_broker_stops_is_answered(client) -> None:
     await asyncio.sleep(0)
     client.broker.groups.stop()
     assert (await waiting).error_code.name == "coordinator_not_available"
+
+
+async def test_what_no_group_can_be_named_is_told_by_every_request(client) -> None:
+    who = {"member_id": "m", "generation_id": 1, "group_instance_id": None}
+    protocol = {"protocol_type": "consumer", "protocol_name": "r"}
+    gone = leave_v4.MemberIdentity(member_id="m", group_instance_id=None)
+    invalid, unknown = ["invalid_group_id"] * 3, ["unknown_member_id"] * 2 + ["none"]
+    for name, errors in (("", invalid), ("g\0", invalid), ("g", unknown)):
+        requests = (
+            sync_v5.SyncGroupRequest(group_id=name, assignments=(), **who, **protocol),
+            HeartbeatRequest(group_id=name, **who),
+            leave_v4.LeaveGroupRequest(group_id=name, members=(gone,)),
+        )
+        assert [(await client.send(each)).error_code.name for each in requests] == errors
+
+
+async def test_who_syncs_names_the_protocol_where_there_is_room_for_it(client) -> None:
+    request = sync_v5.SyncGroupRequest(
+        group_id="g", generation_id=1, member_id="m", protocol_name="r", assignments=()
+    )
+    reply = await client.send(request)
+    assert reply.error_code.name == "inconsistent_group_protocol"

@@ -24,10 +24,13 @@ async def coordinating(broker: Broker) -> AsyncIterator[Broker]:
     await world.close()
 
 
-async def commit(client: Any, producer: Any, of: Any = v5) -> str:
+async def commit(client: Any, producer: Any, of: Any = v5, metadata: str = "") -> str:
     fields = {} if of is v2 else {"generation_id": -1, "member_id": "", "group_instance_id": None}
     partition = of.request.TxnOffsetCommitRequestPartition(
-        partition_index=0, committed_offset=1, committed_leader_epoch=-1, committed_metadata=""
+        partition_index=0,
+        committed_offset=1,
+        committed_leader_epoch=-1,
+        committed_metadata=metadata,
     )
     topic = of.request.TxnOffsetCommitRequestTopic(name="t", partitions=(partition,))
     reply = await client.send(
@@ -50,6 +53,7 @@ async def test_a_broker_that_another_has_followed_takes_no_positions(
     txns: Any = coordinating.log.txns
     producer = await txns.init_producer("id", 60_000)
     await txns.add_partitions("id", producer, [])
+    assert await commit(client, producer, of, "x\0y") == "invalid_request"
     assert await commit(client, producer, of) == "none"
     producer = await txns.end("id", producer, committed=True, version=2)
     await txns.add_partitions("id", producer, [])

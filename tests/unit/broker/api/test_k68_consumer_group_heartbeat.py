@@ -104,9 +104,9 @@ async def test_the_oldest_version_is_given_its_member_id(client: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"group_id": ""}, "invalid_group_id"),
-        ({"group_id": "g\0"}, "invalid_group_id"),
-        ({"group_id": "x" * 65_536}, "invalid_group_id"),
+        ({"group_id": ""}, "invalid_request"),
+        ({"group_id": "g\0"}, "invalid_request"),
+        ({"group_id": "x" * 65_536}, "invalid_request"),
         ({"member_id": ""}, "invalid_request"),
         ({"member_id": "x" * 65_536}, "invalid_request"),
         ({"instance_id": ""}, "invalid_request"),
@@ -134,6 +134,7 @@ async def test_a_heartbeat_that_cannot_be_is_refused(client: Any, changes: Any, 
     )
     assert reply.error_code.name == error
     assert bool(reply.error_message) == (error != "none")
+    assert (reply.heartbeat_interval == timedelta(0)) == (error != "none")
 
 
 async def test_a_group_has_so_many_members_and_no_more(client: Any) -> None:
@@ -158,7 +159,8 @@ def join_classic() -> Any:
 async def test_a_group_is_of_one_protocol_until_it_is_empty(client: Any) -> None:
     await client.send(beat("a"))
     assert (await client.send(join_classic())).error_code.name == "inconsistent_group_protocol"
-    assert (await client.send(beat("a", -1))).member_epoch == -1
+    left = await client.send(beat("a", -1))
+    assert (left.member_epoch, left.heartbeat_interval) == (-1, timedelta(0))
     joined = await client.send(join_classic())
     # The generation goes on from the epoch, so that nothing old fits.
     assert (joined.error_code.name, joined.generation_id) == ("none", 3)
