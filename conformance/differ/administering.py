@@ -137,11 +137,30 @@ def settings_of_what_does_not_exist(talk: Talk) -> None:
         talk.ask(resources=[asked(kind, name, "retention.ms")])
 
 
+def told(talk: Talk, topic: str, mark: int) -> None:
+    """Wait until what was altered is told: alterations are seen in their order, the last is ours.
+
+    Kafka's brokers hear of them a moment after they were answered.
+    """
+    change = {"name": "retention.bytes", "config_operation": SET, "value": str(mark)}
+    talk.prepare(
+        INCREMENTAL,
+        resources=[{"resource_type": TOPIC, "resource_name": topic, "configs": [change]}],
+    )
+
+    def is_told() -> bool:
+        reply = talk.prepare(CONFIGS, resources=[asked(TOPIC, topic, "retention.bytes")])
+        return [config.value for config in reply.results[0].configs] == [str(mark)]
+
+    talk.until(is_told, "what was altered")
+
+
 @case(ALTER)
 def settings_replaced(talk: Talk) -> None:
     topic = talk.topic(retention_ms="123", max_message_bytes="1000")
     one = {"resource_type": TOPIC, "resource_name": topic.name}
     talk.ask(resources=[one | {"configs": config(retention_ms="456")}])
+    told(talk, topic.name, 1)
     talk.also(CONFIGS, resources=[asked(TOPIC, topic.name, "retention.ms", "max.message.bytes")])
     talk.ask(resources=[one | {"configs": config(retention_ms="soon")}])
     talk.ask(resources=[one | {"configs": config(no_such="1")}])
@@ -152,15 +171,17 @@ def settings_replaced(talk: Talk) -> None:
 @case(INCREMENTAL)
 def settings_changed(talk: Talk) -> None:
     topic = talk.topic(retention_ms="123", max_message_bytes="1000")
-    for name, operation, value in (
+    changes = (
         ("retention.ms", SET, "456"), ("max.message.bytes", UNSET, None),
         ("cleanup.policy", APPEND, "compact"), ("cleanup.policy", SUBTRACT, "delete"),
         ("retention.ms", APPEND, "1"), ("retention.ms", 9, "1"), ("retention.ms", SET, None),
         ("retention.ms", SET, "soon"), ("no.such.setting", SET, "1"),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for mark, (name, operation, value) in enumerate(changes, start=1):
         change = {"name": name, "config_operation": operation, "value": value}
         one = {"resource_type": TOPIC, "resource_name": topic.name, "configs": [change]}
         talk.ask(resources=[one])
+        told(talk, topic.name, mark)
         talk.also(
             CONFIGS,
             resources=[
