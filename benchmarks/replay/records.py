@@ -50,7 +50,12 @@ def fill(bootstraps: list[str], shape: Shape, configs: dict[str, str] | None = N
     per_batch = BATCH_BYTES // shape.value_bytes
     for index, first in enumerate(range(0, shape.records, per_batch)):
         records = [
-            (b"card-%06d" % (n % 100_000), value(n, shape.value_bytes), NOW_MS + n, ())
+            (
+                b"card-%06d" % (n % 100_000),
+                value(n, shape.value_bytes),
+                NOW_MS - shape.records + n,
+                (),
+            )
             for n in range(first, min(first + per_batch, shape.records))
         ]
         batch = encode_batch(records, codec=shape.codec)

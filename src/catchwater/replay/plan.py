@@ -20,8 +20,11 @@ SEGMENT = "segment"
 CLEANED = "cleaned"
 """A segment in which compaction has left holes in front of batches."""
 
-TASK_BYTES = 64 * 2**20
-"""A task that reads more is cut, so that one large partition keeps every core busy."""
+TASK_BYTES = 128 * 2**20
+"""A task that reads more is cut, so that one large partition keeps every core busy.
+
+As much as Spark gives a task of a file (`spark.sql.files.maxPartitionBytes`): each costs it tens of
+milliseconds."""
 _NEAR = 16
 """A task is even enough within this part of its share."""
 
