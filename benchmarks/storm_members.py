@@ -8,6 +8,7 @@ Some fall asleep for longer than their session and go on with what is not theirs
 import asyncio
 import struct
 import uuid
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -77,7 +78,7 @@ class Record:
                 self.wrong.append(f"{partition} is {owner}'s and {member}'s in {generation}")
 
 
-class Member:
+class Member(ABC):
     """What both protocols have in common: positions, and a life that can be cut off."""
 
     def __init__(self, wire: Wire, name: str, record: Record, partitions: int) -> None:
@@ -88,13 +89,13 @@ class Member:
         self.taken: dict[int, int] = {}
         self.falls_asleep = False
 
+    @abstractmethod
     async def live(self) -> None:
         """Take part until cancelled."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def leave(self) -> None:
         """Say that it goes."""
-        raise NotImplementedError
 
     async def take(self, partitions: list[int]) -> None:
         """Read where to go on; nothing that was acknowledged may be missing."""
