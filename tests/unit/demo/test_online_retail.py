@@ -79,7 +79,11 @@ def test_a_bad_file_is_refused_with_line_and_column(
         assert word in str(refused.value)
 
 
-@pytest.mark.parametrize("content", [b"not gzip at all", gzip.compress(b"x" * 5000)[:-9], b"\xff"])
+@pytest.mark.parametrize(
+    "content",
+    [b"not gzip at all", gzip.compress(b"x" * 5000)[:-9], b"\xff"],
+    ids=["no gzip", "cut short", "no text"],
+)
 def test_a_damaged_file_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / ("lines.csv" if content == b"\xff" else "lines.csv.gz")
     path.write_bytes(content)
