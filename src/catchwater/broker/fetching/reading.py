@@ -153,7 +153,8 @@ class Reading:
             committed=self._committed,
         )
         if read.error is not ErrorCode.NONE:
-            return FetchReplyPartition(index, read.error, aborted=None)
+            # Where the log begins tells a reader that came too late where to go on.
+            return FetchReplyPartition(index, read.error, log_start=read.log_start, aborted=None)
         aborted = [(row.producer_id, row.first_offset) for row in read.aborted]
         return FetchReplyPartition(
             index,

@@ -63,7 +63,7 @@ def caller_of(endpoint: Endpoint, call: Call) -> tuple[Caller, Any]:
 
 
 def test_every_question_is_answered_and_places_are_bounded(endpoint: Endpoint):
-    caller, ask = caller_of(endpoint, Call(concurrency=3, breaker=None))
+    caller, ask = caller_of(endpoint, Call(timeout="60s", concurrency=3, breaker=None))
     outcomes, counts = caller.ask(ask(f"{n}" for n in range(200)))
     assert len(outcomes) == len(endpoint.asked) == 200
     assert all(outcome.answer is not None for outcome in outcomes.values())
