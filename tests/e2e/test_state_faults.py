@@ -305,6 +305,39 @@ def test_a_local_disk_that_is_full(make: Make) -> None:
         pipeline.check()
 
 
+OPEN_ON_A_FULL_DISK = """
+import os, shutil, sys
+from pathlib import Path
+import lmdb
+from catchwater.state.local import LocalEntries
+
+disk, refused = Path(sys.argv[1]), 0
+for free_bytes in range(0, 96 * 1024, 4096):
+    directory = disk / str(free_bytes)
+    directory.mkdir()
+    os.truncate(disk / "ballast", 0)
+    (disk / "ballast").write_bytes(bytes(shutil.disk_usage(disk).free - free_bytes))
+    try:
+        LocalEntries(directory)
+    except (lmdb.Error, OSError):
+        refused += 1
+    shutil.rmtree(directory)
+print(refused)
+"""
+
+
+def test_no_page_that_is_missing_ends_the_process() -> None:
+    """Whichever write of opening a store is the one that finds the disk full, it is an error."""
+    with small_disk() as disk:
+        (disk / "ballast").touch()
+        ended = subprocess.run(
+            [sys.executable, "-c", OPEN_ON_A_FULL_DISK, str(disk)],
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+    assert ended.returncode == 0, (ended.returncode, ended.stderr)
+    assert 2 <= int(ended.stdout) < 24
+
+
 def disk_free(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 

@@ -23,6 +23,8 @@ from catchwater.state.roll import EMPTY, Position
 FORMAT = 2
 _FIRST_MAP_BYTES = 64 << 20
 _DATA = "data.mdb"
+_LOCK = "lock.mdb"
+_LOCK_BYTES = 8192
 _STAMP = "stamp"
 _META = b"meta"
 
@@ -45,6 +47,7 @@ class LocalEntries:
     def __init__(self, directory: Path) -> None:
         """Open or make it; the directory is there. Raises lmdb.Error and OSError."""
         self._path = directory / _DATA
+        _reserve(directory / _LOCK)
         held_bytes = self._path.stat().st_size if self._path.exists() else 0
         self._stamp_path = directory / _STAMP
         if held_bytes and self._stamp() != self._noted():
@@ -201,3 +204,16 @@ class Committed:
                     yield key, value
         except lmdb.Error as error:
             raise self._failed(error) from error
+
+
+def _reserve(lock: Path) -> None:
+    """Make sure that the disk has room for LMDB's table of readers; raises OSError if it has not.
+
+    LMDB only extends that file and writes it through a map: on a full disk the first write ends
+    the process (SIGBUS), where all else that it writes comes back as an error.
+    """
+    file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.posix_fallocate(file, 0, _LOCK_BYTES)
+    finally:
+        os.close(file)
