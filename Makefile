@@ -13,7 +13,7 @@ MINUTES ?= 10
 STORM_S ?= 60
 MEMBERS ?= 50
 
-.PHONY: help setup style format types tidy unit test slow sim kill-points conformance differences chaos storm soak e2e bench bench-functions bench-replay demo docs check lock clean
+.PHONY: help setup style format types tidy unit test slow sim kill-points conformance suites differences chaos storm soak e2e bench bench-functions bench-replay demo docs check lock clean
 .DEFAULT_GOAL := help
 
 help:            ## show this list
@@ -69,6 +69,9 @@ kill-points: $(STAMP) ## kill -9 of a real broker before the n-th system call, P
 
 conformance: $(STAMP) ## eight Kafka clients through the same steps (CLIENT=java,kcat AGAINST=catchwater|kafka STEPS=group-*)
 	$(BIN)/python -m conformance --client "$(CLIENT)" --against $(or $(AGAINST),catchwater) --steps "$(or $(STEPS),*)"
+
+suites: $(STAMP) ## test suites that others wrote, against a fresh broker each (SUITE="kafka_python command_line" AGAINST=catchwater|kafka)
+	$(BIN)/python -m conformance.suites $(addprefix --suite ,$(SUITE)) --against $(or $(AGAINST),catchwater)
 
 differences: $(STAMP) ## the same raw requests to Apache Kafka and to us, replies compared field by field (ARGS="--api Fetch")
 	$(BIN)/python -m conformance.differ $(ARGS)
