@@ -19,7 +19,7 @@ import msgspec
 import uvicorn
 
 from catchwater.broker.broker import Broker
-from catchwater.broker.control import create_app
+from catchwater.broker.control.app import create_app
 from catchwater.broker.coordination.claims import LogClaims
 from catchwater.broker.coordination.consumer.member import ConsumerLimits
 from catchwater.broker.coordination.coordinator import Coordinator

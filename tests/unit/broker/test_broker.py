@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from catchwater.broker.broker import Broker
-from catchwater.broker.control import create_app
+from catchwater.broker.control.app import create_app
 from catchwater.broker.quotas.replay import Quota
 from catchwater.catalog.rows import BrokerRow
 

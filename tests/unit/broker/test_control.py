@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.log.shared import World
 
-from catchwater.broker.control import create_app
+from catchwater.broker.control.app import create_app
 from catchwater.broker.quotas.replay import ConfiguredLimits, ReplayQuotas
 from catchwater.clock import ManualClock
 from catchwater.log.format import segment

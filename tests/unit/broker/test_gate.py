@@ -14,7 +14,7 @@ from kio.schema.offset_for_leader_epoch.v3 import request as leader_epoch_v3
 from kio.schema.produce.v9 import request as produce_v9
 from kio.static.primitive import i32Timedelta
 
-from catchwater.broker.control import create_app
+from catchwater.broker.control.app import create_app
 from catchwater.broker.gate import ANONYMOUS, AllowAll, Operation, Resource, ResourceType
 from catchwater.catalog.rows import BrokerRow
 

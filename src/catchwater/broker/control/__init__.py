@@ -1,0 +1,26 @@
+"""The HTTP port for people and machines that are not Kafka clients.
+
+    GET    /healthz                                   the process is up
+    GET    /readyz                                    it takes requests; 503 while it stops, while
+                                                      its storage or its catalog is out of reach
+    GET    /metrics                                   Prometheus
+    GET    /api/v1/cluster                            the brokers, and this one's session
+    GET    /api/v1/topics                             {"topics": [{"name", "id", "partitions"}]}
+    GET    /api/v1/topics/{topic}                     offsets, bytes and places of each partition
+    POST   /api/v1/plans                              where ranges of offsets lie in storage, and
+                                                      which transactions in them were aborted
+    GET    /api/v1/pins                               {"pins": [...]}
+    PUT    /api/v1/pins/{id}             {"owner", "positions", a lease, "max_bytes"}
+    PATCH  /api/v1/pins/{id}             {"lease_ms"}: its lease ends so long from now
+    DELETE /api/v1/pins/{id}
+    GET    /api/v1/sinks/{pipeline}/{sink}            the sink's last epoch
+    GET    /api/v1/sinks/{pipeline}/{sink}/epochs/{epoch}   what it committed as this epoch
+    PUT    /api/v1/sinks/{pipeline}/{sink}/epochs/{epoch}   write an epoch once
+    GET    /api/v1/storage                            {"objects": url}
+    POST   /api/v1/grants                {"bytes", "client_id"}: what may be read of the quota, when
+
+Every error is JSON: {"error": code, "message": sentence, "hint": sentence or null}; a plan that
+asks for offsets that are gone is answered 416 with the missing ranges, and a topic that the gate
+keeps from whoever asks 403. Bodies are bounded. It binds loopback unless the configuration says
+otherwise, and knows no users yet.
+"""

@@ -1,0 +1,77 @@
+"""Epochs of sinks: written once, and told."""
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from catchwater.broker.broker import Broker
+from catchwater.broker.control import access
+from catchwater.broker.control.replies import Refusal, json_reply, read_body
+from catchwater.broker.gate import Operation
+from catchwater.catalog.rows import EpochCommit
+
+
+class _EpochBody(msgspec.Struct):
+    topic: str
+    staged: list[str]
+    checksum: str = ""
+
+
+class Epochs:
+    """The paths under `/api/v1/sinks/{pipeline}/{sink}`."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._log = broker.log
+
+    def routes(self) -> list[Route]:
+        sink = "/api/v1/sinks/{pipeline}/{sink}"
+        return [
+            Route(sink, self.last_epoch),
+            Route(sink + "/epochs/{epoch:int}", self.epoch),
+            Route(sink + "/epochs/{epoch:int}", self.commit_epoch, methods=["PUT"]),
+        ]
+
+    async def last_epoch(self, request: Request) -> Response:
+        pipeline, sink = request.path_params["pipeline"], request.path_params["sink"]
+        commit = await self._log.epochs.last(pipeline, sink)
+        if commit is None:
+            raise Refusal(404, "NO_EPOCH", f"Sink {sink} of {pipeline} has written no epoch yet.")
+        access.check(self._broker, Operation.DESCRIBE, commit.topic)
+        return json_reply(_epoch(commit))
+
+    async def epoch(self, request: Request) -> Response:
+        path = request.path_params
+        commit = await self._log.epochs.find(path["pipeline"], path["sink"], path["epoch"])
+        if commit is None:
+            raise Refusal(
+                404,
+                "NO_EPOCH",
+                f"Sink {path['sink']} of {path['pipeline']} has not written epoch {path['epoch']}.",
+            )
+        access.check(self._broker, Operation.DESCRIBE, commit.topic)
+        return json_reply(_epoch(commit))
+
+    async def commit_epoch(self, request: Request) -> Response:
+        body = await read_body(request, _EpochBody)
+        path = request.path_params
+        access.check(self._broker, Operation.WRITE, body.topic)
+        await self._log.look_up([body.topic])
+        commit = await self._log.epochs.commit(
+            path["pipeline"], path["sink"], path["epoch"], body.topic, body.staged, body.checksum
+        )
+        return json_reply(_epoch(commit))
+
+
+def _epoch(commit: EpochCommit) -> dict[str, Any]:
+    return {
+        "already": commit.already,
+        "epoch": commit.epoch,
+        "topic": commit.topic,
+        "records": commit.records,
+        "checksum": commit.checksum,
+        "offsets": {str(p): list(offsets) for p, offsets in commit.offsets.items()},
+    }

@@ -1,0 +1,98 @@
+"""Bodies in, JSON out, and the one shape of every error.
+
+Promises that a body is bounded and of the type that was asked for, and that every error has a
+code, a sentence and, where there is one, a hint.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from catchwater.broker.gate import ClusterDenied, TopicDenied
+from catchwater.catalog.base import (
+    CatalogFull,
+    CatalogUnavailable,
+    CatalogUncertain,
+    EpochGap,
+    SessionFenced,
+    TopicExists,
+    TopicUnknown,
+)
+from catchwater.config import CatchwaterError
+from catchwater.log.core import RangeMissing
+from catchwater.log.storage import StagedDamaged
+
+MAX_BODY_BYTES = 4 * 1024 * 1024
+
+T = TypeVar("T")
+
+
+class Refusal(CatchwaterError):
+    """A request that is answered with an HTTP error status."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+_STATUSES: Mapping[type[CatchwaterError], tuple[int, str]] = {
+    TopicDenied: (403, "TOPIC_AUTHORIZATION_FAILED"),
+    ClusterDenied: (403, "CLUSTER_AUTHORIZATION_FAILED"),
+    TopicUnknown: (404, "UNKNOWN_TOPIC"),
+    TopicExists: (409, "TOPIC_EXISTS"),
+    EpochGap: (409, "EPOCH_GAP"),
+    StagedDamaged: (422, "STAGED_DAMAGED"),
+    CatalogFull: (507, "STORAGE_FULL"),
+    CatalogUnavailable: (503, "CATALOG_UNAVAILABLE"),
+    CatalogUncertain: (503, "CATALOG_UNCERTAIN"),
+    SessionFenced: (503, "SESSION_FENCED"),
+}
+
+
+async def read_body(request: Request, kind: type[T]) -> T:
+    """The request's body as this type. Raises `Refusal` for too much, or for anything else."""
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > MAX_BODY_BYTES:
+            raise Refusal(413, "BODY_TOO_LARGE", f"A body has up to {MAX_BODY_BYTES} bytes.")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+        raise Refusal(400, "INVALID_BODY", f"The body is not what is wanted: {problem}.") from None
+
+
+def json_reply(content: Any, status: int = 200) -> Response:
+    """The content as JSON."""
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+def _error(status: int, code: str, message: str, hint: str | None, **more: Any) -> Response:
+    return json_reply({"error": code, "message": message, "hint": hint, **more}, status)
+
+
+async def http_error(request: Request, error: Exception) -> Response:
+    """What the router refused: a path or a method that is not there."""
+    assert isinstance(error, HTTPException)
+    code = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}.get(error.status_code, "HTTP_ERROR")
+    message = f"{request.method} {request.url.path}: {error.detail}."
+    return _error(error.status_code, code, message, "docs/control.md lists the paths.")
+
+
+async def operating_error(request: Request, error: Exception) -> Response:
+    """What a handler raised, each kind with its status and code."""
+    assert isinstance(error, CatchwaterError)
+    if isinstance(error, Refusal):
+        return _error(error.status, error.code, str(error), error.hint)
+    if isinstance(error, RangeMissing):
+        missing = [{"partition": p, "start": s, "end": e} for p, s, e in error.missing]
+        return _error(416, "OFFSET_OUT_OF_RANGE", str(error), error.hint, missing=missing)
+    status, code = next(
+        (found for kind, found in _STATUSES.items() if isinstance(error, kind)), (500, "FAILED")
+    )
+    return _error(status, code, str(error), error.hint)
