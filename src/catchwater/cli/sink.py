@@ -132,11 +132,13 @@ def _opened(file: Path, only: str | None) -> "Iterator[_Opened]":
     config = load_here(file)
     around = Around.of(config)
     check_fit(config, around.specs)
+    options = parse_options(config.source_options)
     where = Surroundings(
         pipeline=around.name,
         objects=home_of(config.checkpoint),
         folder=config.folder,
-        bootstrap=parse_options(config.source_options).bootstrap,
+        bootstrap=options.bootstrap,
+        security=options.security,
         control=around.control,
         generation=versions.load(config.checkpoint).generation,
         clock=around.clock,

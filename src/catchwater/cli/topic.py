@@ -1,9 +1,11 @@
 """`catchwater topic …`: the topics of any Kafka broker, over the Kafka protocol."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from catchwater.cli.command_config import CommandConfig, client_of
 from catchwater.cli.console import (
     HERE,
     AsJson,
@@ -34,9 +36,11 @@ def topic() -> None:
 
 
 @app.command("list")
-def list_topics(bootstrap: Bootstrap = HERE, as_json: AsJson = False) -> None:
+def list_topics(
+    bootstrap: Bootstrap = HERE, command_config: CommandConfig = None, as_json: AsJson = False
+) -> None:
     """Every topic with its number of partitions."""
-    with _client(bootstrap) as client:
+    with _client(bootstrap, command_config) as client:
         cluster = client.metadata()
     counts = {name: len(cluster.partitions(name)) for name in cluster.topics()}
     if as_json:
@@ -54,11 +58,12 @@ def create(
         typer.Option("--config", "-c", metavar="KEY=VALUE", help="A topic setting; repeatable."),
     ] = None,
     bootstrap: Bootstrap = HERE,
+    command_config: CommandConfig = None,
     dry_run: DryRun = False,
 ) -> None:
     """Create a topic; one that exists already is left as it is."""
     settings = dict(_setting(text) for text in config or ())
-    with _client(bootstrap) as client:
+    with _client(bootstrap, command_config) as client:
         if client.metadata([name]).partitions(name):
             talk(f"{name} exists already; nothing was changed")
         elif dry_run:
@@ -70,10 +75,14 @@ def create(
 
 @app.command()
 def delete(
-    name: Name, bootstrap: Bootstrap = HERE, dry_run: DryRun = False, yes: Yes = False
+    name: Name,
+    bootstrap: Bootstrap = HERE,
+    command_config: CommandConfig = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
 ) -> None:
     """Delete a topic and all its records."""
-    with _client(bootstrap) as client:
+    with _client(bootstrap, command_config) as client:
         _existing(client, name)
         if dry_run:
             talk(f"would delete {name} and all its records")
@@ -85,11 +94,16 @@ def delete(
 
 
 @app.command()
-def describe(name: Name, bootstrap: Bootstrap = HERE, as_json: AsJson = False) -> None:
+def describe(
+    name: Name,
+    bootstrap: Bootstrap = HERE,
+    command_config: CommandConfig = None,
+    as_json: AsJson = False,
+) -> None:
     """Each partition's leader, first offset and end."""
     from catchwater.wire.client import EARLIEST, LATEST
 
-    with _client(bootstrap) as client:
+    with _client(bootstrap, command_config) as client:
         leaders = _existing(client, name)
         keys = [(name, partition) for partition in leaders]
         first = client.list_offsets(dict.fromkeys(keys, EARLIEST))
@@ -102,10 +116,8 @@ def describe(name: Name, bootstrap: Bootstrap = HERE, as_json: AsJson = False) -
         print_table(columns, rows)
 
 
-def _client(bootstrap: str) -> "Client":
-    from catchwater.wire.client import Client
-
-    return Client(bootstrap, client_id="catchwater-topic", timeout_s=5.0)
+def _client(bootstrap: str, command_config: Path | None) -> "Client":
+    return client_of(bootstrap, command_config, name="catchwater-topic", timeout_s=5.0)
 
 
 def _existing(client: "Client", name: str) -> dict[int, int]:

@@ -1,9 +1,11 @@
 """`catchwater txn …`: the transactions of any Kafka broker, over the Kafka protocol."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from catchwater.cli.command_config import CommandConfig, client_of
 from catchwater.cli.console import HERE, AsJson, Bootstrap, Yes, print_json, print_table, talk
 from catchwater.config import CatchwaterError
 
@@ -25,11 +27,12 @@ def txn() -> None:
 @app.command("list")
 def list_transactions(
     bootstrap: Bootstrap = HERE,
+    command_config: CommandConfig = None,
     as_json: AsJson = False,
     is_open: Annotated[bool, typer.Option("--open", help="Only what is open now.")] = False,
 ) -> None:
     """Every transactional id with its producer id and its state."""
-    with _client(bootstrap) as client:
+    with _client(bootstrap, command_config) as client:
         rows = [
             (name, producer_id, state)
             for name, (producer_id, state) in sorted(client.transactions().items())
@@ -46,13 +49,14 @@ def list_transactions(
 def abort(
     transactional_id: Annotated[str, typer.Argument(metavar="ID", show_default=False)],
     bootstrap: Bootstrap = HERE,
+    command_config: CommandConfig = None,
     yes: Yes = False,
 ) -> None:
     """Abort what an id has open, so that readers of committed records go on.
 
     Its producer is fenced: whoever still runs under that id is refused from then on.
     """
-    with _client(bootstrap) as client:
+    with _client(bootstrap, command_config) as client:
         if transactional_id not in client.transactions():
             raise UnknownTransactionalId(
                 f"There is no transactional id {transactional_id}.", hint="catchwater txn list"
@@ -64,7 +68,5 @@ def abort(
     talk(f"{transactional_id} has nothing open any more")
 
 
-def _client(bootstrap: str) -> "Client":
-    from catchwater.wire.client import Client
-
-    return Client(bootstrap, client_id="catchwater-txn", timeout_s=10.0)
+def _client(bootstrap: str, command_config: Path | None) -> "Client":
+    return client_of(bootstrap, command_config, name="catchwater-txn", timeout_s=10.0)

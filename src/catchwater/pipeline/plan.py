@@ -13,6 +13,7 @@ from catchwater.pipeline.run.outlets import source_of
 from catchwater.replay.options import parse_options
 from catchwater.sinks.config import SinkConfig
 from catchwater.sinks.guarantee import guarantee
+from catchwater.wire.security.settings import UNSECURED
 
 
 def plan_of(config: PipelineConfig) -> dict[str, Any]:
@@ -21,12 +22,13 @@ def plan_of(config: PipelineConfig) -> dict[str, Any]:
     check_fit(config, specs)
     options = parse_options(config.source_options)
     last = specs[-1]
+    secured = "" if options.security == UNSECURED else f", {options.security}"
     sinks = [_sink(sink, source_of(sink, specs)) for sink in config.sinks.values()]
     if config.dead_letter is not None:
         sinks.append(_sink(config.dead_letter, None))
     return {
         "name": config.name or specs[0].name,
-        "source": f"{', '.join(options.topics)} at {options.bootstrap}",
+        "source": f"{', '.join(options.topics)} at {options.bootstrap}{secured}",
         "shards": config.shard_count,
         "tasks": config.tasks,
         "trigger": config.trigger,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
 from catchwater.config import ConfigError, duration_ms, nearest
+from catchwater.wire.security.settings import is_ours, parse_security
 
 Delivery = Literal["exactly-once", "at-least-once"]
 
@@ -40,6 +41,10 @@ def _duration(text: str) -> None:
 def _text(text: str) -> None:
     if not text:
         raise ValueError("a text")
+
+
+def _whatever(text: str) -> None:
+    """Another client's own: empty may mean something."""
 
 
 def _flag(text: str) -> None:
@@ -72,7 +77,7 @@ KINDS: Mapping[str, Mapping[str, Option]] = {
         "topic": Option(_text),
         "partitions": Option(_count, ""),
         "retry": _RETRY,
-        "kafka.*": Option(_text),
+        "kafka.*": Option(_whatever),
     },
     "postgres": {
         "url": Option(_text),
@@ -122,8 +127,8 @@ class SinkConfig:
     name: str
     kind: str = "log"
     delivery: Delivery = EXACTLY_ONCE
-    options: Mapping[str, str] = field(default_factory=dict)
-    """The kind's own keys; what may be left out and was is empty."""
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The kind's own keys, passwords among them; what may be left out and was is empty."""
     source: str | None = None
     """The function of the chain whose outputs it takes; None: the last."""
     keep_ms: int | None = None
@@ -171,6 +176,11 @@ def parse(
                 f"{where(key)}: a sink of kind {shared['kind']} has no key {key}.",
                 hint=f"The nearest is {closest}.",
             )
+    if is_ours(values):
+        try:
+            parse_security(values)
+        except ConfigError as error:
+            raise ConfigError(f"{where('kind')}: [sink.{name}]: {error}", hint=error.hint) from None
     return SinkConfig(
         name=name,
         kind=shared["kind"],

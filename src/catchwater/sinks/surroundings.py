@@ -9,6 +9,7 @@ from typing import Any
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 from catchwater.replay.control import Control
+from catchwater.wire.security.settings import UNSECURED, Security
 
 
 class NotOurLog(CatchwaterError):
@@ -28,6 +29,8 @@ class Surroundings:
     """Relative paths of the pipeline's file are meant from here."""
     bootstrap: str = ""
     """The brokers of the source."""
+    security: Security = UNSECURED
+    """How connections to them are secured."""
     control: Control | None = None
     """The control API of the source's log; None: it is another Kafka."""
     generation: int = 0

@@ -36,6 +36,14 @@ _TLS_ALERT = 0x15
 # As in Kafka's own clients, which renew a login when 85 to 95 % of its time are over.
 _RENEW_AFTER = 0.85
 
+_ASKED_PLAINLY = (
+    "It has answered nothing yet: does this port ask for TLS or a login (security.protocol)?"
+)
+_ASKED_IN_TLS = (
+    "It has answered nothing in TLS yet: is this a plain port (security.protocol), or does it ask "
+    "for a login?"
+)
+
 Address = tuple[str, int]
 
 
@@ -64,6 +72,7 @@ class Connection:
         self._awaited: deque[int] = deque()
         self._silent_until_s = 0.0
         self._answered = False
+        self._unanswered_hint = _ASKED_IN_TLS if context is not None else _ASKED_PLAINLY
         try:
             self._socket = socket.create_connection((host, port), timeout_s)
         except OSError as error:
@@ -136,10 +145,7 @@ class Connection:
             return lasting
         return ConnectionLost(
             f"The connection to the broker at {self.address} broke: {error}.",
-            hint=None
-            if self._answered
-            else "It has answered nothing yet: does this port ask for TLS or a login "
-            "(kafka.security.protocol)?",
+            hint=None if self._answered else self._unanswered_hint,
         )
 
 

@@ -40,7 +40,7 @@ class Broker:
 @pytest.fixture(autouse=True)
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     broker = Broker()
-    monkeypatch.setattr(topic, "_client", lambda bootstrap: broker)
+    monkeypatch.setattr(topic, "_client", lambda *told: broker)
     return broker
 
 

@@ -31,7 +31,7 @@ class Broker:
 @pytest.fixture(autouse=True)
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     broker = Broker()
-    monkeypatch.setattr(txn, "_client", lambda bootstrap: broker)
+    monkeypatch.setattr(txn, "_client", lambda *told: broker)
     return broker
 
 

@@ -99,11 +99,13 @@ class Around:
         That is the one given unless a sink is ahead and knows a writer as new: then the first one
         that is newer than all of them. Again: no-op.
         """
+        options = parse_options(self.config.source_options)
         around = Surroundings(
             pipeline=self.name,
             objects=home_of(checkpoint),
             folder=self.config.folder,
-            bootstrap=parse_options(self.config.source_options).bootstrap,
+            bootstrap=options.bootstrap,
+            security=options.security,
             control=self.control,
             clock=self.clock,
         )

@@ -99,11 +99,13 @@ def take_place(around: Around, rebuild: PipelineConfig) -> dict[str, int]:
 
 def _exchange(around: Around, rebuild: PipelineConfig) -> dict[str, int]:
     folder = rebuild.checkpoint
+    options = parse_options(rebuild.source_options)
     opened = Surroundings(
         pipeline=rebuild.name or "",
         objects=home_of(folder),
         folder=rebuild.folder,
-        bootstrap=parse_options(rebuild.source_options).bootstrap,
+        bootstrap=options.bootstrap,
+        security=options.security,
         control=around.control,
         generation=versions.load(folder).generation,
         clock=around.clock,

@@ -21,10 +21,12 @@ from catchwater.recovery.handover import current
 from catchwater.recovery.ledger import OffsetMap
 from catchwater.sinks import config as sinks
 from catchwater.sinks.config import SinkConfig
+from catchwater.wire.security.properties import resolve
 
 _PREFIX = "CATCHWATER_"
 
 _CLIENT_ID = "kafka.client.id"
+_LOCATION = re.compile(r"kafka\.ssl\..*\.location")
 
 AVAILABLE_NOW = "available-now"
 CONTINUOUS = "continuous"
@@ -163,7 +165,21 @@ def load(path: Path, environment: Mapping[str, str]) -> PipelineConfig:
         (each.section, each.key): each
         for each in [*_from_document(path, text, document), *_from_environment(environment)]
     }
+    found = {at: _resolved(each, environment, path.parent) for at, each in found.items()}
     return _build(path, found)
+
+
+def _resolved(setting: _Setting, environment: Mapping[str, str], folder: Path) -> _Setting:
+    """What a Kafka client is told: secrets from where they are kept, files beside this one."""
+    if not setting.key.startswith("kafka.") or not isinstance(setting.value, str):
+        return setting
+    try:
+        value = resolve(setting.value, environment, folder)
+    except ConfigError as error:
+        raise ConfigError(f"{setting.where}: {setting.key}: {error}", hint=error.hint) from error
+    if _LOCATION.fullmatch(setting.key) and value != "probe":  # librdkafka's own choice
+        value = str(folder.resolve() / value)
+    return setting._replace(value=value)
 
 
 def _from_document(path: Path, text: str, document: Mapping[str, Any]) -> Iterator[_Setting]:
@@ -324,7 +340,8 @@ def _text(setting: _Setting) -> str:
         return str(setting.value).lower()
     if isinstance(setting.value, str | int):
         return str(setting.value)
-    raise ConfigError(f"{setting.where}: {setting.key} must be a text, not {setting.value!r}.")
+    kind = type(setting.value).__name__  # the value may be a password
+    raise ConfigError(f"{setting.where}: {setting.key} must be a text, not a {kind}.")
 
 
 def _number(setting: _Setting) -> int:

@@ -69,6 +69,7 @@ def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> Parts:
         objects=home,
         folder=config.folder,
         bootstrap=options.bootstrap,
+        security=options.security,
         control=control,
         generation=versions.load(config.checkpoint).generation,
         clock=clock,

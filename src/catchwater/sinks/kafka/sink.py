@@ -37,6 +37,7 @@ from catchwater.sinks.base import (
 )
 from catchwater.sinks.config import SinkConfig
 from catchwater.sinks.kafka.client import Brokers, Message, Offsets, Writer, read, starts_of
+from catchwater.sinks.kafka.options import librdkafka_options
 from catchwater.sinks.log.stager import partition_of
 from catchwater.sinks.marks import Mark, Marks, decode_marks
 from catchwater.sinks.patience import patiently
@@ -325,16 +326,7 @@ class KafkaSink:
 
 
 def open_kafka(config: SinkConfig, around: "Surroundings", truth: Archive) -> KafkaSink:
-    """The sink of a section: `kafka.*` are librdkafka's properties, the source's brokers default.
-
-    Raises `ConfigError`.
-    """
-    prefix = "kafka."
-    given = {
-        key.removeprefix(prefix): value
-        for key, value in config.options.items()
-        if key.startswith(prefix)
-    }
+    """The sink of a section; raises `ConfigError`."""
     terms = Terms(
         around.pipeline,
         config.name,
@@ -344,7 +336,8 @@ def open_kafka(config: SinkConfig, around: "Surroundings", truth: Archive) -> Ka
         config.exactly_once,
         config.milliseconds("retry"),
     )
-    brokers = Brokers({"bootstrap.servers": around.bootstrap, **given})
+    given = librdkafka_options(config.options, around.bootstrap, around.security)
+    brokers = Brokers(given)
     return KafkaSink(brokers, terms, truth, around.clock)
 
 

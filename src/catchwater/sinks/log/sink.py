@@ -273,7 +273,7 @@ def open_log(config: SinkConfig, around: Surroundings, truth: Archive) -> LogSin
             hint='Run the pipeline against a Catchwater log, or choose kind = "kafka".',
         )
     topic = config.options["topic"]
-    with Client(around.bootstrap) as client:
+    with Client(around.bootstrap, security=around.security) as client:
         if topic not in client.metadata([topic]).topics():
             client.create_topics({topic: int(config.options["partitions"] or -1)})
     found = around.control.request("GET", f"/api/v1/topics/{topic}")
@@ -285,7 +285,10 @@ def open_log(config: SinkConfig, around: Surroundings, truth: Archive) -> LogSin
         truth.stager(),
     )
     label = f"{around.pipeline}/{config.name}"
-    appender = LogAppender(around.bootstrap, topic, stager.partitions, label, truth.stager())
+    security = around.security.loaded()
+    appender = LogAppender(
+        around.bootstrap, topic, stager.partitions, label, truth.stager(), security
+    )
     return LogSink(
         around.control,
         LogMarks(around.control, around.pipeline, config.name, around.generation),

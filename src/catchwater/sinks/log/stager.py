@@ -34,6 +34,7 @@ from catchwater.sinks.base import (
 from catchwater.sinks.staged import StagedFile, store_at
 from catchwater.wire.batch import BatchHeader, read_header
 from catchwater.wire.client import Client
+from catchwater.wire.security.settings import UNSECURED, Security
 
 if TYPE_CHECKING:
     from catchwater.wire.records import Record
@@ -104,6 +105,8 @@ class LogAppender:
     sink: str
     """`<pipeline>/<sink>`, for the header."""
     copy: StagedFile
+    security: Security = UNSECURED
+    """With the text of its files, for tasks may run on other machines."""
 
     def stage(self, epoch: int, shard: int, records: Sequence[OutputRecord]) -> Staged:
         """Append the records; their copy says what was appended."""
@@ -120,7 +123,7 @@ class LogAppender:
             for at, record in enumerate(records)
         )
         batches = [((self.topic, partition), data) for partition, data in batches_of(placed)]
-        with Client(self.bootstrap) as client:
+        with Client(self.bootstrap, security=self.security) as client:
             client.produce(batches)
         return staged
 

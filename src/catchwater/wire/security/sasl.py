@@ -32,7 +32,7 @@ def log_in(ask: Ask, security: Security, address: str, nonce: str) -> float:
         raise LoginFailed(
             f"The login of {who} was answered {ErrorCode(handshake.error_code.value).name}.",
             hint=f"The broker offers: {', '.join(handshake.mechanisms) or 'nothing'}; "
-            "choose with kafka.sasl.mechanism.",
+            "choose with sasl.mechanism.",
         )
 
     def step(message: bytes) -> Any:

@@ -108,6 +108,12 @@ class Security:
     def sasl(self) -> bool:
         return self.protocol.startswith("SASL_")
 
+    def __str__(self) -> str:
+        """For people, without any secret: `SASL_SSL by PLAIN as 'reader'`."""
+        if not self.sasl:
+            return self.protocol
+        return f"{self.protocol} by {self.mechanism} as {self.username!r}"
+
     def loaded(self) -> "Security":
         """The same with the text of every file, so that it can be sent to another machine."""
         ca, certificate, key = (p and p.loaded() for p in (self.ca, self.certificate, self.key))
@@ -115,6 +121,14 @@ class Security:
 
 
 UNSECURED = Security()
+
+
+def is_ours(given: Mapping[str, str]) -> bool:
+    """Whether `parse_security` knows every option on security; others may know more of them."""
+    own = {name: value for name, value in given.items() if name.startswith(PREFIXES)}
+    mechanism = own.get(_MECHANISM) or own.get("kafka.sasl.mechanisms") or MECHANISMS[0]
+    known = own.keys() <= {_PROTOCOL, *_SASL, *_TLS}
+    return known and mechanism.strip().upper() in MECHANISMS
 
 
 def parse_security(given: Mapping[str, str]) -> Security:

@@ -11,6 +11,9 @@ from catchwater.config import CatchwaterError, ConfigError
 from catchwater.wire.security.settings import Pem, Security
 
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.S)
+# X509_V_ERR_… of OpenSSL: not valid yet, expired; another host name, another IP address.
+_BY_TIME = (9, 10)
+_BY_NAME = (62, 64)
 _BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 
 
@@ -42,15 +45,28 @@ def explained(error: ssl.SSLError, address: str) -> CatchwaterError | None:
     if isinstance(error, ssl.SSLCertVerificationError):
         return BrokerNotTrusted(
             f"The certificate of the broker at {address} is not trusted: {error.verify_message}.",
-            hint="Does kafka.ssl.ca.location hold the authority that signed it, and is this the "
-            "host's name in the certificate?",
+            hint=_what_to_do(error.verify_code),
         )
     if isinstance(error, _BROKEN) or error.reason is None:
         return None
     return TlsFailed(
         f"No TLS with the broker at {address}: {error.reason.replace('_', ' ').lower()}.",
-        hint="Does this port speak TLS (kafka.security.protocol), and does the broker ask for a "
-        "client certificate (kafka.ssl.keystore.location)?",
+        hint="Does this port speak TLS (security.protocol), and does the broker ask for a client "
+        "certificate that it trusts (ssl.keystore.location)?",
+    )
+
+
+def _what_to_do(verify_code: int) -> str:
+    if verify_code in _BY_TIME:
+        return "It, or its authority's, has to be renewed; or is this machine's clock wrong?"
+    if verify_code in _BY_NAME:
+        return (
+            "Connect by a name that is in the certificate, or let it be issued for this one; "
+            "with an empty ssl.endpoint.identification.algorithm names are not compared."
+        )
+    return (
+        "Name the authority that signed it: ssl.ca.location, or ssl.truststore.location with "
+        "ssl.truststore.type PEM."
     )
 
 

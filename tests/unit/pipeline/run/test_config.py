@@ -99,6 +99,30 @@ kafka.sasl.username = "reader"
     assert "s3cret" not in repr(config)
 
 
+def test_a_secret_may_stand_in_a_file_of_its_own_and_is_never_quoted(tmp_path: Path) -> None:
+    (tmp_path / "client.properties").write_text("password = s3cret\n")
+    login = """
+kafka.security.protocol = "SASL_SSL"
+kafka.sasl.mechanism = "PLAIN"
+kafka.sasl.username = "${env:WHO}"
+kafka.sasl.password = "${file:client.properties:password}"
+kafka.ssl.ca.location = "ca.pem"
+"""
+    text = FILE.replace("[source]", f"[source]{login}")
+    far = f'[sink.far]\nkind = "kafka"\ntopic = "t"{login}'
+    config = read(tmp_path, text + far, WHO="reader")
+    security = parse_options(config.source_options).security
+    assert (security.username, security.password) == ("reader", "s3cret")
+    assert security.ca and security.ca.location == str(tmp_path / "ca.pem")
+    assert config.sinks["far"].options["kafka.sasl.password"] == "s3cret"
+    assert "s3cret" not in repr(config)
+    with pytest.raises(ConfigError, match=r"line \d+: kafka.sasl.username: .*env:WHO. names no"):
+        read(tmp_path, text)
+    with pytest.raises(ConfigError, match="password must be a text, not a float") as caught:
+        read(tmp_path, text.replace('"${file:client.properties:password}"', "12.75"), WHO="r")
+    assert "12.75" not in str(caught.value)
+
+
 def test_durations_and_triggers_are_read(tmp_path: Path) -> None:
     text = FILE.replace("[source]", 'trigger = "2s"\n[recovery]\nmax_restore = "10m"\n[source]')
     config = read(tmp_path, text)

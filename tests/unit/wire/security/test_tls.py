@@ -38,6 +38,7 @@ def test_what_is_no_certificate_is_named_by_its_option() -> None:
 def test_an_untrusted_broker_is_an_error_for_good() -> None:
     error = failure(ssl.SSLCertVerificationError, "CERTIFICATE_VERIFY_FAILED")
     error.verify_message = "self-signed certificate"  # type: ignore[attr-defined]
+    error.verify_code = 18  # type: ignore[attr-defined]
     found = tls.explained(error, "h:1")
     assert isinstance(found, tls.BrokerNotTrusted)
     assert "h:1 is not trusted: self-signed certificate" in str(found)
