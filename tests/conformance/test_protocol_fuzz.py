@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -209,6 +209,14 @@ def make_topics(broker: BrokerProcess) -> dict[str, bytes]:
     finally:
         connection.close()
     return {topic.name: topic.topic_id.bytes for topic in reply.topics if topic.name in TOPICS}
+
+
+@pytest.fixture(scope="module")
+def broker(make_broker: Callable[..., BrokerProcess]) -> Iterator[BrokerProcess]:
+    """With a small cache: the bystander's own records, up to 256 MB of them, are no growth."""
+    process = make_broker({"catchwater.cache.bytes": str(4 * 2**20)})
+    yield process
+    process.kill()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ only, so it needs no lock. Bytes here come straight from an append and are trust
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 
 from catchwater.catalog.rows import (
     PartitionKey,
@@ -15,20 +14,25 @@ from catchwater.catalog.rows import (
 )
 from catchwater.log.format.batches import Block, place
 
-_RUN_OVERHEAD_BYTES = 512  # what Python keeps per run, whatever the size of its batches
+# What Python keeps beside the bytes: for a broker of tiny requests it is most of the tail.
+_CHUNK_OVERHEAD_BYTES = 384
+_RUN_OVERHEAD_BYTES = 640
 
 
 class _Kept:
     """A run in memory. Offsets are written into its bytes when it is first read, not before."""
 
+    __slots__ = ("_bytes", "base_offset", "last_offset")
+
     def __init__(self, run: RunRow, data: memoryview) -> None:
         self.base_offset = run.base_offset
         self.last_offset = run.last_offset
-        self._data = data
+        self._bytes: memoryview | Block = data
 
-    @cached_property
     def block(self) -> Block:
-        return place(self._data, self.base_offset)
+        if isinstance(self._bytes, memoryview):
+            self._bytes = place(self._bytes, self.base_offset)
+        return self._bytes
 
 
 class Tail:
@@ -55,7 +59,7 @@ class Tail:
             data = view[at : at + run.byte_size]
             self._runs.setdefault(key, deque()).append(_Kept(run, data))
             keys.append(key)
-        size = len(view) + _RUN_OVERHEAD_BYTES * len(runs)
+        size = len(view) + _CHUNK_OVERHEAD_BYTES + _RUN_OVERHEAD_BYTES * len(runs)
         self._chunks.append((size, keys))
         self._bytes += size
         while self._bytes > self._max_bytes:
@@ -74,7 +78,7 @@ class Tail:
         for index in range(first, len(runs)):
             if runs[index].base_offset != expected:
                 return
-            yield runs[index].block
+            yield runs[index].block()
             expected = runs[index].last_offset + 1
 
     def _drop_oldest(self) -> None:
