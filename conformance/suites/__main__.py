@@ -9,17 +9,18 @@ import importlib
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from conformance.programs import BUILT, Missing
 from conformance.suites.expected import Verdict, judge, read_expected
-from conformance.suites.outcome import Outcome, Suite
+from conformance.suites.outcome import ConfiguredSuite, KillingSuite, Outcome, Suite
 from conformance.targets import TARGETS, target
 
 SUITES = (
     "kafka_python",
     "command_line",
+    "verifiable",
 )
 """Each the name of a module in this package."""
 
@@ -64,12 +65,19 @@ def take(name: str, against: str) -> list[Outcome]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     outcomes = []
-    with target(against) as bootstrap:
-        for outcome in suite.run(bootstrap, folder):
-            line = f"{name}  {outcome.status:7} {outcome.name}  {outcome.note}"
-            print(line.rstrip(), flush=True)
-            outcomes.append(outcome)
+    for outcome in _outcomes(suite, against, folder):
+        line = f"{name}  {outcome.status:7} {outcome.name}  {outcome.note}"
+        print(line.rstrip(), flush=True)
+        outcomes.append(outcome)
     return outcomes
+
+
+def _outcomes(suite: Suite, against: str, folder: Path) -> Iterator[Outcome]:
+    settings = suite.settings(against) if isinstance(suite, ConfiguredSuite) else None
+    with target(against, settings) as bootstrap:
+        yield from suite.run(bootstrap, folder)
+    if isinstance(suite, KillingSuite):
+        yield from suite.run_killing(against, folder)
 
 
 def tell(name: str, verdict: Verdict) -> None:

@@ -1,9 +1,9 @@
 """What a suite tells: one outcome per test, and what it takes to be a suite."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 Status = Literal["passed", "failed", "skipped"]
 
@@ -17,6 +17,11 @@ class Outcome:
     note: str = ""
 
 
+def judged(name: str, problem: str, note: str = "") -> Outcome:
+    """Failed with the problem, or passed, if it is empty, with the note."""
+    return Outcome(name, "failed", problem) if problem else Outcome(name, "passed", note)
+
+
 class Suite(Protocol):
     """A module with a `run`."""
 
@@ -27,4 +32,22 @@ class Suite(Protocol):
         logs and work, kept until the next run. What is fetched belongs below `programs.BUILT`.
         Raises `programs.Missing` before the first outcome where a tool is not installed.
         """
+        ...
+
+
+@runtime_checkable
+class KillingSuite(Protocol):
+    """A suite that has a `run_killing`, too, which starts and kills a broker itself."""
+
+    def run_killing(self, against: str, folder: Path) -> Iterator[Outcome]:
+        """As `run`, and taken after it; `against` is one of `targets.TARGETS`."""
+        ...
+
+
+@runtime_checkable
+class ConfiguredSuite(Protocol):
+    """A suite whose tests take the broker to be set up as their own would be."""
+
+    def settings(self, against: str) -> Mapping[str, str]:
+        """Keys of the broker of `run`, as in its file; `against` is one of `targets.TARGETS`."""
         ...
