@@ -11,8 +11,9 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from benchmarks.kafka_jars import jars
 
@@ -33,12 +34,18 @@ def java(main_class: str, *arguments: str) -> list[str]:
 
 
 def properties(
-    folder: Path, port: int, controller: int, flush_every_message: bool, stamp_on_append: bool
+    folder: Path,
+    port: int,
+    controller: int,
+    flush_every_message: bool,
+    stamp_on_append: bool,
+    settings: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
+    node_id = settings.get("node.id", "1")
     lines = {
         "process.roles": "broker,controller",
-        "node.id": "1",
-        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+        "node.id": node_id,
+        "controller.quorum.voters": f"{node_id}@127.0.0.1:{controller}",
         "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
         "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
         "controller.listener.names": "CONTROLLER",
@@ -54,6 +61,7 @@ def properties(
         lines["log.flush.interval.messages"] = "1"
     if stamp_on_append:
         lines["log.message.timestamp.type"] = "LogAppendTime"
+    lines |= settings
     return "".join(f"{name}={value}\n" for name, value in lines.items())
 
 
@@ -70,13 +78,19 @@ def wait_until_listening(port: int, process: subprocess.Popen[bytes], log: Path)
 
 @contextlib.contextmanager
 def apache_kafka(
-    *, flush_every_message: bool = False, stamp_on_append: bool = False
+    settings: Mapping[str, str] | None = None,
+    *,
+    flush_every_message: bool = False,
+    stamp_on_append: bool = False,
 ) -> Iterator[tuple[str, int]]:
-    """Yields (bootstrap servers, pid of the broker's process)."""
+    """Yields (bootstrap servers, pid of the broker's process); settings are the broker's."""
     folder = Path(tempfile.mkdtemp(prefix="apache-kafka-"))
     port, controller = free_port(), free_port()
     config = folder / "server.properties"
-    config.write_text(properties(folder, port, controller, flush_every_message, stamp_on_append))
+    lines = properties(
+        folder, port, controller, flush_every_message, stamp_on_append, settings or {}
+    )
+    config.write_text(lines)
     cluster_id = "MkU3OEVBNTcwNTJENDM2Qg"
     format_command = ["format", "-t", cluster_id, "-c", str(config)]
     subprocess.run(

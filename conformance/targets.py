@@ -1,7 +1,7 @@
 """What the clients speak to: our broker, or Apache Kafka, as a child process on loopback."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from benchmarks.kafka_jars import KAFKA_VERSION
 from benchmarks.kafka_peer import apache_kafka
@@ -11,11 +11,15 @@ TARGETS = {"catchwater": "Catchwater", "kafka": f"Apache Kafka {KAFKA_VERSION}"}
 
 
 @contextlib.contextmanager
-def target(name: str) -> Iterator[str]:
-    """The bootstrap address of the target named. Raises `MavenMissing` where Kafka needs it."""
+def target(name: str, settings: Mapping[str, str] | None = None) -> Iterator[str]:
+    """The bootstrap address of the target named, which may be told settings of a broker.
+
+    Raises `MavenMissing` where Kafka needs it.
+    """
     if name == "kafka":
-        with apache_kafka() as (bootstrap, _):
+        with apache_kafka(settings) as (bootstrap, _):
             yield bootstrap
     else:
-        with catchwater_broker() as broker:
+        keys = {key.replace(".", "_"): value for key, value in (settings or {}).items()}
+        with catchwater_broker(**keys) as broker:
             yield broker.bootstrap
