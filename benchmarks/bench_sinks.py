@@ -5,42 +5,48 @@ six fields. Latency is of epochs of 100 rows, throughput of one epoch of 100,000
 a task that writes at least once appends at once, so there the figures are of staging and commit
 together. An endpoint takes 5,000 rows. A file sink has no cheaper mode: it stands beside pyarrow
 alone, which decodes the same JSON and writes the same columns, unsynced and without marks.
+
+Then each sink is checked with as many rows (`damaged_sinks`). What is measured is published after
+each sink; all of them take about seven minutes.
 """
 
-import itertools
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.json as pj
 import pyarrow.parquet as pq
+from tests.conformance.foreign_targets import IcebergTarget, KafkaTarget, ParquetTarget
+from tests.conformance.sink_targets import LogTarget, PostgresTarget, SqliteTarget
 from tests.postgres import PostgresServer
 
+from benchmarks.damaged_sinks import StoreTarget, checked, key_value_store
 from benchmarks.kafka_peer import apache_kafka
 from benchmarks.measure import Row, alternate, publish, row
 from benchmarks.our_broker import catchwater_broker
+from catchwater.clock import SYSTEM
 from catchwater.replay.control import Control
 from catchwater.sinks.base import OutputRecord, Sink
 from catchwater.sinks.config import parse
 from catchwater.sinks.open import open_sink
 from catchwater.sinks.surroundings import Surroundings
 
-ROUNDS = int(os.environ.get("ROUNDS", "5"))
+ROUNDS = int(os.environ.get("ROUNDS", "3"))
 ROWS = int(os.environ.get("ROWS", "100000"))
 SMALL_ROWS = 100
 SMALL_EPOCHS = 20
 SHARDS = 4
-_NAMES = itertools.count()
+_NAMES = count()
 
 
 @dataclass
@@ -55,8 +61,9 @@ class Alert:
     tags: list[str]
 
 
-def records(count: int) -> list[OutputRecord]:
-    """So many alerts of a thousand cards."""
+def records(number: int) -> list[OutputRecord]:
+    """So many alerts of a thousand cards, of now: a log keeps nothing older than its retention."""
+    now_ms = SYSTEM.now_ms()
     return [
         OutputRecord(
             b"card-%d" % (n % 1000),
@@ -64,9 +71,9 @@ def records(count: int) -> list[OutputRecord]:
                 {"card": f"card-{n % 1000}", "id": str(n), "rule": "small-then-large",
                  "amount": n / 4, "at": 1_700_000_000_000 + n, "tags": ["fast", "night"]}
             ).encode(),
-            1_700_000_000_000,
+            now_ms,
         )
-        for n in range(count)
+        for n in range(number)
     ]  # fmt: skip
 
 
@@ -88,9 +95,13 @@ def opened(kind: Kind, delivery: str) -> Iterator[Sink]:
     with tempfile.TemporaryDirectory(prefix="bench-sinks-") as folder:
         values = {key: value.replace("NAME", name) for key, value in kind.options.items()}
         around = Surroundings(
-            "bench", (Path(folder) / "kept").as_uri(), Path(folder), kind.bootstrap, kind.control,
+            "bench",
+            (Path(folder) / "kept").as_uri(),
+            Path(folder),
+            bootstrap=kind.bootstrap,
+            control=kind.control,
             output_type=Alert,
-        )  # fmt: skip
+        )
         sink = open_sink(parse(name, {**values, "delivery": delivery}), around)
         try:
             yield sink
@@ -124,9 +135,9 @@ def latency_ms(kind: Kind, delivery: str) -> float:
         return 1000 * statistics.median(times[1:])
 
 
-def arrow_alone(count: int) -> float:
+def arrow_alone(number: int) -> float:
     """Seconds that pyarrow takes from JSON lines to a file."""
-    lines = b"\n".join(record.value for record in records(count))
+    lines = b"\n".join(record.value for record in records(number))
     with tempfile.TemporaryDirectory(prefix="bench-sinks-") as folder:
         began = time.perf_counter()
         options = pj.ReadOptions(block_size=len(lines) + 1)
@@ -173,46 +184,56 @@ def beside_arrow(name: str, kind: Kind) -> list[Row]:
     return compared(name, lambda f: partial(measures[f], kind, "exactly-once"), peers)
 
 
-@contextmanager
-def key_value_store() -> Iterator[str]:
-    """The URL of a store in a process of its own."""
-    script = (
-        "from tests.conformance.kv_server import KeyValueServer\n"
-        "server = KeyValueServer()\nprint(server.url, flush=True)\nserver.serve_forever()"
-    )
-    command = [sys.executable, "-c", script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        try:
-            yield server.stdout.readline().strip()
-        finally:
-            server.terminate()
+def tables() -> Iterator[list[Row]]:
+    """The databases."""
+    table = {"table": "NAME"}
+    yield both("sqlite", Kind({"kind": "sqlite", "path": "out.db", **table}))
+    yield checked("sqlite", SqliteTarget, ROWS)
+    with closing(PostgresServer(fsync=True)) as postgres:
+        url = postgres.new_database()
+        yield both("postgres", Kind({"kind": "postgres", "url": url, **table}))
+        yield checked("postgres", partial(PostgresTarget, url=postgres.new_database()), ROWS)
+
+
+def files() -> Iterator[list[Row]]:
+    """Parquet and Iceberg, in a local folder."""
+    yield beside_arrow("parquet", Kind({"kind": "parquet", "url": "out"}))
+    yield checked("parquet", ParquetTarget, ROWS)
+    iceberg = {"kind": "iceberg", "table": "lake.alerts", "warehouse": "warehouse"}
+    yield beside_arrow("iceberg", Kind(iceberg))
+    yield checked("iceberg", IcebergTarget, ROWS)
+
+
+def endpoint() -> Iterator[list[Row]]:
+    """A key-value store over HTTP, in a process of its own."""
+    with key_value_store() as store:
+        url = f"{store.url}/NAME/{{row}}"
+        yield both("http", Kind({"kind": "http", "url": url}, rows=min(5000, ROWS)))
+        yield checked("http", partial(StoreTarget, server=store), ROWS)
+
+
+def logs() -> Iterator[list[Row]]:
+    """Another Kafka, and our own log."""
+    topic = {"kind": "kafka", "topic": "NAME", "partitions": "2"}
+    with apache_kafka() as (bootstrap, _):
+        yield both("kafka (Apache Kafka)", Kind(topic, bootstrap))
+        far = partial(KafkaTarget, bootstrap=bootstrap, topic="checked")
+        yield checked("kafka (Apache Kafka)", far, ROWS)
+    with catchwater_broker() as broker:
+        yield both("kafka (Catchwater)", Kind(topic, broker.bootstrap))
+        own = {**topic, "kind": "log"}
+        control = Control(broker.control)
+        yield both("log", Kind(own, broker.bootstrap, control, with_staging=True))
+        told = SimpleNamespace(bootstrap=broker.bootstrap, control_url=broker.control)
+        yield checked("log", partial(LogTarget, broker=told, topic="checked"), ROWS)
 
 
 def main() -> None:
-    """Measure and publish."""
-    table = {"table": "NAME"}
-    rows = both("sqlite", Kind({"kind": "sqlite", "path": "out.db", **table}))
-    with closing(PostgresServer(fsync=True)) as postgres:
-        url = {"url": postgres.new_database()}
-        rows += both("postgres", Kind({"kind": "postgres", **url, **table}))
-    with key_value_store() as url:
-        endpoint = {"kind": "http", "url": f"{url}/NAME/{{row}}"}
-        rows += both("http", Kind(endpoint, rows=5000))
-    rows += beside_arrow("parquet", Kind({"kind": "parquet", "url": "out"}))
-    iceberg = {"kind": "iceberg", "table": "lake.alerts", "warehouse": "warehouse"}
-    rows += beside_arrow("iceberg", Kind(iceberg))
-    topic = {"kind": "kafka", "topic": "NAME", "partitions": "2"}
-    with ExitStack() as stack:
-        bootstrap, _ = stack.enter_context(apache_kafka())
-        rows += both("kafka (Apache Kafka)", Kind(topic, bootstrap))
-    with ExitStack() as stack:
-        broker = stack.enter_context(catchwater_broker())
-        rows += both("kafka (Catchwater)", Kind(topic, broker.bootstrap))
-        own = {**topic, "kind": "log"}
-        control = Control(broker.control)
-        rows += both("log", Kind(own, broker.bootstrap, control, with_staging=True))
-    publish("sinks", rows)
+    """Measure, and publish after each sink."""
+    rows: list[Row] = []
+    for some in chain(tables(), files(), logs(), endpoint()):
+        rows += some
+        publish("sinks", rows)
 
 
 if __name__ == "__main__":

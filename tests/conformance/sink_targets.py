@@ -4,6 +4,7 @@ A new sink adds a class here and its name to TARGETS in `test_sinks.py`.
 """
 
 import json
+import random
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
@@ -120,6 +121,17 @@ def stage(sink: Sink, epoch: int, rows: int, *, salt: str = "") -> list[Staged]:
 
 def write(sink: Sink, epoch: int, rows: int, *, salt: str = "") -> None:
     sink.commit(epoch, stage(sink, epoch, rows, salt=salt))
+
+
+def plan_damage(
+    target: Target, epochs: int, rows: int, number: int
+) -> tuple[list[RowId], list[RowId], list[RowId]]:
+    """So many rows to lose, to double and to alter."""
+    every = [RowId(e, s, r) for e in range(epochs) for s in (0, 2) for r in range(rows)]
+    chosen = random.Random(7).sample(every, number)
+    doubled = [] if target.replaces else chosen[: number // 3]
+    altered = chosen[number // 3 : 2 * number // 3]
+    return [id for id in chosen if id not in {*doubled, *altered}], doubled, altered
 
 
 _BY_ROW = "catchwater_epoch = ? AND catchwater_shard = ? AND catchwater_row = ?"

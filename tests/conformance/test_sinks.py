@@ -29,6 +29,7 @@ from tests.conformance.sink_targets import (
     SqliteTarget,
     SqliteUpsertTarget,
     Target,
+    plan_damage,
     record,
     stage,
     write,
@@ -40,7 +41,6 @@ from catchwater.sinks.base import (
     EpochDiffers,
     EpochMissing,
     OutputRecord,
-    RowId,
     Sink,
     Superseded,
     TargetTaken,
@@ -378,15 +378,6 @@ def test_at_least_once_an_epoch_that_is_repeated_is_there_twice_and_known(target
         assert not left
         assert ids(target) == wanted(0, 1)
     sink.close()
-
-
-def plan_damage(target: Target, epochs: int, rows: int, number: int) -> Any:
-    """So many rows to lose, to double and to alter."""
-    every = [RowId(e, s, r) for e in range(epochs) for s in (0, 2) for r in range(rows)]
-    chosen = random.Random(7).sample(every, number)
-    doubled = [] if target.replaces else chosen[: number // 3]
-    altered = chosen[number // 3 : 2 * number // 3]
-    return [id for id in chosen if id not in {*doubled, *altered}], doubled, altered
 
 
 def check_damage(target: Target, epochs: int, rows: int, number: int) -> None:
