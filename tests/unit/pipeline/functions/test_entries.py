@@ -1,6 +1,7 @@
 """List, map and value states as a user meets them."""
 
 from dataclasses import dataclass, field
+from random import Random
 
 import msgspec
 import pytest
@@ -124,6 +125,36 @@ def test_entries_expire_by_event_time_and_begin_anew_when_set():
     h.advance_watermark(16_000)
     assert (h.state("k").seen, len(h.state("k").seen)) == ({}, 0)
     h.crash_and_restore(at=0)
+
+
+@function(name="counting", key="key", event_time="at", watermark="1s")
+class Counting(Keyed[Event, Basket, tuple[int, int]]):
+    """Changes its map as it is told, and says its length beside what is in it, there and later."""
+
+    def on_event(self, e: Event, s: Basket, ctx: Context) -> Out[tuple[int, int]]:
+        before = len(s.seen)
+        if e.code in s.seen and e.at % 2:
+            del s.seen[e.code]
+        else:
+            s.seen[e.code] = e.at
+        ctx.timer(f"after {before}", e.at + 7_000)
+        return [(len(s.seen), sum(1 for _ in s.seen))]
+
+    def on_timer(self, name: str, at: int, s: Basket, ctx: Context) -> Out[tuple[int, int]]:
+        return [(len(s.seen), sum(1 for _ in s.seen))]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_length_of_a_map_never_counts_what_has_expired(seed):
+    draw, h, at = Random(seed), Harness(Counting), 0
+    lengths = []
+    for _ in range(80):
+        at += draw.choice([0, 501, 3_000, 6_500, 12_000])
+        keys = draw.choices("abc", k=draw.randrange(1, 5))
+        lengths += h.send(*(Event("k", at + n, key) for n, key in enumerate(keys)))
+    assert all(told == there for told, there in lengths)
+    assert {told for told, _ in lengths} >= {0, 1, 2, 3}
+    h.crash_and_restore(at=40)
 
 
 def test_keys_of_a_map_may_be_tuples_and_anything_that_can_be_a_key():

@@ -6,7 +6,13 @@ from random import Random
 import pytest
 
 from catchwater import Context, Keyed, Out, function, keyed
+from catchwater.objects.memory import MemoryStore
+from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.process.poison import EventFailed
+from catchwater.pipeline.process.tables import TableRows
+from catchwater.state.log import StateLog
+from catchwater.state.roll import EMPTY
+from catchwater.state.store import ShardStore
 from catchwater.testing import Harness
 
 
@@ -88,6 +94,15 @@ def test_a_table_that_is_not_declared_is_refused():
         Harness(asks).send(Sale(1, 5))
     with pytest.raises(LookupError, match="declares no table 'towns'"):
         Harness(asks).table("towns", {})
+
+
+def test_a_key_that_no_row_can_have_has_none_and_the_local_store_is_not_asked(tmp_path):
+    store = ShardStore.open(tmp_path / "0", "sales", 0, "boot")
+    log = StateLog(MemoryStore(), "state", "sales", 0)
+    rows = TableRows(spec_of(Sales), store.begin(EMPTY, log))
+    assert rows.row("shops", "x" * 300, b"") is None
+    assert rows.row("shops", "x" * 600, b"") is None
+    store.close()
 
 
 def test_lookups_equal_a_dict_under_random_changes():
