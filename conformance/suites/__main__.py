@@ -21,6 +21,7 @@ SUITES = (
     "kafka_python",
     "command_line",
     "verifiable",
+    "streams",
 )
 """Each the name of a module in this package."""
 

@@ -1,0 +1,143 @@
+"""An application of Kafka Streams under load: its input, its instances, its output."""
+
+import contextlib
+import random
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from conformance.suites.jvm import Jvm, Jvms, until
+
+COMMITTED, UNCOMMITTED = "read_committed", "read_uncommitted"
+PARTITIONS = 4
+LINES, WORDS_A_LINE, VOCABULARY = 20_000, 3, 300
+AT_ONCE, EVERY_S = 500, 0.4
+"""How the lines are fed: in 16 s, if the machine keeps up."""
+RUNNING_S, COUNTED_S, READ_S, ASKED_S = 60.0, 60.0, 30.0, 10.0
+
+
+@dataclass
+class Application:
+    """Words to count, and whoever counts them."""
+
+    name: str
+    bootstrap: str
+    folder: Path
+    programs: Jvms
+    lines: list[str] = field(default_factory=list)
+    instances: list[Jvm] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        noise = random.Random(self.name)
+        for _ in range(LINES):
+            # Some words are frequent, most are not.
+            numbers = (int(VOCABULARY * noise.random() ** 2) for _ in range(WORDS_A_LINE))
+            self.lines.append(" ".join(f"word{number}" for number in numbers))
+        self._input, self.output = f"{self.name}-lines", f"{self.name}-counts"
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        topics = [NewTopic(topic, PARTITIONS, 1) for topic in (self._input, self.output)]
+        for created in admin.create_topics(topics).values():
+            created.result(30)
+        self._progress = _reader(self.bootstrap, self.output)
+        self._counted = 0
+
+    @contextlib.contextmanager
+    def feeding(self) -> Iterator[None]:
+        """Lines come until all have, or until the `with` is left."""
+        stopped = threading.Event()
+        thread = threading.Thread(target=self._feed, args=(stopped,))
+        thread.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            thread.join()
+
+    def _feed(self, stopped: threading.Event) -> None:
+        settings = {"bootstrap.servers": self.bootstrap, "enable.idempotence": True}
+        producer = Producer(settings)
+        for index, line in enumerate(self.lines):
+            producer.produce(self._input, line.encode(), f"{index}".encode())
+            if index % AT_ONCE == AT_ONCE - 1:
+                producer.flush()
+                if stopped.wait(EVERY_S):
+                    return
+
+    def state(self, place: str) -> Path:
+        """The folder of an instance's state."""
+        return self.folder / f"{self.name}-state-{place}"
+
+    def start(self, place: str) -> Jvm:
+        """An instance over the state of that place."""
+        instance = self.programs.start(
+            f"{self.name}-{len(self.instances)}", "WordCount", self.bootstrap,
+            self._input, self.output, self.name, str(self.state(place)),
+        )  # fmt: skip
+        self.instances.append(instance)
+        return instance
+
+    def when_running(self, instance: Jvm) -> None:
+        """Wait until it has its share. Raises `Late`."""
+        until(lambda: any(event["what"] == "RUNNING" for event in instance.events("state")),
+              f"{instance.name} running", RUNNING_S)  # fmt: skip
+
+    def when_counted(self, part: float) -> None:
+        """Wait until that part of all words is counted and committed. Raises `Late`."""
+        wanted = int(part * LINES * WORDS_A_LINE)
+
+        def counted() -> bool:
+            for message in self._progress.consume(100_000, 0.2):
+                self._counted += message.error() is None
+            return self._counted >= wanted
+
+        until(counted, f"{wanted} counts", COUNTED_S)
+
+    def stop(self) -> list[str]:
+        """End the instances that live; the names of those that do not end by themselves."""
+        self._progress.close()
+        return [each.name for each in self.instances if each.runs() and not each.stop()]
+
+    def updates(self, isolation: str = COMMITTED) -> list[tuple[str, int]]:
+        """All counts, in the order of the log for any word. Raises `Late`."""
+        reader = _reader(self.bootstrap, self.output, isolation)
+        found: list[tuple[str, int]] = []
+        ended: set[int] = set()
+
+        def at_the_end() -> bool:
+            for message in reader.consume(100_000, 0.5):
+                if (error := message.error()) is None:
+                    found.append((message.key().decode(), int(message.value())))
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    ended.add(message.partition())
+                else:
+                    raise KafkaException(error)
+            return len(ended) == PARTITIONS
+
+        until(at_the_end, "the end of the output", READ_S)
+        reader.close()
+        return found
+
+    def when_closed(self) -> None:
+        """Wait until no transaction is open on the output. Raises `Late`."""
+        committed = _reader(self.bootstrap, self.output)
+        every = _reader(self.bootstrap, self.output, UNCOMMITTED)
+        partitions = [TopicPartition(self.output, partition) for partition in range(PARTITIONS)]
+        until(lambda: all(committed.get_watermark_offsets(p, ASKED_S)[1]
+                          == every.get_watermark_offsets(p, ASKED_S)[1] for p in partitions),
+              "the end of the last transaction", READ_S)  # fmt: skip
+        committed.close()
+        every.close()
+
+
+def _reader(bootstrap: str, topic: str, isolation: str = COMMITTED) -> Consumer:
+    settings = {
+        "bootstrap.servers": bootstrap, "group.id": "none", "isolation.level": isolation,
+        "enable.auto.commit": False, "enable.partition.eof": True,
+    }  # fmt: skip
+    reader = Consumer(settings)
+    reader.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
+    return reader
