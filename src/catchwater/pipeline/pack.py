@@ -10,6 +10,7 @@ key is the function's key.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ import pyarrow as pa
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.process.batch import Batch, Poisoned, TableBatch
 from catchwater.pipeline.process.decoding import UNREADABLE, decode_all, unreadable
-from catchwater.state.keys import HASH_BYTES, stored_key
+from catchwater.state.keys import HASH_BYTES, KeyTooLong, stored_key, stored_keys
 
 _EVEN_OVER = 64
 _SCHEMA = (("key", pa.binary()), ("value", pa.binary()), ("offset", pa.int64()))
@@ -201,7 +202,11 @@ def _keys_in_json(
 
 def _stored_keys(spec: FunctionSpec, keys: list[bytes]) -> tuple[list[bytes], dict[int, str]]:
     """The stored keys of key bytes, and why some cannot be: those are empty."""
-    stored, refused = [], {}
+    if spec.key_type in (str, bytes):
+        with suppress(KeyTooLong):
+            return stored_keys(keys), {}
+    stored: list[bytes] = []
+    refused: dict[int, str] = {}
     for index, key in enumerate(keys):
         try:
             stored.append(stored_key(_canonical(spec, key)))

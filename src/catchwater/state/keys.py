@@ -4,7 +4,7 @@ A *stored key* is the 8-byte hash of the key, big-endian, then the key: entries 
 of the hash, so a shard is a range of them and can be split or merged by copying ranges.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from enum import Enum
@@ -36,6 +36,9 @@ class KeyTooLong(CatchwaterError):
 
 class KeyUnusable(CatchwaterError):
     """A value that is not equal to itself, or of a type that no key has."""
+
+
+_HASH = blake2b(digest_size=HASH_BYTES)
 
 
 def encode_key(value: KeyValue) -> bytes:
@@ -122,6 +125,19 @@ def stored_key(key: bytes) -> bytes:
             f"{MAX_KEY_BYTES}. Use a shorter field, or a digest of it, as the function's key."
         )
     return key_hash(key) + key
+
+
+def stored_keys(keys: Sequence[bytes]) -> list[bytes]:
+    """`stored_key` of each, at half the cost; raises KeyTooLong if one of them is."""
+    if max(map(len, keys), default=0) > MAX_KEY_BYTES:
+        return list(map(stored_key, keys))
+    copy = _HASH.copy  # the parameters of a hash take as long to read as a key takes to be hashed
+    stored = []
+    for key in keys:
+        hashed = copy()
+        hashed.update(key)
+        stored.append(hashed.digest() + key)
+    return stored
 
 
 def shard_of(stored_key: bytes, shards: int) -> int:

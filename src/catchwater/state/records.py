@@ -4,7 +4,8 @@ An upgraded function reads old records lazily: added, removed and reordered fiel
 everything else through the function's `from_vN`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -16,6 +17,8 @@ StateT = TypeVar("StateT")
 NEVER = -(2**63)
 """A time before all others: the last write of a record that no event has reached yet."""
 
+_COARSE_MS = 2**22 - 1
+
 
 class StateUnreadable(CatchwaterError):
     """Stored state does not fit the declared class, and nothing says how to bring it over."""
@@ -25,7 +28,8 @@ class Record(msgspec.Struct, Generic[StateT], array_like=True, gc=False):
     """Everything kept for one key."""
 
     written: int
-    """The last write: event time (ms) of the last event or timer handled."""
+    """The last write: event time (ms) of the last event or timer handled. Of a function whose state
+    never expires it is `coarse`: an event that changes nothing then leaves the record as it was."""
     timers: dict[str, int]
     """Due time by name."""
     seen: dict[Any, int]
@@ -35,6 +39,14 @@ class Record(msgspec.Struct, Generic[StateT], array_like=True, gc=False):
     state: StateT
     clock_timers: dict[str, int] | None = None
     """Due time by name, of the timers that wait for the processing clock; None: never had any."""
+
+
+def coarse(at: int) -> int:
+    """A time (ms) moved up to the end of its 2**22 ms (70 minutes); equal in every epoch.
+
+    Up and not down: an upgrade that lets state expire must not take it too early.
+    """
+    return at | _COARSE_MS
 
 
 def new_record(state: StateT) -> Record[StateT]:
@@ -65,6 +77,19 @@ class RecordCodec(Generic[StateT]):
     def encode(self, record: Record[StateT]) -> bytes:
         """The version that writes, then the record."""
         return self._version + self._encode(record)
+
+    def encode_many(self, records: Iterable[Record[StateT]]) -> list[bytes]:
+        """As `encode`, at half the cost a record."""
+        version = self._version
+        return [version + data for data in map(self._encode, records)]
+
+    def decode_many(self, stored: Mapping[bytes, bytes]) -> dict[bytes, Record[StateT]]:
+        """As `decode`, by stored key, at half the cost a record."""
+        if not self._migrations:
+            plain = [data[2:] for data in stored.values()]
+            with suppress(msgspec.ValidationError):
+                return dict(zip(stored, map(self._decode, plain), strict=True))
+        return {key: self.decode(data) for key, data in stored.items()}
 
     def decode(self, data: bytes) -> Record[StateT]:
         """The record in this version's class; StateUnreadable if it cannot be brought over."""

@@ -231,6 +231,11 @@ class FunctionSpec:
             return None
         return max(self.state_ttl_ms, self.dedup_ttl_ms if self.dedup else 0)
 
+    @property
+    def writes_are_coarse(self) -> bool:
+        """Whether nothing expires by when a record was written (see `Record.written`)."""
+        return self.state_ttl_ms is None and not self.entry_fields
+
     @cached_property
     def decode_event(self) -> Callable[[bytes], Any]:
         """One JSON document to one event; raises msgspec.DecodeError."""

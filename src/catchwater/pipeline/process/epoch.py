@@ -46,7 +46,11 @@ from catchwater.pipeline.process.timers import (
 from catchwater.state.entries import ShardState, Table, pack_time, unpack_time
 from catchwater.state.expiry import take_due
 from catchwater.state.keys import HASH_BYTES
-from catchwater.state.records import NEVER, Record
+from catchwater.state.records import NEVER, Record, coarse
+
+_MANY_YOUNG = 100_000
+"""So many new objects remain before they are looked through: what an epoch's records are made of,
+mostly, for events that were handled are gone."""
 
 
 def process(
@@ -77,14 +81,15 @@ def process(
 
 @contextmanager
 def _collecting_young_only() -> Iterator[Callable[[], object]]:
-    """Look for reference cycles among new objects only, when told to.
+    """Look for reference cycles when told to, among new objects only, and only where many remain.
 
-    An epoch's records all live to its end; walking them again and again costs a third of the time.
+    An epoch's records all live to its end, and a batch's events to the batch's: walking them again
+    and again costs a third of the time. What a handler leaves in cycles remains, and is found.
     """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        yield lambda: gc.collect(0)
+        yield lambda: gc.get_count()[0] > _MANY_YOUNG and gc.collect(0)
     finally:
         if was_enabled:
             gc.enable()
@@ -95,7 +100,7 @@ class _Rows(NamedTuple):
 
     keys: Sequence[bytes]
     events: Sequence[Any]
-    times: list[int]
+    times: Sequence[int]
     records: list[Record[Any]]
 
     def only(self, kept: list[int]) -> "_Rows":
@@ -173,7 +178,7 @@ class _Epoch:
         context.cause = (at, name, "clock") if by_clock else (at, name)
         context.cancel_timer(name)
         self._live.forget_expired({key: record}, now)
-        record.written = max(record.written, now)
+        record.written = max(record.written, *self._noted([now]))
         done = self.done
         done.outputs.extend(self._on_timer(name, at, record.state, context) or ())
         done.output_keys.extend([key] * (len(done.outputs) - len(done.output_keys)))
@@ -230,7 +235,10 @@ class _Epoch:
         """The loop that decides what an event costs."""
         on_event, context = self._on_event, self._context
         outputs, output_keys = self.done.outputs, self.done.output_keys
-        for key, event, at, record in zip(*rows, strict=True):
+        if not rows.times:
+            return
+        columns = rows._replace(times=self._noted(rows.times))
+        for key, event, at, record in zip(*columns, strict=True):
             if at > record.written:
                 record.written = at
             context.stored_key, context.cause, context.record = key, event, record
@@ -240,6 +248,13 @@ class _Epoch:
                 new = len(outputs) - len(output_keys)
                 if new:
                     output_keys.extend([key] * new)
+
+    def _noted(self, times: Sequence[int]) -> Sequence[int]:
+        """What records are to know of these times: see `Record.written`. There is at least one."""
+        if not self._spec.writes_are_coarse:
+            return times
+        first, last = coarse(min(times)), coarse(max(times))
+        return [last] * len(times) if first == last else list(map(coarse, times))
 
     def _take_poisoned(self, found: Iterable[Poisoned]) -> None:
         for each in found:

@@ -5,6 +5,7 @@ it changed the state: that alone does not depend on where epochs begin.
 """
 
 from collections.abc import Iterable, Mapping
+from itertools import filterfalse
 from typing import Any
 
 from catchwater.pipeline.functions.entries import Declared, Kept
@@ -32,11 +33,11 @@ class LiveRecords:
 
     def load(self, keys: Iterable[bytes]) -> dict[bytes, Record[Any]]:
         """Make records live, a new one for an unknown key; gives those that were stored."""
-        live, decode = self.records, self._codec.decode
-        missing = [key for key in dict.fromkeys(keys) if key not in live]
+        live = self.records
+        missing = list(dict.fromkeys(filterfalse(live.__contains__, keys)))
         found = self._state.get_many(Table.RECORD, missing)
         self._stored.update(found)
-        loaded = {key: decode(data) for key, data in found.items()}
+        loaded = self._codec.decode_many(found)
         live.update(loaded)
         if len(found) < len(missing):
             new_state = self._spec.state_type
@@ -104,9 +105,9 @@ class LiveRecords:
     def store(self) -> int:
         """Put what has changed into the shard's state; gives by how many records it has grown."""
         written = {key: r for key, r in self.records.items() if r.written != NEVER}
-        encode = self._encode if self._fields else self._codec.encode
-        data = zip(written, map(encode, written.values()), strict=True)
-        stored = self._stored
+        records, stored = written.values(), self._stored
+        encoded = map(self._encode, records) if self._fields else self._codec.encode_many(records)
+        data = zip(written, encoded, strict=True)
         self._state.put_many(Table.RECORD, [kv for kv in data if stored.get(kv[0]) != kv[1]])
         new = [key for key in written if key not in stored]
         if self._spec.record_ttl_ms is not None:

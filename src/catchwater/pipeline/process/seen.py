@@ -30,6 +30,7 @@ class SeenIds:
         self._oldest = watermark_ms - ttl_ms
         """What was seen at this time or before is forgotten."""
         self._journal = Journal(Table.SEEN, ttl_ms)
+        self._has_grown = False
 
     def fresh(
         self,
@@ -40,6 +41,7 @@ class SeenIds:
     ) -> list[int]:
         """Of events side by side, the indexes of those not seen before; now they are."""
         oldest = self._oldest
+        self._has_grown = True
         spilled = self._spilled(keys, ids, records)
         kept = []
         for i, (event_id, at, record) in enumerate(zip(ids, times, records, strict=True)):
@@ -58,6 +60,8 @@ class SeenIds:
 
     def store(self, records: Mapping[bytes, Record[Any]]) -> None:
         """Move the older ids of keys with many out of their records."""
+        if not self._has_grown:
+            return
         for key, record in records.items():
             if len(record.seen) > IN_RECORD:
                 self._spill(key, record)

@@ -44,7 +44,7 @@ class Plain(msgspec.Struct, frozen=True):
     version: int
     """The function's version that wrote it."""
     written_ms: int
-    """Event time of the last event or timer."""
+    """Event time of the last event or timer; see `Record.written`."""
     state: Any
     entries: dict[str, list[tuple[Any, Any]]] = {}
     """Of list, map and value states, by field: entry key and value."""

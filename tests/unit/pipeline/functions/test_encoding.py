@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catchwater.state.keys import KeyTooLong, encode_key, key_decoder, key_hash, stored_key
+from catchwater.state.keys import (
+    KeyTooLong,
+    encode_key,
+    key_decoder,
+    key_hash,
+    stored_key,
+    stored_keys,
+)
 from catchwater.state.records import RecordCodec, StateUnreadable, new_record
 
 PLAIN = st.one_of(st.text(), st.integers(-(2**63), 2**63 - 1), st.binary())
@@ -60,6 +67,42 @@ def test_a_key_over_255_bytes_is_refused():
     stored_key(b"k" * 255)
     with pytest.raises(KeyTooLong, match="has 256 bytes"):
         stored_key(b"k" * 256)
+
+
+@settings(deadline=None)
+@given(st.lists(st.binary(max_size=255)))
+def test_many_keys_are_stored_as_each_of_them_is(keys):
+    assert stored_keys(keys) == [stored_key(key) for key in keys]
+
+
+def test_of_many_keys_one_over_255_bytes_is_refused():
+    with pytest.raises(KeyTooLong, match="has 256 bytes"):
+        stored_keys([b"k", b"k" * 256])
+
+
+@pytest.mark.parametrize("migrations", [{}, {1: lambda old: Grown([], old["last"])}])
+def test_many_records_come_back_as_each_of_them_does(migrations):
+    written = codec(Grown, 2)
+    records = [new_record(Grown([n], n)) for n in range(3)]
+    encoded = written.encode_many(records)
+    assert encoded == [written.encode(record) for record in records]
+    stored = {
+        b"old": codec(Old, 1).encode(new_record(Old(7))),
+        **dict(zip((b"a", b"b", b"c"), encoded, strict=True)),
+    }
+    read = codec(Grown, 2, migrations)
+    assert read.decode_many(stored) == {key: read.decode(data) for key, data in stored.items()}
+
+
+def test_of_many_records_the_one_that_does_not_fit_is_told():
+    @dataclass
+    class Narrow:
+        last: str = ""
+
+    stored = {b"new": codec(Narrow, 2).encode(new_record(Narrow("x")))}
+    stored[b"old"] = codec(Old, 1).encode(new_record(Old(7)))
+    with pytest.raises(StateUnreadable, match="by version 1 does not fit Narrow of version 2"):
+        codec(Narrow, 2).decode_many(stored)
 
 
 def test_a_record_comes_back_as_it_was():

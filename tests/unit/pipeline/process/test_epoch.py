@@ -1,5 +1,6 @@
 """The semantics of an epoch, held to a plain model that knows nothing of stores."""
 
+import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -9,12 +10,14 @@ from hypothesis import strategies as st
 
 from catchwater import Context, Keyed, Out, function
 from catchwater.pipeline.functions.declare import spec_of
+from catchwater.pipeline.process import epoch as epoch_module
 from catchwater.pipeline.process import seen as seen_module
 from catchwater.pipeline.process.batch import Batch, Processed, Times
 from catchwater.pipeline.process.epoch import process
 from catchwater.pipeline.process.live import read_record
 from catchwater.state.entries import DictEntries, ShardState, Table
 from catchwater.state.keys import encode_key, stored_key
+from catchwater.state.records import coarse
 
 DEDUP_TTL, STATE_TTL = 40, 25
 
@@ -186,6 +189,54 @@ def test_epochs_equal_the_plain_model(history, cut, late, tiny):
         if model.written[key] + STATE_TTL > history[-1][1]:
             assert shard.record(key).written == model.written[key]
             assert shard.record(key).state.seen == state
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 2**24), min_size=1), st.integers(1, 5), st.booleans())
+def test_where_nothing_expires_a_write_is_noted_coarsely_and_alike_in_all_epochs(
+    times, cut, one_epoch
+):
+    shard = Shard(traced(state_ttl=None, dedup=None, late="process"))
+    events = [Event("a", "1", at) for at in times]
+    for some in [events] if one_epoch else [[event] for event in events]:
+        shard.epoch(some, 0, cut)
+    written = shard.record("a").written
+    assert max(times) <= written < max(times) + 2**22
+    assert written == coarse(max(times))
+
+
+@pytest.mark.parametrize(("state_ttl", "changes"), [(None, 0), ("1h", 1)])
+def test_an_event_that_changes_nothing_leaves_the_record_alone_where_nothing_expires(
+    state_ttl, changes
+):
+    def look(e: Event, s: State, ctx: Context) -> Out[str]:
+        return [str(len(s.seen))]
+
+    declare = function(name="look", key="key", event_time="at", state_ttl=state_ttl)
+    shard = Shard(spec_of(declare(look)))
+    shard.epoch([Event("a", "1", 5)], 0)
+    before = dict(shard.entries.tables[Table.RECORD])
+    shard.epoch([Event("a", "2", 9)], 0)
+    after = shard.entries.tables[Table.RECORD]
+    assert sum(before[key] != data for key, data in after.items()) == changes
+
+
+def test_what_a_handler_leaves_in_cycles_is_found_within_the_epoch(monkeypatch):
+    monkeypatch.setattr(epoch_module, "_MANY_YOUNG", 10)
+    left = []
+
+    class Knot:
+        pass
+
+    def tie(e: Event, s: State, ctx: Context) -> Out[str]:
+        knot = Knot()
+        knot.itself = knot
+        left.append(weakref.ref(knot))
+        return [str(sum(each() is not None for each in left))]
+
+    shard = Shard(spec_of(function(name="tie", key="key", event_time="at")(tie)))
+    done = shard.epoch([Event("a", str(n), 5) for n in range(100)], 0, cut=20)
+    assert max(map(int, done.outputs)) <= 40
 
 
 @settings(max_examples=60, deadline=None)
