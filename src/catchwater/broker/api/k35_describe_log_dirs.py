@@ -42,7 +42,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
         "results": [
             {
                 "error_code": error,
-                "log_dir": _place(broker),
+                "log_dir": log_dir(broker),
                 "topics": [_topic(broker, topic, indexes) for topic, indexes in asked],
                 "total_bytes": total_bytes,
                 "usable_bytes": usable_bytes,
@@ -87,7 +87,7 @@ def _topic(broker: Broker, topic: Topic, indexes: Iterable[int]) -> dict[str, An
     return {"name": topic.name, "partitions": partitions}
 
 
-def _place(broker: Broker) -> str:
+def log_dir(broker: Broker) -> str:
     """The directory or, without what may be a password, the URL of the objects."""
     url = broker.config.catchwater_objects
     if not url:

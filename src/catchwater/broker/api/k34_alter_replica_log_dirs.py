@@ -1,0 +1,47 @@
+"""AlterReplicaLogDirs (34), v1-2: there is one place where bytes lie, and everything is there.
+
+To be moved there is so anyway; no other place is known (LOG_DIR_NOT_FOUND). A topic that is named
+under several places is answered once, with all its partitions. Version notes: v2 is flexible.
+"""
+
+from typing import Any
+
+from catchwater.broker.api.k35_describe_log_dirs import log_dir
+from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.gate import Operation
+from catchwater.wire.errors import ErrorCode
+
+
+async def handle(broker: Broker, call: Call, request: Any) -> Fields:
+    """Answer each partition for itself."""
+    allowed = broker.may_administer(call.principal, Operation.ALTER)
+    here = log_dir(broker)
+    results: dict[str, list[dict[str, Any]]] = {}
+    for place in request.dirs:
+        for topic in place.topics:
+            results.setdefault(topic.name, []).extend(
+                {
+                    "partition_index": index,
+                    "error_code": _moved(broker, topic.name, index, place.path == here)
+                    if allowed
+                    else ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+                }
+                for index in topic.partitions
+            )
+    return {
+        "results": [
+            {"topic_name": name, "partitions": partitions} for name, partitions in results.items()
+        ]
+    }
+
+
+def _moved(broker: Broker, name: str, index: int, is_here: bool) -> ErrorCode:
+    if not is_here:
+        return ErrorCode.LOG_DIR_NOT_FOUND
+    topic = broker.find_topic(name)
+    if topic is None or not 0 <= index < topic.partitions:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return ErrorCode.NONE
+
+
+API = Api(34, "AlterReplicaLogDirs", range(1, 3), handle, notes="one directory only")
