@@ -38,6 +38,8 @@ class Found(NamedTuple):
     path: str
     kafka: str
     ours: str
+    error: int | None = None
+    """What both answer around it."""
 
     def line(self, versions: Sequence[int]) -> str:
         shown = f"v{versions[0]}" + (f"-{versions[-1]}" if len(versions) > 1 else "")
@@ -144,7 +146,14 @@ def collect(
     for (case, version), theirs, mine in zip(work, kafka, ours, strict=True):
         for difference in differences({"": theirs}, {"": mine}):
             path = difference.path.lstrip(".")
-            at = Found(api_name(case.api_key), case.name, path, *map(repr, difference[1:]))
+            at = Found(
+                api_name(case.api_key),
+                case.name,
+                path,
+                repr(difference.kafka),
+                repr(difference.ours),
+                difference.error,
+            )
             found[at].append(version)
     return found
 

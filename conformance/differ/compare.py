@@ -34,44 +34,49 @@ class Difference(NamedTuple):
     path: str
     kafka: Any
     ours: Any
+    error: int | None = None
+    """The error code that both have in the innermost struct around it which has one."""
 
 
-def differences(kafka: Any, ours: Any, path: str = "") -> Iterator[Difference]:
-    """All differences, in the order of Kafka's fields."""
+def differences(
+    kafka: Any, ours: Any, path: str = "", error: int | None = None
+) -> Iterator[Difference]:
+    """All differences, in the order of Kafka's fields; `error` is that of the struct around."""
     if isinstance(kafka, dict) and isinstance(ours, dict):
         if kafka.get("error_code") != ours.get("error_code"):
             here = f"{path}.error_code".lstrip(".")
-            yield Difference(here, kafka.get("error_code"), ours.get("error_code"))
+            yield Difference(here, kafka.get("error_code"), ours.get("error_code"), error)
             return
+        error = kafka.get("error_code", error)
         for name in [*kafka, *(name for name in ours if name not in kafka)]:
             here = f"{path}.{name}".lstrip(".")
-            yield from differences(kafka.get(name, ABSENT), ours.get(name, ABSENT), here)
+            yield from differences(kafka.get(name, ABSENT), ours.get(name, ABSENT), here, error)
     elif isinstance(kafka, list) and isinstance(ours, list):
-        yield from _lists(kafka, ours, path)
+        yield from _lists(kafka, ours, path, error)
     elif kafka != ours:
-        yield Difference(path, kafka, ours)
+        yield Difference(path, kafka, ours, error)
 
 
-def _lists(kafka: list[Any], ours: list[Any], path: str) -> Iterator[Difference]:
+def _lists(kafka: list[Any], ours: list[Any], path: str, error: int | None) -> Iterator[Difference]:
     naming = _naming(kafka, ours)
     if naming is None:
         if len(kafka) != len(ours):
-            yield Difference(f"{path}.length", len(kafka), len(ours))
+            yield Difference(f"{path}.length", len(kafka), len(ours), error)
         for index, (theirs, mine) in enumerate(zip(kafka, ours, strict=False)):
-            yield from differences(theirs, mine, f"{path}.{index}")
+            yield from differences(theirs, mine, f"{path}.{index}", error)
         return
     theirs = {each[naming]: each for each in kafka}
     mine = {each[naming]: each for each in ours}
     for name in [*theirs, *(name for name in mine if name not in theirs)]:
         here = f"{path}.{name}"
         if name in theirs and name in mine:
-            yield from differences(theirs[name], mine[name], here)
+            yield from differences(theirs[name], mine[name], here, error)
         else:
-            yield Difference(here, _presence(name in theirs), _presence(name in mine))
+            yield Difference(here, _presence(name in theirs), _presence(name in mine), error)
     shared = [name for name in theirs if name in mine]
     order = [name for name in mine if name in theirs]
     if shared != order:
-        yield Difference(f"{path}.order", shared, order)
+        yield Difference(f"{path}.order", shared, order, error)
 
 
 def _presence(is_there: bool) -> str:

@@ -1,7 +1,8 @@
 """The differences that are meant, from a TOML file: where, and why.
 
 A `[[difference]]` has a `reason` and patterns (`*` for anything): `api` and `case` by name, `path`
-of the field. One that fits explains the difference.
+of the field; and, where given, an `error`: the code that both replies have around it. One that fits
+explains the difference.
 """
 
 import tomllib
@@ -18,6 +19,7 @@ class Expected(NamedTuple):
     api: str = "*"
     case: str = "*"
     path: str = "*"
+    error: int | None = None
 
     def explains(self, difference: Any, versions: Sequence[int]) -> bool:
         """Whether a `Found` lies within the patterns."""
@@ -25,6 +27,7 @@ class Expected(NamedTuple):
             fnmatchcase(difference.api, self.api)
             and fnmatchcase(difference.case, self.case)
             and fnmatchcase(difference.path, self.path)
+            and self.error in (None, difference.error)
         )
 
 

@@ -73,6 +73,24 @@ def test_where_the_error_differs_the_rest_is_not_compared():
     assert list(differences(kafka, ours)) == [Difference("error_code", 3, 0)]
 
 
+def test_an_explanation_may_hold_only_beside_an_error():
+    def answer(start):
+        partitions = [
+            {"partition_index": 0, "error_code": 0, "log_start_offset": start},
+            {"partition_index": 1, "error_code": 1, "log_start_offset": start},
+        ]
+        return {"error_code": 0, "topics": [{"name": "t", "partitions": partitions}]}
+
+    fine, beyond = differences(answer(-1), answer(5))
+    assert (fine.error, beyond.error) == (0, 1)
+    gone = Expected("a reason", path="*.log_start_offset", error=1)
+    explained = [
+        gone.explains(Found("Fetch", "any", each.path, "-1", "5", each.error), [4])
+        for each in (fine, beyond)
+    ]
+    assert explained == [False, True]
+
+
 def test_a_difference_that_nothing_explains_is_a_failure(capsys):
     found = {Found("Fetch", "from_offsets", "0.offset", "1", "2"): [4, 5, 6]}
     assert report(found, [Expected("a reason", api="Fetch", path="*.offset")], True) == 0
