@@ -1,205 +1,59 @@
 """Our client and source against an Apache Kafka that asks for TLS, logins and certificates."""
 
-import os
+import contextlib
+import json
 import pickle
-import shutil
-import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks.kafka_jars import MavenMissing
-from benchmarks.kafka_peer import free_port, java, wait_until_listening
-from confluent_kafka.admin import (
-    AclBinding,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
+from tests.secured_kafka import (
+    JAAS,
+    KEY_PASSWORD,
+    PASSWORD,
+    REAUTHENTICATE_MS,
+    TOPIC,
+    USERS,
+    VALUES,
+    Kafka,
+    SecuredKafkaMissing,
+    secured_kafka,
 )
 
+from catchwater.cli import main, topic
+from catchwater.cli.command_config import client_of
+from catchwater.clock import Clock
 from catchwater.config import ConfigError
 from catchwater.replay.options import SourceOptions, parse_options
 from catchwater.replay.read import ReadSettings, read_task
 from catchwater.replay.subscription import Subscription
+from catchwater.sinks.base import OutputRecord, Staged
+from catchwater.sinks.config import parse
+from catchwater.sinks.kafka import client
+from catchwater.sinks.kafka.client import NotAdmitted
+from catchwater.sinks.kafka.sink import KafkaSink, open_kafka
+from catchwater.sinks.reconcile import verify
+from catchwater.sinks.staged import Archive, StagedFile
+from catchwater.sinks.surroundings import Surroundings
 from catchwater.wire.client import EARLIEST, LATEST, Client
 from catchwater.wire.connection import Connection, ConnectionLost
-from catchwater.wire.records import encode_batch
 from catchwater.wire.security.sasl import LoginFailed
 from catchwater.wire.security.settings import MECHANISMS, parse_security
 from catchwater.wire.security.tls import BrokerNotTrusted, TlsFailed
 
-TOPIC = "secured"
-VALUES = [b"%d" % number for number in range(300)]
-USERS = {"PLAIN": "plain", "SCRAM-SHA-256": "first=reader", "SCRAM-SHA-512": "second"}
-PASSWORD = "pass w=rd;"
-KEY_PASSWORD = "key-password"
-REAUTHENTICATE_MS = 2000
-
-QUICK_START = {**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-
-JAAS = "org.apache.kafka.common.security"
-LOGINS = {
-    "PLAIN": f'{JAAS}.plain.PlainLoginModule required user_plain="{PASSWORD}";',
-    "SCRAM-SHA-256": f"{JAAS}.scram.ScramLoginModule required;",
-    "SCRAM-SHA-512": f"{JAAS}.scram.ScramLoginModule required;",
-}
-
-
-def openssl(folder: Path, *arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-
-def authority(folder: Path, name: str) -> None:
-    """`name`.crt, and the key to it."""
-    new = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    files = ["-keyout", f"{name}.key", "-out", f"{name}.crt"]
-    openssl(folder, *new, *files, "-days", "30", "-subj", f"/CN={name}")
-
-
-def certificate(folder: Path, name: str, *extensions: str) -> None:
-    """`name`.key and `name`.crt, signed by the authority `ca`; `name`.pem holds both."""
-    new = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    openssl(folder, *new, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-    (folder / f"{name}.ext").write_text("".join(f"{line}\n" for line in extensions))
-    sign = ["x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key"]
-    openssl(folder, *sign, "-CAcreateserial", "-extfile", f"{name}.ext", "-out", f"{name}.crt",
-            "-days", "30")  # fmt: skip
-    parts = [(folder / f"{name}.{kind}").read_text() for kind in ("key", "crt")]
-    (folder / f"{name}.pem").write_text("".join(parts))
-
-
-class Kafka:
-    """One broker: a listener for anybody, one for users over TLS, one for client certificates."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        names = ("INTERNAL", "LOGIN", "MUTUAL", "CONTROLLER")
-        self.ports = {name: free_port() for name in names}
-        authority(folder, "ca")
-        authority(folder, "stranger")
-        certificate(folder, "server", "subjectAltName=IP:127.0.0.1")
-        certificate(folder, "client", "extendedKeyUsage=clientAuth")
-        kept = ["-topk8", "-v2", "aes-256-cbc", "-passout", f"pass:{KEY_PASSWORD}"]
-        openssl(folder, "pkcs8", "-in", "client.key", *kept, "-out", "client.secret.key")
-
-    def address(self, listener: str) -> str:
-        return f"127.0.0.1:{self.ports[listener]}"
-
-    def properties(self) -> str:
-        listeners = [f"{name}://127.0.0.1:{port}" for name, port in self.ports.items()]
-        lines = {
-            "process.roles": "broker,controller",
-            "node.id": "1",
-            "controller.quorum.voters": f"1@{self.address('CONTROLLER')}",
-            "listeners": ",".join(listeners),
-            "advertised.listeners": ",".join(listeners[:-1]),
-            "controller.listener.names": "CONTROLLER",
-            "inter.broker.listener.name": "INTERNAL",
-            "listener.security.protocol.map": "INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT,"
-            "LOGIN:SASL_SSL,MUTUAL:SSL",
-            "log.dirs": str(self.folder / "logs"),
-            "offsets.topic.replication.factor": "1",
-            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-            "super.users": "User:ANONYMOUS",
-            "allow.everyone.if.no.acl.found": "true",
-            "ssl.keystore.type": "PEM",
-            "ssl.keystore.location": str(self.folder / "server.pem"),
-            "ssl.truststore.type": "PEM",
-            "ssl.truststore.location": str(self.folder / "ca.crt"),
-            "listener.name.mutual.ssl.client.auth": "required",
-            "sasl.enabled.mechanisms": ",".join(MECHANISMS),
-            "listener.name.login.plain.connections.max.reauth.ms": str(REAUTHENTICATE_MS),
-        }
-        for mechanism, login in LOGINS.items():
-            lines[f"listener.name.login.{mechanism.lower()}.sasl.jaas.config"] = login
-        return "".join(f"{name}={value}\n" for name, value in lines.items())
-
-    def users(self) -> list[str]:
-        """Arguments that make the users of SCRAM; the one of PLAIN stands in the properties."""
-        scram = [(m, user) for m, user in USERS.items() if m != "PLAIN"]
-        made = [f'{m}=[name="{user}",password="{PASSWORD}"]' for m, user in scram]
-        return [argument for each in made for argument in ("--add-scram", each)]
-
-    def options(self, mechanism: str, **more: str) -> dict[str, str]:
-        """The source's, for one way to log in; underscores stand for dots."""
-        return {
-            "kafka.bootstrap.servers": self.address("LOGIN"),
-            "subscribe": TOPIC,
-            "kafka.security.protocol": "SASL_SSL",
-            "kafka.ssl.ca.location": str(self.folder / "ca.crt"),
-            "kafka.sasl.mechanism": mechanism,
-            "kafka.sasl.username": USERS[mechanism],
-            "kafka.sasl.password": PASSWORD,
-            **{f"kafka.{name.replace('_', '.')}": value for name, value in more.items()},
-        }
-
-    def mutual(self, **more: str) -> dict[str, str]:
-        return {
-            "kafka.bootstrap.servers": self.address("MUTUAL"),
-            "subscribe": TOPIC,
-            "kafka.security.protocol": "SSL",
-            **{f"kafka.ssl.{name.replace('_', '.')}": value for name, value in more.items()},
-        }
-
-    def file(self, name: str) -> str:
-        return str(self.folder / name)
-
 
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    if not (shutil.which("java") and shutil.which("openssl")):
-        pytest.skip("a secured Apache Kafka needs java and openssl")
-    folder = tmp_path_factory.mktemp("secured")
-    made = Kafka(folder)
-    config, log = folder / "server.properties", folder / "broker.log"
-    config.write_text(made.properties())
-    store = ["format", "-t", "MkU3OEVBNTcwNTJENDM2Qg", "-c", str(config), *made.users()]
-    try:
-        command = java("kafka.tools.StorageTool", *store)
-    except MavenMissing as reason:
-        pytest.skip(str(reason))
-    subprocess.run(command, check=True, capture_output=True, env=QUICK_START)
-    with (
-        log.open("wb") as output,
-        subprocess.Popen(
-            java("kafka.Kafka", str(config)),
-            stdout=output,
-            stderr=output,
-            env=QUICK_START,
-        ) as process,
-    ):
+    with contextlib.ExitStack() as stack:
         try:
-            wait_until_listening(made.ports["MUTUAL"], process, log)
-            fill(made)
-            yield made
-        finally:
-            process.kill()
-
-
-def fill(kafka: Kafka) -> None:
-    """The records, and a rule by which users may not look at the broker's configuration."""
-    now_ms = time.time_ns() // 1_000_000
-    with Client(kafka.address("INTERNAL")) as client:
-        client.create_topics({TOPIC: 2})
-        for partition in (0, 1):
-            values = VALUES[partition::2]
-            batch = encode_batch([(b"k", value, now_ms, ()) for value in values])
-            client.produce([((TOPIC, partition), batch)])
-    rule = AclBinding(
-        ResourceType.BROKER,
-        "kafka-cluster",
-        ResourcePatternType.LITERAL,
-        "User:operator",
-        "*",
-        AclOperation.DESCRIBE_CONFIGS,
-        AclPermissionType.ALLOW,
-    )
-    admin = AdminClient({"bootstrap.servers": kafka.address("INTERNAL")})
-    for made in admin.create_acls([rule]).values():
-        made.result(10)
+            made = stack.enter_context(secured_kafka(tmp_path_factory.mktemp("secured")))
+        except (MavenMissing, SecuredKafkaMissing) as reason:
+            pytest.skip(str(reason))
+        yield made
 
 
 def read(given: dict[str, str]) -> list[bytes]:
@@ -323,3 +177,161 @@ def test_a_login_that_ends_is_renewed_before(kafka: Kafka, monkeypatch: pytest.M
             assert client.list_offsets({(TOPIC, 0): LATEST}) == {(TOPIC, 0): 150}
             time.sleep(0.05)
     assert len(made) > 1 and not lost
+
+
+class Typed:
+    """`catchwater` with these arguments, in this process."""
+
+    def __init__(self, kafka: Kafka, patch: pytest.MonkeyPatch, told: Any) -> None:
+        self.kafka, self._patch, self._told = kafka, patch, told
+        patch.setenv("CATCHWATER_TESTS_PASSWORD", PASSWORD)
+        patch.setattr(
+            topic, "client_of", lambda *a, **more: client_of(*a, **{**more, "timeout_s": 1})
+        )
+
+    def command_config(self, **changes: str) -> Path:
+        """Client properties as Kafka's own tools take them."""
+        properties = {
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.jaas.config": f"{JAAS}.scram.ScramLoginModule required \\\n  username=second \\\n"
+            '  password="${env:CATCHWATER_TESTS_PASSWORD}";',
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": self.kafka.file("ca.crt"),
+            **{name.replace("_", "."): value for name, value in changes.items()},
+        }
+        path = self.kafka.folder / "client.properties"
+        path.write_text("".join(f"{k}={v}\n" for k, v in properties.items() if v != "absent"))
+        return path
+
+    def __call__(self, *arguments: object) -> tuple[int, str, str]:
+        self._patch.setattr(sys, "argv", ["catchwater", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = self._told.readouterr()
+        assert PASSWORD not in out + err
+        return int(left.value.code or 0), out, err
+
+
+@pytest.fixture
+def typed(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Typed:
+    return Typed(kafka, monkeypatch, capsys)
+
+
+def test_commands_take_the_file_that_kafkas_own_tools_take(typed: Typed) -> None:
+    reach = ["--bootstrap", typed.kafka.address("LOGIN")]
+    reach += ["--command-config", typed.command_config()]
+    assert typed("topic", "create", "made", "-p", 3, *reach)[0] == 0
+    assert json.loads(typed("topic", "describe", "made", "--json", *reach)[1])[2]["end_offset"] == 0
+    assert typed("topic", "delete", "made", "--yes", *reach)[0] == 0
+    names = {row["topic"] for row in json.loads(typed("topic", "list", "--json", *reach)[1])}
+    assert TOPIC in names and "made" not in names
+    code, _, err = typed("txn", "abort", "nobody", *reach)
+    assert code == 1 and "no transactional id nobody" in err
+
+
+@pytest.mark.parametrize(
+    ("listener", "changes", "sentence", "hint"),
+    [
+        ("LOGIN", {"sasl_jaas_config": f"{JAAS}.scram.ScramLoginModule required username=second "
+                   "password=wr0ng;"}, "SASL_AUTHENTICATION_FAILED", "user name and password"),
+        ("LOGIN", {"ssl_truststore_location": "stranger"}, "is not trusted", "ssl.ca.location"),
+        ("localhost", {}, "Hostname mismatch", "Connect by a name that is in the certificate"),
+        ("EXPIRED", {"security_protocol": "SSL", "sasl_mechanism": "absent",
+                     "sasl_jaas_config": "absent"}, "has expired", "has to be renewed"),
+        ("INTERNAL", {}, "broke", "is this a plain port (security.protocol)"),
+        ("LOGIN", {"security_protocol": "absent"}, "no effect with security.protocol PLAINTEXT",
+         "Set security.protocol"),
+    ],
+)  # fmt: skip
+def test_what_keeps_a_command_out_is_told_with_what_to_do(
+    typed: Typed, listener: str, changes: dict[str, str], sentence: str, hint: str
+) -> None:
+    kafka = typed.kafka
+    if "ssl_truststore_location" in changes:
+        changes = {"ssl_truststore_location": kafka.file("stranger.crt")}
+    on_localhost = f"localhost:{kafka.ports['LOGIN']}"
+    address = on_localhost if listener == "localhost" else kafka.address(listener)
+    config = typed.command_config(**changes)
+    code, _, err = typed("topic", "list", "--bootstrap", address, "--command-config", config)
+    error, told = err.strip().splitlines()
+    assert code != 0 and error.startswith("error: ") and told.startswith("hint: ")
+    assert sentence in error and hint in told
+    assert "kafka.s" not in err and "wr0ng" not in err
+
+
+def test_a_command_without_a_file_is_told_that_the_port_is_secured(typed: Typed) -> None:
+    _, _, err = typed("topic", "list", "--bootstrap", typed.kafka.address("LOGIN"))
+    assert "does this port ask for TLS or a login (security.protocol)?" in err
+
+
+class Sinks:
+    """Kafka sinks as a pipeline's file describes them, with one epoch to write."""
+
+    def __init__(self, kafka: Kafka, folder: Path) -> None:
+        self.kafka, self.folder = kafka, folder
+        self.stager = StagedFile(folder.as_uri(), "staged/far")
+
+    def open(self, source: dict[str, str], **section: str) -> KafkaSink:
+        config = parse("far", {"kind": "kafka", "topic": "far", "retry": "1ms", **section})
+        read = parse_options(source)
+        around = Surroundings(
+            "cards",
+            self.folder.as_uri(),
+            self.folder,
+            bootstrap=read.bootstrap,
+            security=read.security,
+        )
+        return open_kafka(config, around, Archive(self.stager))
+
+    def stage(self, epoch: int) -> list[Staged]:
+        now_ms = time.time_ns() // 1_000_000
+        return [self.stager.stage(epoch, 0, [OutputRecord(b"k", b"%d" % epoch, now_ms)], Clock(7))]
+
+
+@pytest.fixture
+def sinks(kafka: Kafka, tmp_path: Path) -> Sinks:
+    return Sinks(kafka, tmp_path)
+
+
+def test_a_sink_writes_to_the_sources_brokers_as_the_source_reads_them(sinks: Sinks) -> None:
+    """By a login in Java's form, by a certificate with an encrypted key, by options of its own."""
+    kafka = sinks.kafka
+    login = kafka.options("SCRAM-SHA-512")
+    name, password = login.pop("kafka.sasl.username"), login.pop("kafka.sasl.password")
+    login["kafka.sasl.jaas.config"] = (
+        f'{JAAS}.scram.ScramLoginModule required username="{name}" password="{password}";'
+    )
+    shown = kafka.mutual(
+        ca_location=kafka.file("ca.crt"),
+        certificate_location=kafka.file("client.crt"),
+        key_location=kafka.file("client.secret.key"),
+        key_password=KEY_PASSWORD,
+    )
+    own = {k: v for k, v in kafka.options("PLAIN").items() if k.startswith("kafka.")}
+    plain = {"kafka.bootstrap.servers": kafka.address("INTERNAL"), "subscribe": TOPIC}
+    for epoch, (source, section) in enumerate([(login, {}), (shown, {}), (plain, own)]):
+        for _ in ("first", "again"):
+            # A new one waits until readers see what the one before has written.
+            with contextlib.closing(sinks.open(source, **section)) as sink:
+                assert sink.commit(epoch, sinks.stage(epoch)).records == 1
+        with contextlib.closing(sinks.open(source, **section)) as sink:
+            assert (sink.last_epoch(), verify(sink, epoch).findings) == (epoch, ())
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [({"sasl_password": "wr0ng"}, "[Aa]uthentication failed"),
+     ({"ssl_ca_location": "stranger.crt"}, "certificate verify failed")],
+)  # fmt: skip
+def test_a_sink_that_is_not_let_in_fails_for_good_and_shows_no_password(
+    sinks: Sinks, monkeypatch: pytest.MonkeyPatch, change: dict[str, str], sentence: str
+) -> None:
+    monkeypatch.setattr(client, "REQUEST_S", 1.0)
+    if "ssl_ca_location" in change:
+        change = {"ssl_ca_location": sinks.kafka.file("stranger.crt")}
+    with pytest.raises(NotAdmitted, match=sentence) as caught:
+        sinks.open(sinks.kafka.options("SCRAM-SHA-512", **change))
+    assert "wr0ng" not in f"{caught.value} {caught.value.hint}"

@@ -62,15 +62,14 @@ def show(file: PipelineFile, checkpoint: Checkpoint = None, as_json: AsJson = Fa
 def check(file: PipelineFile, checkpoint: Checkpoint = None, as_json: AsJson = False) -> None:
     """Compare a contract with what the log and the sinks hold now; exit 0, 3 (warns), 4 (fails)."""
     from catchwater.cli import sink
-    from catchwater.cli.pipeline_file import control_of, load_here
+    from catchwater.cli.pipeline_file import load_here, state_of
     from catchwater.recovery import contract as terms
-    from catchwater.recovery.pins import read_log_state
     from catchwater.recovery.restore import load_contracts
 
     config = load_here(file)
     chosen = _choose(load_contracts(config.checkpoint), checkpoint)
     topics = sorted({position.topic for position in chosen.inputs})
-    state = read_log_state(control_of(config), topics, sink.last_epochs(file))
+    state = state_of(config, topics, sink.last_epochs(file))
     findings = terms.check(chosen, state)
     if as_json:
         print_json([asdict(finding) for finding in findings])

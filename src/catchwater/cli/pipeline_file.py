@@ -1,7 +1,7 @@
 """What commands find through a pipeline's file: its settings, and the log that it reads."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from catchwater.config import CatchwaterError
 if TYPE_CHECKING:
     from catchwater.pipeline.run.config import PipelineConfig
     from catchwater.recovery.checkpoint import Checkpoint
-    from catchwater.recovery.contract import PartitionTail
+    from catchwater.recovery.contract import LogState, PartitionTail
     from catchwater.replay.control import Control
 
 
@@ -31,23 +31,35 @@ def control_of(config: "PipelineConfig") -> "Control":
     from catchwater.replay.options import parse_options
     from catchwater.replay.subscription import Subscription
 
-    subscription = Subscription(parse_options(config.source))
+    subscription = Subscription(parse_options(config.source_options))
     try:
-        url = subscription.control_url()
+        url = subscription.log_control_url()
     finally:
         subscription.close()
     if url is None:
-        raise NotOurLog(
-            "The pipeline's source is read as a Kafka without Catchwater's control API."
-        )
+        raise NotOurLog("The pipeline's source is a Kafka without Catchwater's control API.")
     return Control(url, timeout_s=10.0)
 
 
 def tails_of(
     config: "PipelineConfig", checkpoints: "Iterable[Checkpoint]"
 ) -> "dict[tuple[str, int], PartitionTail]":
-    """What the log holds now of the topics that these checkpoints read."""
-    from catchwater.recovery.pins import read_tails
-
+    """What the log, ours or another Kafka, holds now of the topics that these checkpoints read."""
     topics = {topic for each in checkpoints for topic in each.end.needed}
-    return read_tails(control_of(config), sorted(topics)) if topics else {}
+    return dict(state_of(config, sorted(topics), {}).tails) if topics else {}
+
+
+def state_of(
+    config: "PipelineConfig", topics: "Sequence[str]", sink_epochs: "Mapping[str, int | None]"
+) -> "LogState":
+    """What a contract is compared with; another Kafka has no pins."""
+    from catchwater.recovery.contract import LogState
+    from catchwater.recovery.pins import kafka_tails, read_log_state
+    from catchwater.replay.options import parse_options
+
+    try:
+        return read_log_state(control_of(config), topics, sink_epochs)
+    except NotOurLog:
+        options = parse_options(config.source_options)
+        tails = kafka_tails(options.bootstrap, topics, options.security)
+        return LogState(tails, {}, sink_epochs)

@@ -30,7 +30,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from catchwater.clock import Clock
-from catchwater.config import ConfigError
+from catchwater.config import CatchwaterError, ConfigError
 from catchwater.sinks.base import Headers, SinkUnavailable, Superseded
 
 Offsets = dict[str, tuple[int, int]]
@@ -66,6 +66,10 @@ _FENCED = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 Options = Mapping[str, str]
 
 
+class NotAdmitted(CatchwaterError):
+    """The brokers do not take the login, or are not trusted: asking again would not help."""
+
+
 class Message(NamedTuple):
     """One record to write."""
 
@@ -91,7 +95,7 @@ class Brokers:
                 )
         self.options = dict(options)
         self.name = self.options.get("bootstrap.servers", "")
-        self._last_error = ""
+        self._last_error: KafkaError | None = None
 
     def connect(self, kind: Callable[[dict[str, Any]], Any], extra: Mapping[str, Any]) -> Any:
         """A producer, consumer or admin client. Raises `ConfigError` for options it refuses."""
@@ -129,8 +133,12 @@ class Brokers:
         """Turn librdkafka's errors into ours, naming the brokers."""
         try:
             yield
+            self._last_error = None
         except KafkaException as error:
             reason: KafkaError = error.args[0]
+            if "admin" in self.__dict__:
+                self.admin.poll(0)  # it tells of what happened only when it is asked
+            said, self._last_error = self._last_error, None
             if reason.code() in _FENCED:
                 raise Superseded(
                     f"The Kafka at {self.name} has fenced this pipeline's transactions: "
@@ -138,13 +146,28 @@ class Brokers:
                     hint="Another process writes to this sink, or this one stood still for too "
                     "long. Start the pipeline again if no other is running.",
                 ) from error
-            said = f" ({self._last_error})" if self._last_error else ""
+            if said is not None and _is_for_good(said):
+                raise NotAdmitted(
+                    f"The Kafka at {self.name} cannot be reached as the options say: {said.str()}.",
+                    hint="Are user name and password right (kafka.sasl.*), and is the authority "
+                    "known that signed the brokers' certificates (kafka.ssl.ca.location)?",
+                ) from error
+            told = f" ({said.str()})" if said else ""
             raise SinkUnavailable(
-                f"The Kafka at {self.name} did not do what was asked: {reason.str()}{said}."
+                f"The Kafka at {self.name} did not do what was asked: {reason.str()}{told}."
             ) from error
 
     def _note(self, error: KafkaError) -> None:
-        self._last_error = error.str()
+        # That all brokers are down comes behind the reason, and says less.
+        if self._last_error is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self._last_error = error
+
+
+def _is_for_good(error: KafkaError) -> bool:
+    """Whether asking again would be answered alike; a TLS handshake also ends in a restart."""
+    if error.code() == KafkaError._AUTHENTICATION:
+        return True
+    return error.code() == KafkaError._SSL and "certificate" in error.str()
 
 
 class Writer:

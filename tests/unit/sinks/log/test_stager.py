@@ -1,5 +1,6 @@
 """The log sink in a task: staged bytes depend on the records only."""
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,17 @@ import pytest
 from catchwater.clock import Clock
 from catchwater.log.format import chunk
 from catchwater.sinks.base import OutputRecord, Staged, checksum_of
-from catchwater.sinks.log.stager import LogStager, StoreUnsupported, murmur2, partition_of
+from catchwater.sinks.log import stager as module
+from catchwater.sinks.log.stager import (
+    LogAppender,
+    LogStager,
+    StoreUnsupported,
+    murmur2,
+    partition_of,
+)
 from catchwater.sinks.staged import Archive, StagedFile
 from catchwater.wire.records import decode, place
+from catchwater.wire.security.settings import Security
 
 TOPIC = bytes(range(16))
 
@@ -81,3 +90,27 @@ def test_a_copy_beside_the_checkpoint_holds_the_same_records(tmp_path: Path) -> 
     assert staged.kept.startswith("staged/alerts/00000000000000000007-00001-")
     assert staged.checksum == checksum_of(records(10))
     assert Archive(copy).records(staged) == records(10)
+
+
+def test_a_task_that_appends_reaches_the_brokers_as_the_source_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached: list[tuple[str, Security]] = []
+
+    class Client:
+        def __init__(self, bootstrap: str, *, security: Security) -> None:
+            reached.append((bootstrap, security))
+
+        def __enter__(self) -> "Client":
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+
+        def produce(self, batches: object) -> None: ...
+
+    monkeypatch.setattr(module, "Client", Client)
+    security = Security("SASL_PLAINTEXT", "PLAIN", "writer", "s3cret")
+    copy = StagedFile(tmp_path.as_uri(), "staged/alerts")
+    appender = LogAppender("h:1", "alerts", 2, "cards/alerts", copy, security)
+    pickle.loads(pickle.dumps(appender)).stage(0, 1, records(3))
+    assert reached == [("h:1", security)]
