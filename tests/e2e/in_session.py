@@ -4,6 +4,7 @@ On a shared Spark session, since starting Spark costs more than everything a sma
 without Spark at all, in the order in which Spark does things. A test can stand between two epochs.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import msgspec
 from catchwater.clock import SYSTEM
 from catchwater.pipeline.rows import from_arrow
 from catchwater.pipeline.run import config, driver, run
+from catchwater.pipeline.run.backfill import backfill_of
 from catchwater.pipeline.run.preflight import Parts, prepare
 from catchwater.pipeline.run.query import source_settings, stages, start_query
 from catchwater.pipeline.shard_epoch import run_stage
@@ -42,6 +44,8 @@ class Pipeline:
     """Called when an epoch is in the ledger and not yet committed by Spark."""
     epochs: list[EpochEntry] = field(default_factory=list)
     """What the runs have committed."""
+    label: str | None = None
+    """Not the pipeline itself runs, but a backfill of it, with this process's environment."""
 
     @property
     def checkpoint(self) -> Path:
@@ -49,7 +53,9 @@ class Pipeline:
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
         """Until the condition holds or the query ends. Raises what `pipeline run` would."""
-        settings = config.load(self.file, {})
+        settings = config.load(self.file, os.environ if self.label else {})
+        if self.label:
+            settings = backfill_of(settings, self.label)
         restore.finish(settings.checkpoint)  # where the pipeline is now, if it was taken over
         parts = prepare(settings, SYSTEM.monotonic_s(), SYSTEM)
         shards = settings.shard_count * len(parts.specs)

@@ -1,101 +1,33 @@
-"""History once more: a range beside the pipeline that went over it, and a view made anew.
+"""History once more, with Spark: a range beside the pipeline that went over it, a view made anew.
 
-The driver is killed on its way.
-A plain loop says what the range gives to functions that begin with empty state.
+In the long form the driver is killed on its way, and input comes meanwhile; without Spark, at every
+step, that is `test_rebuild_steps.py`. A plain loop says what comes out with state that was empty.
 """
 
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.e2e.in_session import Pipeline
+from tests.e2e.tally import PARTITIONS, TOPIC, Tables, model, newest, produce, write_file
 
-from catchwater.clock import SYSTEM
 from catchwater.replay.control import Control
 from catchwater.wire.client import Client
-from catchwater.wire.records import encode_batch
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 COMMAND = str(Path(sys.executable).with_name("catchwater"))
-PARTITIONS, RECORDS, CARDS = 2, 1_000, 17
-FIRST, LAST = 200, 900
+RECORDS, MEANWHILE, EPOCH = 200, 50, 100
+FIRST, LAST = 20, 180
 """The range, in each partition."""
-
-FUNCTION = '''"""How often a card was seen."""
-from dataclasses import dataclass
-from catchwater import Context, Keyed, Out, function
-
-@dataclass
-class Order:
-    card: str
-    n: int
-    at: int
-
-@dataclass
-class Tally:
-    seen: int = 0
-
-@dataclass
-class Row:
-    card: str
-    n: int
-    seen: int
-
-@function(name="tally", version=1, key="card", event_time="at", late="process")
-class Tallied(Keyed[Order, Tally, Row]):
-    def on_event(self, e: Order, s: Tally, ctx: Context) -> Out[Row]:
-        s.seen += 1
-        return [Row(e.card, e.n, s.seen)]
-'''
-FILE = """\
-[pipeline]
-function = "orders_seen:Tallied"
-checkpoint = "checkpoint"
-trigger = "available-now"
-shards = 2
-[source]
-kafka.bootstrap.servers = "{bootstrap}"
-subscribe = "orders"
-startingOffsets = "earliest"
-maxOffsetsPerTrigger = 100
-[sink.rows]
-kind = "sqlite"
-path = "rows.db"
-table = "{table}"
-"""
-
-
-def order(partition: int, n: int) -> dict[str, Any]:
-    """All orders of a card lie in one partition."""
-    card = f"card-{partition}-{n * 31 % CARDS}"
-    return {"card": card, "n": n, "at": 1_700_000_000_000 + n}
-
-
-def model(first: int, last: int) -> Counter[tuple[str, int, int]]:
-    seen: Counter[str] = Counter()
-    rows: Counter[tuple[str, int, int]] = Counter()
-    for partition in range(PARTITIONS):
-        for n in range(first, last):
-            card = order(partition, n)["card"]
-            seen[card] += 1
-            rows[card, n, seen[card]] += 1
-    return rows
-
-
-def rows(folder: Path, table: str) -> Counter[tuple[str, int, int]]:
-    with sqlite3.connect(folder / "rows.db") as database:
-        return Counter(database.execute(f"SELECT card, n, seen FROM {table}").fetchall())
 
 
 def kill_driver(folder: Path) -> None:
@@ -108,50 +40,47 @@ def kill_driver(folder: Path) -> None:
     os.kill(told["driver"], signal.SIGKILL)
 
 
-def produce(bootstrap: str, first: int, last: int) -> None:
-    with Client(bootstrap) as client:
-        for partition in range(PARTITIONS):
-            told = [json.dumps(order(partition, n)).encode() for n in range(first, last)]
-            batch = encode_batch([(b"", each, SYSTEM.now_ms(), ()) for each in told])
-            client.produce([(("orders", partition), batch)])
-
-
 @pytest.fixture
 def broker(make_broker: Callable[..., Any]) -> Any:
     broker = make_broker({"log.retention.ms": "-1"})
     with Client(broker.bootstrap) as client:
-        client.create_topics({"orders": PARTITIONS})
+        client.create_topics({TOPIC: PARTITIONS})
     produce(broker.bootstrap, 0, RECORDS)
     return broker
 
 
+@pytest.fixture(params=["sqlite"])
+def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Tables:
+    is_sqlite = request.param == "sqlite"
+    return Tables(tmp_path / "rows.db" if is_sqlite else request.getfixturevalue("postgres_url"))
+
+
 @pytest.fixture
-def live(broker: Any, tmp_path: Path) -> Pipeline:
+def live(broker: Any, tmp_path: Path, tables: Tables) -> Pipeline:
     """The pipeline, stopped, with all its input read."""
-    (tmp_path / "orders_seen.py").write_text(FUNCTION)
-    file = tmp_path / "tally.toml"
-    file.write_text(FILE.format(bootstrap=broker.bootstrap, table="live"))
-    live = Pipeline(None, tmp_path, file)
+    live = Pipeline(None, tmp_path, write_file(tmp_path, broker.bootstrap, tables, EPOCH))
     live.run()
-    assert rows(tmp_path, "live") == model(0, RECORDS)
+    assert tables.rows("live") == model(0, RECORDS)
     return live
 
 
+@pytest.mark.slow
 def test_a_range_is_written_once_and_the_pipeline_does_not_notice(
-    broker: Any, live: Pipeline, tmp_path: Path
+    broker: Any, live: Pipeline, tmp_path: Path, tables: Tables
 ) -> None:
     file = live.file
     control = Control(broker.control_url)
     pins = {pin["id"] for pin in control.pins()}
-    before = [rows(tmp_path, "live"), live.committed]
+    before = [tables.rows("live"), live.committed]
 
-    environment = {**os.environ, "CATCHWATER_SINK__ROWS__TABLE": "june"}
-    ends = [json.dumps({"orders": dict.fromkeys("01", at)}) for at in (FIRST, LAST)]
+    named = {"CATCHWATER_SINK__ROWS__TABLE": "june", "CATCHWATER_SINK__NEWEST__TABLE": "junes"}
+    environment = {**os.environ, **named}
+    ends = [json.dumps({TOPIC: dict.fromkeys("01", at)}) for at in (FIRST, LAST)]
     command = [COMMAND, "pipeline", "backfill", str(file), "--label", "june", "--yes", "--quick",
                "--json", "--from", ends[0], "--to", ends[1]]  # fmt: skip
     refused = subprocess.run(command, capture_output=True, timeout=60)
     assert b"which is the live pipeline's" in refused.stderr
-    assert b"CATCHWATER_SINK__ROWS__TABLE=" in refused.stderr
+    assert b"__TABLE=" in refused.stderr
     with (
         (tmp_path / "log").open("wb") as log,
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log) as process,
@@ -160,72 +89,91 @@ def test_a_range_is_written_once_and_the_pipeline_does_not_notice(
         out, _ = process.communicate(timeout=200)
     assert process.returncode == 0, (tmp_path / "log").read_text()[-3000:]
     told = json.loads(out)
-    assert (told["records"], told["read"], told["done"]) == (1_400, 1_400, True)
+    assert (told["records"], told["read"], told["done"]) == (
+        *[PARTITIONS * (LAST - FIRST)] * 2, True,
+    )  # fmt: skip
     kept = tmp_path / "checkpoint.backfills" / "june" / "catchwater" / "supervisor.json"
     assert json.loads(kept.read_text())["restarts"] == 1, "it was killed on its way"
-    assert rows(tmp_path, "june") == model(FIRST, LAST)
-    assert [rows(tmp_path, "live"), live.committed] == before
+    assert tables.rows("june") == model(FIRST, LAST)
+    assert [tables.rows("live"), live.committed] == before
     assert {pin["id"] for pin in control.pins()} == pins, "a backfill that is done holds nothing"
 
     again = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=True)
     assert json.loads(again.stdout)["done"]
-    assert rows(tmp_path, "june") == model(FIRST, LAST)
+    assert tables.rows("june") == model(FIRST, LAST)
 
 
 class Reader(threading.Thread):
     """Looks at the table again and again, as anybody may."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, tables: Tables) -> None:
         super().__init__()
-        self._folder = folder
+        self._tables = tables
         self.over = threading.Event()
         self.seen: set[int] = set()
         self.start()
 
     def run(self) -> None:
-        while not self.over.wait(0.002):
-            self.seen.add(sum(rows(self._folder, "live").values()))
+        while not self.over.wait(0.01):
+            self.seen.add(sum(self._tables.rows("live").values()))
 
 
-def test_a_view_is_made_anew_and_nobody_sees_half_of_it(
-    broker: Any, live: Pipeline, tmp_path: Path
+def rebuild_command(live: Pipeline) -> list[str]:
+    return [COMMAND, "pipeline", "rebuild", str(live.file), "--label", "anew", "--yes",
+            "--quick", "--json"]  # fmt: skip
+
+
+def rebuilt(
+    live: Pipeline, tables: Tables, end: int, beside: Callable[[], None] = lambda: None
 ) -> None:
-    with sqlite3.connect(tmp_path / "rows.db") as database:
-        database.execute("DELETE FROM live WHERE n % 3 = 0")
-        database.execute("UPDATE live SET seen = 1000 WHERE n % 7 = 1")
-    damaged = sum(rows(tmp_path, "live").values())
-    command = [COMMAND, "pipeline", "rebuild", str(live.file), "--label", "anew", "--yes",
-               "--quick", "--json"]  # fmt: skip
-    folder = tmp_path / "checkpoint.backfills" / "anew"
-    reader = Reader(tmp_path)
+    """Damage the tables and make them anew from so many orders; nobody sees half of it."""
+    tables.damage()
+    damaged = sum(tables.rows("live").values())
+    reader = Reader(tables)
     try:
         with (
-            (tmp_path / "log").open("wb") as log,
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log) as process,
+            (live.folder / "log").open("wb") as log,
+            subprocess.Popen(rebuild_command(live), stdout=subprocess.PIPE, stderr=log) as process,
         ):
-            kill_driver(folder)
-            produce(broker.bootstrap, RECORDS, RECORDS + 50)  # more than it set out to read
+            beside()
             out, _ = process.communicate(timeout=250)
     finally:
         reader.over.set()
         reader.join()
-    assert process.returncode == 0, (tmp_path / "log").read_text()[-3000:]
-    whole = PARTITIONS * (RECORDS + 50)
-    assert json.loads(out)["rows"] == {"rows": whole}
-    assert rows(tmp_path, "live") == model(0, RECORDS + 50)
+    assert process.returncode == 0, (live.folder / "log").read_text()[-3000:]
+    whole = PARTITIONS * end
+    assert json.loads(out)["rows"] == {"newest": len(newest(model(0, end))), "rows": whole}
+    assert tables.rows("live") == model(0, end)
+    assert tables.rows("newest") == newest(model(0, end))
     assert reader.seen == {damaged, whole}
 
+
+def test_a_view_is_made_anew_and_nobody_sees_half_of_it(live: Pipeline, tables: Tables) -> None:
+    rebuilt(live, tables, RECORDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tables", ["sqlite", "postgres"], indirect=True)
+def test_a_view_whose_driver_is_killed_and_whose_input_grows_is_made_anew(
+    broker: Any, live: Pipeline, tables: Tables
+) -> None:
+    def beside() -> None:
+        kill_driver(live.folder / "checkpoint.backfills" / "anew")
+        produce(broker.bootstrap, RECORDS, RECORDS + MEANWHILE)  # more than it set out to read
+
+    rebuilt(live, tables, RECORDS + MEANWHILE, beside)
+
     # The pipeline goes on where the rebuild ended, and holds the log for itself.
-    produce(broker.bootstrap, RECORDS + 50, RECORDS + 90)
+    produce(broker.bootstrap, RECORDS + MEANWHILE, RECORDS + 2 * MEANWHILE)
     live.run()
-    assert rows(tmp_path, "live") == model(0, RECORDS + 90)
+    assert tables.rows("live") == model(0, RECORDS + 2 * MEANWHILE)
     verified = subprocess.run([COMMAND, "sink", "verify", str(live.file)], capture_output=True)
     assert verified.returncode == 0, verified.stderr
     control = Control(broker.control_url)
     assert {pin["owner"] for pin in control.pins()} == {"tally"}
     # Cut short at the very end, it would have left its own pins.
-    place = {"topic": "orders", "partition": 0, "offset": 0}
+    place = {"topic": TOPIC, "partition": 0, "offset": 0}
     control.set_pin("tally.anew/range", {"owner": "tally.anew", "positions": [place]})
-    again = subprocess.run(command, capture_output=True, timeout=60)
+    again = subprocess.run(rebuild_command(live), capture_output=True, timeout=60)
     assert {pin["owner"] for pin in control.pins()} == {"tally"}
     assert b"has taken the pipeline's place already" in again.stderr

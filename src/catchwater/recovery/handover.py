@@ -7,7 +7,7 @@ is where, all written whole:
 - `shadow.json` in the shadow: whom it follows, and, once it is known, the leader's last epoch;
 - `pace.json` in the leader: plan epochs no faster than this, for a while, that the shadow can
   catch up; it runs out by itself, so a shadow that dies slows nobody down;
-- `fence.json` in the leader: plan no more epochs;
+- `fence.json` in the leader: plan no more epochs; once it is closed, do not even start;
 - `handed-over.json` in the leader: nothing is written from here any more, go on over there.
 
 A leader that is killed leaves its lock; whoever takes that may say for it that it has handed over.
@@ -33,7 +33,7 @@ _MOST_HANDOVERS = 1000
 
 
 class HandedOver(CatchwaterError):
-    """The checkpoint has handed over to another one."""
+    """The checkpoint has handed over to another one, or another one's outputs are in its sinks."""
 
     exit_code = 5
 
@@ -65,6 +65,8 @@ class _Pace(msgspec.Struct, frozen=True):
 
 class _Fence(msgspec.Struct, frozen=True):
     to: str
+    closed: bool = False
+    """The sinks may hold what the other one has written, and none of this one's."""
 
 
 def current(checkpoint: Path) -> Path:
@@ -116,9 +118,34 @@ def pace(leader: Path, now_ms: int) -> int:
     return asked.interval_ms if asked and now_ms < asked.until_ms else 0
 
 
-def fence(leader: Path, to: Path) -> None:
-    """Ask the leader to plan no more epochs, and to hand over."""
-    write_whole(_path(leader, "fence"), msgspec.json.encode(_Fence(str(to))))
+def fence(leader: Path, to: Path, *, closed: bool = False) -> None:
+    """Ask the leader to plan no more epochs, and to hand over; or, `closed`, never to start."""
+    write_whole(_path(leader, "fence"), msgspec.json.encode(_Fence(str(to), closed)))
+
+
+def lift_fence(leader: Path) -> None:
+    """Let the leader go on: nothing has taken its place. The caller holds the leader's lock."""
+    _path(leader, "fence").unlink(missing_ok=True)
+    sync_folder(leader / FOLDER)
+
+
+def check_leads(checkpoint: Path) -> None:
+    """Raise `HandedOver` where no driver may start any more. The caller holds the lock.
+
+    A driver that waited for the lock was told of this checkpoint before another one took over.
+    """
+    if (handed := read_handed(checkpoint)) is not None:
+        raise HandedOver(
+            f"The checkpoint {checkpoint} has handed over to {handed.to}.",
+            hint="Start the pipeline again: it goes on from there.",
+        )
+    asked = read_json(_path(checkpoint, "fence"), _Fence)
+    if asked is not None and asked.closed:
+        raise HandedOver(
+            f"{asked.to} has begun to take the place of the checkpoint {checkpoint}, and was cut "
+            "short.",
+            hint=f"Let it end: catchwater pipeline rebuild FILE --label {Path(asked.to).name}",
+        )
 
 
 def fenced_by(leader: Path) -> Path | None:

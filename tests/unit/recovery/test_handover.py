@@ -78,3 +78,26 @@ def test_a_leader_is_slowed_down_for_a_while_only(pair: tuple[Path, Path]) -> No
     handover.set_pace(leader, 700, until_ms=5000)
     assert handover.pace(leader, 4999) == 700
     assert handover.pace(leader, 5000) == 0
+
+
+def test_behind_a_closed_fence_nobody_starts_until_it_is_lifted(pair: tuple[Path, Path]) -> None:
+    leader, shadow = pair
+    handover.check_leads(leader)
+    handover.fence(leader, shadow)
+    handover.check_leads(leader)
+    handover.fence(leader, shadow, closed=True)
+    with pytest.raises(handover.HandedOver, match="has begun to take the place") as refused:
+        handover.check_leads(leader)
+    assert refused.value.hint is not None and "rebuild FILE --label shadow" in refused.value.hint
+    handover.lift_fence(leader)
+    handover.lift_fence(leader)
+    handover.check_leads(leader)
+
+
+def test_who_has_handed_over_does_not_start_again(pair: tuple[Path, Path]) -> None:
+    leader, shadow = pair
+    handover.fence(leader, shadow)
+    handover.hand_over(leader, 3)
+    with pytest.raises(handover.HandedOver, match="has handed over to"):
+        handover.check_leads(leader)
+    handover.check_leads(shadow)

@@ -4,7 +4,8 @@ A rebuild is a backfill of everything into tables of its own. When it has caught
 stopped; the rebuild reads what came meanwhile; then each table's rows and marks take the place of
 the live ones in one transaction, and the pipeline's checkpoint hands over to the rebuild's. Readers
 see the old view or the new one. Cut short anywhere, the same steps done again end in the same
-place: every one of them looks whether it was done.
+place: every one of them looks whether it was done. From before the first exchange on the pipeline
+does not start from its old checkpoint, which knows nothing of what its tables hold then.
 
 Only sinks that are tables can be rebuilt: nothing else can exchange all it holds at once.
 """
@@ -27,6 +28,7 @@ from catchwater.recovery.home import adopt_home, home_of
 from catchwater.replay.offsets import to_json
 from catchwater.replay.options import parse_options
 from catchwater.replay.subscription import Subscription
+from catchwater.sinks.base import TargetDiffers
 from catchwater.sinks.relational.sink import TableSink
 from catchwater.sinks.surroundings import Surroundings
 
@@ -49,6 +51,13 @@ def tables_of(live: PipelineConfig, label: str) -> dict[str, str]:
             f"The sinks {told} hold what cannot be exchanged at once; tables can.",
             hint="Backfill into another topic or folder, and let its readers change over: "
             "catchwater pipeline backfill.",
+        )
+    unmarked = [name for name, each in live.sinks.items() if not each.exactly_once]
+    if unmarked:
+        raise CannotRebuild(
+            f"The sinks {', '.join(map(repr, unmarked))} deliver at least once, so nobody can tell "
+            "what their tables hold.",
+            hint='Give them delivery = "exactly-once" first.',
         )
     suffix = f"__{label.replace('-', '_')}"
     return {name: each.options["table"] + suffix for name, each in live.sinks.items()}
@@ -86,19 +95,19 @@ def take_place(around: Around, rebuild: PipelineConfig) -> dict[str, int]:
     assert bounds is not None, "it has begun"
     begin(rebuild, msgspec.structs.replace(bounds, taking=True))
     settle(folder)
+    handover.fence(live.checkpoint, folder, closed=True)
     rows = _exchange(around, rebuild)
     identity.write(folder, identity_of(live, around.specs))
     adopt_home(folder, live.state)
     if around.control is not None:
         kept = checkpoint.read(folder).committed[-live.retain :]
         pins.hold(around.control, around.name, kept)
-    handover.fence(live.checkpoint, folder)
     handover.hand_over(live.checkpoint, settle(live.checkpoint))
     return rows
 
 
 def _exchange(around: Around, rebuild: PipelineConfig) -> dict[str, int]:
-    folder = rebuild.checkpoint
+    live, folder = around.config, rebuild.checkpoint
     options = parse_options(rebuild.source_options)
     opened = Surroundings(
         pipeline=rebuild.name or "",
@@ -110,9 +119,14 @@ def _exchange(around: Around, rebuild: PipelineConfig) -> dict[str, int]:
         generation=versions.load(folder).generation,
         clock=around.clock,
     )
-    rows = {}
+    rows: dict[str, int] = {}
     with closing(open_outlets(replace(rebuild, dead_letter=None), around.specs, opened)) as outlets:
         for name, sink in outlets.sinks.items():
             assert isinstance(sink, TableSink), "others were refused"
-            rows[name] = sink.take_place(around.name, around.config.sinks[name].options["table"])
+            try:
+                rows[name] = sink.take_place(around.name, live.sinks[name].options["table"])
+            except TargetDiffers:
+                if not rows:  # and this one was rolled back: the pipeline may go on
+                    handover.lift_fence(live.checkpoint)
+                raise
     return rows

@@ -53,6 +53,7 @@ class Parts:
 
 def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> Parts:
     """Look at everything a start could fail on, in the order that gives the clearest message."""
+    handover.check_leads(config.checkpoint)
     specs = [find_function(named, config.folder) for named in config.functions]
     name = config.name or specs[0].name
     options = parse_options(config.source_options)

@@ -18,7 +18,7 @@ from catchwater.pipeline.run.backfill import (
 )
 from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
 from catchwater.recovery import handover
-from catchwater.sinks.config import SinkConfig
+from catchwater.sinks.config import AT_LEAST_ONCE, SinkConfig
 
 SOURCE = {
     "kafka.bootstrap.servers": "127.0.0.1:1",
@@ -99,6 +99,13 @@ def test_what_cannot_exchange_all_it_holds_is_not_rebuilt(live: PipelineConfig) 
     assert backfill_of(tables, "after-fix").sinks["rows"].options["table"] == "sales__after_fix"
     with pytest.raises(CannotRebuild, match=r"'alerts' \(log\)"):
         tables_of(replace(live, sinks={"rows": table, "alerts": SinkConfig("alerts")}), "after-fix")
+
+
+def test_a_table_without_marks_is_not_rebuilt(live: PipelineConfig) -> None:
+    """Marks say which of two tables is which; without, the one made anew was thrown away."""
+    table = SinkConfig("rows", "sqlite", AT_LEAST_ONCE, {"path": "rows.db", "table": "sales"})
+    with pytest.raises(CannotRebuild, match="'rows' deliver at least once"):
+        tables_of(replace(live, sinks={"rows": table}), "after-fix")
 
 
 def replace_bounds(bounds: Bounds, tables: dict[str, str]) -> Bounds:
