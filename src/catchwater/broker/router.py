@@ -55,6 +55,7 @@ from catchwater.broker.api import (
     k75_describe_topic_partitions,
 )
 from catchwater.broker.broker import Api, Broker, Call, Cold, Fields, Later
+from catchwater.broker.limits.large import LARGE_REQUEST_BYTES, decode_aside
 from catchwater.broker.reply import reply
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import Buffer
@@ -112,10 +113,6 @@ APIS: Mapping[int, Api] = {
 }
 
 
-LARGE_REQUEST_BYTES = 64 * 1024
-"""To decode a larger one, and to encode its reply, takes so long that others would notice."""
-
-
 class NotServed(CatchwaterError):
     """A request of an API or version that is not in the table."""
 
@@ -146,11 +143,7 @@ def start(broker: Broker, frame: Frame, client_host: str) -> tuple[Api, Later]:
 
 async def _aside(broker: Broker, handle: Cold, call: Call) -> Sequence[Buffer]:
     """Answer a large request; what is slow in proportion to its size is left to a thread."""
-    try:
-        request = await asyncio.to_thread(decode_request, call.header, call.frame.data)
-    finally:
-        call.frame.release()
-    fields = await handle(broker, call, request)
+    fields = await handle(broker, call, await decode_aside(call))
     header = call.header
     return await asyncio.to_thread(
         _encode, header.api_key, header.api_version, header.correlation_id, fields

@@ -2,7 +2,8 @@
 
 import asyncio
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -288,3 +289,25 @@ def encode(count: int = 1, **settings: Any) -> bytes:
 @pytest.fixture
 def batch() -> Any:
     return encode
+
+
+@pytest.fixture
+def is_on_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bool]]:
+    """`is_on_loop((module, "name"), ...)`: of each call of these, whether the loop made it."""
+    mine = threading.get_ident()
+
+    def watch(*places: tuple[Any, str]) -> list[bool]:
+        seen: list[bool] = []
+
+        def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any) -> Any:
+                seen.append(threading.get_ident() == mine)
+                return function(*arguments)
+
+            return call
+
+        for module, name in places:
+            monkeypatch.setattr(module, name, watched(getattr(module, name)))
+        return seen
+
+    return watch

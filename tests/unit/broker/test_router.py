@@ -1,6 +1,5 @@
 """What is served and what is not, over every API and version of the table."""
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from kio.schema.describe_groups.v5.request import DescribeGroupsRequest
 
 from catchwater.broker import router
 from catchwater.broker.broker import Broker
+from catchwater.broker.limits import large
 from catchwater.broker.router import APIS, NotServed, coverage_table, start
 from catchwater.broker.topic_config import settings_table
 from catchwater.wire.fields import MalformedMessage
@@ -72,24 +72,15 @@ def many_groups(count: int) -> bytes:
 
 
 async def test_a_large_request_is_decoded_and_its_reply_encoded_beside_the_loop(
-    client, monkeypatch
+    client, is_on_loop
 ) -> None:
-    threads = []
-
-    def noted(function):
-        def call(*arguments):
-            threads.append(threading.get_ident())
-            return function(*arguments)
-
-        return call
-
-    for name in ("decode_request", "encode_reply"):
-        monkeypatch.setattr(router, name, noted(getattr(router, name)))
+    seen = is_on_loop(
+        (router, "decode_request"), (large, "decode_request"), (router, "encode_reply")
+    )
     for count in (10, 40_000):
         _, reply = decode_reply(15, 5, memoryview(await client.send_bytes(many_groups(count))))
         assert len(reply.groups) == count
-    mine = threading.get_ident()
-    assert [thread == mine for thread in threads] == [True, True, False, False]
+    assert seen == [True, True, False, False]
 
 
 async def test_a_large_request_that_is_malformed_gives_its_memory_back(client) -> None:

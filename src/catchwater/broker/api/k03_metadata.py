@@ -9,6 +9,8 @@ it CREATE, and `auto.create.topics.enable` is set.
 Version notes: v1 lets null mean all topics (in v0 an empty list does), v8 asks what the caller may
 do with topics and, up to v10, the cluster (KIP-430), v10 adds topic ids, v12 lets a topic be asked
 for by id alone (KIP-516), v13 a request-level error, which is not used.
+
+Thousands of topics are read and written in a thread, and gathered in turns: others do not wait.
 """
 
 import asyncio
@@ -22,6 +24,7 @@ from catchwater.broker import zones
 from catchwater.broker.admin import layout
 from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call, Later
 from catchwater.broker.gate import Operation
+from catchwater.broker.limits.large import LARGE_REQUEST_BYTES, Turns, decode_aside
 from catchwater.broker.names import is_legal_topic_name
 from catchwater.catalog.base import (
     CatalogFull,
@@ -30,6 +33,7 @@ from catchwater.catalog.base import (
     TopicExists,
 )
 from catchwater.catalog.rows import BrokerRow, Topic
+from catchwater.objects.base import Buffer
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.hot import (
     METADATA_VERSIONS,
@@ -42,25 +46,47 @@ from catchwater.wire.hot import (
 from catchwater.wire.messages import decode_request
 
 _BY_ID_ALONE = 12
+_MANY = 2_000
+"""Topics and partitions, to encode which takes 10 ms or so."""
 # v10 and v11 can ask without a name, yet not answer so; Kafka's brokers refuse it, too.
 _NAMELESS = MetadataTopic(ErrorCode.INVALID_REQUEST, "", NO_TOPIC_ID, False, ())
 
 
 def start(broker: Broker, call: Call) -> Later:
     """Read the request, let go of its frame, and gather the reply in a task of its own."""
+    if len(call.frame.data) > LARGE_REQUEST_BYTES:
+        return Later(asyncio.ensure_future(_aside(broker, call)), _as_it_is)
     request = decode_request(call.header, call.frame.data)
     call.frame.release()
-    future = asyncio.ensure_future(_gather(broker, call, request))
-    return Later(future, partial(encode_metadata_reply, call.correlation_id, call.version))
+    return Later(asyncio.ensure_future(_answer(broker, call, request)), _as_it_is)
 
 
-async def _gather(broker: Broker, call: Call, request: Any) -> MetadataReply:
+async def _aside(broker: Broker, call: Call) -> Sequence[Buffer]:
+    return await _answer(broker, call, await decode_aside(call))
+
+
+async def _answer(broker: Broker, call: Call, request: Any) -> Sequence[Buffer]:
+    turns = Turns(broker.clock)
+    reply = await _gather(broker, call, request, turns)
+    encode = partial(encode_metadata_reply, call.correlation_id, call.version, reply)
+    return await asyncio.to_thread(encode) if turns.done > _MANY else encode()
+
+
+def _as_it_is(encoded: Sequence[Buffer]) -> Sequence[Buffer]:
+    return encoded
+
+
+async def _gather(broker: Broker, call: Call, request: Any, turns: Turns) -> MetadataReply:
     listed = zones.candidates(broker.brokers)
     near = zones.candidates(listed, zones.zone_of(call.header.client_id))
     may = partial(broker.may, call.principal, Operation.DESCRIBE)
     wants_all = request.topics is None or (call.version == 0 and not request.topics)
     if wants_all:
-        topics = [_topic(topic, near) for topic in broker.log.topics if may(topic.name)]
+        topics = []
+        for topic in list(broker.log.topics):
+            if may(topic.name):
+                topics.append(_topic(topic, near))
+                await turns.after(1 + topic.partitions)
     else:
         names = [wanted.name for wanted in request.topics if wanted.name and may(wanted.name)]
         with suppress(CatalogUnavailable):
@@ -68,12 +94,13 @@ async def _gather(broker: Broker, call: Call, request: Any) -> MetadataReply:
         allows = getattr(request, "allow_auto_topic_creation", True)
         makes = allows and broker.config.auto_create_topics_enable
         may_create = partial(layout.may_create, broker, call.principal) if makes else None
-        topics = [
-            _NAMELESS
-            if wanted.name is None and call.version < _BY_ID_ALONE
-            else await _wanted(broker, wanted, may, may_create, near)
-            for wanted in request.topics
-        ]
+        topics = []
+        for wanted in request.topics:
+            told = _NAMELESS
+            if wanted.name is not None or call.version >= _BY_ID_ALONE:
+                told = await _wanted(broker, wanted, may, may_create, near)
+            topics.append(told)
+            await turns.after(1 + len(told.partitions))
     brokers = [MetadataBroker(row.id, row.host, row.port, row.zone or None) for row in listed]
     ids = [row.id for row in near]
     mine = broker.config.node_id

@@ -7,6 +7,8 @@ from kio.schema.metadata.v0 import request as v0
 from kio.schema.metadata.v10 import request as v10
 from kio.schema.metadata.v12 import request as v12
 
+from catchwater.broker.api import k03_metadata
+from catchwater.broker.limits import large
 from catchwater.catalog.rows import BrokerRow, BrokerState
 from catchwater.config import BrokerConfig
 
@@ -135,3 +137,15 @@ async def test_no_topic_is_made_for_who_may_not_create_it(client, deny) -> None:
     errors = [topic.error_code.name for topic in (await client.send(ask("a", "b"))).topics]
     assert errors == ["topic_authorization_failed", "none"]
     assert [topic.name for topic in client.log.topics] == ["b"]
+
+
+async def test_thousands_of_topics_are_read_and_written_beside_the_loop(client, is_on_loop) -> None:
+    seen = is_on_loop(
+        (k03_metadata, "decode_request"),
+        (large, "decode_request"),
+        (k03_metadata, "encode_metadata_reply"),
+    )
+    for count in (10, 6_000):
+        asked = ask(*(f"name-of-a-topic-{number}" for number in range(count)), create=False)
+        assert len((await client.send(asked)).topics) == count
+    assert seen == [True, True, False, False]
