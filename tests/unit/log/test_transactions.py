@@ -442,8 +442,9 @@ async def test_a_transaction_nobody_ends_is_aborted_when_its_time_is_out(open_lo
     await log.txns.tick()
     assert log.state(key(log)).last_stable_offset == 2
     assert await visible(log) == [[], [], []]
-    committing = log.txns.end("id", producer, committed=True, version=2)
-    assert await refusal(committing) is ErrorCode.INVALID_TXN_STATE
+    for committed in (True, False):
+        ending = log.txns.end("id", producer, committed=committed, version=2)
+        assert await refusal(ending) is ErrorCode.PRODUCER_FENCED
     await log.txns.tick()
     assert log.txns.open_count == 0
 

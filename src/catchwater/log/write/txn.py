@@ -110,14 +110,15 @@ def ended(
 ) -> TxnRow:
     """The row to go on with: a prepared one has its markers to be written, an idle one is done.
 
-    The same end may be asked for again (a reply was lost): in version 2 with the epoch before.
+    The same end may be asked for again (a reply was lost): in version 2 with the epoch before, if
+    it was the producer's own end that raised it, and not a newcomer or the time that was out.
     """
     row = known(row, producer[0])
     wanted: tuple[TxnState, TxnState] = (
         ("prepare_commit", "complete_commit") if committed else ("prepare_abort", "complete_abort")
     )
     has_ended = row.state not in ("empty", "ongoing")
-    is_repeated = version >= 2 and has_ended and producer[1] == row.epoch - 1
+    is_repeated = version >= 2 and has_ended and producer[1] == row.last_epoch
     if producer[1] != row.epoch and not is_repeated:
         raise _fenced(row)
     if row.state == "ongoing":

@@ -180,13 +180,31 @@ ENDS = [
 def test_an_end_is_taken_once_and_answered_again(
     version: int, state: str, epoch: int, committed: bool, outcome: Any
 ) -> None:
+    now = row(state, last_epoch=3 if version == 2 and state not in ("empty", "ongoing") else -1)
+
     def end() -> TxnRow:
-        return txn.ended(row(state), (7, epoch), committed=committed, version=version)
+        return txn.ended(now, (7, epoch), committed=committed, version=version)
 
     if isinstance(outcome, ErrorCode):
         assert refusal(end) == outcome
     else:
         assert (end().state, end().epoch) == outcome
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_an_end_that_a_fence_was_faster_than_is_no_repetition(committed: bool) -> None:
+    """Found by kills before every call: the epoch had risen by one, as if by the end itself."""
+
+    def refused(now: TxnRow, epoch: int) -> ErrorCode:
+        return refusal(lambda: txn.ended(now, (7, epoch), committed=committed, version=2))
+
+    fenced = txn.aborted_by_us(row("ongoing"))
+    assert refused(fenced, 4) == refused(txn.completed(fenced), 4) == FENCED
+    # Of two producers the newer one speaks version 1, whose end raises no epoch.
+    newcomer = txn.initialised(row(), "id", 9, 1000, None)
+    begun = txn.announced(newcomer, (7, 5), [], 60)
+    ended = txn.ended(begun, (7, 5), committed=committed, version=1)
+    assert refused(ended, 4) == refused(txn.completed(ended), 4) == FENCED
 
 
 # --- any interleaving ----------------------------------------------------------------------------
