@@ -9,6 +9,12 @@ from benchmarks.our_broker import catchwater_broker
 
 TARGETS = {"catchwater": "Catchwater", "kafka": f"Apache Kafka {KAFKA_VERSION}"}
 
+KAFKA_WITH_ACLS = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",
+}
+"""Settings under which Apache Kafka takes ACLs, and lets everybody do everything all the same."""
+
 
 @contextlib.contextmanager
 def target(name: str, settings: Mapping[str, str] | None = None) -> Iterator[str]:

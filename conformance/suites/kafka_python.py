@@ -18,6 +18,7 @@ from benchmarks.kafka_peer import free_port
 
 from conformance.programs import BUILT
 from conformance.suites.outcome import Outcome
+from conformance.targets import KAFKA_WITH_ACLS
 
 VERSION = "3.0.12"
 TOOLS = [
@@ -29,16 +30,12 @@ TIMEOUT_S = 600
 MAX_NOTE = 200
 
 _OF_ANY_BROKER = {"node.id": "0", "num.partitions": "4", "group.min.session.timeout.ms": "1000"}
-_OF_KAFKA = {
-    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-    "super.users": "User:ANONYMOUS",
-}
 
 
 def settings(against: str) -> dict[str, str]:
     """As kafka-python's own tests start a Kafka."""
     if against == "kafka":
-        return _OF_ANY_BROKER | _OF_KAFKA
+        return _OF_ANY_BROKER | KAFKA_WITH_ACLS
     address = f"PLAINTEXT://127.0.0.1:{free_port()}"
     return _OF_ANY_BROKER | {"listeners": address, "advertised.listeners": address}
 
