@@ -2,7 +2,7 @@
 
 The distribution leaves out `test/service.py`, with which the tests start a Kafka of their own;
 `kafka_python_plugin.py` stands in for it, and points them at our address. What starts a broker of
-its own all the same (TLS, SASL) is skipped: tests/conformance/clients covers those.
+its own all the same is skipped: that is TLS and SASL, which our brokers do not have.
 """
 
 import os

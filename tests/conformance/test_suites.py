@@ -2,10 +2,14 @@
 
 from xml.etree import ElementTree
 
+import pytest
 from conformance.suites.__main__ import EXPECTED, SUITES
+from conformance.suites.command_line import DECLARE
 from conformance.suites.expected import Expected, judge, read_expected
 from conformance.suites.kafka_python import outcomes
 from conformance.suites.outcome import Outcome
+from conformance.suites.tools.cases import CASES
+from conformance.suites.tools.jvm import Said, Wrong
 
 PASSED = Outcome("starts", "passed")
 ONE, TWO = Outcome("reads[one]", "failed", "late"), Outcome("reads[two]", "failed", "late")
@@ -62,3 +66,29 @@ def test_of_a_report_of_pytest_an_error_while_setting_up_is_a_failure():
         Outcome("admin_integration::test_b[1]", "failed", "first"),
         Outcome("ssl.TestTls::test_c", "skipped", "no"),
     ]
+
+
+def test_a_tool_is_held_to_its_status_and_to_what_it_printed():
+    fine, failed = Said("topics", 0, "Created topic a.\nb\n", ""), Said("topics", 1, "", "exists\n")
+    fine.tells("^Created", "^b$").lacks("^Created$")
+    failed.refuses("exists").complains("exists")
+    for wrong in (
+        lambda: fine.tells("^Created$"),
+        lambda: fine.refuses("Created"),
+        lambda: fine.lacks("^b$"),
+        lambda: failed.tells("exists"),
+        lambda: failed.refuses("topic"),
+        lambda: failed.complains("topic"),
+    ):
+        with pytest.raises(Wrong):
+            wrong()
+
+
+def test_of_a_stack_trace_the_cause_is_shown():
+    trace = "Error while executing\n\tat Tools.run\nCaused by: NotServed: no such API\n"
+    with pytest.raises(Wrong, match=r"^acls ended with status 1: NotServed: no such API$"):
+        Said("acls", 1, "", trace).tells()
+
+
+def test_no_two_cases_of_the_tools_share_a_name():
+    assert len({case.name for case in CASES}) == len(CASES) > len(DECLARE)

@@ -125,7 +125,7 @@ def producer_perf_test_in_transactions(tools: Tools, name: str) -> None:
                "--max-messages", "5000")  # fmt: skip
     if len(got) != 5000:
         raise Wrong(f"read {len(got)} committed records")
-    tools("transactions", "describe", "--transactional-id", name).tells("CompleteCommit")
+    tools("transactions", "describe", "--transactional-id", name).tells("Commit")
 
 
 @case
