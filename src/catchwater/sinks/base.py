@@ -181,6 +181,10 @@ class Truth(Protocol):
         """Keep what `commit` would be given, of an epoch that another driver commits."""
         ...
 
+    def withdraw(self, after: int) -> None:
+        """Forget all epochs after this one; they were undone."""
+        ...
+
 
 class Sink(Protocol):
     """The half of a sink that works on the driver, and behind `catchwater sink`."""

@@ -3,19 +3,19 @@
 Everything here is looked up once and handed on; nothing is changed but by `withdraw`.
 """
 
+import logging
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run.artefact import find_function
 from catchwater.pipeline.run.config import PipelineConfig
-from catchwater.pipeline.run.outlets import open_outlets
+from catchwater.pipeline.run.outlets import Outlets, open_outlets
 from catchwater.pipeline.run.preflight import tails_of
 from catchwater.recovery.contract import PartitionTail
 from catchwater.recovery.home import home_of, key_part
@@ -25,8 +25,11 @@ from catchwater.recovery.savepoint.storage import Shelf
 from catchwater.replay.control import Control
 from catchwater.replay.options import parse_options
 from catchwater.replay.subscription import Subscription
-from catchwater.sinks.base import Superseded
+from catchwater.sinks.base import RowsUnreadable, Sink, Superseded
+from catchwater.sinks.config import SinkConfig
 from catchwater.sinks.surroundings import Surroundings
+
+_log = logging.getLogger("catchwater.pipeline")
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Around:
         """Ask the brokers who they are. Raises what a broker that is away raises."""
         subscription = Subscription(parse_options(config.source_options), clock)
         try:
-            url = subscription.control_url()
+            url = subscription.log_control_url()
         finally:
             subscription.close()
         return cls(config, Control(url, timeout_s=10.0, clock=clock) if url else None, clock)
@@ -120,20 +123,40 @@ class Around:
     def _withdrawn(self, specs: Sequence[FunctionSpec], around: Surroundings, epoch: int) -> bool:
         """Withdraw as a writer of one generation; whether no sink is ahead any more."""
         with closing(open_outlets(self.config, specs, around)) as outlets:
-            ahead = [sink for sink in outlets.all.values() if _is_ahead(sink, epoch)]
-            for sink in ahead:
-                sink.withdraw(epoch)
-            return not any(_is_ahead(sink, epoch) for sink in ahead)
+            ahead = [name for name in outlets.all if self._is_ahead(outlets, name, epoch)]
+            for name in ahead:
+                self._take_back(outlets.all[name], self._config_of(name), epoch)
+            return not any(self._is_ahead(outlets, name, epoch) for name in ahead)
+
+    def _take_back(self, sink: Sink, config: SinkConfig, epoch: int) -> None:
+        """Where nothing can be taken back, at least once is no worse for it: that is only said."""
+        try:
+            sink.withdraw(epoch)
+        except RowsUnreadable as error:
+            if config.exactly_once:
+                raise
+            _log.warning("%s What it wrote after epoch %d stays.", error, epoch)
+            sink.truth.withdraw(epoch)
+
+    def _is_ahead(self, outlets: Outlets, name: str, epoch: int) -> bool:
+        """Whether a sink has later epochs: by its marks, or without any by what was staged."""
+        sink = outlets.all[name]
+        if self._config_of(name).exactly_once:
+            last = sink.last_epoch()
+        else:
+            last = max(sink.truth.epochs(), default=None)
+        return last is not None and last > epoch
+
+    def _config_of(self, name: str) -> SinkConfig:
+        """The section of a sink, which may be that of the dead letters."""
+        found = self.config.sinks.get(name) or self.config.dead_letter
+        assert found is not None, "every sink is of the file"
+        return found
 
 
 def shelf_url(config: PipelineConfig) -> str:
     """Where the pipeline's savepoints lie by its file."""
     return config.savepoints or (config.checkpoint.resolve().parent / "savepoints").as_uri()
-
-
-def _is_ahead(sink: Any, epoch: int) -> bool:
-    last = sink.last_epoch()
-    return last is not None and last > epoch
 
 
 def _positions(end: SourceOffset) -> list[dict[str, str | int]]:
