@@ -77,7 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: FaultyProxy
 
     def _serve(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = self._body()
         fault = self.server.fault_of(self.command, self.path)
         if fault.isdecimal():
             self._answer(int(fault), {}, _error(fault))
@@ -97,6 +97,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve
 
+    def _body(self) -> bytes:
+        """The request's body, also of a client that sends it in chunks."""
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = b""
+        while size := int(self.rfile.readline().partition(b";")[0], 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        while self.rfile.readline().strip():
+            pass  # trailers
+        del self.headers["Transfer-Encoding"]
+        self.headers["Content-Length"] = str(len(body))
+        return body
+
     def _forwarded(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
         with closing(http.client.HTTPConnection(self.server.target, timeout=20)) as connection:
             # The signature covers the Host header, so it stays the client's.
@@ -104,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.command, self.path, skip_host=True, skip_accept_encoding=True
             )
             for name, value in self.headers.items():
-                if name.lower() != "connection":
+                if name.lower() not in ("connection", "expect"):
                     connection.putheader(name, value)
             connection.endheaders(body)
             reply = connection.getresponse()

@@ -1,8 +1,4 @@
-"""Files on an S3 that fails: requests refused, cut short, applied unanswered; a table on S3.
-
-The proxy that fails takes no chunked uploads, as pyarrow's S3 client makes them; what an Iceberg
-commit does when it fails is in the units and in `test_sinks`.
-"""
+"""Files and tables on an S3 that fails: requests refused, cut short, applied unanswered."""
 
 import random
 from collections import Counter
@@ -51,9 +47,11 @@ def commit(sink: Sink, epoch: int) -> None:
     assert sink.commit(epoch, pieces).records == 2 * ROWS
 
 
-def commit_all(root: Path, section: dict[str, str], proxy: FaultyProxy) -> Sink:
+def commit_all(
+    root: Path, section: dict[str, str], proxy: FaultyProxy, faults: dict[str, float]
+) -> Sink:
     """Commit the epochs as a pipeline does that is started again whenever its sink fails."""
-    proxy.at_random(FAULTS)
+    proxy.at_random(faults)
     draw = random.Random(1)
     epoch, sink = 0, None
     for _ in range(10 * EPOCHS):
@@ -82,7 +80,7 @@ def test_files_in_a_failing_bucket_hold_every_row_once(
 ) -> None:
     bucket = s3_url.partition("?")[0]
     section = {"kind": "parquet", "url": f"{bucket}?endpoint={proxy.endpoint}"}
-    sink = commit_all(tmp_path, section, proxy)
+    sink = commit_all(tmp_path, section, proxy, FAULTS)
     assert Counter(fault for _, _, fault in proxy.seen)["lost"] > 0
     store = open_store(s3_url, SYSTEM)
     tables = [pq.read_table(pa.BufferReader(store.get(info.key)))
@@ -92,24 +90,61 @@ def test_files_in_a_failing_bucket_hold_every_row_once(
     assert not reconcile.verify(sink, EPOCHS - 1).findings
 
 
+def lake(root: Path, s3_url: str, endpoint: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """A sink's section with its files behind this endpoint, and the properties of its catalog."""
+    catalog = {
+        "type": "sql", "uri": f"sqlite:///{root}/catalog.db", "s3.endpoint": endpoint,
+        "s3.region": "us-east-1", "s3.connect-timeout": "2", "s3.request-timeout": "2",
+    }  # fmt: skip
+    warehouse = s3_url.partition("?")[0]
+    section = {"kind": "iceberg", "table": "lake.alerts", "warehouse": warehouse, "retry": "5s"}
+    section |= {f"catalog.{name}": value for name, value in catalog.items()}
+    return section, {**catalog, "warehouse": warehouse}
+
+
+def table_ids(catalog: dict[str, Any]) -> Counter[str]:
+    with closing(load_catalog(**catalog)) as there:
+        return Counter(there.load_table("lake.alerts").scan().to_arrow()["id"].to_pylist())
+
+
 def test_a_table_in_a_bucket_holds_every_row_once(
     tmp_path: Path, s3_url: str, s3_server: str
 ) -> None:
-    bucket = s3_url.partition("?")[0]
-    catalog: dict[str, Any] = {
-        "type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "s3.endpoint": s3_server,
-        "s3.region": "us-east-1",
-    }  # fmt: skip
-    section = {"kind": "iceberg", "table": "lake.alerts", "warehouse": bucket, "retry": "5s"}
-    section |= {f"catalog.{name}": value for name, value in catalog.items()}
+    section, catalog = lake(tmp_path, s3_url, s3_server)
     for epoch in range(EPOCHS):
         sink = opened(tmp_path, section)
         commit(sink, epoch)
         commit(sink, epoch)
         sink.close()
-    with closing(load_catalog(**catalog, warehouse=bucket)) as there:
-        table = there.load_table("lake.alerts").scan().to_arrow()
-    assert Counter(table["id"].to_pylist()) == expected()
+    assert table_ids(catalog) == expected()
+
+
+def test_a_table_in_a_failing_bucket_holds_every_row_once(
+    tmp_path: Path, s3_url: str, s3_server: str, proxy: FaultyProxy
+) -> None:
+    section, _ = lake(tmp_path, s3_url, proxy.endpoint)
+    few = {fault: rate / 4 for fault, rate in FAULTS.items()}  # an epoch is thirty requests
+    sink = commit_all(tmp_path, section, proxy, few)
+    assert not reconcile.verify(sink, EPOCHS - 1).findings
+    sink.close()
+    assert {fault for _, _, fault in proxy.seen} >= {"503", "lost"}
+    _, catalog = lake(tmp_path, s3_url, s3_server)
+    assert table_ids(catalog) == expected()
+
+
+def test_a_table_in_a_bucket_that_throttles_for_a_while_waits_for_it(
+    tmp_path: Path, s3_url: str, s3_server: str, proxy: FaultyProxy
+) -> None:
+    section, _ = lake(tmp_path, s3_url, proxy.endpoint)
+    sink = opened(tmp_path, section | {"retry": "1s"})
+    proxy.at_random({"503": 1.0})
+    with pytest.raises(SinkUnavailable, match=r"The table lake\.alerts is out of reach"):
+        commit(sink, 0)
+    proxy.at_random({})
+    commit(sink, 0)
+    sink.close()
+    _, catalog = lake(tmp_path, s3_url, s3_server)
+    assert table_ids(catalog) == Counter({id: 1 for id in expected() if id.startswith("0-")})
 
 
 def test_an_epoch_that_a_store_keeps_refusing_fails_and_leaves_nothing(
