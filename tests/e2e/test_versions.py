@@ -29,7 +29,7 @@ from catchwater.config import CatchwaterError
 from catchwater.demo.feeder import Event, Feeder
 from catchwater.pipeline.change.around import Around
 from catchwater.pipeline.change.compared import Comparison
-from catchwater.pipeline.change.warm import Conductor
+from catchwater.pipeline.change.warm import NEAR, Conductor
 from catchwater.pipeline.change.warm import prepare as prepare_warm
 from catchwater.pipeline.run import config as files
 from catchwater.pipeline.run import run
@@ -419,7 +419,12 @@ def check_taken_over(feed: Feed) -> None:
     assert handed is not None and shadow != leader
     last, first = Ledger(leader).read(handed.epoch), Ledger(shadow).read(handed.epoch + 1)
     assert last is not None and first is not None
-    print(f"pause {first.finished_ms - last.finished_ms} ms")
+    behind = [
+        epoch for epoch in range(handed.epoch + 1)
+        if (entry := Ledger(shadow).read(epoch)) and entry.finished_ms > last.finished_ms
+    ]  # fmt: skip
+    print(f"pause {first.finished_ms - last.finished_ms} ms, {len(behind)} epochs repeated in it")
+    assert len(behind) <= NEAR + 2, "one that was being read, and one that was being planned"
     assert first.finished_ms - last.finished_ms < 15_000, "an epoch, on a loaded machine too"
 
 
