@@ -34,6 +34,11 @@ SETS = {
         ("com.fasterxml.jackson.core", "jackson-databind", "2.19.2"),
         ("org.slf4j", "slf4j-nop", "2.0.17"),
     ],
+    "connect": [
+        ("org.apache.kafka", "connect-runtime", KAFKA_VERSION),
+        ("org.apache.kafka", "connect-file", KAFKA_VERSION),
+        ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.3"),
+    ],
     "flink-kafka": [
         ("org.apache.flink", "flink-sql-connector-kafka", "4.0.1-2.0"),
     ],

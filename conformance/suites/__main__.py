@@ -22,6 +22,7 @@ SUITES = (
     "command_line",
     "verifiable",
     "streams",
+    "connect",
 )
 """Each the name of a module in this package."""
 

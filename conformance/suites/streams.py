@@ -16,7 +16,8 @@ from conformance.programs import BUILT
 from conformance.suites.jvm import Late, compiled, jvms, libraries
 from conformance.suites.outcome import Outcome, judged
 from conformance.suites.promises import miscounted
-from conformance.suites.word_counts import UNCOMMITTED, Application
+from conformance.suites.reading import UNCOMMITTED
+from conformance.suites.word_counts import Application
 
 SOURCE = Path(__file__).parent / "java" / "WordCount.java"
 

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from conformance.suites.jvm import Jvm, Jvms, until
+from conformance.suites.reading import COMMITTED, READ_S, UNCOMMITTED, reader, whole
 
-COMMITTED, UNCOMMITTED = "read_committed", "read_uncommitted"
 PARTITIONS = 4
 LINES, WORDS_A_LINE, VOCABULARY = 20_000, 3, 300
 AT_ONCE, EVERY_S = 500, 0.4
 """How the lines are fed: in 16 s, if the machine keeps up."""
-RUNNING_S, COUNTED_S, READ_S, ASKED_S = 60.0, 60.0, 30.0, 10.0
+RUNNING_S, COUNTED_S, ASKED_S = 60.0, 60.0, 10.0
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Application:
         topics = [NewTopic(topic, PARTITIONS, 1) for topic in (self._input, self.output)]
         for created in admin.create_topics(topics).values():
             created.result(30)
-        self._progress = _reader(self.bootstrap, self.output)
+        self._progress = reader(self.bootstrap, self.output, PARTITIONS)
         self._counted = 0
 
     @contextlib.contextmanager
@@ -103,41 +103,16 @@ class Application:
 
     def updates(self, isolation: str = COMMITTED) -> list[tuple[str, int]]:
         """All counts, in the order of the log for any word. Raises `Late`."""
-        reader = _reader(self.bootstrap, self.output, isolation)
-        found: list[tuple[str, int]] = []
-        ended: set[int] = set()
-
-        def at_the_end() -> bool:
-            for message in reader.consume(100_000, 0.5):
-                if (error := message.error()) is None:
-                    found.append((message.key().decode(), int(message.value())))
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    ended.add(message.partition())
-                else:
-                    raise KafkaException(error)
-            return len(ended) == PARTITIONS
-
-        until(at_the_end, "the end of the output", READ_S)
-        reader.close()
-        return found
+        messages = whole(self.bootstrap, self.output, PARTITIONS, isolation)
+        return [((each.key() or b"").decode(), int(each.value() or 0)) for each in messages]
 
     def when_closed(self) -> None:
         """Wait until no transaction is open on the output. Raises `Late`."""
-        committed = _reader(self.bootstrap, self.output)
-        every = _reader(self.bootstrap, self.output, UNCOMMITTED)
+        committed = reader(self.bootstrap, self.output, PARTITIONS)
+        every = reader(self.bootstrap, self.output, PARTITIONS, UNCOMMITTED)
         partitions = [TopicPartition(self.output, partition) for partition in range(PARTITIONS)]
         until(lambda: all(committed.get_watermark_offsets(p, ASKED_S)[1]
                           == every.get_watermark_offsets(p, ASKED_S)[1] for p in partitions),
               "the end of the last transaction", READ_S)  # fmt: skip
         committed.close()
         every.close()
-
-
-def _reader(bootstrap: str, topic: str, isolation: str = COMMITTED) -> Consumer:
-    settings = {
-        "bootstrap.servers": bootstrap, "group.id": "none", "isolation.level": isolation,
-        "enable.auto.commit": False, "enable.partition.eof": True,
-    }  # fmt: skip
-    reader = Consumer(settings)
-    reader.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
-    return reader
