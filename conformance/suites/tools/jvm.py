@@ -2,15 +2,13 @@
 
 import json
 import re
-import shutil
 import subprocess
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.kafka_jars import MavenMissing, jars
-
-from conformance.programs import BUILT, Missing
+from conformance.programs import BUILT
+from conformance.suites.jvm import OPTIONS, compiled, libraries
 
 TIMEOUT_S = 60.0
 SHOWN = 300
@@ -141,17 +139,7 @@ class Tools:
 
 
 def _compiled() -> list[str]:
-    for tool in ("java", "javac"):
-        if shutil.which(tool) is None:
-            raise Missing(f"{tool} is not installed")
-    try:
-        libraries = jars("kafka")
-    except MavenMissing as reason:
-        raise Missing("mvn is not installed") from reason
-    classes = BUILT / "tools"
-    classes.mkdir(parents=True, exist_ok=True)
-    source = Path(__file__).with_name("Tools.java")
-    subprocess.run(["javac", "-cp", f"{libraries}/*", "-d", str(classes), str(source)], check=True)
-    options = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m", "-Xshare:auto"]
+    library = libraries("kafka")
+    classes = compiled(Path(__file__).with_name("Tools.java"), library, BUILT / "tools")
     quiet = "-Dorg.apache.logging.log4j.level=OFF"
-    return ["java", *options, quiet, "-cp", f"{classes}:{libraries}/*", "Tools"]
+    return ["java", *OPTIONS, quiet, "-cp", f"{classes}:{library}/*", "Tools"]
