@@ -8,8 +8,8 @@ everything imported and no threads. Every step that was done is a line of `steps
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +22,10 @@ from tests.e2e.tally import produce, produced
 from catchwater.cli import backfill as commands
 from catchwater.pipeline.change import rebuild as changing
 from catchwater.pipeline.run import backfill as backfills
+from catchwater.pipeline.run import config
 from catchwater.pipeline.supervisor import halt as halting
+from catchwater.pipeline.supervisor.stopping import stop_requested
+from catchwater.recovery.lock import lock
 from catchwater.sinks.relational.sink import TableSink
 
 FORKSERVER = multiprocessing.get_context("forkserver")
@@ -76,6 +79,26 @@ def run(
     return child.exitcode
 
 
+@contextmanager
+def running(file: Path) -> Iterator[None]:
+    """The pipeline in a process of its own, until it is asked to stop."""
+    child = FORKSERVER.Process(target=_live, args=(file,))
+    child.start()
+    try:
+        yield
+        child.join(PATIENCE_S)
+        assert child.exitcode == 0
+    finally:
+        child.kill()
+        child.join()
+
+
+def _live(file: Path) -> None:
+    live = Pipeline(None, file.parent, file)
+    with lock(config.load(file, {}).checkpoint), stop_requested() as stop:
+        live.run(until=lambda: stop.requested)
+
+
 def done(file: Path) -> list[str]:
     """The steps that the last process did."""
     with suppress(FileNotFoundError):
@@ -120,12 +143,12 @@ def _without_spark(
 ) -> Callable[..., None]:
     appended = iter([meanwhile])
 
-    def supervised(_: Path, config: Any, flags: Any) -> None:
+    def supervised(_: Path, settings: Any, flags: Any) -> None:
         assert flags[:2] == ["--backfill", label]
         folder = file.parent
         Pipeline(None, folder, file, lambda epoch: step(f"write epoch {epoch}"), label=label).run()
         if count := next(appended, 0):
-            bootstrap = config.source["kafka.bootstrap.servers"]
+            bootstrap = settings.source["kafka.bootstrap.servers"]
             end = produced(bootstrap)
             produce(bootstrap, end, end + count)
 

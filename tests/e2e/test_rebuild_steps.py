@@ -6,6 +6,7 @@ view is whole, there is one of it, and nothing is left behind.
 """
 
 import json
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.in_session import Pipeline
-from tests.e2e.rebuild_steps import SEAMS, TAKING, Place, done, run
+from tests.e2e.rebuild_steps import PATIENCE_S, SEAMS, TAKING, Place, done, run, running
 from tests.e2e.tally import (
     PARTITIONS,
     TOPIC,
@@ -133,6 +134,25 @@ def test_a_rebuild_that_is_killed_behind_any_of_its_steps_ends_where_it_was_to(
     places = sorted({(step, steps[: at + 1].count(step)) for at, step in enumerate(steps)})
     for number, place in enumerate(places):
         assert view.rebuild(f"a{number}", place)[-1] == place[0]
+
+
+def test_the_pipeline_writes_on_until_it_is_asked_to_stop(
+    make_broker: Callable[..., Any], tmp_path: Path
+) -> None:
+    view = View(make_broker({"log.retention.ms": "-1"}), tmp_path, Tables(tmp_path / "rows.db"))
+    once = view.file.read_text()
+    view.file.write_text(once.replace('"available-now"', '"continuous"'))
+    with running(view.file):
+        end = view.produce()
+        deadline = time.monotonic() + PATIENCE_S
+        while view.content()["live"] != model(0, end):
+            assert time.monotonic() < deadline, "the pipeline does not write"
+            time.sleep(0.02)
+        assert run("rebuild", view.file, "anew", meanwhile=MORE) == 0
+    view.file.write_text(once)
+    view.check(end + MORE)
+    view.live.run()
+    view.check(end + MORE)
 
 
 def test_tables_that_cannot_take_the_rows_leave_the_pipeline_as_it_was(
