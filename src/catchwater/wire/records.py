@@ -57,6 +57,8 @@ _LAST_BASE_OFFSET = MAX_OFFSET - 2**31
 
 GROUP_BYTES = 4 * 2**20
 GROUP_RECORDS = 64 * 1024
+# A batch is opened before it is known how large it is; what a group ends with goes behind it.
+_ROOM_BYTES = 2 * GROUP_BYTES
 # Batches that are left out may lie between those of a group, and positions are 32 bits wide.
 _MOST_SPAN_BYTES = 2**31 - 1
 
@@ -176,12 +178,12 @@ def decode(
     if not columns:
         raise ValueError("Arrow cannot say how many rows there are without at least one column.")
     view = memoryview(data)
-    opened = (
-        _open(view, batch)
+    wanted = (
+        batch
         for batch in _visible(view, batches, aborted)
         if batch.base_offset < stop and batch.next_offset > first
     )
-    for group in _groups(opened):
+    for group in _groups(view, wanted):
         yield from _decode_group(view, group, first, stop, columns)
 
 
@@ -212,13 +214,13 @@ def _is_abort_marker(view: memoryview, batch: PlacedBatch) -> bool:
     )
 
 
-def _open(view: memoryview, batch: PlacedBatch) -> _OpenBatch:
-    """Check the batch's sum and unfold its records; raises `RecordsDamaged`."""
+def _open(view: memoryview, batch: PlacedBatch, room: memoryview | None = None) -> _OpenBatch:
+    """Check the sum, unfold the records (into `room` if they fit); raises `RecordsDamaged`."""
     try:
         check_crc(view[batch.at : batch.end], batch.header)
         body = view[batch.at + HEADER_BYTES : batch.end]
         if batch.header.compression:
-            body = codecs.decompress(batch.header.compression, body)
+            body = codecs.decompress(batch.header.compression, body, room=room)
     except (BatchError, CodecError) as error:
         raise _damaged(batch, str(error)) from error
     if not 0 <= batch.header.record_count * _SMALLEST_RECORD_BYTES <= len(body):
@@ -235,25 +237,58 @@ def _damaged(batch: PlacedBatch, reason: str) -> RecordsDamaged:
     )
 
 
-def _groups(batches: Iterator[_OpenBatch]) -> Iterator[list[_OpenBatch]]:
-    """Neighbours to decode together: all of them compressed or none, bounded in bytes and rows."""
-    group: list[_OpenBatch] = []
-    size_bytes = records = 0
+class _Group:
+    """Neighbours to decode together; what was compressed, in memory that is used again."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view, self._room = view, memoryview(b"")
+        self.clear()
+
+    def clear(self) -> None:
+        self.batches: list[_OpenBatch] = []
+        self._stored_bytes = self._unfolded_bytes = self._records = 0
+
+    def has_space(self, batch: PlacedBatch) -> bool:
+        """Whether it belongs to this group, as far as that can be said before it is unfolded."""
+        if not self.batches:
+            return True
+        first, size_bytes = self.batches[0].placed, batch.header.size_bytes - HEADER_BYTES
+        unfolded_bytes = size_bytes * self._unfolded_bytes // max(self._stored_bytes, 1)
+        return (
+            self._unfolded_bytes + unfolded_bytes <= GROUP_BYTES
+            and self._records + batch.header.record_count <= GROUP_RECORDS
+            and batch.end - first.at <= _MOST_SPAN_BYTES
+            and bool(batch.header.compression) == bool(first.header.compression)
+        )
+
+    def add(self, batch: PlacedBatch) -> _OpenBatch | None:
+        """Open a batch that has space; returned instead if it turns out to be too large."""
+        if batch.header.compression and not self._room:
+            self._room = _pooled(_ROOM_BYTES, np.uint8).data
+        opened = _open(self._view, batch, self._room[self._unfolded_bytes :])
+        if batch.header.compression and opened.body.obj is not self._room.obj:
+            return opened
+        self.batches.append(opened)
+        self._stored_bytes += batch.header.size_bytes - HEADER_BYTES
+        self._unfolded_bytes += len(opened.body)
+        self._records += batch.header.record_count
+        return None
+
+
+def _groups(view: memoryview, batches: Iterator[PlacedBatch]) -> Iterator[list[_OpenBatch]]:
+    """The batches opened, in groups, each to be done with before the next is asked for."""
+    group = _Group(view)
     for batch in batches:
-        header = batch.placed.header
-        if group and (
-            size_bytes + len(batch.body) > GROUP_BYTES
-            or records + header.record_count > GROUP_RECORDS
-            or batch.placed.end - group[0].placed.at > _MOST_SPAN_BYTES
-            or bool(header.compression) != bool(group[0].placed.header.compression)
-        ):
-            yield group
-            group, size_bytes, records = [], 0, 0
-        group.append(batch)
-        size_bytes += len(batch.body)
-        records += header.record_count
-    if group:
-        yield group
+        if not group.has_space(batch):
+            yield group.batches
+            group.clear()
+        if too_large := group.add(batch):
+            if group.batches:
+                yield group.batches
+                group.clear()
+            yield [too_large]
+    if group.batches:
+        yield group.batches
 
 
 def _source(view: memoryview, group: list[_OpenBatch]) -> tuple[_Bytes, list[int]]:
@@ -268,9 +303,9 @@ def _source(view: memoryview, group: list[_OpenBatch]) -> tuple[_Bytes, list[int
         source = np.frombuffer(view[begin : group[-1].placed.end], np.uint8)
         starts = [batch.placed.at - begin + HEADER_BYTES for batch in group]
     else:
-        bodies = [np.frombuffer(batch.body, np.uint8) for batch in group]
-        source = np.concatenate(bodies)
-        starts = np.cumsum([0] + [len(body) for body in bodies[:-1]]).tolist()
+        ends = np.cumsum([len(batch.body) for batch in group]).tolist()
+        source = np.asarray(group[0].body.obj)[: ends[-1]]
+        starts = [0, *ends[:-1]]
     source.flags.writeable = False  # numba compiles once more for arrays that can be written
     return source, starts
 

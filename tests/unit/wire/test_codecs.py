@@ -70,6 +70,22 @@ def test_exactly_the_cap_is_allowed(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", COMPRESSING)
+@pytest.mark.parametrize("spare", [-1, 0, 1000])
+def test_room_that_is_given_is_used_where_it_suffices(codec: Codec, spare: int) -> None:
+    room = bytearray(len(TEXT) + spare)
+    found = decompress(codec, compress(codec, TEXT), room=memoryview(room))
+    assert found == TEXT
+    assert (found.obj is room) == (spare >= 0)
+
+
+@pytest.mark.parametrize("codec", COMPRESSING)
+def test_room_beyond_the_cap_allows_no_more_than_it(codec: Codec) -> None:
+    room = memoryview(bytearray(2 * len(TEXT)))
+    with pytest.raises(DecompressionBomb):
+        decompress(codec, compress(codec, TEXT), max_bytes=len(TEXT) - 1, room=room)
+
+
+@pytest.mark.parametrize("codec", COMPRESSING)
 def test_bytes_that_end_early_are_an_error(codec: Codec) -> None:
     written = bytes(compress(codec, TEXT))
     for size in (0, 1, 5, len(written) // 2, len(written) - 1):
