@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import pyarrow as pa
 from confluent_kafka import TIMESTAMP_CREATE_TIME, Consumer, KafkaError, Producer, TopicPartition
 
 from catchwater.replay import read as read_module
@@ -26,6 +27,10 @@ DEADLINE_S = 60.0
 MEGABYTE = 1_000_000
 FETCH_BYTES = 20_000
 """So much is fetched at a time: less than most partitions have, so that replies follow replies."""
+NOW_MS = int(time.time() * 1000)
+"""When the corpus begins to be, so that it is the same however often this process writes it."""
+TRANSACTION_MS = 900_000
+"""What is left open must not be ended by the broker while slow tests read."""
 COLUMNS = ("partition", "offset", "key", "value", "headers", "timestamp", "timestampType")
 
 Headers = tuple[tuple[str, bytes | None], ...]
@@ -62,7 +67,7 @@ def contents(count: int, *, seed: int, keys: int | None = None) -> Iterator[Cont
     With `keys`, as a compacted topic takes them: out of so many, none of them null.
     """
     rng = random.Random(seed)
-    now = int(time.time() * 1000) - 3_600_000
+    now = NOW_MS - 3_600_000
     kinds: Sequence[Headers] = (
         (),
         (("h", b"v"),),
@@ -81,10 +86,9 @@ def contents(count: int, *, seed: int, keys: int | None = None) -> Iterator[Cont
 def megabytes(*, seed: int) -> Iterator[Content]:
     """Records of a megabyte: one that compresses, one that does not, and a small one between."""
     rng = random.Random(seed)
-    now = int(time.time() * 1000)
-    yield Content(b"large", b"w" * MEGABYTE, (), now)
-    yield Content(None, b"small", (), now)
-    yield Content(b"random", rng.randbytes(MEGABYTE), (("h", b"v"),), now)
+    yield Content(b"large", b"w" * MEGABYTE, (), NOW_MS)
+    yield Content(None, b"small", (), NOW_MS)
+    yield Content(b"random", rng.randbytes(MEGABYTE), (("h", b"v"),), NOW_MS)
 
 
 class Writer:
@@ -108,8 +112,13 @@ class Writer:
         return Producer(settings | more)
 
     def transactional(self, codec: str) -> Producer:
-        name = {"transactional.id": f"corpus-{next(self._ids)}"}
-        producer = self.producer(codec, **name)
+        producer = self.producer(
+            codec,
+            **{
+                "transactional.id": f"corpus-{next(self._ids)}",
+                "transaction.timeout.ms": TRANSACTION_MS,
+            },
+        )
         producer.init_transactions(DEADLINE_S)
         return producer
 
@@ -245,9 +254,14 @@ def by_replay(
     with patch.object(read_module, "_FETCH_BYTES", FETCH_BYTES):
         for task in planned:
             for batch in read_task(task, settings):
-                for row in map(_of_arrow, batch.to_pylist()):
+                for row in of_arrow(batch):
                     rows[row.partition].append(row)
     return rows
+
+
+def of_arrow(table: pa.RecordBatch | pa.Table) -> Iterator[Row]:
+    """The rows of what has the columns of the source."""
+    return map(_of_arrow, table.to_pylist())
 
 
 def _of_arrow(row: Mapping[str, Any]) -> Row:

@@ -6,9 +6,6 @@ readers of everything and of committed records only.
 """
 
 import random
-import sys
-import time
-from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -16,7 +13,6 @@ from tests.conformance.corpus import (
     CODECS,
     DEADLINE_S,
     Row,
-    Rows,
     Writer,
     assert_same,
     by_librdkafka,
@@ -24,17 +20,18 @@ from tests.conformance.corpus import (
     contents,
     megabytes,
 )
+from tests.conformance.corpus_topics import (
+    COMPACTED,
+    FEW,
+    MANY,
+    MIXED,
+    PackedCorpus,
+    after_compaction,
+    batch_count,
+    starts_of,
+)
 
-from catchwater.replay.control import Control
-from catchwater.replay.plan import CLEANED, SEGMENT, Wanted
-from catchwater.wire.client import Client
-from catchwater.wire.records import place
-
-MIXED, COMPACTED = "mixed", "compacted"
-FEW, LARGE, TXNS, OPEN, MANY = range(5)
 BATCHES_OF_MANY = 1000
-SMALL_RANGES = (sys.executable, str(Path(__file__).with_name("small_ranges_broker.py")))
-NEVER_MS = "86400000"
 TIMES = ["CreateTime", "LogAppendTime"]
 
 isolations = pytest.mark.parametrize(
@@ -43,94 +40,9 @@ isolations = pytest.mark.parametrize(
 paths = pytest.mark.parametrize("path", ["librdkafka", "direct", "kafka"])
 
 
-class Corpus:
-    """A broker with the corpus on it, as it was written or packed and compacted since."""
-
-    def __init__(self, make_broker, batches_of_many=BATCHES_OF_MANY) -> None:
-        idle = {
-            "catchwater.pack.interval.ms": NEVER_MS,
-            "catchwater.retention.interval.ms": NEVER_MS,
-        }
-        self.broker = make_broker(idle, start=False)
-        self.broker.start(*SMALL_RANGES)
-        admin = AdminClient({"bootstrap.servers": self.broker.bootstrap})
-        compact = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
-        topics = [NewTopic(MIXED, 5), NewTopic(COMPACTED, 2, config=compact)]
-        for future in admin.create_topics(topics).values():
-            future.result(DEADLINE_S)
-        self.writer = Writer(self.broker.bootstrap)
-        self._write(batches_of_many)
-
-    def _write(self, batches_of_many: int) -> None:
-        writer = self.writer
-        for seed, codec in enumerate(CODECS):
-            producer = writer.producer(codec)
-            for _ in range(2):
-                writer.send(producer, MIXED, FEW, contents(10, seed=seed))
-            writer.send(writer.producer(codec, 1), MIXED, LARGE, megabytes(seed=seed))
-            writer.overlapping(MIXED, TXNS, codec)
-            for partition in range(2):
-                writer.send(producer, COMPACTED, partition, contents(300, seed=seed, keys=40))
-                writer.overlapping(COMPACTED, partition, codec, keys=40)
-            many = writer.producer(codec, 3)
-            writer.send(many, MIXED, MANY, contents(3 * batches_of_many // 5, seed=seed))
-        writer.send(writer.producer(), MIXED, OPEN, contents(20, seed=1))
-        self._open = writer.transactional("lz4")
-        self._held = writer.transact(self._open, MIXED, OPEN, contents(20, seed=2))
-        writer.send(writer.producer(), MIXED, OPEN, contents(20, seed=3))
-
-    def pack(self) -> None:
-        """Start the broker again with a packer and a compactor, and wait until both are done."""
-        self.broker.stop()
-        self.broker.settings |= {
-            "catchwater.pack.interval.ms": "50",
-            "catchwater.pack.min.bytes": "1",
-            "catchwater.retention.interval.ms": "100",
-            "catchwater.cache.bytes": "0",
-        }
-        self.broker.start(*SMALL_RANGES)
-        control = Control(self.broker.control_url)
-        deadline = time.monotonic() + DEADLINE_S
-        while (kinds := self._kinds(control)) != {MIXED: {SEGMENT}, COMPACTED: {CLEANED}}:
-            assert time.monotonic() < deadline, f"not packed: {kinds}\n{self.broker.log()}"
-            time.sleep(0.05)
-
-    def _kinds(self, control: Control) -> dict[str, set[str]]:
-        """In what the records of each topic lie."""
-        kinds = {}
-        for topic in (MIXED, COMPACTED):
-            offsets = control.request("GET", f"/api/v1/topics/{topic}")["offsets"]
-            wanted = [Wanted(topic, p["partition"], 0, p["high_watermark"]) for p in offsets]
-            kinds[topic] = {each.kind for each in control.plan(wanted).ranges}
-        return kinds
-
-    def range_count(self, partition: int) -> int:
-        """Into how many ranges a plan cuts a partition of the mixed topic."""
-        end = max(row.offset for row in self.expected(MIXED, committed=False)[partition])
-        plan = Control(self.broker.control_url).plan([Wanted(MIXED, partition, 0, end)])
-        return len(plan.ranges)
-
-    def read(self, path: str, topic: str, starts, *, committed: bool, tasks: int = 4) -> Rows:
-        bootstrap = self.broker.bootstrap
-        if path == "librdkafka":
-            return by_librdkafka(bootstrap, topic, starts, committed)
-        return by_replay(bootstrap, topic, starts, committed, path, tasks)
-
-    def expected(self, topic: str, *, committed: bool) -> Rows:
-        """What was acknowledged, up to the transaction that is open for who reads committed."""
-        rows = self.writer.rows(topic, committed=committed)
-        if topic == MIXED and committed:
-            rows[OPEN] = [row for row in rows[OPEN] if row.offset < min(self._held)]
-        return rows
-
-
-def starts_of(topic: str) -> dict[int, int]:
-    return dict.fromkeys(range(5 if topic == MIXED else 2), 0)
-
-
 @pytest.fixture(scope="module")
 def written(make_broker):
-    return Corpus(make_broker)
+    return PackedCorpus(make_broker, BATCHES_OF_MANY)
 
 
 @pytest.fixture(scope="module")
@@ -138,25 +50,6 @@ def packed(written):
     """The same corpus, after the tests that read it as it was written."""
     written.pack()
     return written
-
-
-def after_compaction(rows: Rows) -> Rows:
-    """Of every key the last row; tombstones stay for a day."""
-    return {
-        partition: sorted({row.key: row for row in found}.values(), key=lambda row: row.offset)
-        for partition, found in rows.items()
-    }
-
-
-def batch_count(bootstrap: str, partition: int) -> int:
-    """How many batches a partition of the mixed topic has, fetched without looking into them."""
-    key, count, offset = (MIXED, partition), 0, 0
-    with Client(bootstrap) as client:
-        while batches := place(client.fetch({key: offset}, max_wait_ms=1)[key].records,
-                               partial_tail=True):  # fmt: skip
-            count += len(batches)
-            offset = batches[-1].next_offset
-    return count
 
 
 def test_the_corpus_has_few_batches_and_many(written):
@@ -194,7 +87,8 @@ def test_of_what_was_compacted_everything_left_is_read_alike(packed, path):
 
 
 def test_a_partition_that_was_packed_is_read_range_by_range(packed):
-    assert packed.range_count(MANY) > 100
+    ranges = packed.ranges(MIXED)
+    assert sum(each.partition == MANY for each in ranges) > 100
 
 
 @isolations
@@ -215,7 +109,7 @@ def test_from_any_offset_the_rest_is_read_whatever_the_tasks(packed, topic, path
 
 @pytest.mark.slow
 def test_ten_thousand_batches_are_read_alike(make_broker):
-    corpus = Corpus(make_broker, 10_000)
+    corpus = PackedCorpus(make_broker, 10_000)
     assert batch_count(corpus.broker.bootstrap, MANY) >= 10_000
     for stage in ("written", "packed"):
         for path in ("librdkafka", "direct", "kafka"):
