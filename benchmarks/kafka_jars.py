@@ -42,6 +42,19 @@ SETS = {
     "flink-kafka": [
         ("org.apache.flink", "flink-sql-connector-kafka", "4.0.1-2.0"),
     ],
+    # Releases of Kafka's server that are still run, each with the logging that it came with.
+    "kafka-2.8": [
+        ("org.apache.kafka", "kafka_2.13", "2.8.2"),
+        ("org.slf4j", "slf4j-log4j12", "1.7.30"),
+    ],
+    "kafka-3.3": [
+        ("org.apache.kafka", "kafka_2.13", "3.3.2"),
+        ("org.slf4j", "slf4j-reload4j", "1.7.36"),
+    ],
+    "kafka-3.9": [
+        ("org.apache.kafka", "kafka_2.13", "3.9.1"),
+        ("org.slf4j", "slf4j-reload4j", "1.7.36"),
+    ],
 }
 """What each set asks for; Maven brings what Kafka needs, and of the connector these alone."""
 
