@@ -51,6 +51,8 @@ from catchwater.broker.api import (
     k66_list_transactions,
     k68_consumer_group_heartbeat,
     k69_consumer_group_describe,
+    k71_get_telemetry_subscriptions,
+    k72_push_telemetry,
     k74_list_config_resources,
     k75_describe_topic_partitions,
 )
@@ -107,6 +109,8 @@ APIS: Mapping[int, Api] = {
         k66_list_transactions,
         k68_consumer_group_heartbeat,
         k69_consumer_group_describe,
+        k71_get_telemetry_subscriptions,
+        k72_push_telemetry,
         k74_list_config_resources,
         k75_describe_topic_partitions,
     )

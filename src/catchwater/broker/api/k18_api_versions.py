@@ -11,7 +11,8 @@ take a new epoch from every EndTxn (KIP-890); `group.version` 1 says that the co
 served (KIP-848), which tools show.
 
 Produce is told as if it began with v0, as Kafka does: older librdkafka compresses only for brokers
-that say so (KAFKA-18659). It never sends it.
+that say so (KAFKA-18659). It never sends it. The telemetry of clients is served and not told, as by
+Kafka's brokers without a receiver for it: clients would begin to ask what nobody wants to know.
 """
 
 import re
@@ -25,6 +26,7 @@ _LOWEST_LEVEL = 0
 _NAMES_SINCE, _LEVEL_0_SINCE = 3, 4
 _NAME = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
 _PRODUCE = 0
+UNANNOUNCED = {71, 72}
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
@@ -52,6 +54,7 @@ def _fields(broker: Broker, error: ErrorCode, version: int) -> Fields:
                 "max_version": a.versions[-1],
             }
             for a in broker.apis.values()
+            if a.key not in UNANNOUNCED
         ],
         "supported_features": [
             {"name": name, "min_version": _LOWEST_LEVEL, "max_version": level}
