@@ -7,7 +7,7 @@ from tests.simulation.world import SESSION_MS, Machine
 from catchwater.broker.broker import Broker
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.members import GroupLimits
-from catchwater.broker.metrics import Metrics
+from catchwater.broker.metrics.registry import Metrics
 from catchwater.broker.router import APIS
 from catchwater.catalog.rows import BrokerRow, Session
 from catchwater.config import Address, BrokerConfig, CatchwaterError

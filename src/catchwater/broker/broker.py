@@ -24,7 +24,7 @@ from catchwater.broker.gate import (
     Resource,
     ResourceType,
 )
-from catchwater.broker.metrics import Metrics
+from catchwater.broker.metrics.registry import Metrics
 from catchwater.broker.quotas.replay import ConfiguredLimits, ReplayQuotas
 from catchwater.catalog.rows import BrokerRow, Topic
 from catchwater.clock import Clock
@@ -109,11 +109,13 @@ class Broker:
         urls = [row.control_url for row in self.brokers if row.control_url] or [self.control_url]
         return max(urls, key=lambda url: zlib.crc32(f"{account} {url}".encode()))
 
-    async def wait_unless_draining(self, future: asyncio.Future[None]) -> None:
-        """Wait for the future, or for the broker's end."""
+    async def wait_unless_draining(self, future: asyncio.Future[None], timeout_s: float) -> None:
+        """Wait for the future, or for the broker's end, or until the time is over."""
         draining = asyncio.ensure_future(self.draining.wait())
         try:
-            await asyncio.wait((future, draining), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                (future, draining), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
         finally:
             draining.cancel()
 

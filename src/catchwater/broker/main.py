@@ -24,7 +24,7 @@ from catchwater.broker.coordination.claims import LogClaims
 from catchwater.broker.coordination.consumer.member import ConsumerLimits
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.members import GroupLimits
-from catchwater.broker.metrics import Metrics
+from catchwater.broker.metrics.registry import Metrics
 from catchwater.broker.peers import Peers
 from catchwater.broker.router import APIS
 from catchwater.broker.server import BACKLOG, Server

@@ -20,18 +20,16 @@ import logging
 import os
 import socket
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
 from catchwater.broker import router
 from catchwater.broker.broker import Api, Broker, Later
+from catchwater.broker.guard import Guard
 from catchwater.broker.limits.rate import ConnectionRates
 from catchwater.broker.limits.refusals import RefusalLog
-from catchwater.config import CatchwaterError
 from catchwater.objects.base import Buffer
-from catchwater.wire.fields import MalformedMessage
 from catchwater.wire.frames import ArenaPool, Frame, FrameBuffer, FrameError, prefixed
 
 FIRST_FRAME_BYTES = 512 * 1024
@@ -98,6 +96,7 @@ class Connection(asyncio.BufferedProtocol):
         """When the frame began that is on its way, or when we went on reading it."""
         self.last_sent_s = server.broker.clock.monotonic_s()
         self.host = ""
+        self._guard = Guard(self)
         self.is_new = True
         """Until the first good request."""
         self.last_frame_s = server.broker.clock.monotonic_s()
@@ -122,7 +121,7 @@ class Connection(asyncio.BufferedProtocol):
         return room[:SMALL_FRAME_BYTES] if is_short else room
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._broker.metrics.bytes_in.inc(nbytes)
+        self._broker.metrics.bytes_in.total += nbytes
         try:
             frames = self._frames.receive(nbytes)
         except FrameError as error:
@@ -241,7 +240,7 @@ class Connection(asyncio.BufferedProtocol):
         started_s = self._broker.clock.monotonic_s()
         self._broker.metrics.request_queue_seconds.observe(started_s - self.last_frame_s)
         started: tuple[Api, Later] | None = None
-        with self._guarded():
+        with self._guard:
             started = router.start(self._broker, frame, self.host)
         if started is None:
             frame.release()
@@ -250,23 +249,29 @@ class Connection(asyncio.BufferedProtocol):
         self.is_new = False
         self._frames.max_frame_bytes = self._broker.config.socket_request_max_bytes
         self._in_flight.append(Slot(api, later, size_bytes, started_s))
-        later.future.add_done_callback(self._answer)
+        if later.future.done():
+            self._reply()
+        else:
+            later.future.add_done_callback(self._answer)
 
     def _answer(self, _: asyncio.Future[Any]) -> None:
+        self._reply()
+        self._advance()
+        self._server.make_room()
+
+    def _reply(self) -> None:
         """Send the replies that are ready, up to the first that is not."""
         now_s = self._broker.clock.monotonic_s()
         while self._is_open and self._in_flight and self._in_flight[0].later.future.done():
             slot = self._in_flight.popleft()
             self._hold(-slot.size_bytes)
             parts: Sequence[Buffer] = ()
-            with self._guarded():
+            with self._guard:
                 parts = slot.later.encode(slot.later.future.result())
             if parts:
                 self._enqueue(prefixed(parts))
             self._server.request_seconds[slot.api.key].observe(now_s - slot.started_s)
         self._send()
-        self._advance()
-        self._server.make_room()
 
     @property
     def is_busy(self) -> bool:
@@ -310,11 +315,11 @@ class Connection(asyncio.BufferedProtocol):
             except OSError:
                 self._transport.abort()
                 return
-            self._broker.metrics.bytes_out.inc(sent)
+            self._broker.metrics.bytes_out.total += sent
             self._drop_sent(sent)
             if self._unsent and not sent:
                 piece = self._unsent[0][:_PIECE_BYTES]
-                self._broker.metrics.bytes_out.inc(len(piece))
+                self._broker.metrics.bytes_out.total += len(piece)
                 self._transport.write(bytes(piece))
                 self._drop_sent(len(piece))
 
@@ -344,21 +349,6 @@ class Connection(asyncio.BufferedProtocol):
         self._count_large(0)
         self._count_unsent(-self._unsent_bytes)
 
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Whatever goes wrong with one request ends this connection, and nothing else."""
-        try:
-            yield
-        except MalformedMessage as error:
-            self.refuse("bad_request", str(error))
-        except router.NotServed as error:
-            self.refuse("bad_api", str(error))
-        except CatchwaterError as error:
-            self.refuse("failed", str(error))
-        except Exception:  # noqa: BLE001 - the connection loop is the one place for it
-            _log.exception("A request from %s failed; please report this.", self.host)
-            self.refuse("failed", "the request could not be answered.")
-
     def close(self) -> None:
         """Close when what was written has left."""
         self._transport.close()
@@ -374,8 +364,8 @@ class Server:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.arenas = ArenaPool()
-        by_name = broker.metrics.request_seconds.labels
-        self.request_seconds = {api.key: by_name(api.name) for api in broker.apis.values()}
+        of_api = broker.metrics.request_seconds.of
+        self.request_seconds = {api.key: of_api(api.name) for api in broker.apis.values()}
         self.held_bytes = 0
         """Request bytes waiting or in flight, of all connections."""
         self.unfinished_bytes = 0

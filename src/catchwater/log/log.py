@@ -11,8 +11,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from catchwater.catalog.base import AlterConfig, CatalogUnavailable, SharedCatalog, TopicExists
 from catchwater.catalog.rows import (
@@ -52,8 +53,7 @@ _LOG = logging.getLogger(__name__)
 _PRODUCER_IDS_A_BLOCK = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(NamedTuple):
     """Whole batches with their final offsets, as buffers to be sent one after the other."""
 
     parts: Sequence[Buffer]
@@ -272,11 +272,10 @@ class Log:
         if committed:
             stable = await self.stability.last_stable_offset(key)
         end = stable if committed else state.high_watermark
-        nothing = Read((), 0, state.high_watermark, stable, state.log_start)
-        if not state.log_start <= offset <= state.high_watermark:
-            return replace(nothing, error=ErrorCode.OFFSET_OUT_OF_RANGE)
-        if offset >= end:
-            return nothing
+        if offset >= end or offset < state.log_start:
+            is_there = state.log_start <= offset <= state.high_watermark
+            error = ErrorCode.NONE if is_there else ErrorCode.OFFSET_OUT_OF_RANGE
+            return Read((), 0, state.high_watermark, stable, state.log_start, error)
         found = await self._reader.read(key, offset, end, max_bytes, at_least_one=at_least_one)
         if found.error is ErrorCode.OFFSET_OUT_OF_RANGE:
             await self.refresh([key])  # retention was faster: tell where the log begins now

@@ -45,20 +45,31 @@ class Cursor:
         """Where the next `size_bytes` begin; the cursor stands behind them."""
         start = self.at
         if not 0 <= size_bytes <= self.end - start:
-            raise MalformedMessage(
-                f"At byte {start} of a message {size_bytes} bytes were announced, but "
-                f"{self.end - start} are left."
-            )
+            raise self._too_short(size_bytes)
         self.at = start + size_bytes
         return start
 
     def number(self, form: Struct) -> Any:
         """The next number, big-endian."""
-        return form.unpack_from(self.view, self.take(form.size))[0]
+        at = self.at
+        if at + form.size > self.end:
+            raise self._too_short(form.size)
+        self.at = at + form.size
+        return form.unpack_from(self.view, at)[0]
 
     def numbers(self, form: Struct) -> tuple[Any, ...]:
         """The next numbers that lie side by side, big-endian."""
-        return form.unpack_from(self.view, self.take(form.size))
+        at = self.at
+        if at + form.size > self.end:
+            raise self._too_short(form.size)
+        self.at = at + form.size
+        return form.unpack_from(self.view, at)
+
+    def _too_short(self, size_bytes: int) -> MalformedMessage:
+        return MalformedMessage(
+            f"At byte {self.at} of a message {size_bytes} bytes were announced, but "
+            f"{self.end - self.at} are left."
+        )
 
     def varint(self) -> int:
         """The next unsigned varint, of at most 5 bytes (KIP-482)."""
@@ -92,7 +103,7 @@ class Cursor:
 
     def elements(self, count: int) -> int:
         """`count` as announced, if that many elements can follow: each has a byte at least."""
-        if not 0 <= count <= min(self.end - self.at, self._elements_left):
+        if not 0 <= count <= self._elements_left or count > self.end - self.at:
             raise MalformedMessage(f"At byte {self.at} {count} elements were announced.")
         self._elements_left -= count
         return count

@@ -12,7 +12,7 @@ import pytest
 from catchwater.broker.broker import Broker
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.members import GroupLimits
-from catchwater.broker.metrics import Metrics
+from catchwater.broker.metrics.registry import Metrics
 from catchwater.broker.router import APIS, start
 from catchwater.catalog.base import (
     AlterConfig,
@@ -176,7 +176,7 @@ class MemoryLog:
         stable = self.stable.get(key, high_watermark)
         nothing = Read((), 0, high_watermark, stable, 0)
         if not 0 <= offset <= high_watermark:
-            return replace(nothing, error=ErrorCode.OFFSET_OUT_OF_RANGE)
+            return nothing._replace(error=ErrorCode.OFFSET_OUT_OF_RANGE)
         parts: list[bytes] = []
         size = 0
         for _, last, data in self.batches[key]:
@@ -186,7 +186,7 @@ class MemoryLog:
                 parts.append(data)
                 size += len(data)
         aborted = self.aborted if committed else ()
-        return replace(nothing, parts=parts, size_bytes=size, aborted=aborted)
+        return nothing._replace(parts=parts, size_bytes=size, aborted=aborted)
 
     def wait_for(self, keys: Iterable[PartitionKey]) -> asyncio.Future[None]:
         self.waiters.append(asyncio.get_running_loop().create_future())

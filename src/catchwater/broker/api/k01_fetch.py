@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 from catchwater.broker import zones
 from catchwater.broker.broker import Api, Broker, Call, Later
+from catchwater.broker.eager import begin
 from catchwater.broker.fetching.reading import Answers, Reading
 from catchwater.broker.fetching.sessions import (
     FINAL_EPOCH,
@@ -61,10 +62,10 @@ class _Reply(NamedTuple):
 
 
 def start(broker: Broker, call: Call) -> Later:
-    """Read the request, let go of its frame, and gather the reply in a task of its own."""
+    """Read the request, let go of its frame, and gather the reply: at once if it is in memory."""
     request = parse_fetch(call.frame.data, call.version, call.header.body_at)
     call.frame.release()
-    future = asyncio.ensure_future(_answer(broker, request, call.version, call.principal))
+    future = begin(_answer(broker, request, call.version, call.principal))
     return Later(future, partial(_encode, call.correlation_id, call.version))
 
 
@@ -106,24 +107,19 @@ async def _gather(broker: Broker, request: FetchRequest, reading: Reading) -> An
     if near:
         return reading.redirected(near)
     answers = await reading.run()
-    wait_s = min(request.max_wait_ms, LONGEST_WAIT_MS) / 1000
-    if reading.is_enough or wait_s <= 0:
-        return answers
-    try:
-        async with asyncio.timeout(wait_s):
-            while not reading.is_enough:
-                # Asked for before reading, so that no append falls between reading and waiting.
-                appended = broker.log.wait_for(reading.keys())
-                try:
-                    answers = await reading.run()
-                    if not reading.is_enough:
-                        await broker.wait_unless_draining(appended)
-                finally:
-                    appended.cancel()
-                if broker.draining.is_set():
-                    break
-    except TimeoutError:
-        pass
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + min(request.max_wait_ms, LONGEST_WAIT_MS) / 1000
+    while not reading.is_enough and (left_s := until_s - loop.time()) > 0:
+        # Asked for before reading, so that no append falls between reading and waiting.
+        appended = broker.log.wait_for(reading.keys())
+        try:
+            answers = await reading.run()
+            if not reading.is_enough:
+                await broker.wait_unless_draining(appended, left_s)
+        finally:
+            appended.cancel()
+        if broker.draining.is_set():
+            break
     return answers
 
 

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from catchwater.broker.broker import Broker
 from catchwater.broker.control.replies import Refusal, json_reply
 from catchwater.broker.gate import ANONYMOUS, ClusterDenied, Operation
-from catchwater.broker.metrics import MAX_GROUPS
+from catchwater.broker.metrics.registry import MAX_GROUPS
 from catchwater.catalog.rows import PinState
 from catchwater.config import Address
 

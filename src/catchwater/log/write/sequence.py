@@ -63,7 +63,7 @@ class PartitionState:
     @property
     def last_stable_offset(self) -> int:
         """Everything below belongs to no open transaction."""
-        return min(self.open_txns.values(), default=self.high_watermark)
+        return min(self.open_txns.values()) if self.open_txns else self.high_watermark
 
 
 class NewRun(NamedTuple):

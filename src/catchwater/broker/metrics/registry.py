@@ -10,11 +10,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from catchwater.broker.metrics import meters
 from catchwater.objects.retry import RequestCounts
 
 MAX_GROUPS = 1_000
-
-_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
 class Metrics:
@@ -22,14 +21,20 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self.request_seconds = self._histogram(
-            "request_seconds", "From the start of a request's handler to its reply.", "api"
+        self.request_seconds = meters.Histogram(
+            "catchwater_request_seconds",
+            "From the start of a request's handler to its reply.",
+            "api",
         )
-        self.request_queue_seconds = self._histogram(
-            "request_queue_seconds", "From a request's last byte to the start of its handler."
+        queued = meters.Histogram(
+            "catchwater_request_queue_seconds",
+            "From a request's last byte to the start of its handler.",
         )
-        self.bytes_in = self._counter("bytes_in", "Request bytes received.")
-        self.bytes_out = self._counter("bytes_out", "Reply bytes sent.")
+        self.request_queue_seconds = queued.of()
+        self.bytes_in = meters.Total("catchwater_bytes_in", "Request bytes received.")
+        self.bytes_out = meters.Total("catchwater_bytes_out", "Reply bytes sent.")
+        for each in (self.request_seconds, queued, self.bytes_in, self.bytes_out):
+            self._registry.register(each)
         self.connections = self._gauge("connections", "Open Kafka connections.")
         self.connections_closed = self._counter(
             "connections_closed", "Kafka connections that the broker closed on its own.", "reason"
@@ -83,7 +88,7 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
         return Histogram(
-            f"catchwater_{name}", text, labels, buckets=_SECONDS, registry=self._registry
+            f"catchwater_{name}", text, labels, buckets=meters.SECONDS, registry=self._registry
         )
 
 
