@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from catchwater.cli import init
 from catchwater.cli import pipeline_file as module
 from catchwater.cli.pipeline_file import NotOurLog, load_here, state_of, tails_of
 from catchwater.recovery import checkpoint, pins
@@ -48,3 +49,28 @@ def test_a_checkpoint_on_another_kafka_is_restored(
     to_one = ["recovery", "restore", pipeline_file, "--checkpoint", 1]
     assert "80 records" in catchwater(*to_one, "--dry-run").err
     assert catchwater(*to_one, "--yes").code == 0
+
+
+def test_plan_and_status_tell_how_connections_are_secured_and_no_secret(
+    catchwater: Any, pipeline_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (pipeline_file.parent / "card_risk.py").write_text(init.FILES["card_risk.py"])
+    far = '\n[sink.far]\nkind = "kafka"\ntopic = "t"\nkafka.sasl.password = "${env:SECRET}"\n'
+    pipeline_file.write_text(pipeline_file.read_text() + far)
+    monkeypatch.setenv("SECRET", "s3cret")
+    for section in ("SOURCE", "SINK__FAR"):
+        for name, value in (
+            ("SECURITY_PROTOCOL", "SASL_SSL"), ("SASL_MECHANISM", "PLAIN"),
+            ("SASL_USERNAME", "reader"),
+        ):  # fmt: skip
+            monkeypatch.setenv(f"CATCHWATER_{section}__KAFKA_{name}", value)
+    monkeypatch.setenv("CATCHWATER_SOURCE__KAFKA_SASL_PASSWORD", "s3cret")
+    told = catchwater("pipeline", "plan", pipeline_file)
+    assert "payments at 127.0.0.1:9092, SASL_SSL by PLAIN as 'reader'" in told.out
+    shown = [told, catchwater("pipeline", "plan", pipeline_file, "--json")]
+    shown += [catchwater("pipeline", "status", pipeline_file, *more) for more in ([], ["--json"])]
+    monkeypatch.setenv("CATCHWATER_SOURCE__KAFKA_SASL_USERNAME", "")
+    shown.append(catchwater("pipeline", "plan", pipeline_file))
+    assert [each.code for each in shown] == [0, 0, 0, 0, 2]
+    assert "needs a name and a password" in shown[-1].err
+    assert not any("s3cret" in each.out + each.err for each in shown)
