@@ -55,8 +55,9 @@ JOURNAL = "calls"
 """The folder of the call journals in the checkpoint's store."""
 
 _WRITERS = 4
-_AHEAD = 1
-"""Shards computed beyond the one that is being written: their changes are held in memory."""
+_AHEAD_BYTES = 4 << 20
+"""Shards are computed beyond the one that is being written, whose changes are held in memory: one,
+and more as long as the events of all of them take so many bytes."""
 
 
 @dataclass(frozen=True)
@@ -96,21 +97,22 @@ class Stage:
 def run_stage(stage: Stage, rows: Sequence[Row], clock: Clock = SYSTEM) -> Iterator[Row]:
     """Run the stage's shards that are among the rows; what is for later stages passes through.
 
-    One shard is computed at a time; what the one before leaves is made durable meanwhile.
+    One shard is computed at a time; what those before leave is made durable meanwhile.
     """
     began_s = clock.monotonic_s()
     spec = stage.code.load()
     yield from (row for row in rows if row.stage != stage.index)
     own = by_shard(row for row in rows if row.stage == stage.index)
-    waiting: deque[Callable[[], list[Row]]] = deque()
+    waiting: deque[tuple[Callable[[], list[Row]], int]] = deque()
     with closing(_Stores(stage)) as stores, ThreadPoolExecutor(_WRITERS) as writers:
         for shard, of_shard in own.items():
             run = _Shard(stage, spec, shard, clock)
-            waiting.append(run(of_shard, stores, writers, began_s))
-            if len(waiting) > _AHEAD:
-                yield from waiting.popleft()()
-        while waiting:
-            yield from waiting.popleft()()
+            size_bytes = sum(len(row.blob) for row in of_shard)
+            waiting.append((run(of_shard, stores, writers, began_s), size_bytes))
+            while len(waiting) > 1 and sum(size for _, size in waiting) > _AHEAD_BYTES:
+                yield from waiting.popleft()[0]()
+        for written, _ in waiting:
+            yield from written()
 
 
 class _Shard:

@@ -26,6 +26,7 @@ _DATA = "data.mdb"
 _LOCK = "lock.mdb"
 _LOCK_BYTES = 8192
 _STAMP = "stamp"
+_STAMP_BYTES = 64
 _META = b"meta"
 
 
@@ -86,14 +87,17 @@ class LocalEntries:
 
     def _noted(self) -> bytes:
         try:
-            return self._stamp_path.read_bytes()
+            return self._stamp_path.read_bytes().rstrip()
         except OSError:
             return b""
 
     def _note(self) -> None:
-        written = self._stamp_path.with_suffix(f".{os.getpid()}")
-        written.write_bytes(self._stamp())
-        written.replace(self._stamp_path)
+        """In place: a new file would wait for the disk, and a torn one only means a rebuild."""
+        file = os.open(self._stamp_path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(file, self._stamp().ljust(_STAMP_BYTES))
+        finally:
+            os.close(file)
 
     def size_bytes(self) -> int:
         """Bytes in use on disk, free pages included."""

@@ -85,9 +85,11 @@ class StateLog:
         _check_keys(changes)
         body = encode_body(changes)
         budget = rolling.bytes_to_rewrite(roll, committed.count(), body.weight)
-        if budget:
-            roll = rolling.rewritten(roll, list(self._write_chunks(to, roll, budget, committed)))
-        logged = self._put_delta(base, to, body, self._merge(to, roll))
+        with self._objects.side_by_side():
+            if budget:
+                chunks = list(self._write_chunks(to, roll, budget, committed))
+                roll = rolling.rewritten(roll, chunks)
+            logged = self._put_delta(base, to, body, self._merge(to, roll))
         self._rolls = {EMPTY: Roll(), base: found, to: self._rolls[to]}
         self._objects.forget_but((*parts.named(found), *parts.named(self._rolls[to])))
         return logged

@@ -7,6 +7,7 @@ looked for. Relies on the object store; its errors (`StoreError`) pass through.
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from catchwater.config import CatchwaterError
@@ -19,6 +20,7 @@ from catchwater.state.roll import END, START, Chunk, Piece, Place, Position, Rol
 _WINDOW_BYTES = 8 << 20
 _HEADER_BYTES = 64 << 10
 _READERS = 8
+_WRITERS = 4
 _AHEAD_BYTES = 8 << 20
 """Objects are asked for ahead until they make up this much."""
 
@@ -64,11 +66,14 @@ class ShardObjects:
         """Small pieces as they were written, so that merging them reads nothing."""
         self.read_bytes = 0
         """Bytes of objects read so far."""
+        self._writers: ThreadPoolExecutor | None = None
+        self._started: deque[Future[int]] = deque()
+        """Objects that are being put side by side."""
 
     def put(
         self, part: Part, body: Body, base: Position | None = None, roll: Roll | None = None
     ) -> list[bytes]:
-        """Store an object; gives its bytes. Raises StoreError."""
+        """Store an object; gives its bytes. Raises StoreError, also for one put before it."""
         header = Header(
             part.kind,
             self._function,
@@ -80,10 +85,31 @@ class ShardObjects:
             roll,
         )
         data = encode_object(header, body)
-        self._store.put(self.key(part.name), data)
+        if self._writers is None:
+            self._store.put(self.key(part.name), data)
+        else:
+            while len(self._started) >= _WRITERS:
+                self._started.popleft().result()
+            self._started.append(self._writers.submit(self._store.put, self.key(part.name), data))
         if part.kind != "chunk" and body.weight < rolling.LEAST_UNIT:
             self._recent[part.name] = data
         return data
+
+    @contextmanager
+    def side_by_side(self) -> Iterator[None]:
+        """What is put in the block need not wait for what was put before; at its end all is stored.
+
+        An epoch's objects mean nothing without the position that refers to all of them. Raises
+        StoreError for any of them.
+        """
+        with ThreadPoolExecutor(_WRITERS) as self._writers:
+            try:
+                yield
+                while self._started:
+                    self._started.popleft().result()
+            finally:
+                self._writers = None
+                self._started.clear()
 
     def forget_but(self, parts: Iterable[Part]) -> None:
         """Keep at hand only what is of these parts."""

@@ -14,7 +14,8 @@ It may stay open between epochs, but not across a fork.
 import gc
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +32,10 @@ from catchwater.state.roll import EMPTY, Position
 _BATCH_ENTRIES = 8_192
 """A transaction changes about so many entries: each may hold a page in memory until it ends."""
 
+_PENDING = struct.Struct(">Q")
+"""Bytes of what is pending, in front of it: what lies behind is of another epoch."""
+
+_MUCH_LARGER = 16
 _NOWHERE = Position(-1, "")
 _TRIES = 3
 
@@ -238,24 +243,38 @@ class ShardStore:
 
         self._local.write(change)
 
-    def _keep(self, data: Iterable[bytes]) -> None:
-        """Keep the changes for whoever begins next; where that fails the log has them."""
-        written = self._directory / f"pending.{os.getpid()}"
+    def _keep(self, data: Sequence[bytes]) -> None:
+        """Keep the changes for whoever begins next; where that fails the log has them.
+
+        In place: for a new file one would wait for the disk. A torn one does not have its sums.
+        """
+        size = sum(map(len, data))
         try:
-            with written.open("wb") as file:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            with open(os.open(self._pending_path, flags, 0o644), "wb") as file:
+                if os.fstat(file.fileno()).st_size > _MUCH_LARGER * size + _PENDING.size:
+                    file.truncate(0)
+                file.write(_PENDING.pack(size))
                 file.writelines(data)
-            written.replace(self._pending_path)
         except OSError:
             with suppress(OSError):
-                written.unlink(missing_ok=True)
                 self._pending_path.unlink(missing_ok=True)
+
+    def _kept(self) -> bytes:
+        """What was kept last, by whoever had the directory. Raises OSError and FrameDamaged."""
+        with self._pending_path.open("rb") as file:
+            data = file.read()
+        if len(data) < _PENDING.size:
+            raise FrameDamaged("it ends before it begins")
+        (size,) = _PENDING.unpack_from(data)
+        return data[_PENDING.size : _PENDING.size + size]
 
     def _pending_to(self, wanted: Position, log: StateLog) -> _Pending | None:
         """The changes kept here, in memory or on disk, if they lead where they must."""
         if self._pending is not None and self._pending.to == wanted:
             return self._pending
         try:
-            header, blocks = decode_object([self._pending_path.read_bytes()])
+            header, blocks = decode_object([self._kept()])
             found = (header.function, header.shard, header.by)
             if found != (self._fresh.function, self._fresh.shard, wanted):
                 return None

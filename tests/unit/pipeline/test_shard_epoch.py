@@ -1,6 +1,7 @@
 """A stage without Spark: what attempts leave behind, what travels on, what is told."""
 
 import shutil
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,6 +153,34 @@ def test_an_epoch_goes_on_from_the_positions_in_its_heads(tmp_path: Path) -> Non
     assert sum(m.shard.events for m in second) == 1
     assert [m.shard.rebuilt_bytes for m in second] == [0, 0]
     assert max(m.shard.max_event_times.get("s-0", 0) for m in second) == 3
+
+
+class LastFirst:
+    """A stager that stages no shard before the third one's turn has come, or its patience ends."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._third = threading.Event()
+        self.came: dict[int, bool] = {}
+
+    def stage(self, epoch: int, shard: int, records: Sequence[OutputRecord]) -> Staged:
+        if shard == 2:
+            self._third.set()
+        self.came[shard] = self._third.wait(self._patience_s)
+        return Staged(shard, "", 0, 0, 0)
+
+
+@pytest.mark.parametrize(("held_bytes", "patience_s"), [(4 << 20, 10.0), (0, 0.2)])
+def test_shards_are_computed_while_those_before_are_written_as_far_as_memory_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_bytes: int, patience_s: float
+) -> None:
+    monkeypatch.setattr(shard_epoch, "_AHEAD_BYTES", held_bytes)
+    stager = LastFirst(patience_s)
+    of = stage(tmp_path, shards=3, stagers={"out": stager})
+    head = msgspec.msgpack.encode(Head(0, 0, 1000, EMPTY, 0))
+    manifests, _ = run(of, [Row(shard, 0, shard, HEAD, head) for shard in range(3)])
+    assert [each.shard.shard for each in manifests] == [0, 1, 2]
+    assert stager.came[0] == (held_bytes > 0)
 
 
 @pytest.mark.parametrize("lost", ["nothing", "process", "machine"])

@@ -1,5 +1,7 @@
 """The log of a shard: what was committed is read back, or the broken object is named."""
 
+import threading
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -287,6 +289,50 @@ def test_merging_reads_nothing_as_long_as_the_log_stays_open(small):
         model.apply(changes)
         at = to
     assert any(".merged" in info.key for info in store.list("state/"))
+
+
+class DeltaFirst(MemoryStore):
+    """A store in which other objects are not there before the epoch's own is on its way."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun = threading.Event()
+        self.others = 0
+        self.fails = ""
+
+    def put(self, key, parts):
+        if key.endswith(".delta"):
+            self.begun.set()
+        else:
+            self.others += 1
+            assert self.begun.wait(10), "it waited for the others"
+        if self.fails and self.fails in key:
+            raise StoreUnavailable(f"{key}: no answer")
+        return super().put(key, parts)
+
+
+@pytest.mark.parametrize("fails", ["", ".chunk", ".merged"])
+def test_an_epochs_objects_are_put_side_by_side_and_none_may_fail(small, fails):
+    store, model = DeltaFirst(), DictEntries()
+    log, at = StateLog(store, "state", "f", 3), EMPTY
+    failures = 0
+    for epoch in range(30):
+        store.begun.clear()
+        to = Position(epoch + 1, "t")
+        rows = range(1 if epoch < 15 else 9)
+        changes = changes_of((Table.RECORD, b"key %02d" % n, b"%030d" % epoch) for n in rows)
+        try:
+            store.fails = fails
+            log.append(at, to, changes, model)
+        except StoreUnavailable:
+            failures += 1
+            store.fails = ""
+            log.append(at, to, changes, model)
+        model.apply(changes)
+        at = to
+    assert store.others > 3
+    assert bool(failures) == bool(fails)
+    assert entries_of(StateLog(store, "state", "f", 3), at).tables == model.tables
 
 
 class NeverRead(MemoryStore):

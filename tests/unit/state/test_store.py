@@ -444,6 +444,28 @@ for line in sys.stdin:
     assert found == {b"%d" % n: b"there" if n % 2 else b"here" for n in range(at.version)}
 
 
+@pytest.mark.parametrize("entries", [3, 3_000])
+def test_what_is_pending_is_found_where_more_was_pending_before(store, log, tmp_path, entries):
+    at = epoch(store, log, EMPTY, "x", **{f"{i:05}": os.urandom(8).hex() for i in range(entries)})
+    at = epoch(store, log, at, "y", a="1")
+    larger = (tmp_path / "shard" / "pending").stat().st_size
+    at = epoch(store, log, at, "z", a="2")
+    assert larger < 20_000
+    store.close()
+    unread = StateLog(NeverRead(), "state", "f", 0)
+    with reopened(tmp_path) as again:
+        assert records_of(again, unread, at)[b"a"] == b"2"
+
+
+@pytest.mark.parametrize("torn", [b"", b"\0" * 7, b"CWS1" * 100, b"\0" * 7 + b"\xff" * 300])
+def test_what_was_kept_by_halves_or_otherwise_is_in_the_log(store, log, tmp_path, torn):
+    at = epoch(store, log, EMPTY, "x", a="1")
+    store.close()
+    (tmp_path / "shard" / "pending").write_bytes(torn)
+    with reopened(tmp_path) as again:
+        assert records_of(again, log, at) == {b"a": b"1"}
+
+
 def test_changes_that_cannot_be_kept_are_in_the_log(store, log, tmp_path):
     put(store.begin(EMPTY, log), a="1")
     (tmp_path / "shard" / "pending").mkdir()
