@@ -21,7 +21,8 @@ from catchwater.wire.client import EARLIEST, LATEST, Client
 from catchwater.wire.codecs import Codec
 
 ROUNDS = 3
-WARM_UP = 2
+WARM_UP = 4
+"""Turns that do not count: for so long both JVMs compile what they will run."""
 MAIN = Shape(200, Codec.NONE, 4_000_000)
 OTHERS = [
     Shape(size, codec, 800_000_000 // (size + 100))
@@ -29,6 +30,7 @@ OTHERS = [
     for codec in (Codec.NONE, Codec.LZ4, Codec.ZSTD)
     if (size, codec) != (200, Codec.NONE)
 ]
+CONNECTOR = ("tuned", "default")
 ALL, VALUE, COUNT = "all columns", "value only", "count"
 TYPED, WRITE = "JSON to a typed column", "write to Parquet"
 HISTORY = {
@@ -48,7 +50,8 @@ class Kind(NamedTuple):
 
 
 KINDS = (
-    Kind("ours", "replay", {ALL: 2.0, VALUE: 2.5, COUNT: None, TYPED: 4.0, WRITE: 1.6}),
+    Kind("ours", "replay", {ALL: 2.0, VALUE: 2.5, COUNT: None, TYPED: 4.0, WRITE: None}),
+    Kind("export", "export by the tasks", {WRITE: 1.6}),
     Kind("history", "replay of Parquet history", {ALL: None, VALUE: 3.0, COUNT: 20.0, TYPED: 10.0}),
     Kind("foreign", "replay of Apache Kafka", {ALL: 1.7, VALUE: None, TYPED: None}),
 )
@@ -69,8 +72,8 @@ class Bench:
             stack.callback(session.close)
 
     def ask(self, kind: str, query: str, topic: str) -> dict[str, float]:
-        session = self._sessions[kind not in ("tuned", "default")]
-        bootstrap = self.ours.bootstrap if kind in ("ours", "history") else self.kafka
+        session = self._sessions[kind not in CONNECTOR]
+        bootstrap = self.kafka if kind in ("foreign", *CONNECTOR) else self.ours.bootstrap
         return session.ask(kind, query, bootstrap, topic)
 
     def compare(self, shape: Shape, query: str, kinds: list[Kind], peers: list[str]) -> list[Row]:
@@ -139,7 +142,7 @@ def main() -> None:
         wait_for_parquet(bench.ours.bootstrap, bench.ours.control, MAIN.topic)
         for query in (ALL, VALUE, COUNT, TYPED, WRITE):
             kinds = [kind for kind in KINDS if query in kind.targets]
-            rows += bench.compare(MAIN, query, kinds, ["tuned", "default"])
+            rows += bench.compare(MAIN, query, kinds, list(CONNECTOR))
         for shape in OTHERS:
             fill([bench.ours.bootstrap, bench.kafka], shape)
             for query in (ALL, VALUE):

@@ -5,17 +5,17 @@ the pyspark that has a Kafka connector. Reads [kind, query, bootstrap, topic] pe
 answers one JSON line: seconds, CPU seconds of this process tree, and the query's result.
 
 Kinds: `ours` reads storage by plan, `foreign` any Kafka over its protocol, `history` Parquet where
-there is some; `default` and `tuned` are Spark's connector.
+there is some; with `export` the tasks write the files; `default` and `tuned` are Spark's connector.
 """
 
 import json
 import os
-import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from pyarrow.parquet import read_metadata
 from pyspark.sql import DataFrame, SparkSession
 
 TUNED = {
@@ -53,13 +53,17 @@ def session(cores: str, jars: str) -> SparkSession:
     return spark
 
 
-def source(spark: SparkSession, kind: str, query: str, bootstrap: str, topic: str) -> DataFrame:
-    options = {
+def options_of(bootstrap: str, topic: str) -> dict[str, str]:
+    return {
         "kafka.bootstrap.servers": bootstrap,
         "subscribe": topic,
         "startingOffsets": "earliest",
         "endingOffsets": "latest",
     }
+
+
+def source(spark: SparkSession, kind: str, query: str, bootstrap: str, topic: str) -> DataFrame:
+    options = options_of(bootstrap, topic)
     if kind in CONNECTOR:
         options |= TUNED if kind == "tuned" else {}
         return spark.read.format("kafka").options(**options).load()
@@ -77,6 +81,8 @@ def source(spark: SparkSession, kind: str, query: str, bootstrap: str, topic: st
 
 def run(spark: SparkSession, kind: str, query: str, bootstrap: str, topic: str) -> float:
     """The query's answer; the same for every kind."""
+    if query == "write to Parquet":
+        return rows_written(spark, kind, bootstrap, topic)
     frame = source(spark, kind, query, bootstrap, topic)
     if query == "count":
         return int(frame.count())
@@ -84,17 +90,23 @@ def run(spark: SparkSession, kind: str, query: str, bootstrap: str, topic: str) 
         return int(frame.selectExpr("sum(length(value)) as n").first()["n"])
     if query == "all columns":
         return int(frame.selectExpr(ALL_COLUMNS).first()["n"])
-    if query == "write to Parquet":
-        folder = tempfile.mkdtemp(prefix="catchwater-bench-")
-        try:
-            frame.write.mode("overwrite").parquet(folder)
-            return sum(each.stat().st_size > 0 for each in Path(folder).glob("*.parquet")) > 0
-        finally:
-            shutil.rmtree(folder)
     assert query == "JSON to a typed column", query
     if kind in CONNECTOR:
         frame = frame.selectExpr(f"from_json(cast(value as string), '{SCHEMA}').amount as amount")
     return float(frame.selectExpr("sum(amount) as n").first()["n"])
+
+
+def rows_written(spark: SparkSession, kind: str, bootstrap: str, topic: str) -> int:
+    """Write everything as Parquet, compressed as Spark does by default; the rows in the files."""
+    with tempfile.TemporaryDirectory(prefix="catchwater-bench-") as parent:
+        folder = Path(parent, "out")
+        if kind == "export":
+            from catchwater.replay.export.run import export
+
+            export(spark, options_of(bootstrap, topic), str(folder))
+        else:
+            source(spark, kind, "write to Parquet", bootstrap, topic).write.parquet(str(folder))
+        return sum(read_metadata(each).num_rows for each in folder.glob("*.parquet"))
 
 
 def tree_cpu_seconds() -> float:

@@ -28,7 +28,7 @@ from pyspark.sql.functions import col, lit
 from catchwater.config import CatchwaterError
 from catchwater.replay.options import RANGES, SourceOptions
 from catchwater.replay.pin import held, planned
-from catchwater.replay.plan import PlanRange, Slice, Wanted
+from catchwater.replay.plan import PlanRange, Slice, Wanted, joined
 from catchwater.replay.source import SPARK_TYPES, loaded, register, schema_of
 from catchwater.replay.subscription import Subscription
 from catchwater.values.settings import MALFORMED, OnMalformed, ValueFormat, identity
@@ -105,7 +105,7 @@ def split(slices: Sequence[Slice], is_readable: Callable[[PlanRange], bool]) -> 
             files.append(url)
         else:
             rest += (Wanted(topic, partition, each.first, each.stop) for each in of_object)
-    return Parts(files, _joined(rest))
+    return Parts(files, joined(rest))
 
 
 def _object(each: Slice) -> tuple[str, int, str]:
@@ -125,17 +125,6 @@ def _is_whole(slices: Sequence[Slice]) -> bool:
             return False
         at = each.stop
     return at == _range(slices[0]).parquet_stop
-
-
-def _joined(pieces: Iterable[Wanted]) -> list[Wanted]:
-    """The same offsets, those side by side as one range."""
-    joined: list[Wanted] = []
-    for each in pieces:
-        if joined and joined[-1][:2] == each[:2] and joined[-1].end == each.start:
-            joined[-1] = joined[-1]._replace(end=each.end)
-        else:
-            joined.append(each)
-    return joined
 
 
 def _is_readable(each: PlanRange, settings: SourceOptions) -> bool:

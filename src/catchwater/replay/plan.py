@@ -214,6 +214,17 @@ def uncovered(wanted: Sequence[Wanted], slices: Iterable[Slice]) -> list[Missing
     return missing
 
 
+def joined(pieces: Iterable[Wanted]) -> list[Wanted]:
+    """The same offsets, in the same order; those side by side as one range."""
+    whole: list[Wanted] = []
+    for each in pieces:
+        if whole and whole[-1][:2] == each[:2] and whole[-1].end == each.start:
+            whole[-1] = whole[-1]._replace(end=each.end)
+        else:
+            whole.append(each)
+    return whole
+
+
 def cut(slices: Sequence[Slice], count: int | None = None) -> list[Task]:
     """About `count` tasks of even weight; fewer where there is less than a range for each.
 
