@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import msgspec
 
-from catchwater.config import CatchwaterError
+from catchwater.config import CatchwaterError, ConfigError
 from catchwater.pipeline.change.around import Around
 from catchwater.pipeline.change.settle import settle
 from catchwater.pipeline.run import identity, versions
@@ -30,6 +30,7 @@ from catchwater.replay.options import parse_options
 from catchwater.replay.subscription import Subscription
 from catchwater.sinks.base import TargetDiffers
 from catchwater.sinks.relational.sink import TableSink
+from catchwater.sinks.relational.tables import checked_names
 from catchwater.sinks.surroundings import Surroundings
 
 TABLES = ("postgres", "sqlite")
@@ -60,7 +61,16 @@ def tables_of(live: PipelineConfig, label: str) -> dict[str, str]:
             hint='Give them delivery = "exactly-once" first.',
         )
     suffix = f"__{label.replace('-', '_')}"
-    return {name: each.options["table"] + suffix for name, each in live.sinks.items()}
+    tables = {name: each.options["table"] + suffix for name, each in live.sinks.items()}
+    for table in tables.values():
+        try:
+            checked_names(table)
+        except ConfigError as error:
+            raise CannotRebuild(
+                f"The rebuild would write to {table}, whose name is too long for a table.",
+                hint="Choose a shorter label.",
+            ) from error
+    return tables
 
 
 def extend(rebuild: PipelineConfig) -> int:

@@ -43,6 +43,11 @@ class Writer(NamedTuple):
     """Not empty: a row is replaced by a later one with the same values of these columns."""
 
 
+def checked_names(table: str) -> tuple[str, str]:
+    """The table and what stands beside it for undoing, quoted. Raises `ConfigError`."""
+    return checked_table(table), checked_table(f"{table}_catchwater_undo")
+
+
 class Target:
     """The table that one sink writes to."""
 
@@ -51,8 +56,7 @@ class Target:
         self._database = database
         self._writer = writer
         self._outputs = columns
-        self.name = checked_table(writer.table)
-        self.undo = checked_table(f"{writer.table}_catchwater_undo")
+        self.name, self.undo = checked_names(writer.table)
         self.columns = [*(column.name for column in columns), *ROW_COLUMNS]
         self._check_names()
 

@@ -101,6 +101,17 @@ def test_what_cannot_exchange_all_it_holds_is_not_rebuilt(live: PipelineConfig) 
         tables_of(replace(live, sinks={"rows": table, "alerts": SinkConfig("alerts")}), "after-fix")
 
 
+def test_a_label_that_makes_too_long_a_name_is_refused_before_anything_is_pinned(
+    live: PipelineConfig,
+) -> None:
+    table = SinkConfig("rows", "postgres", options={"url": "postgresql://h/d", "table": "sales"})
+    one = replace(live, sinks={"rows": table})
+    assert tables_of(one, "a" * 33) == {"rows": f"sales__{'a' * 33}"}
+    with pytest.raises(CannotRebuild, match="too long") as refused:
+        tables_of(one, "a" * 34)
+    assert refused.value.hint == "Choose a shorter label."
+
+
 def test_a_table_without_marks_is_not_rebuilt(live: PipelineConfig) -> None:
     """Marks say which of two tables is which; without, the one made anew was thrown away."""
     table = SinkConfig("rows", "sqlite", AT_LEAST_ONCE, {"path": "rows.db", "table": "sales"})
