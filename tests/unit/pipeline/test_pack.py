@@ -230,6 +230,19 @@ def test_a_broadcast_tables_rows_go_to_every_shard_and_a_keyed_ones_to_its_keys(
     assert found == {key: shard_of(stored_key(key), 3) for key in (b"a", b"b", b"c", b"d")}
 
 
+@pytest.mark.parametrize("table", ["cards", "buyers"])
+def test_a_row_whose_key_no_state_can_have_is_poison_and_says_so(table):
+    keys = pa.array([b"k" * 255, b"k" * 256], pa.binary())
+    rows = pa.array([b'{"card":"a","buyer":"a","at":1}'] * 2, pa.binary())
+    given = pack_table(
+        spec_of(Two), table, keys, rows, pa.array([5, 6], pa.int64()), origin="c-0", shards=1
+    )
+    good, bad = [read_table(blob) for _, blob in given]
+    assert list(good.keys) == [b"k" * 255]
+    assert [each.offset for each in bad.poisoned] == [6]
+    assert "has 256 bytes; state is kept for keys of at most 255" in bad.poisoned[0].error
+
+
 def test_text_columns_are_taken_as_bytes():
     offsets = pa.array([7], pa.int64())
     (only,) = pack(
