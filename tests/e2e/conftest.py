@@ -6,15 +6,18 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
 import pytest
+from tests.e2e import in_session
 
+from catchwater.config import CatchwaterError
 from catchwater.demo.feeder import Feeder
 from catchwater.demo.reference import canonical
 from catchwater.demo.scenarios import Scenario, card_payments
@@ -155,6 +158,36 @@ class Pipeline:
     def is_written(self, epoch: int) -> bool:
         return (self.ledger.folder / "epochs" / f"{epoch}.json").exists()
 
+    def kill_in_commits(
+        self, sinks: Sequence[str], kills: int, *, seed: int, **changes: object
+    ) -> Counter[str]:
+        """Start and kill -9 the driver so many times; where it was by what it had written.
+
+        Every second kill hits the commit of a sink, each sink's in turn, which begins with a note
+        of what was staged. The others come between the sinks' commits and Spark's, or soon after.
+        """
+        draw, where = Random(seed), Counter[str]()
+        order = draw.sample(sinks, len(sinks))
+        epochs = self.checkpoint / "catchwater" / "staged"
+        for kill in range(kills):
+            epoch = self.committed + 1
+            sink = order[kill // 2 % len(order)]
+            while (epochs / sink / f"{epoch:020d}-index.json").exists():
+                epoch += 1
+            self.start(**changes)
+            if kill % 2:
+                self.wait_until(lambda at=epoch: self.is_written(at))
+            else:
+                noted = epochs / sink / f"{epoch:020d}-index.json"
+                self.wait_until(noted.exists)
+            time.sleep(draw.uniform(0, 0.03))
+            self.kill()
+            if self.committed >= epoch:
+                where["after Spark's commit"] += 1
+            else:
+                where["after all sinks'" if self.is_written(epoch) else f"in {sink}'s"] += 1
+        return where
+
     def kill(self) -> None:
         """kill -9 of the driver; its JVM goes by itself."""
         assert self.process is not None
@@ -192,6 +225,31 @@ class Pipeline:
     @property
     def rows(self) -> Counter[bytes]:
         return self.cards.rows(f"{self.name}-alerts")
+
+
+@dataclass
+class PipelineHere(Pipeline):
+    """One that runs in this process to its end: on a shared session, or without Spark.
+
+    Starting Spark costs more than all else that a small pipeline does.
+    """
+
+    spark: Any | None = field(default=None, kw_only=True)
+
+    @classmethod
+    def like(cls, other: Pipeline, spark: Any | None) -> "PipelineHere":
+        """The same pipeline, run here."""
+        return cls(other.cards, other.folder, other.name, spark=spark)
+
+    def run_to_end(self, **changes: object) -> int:
+        file = self.write_file("available-now", **changes)
+        try:
+            in_session.Pipeline(self.spark, self.folder, file).run()
+        except CatchwaterError as error:
+            with (self.folder / "pipeline.log").open("a") as log:
+                log.write(f"error: {error}\n")
+            return error.exit_code
+        return 0
 
 
 @pytest.fixture(scope="session")

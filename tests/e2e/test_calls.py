@@ -1,4 +1,4 @@
-"""A function that asks an endpoint, on real Spark: what hangs is cut, a replay asks nobody."""
+"""A function that asks an endpoint: what hangs is cut, a replay asks nobody."""
 
 import time
 from collections import Counter
@@ -9,6 +9,7 @@ from urllib.request import urlopen
 
 import msgspec
 import pytest
+from tests.e2e.conftest import PipelineHere
 from tests.e2e.stub_endpoint import FUNCTION, Stub, stub_endpoint
 
 from catchwater.demo.card_risk import Txn
@@ -54,9 +55,9 @@ def large(cards: Any) -> list[Txn]:
     return [event for event in events if event.amount > 500]
 
 
-def scored(make_pipeline: Callable[[str], Any], name: str, stub: Stub, **values: object) -> Any:
-    """A pipeline over the card payments that asks the stub."""
-    pipeline = make_pipeline(name)
+def scored(pipeline: Any, stub: Stub, **values: object) -> Any:
+    """Let a pipeline over the card payments ask the stub."""
+    name = pipeline.name
     code = {"url": stub.url, "breaker": "None", "on_failure": "dead-letter"} | values
     (pipeline.folder / f"{name}.py").write_text(FUNCTION.format(**code))
     write_file = pipeline.write_file
@@ -71,12 +72,15 @@ def scored(make_pipeline: Callable[[str], Any], name: str, stub: Stub, **values:
     return pipeline
 
 
-@pytest.mark.spark
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "run", ["here", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])]
+)
 def test_attempts_are_as_declared_then_the_event_is_a_dead_letter_and_a_replay_asks_nobody(
-    make_pipeline: Callable[[str], Any], stub: Stub
+    run: str, make_pipeline: Callable[[str], Any], stub: Stub
 ) -> None:
-    pipeline = scored(make_pipeline, "asking", stub)
+    made = make_pipeline(f"asking_{run}")
+    pipeline = scored(PipelineHere.like(made, None) if run == "here" else made, stub)
     events = large(pipeline.cards)
     by_count = [card for card, _ in Counter(event.card for event in events).most_common()]
     stub.hanging, stub.failing = {by_count[-1]}, {by_count[-2]}
@@ -86,7 +90,9 @@ def test_attempts_are_as_declared_then_the_event_is_a_dead_letter_and_a_replay_a
     rows = [msgspec.json.decode(row) for row in pipeline.rows.elements()]
     good = Counter(event.id for event in events if event.card not in lost)
     assert Counter(row["id"] for row in rows) == good
-    dead = [msgspec.json.decode(row) for row in pipeline.cards.rows("asking-dead").elements()]
+    dead = [
+        msgspec.json.decode(row) for row in pipeline.cards.rows(f"{pipeline.name}-dead").elements()
+    ]
     assert Counter(row["id"] for row in dead) == Counter(
         event.id for event in events if event.card in lost
     )
@@ -115,7 +121,7 @@ def test_an_open_breaker_spares_the_endpoint(
     make_pipeline: Callable[[str], Any], stub: Stub
 ) -> None:
     breaker = repr(Breaker(failures=5, within="1m", open_for="1h"))
-    pipeline = scored(make_pipeline, "breaking", stub, breaker=breaker, on_failure="none")
+    pipeline = scored(make_pipeline("breaking"), stub, breaker=breaker, on_failure="none")
     events = large(pipeline.cards)
     stub.failing = {event.card for event in events}
     assert pipeline.run_to_end(**pipeline.changes) == 0, pipeline.log
@@ -133,7 +139,7 @@ def test_an_open_breaker_spares_the_endpoint(
 def test_an_epoch_that_failed_for_an_answer_keeps_those_it_got(
     make_pipeline: Callable[[str], Any], stub: Stub
 ) -> None:
-    pipeline = scored(make_pipeline, "failing", stub, on_failure="fail")
+    pipeline = scored(make_pipeline("failing"), stub, on_failure="fail")
     events = large(pipeline.cards)
     lost = events[len(events) // 2].card
     stub.failing = {lost}

@@ -1,4 +1,7 @@
-"""Contracts are honoured: pins hold the input, the oldest checkpoint restores, sinks stay as is."""
+"""Contracts are honoured: pins hold the input, the oldest checkpoint restores, sinks stay as is.
+
+Without Spark, whose part is none here: `test_pipeline` and `test_supervisor` are with it.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -6,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.conftest import feed_cards, pipelines
+from tests.e2e.conftest import PipelineHere, feed_cards, pipelines
 
 from catchwater.demo import card_risk
 from catchwater.recovery import checkpoint, contract, pins, restore
 from catchwater.recovery.restore import HistoryGone
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +34,7 @@ def make_pipeline(
 @pytest.fixture(scope="module")
 def finished(make_pipeline: Callable[[str], Any]) -> Any:
     """A pipeline that has consumed the whole input, and stopped."""
-    pipeline = make_pipeline("careful")
+    pipeline = PipelineHere.like(make_pipeline("careful"), None)
     assert pipeline.run_to_end() == 0, pipeline.log
     assert pipeline.rows == pipeline.cards.expected
     return pipeline
@@ -64,7 +67,7 @@ def test_another_version_of_the_function_is_refused_before_spark_starts(finished
 def test_a_new_checkpoint_under_the_name_of_an_old_pipeline_is_refused(
     finished: Any, make_pipeline: Callable[[str], Any]
 ) -> None:
-    newcomer = make_pipeline("newcomer")
+    newcomer = PipelineHere.like(make_pipeline("newcomer"), None)
     assert newcomer.run_to_end(name="careful", topic="careful-alerts") == 5
     assert "the sink 'alerts' has epochs up to" in newcomer.log.lower()
 

@@ -30,7 +30,7 @@ MEMORY_BYTES = 64 << 20
 LEAST_BYTES = 8 << 20
 """So much has to come at least while the sink is away."""
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(HOLD_S + 300)]
+pytestmark = pytest.mark.timeout(HOLD_S + 300)
 
 FUNCTION = '''"""Every order, as it came."""
 from dataclasses import dataclass
