@@ -1,6 +1,7 @@
 """The demo for real: broker, Spark, two kills, and a sink that holds every row once.
 
-Here with rows of a file; with generated payments it runs as `make demo`, within `make check`.
+With generated payments it runs as `make demo`, within `make check`. Here, in `make slow`, with rows
+of a file: how those are read and judged is in `unit/demo`.
 """
 
 import csv
@@ -54,6 +55,7 @@ def write_invoices(path: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_rows_of_a_csv_file_come_through_two_kills(tmp_path: Path) -> None:
     path = tmp_path / "invoices.csv"

@@ -29,6 +29,7 @@ def test_the_harness_gives_what_a_plain_loop_gives(cards: Any) -> None:
     assert Counter(canonical(msgspec.to_builtins(output)) for output in outputs) == cards.expected
 
 
+@pytest.mark.slow
 def test_a_driver_killed_again_and_again_still_writes_each_row_once(
     make_pipeline: Callable[[str], Any],
 ) -> None:
