@@ -18,7 +18,8 @@ from catchwater.recovery.ledger import FOLDER
 
 WAIT_S = 20.0
 """Longer than a JVM takes to notice that its driver is dead."""
-
+_POLL_S = 0.01
+"""A spare's restart waits for it."""
 
 DRIVER = "lock"
 """The file that the process holds which works on the checkpoint."""
@@ -51,7 +52,7 @@ class Lock:
                     hint="Stop that pipeline first (catchwater pipeline stop, or SIGTERM), or use "
                     "another checkpoint.",
                 )
-            self._clock.pause(0.1)
+            self._clock.pause(_POLL_S)
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, f"{os.getpid()}\n".encode(), 0)
 

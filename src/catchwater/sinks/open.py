@@ -4,7 +4,9 @@ Opening creates what is missing in the target (a topic, a table) and claims it; 
 that cannot take the outputs. What a kind needs is imported only when it is opened.
 """
 
-from collections.abc import Callable, Mapping
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from catchwater.config import CatchwaterError
 from catchwater.sinks.base import Sink
@@ -34,6 +36,17 @@ def open_sink(config: SinkConfig, around: Surroundings) -> Sink:
             "which is not installed.",
             hint=f"pip install 'catchwater[{config.kind}]'",
         ) from error
+
+
+def preload(kinds: Iterable[str]) -> None:
+    """Import what sinks of these kinds need, for one who has the time before they are opened.
+
+    A package that is missing is named by `open_sink`.
+    """
+    for kind in kinds:
+        for module in _MODULES[kind]:
+            with suppress(ModuleNotFoundError):
+                importlib.import_module(f"catchwater.sinks.{module}")
 
 
 def _open_log(config: SinkConfig, around: Surroundings, truth: Archive) -> Sink:
@@ -118,3 +131,14 @@ _OPENERS: Mapping[str, Callable[[SinkConfig, Surroundings, Archive], Sink]] = {
     "parquet": _open_parquet,
     "iceberg": _open_iceberg,
 }
+
+_MODULES: Mapping[str, Sequence[str]] = {
+    "log": ["log.sink"],
+    "postgres": ["relational.sink", "relational.postgres"],
+    "sqlite": ["relational.sink", "relational.sqlite"],
+    "http": ["http.sink"],
+    "kafka": ["kafka.sink"],
+    "parquet": ["lake.parquet"],
+    "iceberg": ["lake.iceberg"],
+}
+"""What opening a sink imports."""

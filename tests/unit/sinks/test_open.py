@@ -1,5 +1,6 @@
 """Opening says what is missing, before anything is touched."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from catchwater.sinks.config import KINDS, parse
 from catchwater.sinks.guarantee import ImpossibleDelivery
-from catchwater.sinks.open import _OPENERS, PackageMissing, open_sink
+from catchwater.sinks.open import _MODULES, _OPENERS, PackageMissing, open_sink, preload
 from catchwater.sinks.surroundings import Surroundings
 
 
@@ -16,7 +17,34 @@ def around(tmp_path: Path) -> Surroundings:
 
 
 def test_every_kind_can_be_opened() -> None:
-    assert set(_OPENERS) == set(KINDS)
+    assert set(_OPENERS) == set(_MODULES) == set(KINDS)
+
+
+_PRELOADED = """
+import ast, inspect, sys, textwrap
+from catchwater.sinks.open import _OPENERS, preload
+preload([sys.argv[1]])
+opener = ast.parse(textwrap.dedent(inspect.getsource(_OPENERS[sys.argv[1]])))
+wanted = {each.module for each in ast.walk(opener) if isinstance(each, ast.ImportFrom)}
+print(*(name for name in wanted if name not in sys.modules))
+"""
+
+
+@pytest.mark.parametrize(("kind", "others"), [("log", []), ("sqlite", ["postgres"])])
+def test_what_is_preloaded_is_not_imported_when_a_sink_is_opened(
+    kind: str, others: list[str]
+) -> None:
+    command = [sys.executable, "-c", _PRELOADED, kind]
+    left = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert left == [f"catchwater.sinks.relational.{other}" for other in others]
+
+
+def test_a_missing_package_is_told_when_the_sink_is_opened_and_not_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    monkeypatch.delitem(sys.modules, "catchwater.sinks.relational.postgres", raising=False)
+    preload(KINDS)
 
 
 def test_a_package_that_is_not_installed_is_named(

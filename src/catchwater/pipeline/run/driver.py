@@ -74,7 +74,7 @@ def run_pipeline(
             spark = starting.result()
             session.start_workers(spark, config.tasks)
             if parts is None and turn:
-                _stand_by(spark, config.tasks, turn, stop, clock)
+                _stand_by(spark, config, turn, stop, clock)
                 if turn.come:
                     parts = take(config, held, clock.monotonic_s(), clock)
             if parts is not None:
@@ -85,11 +85,16 @@ def run_pipeline(
                 session.stop(starting.result())
 
 
-def _stand_by(spark: "SparkSession", tasks: int, turn: Turn, stop: Stop, clock: Clock) -> None:
+def _stand_by(
+    spark: "SparkSession", config: PipelineConfig, turn: Turn, stop: Stop, clock: Clock
+) -> None:
     """Make ready what can be made ready, and wait for the turn."""
     from catchwater.pipeline.spark.warmup import warm_up
+    from catchwater.sinks.open import preload
 
-    warm_up(spark, tasks, lambda: turn.come or stop.requested, clock)
+    warm_up(spark, config.tasks, lambda: turn.come or stop.requested, clock)
+    sinks = [*config.sinks.values(), *filter(None, [config.dead_letter])]
+    preload(sink.kind for sink in sinks)  # half a second, and a third of a restart
     _log.info("Standing by.")
     while not turn.come and not stop.requested:
         clock.pause(_TURN_S)
