@@ -97,8 +97,9 @@ def pack(
         packed.append(_pack_poison(keys, values, offsets, errors, named, shards))
         good = pa.array([row for row in range(len(values)) if row not in errors], pa.int64())
         distinct, values, offsets = (each.take(good) for each in (distinct, values, offsets))
-    high = np.frombuffer(b"".join(key[:4] for key in stored), ">u4").astype(np.uint64)
-    wanted = ((high * np.uint64(shards)) >> np.uint64(32)).astype(np.int64)
+    high = np.array(stored, "S4").view(">u4").astype(np.uint64)
+    # In as few bytes as they take: of one or two, NumPy sorts ten thousand five times as fast.
+    wanted = ((high * np.uint64(shards)) >> np.uint64(32)).astype(np.min_scalar_type(shards))
     table = pa.record_batch(
         [pa.array(stored, pa.binary()).take(distinct.indices), values.cast(pa.binary()), offsets],
         schema=pa.schema(_SCHEMA, metadata=named),
