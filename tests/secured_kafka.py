@@ -17,10 +17,10 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
+from tests.token_endpoint import AUDIENCE, CLIENT_ID, CLIENT_SECRET, Provider, provider
 
 from catchwater.wire.client import Client
 from catchwater.wire.records import encode_batch
-from catchwater.wire.security.settings import MECHANISMS
 
 TOPIC = "secured"
 VALUES = [b"%d" % number for number in range(300)]
@@ -29,9 +29,11 @@ PASSWORD = "pass w=rd;"
 KEY_PASSWORD = "key-password"
 REAUTHENTICATE_MS = 2000
 
-QUICK_START = {**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 JAAS = "org.apache.kafka.common.security"
+OAUTH = f"{JAAS}.oauthbearer.OAuthBearerLogin"
+VALIDATOR = f"{JAAS}.oauthbearer.OAuthBearerValidatorCallbackHandler"
 LOGINS = {
     "PLAIN": f'{JAAS}.plain.PlainLoginModule required user_plain="{PASSWORD}";',
     "SCRAM-SHA-256": f"{JAAS}.scram.ScramLoginModule required;",
@@ -63,11 +65,15 @@ def certificate(folder: Path, name: str, *extensions: str, days: int = 30) -> No
 
 
 class Kafka:
-    """One broker: a listener for anybody, one for users over TLS, one for client certificates."""
+    """One broker: a listener for anybody, one for users over TLS, one for client certificates, one
+    whose own certificate has expired, and one for the tokens of a provider.
+    """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, provider: Provider) -> None:
         self.folder = folder
-        names = ("INTERNAL", "LOGIN", "MUTUAL", "EXPIRED", "CONTROLLER")
+        self.provider = provider
+        (folder / "jwks.json").write_text(provider.jwks())
+        names = ("INTERNAL", "LOGIN", "MUTUAL", "EXPIRED", "OAUTH", "CONTROLLER")
         self.ports = {name: free_port() for name in names}
         authority(folder, "ca")
         authority(folder, "stranger")
@@ -91,7 +97,7 @@ class Kafka:
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "INTERNAL",
             "listener.security.protocol.map": "INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT,"
-            "LOGIN:SASL_SSL,MUTUAL:SSL,EXPIRED:SSL",
+            "LOGIN:SASL_SSL,MUTUAL:SSL,EXPIRED:SSL,OAUTH:SASL_SSL",
             "log.dirs": str(self.folder / "logs"),
             "log.retention.ms": "-1",
             "offsets.topic.replication.factor": "1",
@@ -110,7 +116,13 @@ class Kafka:
             "listener.name.mutual.ssl.client.auth": "required",
             "listener.name.expired.ssl.keystore.type": "PEM",
             "listener.name.expired.ssl.keystore.location": str(self.folder / "expired.pem"),
-            "sasl.enabled.mechanisms": ",".join(MECHANISMS),
+            "sasl.enabled.mechanisms": ",".join(USERS),
+            "listener.name.oauth.sasl.enabled.mechanisms": "OAUTHBEARER",
+            "listener.name.oauth.oauthbearer.sasl.jaas.config": f"{OAUTH}Module required ;",
+            "listener.name.oauth.oauthbearer.sasl.server.callback.handler.class": VALIDATOR,
+            "listener.name.oauth.oauthbearer.connections.max.reauth.ms": "60000",
+            "sasl.oauthbearer.jwks.endpoint.url": (self.folder / "jwks.json").as_uri(),
+            "sasl.oauthbearer.expected.audience": AUDIENCE,
             "listener.name.login.plain.connections.max.reauth.ms": str(REAUTHENTICATE_MS),
         }
         for mechanism, login in LOGINS.items():
@@ -136,6 +148,21 @@ class Kafka:
             **{f"kafka.{name.replace('_', '.')}": value for name, value in more.items()},
         }
 
+    def by_token(self, **more: str) -> dict[str, str]:
+        """The source's, for a login by a token."""
+        stem = "kafka.sasl.oauthbearer."
+        return {
+            "kafka.bootstrap.servers": self.address("OAUTH"),
+            "subscribe": TOPIC,
+            "kafka.security.protocol": "SASL_SSL",
+            "kafka.ssl.ca.location": str(self.folder / "ca.crt"),
+            "kafka.sasl.mechanism": "OAUTHBEARER",
+            f"{stem}token.endpoint.url": self.provider.url,
+            f"{stem}client.credentials.client.id": CLIENT_ID,
+            f"{stem}client.credentials.client.secret": CLIENT_SECRET,
+            **{stem + name.replace("_", "."): value for name, value in more.items()},
+        }
+
     def mutual(self, **more: str) -> dict[str, str]:
         return {
             "kafka.bootstrap.servers": self.address("MUTUAL"),
@@ -157,19 +184,27 @@ def secured_kafka(folder: Path) -> Iterator[Kafka]:
     """A started broker with TOPIC in it. Raises `SecuredKafkaMissing`, `MavenMissing`."""
     if not (shutil.which("java") and shutil.which("openssl")):
         raise SecuredKafkaMissing("a secured Apache Kafka needs java and openssl")
-    made = Kafka(folder)
+    with provider() as idp:
+        yield from _started(Kafka(folder, idp))
+
+
+def _started(made: Kafka) -> Iterator[Kafka]:
+    folder = made.folder
     config, log = folder / "server.properties", folder / "broker.log"
     config.write_text(made.properties())
     store = ["format", "-t", "MkU3OEVBNTcwNTJENDM2Qg", "-c", str(config), *made.users()]
     command = java("kafka.tools.StorageTool", *store)
-    subprocess.run(command, check=True, capture_output=True, env=QUICK_START)
+    allowed = (folder / "jwks.json").as_uri()
+    options = f"{JVM_OPTIONS} -Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={allowed}"
+    environment = {**os.environ, "JAVA_TOOL_OPTIONS": options}
+    subprocess.run(command, check=True, capture_output=True, env=environment)
     with (
         log.open("wb") as output,
         subprocess.Popen(
             java("kafka.Kafka", str(config)),
             stdout=output,
             stderr=output,
-            env=QUICK_START,
+            env=environment,
         ) as process,
     ):
         try:

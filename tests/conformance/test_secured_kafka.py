@@ -23,6 +23,7 @@ from tests.secured_kafka import (
     SecuredKafkaMissing,
     secured_kafka,
 )
+from tests.token_endpoint import AUDIENCE
 
 from catchwater.cli import main, topic
 from catchwater.cli.command_config import client_of
@@ -41,8 +42,9 @@ from catchwater.sinks.staged import Archive, StagedFile
 from catchwater.sinks.surroundings import Surroundings
 from catchwater.wire.client import EARLIEST, LATEST, Client
 from catchwater.wire.connection import Connection, ConnectionLost
+from catchwater.wire.security.oauth import TokenRefused
 from catchwater.wire.security.sasl import LoginFailed
-from catchwater.wire.security.settings import MECHANISMS, parse_security
+from catchwater.wire.security.settings import parse_security
 from catchwater.wire.security.tls import BrokerNotTrusted, TlsFailed
 
 
@@ -75,7 +77,7 @@ def connect(options: SourceOptions, timeout_s: float = 5) -> None:
         client.metadata([TOPIC])
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", USERS)
 def test_a_user_reads_by_each_mechanism(kafka: Kafka, mechanism: str) -> None:
     assert read(kafka.options(mechanism)) == VALUES
 
@@ -112,7 +114,7 @@ def test_without_a_certificate_it_is_refused(kafka: Kafka) -> None:
     assert "client certificate" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", USERS)
 def test_a_wrong_password_is_named_and_not_shown(kafka: Kafka, mechanism: str) -> None:
     options = parse_options(kafka.options(mechanism, sasl_password="wr0ng"))
     began_s = time.monotonic()
@@ -278,7 +280,7 @@ class Sinks:
         config = parse("far", {"kind": "kafka", "topic": "far", "retry": "1ms", **section})
         read = parse_options(source)
         around = Surroundings(
-            "cards",
+            self.folder.name,
             self.folder.as_uri(),
             self.folder,
             bootstrap=read.bootstrap,
@@ -313,18 +315,19 @@ def test_a_sink_writes_to_the_sources_brokers_as_the_source_reads_them(sinks: Si
     own = {k: v for k, v in kafka.options("PLAIN").items() if k.startswith("kafka.")}
     plain = {"kafka.bootstrap.servers": kafka.address("INTERNAL"), "subscribe": TOPIC}
     for epoch, (source, section) in enumerate([(login, {}), (shown, {}), (plain, own)]):
-        for _ in ("first", "again"):
-            # A new one waits until readers see what the one before has written.
-            with contextlib.closing(sinks.open(source, **section)) as sink:
-                assert sink.commit(epoch, sinks.stage(epoch)).records == 1
         with contextlib.closing(sinks.open(source, **section)) as sink:
-            assert (sink.last_epoch(), verify(sink, epoch).findings) == (epoch, ())
+            assert sink.commit(epoch, sinks.stage(epoch)).records == 1
+            assert verify(sink, epoch).findings == ()
+    with contextlib.closing(sinks.open(login)) as sink:
+        sink.commit(2, sinks.stage(2))
+        assert (sink.last_epoch(), verify(sink, 2).findings) == (2, ())
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [({"sasl_password": "wr0ng"}, "[Aa]uthentication failed"),
-     ({"ssl_ca_location": "stranger.crt"}, "certificate verify failed")],
+     pytest.param({"ssl_ca_location": "stranger.crt"}, "certificate verify failed",
+                  marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_a_sink_that_is_not_let_in_fails_for_good_and_shows_no_password(
     sinks: Sinks, monkeypatch: pytest.MonkeyPatch, change: dict[str, str], sentence: str
@@ -335,3 +338,59 @@ def test_a_sink_that_is_not_let_in_fails_for_good_and_shows_no_password(
     with pytest.raises(NotAdmitted, match=sentence) as caught:
         sinks.open(sinks.kafka.options("SCRAM-SHA-512", **change))
     assert "wr0ng" not in f"{caught.value} {caught.value.hint}"
+
+
+def test_a_client_reads_and_writes_by_a_providers_tokens(sinks: Sinks) -> None:
+    options = sinks.kafka.by_token(scope="reading")
+    asked = sinks.kafka.provider.asked
+    asked.clear()
+    assert read(options) == VALUES
+    assert [form["scope"] for form in asked] == [["reading"]], "one token for all connections"
+    with contextlib.closing(sinks.open(options)) as sink:
+        assert sink.commit(0, sinks.stage(0)).records == 1
+    assert len(asked) > 1, "librdkafka asks for its own"
+
+
+def test_tokens_are_renewed_before_they_end(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker ends a connection whose token has ended as soon as it is used."""
+    lost: list[OSError] = []
+    broken = Connection._lost
+    monkeypatch.setattr(
+        Connection, "_lost", lambda self, error: (lost.append(error), broken(self, error))[1]
+    )
+    monkeypatch.setattr(kafka.provider, "lifetime_s", 4)
+    security = parse_security(kafka.by_token(scope="short"))
+    asked = kafka.provider.asked
+    asked.clear()
+    deadline_s = time.monotonic() + 8
+    with Client(kafka.address("OAUTH"), security=security) as client:
+        while len(asked) < 2:
+            assert client.list_offsets({(TOPIC, 0): LATEST}) == {(TOPIC, 0): 150}
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+    assert not lost
+
+
+def test_a_token_that_is_not_for_these_brokers_is_refused_and_not_kept(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = parse_options(kafka.by_token(scope="other"))
+    monkeypatch.setattr(kafka.provider, "audience", "others")
+    with pytest.raises(LoginFailed, match="SASL_AUTHENTICATION_FAILED") as caught:
+        connect(options)
+    assert "audience" in str(caught.value.hint)
+    assert "'catchwater'" in str(caught.value) and "eyJ" not in str(caught.value)
+    monkeypatch.setattr(kafka.provider, "audience", AUDIENCE)
+    connect(options)
+
+
+def test_a_wrong_client_secret_is_named_and_a_provider_that_is_away_is_waited_for(
+    kafka: Kafka,
+) -> None:
+    wrong = parse_options(kafka.by_token(client_credentials_client_secret="wr0ng"))
+    with pytest.raises(TokenRefused, match="invalid_client") as caught:
+        connect(wrong)
+    assert "wr0ng" not in f"{caught.value} {caught.value.hint} {wrong!r}"
+    kafka.provider.failures = [503, 500]
+    connect(parse_options(kafka.by_token(scope="again")))
+    assert not kafka.provider.failures

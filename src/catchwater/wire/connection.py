@@ -25,6 +25,7 @@ from catchwater.config import CatchwaterError
 from catchwater.wire.codecs import Buffer
 from catchwater.wire.messages import decode_reply, encode_request
 from catchwater.wire.security import tls
+from catchwater.wire.security.oauth import TOKENS, TokenUnavailable
 from catchwater.wire.security.sasl import log_in
 from catchwater.wire.security.settings import UNSECURED, Security
 
@@ -217,6 +218,7 @@ class Connections:
         raise lost
 
     def _connect(self, address: Address) -> tuple[Connection, float]:
+        token = self._token()
         if self._security.tls and self._context is None:
             self._context = tls.context(self._security)
         connection = Connection(
@@ -232,11 +234,23 @@ class Connections:
                 self._security,
                 connection.address,
                 nonce,
+                token,
             )
         except CatchwaterError:
             connection.close()
+            if self._security.oauth is not None:
+                TOKENS.forget(self._security.oauth)
             raise
         return connection, began_s + _RENEW_AFTER * lifetime_s if lifetime_s else math.inf
+
+    def _token(self) -> str:
+        """What OAUTHBEARER shows; an endpoint that is away is as good as a broker that is."""
+        if self._security.oauth is None:
+            return ""
+        try:
+            return TOKENS.of(self._security.oauth, self._clock, self._timeout_s)
+        except TokenUnavailable as error:
+            raise ConnectionLost(str(error), hint=error.hint) from error
 
 
 def parse_bootstrap(servers: str) -> list[Address]:

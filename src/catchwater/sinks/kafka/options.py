@@ -7,7 +7,9 @@ security of its own, reaches them as the source does: secrets are never sent to 
 
 from collections.abc import Mapping
 
+from catchwater.wire.security.oauth import OAuth
 from catchwater.wire.security.settings import (
+    OAUTHBEARER,
     PREFIXES,
     UNSECURED,
     Pem,
@@ -44,7 +46,9 @@ def _translated(security: Security) -> dict[str, str]:
     if security == UNSECURED:
         return {}
     options = {"security.protocol": security.protocol}
-    if security.sasl:
+    if security.oauth is not None:
+        options |= _oauth(security.oauth)
+    elif security.sasl:
         options["sasl.mechanism"] = security.mechanism
         options["sasl.username"] = security.username
         options["sasl.password"] = security.password
@@ -56,6 +60,19 @@ def _translated(security: Security) -> dict[str, str]:
         if security.key_password:
             options["ssl.key.password"] = security.key_password
     return options
+
+
+def _oauth(oauth: OAuth) -> dict[str, str]:
+    options = {
+        "sasl.mechanism": OAUTHBEARER,
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.token.endpoint.url": oauth.endpoint,
+        "sasl.oauthbearer.client.id": oauth.client_id,
+        "sasl.oauthbearer.client.secret": oauth.client_secret,
+        "sasl.oauthbearer.scope": oauth.scope,
+        "sasl.oauthbearer.extensions": ",".join(f"{k}={v}" for k, v in oauth.extensions),
+    }
+    return {name: value for name, value in options.items() if value}
 
 
 def _pem(part: str, given: Pem | None) -> dict[str, str]:

@@ -8,22 +8,24 @@ Promises that no secret stands in a `repr` or in an error. They do stand in the 
 because what reads on another machine must know them. Opens files in `Security.loaded` only.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from catchwater.config import ConfigError
+from catchwater.wire.security import oauth_options
+from catchwater.wire.security.jaas import JAAS, OAUTH_MODULE, parse_jaas
+from catchwater.wire.security.oauth import OAuth
 
 PREFIXES = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
 """Options that begin so are for `parse_security`, and for nobody else."""
 
-MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+OAUTHBEARER = "OAUTHBEARER"
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", OAUTHBEARER)
 
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _PROTOCOL = "kafka.security.protocol"
 _MECHANISM = "kafka.sasl.mechanism"
-_JAAS = "kafka.sasl.jaas.config"
 _USERNAME, _PASSWORD = "kafka.sasl.username", "kafka.sasl.password"
 _KEY_PASSWORD = "kafka.ssl.key.password"
 _VERIFICATION = "kafka.ssl.endpoint.identification.algorithm"
@@ -46,19 +48,14 @@ _STORE_TYPES = {
 }
 """Java's stores, and how what they hold becomes PEM."""
 
-_SASL = (_MECHANISM, "kafka.sasl.mechanisms", _JAAS, _USERNAME, _PASSWORD)
+_BY_PASSWORD = (_USERNAME, _PASSWORD)
+_SASL = (_MECHANISM, "kafka.sasl.mechanisms", JAAS, *_BY_PASSWORD, *oauth_options.OPTIONS)
 _TLS = (
     *(name for names in (*_FILES.values(), *_TEXTS.values()) for name in names),
     *(f"{store}.type" for store in _STORE_TYPES),
     _KEY_PASSWORD,
     _VERIFICATION,
 )
-
-_LOGIN = re.compile(
-    r"\s*(?:\w+\.)*(\w+)\s+(?:required|requisite|sufficient|optional)\s+(.*);\s*", re.S
-)
-_LOGIN_OPTION = re.compile(r'\s*(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s";]+))', re.S)
-_LOGINS = ("PlainLoginModule", "ScramLoginModule")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +96,8 @@ class Security:
     """The certificate's; None: it stands in the same PEM."""
     key_password: str = field(default="", repr=False)
     check_hostname: bool = True
+    oauth: OAuth | None = None
+    """Whose token is shown in the place of a password; the user is then the client's id."""
 
     @property
     def tls(self) -> bool:
@@ -176,47 +175,26 @@ def _with_login(security: Security, given: Mapping[str, str]) -> Security:
             f"{_MECHANISM} says how to log in with {security.protocol}, but {what}.",
             hint=f"Supported are: {', '.join(MECHANISMS)}.",
         )
-    if _JAAS in given:
-        if _USERNAME in given or _PASSWORD in given:
-            raise ConfigError(f"{_JAAS} and {_USERNAME} or {_PASSWORD} are given: choose one way.")
-        username, password = _jaas_login(given[_JAAS])
-    else:
-        username, password = given.get(_USERNAME, ""), given.get(_PASSWORD, "")
+    if JAAS in given and not given.keys().isdisjoint(_BY_PASSWORD):
+        raise ConfigError(f"{JAAS} and {_USERNAME} or {_PASSWORD} are given: choose one way.")
+    module, login = parse_jaas(given[JAAS]) if JAAS in given else ("", {})
+    by_token = mechanism == OAUTHBEARER
+    if module and (module == OAUTH_MODULE) != by_token:
+        raise ConfigError(f"{JAAS} names {module}, which is not for {_MECHANISM} {mechanism}.")
+    for name in _BY_PASSWORD if by_token else oauth_options.OPTIONS:
+        if name in given:
+            raise ConfigError(f"The option {name} has no effect with {_MECHANISM} {mechanism}.")
+    if by_token:
+        oauth = oauth_options.parse_oauth(given, login)
+        return replace(security, mechanism=mechanism, username=oauth.client_id, oauth=oauth)
+    username = login.get("username") or given.get(_USERNAME)
+    password = login.get("password") or given.get(_PASSWORD)
     if not username or not password:
         raise ConfigError(
             f"{_MECHANISM} {mechanism} needs a name and a password.",
-            hint=f"Set {_USERNAME} and {_PASSWORD}, or {_JAAS}.",
+            hint=f"Set {_USERNAME} and {_PASSWORD}, or {JAAS}.",
         )
     return replace(security, mechanism=mechanism, username=username, password=password)
-
-
-def _jaas_login(text: str) -> tuple[str, str]:
-    """Name and password out of Java's form; no error quotes any of it but names."""
-    login = _LOGIN.fullmatch(text)
-    if login is None:
-        raise ConfigError(
-            f"{_JAAS} is not of the form of one login module with its options.",
-            hint="Write: org.apache.kafka.common.security.scram.ScramLoginModule required "
-            'username="…" password="…";',
-        )
-    if login[1] not in _LOGINS:
-        raise ConfigError(
-            f"{_JAAS} names the login module {login[1]}, which is not supported.",
-            hint=f"Supported are: {', '.join(_LOGINS)}.",
-        )
-    options, at = {}, 0
-    while found := _LOGIN_OPTION.match(login[2], at):
-        quoted, bare = found[2], found[3]
-        options[found[1]] = bare if quoted is None else re.sub(r"\\(.)", r"\1", quoted, flags=re.S)
-        at = found.end()
-    others = options.keys() - {"username", "password"}
-    if others or login[2][at:].strip():
-        what = f"the option {min(others)}" if others else "something that is not of the form a=b"
-        raise ConfigError(
-            f"{_JAAS} has {what}, which is not supported.",
-            hint='It takes username="…" and password="…"; quotes within them as \\".',
-        )
-    return options.get("username", ""), options.get("password", "")
 
 
 def _with_certificates(security: Security, given: Mapping[str, str]) -> Security:

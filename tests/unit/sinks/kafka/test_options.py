@@ -78,3 +78,27 @@ def test_what_contradicts_itself_is_refused_when_the_file_is_loaded() -> None:
     assert "s3cret" not in str(caught.value)
     kept = parse("far", {"kind": "kafka", "topic": "t", **LOGIN})
     assert "s3cret" not in repr(kept)
+
+
+def test_librdkafka_asks_for_its_tokens_itself() -> None:
+    stem = "kafka.sasl.oauthbearer."
+    section = {
+        "kafka.security.protocol": "SASL_PLAINTEXT",
+        "kafka.sasl.mechanism": "OAUTHBEARER",
+        f"{stem}token.endpoint.url": "http://127.0.0.1:1/token",
+        f"{stem}client.credentials.client.id": "who",
+        f"{stem}client.credentials.client.secret": "s3cret",
+        f"{stem}extensions": "logicalCluster=lkc-1",
+    }
+    found = options(section)
+    assert found == {
+        "bootstrap.servers": "source:1",
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.token.endpoint.url": "http://127.0.0.1:1/token",
+        "sasl.oauthbearer.client.id": "who",
+        "sasl.oauthbearer.client.secret": "s3cret",
+        "sasl.oauthbearer.extensions": "logicalCluster=lkc-1",
+    }
+    Producer({**found, "log_level": 0}).close()

@@ -8,12 +8,16 @@ from kio.schema.errors import ErrorCode as KioErrorCode
 from kio.schema.sasl_authenticate.v2.response import SaslAuthenticateResponse
 from kio.schema.sasl_handshake.v1.response import SaslHandshakeResponse
 
+from catchwater.wire.security.oauth import OAuth
 from catchwater.wire.security.sasl import LoginFailed, log_in
 from catchwater.wire.security.settings import Security
 
 PLAIN = Security("SASL_SSL", "PLAIN", "reader", "s3cret")
 SCRAM = Security("SASL_SSL", "SCRAM-SHA-256", "user", "pencil")
 NONE = KioErrorCode.none
+TOKEN = Security(
+    "SASL_SSL", "OAUTHBEARER", "who", oauth=OAuth("https://idp.example/", "who", "s3cret")
+)
 
 
 class Broker:
@@ -67,3 +71,27 @@ def test_a_broker_that_cannot_prove_itself_is_left() -> None:
     first = b"r=nonceAndMore,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
     with pytest.raises(LoginFailed, match=r"'user' at h:1 by SCRAM-SHA-256 failed. .* pose as it"):
         log_in(Broker(first, b"v=AAAA"), SCRAM, "h:1", "nonce")
+
+
+def test_a_token_is_shown_once() -> None:
+    broker = Broker(b"")
+    assert log_in(broker, TOKEN, "h:1", "nonce", "t0ken") == 60
+    assert broker.sent == ["OAUTHBEARER", b"n,,\x01auth=Bearer t0ken\x01\x01"]
+
+
+def test_a_token_that_is_not_taken_is_named_and_not_shown() -> None:
+    class Refusing(Broker):
+        def __call__(self, request: Any) -> Any:
+            if self.sent[1:]:
+                self.error = KioErrorCode.sasl_authentication_failed
+                self.message = '{"status":"invalid_token"}'
+            return super().__call__(request)
+
+    broker = Refusing(b'{"status":"invalid_token"}', b"")
+    said = r"'who' at h:1 by OAUTHBEARER .* \({\"status\":\"invalid_token\"}\)"
+    with pytest.raises(LoginFailed, match=said) as caught:
+        log_in(broker, TOKEN, "h:1", "nonce", "t0ken")
+    assert broker.sent[2] == b"\x01"
+    assert "audience" in str(caught.value.hint) and "t0ken" not in str(caught.value)
+    with pytest.raises(LoginFailed, match="gave a reason"):
+        log_in(Broker(b"x", b""), TOKEN, "h:1", "nonce", "t0ken")
