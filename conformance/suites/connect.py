@@ -11,6 +11,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,9 @@ CLUSTER = {
     "heartbeat.interval.ms": "1000",
     "scheduled.rebalance.max.delay.ms": "1000",
 }
+
+TRANSACTIONS = {"transaction.boundary": "interval", "transaction.boundary.interval.ms": "700"}
+"""Of the exactly-once source: long ones, so that a kill is likely to leave one open."""
 
 
 def run(bootstrap: str, folder: Path) -> Iterator[Outcome]:
@@ -94,8 +98,8 @@ def distributed(file: GrowingFile, programs: Jvms) -> Iterator[Outcome]:
 
     try:
         a, b = start("a"), start("b")
-        for name, settings in connectors(file).items():
-            until(lambda name=name, settings=settings: _put(ports["a"], name, settings),
+        for name, settings in connectors(file, **TRANSACTIONS).items():
+            until(partial(_put, ports["a"], name, settings),
                   f"taking {name}", SERVED_S)  # fmt: skip
         with file.growing():
             file.when_arrived(1 / 4)
@@ -108,17 +112,18 @@ def distributed(file: GrowingFile, programs: Jvms) -> Iterator[Outcome]:
             b = start("b")
             file.when_arrived(1)
         for name in connectors(file):
-            until(lambda name=name: _all_run(ports["b"], name), f"{name} running", SERVED_S)
+            until(partial(_all_run, ports["b"], name), f"{name} running", SERVED_S)
     except Late as late:
         yield Outcome("distributed: goes on", "failed", str(late))
     yield from judge(file, [life for life in lives if life.runs()], exactly_once=True)
 
 
-def connectors(file: GrowingFile) -> dict[str, dict[str, str]]:
+def connectors(file: GrowingFile, **transactions: str) -> dict[str, dict[str, str]]:
     """The source and the sink, by name."""
     package = "org.apache.kafka.connect.file"
     source = {"connector.class": f"{package}.FileStreamSourceConnector", "tasks.max": "1",
-              "file": str(file.source), "topic": file.topic, "batch.size": "100"}  # fmt: skip
+              "file": str(file.source), "topic": file.topic, "batch.size": "100",
+              **transactions}  # fmt: skip
     sink = {"connector.class": f"{package}.FileStreamSinkConnector", "tasks.max": f"{SINK_TASKS}",
             "file": str(file.target), "topics": file.topic}  # fmt: skip
     return {f"{file.name}-source": source, f"{file.name}-sink": sink}

@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from conformance.suites.jvm import until
 
-LINES, AT_ONCE, EVERY_S = 20_000, 500, 0.5
+LINES, AT_ONCE, EVERY_S = 20_000, 100, 0.1
 """It grows for 20 s."""
 ARRIVED_S = 90.0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.kafka_peer import free_port, java, properties
 
-from conformance.suites.jvm import until
+from conformance.suites.jvm import Late, until
 
 START_S = 60.0
 STOP_S = 20.0
@@ -25,7 +25,7 @@ class Mortal:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Return as soon as it takes connections. Raises `Late`, `RuntimeError` if it ends."""
+        """Return as soon as it takes connections. Raises `Late`."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
         until(self._listens, "the start of the broker", START_S)
@@ -33,7 +33,7 @@ class Mortal:
     def _listens(self) -> bool:
         assert self._process is not None
         if self._process.poll() is not None:
-            raise RuntimeError(f"The broker ended while starting:\n{self._log.read_text()[-2000:]}")
+            raise Late(f"a broker ended while starting: {self._log.read_text().splitlines()[-3:]}")
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), 0.5):
             return True
         return False

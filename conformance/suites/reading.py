@@ -6,13 +6,15 @@ from conformance.suites.jvm import until
 
 COMMITTED, UNCOMMITTED = "read_committed", "read_uncommitted"
 READ_S = 30.0
+QUIET = 0
+"""librdkafka's `log_level`: a broker that is killed is no news."""
 
 
 def reader(bootstrap: str, topic: str, partitions: int, isolation: str = COMMITTED) -> Consumer:
     """At the beginning of all partitions; it tells the end of each."""
     settings = {
         "bootstrap.servers": bootstrap, "group.id": "none", "isolation.level": isolation,
-        "enable.auto.commit": False, "enable.partition.eof": True,
+        "enable.auto.commit": False, "enable.partition.eof": True, "log_level": QUIET,
     }  # fmt: skip
     consumer = Consumer(settings)
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])

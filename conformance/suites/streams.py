@@ -3,17 +3,20 @@
 [WordCount](java/WordCount.java) has a repartition topic and a store with a changelog, under
 `exactly_once_v2`. Lines are fed while it is killed; it is started again over its state, then over
 none, which it restores from the changelog. In a second application another instance joins and the
-first is killed. What a reader of committed records then finds must be, for every word, the counts
-1, 2, 3, ... to what Python counts: no gap, no repeat, nothing left of an unfinished transaction.
+first is killed; under a third the broker is killed twice. What a reader of committed records then
+finds must be, for every word, the counts 1, 2, 3, ... to what Python counts: no gap, no repeat,
+nothing left of an unfinished transaction.
 """
 
+import contextlib
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from conformance.programs import BUILT
-from conformance.suites.jvm import Late, compiled, jvms, libraries
+from conformance.suites.jvm import Jvms, Late, compiled, jvms, libraries
+from conformance.suites.mortal import mortal
 from conformance.suites.outcome import Outcome, judged
 from conformance.suites.promises import miscounted
 from conformance.suites.reading import UNCOMMITTED
@@ -24,19 +27,44 @@ SOURCE = Path(__file__).parent / "java" / "WordCount.java"
 
 def run(bootstrap: str, folder: Path) -> Iterator[Outcome]:
     """Two applications, one after another. Raises `Missing`."""
+    with counting(folder) as programs:
+        for story in (killed, joined):
+            yield from told(Application(story.__name__, bootstrap, folder, programs), story)
+
+
+def run_killing(against: str, folder: Path) -> Iterator[Outcome]:
+    """One more, whose broker is killed at a third and at two thirds. Raises `Missing`."""
+
+    def broker_killed(application: Application) -> None:
+        application.start("a")
+        for part in (1 / 3, 2 / 3):
+            application.when_counted(part)
+            broker.kill()
+            broker.start()
+
+    with mortal(against, folder) as broker, counting(folder) as programs:
+        application = Application("broker-killed", broker.bootstrap, folder, programs)
+        yield from told(application, broker_killed)
+
+
+@contextlib.contextmanager
+def counting(folder: Path) -> Iterator[Jvms]:
+    """Somewhere to start `WordCount`. Raises `Missing`, `CalledProcessError`."""
     library = libraries("streams")
     classes = compiled(SOURCE, library, BUILT / "suites" / "classes")
     with jvms(f"{classes}:{library}/*", folder) as programs:
-        for story in (killed, joined):
-            name = story.__name__
-            application = Application(name, bootstrap, folder, programs)
-            try:
-                with application.feeding():
-                    story(application)
-                    application.when_counted(1.0)
-            except Late as late:
-                yield Outcome(f"{name}: goes on", "failed", str(late))
-            yield from judge(application)
+        yield programs
+
+
+def told(application: Application, story: Callable[[Application], None]) -> Iterator[Outcome]:
+    """Take the application through its story, feeding it, to the last word."""
+    try:
+        with application.feeding():
+            story(application)
+            application.when_counted(1.0)
+    except Late as late:
+        yield Outcome(f"{application.name}: goes on", "failed", str(late))
+    yield from judge(application)
 
 
 def killed(application: Application) -> None:

@@ -11,7 +11,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from conformance.suites.jvm import Jvm, Jvms, until
-from conformance.suites.reading import COMMITTED, READ_S, UNCOMMITTED, reader, whole
+from conformance.suites.reading import COMMITTED, QUIET, READ_S, UNCOMMITTED, reader, whole
 
 PARTITIONS = 4
 LINES, WORDS_A_LINE, VOCABULARY = 20_000, 3, 300
@@ -58,8 +58,9 @@ class Application:
             thread.join()
 
     def _feed(self, stopped: threading.Event) -> None:
-        settings = {"bootstrap.servers": self.bootstrap, "enable.idempotence": True}
-        producer = Producer(settings)
+        producer = Producer(
+            {"bootstrap.servers": self.bootstrap, "enable.idempotence": True, "log_level": QUIET}
+        )
         for index, line in enumerate(self.lines):
             producer.produce(self._input, line.encode(), f"{index}".encode())
             if index % AT_ONCE == AT_ONCE - 1:
