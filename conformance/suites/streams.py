@@ -68,9 +68,9 @@ def told(application: Application, story: Callable[[Application], None]) -> Iter
 
 
 def killed(application: Application) -> None:
-    """Killed at a quarter, at a half and at three quarters; the second time its state is lost."""
+    """Killed at a third and at two thirds; the second time its state is lost."""
     instance = application.start("a")
-    for part, loses_state in ((0.25, False), (0.5, True), (0.75, False)):
+    for part, loses_state in ((1 / 3, False), (2 / 3, True)):
         application.when_counted(part)
         instance.kill()
         if loses_state:
