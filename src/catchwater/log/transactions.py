@@ -264,14 +264,14 @@ class Transactions:
         if not markers:
             return await self._end_without_records(row)
         answers = await core.writer.submit(markers)
+        if await asyncio.to_thread(core.catalog.txn_offsets, row.producer_id):
+            # Positions are read from what is durable, whoever has written their end.
+            await done(core.catalog.flush())
         if all(answer.error is not ErrorCode.NONE for answer in answers):
             # Nothing was written, or another broker was faster.
             _LOG.info("No end of %s was written: %s", row.transactional_id, answers[0].error.name)
             rows = {now.transactional_id: now for now in await self.rows()}
             return txn.known(rows.get(row.transactional_id), row.producer_id)
-        if await asyncio.to_thread(core.catalog.txn_offsets, row.producer_id):
-            # Positions are read from what is durable.
-            await done(core.catalog.flush())
         return txn.completed(row)
 
     async def _end_without_records(self, prepared: TxnRow) -> TxnRow:

@@ -386,6 +386,20 @@ async def test_an_end_whose_reply_was_lost_is_answered_again(log: Log) -> None:
     assert log.state(key(log)).high_watermark == 2, "one marker, not two"
 
 
+@pytest.mark.parametrize("version", [1, 2])
+async def test_an_end_asked_for_again_while_it_is_written_is_answered_when_all_of_it_is_there(
+    log: Log, version: int
+) -> None:
+    """Found by kills before every call: a broker that comes back ends what was prepared, too."""
+    producer = await begin(log, version)
+
+    async def end() -> None:
+        await log.txns.end("id", producer, committed=True, version=version)
+        assert await log.committed("g") == POSITIONS
+
+    await asyncio.gather(end(), end(), log.txns.tick(), end())
+
+
 async def test_a_new_epoch_whose_reply_was_lost_is_given_again(log: Log) -> None:
     producer = await begin(log, 2)
     given = await log.txns.init_producer("id", MINUTE_MS, producer)
