@@ -2,11 +2,13 @@
 
 import base64
 import json
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -75,8 +77,8 @@ class Provider:
 
 
 @contextmanager
-def provider() -> Iterator[Provider]:
-    """A started provider."""
+def provider(pem: Path | None = None) -> Iterator[Provider]:
+    """A started provider; over TLS with the key and certificate of this file."""
     made = Provider()
 
     class Handler(BaseHTTPRequestHandler):
@@ -95,9 +97,14 @@ def provider() -> Iterator[Provider]:
             """Nobody reads it."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if pem is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(pem)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
-    made.url = f"http://127.0.0.1:{server.server_port}/token"
+    scheme = "http" if pem is None else "https"
+    made.url = f"{scheme}://127.0.0.1:{server.server_port}/token"
     try:
         yield made
     finally:

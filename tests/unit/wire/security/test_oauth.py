@@ -2,10 +2,13 @@
 
 import base64
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from tests.secured_kafka import authority, certificate
 from tests.token_endpoint import CLIENT_ID, CLIENT_SECRET, Provider, provider
 
 from catchwater.clock import SYSTEM, Clock, ManualClock
@@ -116,6 +119,22 @@ def test_a_refusal_is_for_good_and_an_endpoint_that_is_away_is_not(idp: Provider
         request_token(login, SYSTEM, 5)
     with pytest.raises(TokenUnavailable, match="cannot be asked"):
         request_token(replace(login, endpoint="http://127.0.0.1:1/"), SYSTEM, 5)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates need openssl")
+def test_an_endpoint_over_tls_has_to_be_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority(tmp_path, "ca")
+    certificate(tmp_path, "server", "subjectAltName=IP:127.0.0.1")
+    with provider(tmp_path / "server.pem") as idp:
+        login = OAuth(idp.url, CLIENT_ID, CLIENT_SECRET)
+        with pytest.raises(TokenRefused, match=r"https://.* is not trusted: ") as caught:
+            request_token(login, SYSTEM, 5)
+        assert "SSL_CERT_FILE" in str(caught.value.hint)
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.crt"))
+        assert request_token(login, SYSTEM, 5).text
+        assert len(idp.asked) == 1
 
 
 def test_a_tokens_time_is_the_answers_or_its_own_whichever_is_over_first() -> None:
