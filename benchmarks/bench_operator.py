@@ -8,6 +8,7 @@ the rows that Spark hands over to the manifest that says that its shard's change
 About five minutes, 8 GB of disk.
 """
 
+import gc
 import os
 import random
 import statistics
@@ -145,6 +146,7 @@ def main() -> None:
     p99: list[float] = []
     with tempfile.TemporaryDirectory(prefix="bench-operator-") as name:
         operator = Operator(Path(name))
+        gc.freeze()  # as Spark's workers have it (`pipeline/spark/daemon.py`)
         operator.load()
         disk = sum(path.stat().st_size for path in Path(name, "local").rglob("*.mdb"))
         print(f"{KEYS:,} keys, {disk / 1e9:.2f} GB of local state", flush=True)
