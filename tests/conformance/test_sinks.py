@@ -380,6 +380,23 @@ def test_at_least_once_an_epoch_that_is_repeated_is_there_twice_and_known(target
     sink.close()
 
 
+def test_at_least_once_too_what_an_older_generation_wrote_is_taken_back(target: Target) -> None:
+    if not target.at_least_once:
+        pytest.skip("there is no such mode, or it makes no difference")
+    old = target.open(delivery="at-least-once")
+    for epoch in (0, 1, 1, 2):
+        write(old, epoch, ROWS)
+    new = target.open(generation=1, delivery="at-least-once")
+    for _ in range(2):
+        new.withdraw(0)
+        assert ids(target) == wanted(0)
+    assert new.truth.epochs() == [0]
+    write(new, 1, ROWS, salt="x")
+    assert ids(target) == wanted(0) + wanted(1, salt="x")
+    old.close()
+    new.close()
+
+
 def check_damage(target: Target, epochs: int, rows: int, number: int) -> None:
     sink = target.open()
     lost, doubled, altered = plan_damage(target, epochs, rows, number)

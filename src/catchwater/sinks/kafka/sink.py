@@ -90,7 +90,7 @@ class KafkaSink:
         self._terms = terms
         self._clock = clock
         self._who = f"{terms.pipeline}/{terms.sink}"
-        self._nothing = Marks(terms.pipeline, terms.sink, terms.generation)
+        self._nothing = Marks(terms.pipeline, terms.sink, 0)
         self._writer: Writer | None = None
         self._marks = self._nothing
         """What the ledger says; as long as there is a writer nobody else can change it."""
