@@ -7,6 +7,7 @@ is answered in v0 with the ranges (KIP-511), anything else ends the connection.
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from catchwater.broker.api import (
     k00_produce,
@@ -57,7 +58,7 @@ from catchwater.broker.api import (
     k75_describe_topic_partitions,
 )
 from catchwater.broker.broker import Api, Broker, Call, Cold, Fields, Later
-from catchwater.broker.limits.large import LARGE_REQUEST_BYTES, decode_aside
+from catchwater.broker.limits.large import LARGE_REQUEST_BYTES, decode_aside, is_large
 from catchwater.broker.reply import reply
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import Buffer
@@ -141,17 +142,20 @@ def start(broker: Broker, frame: Frame, client_host: str) -> tuple[Api, Later]:
         return api, Later(asyncio.ensure_future(_aside(broker, api.handle, call)), _as_it_is)
     request = decode_request(header, frame.data)
     frame.release()
-    fields = asyncio.ensure_future(api.handle(broker, call, request))
-    return api, Later(fields, partial(_encode, api.key, call.version, call.correlation_id))
+    return api, Later(asyncio.ensure_future(_answer(broker, api.handle, call, request)), _as_it_is)
 
 
 async def _aside(broker: Broker, handle: Cold, call: Call) -> Sequence[Buffer]:
-    """Answer a large request; what is slow in proportion to its size is left to a thread."""
-    fields = await handle(broker, call, await decode_aside(call))
+    """Answer a large request, which a thread decodes."""
+    return await _answer(broker, handle, call, await decode_aside(call))
+
+
+async def _answer(broker: Broker, handle: Cold, call: Call, request: Any) -> Sequence[Buffer]:
+    """The reply's bytes; a thread encodes a large one."""
+    fields = await handle(broker, call, request)
     header = call.header
-    return await asyncio.to_thread(
-        _encode, header.api_key, header.api_version, header.correlation_id, fields
-    )
+    encode = partial(_encode, header.api_key, header.api_version, header.correlation_id, fields)
+    return await asyncio.to_thread(encode) if is_large(fields) else encode()
 
 
 def _as_it_is(encoded: Sequence[Buffer]) -> Sequence[Buffer]:

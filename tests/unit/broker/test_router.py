@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from kio.index import load_request_schema
 from kio.schema.api_versions.v0.response import ApiVersionsResponse
+from kio.schema.describe_configs.v4 import request as describe_configs
 from kio.schema.describe_groups.v5.request import DescribeGroupsRequest
 
 from catchwater.broker import router
@@ -82,6 +83,24 @@ async def test_a_large_request_is_decoded_and_its_reply_encoded_beside_the_loop(
         _, reply = decode_reply(15, 5, memoryview(await client.send_bytes(many_groups(count))))
         assert len(reply.groups) == count
     assert seen == [True, True, False, False]
+
+
+async def test_a_large_reply_to_a_small_request_is_encoded_beside_the_loop(
+    client, broker: Broker, is_on_loop
+) -> None:
+    for number in range(200):
+        await broker.log.create_topic(f"t{number}", 1)
+    wanted = tuple(
+        describe_configs.DescribeConfigsResource(
+            resource_type=2, resource_name=f"t{number}", configuration_keys=None
+        )
+        for number in range(200)
+    )
+    seen = is_on_loop((router, "encode_reply"))
+    for resources in (wanted[:1], wanted):
+        reply = await client.send(describe_configs.DescribeConfigsRequest(resources=resources))
+        assert len(reply.results) == len(resources)
+    assert seen == [True, False]
 
 
 async def test_a_large_request_that_is_malformed_gives_its_memory_back(client) -> None:

@@ -5,6 +5,7 @@ in turns of a few milliseconds.
 """
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from catchwater.broker.broker import Call
@@ -12,7 +13,9 @@ from catchwater.clock import Clock
 from catchwater.wire.messages import decode_request
 
 LARGE_REQUEST_BYTES = 64 * 1024
-"""To decode a larger one, and to encode its reply, takes so long that others would notice."""
+"""To decode a larger one takes so long that others would notice."""
+LARGE_REPLY_VALUES = 5_000
+"""To encode one of more values takes longer than about 10 ms."""
 A_TURN = 500
 """Topics and partitions that are gathered at one go; a few milliseconds."""
 
@@ -23,6 +26,18 @@ async def decode_aside(call: Call) -> Any:
         return await asyncio.to_thread(decode_request, call.header, call.frame.data)
     finally:
         call.frame.release()
+
+
+def is_large(fields: Mapping[str, Any]) -> bool:
+    """Whether a reply is so large that a thread has to encode it; stops to count when it is."""
+    left = LARGE_REPLY_VALUES
+    waiting: list[Mapping[str, Any] | Sequence[Any]] = [fields]
+    while waiting and left >= 0:
+        inside = waiting.pop()
+        left -= len(inside)
+        values = inside.values() if isinstance(inside, Mapping) else inside
+        waiting += [value for value in values if isinstance(value, Mapping | list | tuple)]
+    return left < 0
 
 
 class Turns:
