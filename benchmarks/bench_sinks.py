@@ -7,7 +7,7 @@ together. An endpoint takes 5,000 rows. A file sink has no cheaper mode: it stan
 alone, which decodes the same JSON and writes the same columns, unsynced and without marks.
 
 Then each sink is checked with as many rows (`damaged_sinks`). What is measured is published after
-each sink; all of them take about seven minutes.
+each sink; all of them take about five minutes.
 """
 
 import json
