@@ -163,24 +163,24 @@ class Pipeline:
     ) -> Counter[str]:
         """Start and kill -9 the driver so many times; where it was by what it had written.
 
-        Every second kill hits the commit of a sink, each sink's in turn, which begins with a note
-        of what was staged. The others come between the sinks' commits and Spark's, or soon after.
+        Three of four hit the commit of a sink, each sink's in turn, which begins with a note of
+        what was staged. The fourth comes between the sinks' commits and Spark's, or soon after.
         """
         draw, where = Random(seed), Counter[str]()
         order = draw.sample(sinks, len(sinks))
         epochs = self.checkpoint / "catchwater" / "staged"
         for kill in range(kills):
             epoch = self.committed + 1
-            sink = order[kill // 2 % len(order)]
+            sink = order[(kill - kill // 4) % len(order)]
             while (epochs / sink / f"{epoch:020d}-index.json").exists():
                 epoch += 1
             self.start(**changes)
-            if kill % 2:
+            if kill % 4 == 3:
                 self.wait_until(lambda at=epoch: self.is_written(at))
             else:
                 noted = epochs / sink / f"{epoch:020d}-index.json"
                 self.wait_until(noted.exists)
-            time.sleep(draw.uniform(0, 0.03))
+                time.sleep(draw.uniform(0, 0.03))
             self.kill()
             if self.committed >= epoch:
                 where["after Spark's commit"] += 1
