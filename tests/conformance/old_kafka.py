@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.kafka_jars import jars
 from benchmarks.kafka_peer import free_port, wait_until_listening
 
-RELEASES = ("2.8.2", "3.3.2", "3.9.1")
+RELEASES = ("2.8.2", "3.9.1")
 ZOOKEEPER_RELEASE = "2.8.2"
 CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qg"
 LOGGING = """\
