@@ -81,8 +81,11 @@ class Corpus:
         writer.send(writer.producer(), MIXED, OPEN, contents(20, seed=3))
 
     def end_segments(self) -> None:
-        """Append one more record to what is compacted: Apache Kafka leaves the newest segment."""
-        last = Content(b"the last", b"", (), NOW_MS)
+        """Append a record to what is compacted, by its time of another segment.
+
+        Apache Kafka, by `segment.ms`, begins one, and compacts what lies before.
+        """
+        last = Content(b"the last", b"", (), NOW_MS + 1_800_000)
         for partition in range(2):
             self.writer.send(self.writer.producer(), COMPACTED, partition, [last])
 
