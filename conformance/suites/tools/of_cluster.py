@@ -109,6 +109,23 @@ def reassign_in_place(tools: Tools, name: str) -> None:
 
 
 @case
+def reassign_to_log_directories(tools: Tools, name: str) -> None:
+    topic(tools, name)
+    told = tools("log-dirs", "--describe", "--topic-list", name).tells('"logDir":"')
+    here = told.out.partition('"logDir":"')[2].partition('"')[0]
+    one = {"topic": name, "partition": 0, "replicas": [1], "log_dirs": [here]}
+    plan = ["--reassignment-json-file", written(tools, name, {"partitions": [one], "version": 1})]
+    execute = tools("reassign-partitions", "--execute", *plan)
+    execute.tells(f"Successfully started moving log directory to {here} for replica {name}-0 ")
+    verify = tools("reassign-partitions", "--verify", *plan)
+    verify.tells(f"Reassignment of replica {name}-0-1 completed successfully")
+    one["log_dirs"] = ["/no/such/directory"]
+    plan = ["--reassignment-json-file", written(tools, name, {"partitions": [one], "version": 1})]
+    elsewhere = tools("reassign-partitions", "--execute", "--timeout", "2000", *plan)
+    elsewhere.complains("LogDirNotFoundException")
+
+
+@case
 def reassign_to_an_unknown_broker(tools: Tools, name: str) -> None:
     topic(tools, name)
     one = {"topic": name, "partition": 0, "replicas": [7]}

@@ -1,9 +1,16 @@
 """`kafka-consumer-groups` and `kafka-groups`."""
 
+import contextlib
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+
+from confluent_kafka import Consumer
 
 from conformance.suites.tools.cases import case, read, records, topic
 from conformance.suites.tools.jvm import Said, Tools, Wrong
+
+WAIT_S = 30.0
 
 
 def _group_that_read(tools: Tools, name: str, count: int = 10, *arguments: str) -> None:
@@ -137,3 +144,51 @@ def groups_without_positions_stay(tools: Tools, name: str) -> None:
     delete = ["consumer-groups", "--delete-offsets", "--group", name, "--topic", name]
     tools(*delete).tells("Request succeeded")
     tools("consumer-groups", "--list").tells(f"^{name}$")
+
+
+@contextlib.contextmanager
+def _member(tools: Tools, name: str, protocol: str) -> Iterator[None]:
+    """A member that has the one partition of a topic of the group's name. Raises `Wrong`."""
+    topic(tools, name)
+    records(tools, name, 10)
+    settings = {"bootstrap.servers": tools.bootstrap, "group.id": name, "client.id": "one",
+                "group.protocol": protocol, "auto.offset.reset": "earliest"}  # fmt: skip
+    consumer = Consumer(settings)
+    try:
+        consumer.subscribe([name])
+        deadline = time.monotonic() + WAIT_S
+        while consumer.poll(1.0) is None:
+            if time.monotonic() > deadline:
+                raise Wrong(f"a member of protocol {protocol} read nothing")
+        consumer.commit(asynchronous=False)
+        yield
+    finally:
+        consumer.close()
+
+
+def _with_a_member(tools: Tools, name: str, protocol: str) -> None:
+    """What is told of a group that has a member, and what may not be done to it."""
+    with _member(tools, name, protocol):
+        _describe(tools, name).tells(rf"^{name} +{name} +0 +1 +10 +9 +\S+ +/?127.0.0.1 +one *$")
+        _describe(tools, name, "--state").tells(rf"^{name} .*\(1\) +\S+ +Stable +1$")
+        _describe(tools, name, "--members").tells(rf"^{name} +\S+ +/?127.0.0.1 +one +1 *$")
+        _describe(tools, name, "--members", "--verbose").tells(rf"^{name} .* one +1 .*{name}")
+        tools("consumer-groups", "--list", "--state", "stable").tells(f"^{name} ")
+        _reset(tools, name, "--to-earliest").complains(
+            "is inactive, but the current state is Stabl"
+        )
+        delete = ["consumer-groups", "--delete", "--group", name]
+        tools(*delete).complains("could not be deleted", "GroupNotEmptyException")
+        delete = ["consumer-groups", "--delete-offsets", "--group", name, "--topic", name]
+        tools(*delete).complains("GroupSubscribedToTopicException")
+        _describe(tools, name).tells(rf"^{name} +{name} +0 +1 +10 +9 ")
+
+
+@case
+def groups_with_a_member(tools: Tools, name: str) -> None:
+    _with_a_member(tools, name, "classic")
+
+
+@case
+def groups_with_a_member_of_the_new_protocol(tools: Tools, name: str) -> None:
+    _with_a_member(tools, name, "consumer")
