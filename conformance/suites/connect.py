@@ -27,10 +27,12 @@ STANDALONE = "org.apache.kafka.connect.cli.ConnectStandalone"
 DISTRIBUTED = "org.apache.kafka.connect.cli.ConnectDistributed"
 PARTITIONS, SINK_TASKS = 3, 2
 SERVED_S, ASKED_S = 60.0, 20.0
+UNFILLED = "1000000"
+"""Lines of a batch: after a full one the source keeps what it has read until the file grows."""
 WORKER = {
     "key.converter": "org.apache.kafka.connect.storage.StringConverter",
     "value.converter": "org.apache.kafka.connect.storage.StringConverter",
-    "offset.flush.interval.ms": "1000",
+    "offset.flush.interval.ms": "200",
     "plugin.discovery": "service_load",
     "consumer.session.timeout.ms": "6000",
     "consumer.heartbeat.interval.ms": "1000",
@@ -122,7 +124,7 @@ def connectors(file: GrowingFile, **transactions: str) -> dict[str, dict[str, st
     """The source and the sink, by name."""
     package = "org.apache.kafka.connect.file"
     source = {"connector.class": f"{package}.FileStreamSourceConnector", "tasks.max": "1",
-              "file": str(file.source), "topic": file.topic, "batch.size": "100",
+              "file": str(file.source), "topic": file.topic, "batch.size": UNFILLED,
               **transactions}  # fmt: skip
     sink = {"connector.class": f"{package}.FileStreamSinkConnector", "tasks.max": f"{SINK_TASKS}",
             "file": str(file.target), "topics": file.topic}  # fmt: skip
