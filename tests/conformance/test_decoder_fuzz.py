@@ -290,11 +290,24 @@ def decoded_rows(data: memoryview, batches: list[PlacedBatch], **wanted: Any) ->
 
 @contextmanager
 def unfolded_among_other_bytes(chance: random.Random) -> Iterator[None]:
-    """While this holds, what is decompressed lies in a larger buffer, and within a small cap."""
+    """While this holds, what is decompressed lies in a larger buffer, and within a small cap.
+
+    That buffer is now and then the one that batches share, full of what would be believed.
+    """
     unfold = codecs.decompress
 
-    def decompress(codec: int, data: codecs.Buffer, *, max_bytes: int = MAX_BYTES) -> memoryview:
-        return surrounded(chance, unfold(codec, data, max_bytes=max_bytes))[0]
+    def decompress(
+        codec: int,
+        data: codecs.Buffer,
+        *,
+        max_bytes: int = MAX_BYTES,
+        room: memoryview | None = None,
+    ) -> memoryview:
+        if room is None or chance.random() < 0.3:
+            return surrounded(chance, unfold(codec, data, max_bytes=max_bytes))[0]
+        around = room[: max_bytes + 64]
+        around[:] = bytes([chance.choice(INTERESTING)]) * len(around)
+        return unfold(codec, data, max_bytes=max_bytes, room=room)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(codecs, "decompress", decompress)
