@@ -2,11 +2,11 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from conformance.suites.beside import beside
 from conformance.suites.jvm import until
 
 LINES, AT_ONCE, EVERY_S = 20_000, 100, 0.1
@@ -28,17 +28,9 @@ class GrowingFile:
         admin = AdminClient({"bootstrap.servers": bootstrap})
         admin.create_topics([NewTopic(self.topic, partitions, 1)])[self.topic].result(30)
 
-    @contextlib.contextmanager
-    def growing(self) -> Iterator[None]:
+    def growing(self) -> contextlib.AbstractContextManager[None]:
         """Until all lines are written, or until the `with` is left."""
-        stopped = threading.Event()
-        thread = threading.Thread(target=self._grow, args=(stopped,))
-        thread.start()
-        try:
-            yield
-        finally:
-            stopped.set()
-            thread.join()
+        return beside(self._grow)
 
     def _grow(self, stopped: threading.Event) -> None:
         with self.source.open("a", buffering=1 << 20) as file:

@@ -3,13 +3,13 @@
 import contextlib
 import random
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from conformance.suites.beside import beside
 from conformance.suites.jvm import Jvm, Jvms, until
 from conformance.suites.reading import COMMITTED, QUIET, READ_S, UNCOMMITTED, reader, whole
 
@@ -45,17 +45,9 @@ class Application:
         self._progress = reader(self.bootstrap, self.output, PARTITIONS)
         self._counted = 0
 
-    @contextlib.contextmanager
-    def feeding(self) -> Iterator[None]:
+    def feeding(self) -> contextlib.AbstractContextManager[None]:
         """Lines come until all have, or until the `with` is left."""
-        stopped = threading.Event()
-        thread = threading.Thread(target=self._feed, args=(stopped,))
-        thread.start()
-        try:
-            yield
-        finally:
-            stopped.set()
-            thread.join()
+        return beside(self._feed)
 
     def _feed(self, stopped: threading.Event) -> None:
         producer = Producer(
