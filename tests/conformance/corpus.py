@@ -106,7 +106,7 @@ class Writer:
             "bootstrap.servers": self.bootstrap,
             "compression.type": codec,
             "batch.num.messages": batch_records,
-            "linger.ms": 5,
+            "linger.ms": 60_000,  # a batch ends when full or flushed, on however slow a machine
             "message.max.bytes": 2 * MEGABYTE,
         }
         return Producer(settings | more)
