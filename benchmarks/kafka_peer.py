@@ -15,16 +15,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from tests.ports import free_port
+
 from benchmarks.kafka_jars import jars
 
-START_S = 60.0
-
-
-def free_port() -> int:
-    """A port nobody listens on just now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+START_S = 180.0
 
 
 def java(main_class: str, *arguments: str) -> list[str]:

@@ -76,7 +76,7 @@ class Brokers:
 def ask(broker: BrokerProcess, path: str) -> tuple[int, Any]:
     """GET from a broker's control API: status and JSON."""
     try:
-        with urllib.request.urlopen(broker.control_url + path, timeout=5) as reply:
+        with urllib.request.urlopen(broker.control_url + path, timeout=60) as reply:
             return reply.status, json.load(reply)
     except urllib.error.HTTPError as refusal:
         with refusal:
@@ -85,7 +85,7 @@ def ask(broker: BrokerProcess, path: str) -> tuple[int, Any]:
 
 def metric(broker: BrokerProcess, name: str) -> float:
     """The sum of a metric's samples on a broker."""
-    with urllib.request.urlopen(broker.control_url + "/metrics", timeout=5) as reply:
+    with urllib.request.urlopen(broker.control_url + "/metrics", timeout=60) as reply:
         lines = reply.read().decode().splitlines()
     values = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
     return sum(float(value) for key, value in values if key.partition("{")[0] == name)

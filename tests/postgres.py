@@ -7,7 +7,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -16,8 +15,10 @@ from itertools import count
 from pathlib import Path
 
 import psycopg
+from tests.ports import free_port
 
-START_S = 60.0
+START_S = 180.0
+"""Starting and ending take a second; not on a machine that others keep busy."""
 _PASSWORD = "s3cret-of-the-tests"
 
 
@@ -47,7 +48,7 @@ class PostgresServer:
 
     def start(self, port: int | None = None) -> None:
         """Start it, on the port it had before if there was one, and wait until it answers."""
-        self.port = port or self.port or _free_port()
+        self.port = port or self.port or free_port()
         settings = {
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": "",
@@ -68,7 +69,7 @@ class PostgresServer:
         deadline = time.monotonic() + START_S
         while True:
             try:
-                with psycopg.connect(self._url("postgres"), connect_timeout=2):
+                with psycopg.connect(self._url("postgres"), connect_timeout=10):
                     return
             except psycopg.OperationalError as error:
                 if self.process.poll() is not None or time.monotonic() > deadline:
@@ -156,9 +157,3 @@ def _user() -> str | None:
         if shutil.which("setpriv"):
             return name
     raise PostgresMissing("PostgreSQL does not run as root, and there is nobody else to be")
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
+from tests.ports import free_port
+
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "catchwater-test",
     "AWS_SECRET_ACCESS_KEY": "catchwater-test-secret",
@@ -23,7 +25,8 @@ CREDENTIALS = {
 }
 VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 CACHE = Path(__file__).parent.parent / ".cache" / "versitygw"
-START_S = 30.0
+START_S = 180.0
+"""Starting takes two seconds; not on a machine that others keep busy."""
 
 
 @contextmanager
@@ -62,13 +65,6 @@ def make_bucket(endpoint: str, name: str) -> str:
     return f"s3://{name}?endpoint={endpoint}"
 
 
-def free_port() -> int:
-    """A port of loopback that nobody has right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextmanager
 def _running(command: Sequence[str], port: int) -> Iterator[None]:
     quiet = subprocess.DEVNULL
@@ -85,8 +81,8 @@ def _await(process: "subprocess.Popen[bytes]", port: int) -> None:
     deadline = time.monotonic() + START_S
     while True:
         try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-        except ConnectionRefusedError:
+            socket.create_connection(("127.0.0.1", port), 10).close()
+        except (ConnectionRefusedError, TimeoutError):
             assert process.poll() is None, f"{process.args!r} ended by itself"
             assert time.monotonic() < deadline, f"{process.args!r} does not listen"
             time.sleep(0.05)

@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
         return body
 
     def _forwarded(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        with closing(http.client.HTTPConnection(self.server.target, timeout=20)) as connection:
+        with closing(http.client.HTTPConnection(self.server.target, timeout=120)) as connection:
             # The signature covers the Host header, so it stays the client's.
             connection.putrequest(
                 self.command, self.path, skip_host=True, skip_accept_encoding=True

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.kafka_peer import free_port, java, wait_until_listening
+from benchmarks.kafka_peer import java, wait_until_listening
 from confluent_kafka.admin import (
     AclBinding,
     AclOperation,
@@ -17,6 +17,7 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
+from tests.ports import free_port
 from tests.token_endpoint import AUDIENCE, CLIENT_ID, CLIENT_SECRET, Provider, provider
 
 from catchwater.wire.client import Client
@@ -235,4 +236,4 @@ def fill(kafka: Kafka) -> None:
     )
     admin = AdminClient({"bootstrap.servers": kafka.address("INTERNAL")})
     for made in admin.create_acls([rule]).values():
-        made.result(10)
+        made.result(60)

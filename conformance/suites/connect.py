@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kafka_peer import free_port
+from tests.ports import free_port
 
 from conformance.suites.growing_file import GrowingFile
 from conformance.suites.jvm import Jvm, Jvms, Late, jvms, libraries, until

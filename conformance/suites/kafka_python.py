@@ -14,7 +14,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from benchmarks.kafka_jars import KAFKA_VERSION
-from benchmarks.kafka_peer import free_port
+from tests.ports import free_port
 
 from conformance.programs import BUILT
 from conformance.suites.outcome import Outcome

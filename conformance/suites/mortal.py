@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.kafka_peer import free_port, java, properties
+from benchmarks.kafka_peer import java, properties
+from tests.ports import free_port
 
 from conformance.suites.jvm import Late, until
 

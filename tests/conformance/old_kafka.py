@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.kafka_jars import jars
-from benchmarks.kafka_peer import free_port, wait_until_listening
+from benchmarks.kafka_peer import wait_until_listening
+from tests.ports import free_port
 
 RELEASES = ("2.8.2", "3.9.1")
 ZOOKEEPER_RELEASE = "2.8.2"
