@@ -17,7 +17,7 @@ from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 
 POLL_S = 0.02
-STOP_S = 60.0
+STOP_S = 180.0
 """How long a child may take to end after SIGTERM."""
 
 
