@@ -66,7 +66,7 @@ def _field(field: Any, values: dict[str, Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def connection(broker: BrokerProcess) -> Iterator[Connection]:
-    connection = Connection("127.0.0.1", broker.port, timeout_s=30, clock=SYSTEM)
+    connection = Connection("127.0.0.1", broker.port, timeout_s=60, clock=SYSTEM)
     for name in ("plain", "compacted", "untouched"):
         configs = [{"name": "cleanup.policy", "value": "compact"}] if name == "compacted" else []
         topic = {"name": name, "num_partitions": 1, "replication_factor": -1, "configs": configs}
@@ -293,7 +293,7 @@ def test_ids_of_clients_make_no_metric_without_bound(
     for number in range(200):
         ask(connection, f"client-{number}", built(18, 0))
         commit(connection, f"flood-{number}", offset=1)
-    client = http.client.HTTPConnection(broker.control_url.removeprefix("http://"), timeout=10)
+    client = http.client.HTTPConnection(broker.control_url.removeprefix("http://"), timeout=60)
     client.request("GET", "/metrics")
     page = client.getresponse().read().decode()
     client.close()
@@ -336,7 +336,7 @@ def test_no_limit_of_a_fetch_is_taken_at_its_word(connection: Connection) -> Non
     # As long as one may wait, but bytes enough are there.
     reply = fetch(connection, end - 1, max_wait=MAX_I32, min_bytes=1)
     assert name_of(reply.error_code) == NONE
-    assert time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s < 50, "one may wait for 60"
     assert fetch(connection, end, max_wait=-(2**31), min_bytes=MAX_I32).error_code == 0
 
 
