@@ -23,7 +23,7 @@ from catchwater.replay.read import ReadSettings, read_task
 from catchwater.replay.subscription import Subscription
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 MEGABYTE = 1_000_000
 FETCH_BYTES = 20_000
 """So much is fetched at a time: less than most partitions have, so that replies follow replies."""

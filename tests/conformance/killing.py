@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 Tracer = subprocess.Popen[bytes]
+PATIENCE_S = 60.0
 
 
 class Broker:
@@ -52,7 +53,7 @@ class Broker:
         self.pid = int(self.parent.stdout.readline())
         tracer = tracing(self.pid) if tracing else None
         self._say()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while not self.ready_file.exists():
             assert time.monotonic() < deadline, self.log_file.read_text()[-3000:]
             if not Path(f"/proc/{self.pid}").exists():
@@ -77,17 +78,25 @@ class Broker:
         if self.pid:
             self.kill()
         self.parent.stdin.close()
-        self.parent.wait(10)
+        self.parent.wait(PATIENCE_S)
         self.parent.stdout.close()
 
 
 def trace(pid: int, *options: str) -> Tracer:
-    """strace on all threads of the process, present and future; returns once it is there."""
+    """strace on all threads of the process, present and future; returns once it has them all."""
     command = ("strace", "-f", "-qq", "-p", str(pid), *options)
     tracer = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    status = Path(f"/proc/{pid}/status")
-    deadline = time.monotonic() + 5
-    while "TracerPid:\t0\n" in status.read_text():
+    deadline = time.monotonic() + PATIENCE_S
+    while not _has_all(pid):
         assert time.monotonic() < deadline, "strace cannot attach"
         time.sleep(0.002)
     return tracer
+
+
+def _has_all(pid: int) -> bool:
+    """Whether every thread of the process is traced, or it has ended."""
+    try:
+        tasks = Path(f"/proc/{pid}/task").glob("*/status")
+        return not any("TracerPid:\t0\n" in each.read_text() for each in tasks)
+    except FileNotFoundError:  # a thread that has ended meanwhile
+        return False

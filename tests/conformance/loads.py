@@ -34,15 +34,16 @@ PARTITIONS = 2
 RECORDS = 3
 TOPIC, GROUP = "t", "g"
 TXN, TXN_TOPIC = "x", "txn"
-WAIT = i32Timedelta.parse(timedelta(seconds=1))
-LONG = i32Timedelta.parse(timedelta(seconds=60))
+WAIT = i32Timedelta.parse(timedelta(seconds=60))
+LONG = i32Timedelta.parse(timedelta(seconds=600))
+PATIENCE_S = 60.0
 
 
 class Client:
     """A connection, with requests and replies apart, so that requests can overlap."""
 
     def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=5)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
         self.stream = self.socket.makefile("rb")
 
     def send(self, message) -> None:
@@ -353,7 +354,7 @@ class Transactor:
         )
         consumer.assign([TopicPartition(TXN_TOPIC, partition, 0)])
         found = []
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             for message in consumer.consume(1000, 0.05):
                 error = message.error()

@@ -10,6 +10,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from catchwater.clock import SYSTEM
+from catchwater.replay import pin as pin_module
 from catchwater.replay.control import Control
 from catchwater.replay.offsets import HistoryLost
 from catchwater.replay.options import parse_options
@@ -20,12 +21,15 @@ from catchwater.replay.subscription import Subscription
 from catchwater.wire.client import EARLIEST, Client
 from catchwater.wire.records import encode_batch
 
+PATIENCE_S = 60.0
+"""What a busy machine may take for anything that comes to an end."""
+
 
 def call(broker, method, path, body=None):
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(broker.control_url + path, data, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=10) as reply:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as reply:
             return reply.status, json.load(reply)
     except urllib.error.HTTPError as error:
         with error:
@@ -37,7 +41,7 @@ def written(broker):
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     for index in range(1000):
         producer.produce("t", b"%d" % index)
-    assert producer.flush(20) == 0
+    assert producer.flush(PATIENCE_S) == 0
     return broker
 
 
@@ -121,7 +125,29 @@ def brief_broker(make_broker):
     return broker
 
 
-def test_what_a_batch_query_reads_stays_until_its_pin_has_ended(make_broker):
+@pytest.fixture
+def renewing(monkeypatch):
+    """Pins are renewed every third of a second, for a lease that no machine sleeps through."""
+    for part in ("_FIRST", "_EACH"):
+        monkeypatch.setattr(pin_module, part, 0.01)
+
+
+LEASE = "30s"
+
+
+def leases(broker):
+    """When each pin that is there ends."""
+    _, found = call(broker, "GET", "/api/v1/pins")
+    return {pin["id"]: pin["lease_until_ms"] for pin in found["pins"]}
+
+
+def end_leases(broker):
+    """As if a lease had passed since the last renewal."""
+    for pin in leases(broker):
+        Control(broker.control_url).renew_pin(pin, 1)
+
+
+def test_what_a_batch_query_reads_stays_until_its_pin_has_ended(make_broker, renewing):
     """A task takes its time behind a first batch."""
     broker = brief_broker(make_broker)
     reader = BatchReader(
@@ -129,7 +155,7 @@ def test_what_a_batch_query_reads_stays_until_its_pin_has_ended(make_broker):
             "kafka.bootstrap.servers": broker.bootstrap,
             "subscribe": "brief",
             "startingOffsets": '{"brief": {"0": 100}}',
-            "catchwater.pin.lease": "1s",
+            "catchwater.pin.lease": LEASE,
             "maxRecordsPerPartition": "50",
         })
     )  # fmt: skip
@@ -139,22 +165,23 @@ def test_what_a_batch_query_reads_stays_until_its_pin_has_ended(make_broker):
     found = [next(reading)]
     assert call(broker, "DELETE", "/api/v1/pins/guard")[0] == 200
     until(lambda: log_start(broker, "brief") == 100)
-    read_until = time.monotonic() + 3
-    while time.monotonic() < read_until:  # three leases
+    for _ in range(3):  # it is renewed again and again
+        [(pin, until_ms)] = leases(broker).items()
+        until(lambda pin=pin, until_ms=until_ms: leases(broker)[pin] > until_ms)
         assert log_start(broker, "brief") == 100
-        time.sleep(0.05)
     found += [batch for each in others for batch in reader.read(each)]
     found += list(reading)
     offsets = sorted(row["offset"] for batch in found for row in batch.to_pylist())
     assert offsets == list(range(100, 300))
+    end_leases(broker)
     until(lambda: log_start(broker, "brief") == 300)
     until(lambda: call(broker, "GET", "/api/v1/pins") == (200, {"pins": []}))
 
 
-def test_a_stream_that_lags_is_not_overtaken_while_it_has_a_pin(make_broker):
+def test_a_stream_that_lags_is_not_overtaken_while_it_has_a_pin(make_broker, renewing):
     broker = brief_broker(make_broker)
     least = {"kafka.bootstrap.servers": broker.bootstrap, "subscribe": "brief"}
-    stream = StreamReader(parse_options({**least, "catchwater.pin.lease": "2s"}))
+    stream = StreamReader(parse_options({**least, "catchwater.pin.lease": LEASE}))
     bare = StreamReader(parse_options(least))
 
     def at(offset):
@@ -169,16 +196,21 @@ def test_a_stream_that_lags_is_not_overtaken_while_it_has_a_pin(make_broker):
     assert read(100, 150) == list(range(100, 150))
     assert call(broker, "DELETE", "/api/v1/pins/guard")[0] == 200
     until(lambda: log_start(broker, "brief") == 100)
-    idle_until = time.monotonic() + 3
-    while time.monotonic() < idle_until:  # longer than the lease; each trigger renews it
+
+    def is_renewed(pin, until_ms):
         assert stream.latestOffset(at(150), ReadAllAvailable()) == at(300)
         assert log_start(broker, "brief") == 100
-        time.sleep(0.1)
+        return leases(broker)[pin] > until_ms
+
+    for _ in range(3):  # by the triggers alone
+        [(pin, until_ms)] = leases(broker).items()
+        until(lambda pin=pin, until_ms=until_ms: is_renewed(pin, until_ms))
     assert read(150, 210) == list(range(150, 210))
     # Planned again and again, for the pin is not set anew each time that it could move on.
     until(lambda: read(210, 300)[0] == 210 and log_start(broker, "brief") == 200)
     stream.stop()
-    until(lambda: log_start(broker, "brief") == 300)  # one lease later
+    end_leases(broker)
+    until(lambda: log_start(broker, "brief") == 300)
     with pytest.raises(HistoryLost, match="brief-0 offsets 210 to 299"):
         bare.partitions(at(210), at(300))
     bare.stop()
@@ -196,7 +228,7 @@ def log_start(broker, topic):
 
 
 def until(reached):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not reached():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -220,7 +252,7 @@ def test_metrics_are_prometheus_text(written):
     consumer = Consumer({"bootstrap.servers": written.bootstrap, "group.id": "g"})
     consumer.commit(offsets=[TopicPartition("t", 0, 400)], asynchronous=False)
     consumer.close()
-    with urllib.request.urlopen(written.control_url + "/metrics", timeout=10) as reply:
+    with urllib.request.urlopen(written.control_url + "/metrics", timeout=PATIENCE_S) as reply:
         page = reply.read().decode()
     assert 'catchwater_request_seconds_count{api="Produce"}' in page
     assert "catchwater_loop_lag_seconds_count" in page
@@ -232,16 +264,16 @@ def test_metrics_are_prometheus_text(written):
 
 def test_committed_records_are_read_from_storage_as_from_the_leader(broker):
     producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "planned"})
-    producer.init_transactions(30)
+    producer.init_transactions(PATIENCE_S)
     for round_ in range(6):
         producer.begin_transaction()
         for index in range(50):
             producer.produce("committed", b"%d/%d" % (round_, index))
-        producer.flush(20)
+        producer.flush(PATIENCE_S)
         if round_ == 5:
             break  # stays open
         end = producer.abort_transaction if round_ % 2 else producer.commit_transaction
-        end(30)
+        end(PATIENCE_S)
     options = {
         "kafka.bootstrap.servers": broker.bootstrap,
         "subscribe": "committed",
@@ -251,7 +283,7 @@ def test_committed_records_are_read_from_storage_as_from_the_leader(broker):
     assert found["direct"] == found["kafka"]
     expected = [b"%d/%d" % (round_, index) for round_ in (0, 2, 4) for index in range(50)]
     assert [value for _, value in found["direct"]] == expected
-    producer.abort_transaction(30)
+    producer.abort_transaction(PATIENCE_S)
     assert spark_reads(options | {"catchwater.read": "direct"}) == found["direct"]
     everything = spark_reads(options | {"kafka.isolation.level": "read_uncommitted"})
     assert len(everything) == 300

@@ -16,13 +16,14 @@ import random
 import re
 import shutil
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.conformance.killing import Broker, Tracer, trace
+from tests.conformance.killing import PATIENCE_S, Broker, Tracer, trace
 from tests.conformance.loads import Committer, Producer, Transactor, create_topics
 
 POINTS = int(os.environ.get("POINTS", "40"))
@@ -31,7 +32,8 @@ AT_A_TIME = 0.25
 VERIFY_EVERY = 10
 COUNTED_S, COUNTED = 1.5, 300
 LONGEST_RUN_S = 0.12
-LONGEST_TRACED_S = 2.5
+LONGEST_TRACED_S, LEAST_TRACED = 2.5, 600
+"""A traced run ends by its kill, or when it has had the time and done twice what was counted."""
 SYSCALLS = (
     *("write", "writev", "pwrite64", "pwritev", "pwritev2", "fdatasync", "fsync", "ftruncate"),
     *("rename", "renameat", "renameat2", "unlink", "unlinkat", "openat", "sendto", "sendmsg"),
@@ -82,12 +84,15 @@ class Load:
         self.all = (self.producer, Committer(), Transactor())
 
     def run(self, broker: Broker, longest_s: float, least: int = 0) -> bool:
-        """Until the broker is gone, or so long and so much was told; whether it was gone."""
+        """Until the broker is gone, or so long and so much more was told; whether it was gone."""
+        told = len(self.producer.acknowledged)
+        until_s = time.monotonic() + PATIENCE_S
         threads = [threading.Thread(target=load.run, args=(broker.port,)) for load in self.all]
         for thread in threads:
             thread.start()
         threads[0].join(longest_s)
-        while threads[0].is_alive() and len(self.producer.acknowledged) < least:
+        while threads[0].is_alive() and len(self.producer.acknowledged) - told < least:
+            assert time.monotonic() < until_s, "it stands still"
             threads[0].join(0.1)
         is_gone = not threads[0].is_alive()
         broker.kill()
@@ -107,7 +112,7 @@ def count_calls(broker: Broker, load: Load, home: Path) -> Counter[str]:
     tracer = broker.start(lambda pid: trace(pid, "-o", str(file), "-e", f"trace={wanted}"))
     load.run(broker, COUNTED_S, COUNTED)
     assert tracer is not None
-    tracer.wait(10)
+    tracer.wait(PATIENCE_S)
     by_thread = Counter(re.findall(r"^(\d+) +(\w+)\(", file.read_text(), re.MULTILINE))
     most: Counter[str] = Counter()
     for (_, syscall), count in by_thread.items():
@@ -130,9 +135,9 @@ def test_what_was_acknowledged_survives_every_kill(tmp_path: Path, seed: int) ->
         for number, point in enumerate(points(counts, POINTS, noise)):
             tracer = broker.start(tracing_to(point, tmp_path) if point.syscall else None)
             longest_s = LONGEST_TRACED_S if tracer else noise.uniform(0, LONGEST_RUN_S)
-            was_hit = load.run(broker, longest_s)
+            was_hit = load.run(broker, longest_s, LEAST_TRACED if tracer else 0)
             if tracer is not None:
-                tracer.wait(10)
+                tracer.wait(PATIENCE_S)
                 # A call that never comes (no file was rolled, say) is a kill at that time instead.
                 hits[was_hit] += 1
             if number % VERIFY_EVERY == VERIFY_EVERY - 1:

@@ -54,7 +54,7 @@ def broker(make_broker, proxy):
             records = [(b"", b"%s-%d" % (topic.encode(), n), SYSTEM.now_ms(), ())
                        for n in range(RECORDS)]  # fmt: skip
             client.produce([((topic, 0), encode_batch(records))])
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not all(url_of(broker, topic).startswith("http") for topic in TOPICS):
         assert time.monotonic() < deadline, broker.log()
         time.sleep(0.05)
@@ -82,7 +82,7 @@ def executed(description: bytes, home: Path) -> list[tuple[int, bytes]]:
     home.mkdir()
     done = subprocess.run(
         [sys.executable, str(CHILD)], input=description, env={"HOME": str(home)},
-        capture_output=True, timeout=60, check=False,
+        capture_output=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
     rows, environment, modules = pickle.loads(done.stdout)
@@ -133,7 +133,7 @@ def test_a_signed_url_is_good_for_nothing_else(broker, change) -> None:
 def test_a_signed_url_changes_nothing(broker, method) -> None:
     url = url_of(broker, "mine")
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(urllib.request.Request(url, b"", method=method), timeout=20)
+        urllib.request.urlopen(urllib.request.Request(url, b"", method=method), timeout=60)
     refused.value.close()
     assert refused.value.code == 403
     assert len(read_range(url, 0, 16)) == 16

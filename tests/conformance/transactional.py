@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from conformance.differ.requests import request
-from tests.conformance.loads import Client
+from tests.conformance.loads import PATIENCE_S, Client
 from tests.simulation.records import build, committed, parse
 
 TOPIC = "t"
@@ -56,7 +56,7 @@ class Producer:
             if client.socket.recv(1) == b"":
                 raise ConnectionResetError
         except TimeoutError:
-            client.socket.settimeout(5)
+            client.socket.settimeout(PATIENCE_S)
 
     def begin(self, client: Client, *, expected: bool = False) -> None:
         """Be a newcomer, or (KIP-360) the same producer that wants a new epoch."""
@@ -157,7 +157,7 @@ def same(names: Iterable[str]) -> str:
 
 def until_possible(ask: Callable[[], str]) -> str:
     """Again while the transaction before is still being ended."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while (answer := ask()) == "concurrent_transactions" and time.monotonic() < deadline:
         time.sleep(0.005)
     return answer
