@@ -89,7 +89,7 @@ class IcebergTarget(Target):
     forks = False  # reading it starts threads, and a fork of those may hang or fail
 
     def __init__(self, root: Path, **options: str) -> None:
-        values = {"table": "lake.alerts", "warehouse": "warehouse", "retry": "5s", **options}
+        values = {"table": "lake.alerts", "warehouse": "warehouse", "retry": "60s", **options}
         super().__init__(root, values)
 
     def read(self) -> list[dict[str, Any]]:
@@ -143,7 +143,7 @@ class KafkaTarget(Target):
     forks = False
 
     def __init__(self, root: Path, bootstrap: str, topic: str) -> None:
-        super().__init__(root, {"topic": topic, "partitions": "2", "retry": "20s"})
+        super().__init__(root, {"topic": topic, "partitions": "2", "retry": "60s"})
         self.name = topic  # one Kafka keeps the marks of all tests
         self.bootstrap = bootstrap
         self.opened: list[Any] = []

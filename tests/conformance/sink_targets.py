@@ -141,7 +141,7 @@ class SqliteTarget(Target):
     kind = "sqlite"
 
     def __init__(self, root: Path, **options: str) -> None:
-        super().__init__(root, {"path": "out.db", "table": "alerts", "retry": "5s", **options})
+        super().__init__(root, {"path": "out.db", "table": "alerts", "retry": "60s", **options})
 
     def _run(self, sql: str, rows: Iterable[Sequence[Any]] = ((),)) -> list[tuple[Any, ...]]:
         with closing(sqlite3.connect(self.root / "out.db")) as connection:
@@ -185,7 +185,7 @@ class PostgresTarget(SqliteTarget):
     kind = "postgres"
 
     def __init__(self, root: Path, url: str, **options: str) -> None:
-        Target.__init__(self, root, {"url": url, "table": "alerts", "retry": "5s", **options})
+        Target.__init__(self, root, {"url": url, "table": "alerts", "retry": "60s", **options})
         self.url = url
 
     def _run(self, sql: str, rows: Iterable[Sequence[Any]] = ((),)) -> list[tuple[Any, ...]]:
@@ -230,7 +230,7 @@ class HttpTarget(Target):
     mends = frozenset({"missing", "altered"})
 
     def __init__(self, root: Path, server: Any) -> None:
-        super().__init__(root, {"url": f"{server.url}/alerts/{{id}}", "retry": "5s"})
+        super().__init__(root, {"url": f"{server.url}/alerts/{{id}}", "retry": "60s"})
         self.server = server
 
     def read(self) -> list[dict[str, Any]]:

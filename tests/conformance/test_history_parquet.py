@@ -22,7 +22,7 @@ from catchwater.replay.control import Control
 from catchwater.replay.plan import Wanted
 from catchwater.values.settings import ValueFormat, ValueSettings, identity
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 TOPIC = "history"
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 KILLS = 5
@@ -41,7 +41,7 @@ def written(make_broker):
         }
     )
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    admin.create_topics([NewTopic(TOPIC, 1, config=SETTING)])[TOPIC].result(10)
+    admin.create_topics([NewTopic(TOPIC, 1, config=SETTING)])[TOPIC].result(DEADLINE_S)
     for codec in CODECS:
         producer = Producer({"bootstrap.servers": broker.bootstrap, "compression.type": codec})
         for n in range(400):
@@ -161,7 +161,7 @@ def test_declared_values_are_columns_of_a_real_brokers_parquet(written):
         "catchwater.history.value.schema": schema,
     }
     admin = AdminClient({"bootstrap.servers": written.bootstrap})
-    admin.create_topics([NewTopic("typed", 1, config=config)])["typed"].result(10)
+    admin.create_topics([NewTopic("typed", 1, config=config)])["typed"].result(DEADLINE_S)
     producer = Producer({"bootstrap.servers": written.bootstrap})
     for n in range(300):
         producer.produce("typed", b'{"id": %d, "card": "c%d"}' % (n, n % 7))
@@ -186,7 +186,7 @@ def test_a_topic_takes_the_setting_only_as_a_switch(written):
     admin = AdminClient({"bootstrap.servers": written.bootstrap})
     wrong = NewTopic("other", 1, config={"catchwater.history.parquet": "maybe"})
     with pytest.raises(KafkaException, match=r"catchwater\.history\.parquet is one of true, false"):
-        admin.create_topics([wrong])["other"].result(10)
+        admin.create_topics([wrong])["other"].result(DEADLINE_S)
 
 
 @pytest.mark.slow
@@ -200,7 +200,7 @@ def test_a_broker_that_is_killed_again_and_again_has_each_segments_parquet_once(
         }
     )
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    admin.create_topics([NewTopic(TOPIC, 1, config=SETTING)])[TOPIC].result(10)
+    admin.create_topics([NewTopic(TOPIC, 1, config=SETTING)])[TOPIC].result(DEADLINE_S)
     producer = Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True})
     objects = broker.data_dir / "objects" / "parquet"
     for kill in range(KILLS):

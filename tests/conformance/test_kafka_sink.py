@@ -38,8 +38,8 @@ from catchwater.sinks.staged import Archive, StagedFile
 from catchwater.wire.client import LATEST, Client
 
 _NUMBERS = itertools.count(1)
-SETTLE_S = 5.0
-"""So long a reader waits for a transaction that is over; one that stays open is not waited for."""
+PATIENCE_S = 60.0
+"""What a busy machine may take for anything that comes to an end."""
 
 
 ON_BOTH = pytest.mark.parametrize("bootstrap", ["catchwater", "apache"], indirect=True)
@@ -87,7 +87,7 @@ class World:
         with Client(self.bootstrap) as client:
             ends = client.list_offsets({(self.topic, p): LATEST for p in (0, 1)})
         # A transaction is over for its writer before all readers may see it.
-        deadline = time.monotonic() + SETTLE_S
+        deadline = time.monotonic() + PATIENCE_S
         try:
             consumer.assign([TopicPartition(self.topic, p, 0) for p in (0, 1)])
             found, ended = [], set[int]()
@@ -98,8 +98,7 @@ class World:
                         found.append(message)
                     elif message.offset() >= ends[self.topic, partition]:
                         ended.add(partition)
-                if time.monotonic() > deadline:
-                    break
+                assert time.monotonic() < deadline, "a transaction stays open"
             return found
         finally:
             consumer.close()
@@ -175,7 +174,7 @@ def test_an_epoch_cut_off_anywhere_is_written_once_by_the_next_driver(
             if name == place:
                 raise Cut
             if place == "after" and name == "commit_transaction":
-                self.producer.commit_transaction(15)
+                self.producer.commit_transaction(PATIENCE_S)
                 raise Cut
             return getattr(self.producer, name)
 
@@ -260,9 +259,9 @@ def test_rows_missing_doubled_altered_and_foreign_are_found_and_mended(world: Wo
     retract("0/1/3", values[7])  # now missing
     retract("0/1/4", values[9])  # altered: taken back, and another put there
     write("0/1/4", "y")
-    assert producer.flush(10) == 0
+    assert producer.flush(PATIENCE_S) == 0
     producer.produce(world.topic, key=b"other", value=b"of others", partition=0)
-    producer.flush(10)
+    assert producer.flush(PATIENCE_S) == 0
 
     report = verify(sink, 0)
     kinds = sorted((finding.kind, str(finding.id)) for finding in report.findings)
@@ -353,7 +352,7 @@ def test_a_killed_process_leaves_an_epoch_that_its_successor_writes_once(
     began = time.monotonic()
     after = world.sink()
     assert after.commit(1, world.stage(1, "b2", "c3")).records == 2
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 50, "the transaction it left ends by itself after 60 s"
     assert world.values() == ["a1", "b2", "c3"]
 
 
@@ -362,11 +361,12 @@ def test_an_open_transaction_of_another_does_not_hide_our_marks(world: World) ->
     sink.commit(0, world.stage(0, "a1"))
     other = Producer({
         "bootstrap.servers": world.bootstrap, "transactional.id": f"other-{world.number}",
+        "transaction.timeout.ms": 600_000,
     })  # fmt: skip
-    other.init_transactions(15)
+    other.init_transactions(PATIENCE_S)
     other.begin_transaction()
     other.produce(LEDGER_TOPIC, key=b"other/sink", value=b"{}")
-    assert other.flush(15) == 0
+    assert other.flush(PATIENCE_S) == 0
     sink.commit(1, world.stage(1, "b2"))
     sink.close()
     hidden = world.sink(retry_ms=0)
@@ -375,7 +375,7 @@ def test_an_open_transaction_of_another_does_not_hide_our_marks(world: World) ->
         pytest.raises(SinkUnavailable, match="cannot be read to its end"),
     ):
         hidden.commit(1, world.stage(1, "b2"))
-    other.abort_transaction(15)
+    other.abort_transaction(PATIENCE_S)
     other.close()
     assert world.sink().commit(1, world.stage(1, "b2")).records == 1
     assert world.values() == ["a1", "b2"]

@@ -94,10 +94,10 @@ def lake(root: Path, s3_url: str, endpoint: str) -> tuple[dict[str, str], dict[s
     """A sink's section with its files behind this endpoint, and the properties of its catalog."""
     catalog = {
         "type": "sql", "uri": f"sqlite:///{root}/catalog.db", "s3.endpoint": endpoint,
-        "s3.region": "us-east-1", "s3.connect-timeout": "2", "s3.request-timeout": "2",
+        "s3.region": "us-east-1", "s3.connect-timeout": "30", "s3.request-timeout": "30",
     }  # fmt: skip
     warehouse = s3_url.partition("?")[0]
-    section = {"kind": "iceberg", "table": "lake.alerts", "warehouse": warehouse, "retry": "5s"}
+    section = {"kind": "iceberg", "table": "lake.alerts", "warehouse": warehouse, "retry": "20s"}
     section |= {f"catalog.{name}": value for name, value in catalog.items()}
     return section, {**catalog, "warehouse": warehouse}
 

@@ -18,23 +18,28 @@ from catchwater.replay.subscription import Subscription
 from catchwater.wire.client import EARLIEST, Client
 
 ROUNDS, COUNT = 5, 40
+PATIENCE_S = 60.0
 
 
 def write(broker):
     """Transactions, every second one aborted, over three partitions; the last one stays open."""
     with Client(broker.bootstrap) as client:
         client.create_topics({"t": 3, "other": 1})
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "w"})
-    producer.init_transactions(30)
+    producer = Producer({
+        "bootstrap.servers": broker.bootstrap,
+        "transactional.id": "w",
+        "transaction.timeout.ms": 600_000,  # what is left open stays so
+    })  # fmt: skip
+    producer.init_transactions(PATIENCE_S)
     for round_ in range(ROUNDS):
         producer.begin_transaction()
         for index in range(COUNT):
             producer.produce("t", b"%d/%d" % (round_, index), partition=index % 3)
-        producer.flush(30)
-        (producer.abort_transaction if round_ % 2 else producer.commit_transaction)(30)
+        producer.flush(PATIENCE_S)
+        (producer.abort_transaction if round_ % 2 else producer.commit_transaction)(PATIENCE_S)
     producer.begin_transaction()
     producer.produce("t", b"open", partition=1)
-    assert producer.flush(30) == 0
+    assert producer.flush(PATIENCE_S) == 0
 
 
 def rows(options):
@@ -56,7 +61,7 @@ def rows(options):
 
 def await_packed(broker):
     """Until nothing of the topic lies in chunks."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     control = Control(broker.control_url)
     while any(row["chunk_bytes"] for row in control.request("GET", "/api/v1/topics/t")["storage"]):
         assert time.monotonic() < deadline, broker.log()

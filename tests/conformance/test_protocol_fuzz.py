@@ -43,8 +43,8 @@ FUZZ_SECONDS = float(os.environ.get("FUZZ_SECONDS", "10"))
 FUZZ_SEED = int(os.environ.get("FUZZ_SEED", "1"))
 REQUESTS_A_VERSION = 3
 MAX_RSS_GROWTH_BYTES = 64 * 2**20
-MAX_BYSTANDER_S = 10.0
-ANSWERED_WITHIN_S = 10.0
+MAX_BYSTANDER_S = ANSWERED_WITHIN_S = 60.0
+"""However slow the machine; a broker that hangs takes for ever."""
 IMPATIENT_S = 0.02
 PROBE_ID = 99
 
@@ -122,7 +122,9 @@ class Target:
 
     def _send(self, wanted: Input, patient: bool) -> None:
         if self._socket is None:
-            self._socket = socket.create_connection(("127.0.0.1", self.broker.port), timeout=5)
+            self._socket = socket.create_connection(
+                ("127.0.0.1", self.broker.port), timeout=ANSWERED_WITHIN_S
+            )
             self._socket.sendall(PROBE)  # before its first good request only little is taken
             self._frame()
         try:
@@ -198,7 +200,7 @@ def make_topics(broker: BrokerProcess) -> dict[str, bytes]:
         )
         for name in (*TOPICS, *BYSTANDERS)
     )
-    connection = Connection("127.0.0.1", broker.port, timeout_s=10, clock=SYSTEM)
+    connection = Connection("127.0.0.1", broker.port, timeout_s=ANSWERED_WITHIN_S, clock=SYSTEM)
     try:
         reply = ask(connection, "test", CreateTopicsRequest(topics=wanted))
         # The first pattern loads RE2, about 100 MB with what it comes with; that is no growth.

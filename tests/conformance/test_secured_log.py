@@ -43,7 +43,7 @@ class Proxy:
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=[self._serve()])
         self._thread.start()
-        assert self._started.wait(10)
+        assert self._started.wait(60)
 
     async def _serve(self) -> None:
         server = await asyncio.start_server(self._joined, "127.0.0.1", 0, ssl=self._context)

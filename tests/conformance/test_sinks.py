@@ -258,7 +258,7 @@ def kill_process(target: Target, epoch: int, point: tuple[int, bool]) -> int | N
     """The same of a process that was forked before there were threads."""
     started = FORKSERVER.Process(target=commit_and_die, args=(target, epoch, point))
     started.start()
-    started.join(60)
+    started.join(200)
     return started.exitcode
 
 

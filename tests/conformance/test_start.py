@@ -13,7 +13,7 @@ COMMAND = Path(sys.executable).with_name("catchwater")
 
 def run(*settings: str) -> tuple[int, list[str]]:
     command = [COMMAND, "broker", "run", *settings]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert "Traceback" not in done.stderr
     return done.returncode, done.stderr.splitlines()
 
@@ -63,7 +63,7 @@ def test_sigterm_drains_and_the_next_start_has_everything(make_broker):
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     for index in range(1000):
         producer.produce("t", b"%d" % index, on_delivery=lambda e, _: e and failed.append(e))
-    producer.flush(20)
+    assert producer.flush(60) == 0
     process = broker.process
     broker.stop()
     assert process.returncode == 0
@@ -76,4 +76,4 @@ def test_sigterm_drains_and_the_next_start_has_everything(make_broker):
 def test_ctrl_c_is_a_clean_end_too(make_broker):
     broker = make_broker()
     broker.process.send_signal(signal.SIGINT)
-    assert broker.process.wait(20) == 0
+    assert broker.process.wait(60) == 0
