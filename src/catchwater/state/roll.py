@@ -114,6 +114,8 @@ def unit_of(weight: int) -> int:
 def bytes_to_rewrite(roll: Roll, live_entries: int, changed: int) -> int:
     """How many bytes of entries an epoch with so many bytes of changes rewrites, in whole units.
 
+    What large epochs left owing is made good a unit at a time: more would show in the latency of
+    the small ones that follow.
     One unit is granted where nothing is owed but most of what a restore reads is dead, as after a
     great deletion.
     """
@@ -121,7 +123,8 @@ def bytes_to_rewrite(roll: Roll, live_entries: int, changed: int) -> int:
     read = sum(chunk.entries for chunk in roll.chunks)
     read += sum(piece.entries for piece in roll.pieces)
     dead = read > 2.5 * live_entries + _SLACK_ENTRIES
-    owed = min(roll.owed // size, max(changed // size, _UNITS_AT_ONCE))
+    pace = min(_PACE * changed // size + 1, _UNITS_AT_ONCE)
+    owed = min(roll.owed // size, max(changed // size, pace))
     return max(owed, int(dead)) * size
 
 

@@ -99,6 +99,22 @@ def test_one_percent_of_changed_keys_write_little_of_the_state():
     assert sum(written[100:]) / 400 <= 0.04 * live
 
 
+def test_small_epochs_make_good_what_large_ones_left_owing_a_unit_at_a_time():
+    state, live = Simulated(), 256 * UNIT
+    for _ in range(4):
+        state.epoch(live // 4, state.live + live // 4)
+    small = UNIT // 10
+    owed_units = state.roll.owed // UNIT
+    assert owed_units > 100
+    for _ in range(owed_units):
+        state.epoch(small, live)
+        assert state.rewritten <= 2 * UNIT
+    for _ in range(owed_units):
+        state.epoch(small, live)
+    assert state.roll.owed < 2 * UNIT
+    assert state.read() <= 1.6 * live + 4 * UNIT
+
+
 def test_after_a_great_deletion_idle_epochs_shorten_a_restore():
     state, live = Simulated(), 100 * UNIT
     for _ in range(100):
