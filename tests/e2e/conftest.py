@@ -22,7 +22,7 @@ from catchwater.demo.feeder import Feeder
 from catchwater.demo.reference import canonical
 from catchwater.demo.scenarios import Scenario, card_payments
 from catchwater.recovery import checkpoint
-from catchwater.recovery.ledger import Ledger
+from catchwater.recovery.ledger import Ledger, numbered
 from catchwater.replay.control import Control
 from catchwater.wire.client import LATEST, Client
 from catchwater.wire.records import decode, place
@@ -31,7 +31,8 @@ EVENTS = 12_000
 EPOCH_EVENTS = 800
 PARTITIONS = 4
 SEGMENTS = 6
-PATIENCE_S = 200.0
+PATIENCE_S = 400.0
+"""A start of Spark takes ten seconds, on a machine that others keep busy much longer."""
 COMMAND = str(Path(sys.executable).with_name("catchwater"))
 ZYGOTE = b"catchwater.pipeline.spark.zygote"
 
@@ -95,6 +96,8 @@ class Pipeline:
     folder: Path
     name: str
     process: subprocess.Popen[bytes] | None = field(default=None)
+    session: int = field(default=0, init=False)
+    """Of the last process, its JVM and its workers."""
 
     @property
     def checkpoint(self) -> Path:
@@ -132,6 +135,7 @@ class Pipeline:
                 [COMMAND, "pipeline", "run", str(path), "--quick", "--no-supervise"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
+        self.session = self.process.pid
 
     def wait(self) -> int:
         assert self.process is not None
@@ -153,10 +157,12 @@ class Pipeline:
             time.sleep(0.002)
 
     def is_planned(self, epoch: int) -> bool:
-        return (self.checkpoint / "offsets" / str(epoch)).exists()
+        """Whether it was, or a later one: files of old epochs go, and who looks may be late."""
+        return max(numbered(self.checkpoint / "offsets"), default=-1) >= epoch
 
     def is_written(self, epoch: int) -> bool:
-        return (self.ledger.folder / "epochs" / f"{epoch}.json").exists()
+        """Whether it is in the ledger, or a later one is."""
+        return max(self.ledger.epochs(), default=-1) >= epoch
 
     def kill_in_commits(
         self, sinks: Sequence[str], kills: int, *, seed: int, **changes: object
@@ -179,7 +185,7 @@ class Pipeline:
                 self.wait_until(lambda at=epoch: self.is_written(at))
             else:
                 noted = epochs / sink / f"{epoch:020d}-index.json"
-                self.wait_until(noted.exists)
+                self.wait_until(lambda at=epoch, n=noted: n.exists() or self.committed >= at)
                 time.sleep(draw.uniform(0, 0.03))
             self.kill()
             if self.committed >= epoch:
@@ -205,16 +211,19 @@ class Pipeline:
         assert self.process is not None
         # All are forked from the zygote, whose command line they keep: Spark's daemon of workers by
         # it, the workers by the daemon.
-        session = self.process.pid
         parents = {}
-        for path in Path("/proc").glob("[0-9]*"):
+        for pid, parent in processes(self.session).items():
             with suppress(OSError):
-                fields = (path / "stat").read_text().rpartition(")")[2].split()
-                if int(fields[3]) == session and ZYGOTE in (path / "cmdline").read_bytes():
-                    parents[int(path.name)] = int(fields[1])
+                if ZYGOTE in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    parents[pid] = parent
         return [pid for pid, parent in parents.items() if parents.get(parent) in parents]
 
     def lose_local_state(self) -> None:
+        """Once a killed driver's workers are gone too, which may be writing there."""
+        deadline = time.monotonic() + PATIENCE_S
+        while alive := processes(self.session):
+            assert time.monotonic() < deadline, alive
+            time.sleep(0.02)
         shutil.rmtree(self.folder / "local")
 
     def delete_last_commit(self) -> None:
@@ -225,6 +234,17 @@ class Pipeline:
     @property
     def rows(self) -> Counter[bytes]:
         return self.cards.rows(f"{self.name}-alerts")
+
+
+def processes(session: int) -> dict[int, int]:
+    """The live processes of a session, each with its parent; of session 0, which is none, none."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*") if session else ():
+        with suppress(OSError):
+            fields = (path / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session and fields[0] not in "ZX":
+                found[int(path.name)] = int(fields[1])
+    return found
 
 
 @dataclass
@@ -297,7 +317,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def _wait_until_packed(control: Control) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     while any(
         row["chunk_bytes"] for row in control.request("GET", "/api/v1/topics/payments")["storage"]
     ):
@@ -316,14 +336,22 @@ def make_pipeline(
 def pipelines(
     cards: Cards, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], Pipeline]]:
-    """What makes pipelines over these cards; those that still run at the end are killed."""
-    made: list[Pipeline] = []
+    """What makes pipelines over these cards; those that still run at a test's end are killed."""
 
     def make(name: str) -> Pipeline:
-        made.append(Pipeline(cards, tmp_path_factory.mktemp(name), name))
-        return made[-1]
+        _MADE.append(Pipeline(cards, tmp_path_factory.mktemp(name), name))
+        return _MADE[-1]
 
     yield make
-    for pipeline in made:
+
+
+_MADE: list[Pipeline] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_runs_on() -> Iterator[None]:
+    """What a test that failed has left must not take the next one's time."""
+    yield
+    for pipeline in _MADE:
         if pipeline.process is not None:
             pipeline.kill()

@@ -30,7 +30,7 @@ from catchwater.sinks.relational.sink import TableSink
 
 FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload([__name__])
-PATIENCE_S = 120
+PATIENCE_S = 400
 
 # What a rebuild calls of these, epochs call as well: its own calls are told apart.
 _OWN = {

@@ -30,7 +30,7 @@ class Nothing:
     pass
 
 @function(name="scored", key="card", event_time="at", late="process", poison="dead-letter",
-          calls={{"score": Call(timeout="500ms", attempts=2, backoff="100ms", breaker={breaker},
+          calls={{"score": Call(timeout="{timeout}", attempts=2, backoff="100ms", breaker={breaker},
                               on_failure="{on_failure}")}})
 class Score(Keyed[Txn, Nothing, Scored]):
     def ask_score(self, e: Txn) -> str | None:

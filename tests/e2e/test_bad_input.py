@@ -18,7 +18,7 @@ def catchwater(*arguments: object, **environment: str) -> tuple[int, list[str]]:
         [*command, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env={**os.environ, **environment},
     )
     assert ended.stdout == ""

@@ -19,6 +19,8 @@ from catchwater.pipeline.calls.policy import Breaker, Call
 
 TOGETHER = 4_000
 """Events an epoch."""
+TIMEOUT_S = 4
+"""A call's: long enough for the stub to answer on a machine that others keep busy."""
 
 
 @pytest.fixture
@@ -37,16 +39,16 @@ def test_a_call_to_an_endpoint_that_hangs_for_a_minute_is_cut_on_time(stub: Stub
                 return str(answer.read().decode())
 
     stub.hanging = {"slow"}
-    calls = bind(Function, {"score": Call(timeout="1s", attempts=2, backoff="100ms")})
+    calls = bind(Function, {"score": Call(timeout=f"{TIMEOUT_S}s", attempts=2, backoff="100ms")})
     began = time.monotonic()
     outcomes, _ = Caller(calls).ask(questions(calls, ["slow", "quick"]))
     took = time.monotonic() - began
-    assert 2 * 0.8 <= took - 0.1 <= 2 * 1.2
+    assert 2 * TIMEOUT_S <= took < 50, "neither too early nor only when the endpoint lets go"
     assert sorted(outcome.why for outcome in outcomes.values()) == [
-        "", "no answer within 1000 ms (2 attempts)",
+        "", f"no answer within {1000 * TIMEOUT_S} ms (2 attempts)",
     ]  # fmt: skip
     first, second = stub.asked["slow"]
-    assert 1.1 * 0.8 <= second - first <= 1.1 * 1.2
+    assert second - first >= TIMEOUT_S / 2, "the first one may have come late"
 
 
 def large(cards: Any) -> list[Txn]:
@@ -58,7 +60,8 @@ def large(cards: Any) -> list[Txn]:
 def scored(pipeline: Any, stub: Stub, **values: object) -> Any:
     """Let a pipeline over the card payments ask the stub."""
     name = pipeline.name
-    code = {"url": stub.url, "breaker": "None", "on_failure": "dead-letter"} | values
+    code = {"url": stub.url, "timeout": f"{TIMEOUT_S}s", "breaker": "None"}
+    code |= {"on_failure": "dead-letter"} | values
     (pipeline.folder / f"{name}.py").write_text(FUNCTION.format(**code))
     write_file = pipeline.write_file
 
@@ -72,7 +75,7 @@ def scored(pipeline: Any, stub: Stub, **values: object) -> Any:
     return pipeline
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "run", ["here", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])]
 )
@@ -102,8 +105,8 @@ def test_attempts_are_as_declared_then_the_event_is_a_dead_letter_and_a_replay_a
     assert sum(each.failures for each in told) == sum(len(stub.asked[card]) for card in lost) / 2
     for card in lost:
         for first, second in list(pairwise(stub.asked[card]))[::2]:
-            declared = (0.5 if card in stub.hanging else 0) + 0.1
-            assert second - first >= 0.8 * declared
+            # The first one may have come late; a refusal is sent when it has come.
+            assert second - first >= (TIMEOUT_S / 2 if card in stub.hanging else 0.08)
 
     # The last epoch is run again: the same rows, and nobody is asked.
     asked, before = stub.requests, pipeline.rows
@@ -116,7 +119,7 @@ def test_attempts_are_as_declared_then_the_event_is_a_dead_letter_and_a_replay_a
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_an_open_breaker_spares_the_endpoint(
     make_pipeline: Callable[[str], Any], stub: Stub
 ) -> None:
@@ -135,7 +138,7 @@ def test_an_open_breaker_spares_the_endpoint(
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_an_epoch_that_failed_for_an_answer_keeps_those_it_got(
     make_pipeline: Callable[[str], Any], stub: Stub
 ) -> None:

@@ -16,7 +16,7 @@ from tests.e2e.in_session import Pipeline, produce, read
 
 from catchwater.wire.client import Client
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 ORDERS, ITEMS, WINDOW_MS = 2_000, 7, 100
 PRICES = {f"i{n}": 10 + n for n in range(ITEMS)}

@@ -30,7 +30,7 @@ from catchwater.demo.reference import canonical
 from catchwater.testing import Harness
 from catchwater.wire.client import Client
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parent.parent.parent
 COMMAND = str(Path(sys.executable).with_name("catchwater"))
@@ -76,7 +76,7 @@ def run(broker: Any, tmp_path: Path) -> Run:
             settings["CATCHWATER_SOURCE__SUBSCRIBE"] = subscribe
         done = subprocess.run(
             [COMMAND, "pipeline", "run", str(file), "--available-now", "--quick", "--no-supervise"],
-            env=os.environ | settings, capture_output=True, text=True, timeout=300, check=False,
+            env=os.environ | settings, capture_output=True, text=True, timeout=1200, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
 

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.spark
 
 COUNT = 1_500
 """Records of each of the two partitions before the transactions, in batches of every codec."""
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 DDL = "card string, amount decimal(12, 2), at timestamp, tags array<string>, m map<string, int>"
 
 

@@ -30,7 +30,7 @@ PLAIN = 1_500
 """Records of each partition before the transactions, in batches of every codec."""
 PACKING = {"catchwater.pack.interval.ms": "100"}
 NO_PACKING = {"catchwater.pack.interval.ms": "600000"}
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 DDL = (
     "card string, amount decimal(12, 2), at timestamp, day date, raw binary, ok boolean, b byte, "
@@ -288,10 +288,10 @@ def test_a_pin_holds_what_the_frame_reads_until_it_is_released(spark: Any, writt
     places = [(each["partition"], each["offset"]) for each in pin["positions"]]
     assert places == [(0, 5), (1, 7)]
     history.release(frame)
-    assert {pin["id"] for pin in control.pins()} == before
+    assert {pin["id"] for pin in control.pins()} <= before  # leases of others may end meanwhile
     history.release(frame)
     unpinned = history.read(spark, named(written, {"catchwater.pin.lease": "0"}))
-    assert {pin["id"] for pin in control.pins()} == before
+    assert {pin["id"] for pin in control.pins()} <= before
     history.release(unpinned)
 
 

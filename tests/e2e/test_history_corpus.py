@@ -155,7 +155,7 @@ def wait_until_compacted(corpus: Corpus) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_ten_thousand_batches_are_the_same_on_every_path_and_in_another_kafka(
     spark: Any, make_broker: Callable[..., Any], compacting_kafka: str
 ) -> None:

@@ -33,7 +33,7 @@ from tests.conformance.old_kafka import RELEASES, ZOOKEEPER_RELEASE, OldKafka, o
 from catchwater.replay.source import register
 from catchwater.wire.client import Client
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 STAMPED, TIMED, MOVING = "stamped", "timed", "moving"
 STEP_MS = 1000
@@ -196,7 +196,7 @@ def streamed(
         .trigger(availableNow=True)
         .start()
     )  # fmt: skip
-    query.awaitTermination(240)
+    query.awaitTermination(900)
     assert query.exception() is None and not query.isActive
     return by_partition(iter(found), topic)
 

@@ -25,7 +25,7 @@ from catchwater.demo.reference import canonical
 from catchwater.wire.client import LATEST, Client
 from catchwater.wire.records import decode, place
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 EVENTS = 600
 EPOCH_EVENTS = 100

@@ -20,7 +20,7 @@ KILLS = int(os.environ.get("KILLS", "2"))
 EPOCH_EVENTS = 12_000 // (4 * KILLS)
 """A kill costs an epoch or two; the input has to last for all of them."""
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 
 def test_the_harness_gives_what_a_plain_loop_gives(cards: Any) -> None:

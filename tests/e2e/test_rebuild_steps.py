@@ -32,7 +32,7 @@ from catchwater.recovery.handover import HandedOver
 from catchwater.replay.control import Control
 from catchwater.wire.client import Client
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1800)
 
 RECORDS, MORE, EPOCH = 60, 10, 60
 TABLES = {
@@ -125,7 +125,7 @@ def test_a_rebuild_that_is_killed_while_it_takes_the_place_ends_where_it_was_to(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_rebuild_that_is_killed_behind_any_of_its_steps_ends_where_it_was_to(
     view: View,
 ) -> None:

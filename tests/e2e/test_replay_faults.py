@@ -16,11 +16,12 @@ from catchwater.replay.source import register
 from catchwater.wire.client import Client
 from catchwater.wire.records import encode_batch
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 PARTITIONS, COUNT, SIZE = 2, 1_600, 20_000
 """32 MB a partition: what is fetched at once is much less, so that much is still to be read."""
-PATIENCE_S = 60
+PATIENCE_S = 300
+AWAY_S = 3.0
 LOGGING = "spark.sql.pyspark.worker.logging.enabled"
 AGAIN = (
     r"The task from long-\d offset \d+ on is read again: attempt 2 begins (\S+) s after its plan."
@@ -56,7 +57,7 @@ def kill_when(begun: Path, broker: Any, killed: Path) -> threading.Thread:
             time.sleep(0.01)
         broker.kill()
         killed.touch()
-        time.sleep(1.5)  # so long it is away
+        time.sleep(AWAY_S)
         broker.start()
 
     thread = threading.Thread(target=run)

@@ -25,12 +25,12 @@ from catchwater.sinks.kafka.sink import LEDGER_TOPIC
 from catchwater.wire.client import Client
 from catchwater.wire.records import encode_batch
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 EVENTS = 4_000
 EPOCH_EVENTS = 400
 PARTITIONS = 2
-PATIENCE_S = 200.0
+PATIENCE_S = 400.0
 COMMAND = str(Path(sys.executable).with_name("catchwater"))
 POISON = [b"no payment", b'{"card": 1}']
 

@@ -19,7 +19,7 @@ from tests.e2e.vectored import Accounts, Kind, Paid
 from catchwater.testing import Harness
 from catchwater.wire.client import Client
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 EVENTS, AN_EPOCH = 1_200, 100
 
