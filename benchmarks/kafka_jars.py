@@ -5,6 +5,7 @@
 settings. Raises `MavenMissing` when there is no `mvn` on the path.
 """
 
+import fcntl
 import shutil
 import subprocess
 import sys
@@ -76,7 +77,11 @@ def jars(name: str) -> Path:
     if shutil.which("mvn") is None:
         raise MavenMissing("mvn is not on the path; install Maven, then run this again.")
     CACHE.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+    # Two test processes may want it at the same time; nor is Maven's own cache made for two.
+    with (CACHE / "jars.lock").open("w") as lock, tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():
+            return folder
         work = Path(scratch)
         exclusions = ALONE if name in ("connector", "flink-kafka") else ""
         dependencies = "".join(DEPENDENCY.format(*d, exclusions=exclusions) for d in SETS[name])
