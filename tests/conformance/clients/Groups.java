@@ -24,7 +24,7 @@ public class Groups {
     }
 
     static void until(BooleanSupplier done, List<KafkaConsumer<String, String>> members) {
-        long deadline = System.nanoTime() + 40_000_000_000L;
+        long deadline = System.nanoTime() + 120_000_000_000L;
         while (!done.getAsBoolean()) {
             if (System.nanoTime() > deadline) throw new IllegalStateException("too late");
             for (var member : members)

@@ -94,7 +94,7 @@ public class Transactions {
             try (var consumer = consumer("java-loop", "read_committed")) {
                 consumer.subscribe(List.of("in"));
                 ConsumerRecords<String, String> records = ConsumerRecords.empty();
-                long deadline = System.currentTimeMillis() + 8000;
+                long deadline = System.currentTimeMillis() + 60_000;
                 while (records.isEmpty() && System.currentTimeMillis() < deadline)
                     records = consumer.poll(Duration.ofMillis(200));
                 loop.beginTransaction();

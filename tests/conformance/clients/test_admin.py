@@ -31,7 +31,7 @@ with warnings.catch_warnings():
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 RETENTION = "retention.ms"
 
 

@@ -15,7 +15,7 @@ from catchwater.replay.read import ReadSettings, read_task
 
 __all__ = ["jars", "java"]
 
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 KEYS = 50
 TOPIC = "compacted"
 
@@ -37,7 +37,7 @@ def cleaned(make_broker):
         "delete.retention.ms": "0",
     }
     for future in admin.create_topics([NewTopic(TOPIC, 1, config=config)]).values():
-        future.result(10)
+        future.result(DEADLINE_S)
     for codec in ("none", "zstd", "lz4"):
         write(broker, [(f"k{n % KEYS}", f"{codec}{n}") for n in range(1000)], codec)
     for commit in (False, True):
@@ -136,7 +136,7 @@ def test_the_java_client_gets_past_the_holes(cleaned, java):
     out = java(
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
         *("--bootstrap-server", cleaned.bootstrap, "--topic", TOPIC, "--from-beginning"),
-        *("--max-messages", str(len(expected())), "--timeout-ms", "20000"),
+        *("--max-messages", str(len(expected())), "--timeout-ms", "120000"),
         *("--formatter-property", "print.key=true", "--formatter-property", "print.offset=true"),
         *("--isolation-level", "read_committed"),
     )
@@ -170,13 +170,13 @@ def test_a_record_without_a_key_is_refused(cleaned):
 def test_records_are_deleted_by_the_admin_client(cleaned):
     admin = AdminClient({"bootstrap.servers": cleaned.bootstrap})
     for future in admin.create_topics([NewTopic("shortened", 1)]).values():
-        future.result(10)
+        future.result(DEADLINE_S)
     producer = Producer({"bootstrap.servers": cleaned.bootstrap})
     for n in range(10):
         producer.produce("shortened", f"{n}")
     assert producer.flush(DEADLINE_S) == 0
     [future] = admin.delete_records([TopicPartition("shortened", 0, 4)]).values()
-    assert future.result(10).low_watermark == 4
+    assert future.result(DEADLINE_S).low_watermark == 4
     [future] = admin.delete_records([TopicPartition(TOPIC, 0, 4)]).values()
     with pytest.raises(KafkaException, match="POLICY_VIOLATION"):
-        future.result(10)
+        future.result(DEADLINE_S)

@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 def producer(broker, **settings):
@@ -73,7 +73,7 @@ def test_weaker_acks_are_taken(broker, acks, wanted, assert_read):
 def test_a_group_shares_partitions_and_goes_on_where_it_stopped(broker, wanted):
     topic = "confluent-group"
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    admin.create_topics([NewTopic(topic, 4, 1)])[topic].result(10)
+    admin.create_topics([NewTopic(topic, 4, 1)])[topic].result(DEADLINE_S)
     first, second = consumer(broker, "sharing"), consumer(broker, "sharing")
     seen = []
 
@@ -98,7 +98,7 @@ def test_a_group_shares_partitions_and_goes_on_where_it_stopped(broker, wanted):
     assert len(set(seen)) == 20_000
 
     third = consumer(broker, "sharing")
-    committed = third.committed([TopicPartition(topic, p) for p in range(4)], 10)
+    committed = third.committed([TopicPartition(topic, p) for p in range(4)], DEADLINE_S)
     assert sum(position.offset for position in committed) == 20_000
     write(broker, topic, wanted[:10])
     third.subscribe([topic])
@@ -113,7 +113,7 @@ def test_committed_positions_outlive_the_broker(make_broker, wanted):
     client.commit(offsets=[TopicPartition("t", 0, 42)], asynchronous=False)
     broker.kill()
     broker.start()
-    assert client.committed([TopicPartition("t", 0)], 20)[0].offset == 42
+    assert client.committed([TopicPartition("t", 0)], DEADLINE_S)[0].offset == 42
     client.close()
 
 
@@ -138,23 +138,23 @@ def test_admin_creates_describes_and_deletes(broker):
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     topic = "confluent-admin"
     new = NewTopic(topic, 3, 1, config={"retention.ms": "12345"})
-    admin.create_topics([new])[topic].result(10)
-    assert len(admin.list_topics(topic, 10).topics[topic].partitions) == 3
+    admin.create_topics([new])[topic].result(DEADLINE_S)
+    assert len(admin.list_topics(topic, DEADLINE_S).topics[topic].partitions) == 3
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-    config = admin.describe_configs([resource])[resource].result(10)
+    config = admin.describe_configs([resource])[resource].result(DEADLINE_S)
     assert config["retention.ms"].value == "12345"
     assert config["cleanup.policy"].value == "delete"
     with pytest.raises(KafkaException) as caught:
-        admin.create_topics([new])[topic].result(10)
+        admin.create_topics([new])[topic].result(DEADLINE_S)
     assert caught.value.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
-    admin.delete_topics([topic])[topic].result(10)
-    assert topic not in admin.list_topics(timeout=10).topics
+    admin.delete_topics([topic])[topic].result(DEADLINE_S)
+    assert topic not in admin.list_topics(timeout=DEADLINE_S).topics
 
 
 def test_the_broker_tells_where_its_control_api_is(broker):
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     resource = ConfigResource(ConfigResource.Type.BROKER, "1")
-    config = admin.describe_configs([resource])[resource].result(10)
+    config = admin.describe_configs([resource])[resource].result(DEADLINE_S)
     assert config["catchwater.control.url"].value == broker.control_url
 
 
@@ -164,12 +164,12 @@ def test_offsets_are_found_by_time(broker):
     began_ms = int(time.time() * 1000)  # retention goes by it
     for second in range(10):
         client.produce(topic, b"x", timestamp=began_ms + second * 1000)
-        client.flush(10)
+        assert client.flush(DEADLINE_S) == 0
     reader = consumer(broker, "unused")
     asked = {began_ms: 0, began_ms + 4_500: 5, began_ms + 9_000: 9}
     for time_ms, offset in asked.items():
-        (found,) = reader.offsets_for_times([TopicPartition(topic, 0, time_ms)], 10)
+        (found,) = reader.offsets_for_times([TopicPartition(topic, 0, time_ms)], DEADLINE_S)
         assert found.offset == offset
-    (none,) = reader.offsets_for_times([TopicPartition(topic, 0, began_ms + 60_000)], 10)
+    (none,) = reader.offsets_for_times([TopicPartition(topic, 0, began_ms + 60_000)], DEADLINE_S)
     assert none.offset == -1
     reader.close()

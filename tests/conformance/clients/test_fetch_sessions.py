@@ -23,7 +23,7 @@ pytestmark = [
 
 PARTITIONS = 100
 ROUND = 5
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 class Reading:

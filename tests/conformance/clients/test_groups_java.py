@@ -27,7 +27,7 @@ def test_members_share_go_on_come_back_and_follow_patterns(make_broker):
         ["java", *options, "-cp", f"{jars}/*", str(source), broker.bootstrap],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=600,
         check=False,
     )
     broker.kill()

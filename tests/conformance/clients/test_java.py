@@ -36,7 +36,7 @@ def java(jars):
             input=text,
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=600,
             check=False,
         )
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
@@ -58,7 +58,7 @@ def test_the_console_producer_and_consumer_agree_in_every_codec(broker, java, wa
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
         *("--bootstrap-server", broker.bootstrap, "--include", "java-.*", "--from-beginning"),
         *("--group", "java", "--max-messages", str(len(wanted) * len(CODECS))),
-        *("--timeout-ms", "60000"),
+        *("--timeout-ms", "150000"),
         *("--formatter-property", "print.key=true", "--formatter-property", "print.offset=true"),
         *("--formatter-property", "print.headers=false"),
     )
@@ -106,7 +106,7 @@ def test_the_group_tool_shows_members_and_lag(broker, java, wanted):
     java(
         consumer,
         *("--bootstrap-server", broker.bootstrap, "--topic", "java-lag", "--group", "lagging"),
-        *("--from-beginning", "--max-messages", "2", "--timeout-ms", "30000"),
+        *("--from-beginning", "--max-messages", "2", "--timeout-ms", "120000"),
     )
     tool = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
     assert "lagging" in java(tool, "--bootstrap-server", broker.bootstrap, "--list").split()
@@ -130,7 +130,7 @@ def test_the_client_of_the_second_version_commits_aborts_fences_and_loops(broker
         ["java", *options, "-cp", f"{jars}/*", str(source), broker.bootstrap],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

@@ -47,14 +47,14 @@ def test_what_is_written_is_read_by_a_group(broker, codec, wanted, assert_read):
     )
     futures = [producer.send(topic, v.encode(), k.encode()) for k, v in wanted]
     producer.flush(60)
-    assert futures[-1].get(10).offset == len(wanted) - 1
+    assert futures[-1].get(60).offset == len(wanted) - 1
     producer.close()
     consumer = KafkaConsumer(
         topic,
         bootstrap_servers=broker.bootstrap,
         group_id=f"kafka-python-{codec}",
         auto_offset_reset="earliest",
-        consumer_timeout_ms=20_000,
+        consumer_timeout_ms=60_000,
     )
     messages = (next(consumer) for _ in wanted)
     assert_read(((m.offset, m.key.decode(), m.value.decode()) for m in messages), wanted)
@@ -65,9 +65,9 @@ def test_an_assigned_consumer_seeks(broker):
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap)
     for index in range(100):
         producer.send("kafka-python-seek", b"%d" % index)
-    producer.flush(20)
+    producer.flush(60)
     producer.close()
-    consumer = KafkaConsumer(bootstrap_servers=broker.bootstrap, consumer_timeout_ms=10_000)
+    consumer = KafkaConsumer(bootstrap_servers=broker.bootstrap, consumer_timeout_ms=60_000)
     partition = TopicPartition("kafka-python-seek", 0)
     consumer.assign([partition])
     consumer.seek(partition, 90)
@@ -95,7 +95,7 @@ def test_an_aborted_transaction_is_not_read(broker):
         group_id="kafka-python-txn",
         auto_offset_reset="earliest",
         isolation_level="read_committed",
-        consumer_timeout_ms=20_000,
+        consumer_timeout_ms=60_000,
     )
     assert [next(consumer).value for _ in range(2)] == [b"a", b"c"]
     consumer.close()

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is no
 
 def kcat(*arguments, text=""):
     run = subprocess.run(
-        ["kcat", *arguments], input=text, capture_output=True, text=True, timeout=120, check=False
+        ["kcat", *arguments], input=text, capture_output=True, text=True, timeout=300, check=False
     )
     assert run.returncode == 0, run.stderr
     return run.stdout

@@ -21,7 +21,7 @@ with warnings.catch_warnings():
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 LONG_AGO_MS = 1_000
 CODECS = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 RARER = ("gzip", "snappy", "lz4")
