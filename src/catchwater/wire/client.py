@@ -345,6 +345,9 @@ class Client:
         )
         self._informant = self._any_broker()
         reply = self._exchange(self._informant, request)
+        if not reply.brokers:
+            # One that is still starting (3.3, KIP-500) does not list itself before it may lead.
+            raise _Again(f"Metadata of {self._informant[0]}:{self._informant[1]} lists no broker")
         absent = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NONE)
         leaders = {}
         for topic in reply.topics:

@@ -6,6 +6,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from kio.schema.describe_configs.v4.response import (
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+)
 from kio.schema.errors import ErrorCode as KioErrorCode
 from kio.schema.fetch.v11 import response as fetch
 from kio.schema.init_producer_id.v4.response import InitProducerIdResponse
@@ -46,6 +50,8 @@ class Cluster:
         self.errors: dict[int, deque[KioErrorCode]] = {}
         self.appended: list[bytes] = []
         self.down: set[int] = set()
+        self.starting = 0
+        """So many more Metadata replies list no broker."""
         self.lose_replies = 0
         self.stale: dict[int, dict[int, int]] = {}
         self.throttle_ms = 0
@@ -65,6 +71,7 @@ class Cluster:
             3: lambda request: self._metadata(request, self.stale.get(broker, self.leaders)),
             17: lambda _: SaslHandshakeResponse(error_code=NONE),
             22: self._init_producer_id,
+            32: self._describe_configs,
             36: self._authenticate,
         }
         return handlers[int(request.__api_key__)](request)
@@ -92,11 +99,13 @@ class Cluster:
         known = metadata.MetadataResponseTopic(error_code=NONE, name="topic", partitions=partitions)
         names = ["topic"] if request.topics is None else [t.name for t in request.topics]
         absent = KioErrorCode.unknown_topic_or_partition
+        listed = () if self.starting else (1, 2)
+        self.starting = max(0, self.starting - 1)
         return metadata.MetadataResponse(
             throttle_time=NO_WAIT,
             brokers=tuple(
                 metadata.MetadataResponseBroker(node_id=number, host="h", port=number)
-                for number in (1, 2)
+                for number in listed
             ),
             cluster_id="c",
             controller_id=1,
@@ -176,6 +185,17 @@ class Cluster:
         return InitProducerIdResponse(
             throttle_time=NO_WAIT, error_code=NONE, producer_id=77, producer_epoch=0
         )
+
+    def _describe_configs(self, request: Any) -> Any:
+        (asked,) = request.resources
+        found = DescribeConfigsResult(
+            error_code=NONE,
+            error_message=None,
+            resource_type=asked.resource_type,
+            resource_name=asked.resource_name,
+            configs=(),
+        )
+        return DescribeConfigsResponse(throttle_time=NO_WAIT, results=(found,))
 
 
 @pytest.fixture
@@ -276,6 +296,23 @@ def test_a_broker_that_knows_only_the_old_leader_is_not_asked_again(
     cluster.errors[0] = deque([MOVED])
     assert client.fetch({("topic", 0): 3})["topic", 0].records == b"3"
     assert cluster.asked[-2:] == [(2, 3), (2, 1)]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [Client.broker_config, Client.metadata],
+    ids=["broker_config", "metadata"],
+)
+def test_a_cluster_that_lists_no_broker_yet_is_waited_for(
+    client: Client, cluster: Cluster, call: Callable[[Client], object]
+) -> None:
+    cluster.starting = 2
+    call(client)
+    assert cluster.starting == 0
+    assert [api for _, api in cluster.asked[:3]] == [3, 3, 3]
+    cluster.starting = 10**6
+    with pytest.raises(RequestTimedOut, match="lists no broker"):
+        call(client)
 
 
 def test_the_other_brokers_will_do_when_the_bootstrap_servers_are_gone(cluster: Cluster) -> None:
@@ -399,6 +436,6 @@ def test_a_producer_id_is_given_with_its_epoch(client: Client) -> None:
 
 def test_bootstrap_servers_are_read_as_kafka_does() -> None:
     assert parse_bootstrap("a:1, b:2,[::1]:3") == [("a", 1), ("b", 2), ("::1", 3)]
-    for wrong in ("", "a", "a:", ":1", "a:x", "a:1,,b:2"):
+    for wrong in ("", "a", "a:", ":1", "a:x", "a:1,,b:2", "a:0", "a:65536", "a:\u00b2"):
         with pytest.raises(CatchwaterError, match="host:port"):
             parse_bootstrap(wrong)
