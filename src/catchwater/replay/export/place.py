@@ -13,7 +13,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -99,8 +99,11 @@ class Folder:
                 unfinished.unlink(missing_ok=True)
 
     def abandon(self) -> None:
-        """Leave nothing behind."""
-        shutil.rmtree(self.staging, ignore_errors=True)
+        """Leave nothing behind, nor anything for attempts that still write to put a file into."""
+        gone = self.staging.with_name(f"{self.staging.name}.gone")
+        with suppress(FileNotFoundError):
+            self.staging.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
