@@ -12,9 +12,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as drawing
 from tests.ports import free_port
 from tests.postgres import PostgresMissing, PostgresServer
 from tests.s3 import CREDENTIALS, make_bucket, moto
+
+# A machine that is slow, or stands still for a second, is no finding.
+drawing.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+drawing.load_profile("any machine")
 
 COMMAND = str(Path(sys.executable).with_name("catchwater"))
 START_S = 180.0

@@ -2,12 +2,13 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from tests.ports import free_port
 
 Tracer = subprocess.Popen[bytes]
 PATIENCE_S = 60.0
@@ -19,9 +20,7 @@ class Broker:
     def __init__(self, home: Path, more: Mapping[str, str]) -> None:
         """`more` settings than where it listens and where its data is."""
         self.ready_file = home / "ready.json"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         settings = {
             "listeners": f"127.0.0.1:{self.port}",
             "catchwater.control.listener": "127.0.0.1:0",
