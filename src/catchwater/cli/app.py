@@ -5,6 +5,7 @@ typed, so that `catchwater --help` stays quick. An operating error becomes one l
 its hint on a second; its traceback is shown with CATCHWATER_DEBUG=1.
 """
 
+import errno
 import importlib
 import os
 import sys
@@ -14,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from catchwater.config import CatchwaterError
+from catchwater.config import CatchwaterError, nearest
 
 NOUNS = {
     "demo": "see a pipeline lose its process and its broker, and come back",
@@ -36,6 +37,18 @@ NOUNS = {
 """What can be typed first, in the order of the help page."""
 
 
+_SURROUNDINGS = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Make room there, and type the command again."),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR),
+        "Name a place that this user may write to, or mend that one.",
+    ),
+    **dict.fromkeys((errno.ENOENT, errno.EEXIST), "Name another place."),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Raise the limit of open files (ulimit -n)."),
+}
+"""What a disk or a limit refuses is no bug; what to do then, by error number."""
+
+
 class Nouns(TyperGroup):
     """The root group; its commands live in modules that are imported on demand."""
 
@@ -44,9 +57,9 @@ class Nouns(TyperGroup):
         return list(NOUNS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The noun's own command, or None if there is no such noun."""
+        """The noun's own command; of what is no noun the nearest is told."""
         if cmd_name not in NOUNS:
-            return None
+            ctx.fail(f"No such command {cmd_name!r}; the nearest is {nearest(cmd_name, NOUNS)!r}.")
         module = importlib.import_module(f"catchwater.cli.{cmd_name}")
         return typer.main.get_command(module.app)
 
@@ -92,10 +105,19 @@ def main() -> None:
         app(prog_name="catchwater")
     except CatchwaterError as error:
         sys.exit(_report(error, str(error), error.hint, error.exit_code))
+    except OSError as error:
+        if error.errno not in _SURROUNDINGS:
+            sys.exit(_report_bug(error))
+        named = f" ({error.filename})" if error.filename else ""
+        message = f"The operating system says: {error.strerror}{named}."
+        sys.exit(_report(error, message, _SURROUNDINGS[error.errno], 1))
     except Exception as error:  # noqa: BLE001  (the last resort: a bug still gets one line)
-        message = f"{type(error).__name__}: {error}"
-        hint = "this is a bug; run it again with CATCHWATER_DEBUG=1 and report what it prints"
-        sys.exit(_report(error, message, hint, 1))
+        sys.exit(_report_bug(error))
+
+
+def _report_bug(error: Exception) -> int:
+    hint = "this is a bug; run it again with CATCHWATER_DEBUG=1 and report what it prints"
+    return _report(error, f"{type(error).__name__}: {error}", hint, 1)
 
 
 def _report(error: Exception, message: str, hint: str | None, exit_code: int) -> int:

@@ -12,7 +12,7 @@ from catchwater.cli.console import AsJson, print_json, print_table, talk
 
 FAILS = 4
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()

@@ -12,7 +12,7 @@ import typer
 
 from catchwater.cli.console import AsJson, print_json, print_table
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
 class Kind(StrEnum):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from catchwater.demo.scenarios import Scenario
     from catchwater.demo.verdict import Verdict
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()

@@ -22,7 +22,7 @@ from catchwater.cli.console import AsJson, console, print_json, talk
 from catchwater.config import DEFAULT_CONTROL_LISTENER, DEFAULT_LISTENER, Address, CatchwaterError
 from catchwater.pipeline.spark import session
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 WARNS, FAILS = 3, 4
 GIB = 1024**3

@@ -8,7 +8,7 @@ import typer
 from catchwater.cli.console import talk
 from catchwater.config import CatchwaterError
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 FUNCTION = '''\
 """Alert on a large payment that follows a small one on the same card within a minute."""
@@ -124,4 +124,6 @@ def init(
     for name, text in FILES.items():
         (directory / name).write_text(text)
         talk(f"wrote {directory / name}")
-    talk("next: pytest, then catchwater broker run, then catchwater pipeline run pipeline.toml")
+    change = "" if directory == Path() else f"cd {directory}, "
+    talk(f"next: {change}pytest, then catchwater broker run, and in another terminal")
+    talk("catchwater topic create payments, then catchwater pipeline run pipeline.toml")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from catchwater.objects.base import ObjectStore
     from catchwater.wal.base import WalDescription
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 wal = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The write-ahead log.")
 app.add_typer(wal, name="wal")
 

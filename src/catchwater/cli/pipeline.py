@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from catchwater.pipeline.run.config import PipelineConfig
     from catchwater.recovery.ledger import EpochEntry
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 for command in (changes.upgrade, changes.rollback, changes.versions, backfill, rebuild):
     app.command()(command)
 

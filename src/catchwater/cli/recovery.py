@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from catchwater.recovery.checkpoint import Checkpoint
     from catchwater.recovery.contract import PartitionTail
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
 @app.callback()
@@ -51,8 +51,10 @@ def explain(file: PipelineFile, as_json: AsJson = False) -> None:
     columns = ["checkpoint", "restorable", "replay_records", "why_not"]
     if as_json:
         print_json([dict(zip(columns, row, strict=True)) for row in rows])
-    else:
+    elif rows:
         print_table(columns, rows)
+    else:
+        talk(f"there is no checkpoint in {config.checkpoint} yet")
 
 
 @app.command()

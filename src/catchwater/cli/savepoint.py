@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from catchwater.recovery.savepoint.create import Progress
     from catchwater.recovery.savepoint.format import Savepoint
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 WARNS, FAILS = 3, 4
 
@@ -224,12 +224,15 @@ def delete(
     """Delete a savepoint, or what is left of an incomplete one, and release its pin."""
     around = _around(file)
     shelf = around.shelf(at)
-    pin = shelf.read(name).pin if shelf.exists(name) else ""
+    there = shelf.exists(name)
+    pin = shelf.read(name).pin if there else ""
     if not _agreed(f"delete {shelf.url(name)}", dry_run, yes):
         return
     size = shelf.delete(name)
     for each in {pin, around.pin_id(name)}:
         around.release(each)
+    if not there and not size:
+        shelf.read(name)  # says that there is none, and which there are
     if as_json:
         print_json({"name": name, "bytes": size, "pin": pin or None})
     else:

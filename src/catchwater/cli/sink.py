@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from catchwater.sinks.base import Sink
     from catchwater.sinks.reconcile import Finding, Report
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 FAILS = 4
 _SHOWN = 20

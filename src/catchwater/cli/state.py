@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from catchwater.pipeline.run.config import PipelineConfig
     from catchwater.recovery.savepoint.look import View
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 Function = Annotated[
     str | None, typer.Option("--function", help="One of a chain; otherwise the first.")

@@ -12,7 +12,7 @@ from catchwater.config import CatchwaterError
 if TYPE_CHECKING:
     from catchwater.wire.client import Client
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
 class UnknownTransactionalId(CatchwaterError):

@@ -16,7 +16,8 @@ def versions(file: PipelineFile, as_json: AsJson = False) -> None:
     from catchwater.cli.pipeline_file import load_here
     from catchwater.pipeline.run.versions import load
 
-    ledger = load(load_here(file).checkpoint)
+    checkpoint = load_here(file).checkpoint
+    ledger = load(checkpoint)
     rows = [
         {
             "function": each.function,
@@ -36,6 +37,8 @@ def versions(file: PipelineFile, as_json: AsJson = False) -> None:
         print_json({"generation": ledger.generation, "versions": rows})
     elif rows:
         print_table(list(rows[0]), [list(row.values()) for row in rows])
+    else:
+        talk(f"nothing has run on {checkpoint} yet")
 
 
 def upgrade(

@@ -1,5 +1,7 @@
 """The root command: quick, quiet, one line for an error."""
 
+import errno
+import os
 import subprocess
 import sys
 from typing import Any
@@ -39,6 +41,7 @@ def test_every_noun_explains_itself(catchwater: Any, noun: str) -> None:
     answer = catchwater(noun, "--help")
     assert answer.code == 0
     assert "Usage: catchwater " + noun in answer.out
+    assert "completion" not in answer.out  # only the whole command could be completed
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -58,6 +61,24 @@ def test_a_mistyped_command_is_a_usage_error(catchwater: Any, arguments: list[st
     answer = catchwater(*arguments)
     assert (answer.code, answer.out) == (2, "")
     assert "Usage:" in answer.err
+
+
+def test_a_mistyped_noun_is_told_with_the_nearest_one(catchwater: Any) -> None:
+    answer = catchwater("pipelin", "run")
+    assert answer.code == 2
+    assert "No such command 'pipelin'; the nearest is 'pipeline'." in answer.err
+
+
+def test_what_the_operating_system_refuses_is_no_bug(catchwater: Any, broken: Any) -> None:
+    broken(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/data/x"))
+    told = "error: The operating system says: No space left on device (/data/x).\n"
+    assert catchwater("doctor") == (
+        1,
+        "",
+        f"{told}hint: Make room there, and type the command again.\n",
+    )
+    broken(OSError(errno.EBADF, os.strerror(errno.EBADF)))
+    assert "this is a bug" in catchwater("doctor").err
 
 
 def test_an_operating_error_is_one_line_a_hint_and_its_exit_code(

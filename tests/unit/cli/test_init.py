@@ -7,7 +7,9 @@ from typing import Any
 
 
 def test_the_written_test_passes(catchwater: Any, tmp_path: Path) -> None:
-    assert catchwater("init", tmp_path / "new").code == 0
+    answer = catchwater("init", tmp_path / "new")
+    assert answer.code == 0
+    assert f"next: cd {tmp_path / 'new'}, pytest" in answer.err
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_card_risk.py"]
     ended = subprocess.run(command, cwd=tmp_path / "new", capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout

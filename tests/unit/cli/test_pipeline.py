@@ -35,6 +35,22 @@ def test_a_pipeline_that_never_ran_has_a_status_too(
     assert json.loads(answer.out)["committed_epoch"] is None
 
 
+def test_a_file_that_is_not_there_is_told_with_what_to_do(catchwater: Any, tmp_path: Path) -> None:
+    answer = catchwater("pipeline", "status", tmp_path / "absent.toml")
+    assert answer.code == 2
+    told = f"error: There is no pipeline file {tmp_path / 'absent.toml'}.\nhint: Name one"
+    assert answer.err.startswith(told)
+
+
+def test_a_place_that_is_no_folder_is_no_bug(catchwater: Any, pipeline_file: Path) -> None:
+    text = pipeline_file.read_text().replace('"checkpoint"', '"pipeline.toml/checkpoint"')
+    pipeline_file.write_text(text)
+    answer = catchwater("pipeline", "status", pipeline_file)
+    assert (answer.code, answer.out) == (1, "")
+    assert "Not a directory" in answer.err
+    assert "hint: Name a place" in answer.err
+
+
 def test_an_unknown_key_in_the_file_is_named(catchwater: Any, pipeline_file: Path) -> None:
     pipeline_file.write_text(pipeline_file.read_text().replace("subscribe", "subscribes"))
     answer = catchwater("pipeline", "status", pipeline_file)

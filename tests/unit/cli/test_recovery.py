@@ -31,6 +31,18 @@ def test_every_checkpoint_is_explained(catchwater: Any, pipeline_file: Path) -> 
     assert "begins at offset 15" in rows[0]["why_not"]
 
 
+def test_without_a_checkpoint_that_is_said(
+    catchwater: Any, pipeline_file: Path, tmp_path: Path
+) -> None:
+    text = pipeline_file.read_text().replace('"checkpoint"', '"elsewhere"')
+    pipeline_file.write_text(text)
+    answer = catchwater("recovery", "explain", pipeline_file)
+    told = f"there is no checkpoint in {tmp_path / 'elsewhere'} yet\n"
+    assert answer == (0, "", told)
+    answer = catchwater("pipeline", "versions", pipeline_file)
+    assert answer == (0, "", f"nothing has run on {tmp_path / 'elsewhere'} yet\n")
+
+
 def test_a_restore_moves_what_came_after_aside(catchwater: Any, pipeline_file: Path) -> None:
     answer = catchwater("recovery", "restore", pipeline_file, "--checkpoint", 1, "--yes")
     folder = pipeline_file.parent / "checkpoint"

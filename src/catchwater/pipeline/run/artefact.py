@@ -11,20 +11,30 @@ Modules that the function's module imports are found on the path as usual.
 import hashlib
 import importlib
 import sys
+import sysconfig
+import traceback
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
 
-from catchwater.config import CatchwaterError, ConfigError
+from catchwater.config import CatchwaterError, ConfigError, nearest
 from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.recovery.ledger import FOLDER, write_whole
 
 _LOADED = "__catchwater_code__"
 """The attribute of a module that says which artefact it was made from."""
+_NOT_THE_USERS = (
+    "<",
+    str(Path(__file__).parents[2]),
+    sysconfig.get_path("stdlib"),
+    sysconfig.get_path("purelib"),
+)
+"""How names of files begin that are not the user's."""
 
 
 class CodeChanged(CatchwaterError):
@@ -71,17 +81,38 @@ def find_function(named: str, folder: Path) -> FunctionSpec:
         raise ConfigError(f"function = {named!r} is not of the form module:Class.")
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(
-            f"The function's module {module_name!r} cannot be imported: {error}.",
-            hint=f"It is looked for in {folder} and on the Python path.",
-        ) from error
+    module = _imported(module_name, folder)
     target = getattr(module, name, None)
     if target is None:
-        raise ConfigError(f"The module {module_name!r} ({module.__file__}) has no {name!r}.")
+        raise ConfigError(
+            f"The module {module_name!r} ({module.__file__}) has no {name!r}.",
+            hint=f"The nearest is {nearest(name, vars(module))}.",
+        )
     return spec_of(target)
+
+
+def _imported(name: str, folder: Path) -> ModuleType:
+    """The user's module. Raises `ConfigError` for whatever that raises, with its line."""
+    try:
+        return importlib.import_module(name)
+    except CatchwaterError:  # a declaration says by itself what is wrong
+        raise
+    except Exception as error:  # a module is the user's, and may raise anything
+        absent = isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]
+        told = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"The function's module {name!r} cannot be imported: {told}{_line(error)}.",
+            hint=f"It is looked for in {folder} and on the Python path." if absent else None,
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    """The innermost line of the user's that led to the error, to end a sentence with."""
+    if isinstance(error, SyntaxError):
+        return ""  # it names its own
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
+    return f", at {own[-1].filename} line {own[-1].lineno}: {own[-1].line}" if own else ""
 
 
 def publish(spec: FunctionSpec, checkpoint: Path) -> FunctionCode:

@@ -157,7 +157,15 @@ def load(path: Path, environment: Mapping[str, str]) -> PipelineConfig:
     try:
         text = path.read_text(encoding="utf-8")
         document = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError) as problem:
+    except FileNotFoundError as problem:
+        raise ConfigError(
+            f"There is no pipeline file {path.absolute()}.",
+            hint="Name one that is there; catchwater init DIRECTORY writes one to start from.",
+        ) from problem
+    except OSError as problem:
+        told = f"The pipeline file {path} cannot be read: {problem.strerror}."
+        raise ConfigError(told) from problem
+    except UnicodeDecodeError as problem:
         raise ConfigError(f"The pipeline file {path} cannot be read: {problem}.") from problem
     except tomllib.TOMLDecodeError as problem:
         raise ConfigError(f"{path}: not valid TOML: {problem}.") from problem

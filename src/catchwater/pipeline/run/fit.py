@@ -3,7 +3,7 @@
 Asked before anything is opened; what does not fit is refused with both sides named (exit code 2).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from catchwater.config import ConfigError
 from catchwater.pipeline.functions.spec import FunctionSpec
@@ -53,7 +53,7 @@ def check_fit(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:
 def _same(
     what: str,
     section: str,
-    declared: Iterable[str],
+    declared: Collection[str],
     named: Iterable[str],
     *,
     all_needed: bool = True,
@@ -62,6 +62,8 @@ def _same(
     missing = sorted({*declared} - {*named}) if all_needed else []
     unknown = sorted({*named} - {*declared})
     if missing or unknown:
-        told = ", ".join(sorted(declared)) or "none"
-        wrong = f"lacks {', '.join(missing)}" if missing else f"also names {', '.join(unknown)}"
-        raise ConfigError(f"There are {told} as {what}; the pipeline's file, {section}, {wrong}.")
+        told = (
+            f"The {what} are {', '.join(sorted(declared))}" if declared else f"There are no {what}"
+        )
+        wrong = f"lacks {', '.join(missing)}" if missing else f"names {', '.join(unknown)}"
+        raise ConfigError(f"{told}; the pipeline's file, {section}, {wrong}.")

@@ -86,12 +86,35 @@ def test_code_that_was_tampered_with_is_refused(tmp_path: Path) -> None:
         ("counter_module", "not of the form module:Class"),
         ("absent_module:Counter", "cannot be imported"),
         ("counter_module:Absent", "has no 'Absent'"),
+        ("counter_module:Countr", "has no 'Countr'"),
     ],
 )
 def test_a_function_that_cannot_be_found_is_told(tmp_path: Path, named: str, told: str) -> None:
     write(tmp_path)
     with pytest.raises(ConfigError, match=told):
         find_function(named, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("written", "mistaken", "told"),
+    [
+        ('key="key", ', "", r"TypeError: .*'key', at .*counter_module.py line 15: @function"),
+        ("Keyed[Event, State, Event]", "Keyed[Event, State]", r"TypeError: .* line 16: class"),
+        ("seen: int = 0", "seen: list = []", r"ValueError: mutable default .* line 11: @dataclass"),
+        ("class State:", "class State", r"SyntaxError: .*counter_module.py, line 12"),
+        ("LIMIT = 1", "LIMIT = 1 / 0", r"ZeroDivisionError: .* line 4: LIMIT = 1 / 0"),
+        ("LIMIT = 1", "import absent_module", r"'absent_module', at .* line 4: import absent"),
+    ],
+)
+def test_a_module_that_fails_is_told_with_its_own_line(
+    tmp_path: Path, written: str, mistaken: str, told: str
+) -> None:
+    write(tmp_path)
+    file = tmp_path / "counter_module.py"
+    assert written in file.read_text()
+    file.write_text(file.read_text().replace(written, mistaken))
+    with pytest.raises(ConfigError, match=told):
+        find_function("counter_module:Counter", tmp_path)
 
 
 def test_what_was_not_declared_is_refused(tmp_path: Path) -> None:
