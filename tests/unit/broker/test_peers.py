@@ -21,7 +21,7 @@ class Log:
 
 
 async def became(peers: Peers, expected: set[int]) -> bool:
-    for _ in range(200):
+    for _ in range(6000):
         if peers.unreachable == expected:
             return True
         await asyncio.sleep(0.01)
@@ -48,6 +48,8 @@ async def test_a_broker_is_unreachable_while_it_refuses_connections() -> None:
     assert await became(peers, {2})
     server = await asyncio.start_server(accept, "127.0.0.1", port)
     assert await became(peers, set())
+    while len(accepted) < 2:
+        await asyncio.sleep(0.01)
 
     server.close()
     accepted[-1].close()

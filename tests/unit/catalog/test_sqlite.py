@@ -82,7 +82,7 @@ def test_every_transaction_is_synced(tmp_path: Path) -> None:
 def test_a_pin_on_a_topic_with_any_name_comes_back(tmp_path: Path) -> None:
     catalog = opened(tmp_path)
     pin = Pin("p", 'o"wner', {('to"pic', 3): 2**60}, None, 0)
-    catalog.set_pin(pin).result(5)
+    catalog.set_pin(pin).result(60)
     assert catalog.pins() == [pin]
     catalog.close()
 
@@ -104,7 +104,7 @@ def test_a_catalog_of_version_1_is_upgraded_where_it_is(tmp_path: Path) -> None:
     assert catalog.load().cluster_id == "c-old"
     assert catalog.load().applied_sequence == 3
     assert catalog.pins() == [Pin("p", "me", {}, None, 1)]
-    assert catalog.allocate_producer_ids(1).result(5) == 1001
+    assert catalog.allocate_producer_ids(1).result(60) == 1001
     found = [catalog.run_for_timestamp(KEY, at) for at in (60, 101, 301)]
     assert [run and run.base_offset for run in found] == [0, 2, None]
     assert [run.object for run in found[:2] if run] == [WAL, WAL]
@@ -130,7 +130,7 @@ def chunk(first: int, last: int, *, at: int = 0) -> Changes:
 
 def with_topic(path: Path) -> SqliteCatalog:
     catalog = opened(path)
-    catalog.create_topic(TOPIC).result(5)
+    catalog.create_topic(TOPIC).result(60)
     return catalog
 
 
@@ -142,7 +142,7 @@ def test_what_was_applied_is_read_back_at_once_and_durable_after_a_flush(tmp_pat
     assert catalog.runs(KEY, 0) == [*first.runs, *second.runs]
     assert not opened(tmp_path).runs(KEY, 0)
     assert opened(tmp_path).load().applied_sequence == 0
-    catalog.flush().result(5)
+    catalog.flush().result(60)
     again = opened(tmp_path)
     assert again.runs(KEY, 0) == catalog.runs(KEY, 0) == [*first.runs, *second.runs]
     snapshot = again.load()
@@ -155,7 +155,7 @@ def test_what_was_applied_is_read_back_at_once_and_durable_after_a_flush(tmp_pat
 def test_a_barrier_is_never_durable_without_the_chunks_before_it(tmp_path: Path) -> None:
     catalog = with_topic(tmp_path)
     catalog.apply(1, chunk(0, 4))
-    catalog.commit_offsets("g", {("payments", 0): OffsetCommit(5)}).result(5)
+    catalog.commit_offsets("g", {("payments", 0): OffsetCommit(5)}).result(60)
     again = opened(tmp_path)
     assert again.committed("g") == {("payments", 0): OffsetCommit(5)}
     assert again.load().applied_sequence == 1
@@ -169,9 +169,9 @@ def test_a_refused_barrier_leaves_the_others_in_its_transaction_alone(tmp_path: 
     refused = catalog.create_topic(Topic(b"2" * 16, "payments", 1))
     more = [catalog.set_pin(Pin(f"q{n}", "me", {}, None, n)) for n in range(5)]
     with pytest.raises(TopicExists, match="payments"):
-        refused.result(5)
+        refused.result(60)
     for future in futures + more:
-        future.result(5)
+        future.result(60)
     assert len(opened(tmp_path).pins()) == 10
     assert opened(tmp_path).load().applied_sequence == 1
 
@@ -180,14 +180,14 @@ def test_what_transactions_do_is_applied_in_the_order_of_the_chunks(tmp_path: Pa
     catalog = with_topic(tmp_path)
     position = OffsetCommit(5)
     waiting = Changes(txn_offsets=[(9, "g", "payments", 0, position)])
-    catalog.transact(Scope(), lambda seen: (waiting, None)).result(5)
+    catalog.transact(Scope(), lambda seen: (waiting, None)).result(60)
     aborted = AbortedRow(T1, 0, 8, 0, 4)
     catalog.apply(1, Changes(open_txns=[OpenTxnRow(T1, 0, 9, 0), OpenTxnRow(T1, 0, 8, 0)]))
     catalog.apply(2, Changes(closed_txns=[(T1, 0, 9), (T1, 0, 8)], aborted=[aborted]))
     catalog.apply(3, Changes(ended=[EndedTxn(9, True)], open_txns=[OpenTxnRow(T1, 0, 9, 6)]))
     assert catalog.aborted(KEY, 0, 9) == [aborted]
     assert opened(tmp_path).open_txns(9) == []
-    catalog.flush().result(5)
+    catalog.flush().result(60)
     again = opened(tmp_path)
     assert again.open_txns(9) == [OpenTxnRow(T1, 0, 9, 6)]
     assert again.open_txns(8) == []

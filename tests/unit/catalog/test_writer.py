@@ -61,7 +61,7 @@ def test_chunks_reach_the_file_without_anybody_waiting(
     writer = Writer(SqliteDb(db), "catalog.db", lag_s=0.01)
     writer.apply(1, chunk(0))
     other = connected(tmp_path)
-    for _ in range(1000):
+    for _ in range(6000):
         if applied(other) == 1:
             break
         threading.Event().wait(0.01)
@@ -78,13 +78,13 @@ def test_many_waiting_barriers_share_few_transactions(db: sqlite3.Connection) ->
 
     def first(_: Db) -> None:
         entered.set()
-        gate.wait(10)
+        gate.wait(60)
 
     futures = [writer.commit(first)]
-    entered.wait(10)
+    entered.wait(60)
     futures += [writer.commit(lambda _, n=n: n) for n in range(2000)]
     gate.set()
-    assert [future.result(10) for future in futures[1:]] == list(range(2000))
+    assert [future.result(60) for future in futures[1:]] == list(range(2000))
     assert len(commits) == 2
     writer.close()
 
@@ -99,11 +99,11 @@ def test_a_full_disk_refuses_barriers_and_keeps_the_trail(db: sqlite3.Connection
         db.query("pin_upsert", "p", "o" * 100_000, "[]", None, 0, None, "reserved")
 
     with pytest.raises(CatalogFull, match="no space"):
-        writer.commit(large).result(10)
+        writer.commit(large).result(60)
     writer.apply(2, chunk(1))
     assert [run.base_offset for run in writer.unwritten_runs(KEY)] == [0, 1]
     db.execute("PRAGMA max_page_count = 1000000")
-    writer.commit(large).result(10)
+    writer.commit(large).result(60)
     assert applied(db) == 2
     assert writer.unwritten_runs(KEY) == []
     writer.close()
@@ -117,9 +117,9 @@ def test_a_change_with_a_bug_ends_for_who_waits_and_for_nobody_else(db: sqlite3.
 
     broken_one, other = writer.commit(broken), writer.commit(lambda db: "committed")
     with pytest.raises(ZeroDivisionError):
-        broken_one.result(5)
-    assert other.result(5) == "committed"
-    assert writer.commit(lambda db: "still there").result(5) == "still there"
+        broken_one.result(60)
+    assert other.result(60) == "committed"
+    assert writer.commit(lambda db: "still there").result(60) == "still there"
     writer.close()
 
 
@@ -134,7 +134,7 @@ def test_a_locked_database_is_waited_for(db: sqlite3.Connection, tmp_path: Path)
     writer.apply(2, chunk(1))
     other.execute("ROLLBACK")
     other.close()
-    assert future.result(10) == "done"
+    assert future.result(60) == "done"
     writer.close()
     assert applied(db) == 2
 
@@ -146,9 +146,9 @@ def test_after_an_unknown_failure_nothing_is_taken_any_more(db: sqlite3.Connecti
         db.query("name_lock", 1, 2)
 
     with pytest.raises(CatalogDead, match="could not be written"):
-        writer.commit(broken).result(10)
+        writer.commit(broken).result(60)
     with pytest.raises(CatalogDead):
-        writer.commit(lambda _: None).result(10)
+        writer.commit(lambda _: None).result(60)
     with pytest.raises(CatalogDead):
         writer.apply(1, chunk(0))
     with pytest.raises(CatalogDead):

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -84,6 +84,8 @@ class World:
     """What outlives the brokers; `log` opens one."""
 
     def __init__(self) -> None:
+        """Called on the loop, whose threads become one: who has had a turn of it comes last."""
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         self.clock = SlowClock()
         self.database = MemoryDatabase(self.clock, call_now)
         self.store: ObjectStore = MemoryStore(self.clock)
@@ -142,7 +144,7 @@ async def until(condition: Callable[[], Any]) -> None:
         while not condition():
             await asyncio.sleep(0)
 
-    await asyncio.wait_for(wait(), 10)
+    await asyncio.wait_for(wait(), 60)
 
 
 async def everything(log: Log, key: PartitionKey) -> list[tuple[int, bytes]]:
@@ -179,7 +181,7 @@ def batch(
 
 
 async def append(log: Log, *batches: Submission) -> list[Appended]:
-    return await asyncio.wait_for(log.submit(batches), 10)
+    return await asyncio.wait_for(log.submit(batches), 60)
 
 
 async def offsets(log: Log, *batches: Submission) -> list[int]:

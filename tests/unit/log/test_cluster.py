@@ -99,7 +99,7 @@ async def test_a_catalog_that_is_gone_does_not_hold_up_the_end(world: World) -> 
     one = await world.log(1)
     catalog_of(one).is_cut = True
     assert one.cluster is not None
-    await asyncio.wait_for(one.cluster.drain(), 10)
+    await asyncio.wait_for(one.cluster.drain(), 60)
 
 
 async def test_whose_id_another_process_has_taken_stops_instead_of_taking_it_back(

@@ -53,7 +53,7 @@ async def test_whoever_waits_wakes_for_what_another_broker_appends(world: World)
     one, two, key = await pair(world)
     waiting = two.wait_for([key])
     await offsets(one, batch(key, 3))
-    await asyncio.wait_for(waiting, 10)
+    await asyncio.wait_for(waiting, 60)
     read = await two.read(key, 0, 1 << 20, at_least_one=True)
     assert (read.high_watermark, len(read.parts)) == (3, 1)
 

@@ -39,7 +39,7 @@ class Counted(MemoryStore):
     def _ask(self, *request: object) -> None:
         self.asked.append(request)  # type: ignore[arg-type]
         self.reached.set()
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         if self.failures:
             self.failures -= 1
             raise StoreUnavailable("No answer.")
@@ -146,7 +146,7 @@ def test_threads_that_need_one_page_wait_for_one_request_and_no_longer(fails: bo
     cached = Pages(store, SYSTEM)
     with ThreadPoolExecutor(8) as threads:
         first = threads.submit(cached.get_range, "a", 0, 1)
-        assert store.reached.wait(10)
+        assert store.reached.wait(60)
         others = [threads.submit(cached.get_range, "a", at, 1) for at in range(1, 8)]
         while not all(other.running() for other in others):
             SYSTEM.pause(0)

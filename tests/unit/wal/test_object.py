@@ -88,7 +88,7 @@ def test_a_silent_store_is_no_read_error() -> None:
 
 
 def test_as_many_writes_fly_at_once_as_it_says() -> None:
-    together = threading.Barrier(MAX_IN_FLIGHT, timeout=10)
+    together = threading.Barrier(MAX_IN_FLIGHT, timeout=60)
 
     class Meeting(MemoryStore):
         def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> int:

@@ -89,7 +89,7 @@ def test_a_deaf_connection_is_replaced_and_everything_is_read_again(
         resynced.set()
 
     listener = Listener(FakePool(deaf, well), notify, clock)  # type: ignore[arg-type]
-    assert resynced.wait(10)
+    assert resynced.wait(60)
     while well.heartbeats < 3:
         assert listener._thread.is_alive()
     listener.close()

@@ -193,7 +193,7 @@ async def test_brokers_share_the_packing_and_a_dead_ones_files_are_swept(world: 
     one, two = await world.log(1, delete_grace_ms=0), await world.log(2, delete_grace_ms=0)
     topic = await one.create_topic("t", 8, {"retention.ms": "-1"})
     keys = [(topic.id, index) for index in range(8)]
-    await asyncio.wait_for(two.look_up(["t"]), 10)
+    await asyncio.wait_for(two.look_up(["t"]), 60)
     for _ in range(3):
         await append(one, *(batch(key) for key in keys))
         await append(two, *(batch(key, 2) for key in keys))
@@ -216,7 +216,7 @@ async def test_no_pin_is_ever_passed_whichever_brokers_race(world: World) -> Non
     two = await world.log(2, delete_grace_ms=0, retention_ms=0)
     topic = await one.create_topic("t", 1)
     key = (topic.id, 0)
-    await asyncio.wait_for(two.look_up(["t"]), 10)
+    await asyncio.wait_for(two.look_up(["t"]), 60)
     held = 0
     for round_ in range(12):
         await append(one, batch(key))
@@ -252,7 +252,7 @@ async def test_a_broker_whose_session_is_gone_gives_up_its_jobs(
     other = await world.log(1, host="another")
     with caplog.at_level(logging.ERROR), pytest.raises(Exception, match=r"superseded|session"):
         await one.keeping.pack()
-    await asyncio.wait_for(other.look_up(["t"]), 10)
+    await asyncio.wait_for(other.look_up(["t"]), 60)
     assert await other.keeping.pack() == 1
 
 

@@ -43,7 +43,7 @@ class MemoryWal:
 
     def append(self, parts: Sequence[Buffer]) -> Position:
         self.entered.set()
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         if self.failure is not None:
             raise self.failure
         self.payloads.append(b"".join(parts))
@@ -107,7 +107,7 @@ class Bench:
         self.wal.gate.clear()
         self.wal.entered.clear()
         first = self.appender.submit([self.batch(0, b"first")])
-        await asyncio.to_thread(self.wal.entered.wait, 10)
+        await asyncio.to_thread(self.wal.entered.wait, 60)
         return first
 
 
@@ -122,7 +122,7 @@ async def test_what_arrives_during_a_sync_is_the_next_chunk(bench: Callable[...,
     rest = [log.appender.submit([log.batch(n % 2, b"%d" % n)]) for n in range(50)]
     assert not first.done()
     log.wal.gate.set()
-    await asyncio.wait_for(asyncio.gather(first, *rest), 10)
+    await asyncio.wait_for(asyncio.gather(first, *rest), 60)
     assert len(log.wal.payloads) == 2
     assert len(log.seen) == 2
     await log.appender.close()
@@ -256,7 +256,7 @@ async def test_between_chunks_nothing_is_sequenced_and_after_it_all_in_order(
             for n in range(3):
                 log.wal.entered.clear()
                 answers.append(log.appender.submit([log.batch(0, b"%d" % n)]))
-                await asyncio.to_thread(log.wal.entered.wait, 10)
+                await asyncio.to_thread(log.wal.entered.wait, 60)
             await asyncio.to_thread(lambda: None)
             assert log.states[T1, 0].high_watermark == 0
             assert not any(answer.done() for answer in answers)

@@ -63,7 +63,7 @@ class GatedWal(ObjectWal):
         if self.is_open:
             gate.set()
         position = super().append(parts)
-        assert gate.wait(10)
+        assert gate.wait(60)
         return position
 
     def open(self) -> None:
@@ -88,7 +88,7 @@ async def test_two_brokers_append_to_one_partition_and_both_see_it_all(world: Wo
     await until(lambda: two.topics.get("t"))
     waiting = two.wait_for([key])
     assert await offsets(one, batch(key, 3), batch(other)) == [0, 0]
-    await asyncio.wait_for(waiting, 10)
+    await asyncio.wait_for(waiting, 60)
     assert await offsets(two, batch(key, 2)) == [3]
     assert await offsets(one, batch(key)) == [5]
     await until(lambda: two.state(key).high_watermark == 6)
@@ -118,8 +118,9 @@ async def test_what_arrives_while_all_slots_are_taken_becomes_one_chunk(world: W
     log, wal, (key, _) = await gated(world)
     wal.is_open = False
     first = []
-    for _ in range(wal.max_in_flight + 1):
+    for n in range(wal.max_in_flight + 1):
         first.append(log.submit([batch(key)]))
+        await until(lambda n=n: len(wal.gates) == min(n + 1, wal.max_in_flight))
         await settled()
     rest = [log.submit([batch(key)]) for _ in range(20)]
     await settled()
@@ -214,8 +215,8 @@ async def test_a_write_that_hangs_in_the_old_session_does_not_hold_up_the_new_on
     assert log.session is not None
     await asyncio.wrap_future(catalog_of(log).leave(log.session))
     await world.beat()
-    assert [answer.error for answer in await asyncio.wait_for(hanging, 10)] == [NOT_LEADER]
-    await until(lambda: len(world.wals) == 2)
+    assert [answer.error for answer in await asyncio.wait_for(hanging, 60)] == [NOT_LEADER]
+    await until(lambda: len(world.wals) == 2 and log._core.writer._life is not None)  # type: ignore[attr-defined]
     await settled()
     assert await offsets(log, batch(key)) == [0]
     wal.open()
@@ -374,6 +375,6 @@ async def test_an_idle_broker_that_was_superseded_is_ready_again_before_anybody_
     assert ended is not None
     await asyncio.wrap_future(catalog_of(log).leave(ended))
     await world.beat()
-    await until(lambda: len(world.wals) == 2)
+    await until(lambda: len(world.wals) == 2 and log._core.writer._life is not None)  # type: ignore[attr-defined]
     await settled()
     assert await offsets(log, batch(key)) == [0]

@@ -53,7 +53,7 @@ async def test_requests_are_handed_on_in_their_order(preparation, writer) -> Non
     gate = threading.Event()
 
     def slow(header, data):
-        assert gate.wait(10)
+        assert gate.wait(60)
         return header, data
 
     first = preparation.submit([unprepared(slow)])

@@ -90,11 +90,14 @@ def test_what_stays_unanswered_says_why(endpoint: Endpoint):
 
 def test_a_call_that_hangs_is_cut_and_the_others_are_answered(endpoint: Endpoint):
     endpoint.hanging = {"slow"}
-    caller, ask = caller_of(endpoint, QUICK)
+    # The others have a second attempt, for the machine may stand still during their first.
+    call = Call(timeout="2s", attempts=2, backoff="1ms", concurrency=2, breaker=None)
+    caller, ask = caller_of(endpoint, call)
     began_s = SYSTEM.monotonic_s()
     outcomes, _ = caller.ask(ask(["slow", "a", "b", "c"]))
-    assert SYSTEM.monotonic_s() - began_s < 20, "the endpoint would hang for a minute"
-    assert [o.why for o in outcomes.values() if o.answer is None] == ["no answer within 60 ms"]
+    assert SYSTEM.monotonic_s() - began_s < 50, "the endpoint would hang for a minute"
+    whys = [outcome.why for outcome in outcomes.values() if outcome.answer is None]
+    assert whys == ["no answer within 2000 ms (2 attempts)"]
 
 
 def test_threads_left_behind_are_bounded_and_come_back(endpoint: Endpoint):
@@ -102,6 +105,10 @@ def test_threads_left_behind_are_bounded_and_come_back(endpoint: Endpoint):
     caller, ask = caller_of(endpoint, QUICK)
     outcomes, _ = caller.ask(ask(f"{n}" for n in range(50)))
     limit = QUICK.concurrency * (1 + HANGING_PER_PLACE)
+    deadline_s = SYSTEM.monotonic_s() + 60
+    while len(endpoint.asked) < limit:  # a thread may begin after its call was cut
+        assert SYSTEM.monotonic_s() < deadline_s
+        SYSTEM.pause(0.01)
     assert len(endpoint.asked) == limit
     assert sum("threads hang" in outcome.why for outcome in outcomes.values()) == 50 - limit
     endpoint.let_go.set()
@@ -122,7 +129,7 @@ def test_the_breaker_outlives_an_epoch(endpoint: Endpoint):
 
 
 def test_two_endpoints_are_asked_at_the_same_time():
-    both = threading.Barrier(2, timeout=10)
+    both = threading.Barrier(2, timeout=60)
 
     class Function:
         def ask_left(self, e: str) -> str:

@@ -4,6 +4,7 @@ import urllib.request
 
 import pytest
 from prometheus_client import generate_latest
+from tests.ports import free_port
 
 from catchwater.config import ConfigError
 from catchwater.pipeline.run.metrics import PipelineMetrics
@@ -56,8 +57,8 @@ def test_an_address_that_cannot_be_listened_at_is_told() -> None:
         PipelineMetrics("cards", ["risk"]).serve("nowhere")
 
 
-def test_they_are_served(unused_tcp_port: int) -> None:
-    metrics = PipelineMetrics("cards", ["risk"])
-    metrics.serve(f"127.0.0.1:{unused_tcp_port}")
-    with urllib.request.urlopen(f"http://127.0.0.1:{unused_tcp_port}/metrics", timeout=5) as answer:
+def test_they_are_served() -> None:
+    metrics, address = PipelineMetrics("cards", ["risk"]), f"127.0.0.1:{free_port()}"
+    metrics.serve(address)
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
         assert b"catchwater_events_total" in answer.read()

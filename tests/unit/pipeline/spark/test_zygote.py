@@ -44,7 +44,7 @@ def python() -> Iterator[str]:
 
 def run(python: str, modules: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [python, *arguments], input="hello", capture_output=True, text=True, timeout=60,
+        [python, *arguments], input="hello", capture_output=True, text=True, timeout=120,
         env={**os.environ, "PYTHONPATH": str(modules), "GIVEN": "yes"},
     )  # fmt: skip
 
@@ -71,7 +71,7 @@ def test_what_is_ended_ends(python: str, modules: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"here\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         assert process.stdout.read() == b"", "nobody holds the stream any more"
 
 

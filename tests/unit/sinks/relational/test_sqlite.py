@@ -102,4 +102,4 @@ def test_two_threads_take_turns(database: SqliteDatabase) -> None:
             waiting = pool.submit(other)
             transaction.execute("INSERT INTO t VALUES (2, 'x')")
             assert not waiting.done()
-        assert waiting.result(10) == 2
+        assert waiting.result(60) == 2
