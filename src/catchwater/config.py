@@ -25,6 +25,9 @@ class CatchwaterError(Exception):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+        if hint:
+            # Spark shows users a traceback and nothing of an error's fields, but also its notes.
+            self.add_note(f"hint: {hint}")
 
 
 class ConfigError(CatchwaterError):

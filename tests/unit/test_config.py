@@ -1,5 +1,6 @@
 """The broker's configuration: both syntaxes, the environment, and every way to get it wrong."""
 
+import traceback
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from catchwater.config import (
     Address,
     BrokerConfig,
+    CatchwaterError,
     ConfigError,
     duration_ms,
     load_broker_config,
@@ -227,3 +229,8 @@ def test_durations_have_units():
     ]  # fmt: skip
     with pytest.raises(ValueError, match="'5' is not a duration"):
         duration_ms("5")
+
+
+def test_a_traceback_shows_what_to_do_too() -> None:
+    shown = "".join(traceback.format_exception_only(CatchwaterError("It broke.", hint="Mend it.")))
+    assert shown == "catchwater.config.CatchwaterError: It broke.\nhint: Mend it.\n"

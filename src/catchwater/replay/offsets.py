@@ -14,7 +14,7 @@ from catchwater.wire.exchange import TopicPartition
 
 
 class HistoryLost(CatchwaterError):
-    """Offsets that a query must read are not in the log any more; `missing` names them."""
+    """Offsets that a query must read are not in the log; `missing` names them."""
 
     exit_code = 5
 
@@ -22,8 +22,8 @@ class HistoryLost(CatchwaterError):
         self.missing = tuple(missing)
         super().__init__(
             f"{reason}: {'; '.join(map(str, self.missing))}.",
-            hint="Restore the missing range, start from a later offset, or set failOnDataLoss to "
-            "false to go on without it.",
+            hint="Name offsets that are there, restore the missing ones, or set failOnDataLoss to "
+            "false to go on without them.",
         )
 
 
@@ -52,7 +52,9 @@ def wanted(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int
     ranges = [Wanted(*key, start.get(key, 0), end[key]) for key in sorted(end)]
     backwards = [Missing(r.topic, r.partition, r.end, r.start) for r in ranges if r.end < r.start]
     if backwards:
-        raise HistoryLost(backwards, "The log ends before the query's position, so it has lost")
+        raise HistoryLost(
+            backwards, "The log ends before the offset where the query goes on, so it lacks"
+        )
     return [each for each in ranges if each.start < each.end]
 
 

@@ -83,6 +83,14 @@ _REFUSED = {
 _INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state", "__share_group_state")
 """Kafka's own, which no pattern matches, as in Kafka's consumer; they can be named."""
 
+_MOST = 2**63 - 1
+"""Offsets and times have 64 bits in Kafka's protocol."""
+
+_WORDS = {
+    "startingOffsets": "Or say earliest or latest.",
+    "endingOffsets": "Or say latest.",
+}
+
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -233,14 +241,22 @@ def _by_partition(text: str, option: str) -> dict[TopicPartition, int]:
     try:
         content = json.loads(text)
         return {
-            (topic, int(partition)): int(number)
+            (topic, int(partition)): _whole(number)
             for topic, partitions in content.items()
             for partition, number in partitions.items()
         }
     except (ValueError, TypeError, AttributeError) as error:
         raise BadOption(
-            f'{option} is {text!r}, which is not of the form {{"topic": {{"0": 23}}}}.'
+            f'{option} is {text!r}, which is not of the form {{"topic": {{"0": 23}}}}.',
+            hint=_WORDS.get(option),
         ) from error
+
+
+def _whole(number: object) -> int:
+    """A number of JSON as an offset, time or partition; nothing is rounded. Raises `ValueError`."""
+    if type(number) is not int or abs(number) > _MOST:
+        raise ValueError(f"{number!r} is no whole number of 64 bits")
+    return number
 
 
 def _refuse_unknown(given: Mapping[str, str]) -> None:
@@ -279,11 +295,14 @@ def _subscription(
             raise BadOption(f"subscribePattern {text!r} is no pattern: {error}.") from error
     try:
         content = json.loads(text)
-        return (), None, tuple((t, int(p)) for t, numbers in content.items() for p in numbers)
+        assigned = tuple((t, _whole(p)) for t, numbers in content.items() for p in numbers)
     except (ValueError, TypeError, AttributeError) as error:
         raise BadOption(
             f'assign is {text!r}, which is not of the form {{"topic": [0, 1]}}.'
         ) from error
+    if not assigned:
+        raise BadOption(f"assign is {text!r}, which names no partition.")
+    return (), None, assigned
 
 
 def _ranges(given: Mapping[str, str]) -> tuple[Wanted, ...]:
@@ -291,12 +310,13 @@ def _ranges(given: Mapping[str, str]) -> tuple[Wanted, ...]:
     text = given.get(RANGES.lower())
     if not text:
         return ()
-    positions = [name for name in given if name.startswith(("starting", "ending"))]
-    if positions:
-        raise BadOption(f"{RANGES} says which offsets are read, so {positions[0]} is not taken.")
+    positions = [name for name in _KNOWN if name.startswith(("starting", "ending"))]
+    for name in positions:
+        if name.lower() in given:
+            raise BadOption(f"{RANGES} says which offsets are read, so {name} is not taken.")
     try:
         ranges = [
-            Wanted(topic, int(partition), int(start), int(end))
+            Wanted(topic, int(partition), _whole(start), _whole(end))
             for topic, partitions in json.loads(text).items()
             for partition, pairs in partitions.items()
             for start, end in pairs or [(0, 0)]
@@ -348,6 +368,11 @@ def _position(given: Mapping[str, str], end: str) -> Position | None:
             return Position(LATEST)
         case "earliest" if end == "starting":
             return Position(EARLIEST)
+        case "earliest":
+            raise BadOption(
+                "endingOffsets cannot be earliest: a query must end behind its start.",
+                hint=_WORDS[option],
+            )
     offsets = parse_offsets(text, option)
     if end == "ending" and EARLIEST in offsets.values():
         raise BadOption("endingOffsets cannot be -2 (earliest): a query must end behind its start.")
@@ -373,7 +398,7 @@ def _count(given: Mapping[str, str], option: str, *, least: int = 1) -> int | No
     text = given.get(option.lower())
     if text is None:
         return None
-    if not text.strip().isdigit() or int(text) < least:
+    if not text.strip().isdecimal() or not least <= int(text) <= _MOST:
         raise BadOption(f"{option} is {text!r}, but takes a whole number from {least} on.")
     return int(text)
 

@@ -34,7 +34,7 @@ _LOG = logging.getLogger(__name__)
 TIMEOUT_S = 60.0
 """Longer than a broker takes to come back from kill -9, shorter than anyone's patience."""
 
-_GONE = "The log does not hold any more"
+_ABSENT = "The log does not hold"
 _NO_BROKER = "No broker is asked, and what can be read without one does not hold"
 
 
@@ -66,8 +66,9 @@ class Subscription:
         found = sorted(key for key in cluster.leaders if options.wants(*key))
         absent = {*options.topics} - {topic for topic, _ in found} or {*options.assigned} - {*found}
         if absent:
+            told = (each if isinstance(each, str) else "{}-{}".format(*each) for each in absent)
             raise TopicUnknown(
-                f"There is no topic or partition {', '.join(sorted(map(str, absent)))} "
+                f"There is no topic or partition {', '.join(sorted(told))} "
                 f"{'in the catalog' if options.catalog else f'at {options.bootstrap}'}.",
                 hint="Is the name right? Topics are not created by reading them.",
             )
@@ -188,7 +189,7 @@ class Subscription:
             slices, missing = self._plan(left)
             if not missing:
                 return slices
-            what = _NO_BROKER if self.options.catalog else _GONE
+            what = _NO_BROKER if self.options.catalog else _ABSENT
             self._go_on_without(HistoryLost(missing, what))
             left = _without(left, missing)
 

@@ -258,7 +258,7 @@ def parse_bootstrap(servers: str) -> list[Address]:
     addresses = []
     for server in servers.split(","):
         host, _, port = server.strip().rpartition(":")
-        if not host or not port.isdigit():
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise CatchwaterError(
                 f"{server.strip()!r} in bootstrap.servers is not of the form host:port."
             )

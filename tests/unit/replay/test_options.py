@@ -163,7 +163,12 @@ def test_isolation_is_obeyed() -> None:
         ({"startingOffsets": "first"}, "startingOffsets is 'first'"),
         ({"startingOffsets": '{"a": 5}'}, "startingOffsets is"),
         ({"startingOffsets": '{"a": {"0": -3}}'}, "offset -3"),
-        ({"endingOffsets": "earliest"}, "endingOffsets is 'earliest'"),
+        ({"endingOffsets": "earliest"}, "endingOffsets cannot be earliest"),
+        ({"startingOffsets": '{"a": {"0": 1.5}}'}, "startingOffsets is"),
+        ({"startingOffsets": '{"a": {"0": true}}'}, "startingOffsets is"),
+        ({"startingOffsets": f'{{"a": {{"0": {2**63}}}}}'}, "startingOffsets is"),
+        ({"startingTimestamp": str(2**63)}, "startingTimestamp is '9223372036854775808'"),
+        ({"minPartitions": "\u00b2"}, "minPartitions is"),
         ({"endingOffsets": '{"a": {"0": -2}}'}, "must end behind its start"),
         ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger is '0'"),
         ({"subscribe": " , "}, "subscribe is ' , ', which names no topic"),
@@ -254,6 +259,8 @@ def test_exact_ranges_name_partitions_and_offsets() -> None:
         ('{"a": {"0": [[0, 5], [4, 8]]}}', "offsets 4 to 8 of a-0, which are none, or partly"),
         ('{"a": {"0": []}}', "a-0, which are none"),
         ('{"a": {"0": [[1, 2, 3]]}}', "not of the form"),
+        ('{"a": {"0": [[0, 2.5]]}}', "not of the form"),
+        (f'{{"a": {{"0": [[0, {2**63}]]}}}}', "not of the form"),
         ('{"a": {"0": 5}}', "not of the form"),
         ('["a"]', "not of the form"),
         ("{}", "names no range"),
@@ -266,7 +273,25 @@ def test_a_range_that_says_nothing_or_the_same_twice_is_refused(text: str, says:
 
 def test_exact_ranges_take_the_place_of_every_position() -> None:
     ranges = {"assignRanges": '{"a": {"0": [[0, 5]]}}'}
-    with pytest.raises(BadOption, match="so startingoffsets is not taken"):
+    with pytest.raises(BadOption, match="so startingOffsets is not taken"):
         parse_options({**RANGED, **ranges, "startingOffsets": "earliest"})
     with pytest.raises(BadOption, match="exactly one of the options"):
         parse_options({**LEAST, **ranges})
+
+
+@pytest.mark.parametrize("text", ["{}", '{"a": []}'])
+def test_assigned_are_some_partitions(text: str) -> None:
+    with pytest.raises(BadOption, match="names no partition"):
+        parse_options({**RANGED, "assign": text})
+
+
+@pytest.mark.parametrize("number", ["0.5", '"01"', "true"])
+def test_a_partition_is_a_whole_number(number: str) -> None:
+    with pytest.raises(BadOption, match="not of the form"):
+        parse_options({**RANGED, "assign": f'{{"a": [{number}]}}'})
+
+
+def test_a_word_that_offsets_do_not_take_gets_those_that_they_do() -> None:
+    with pytest.raises(BadOption) as caught:
+        parse(startingOffsets="soon")
+    assert caught.value.hint == "Or say earliest or latest."

@@ -102,7 +102,7 @@ def test_partitions_are_found_by_name_pattern_and_number() -> None:
 
 @pytest.mark.parametrize(
     ("options", "absent"),
-    [({"subscribe": "a,c"}, "c"), ({"assign": '{"a": [0, 5]}'}, r"\('a', 5\)")],
+    [({"subscribe": "a,c"}, "c"), ({"assign": '{"a": [0, 5]}'}, "a-5")],
 )
 def test_what_does_not_exist_is_named(options: dict[str, str], absent: str) -> None:
     with pytest.raises(TopicUnknown, match=f"no topic or partition {absent} at h:1"):
@@ -216,6 +216,12 @@ def test_committed_records_are_read_from_storage_with_what_was_aborted_among_the
     assert [each.aborted for each in task.slices] == [(Aborted("a", 0, 7, 25, 35),)]
     (task,) = subscribed().tasks({A0: 20}, {A0: 30})
     assert task.slices[0].aborted == ()
+
+
+def test_offsets_that_are_not_there_yet_are_not_said_to_be_gone(log: type[Log]) -> None:
+    log.gap = (100, 120)
+    with pytest.raises(HistoryLost, match=r"^The log does not hold: a-0 offsets 100 to 119"):
+        subscribed().tasks({A0: 90}, {A0: 120})
 
 
 @pytest.mark.parametrize("path", ["auto", "kafka"])
