@@ -18,7 +18,7 @@ from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
 NODE: ContextVar["Node | None"] = ContextVar("node", default=None)
-_STUCK_S = 20.0
+_STUCK_S = 120.0
 
 
 class Deadlock(AssertionError):
