@@ -256,7 +256,7 @@ class _Events:
     blobs: Sequence[bytes]
 
     def __iter__(self) -> Iterator[Batch]:
-        return (read_events(self.spec, blob) for blob in self.blobs)
+        return read_events(self.spec, self.blobs)
 
 
 _CALLS: dict[FunctionCode, Calls] = {}

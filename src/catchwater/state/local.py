@@ -11,6 +11,7 @@ noticed.
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -188,11 +189,16 @@ class Committed:
 
     def get_many(self, table: Table, keys: Iterable[bytes]) -> dict[bytes, bytes]:
         """The entries that exist among these keys."""
+        keys = list(keys)
         try:
             with self._txn.cursor(self._tables[table]) as cursor:
-                return dict(cast(list[tuple[bytes, bytes]], cursor.getmulti(keys)))
+                found = cast(list[tuple[bytes, bytes]], cursor.getmulti(keys))
         except lmdb.Error as error:
             raise self._failed(error) from error
+        if len(found) < len(keys):
+            return dict(found)
+        # By the keys that were given: Python knows their hashes, and finds what is the same object.
+        return dict(zip(keys, map(itemgetter(1), found), strict=True))
 
     def scan(
         self, table: Table, start: bytes = b"", until: bytes | None = None

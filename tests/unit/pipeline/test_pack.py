@@ -79,7 +79,7 @@ def test_every_events_comes_out_once_in_its_shard_and_in_log_order(events, shard
     blobs = packed(events, shards, with_keys=with_keys)
     found = []
     for shard, blob in blobs:
-        batch = read_events(SPEC, blob)
+        (batch,) = read_events(SPEC, [blob])
         assert (batch.origin, batch.input, batch.poisoned) == ("t-3", "", ())
         assert list(batch.offsets) == sorted(batch.offsets)
         for key, event, value in zip(batch.keys, batch.events, batch.values, strict=True):
@@ -98,7 +98,7 @@ def test_the_same_batch_gives_the_same_bytes():
 
 def read_all(packed, spec=SPEC):
     """The good events and the poisoned records of blobs."""
-    batches = [read_events(spec, blob) for _, blob in packed]
+    batches = list(read_events(spec, [blob for _, blob in packed]))
     good = sorted(
         (int(offset), event)
         for batch in batches
@@ -106,6 +106,21 @@ def read_all(packed, spec=SPEC):
     )
     poisoned = sorted(each for batch in batches for each in batch.poisoned)
     return [event for _, event in good], poisoned
+
+
+def test_the_first_batch_names_the_keys_of_all_and_a_key_is_one_object():
+    """Also where a batch of poison comes first, or an event of its own cannot be decoded."""
+    bad = pa.array([b"?"], pa.binary())
+    (poison,) = pack(SPEC, None, bad, pa.array([1], pa.int64()), origin="t-0", shards=1)
+    (spoilt,) = pack(SPEC, pa.array([b"z"]), bad, pa.array([2], pa.int64()), origin="t-0", shards=1)
+    events = [[Event(f"c{i % 7}", i) for i in part] for part in (range(5), range(5, 20))]
+    blobs = [poison, spoilt, *(each for part in events for each in packed(part, 1))]
+    found = list(read_events(SPEC, [blob for _, blob in blobs]))
+    assert [list(batch.events) for batch in found] == [[], [], *events]
+    assert [len(batch.poisoned) for batch in found] == [1, 1, 0, 0]
+    keys = [stored_key(key) for key in (b"z", *(b"c%d" % i for i in range(7)))]
+    assert [batch.new_keys for batch in found] == [(), keys, [], []]
+    assert {id(key) for batch in found for key in batch.keys} <= set(map(id, found[1].new_keys))
 
 
 def test_an_event_that_cannot_be_decoded_is_set_apart_with_place_key_and_value():
@@ -174,9 +189,9 @@ def test_records_keys_that_are_equal_are_one_key():
     keys = pa.array([b"1.50", b"1.5", b"x", b"NaN"], pa.binary())
     offsets = pa.array(range(4), pa.int64())
     given = pack(spec, keys, values, offsets, origin="t-0", shards=1)
-    batch = read_events(spec, given[0].blob)
+    batch, poison = read_events(spec, [blob for _, blob in given])
     assert list(batch.keys) == [stored_key(b"1.5")] * 2 == [*map(spec.stored_key_of, batch.events)]
-    assert [each.offset for each in read_events(spec, given[1].blob).poisoned] == [2, 3]
+    assert [each.offset for each in poison.poisoned] == [2, 3]
 
 
 @dataclass
@@ -200,7 +215,7 @@ def test_each_input_has_its_own_class_and_key():
     values = pa.array([b'{"buyer":"b","at":1}'], pa.binary())
     offsets = pa.array([7], pa.int64())
     (only,) = pack(spec, None, values, offsets, origin="o-0", shards=1, input="orders")
-    batch = read_events(spec, only.blob)
+    (batch,) = read_events(spec, [only.blob])
     assert (batch.input, batch.events, batch.keys) == (
         "orders", [Order("b", 1)], [stored_key(b"b")],
     )  # fmt: skip
@@ -248,4 +263,5 @@ def test_text_columns_are_taken_as_bytes():
     (only,) = pack(
         SPEC, pa.array(["a"]), pa.array(['{"card":"a","at":1}']), offsets, origin="t-0", shards=1
     )
-    assert read_events(SPEC, only.blob).events == [Event("a", 1)]
+    (batch,) = read_events(SPEC, [only.blob])
+    assert batch.events == [Event("a", 1)]

@@ -47,6 +47,9 @@ class Batch:
     """Which of the function's inputs; empty if it has only one."""
     poisoned: Sequence[Poisoned] = ()
     """Records of the batch that could not be decoded."""
+    new_keys: Sequence[bytes] | None = None
+    """Stored keys to look up now: with those of the batches before, all of `keys` and maybe more.
+    None: `keys` themselves."""
 
 
 @dataclass(frozen=True)

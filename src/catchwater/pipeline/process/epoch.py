@@ -195,11 +195,12 @@ class _Epoch:
 
     def _handle(self, batch: Batch) -> None:
         """Handle one batch of events."""
+        self._find(batch.keys if batch.new_keys is None else batch.new_keys)
         if not batch.keys:
             return
         spec = self._context.input = self._spec.input(batch.input)
         times = list(map(spec.event_time_of, batch.events))
-        records = self._records(batch.keys)
+        records = list(map(self._live.records.__getitem__, batch.keys))
         rows = _Rows(batch.keys, batch.events, times, records)
         latest = max(times)
         if min(times) < self._watermark:
@@ -210,10 +211,9 @@ class _Epoch:
         seen = self.done.max_event_times
         seen[batch.origin] = max(latest, seen.get(batch.origin, NEVER))
 
-    def _records(self, keys: Sequence[bytes]) -> list[Record[Any]]:
-        """The live records of these keys, side by side."""
+    def _find(self, keys: Sequence[bytes]) -> None:
+        """Make the records of these keys live."""
         self._live.forget_expired(self._live.load(keys), self._watermark)
-        return list(map(self._live.records.__getitem__, keys))
 
     def _without_late(self, rows: _Rows) -> _Rows:
         open_until = map(self._spec.open_until, rows.times)
@@ -285,7 +285,7 @@ class _CarefulEpoch(_Epoch):
             one = Batch(
                 batch.keys[i : i + 1], batch.events[i : i + 1], batch.origin, (), (), batch.input
             )
-            self._records(one.keys)
+            self._find(one.keys)
             error = self._attempt(key, partial(super()._handle, one))
             if error is not None:
                 offset, value = int(batch.offsets[i]), batch.values[i]

@@ -35,6 +35,8 @@ class LiveRecords:
         """Make records live, a new one for an unknown key; gives those that were stored."""
         live = self.records
         missing = list(dict.fromkeys(filterfalse(live.__contains__, keys)))
+        if not missing:
+            return {}
         found = self._state.get_many(Table.RECORD, missing)
         self._stored.update(found)
         loaded = self._codec.decode_many(found)
