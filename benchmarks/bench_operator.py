@@ -1,14 +1,17 @@
 """What an event waits for inside the operator, with two gigabytes of state under it.
 
 One process is given the shards of a function as a Spark task would be, without Spark: two million
-keys with a kilobyte each are loaded, then epochs change random ones. First as many epochs of a
-thousand events as come out, for the rate that one process sustains; then events arrive at 60 % of
-that rate, and an epoch takes what has arrived. An event's time is that of its epoch's stage: from
-the rows that Spark hands over to the manifest that says that its shard's changes are written.
-About five minutes, 8 GB of disk.
+keys with a kilobyte each are loaded (twice that on local disk, half in the log of state), then
+epochs change random ones; those that make good what the load left owing are not counted. A round
+first takes fifty epochs of a thousand events, for the rate that one process sustains; then events
+arrive at 60 % of that rate, and an epoch takes what has arrived. An event's time is that of its
+epoch's stage: from the rows that Spark hands over to the manifest that says that its shard's
+changes are written. What no position needs is swept between rounds, as the driver does it beside.
+About seven minutes, 12 GB of disk; published after every round.
 """
 
 import gc
+import hashlib
 import os
 import random
 import statistics
@@ -16,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import msgspec
@@ -36,6 +40,7 @@ LOAD_EVENTS = 50_000
 EVENTS_PER_EPOCH = 1_000
 SHARDS = 4
 SECONDS = 60.0
+SETTLING_EPOCHS = int(os.environ.get("SETTLING_EPOCHS", "400"))
 LOAD = 0.6
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
 TARGET_MS = 100.0
@@ -52,7 +57,7 @@ class Visit:
 
 @dataclass
 class Profile:
-    """A kilobyte of what is known of a customer."""
+    """A kilobyte of what is known of a customer, which compresses to a half."""
 
     visits: int = 0
     last: str = ""
@@ -67,7 +72,7 @@ class Profiles(Keyed[Visit, Profile, Visit]):
         """One visit."""
         s.visits += 1
         s.last = e.page
-        s.known = s.known or (e.page * (STATE_BYTES // len(e.page) + 1))[:STATE_BYTES]
+        s.known = s.known or hashlib.shake_128(e.customer.encode()).hexdigest(STATE_BYTES // 2)
         return [e] if s.visits % 100 == 0 else ()
 
 
@@ -126,6 +131,19 @@ class Operator:
         for start in range(0, KEYS, LOAD_EVENTS):
             self.run(self.events(range(start, min(start + LOAD_EVENTS, KEYS))))
 
+    def settle(self) -> None:
+        """Work off what the load has left: snapshots that it owes, pages not written yet."""
+        for _ in range(SETTLING_EPOCHS):
+            self.run(self.some(EVENTS_PER_EPOCH))
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Delete what the last epoch does not need, and let the disk come to rest."""
+        for shard, (position, _) in self._stands.items():
+            while self._stage.log(shard).sweep([position]):
+                pass
+        os.sync()
+
     def at_rate(self, rate: float, seconds: float) -> list[float]:
         """Milliseconds inside the operator of each event, arriving at this rate."""
         taken, found = 0, []
@@ -148,8 +166,12 @@ def main() -> None:
         operator = Operator(Path(name))
         gc.freeze()  # as Spark's workers have it (`pipeline/spark/daemon.py`)
         operator.load()
+        operator.settle()
         disk = sum(path.stat().st_size for path in Path(name, "local").rglob("*.mdb"))
-        print(f"{KEYS:,} keys, {disk / 1e9:.2f} GB of local state", flush=True)
+        print(f"{KEYS:,} keys of {STATE_BYTES:,} bytes, {disk / 1e9:.2f} GB of them on local disk, "
+              f"{operator.state_bytes / 1e9:.2f} GB in the log", flush=True)  # fmt: skip
+        state_gb = KEYS * STATE_BYTES / 1e9
+        claim = f"event in the operator, p99 at {LOAD:.0%} load, {state_gb:.1f} GB of state"
         for turn in range(ROUNDS):
             sample = [operator.run(operator.some(EVENTS_PER_EPOCH)) for _ in range(50)]
             sustained = EVENTS_PER_EPOCH / statistics.median(sample)
@@ -158,10 +180,12 @@ def main() -> None:
             p50 = statistics.median(waited)
             print(f"round {turn + 1}: {sustained:,.0f} events/s sustained; at {LOAD:.0%} "
                   f"p50 {p50:.1f} ms, p99 {p99[-1]:.1f} ms", flush=True)  # fmt: skip
-    claim = f"event in the operator, p99 at {LOAD:.0%} load, {disk / 1e9:.1f} GB of state"
-    targets = [TARGET_MS] * len(p99)
-    publish("operator", [row(claim, "ms", p99, "the target", targets, target=1.0, better="lower")])
+            targets = [TARGET_MS] * len(p99)
+            told = row(claim, "ms", p99, "the target", targets, target=1.0, better="lower")
+            publish("operator", [told])
+            operator.sweep()
 
 
 if __name__ == "__main__":
-    main()
+    # By its name: the function is loaded by its module's, and `__main__` would begin once more.
+    import_module("benchmarks.bench_operator").main()
