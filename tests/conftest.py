@@ -118,12 +118,17 @@ class BrokerProcess:
 def make_broker(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Callable[..., BrokerProcess]]:
-    """`make_broker({"num.partitions": "4"})`: a started broker, ended with the session."""
+    """`make_broker({"num.partitions": "4"})`: a started broker, ended with its test module.
+
+    Those with `lasting=True` are ended with the session.
+    """
     made: list[BrokerProcess] = []
 
-    def make(settings: dict[str, str] | None = None, *, start: bool = True) -> BrokerProcess:
+    def make(
+        settings: dict[str, str] | None = None, *, start: bool = True, lasting: bool = False
+    ) -> BrokerProcess:
         broker = BrokerProcess(tmp_path_factory.mktemp("broker"), settings or {})
-        made.append(broker)
+        (made if lasting else _MADE).append(broker)
         if start:
             broker.start()
         return broker
@@ -131,6 +136,17 @@ def make_broker(
     yield make
     for broker in made:
         broker.kill()
+
+
+_MADE: list[BrokerProcess] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _brokers_end_with_their_module() -> Iterator[None]:
+    """Forty that nobody talks to take time and memory from who is tested."""
+    yield
+    while _MADE:
+        _MADE.pop().kill()
 
 
 @pytest.fixture(scope="module")

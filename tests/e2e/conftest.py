@@ -275,10 +275,10 @@ class PipelineHere(Pipeline):
 @pytest.fixture(scope="session")
 def cards(make_broker: Callable[..., Any]) -> Cards:
     """For tests that leave the input as it is."""
-    return feed_cards(make_broker)
+    return feed_cards(make_broker, lasting=True)
 
 
-def feed_cards(make_broker: Callable[..., Any]) -> Cards:
+def feed_cards(make_broker: Callable[..., Any], *, lasting: bool = False) -> Cards:
     """A broker that deletes the input as soon as nobody holds it; here, a pin does."""
     broker = make_broker(
         {
@@ -288,7 +288,8 @@ def feed_cards(make_broker: Callable[..., Any]) -> Cards:
             "catchwater.pack.min.bytes": "10000",
             "catchwater.wal.segment.bytes": "65536",
             "catchwater.delete.grace.ms": "200",
-        }
+        },
+        lasting=lasting,
     )
     scenario = card_payments(EVENTS, seed=7)
     control = Control(broker.control_url)
