@@ -13,7 +13,7 @@ import msgspec
 from catchwater.config import CatchwaterError, duration_ms
 from catchwater.pipeline.calls.answers import check_calls
 from catchwater.pipeline.calls.policy import Call
-from catchwater.pipeline.functions import encoding
+from catchwater.pipeline.functions import encoding, mistakes
 from catchwater.pipeline.functions.entries import (
     KINDS,
     MAX_FIELD_BYTES,
@@ -101,6 +101,8 @@ class Declaration:
             raise self.wrong("Keyed needs its types: write Keyed[Event, State, Out]")
         if inspect.isabstract(target):
             raise self.wrong(f"class {target.__name__} must define on_event")
+        for each in mistakes.handlers(target):
+            raise self.wrong(each)
         return types
 
     def completed(self, spec: FunctionSpec) -> FunctionSpec:
@@ -121,6 +123,8 @@ class Declaration:
         names = list(inspect.signature(target).parameters)
         if len(names) != 3 or not all(name in hints for name in [*names[:2], "return"]):
             raise self.wrong(f"the annotations must give event, state and output: {shape}")
+        for each in mistakes.handlers(target):
+            raise self.wrong(each)
         outputs = [arg for arg in typing.get_args(hints["return"]) if typing.get_args(arg)]
         yielded = typing.get_args(outputs[0] if outputs else hints["return"])
         if not yielded:
@@ -133,6 +137,11 @@ class Declaration:
             raise self.wrong(
                 f"the {role} type {_label(declared)} must be a dataclass, a msgspec.Struct, "
                 "a TypedDict or a pydantic model"
+            )
+        for field in mistakes.loose_fields(declared):
+            raise self.wrong(
+                f"{field!r} of the {role} type {_label(declared)} has a value but no type, so it "
+                f"is not a field and would not be kept: annotate it ({field}: int = …)"
             )
         return declared
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, make_dataclass
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from enum import Enum, IntEnum
+from types import new_class
 from typing import Literal, NewType, TypedDict
 from uuid import UUID
 
@@ -254,6 +255,76 @@ def test_a_plain_function_without_annotations_is_refused():
     for target in (bare, no_output):
         with pytest.raises(DeclarationError, match="write def f"):
             declare(target)
+
+
+class Loose:
+    small_at = 0
+
+
+class LooseStruct(msgspec.Struct):
+    small_at = 0
+
+
+class LooseBelow(Risk):
+    more = 0
+
+
+class Constants:
+    HIGH = 100
+    _seen = 0
+    spent: float = 0.0
+
+    @property
+    def much(self) -> bool:
+        return self.spent > self.HIGH
+
+
+@pytest.mark.parametrize("state", [dataclass(Loose), LooseStruct, dataclass(LooseBelow)])
+@pytest.mark.parametrize("role", ["event", "state"])
+def test_a_value_without_a_type_is_no_field_and_is_refused(state, role):
+    event, kept = (state, Risk) if role == "event" else (Txn, state)
+
+    class Forgetful(Keyed[event, kept, Alert]):
+        def on_event(self, e, s, ctx):
+            return None
+
+    with pytest.raises(DeclarationError, match=f"of the {role} type .* no type.*annotate it"):
+        declare(Forgetful)
+
+
+def test_constants_methods_and_what_is_hidden_need_no_type():
+    class Constant(Keyed[Txn, dataclass(Constants), Alert]):
+        def on_event(self, e, s, ctx):
+            return None
+
+    assert spec_of(declare(Constant)).name == "f"
+
+
+async def waits(self, e, s, ctx):
+    return None
+
+
+async def waits_and_yields(self, e, s, ctx):
+    yield None
+
+
+def forgets_the_context(self, e, s):
+    return None
+
+
+@pytest.mark.parametrize(
+    ("handlers", "words"),
+    [
+        ({"on_event": waits}, "waits must not be async"),
+        ({"on_event": waits_and_yields}, "must not be async"),
+        ({"on_event": forgets_the_context}, r"3 arguments \(too many.*write on_event\(self, e, s"),
+        ({"on_timer": forgets_the_context}, r"4 arguments .*write on_timer\(self, name, at"),
+    ],
+)
+def test_a_handler_that_cannot_be_called_is_refused(handlers, words):
+    kinds = {"on_event": lambda self, e, s, ctx: None} | handlers
+    with pytest.raises(DeclarationError, match=words):
+        declare(new_class("Odd", (Keyed[Txn, Risk, Alert],), {}, lambda body: body.update(kinds)))
 
 
 def test_an_annotation_that_cannot_be_resolved_is_refused():
