@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MIN_JAVA = 17
+_JAVA_S, _ARCHIVE_S, _END_S = 120, 900, 60
+"""Patience with a JVM that tells its version, records its classes, ends: a busy machine is slow."""
 PACKAGES: Mapping[str, str] = {
     "pyspark": ">=4.3,<4.4",
     "pyarrow": ">=18",
@@ -200,7 +202,7 @@ def _java_version(home: Path) -> int | None:
     """The major version this runtime tells, None where it does not run."""
     try:
         told = subprocess.run(
-            [home / "bin" / "java", "-version"], capture_output=True, text=True, timeout=30
+            [home / "bin" / "java", "-version"], capture_output=True, text=True, timeout=_JAVA_S
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -256,7 +258,7 @@ def make_class_archive() -> Path | None:
         fresh = archive.with_suffix(f".{os.getpid()}")
         subprocess.run(
             [sys.executable, "-m", "catchwater.pipeline.spark.session", str(fresh)],
-            check=True, timeout=300, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            check=True, timeout=_ARCHIVE_S, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         if fresh.exists():
             for other in archive.parent.glob(archive.name.replace(archive.stem[-8:], "*")):
@@ -359,10 +361,14 @@ def stop(spark: "SparkSession") -> None:
 
 
 def _end(gateway: Any) -> None:
-    """End the JVM behind a gateway, and wait until it is gone."""
+    """End the JVM behind a gateway, by force if it takes long, and wait until it is gone."""
     gateway.shutdown()
     gateway.proc.stdin.close()
-    gateway.proc.wait(60)
+    try:
+        gateway.proc.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        gateway.proc.kill()
+        gateway.proc.wait()
 
 
 def _record_classes(archive: str) -> None:

@@ -1,7 +1,11 @@
 """Java and packages are found, or named as missing, before a JVM is tried."""
 
 import importlib.metadata
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -88,3 +92,11 @@ def test_everything_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyP
 def test_the_cache_is_where_the_environment_says_or_where_one_can_write(tmp_path: Path) -> None:
     assert cache_folder({"CATCHWATER_CACHE": "/x"}) == Path("/x")
     assert cache_folder({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "catchwater"
+
+
+def test_a_jvm_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        monkeypatch.setattr(session, "_END_S", 0.01)
+        session._end(SimpleNamespace(proc=process, shutdown=lambda: None))
+        assert process.returncode == -signal.SIGKILL
