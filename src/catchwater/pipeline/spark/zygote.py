@@ -65,6 +65,7 @@ def zygote(python_path: Sequence[str]) -> Iterator[str]:
             process = subprocess.Popen(
                 [sys.executable, "-m", __spec__.name, str(descriptor)],
                 stdin=subprocess.PIPE, pass_fds=[descriptor], env=environment,
+                process_group=0,  # a terminal's Ctrl-C is for who started it, also while it imports
             )  # fmt: skip
         with process:
             try:

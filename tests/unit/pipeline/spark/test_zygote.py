@@ -62,6 +62,11 @@ def test_a_fork_gets_arguments_environment_streams_and_path(python: str, modules
     assert "to stderr" in run(python, modules, "-m", "tells").stderr
 
 
+def test_a_terminals_ctrl_c_does_not_reach_it(python: str, modules: Path) -> None:
+    zygotes = int(run(python, modules, "-m", "tells").stdout.split()[-1])
+    assert os.getpgid(zygotes) != os.getpgid(0)
+
+
 def test_what_fails_says_so(python: str, modules: Path) -> None:
     assert "ValueError: as it must" in run(python, modules, "-m", "fails").stderr
 
