@@ -311,7 +311,7 @@ class DeltaFirst(MemoryStore):
         return super().put(key, parts)
 
 
-@pytest.mark.parametrize("fails", ["", ".chunk", ".merged"])
+@pytest.mark.parametrize("fails", ["", ".chunk", ".merged", ".delta"])
 def test_an_epochs_objects_are_put_side_by_side_and_none_may_fail(small, fails):
     store, model = DeltaFirst(), DictEntries()
     log, at = StateLog(store, "state", "f", 3), EMPTY
