@@ -203,6 +203,16 @@ def test_a_value_that_does_not_fit_its_column_is_named_with_its_row(
         Columns(Number).table(expected({"value": 0}, value))
 
 
+def test_more_rows_than_are_converted_at_once_keep_their_order_and_names() -> None:
+    values: list[Any] = [{"value": n} for n in range(1000)]
+    columns = Columns(Number)
+    table = columns.table(expected(*values))
+    assert table.column("value").to_pylist() == list(range(1000))
+    assert [row.id.row for row in columns.rows_of(table)] == list(range(1000))
+    with pytest.raises(ValueUnfit, match="3/1/1000 does not fit the column value"):
+        columns.table(expected(*values, {"value": 2**63}))
+
+
 def test_no_rows_are_a_table_without_rows() -> None:
     table = Columns(Number).table([])
     assert table.num_rows == 0
