@@ -72,7 +72,7 @@ def resolve(config: PipelineConfig, since: str, until: str, clock: Clock) -> Bou
     subscription = Subscription(parse_options(options), clock)
     try:
         start, end = subscription.starting(EARLIEST), subscription.ending()
-        first = subscription.earliest()
+        first, last = subscription.earliest(), subscription.latest()
     finally:
         subscription.close()
     gone = [
@@ -82,6 +82,15 @@ def resolve(config: PipelineConfig, since: str, until: str, clock: Clock) -> Bou
         raise BadBackfill(
             f"The log begins after where the backfill is to begin in {', '.join(sorted(gone))}.",
             hint="Choose a later start, or earliest.",
+        )
+    # The range is fixed for good, so one that cannot be read to its end would never be done.
+    beyond = [
+        f"{topic}-{number}" for (topic, number), at in end.items() if at > last[topic, number]
+    ]
+    if beyond:
+        raise BadBackfill(
+            f"The log ends before where the backfill is to end in {', '.join(sorted(beyond))}.",
+            hint="Choose an earlier end, or latest.",
         )
     bounds = Bounds(to_json({key: min(at, end[key]) for key, at in start.items()}), to_json(end))
     if not bounds.records:
@@ -102,7 +111,7 @@ def _point(side: str, given: str) -> dict[str, str]:
             'JSON: {"payments": {"0": 1000}}.',
         ) from None
     if at.tzinfo is None:
-        raise BadBackfill(f"{given!r} names no time zone.", hint=f"Is it {given}Z?")
+        raise BadBackfill(f"{given!r} names no time zone.", hint=f"Is it {at.isoformat()}Z?")
     return {f"{side}Timestamp": str(int(at.timestamp() * 1000))}
 
 

@@ -1,12 +1,14 @@
 """What makes a backfill of a pipeline: its name, its place, its range."""
 
 from dataclasses import replace
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
 
-from catchwater.clock import SYSTEM
+from catchwater.clock import SYSTEM, Clock
 from catchwater.pipeline.change.rebuild import CannotRebuild, tables_of
+from catchwater.pipeline.run import backfill
 from catchwater.pipeline.run.backfill import (
     BadBackfill,
     Bounds,
@@ -18,6 +20,7 @@ from catchwater.pipeline.run.backfill import (
 )
 from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
 from catchwater.recovery import handover
+from catchwater.replay.options import SourceOptions
 from catchwater.sinks.config import AT_LEAST_ONCE, SinkConfig
 
 SOURCE = {
@@ -89,6 +92,43 @@ def test_a_label_that_is_no_name_is_refused(live: PipelineConfig, label: str) ->
 def test_a_place_that_says_nothing_is_refused(live: PipelineConfig, since: str, said: str) -> None:
     with pytest.raises(BadBackfill, match=said):
         resolve(live, since, "latest", SYSTEM)
+
+
+def test_a_time_zone_is_hinted_at_in_a_form_that_is_taken(live: PipelineConfig) -> None:
+    with pytest.raises(BadBackfill) as caught:
+        resolve(live, "2026-06-01", "latest", SYSTEM)
+    assert caught.value.hint == "Is it 2026-06-01T00:00:00Z?"
+
+
+class Log:
+    """A subscription to one partition that holds the offsets 5 to 24."""
+
+    def __init__(self, options: SourceOptions, clock: Clock) -> None:
+        self._ending = options.ending
+
+    def starting(self, default: int) -> dict[tuple[str, int], int]:
+        return {("orders", 0): 5}
+
+    earliest = partialmethod(starting, 0)
+
+    def latest(self) -> dict[tuple[str, int], int]:
+        return {("orders", 0): 25}
+
+    def ending(self) -> dict[tuple[str, int], int]:
+        return dict(self._ending.each or {})
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def test_a_range_beyond_the_end_is_refused_before_it_is_fixed(
+    live: PipelineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backfill, "Subscription", Log)
+    whole = resolve(live, "earliest", '{"orders": {"0": 25}}', SYSTEM)
+    assert whole == Bounds({"orders": {"0": 5}}, {"orders": {"0": 25}})
+    with pytest.raises(BadBackfill, match="ends before where the backfill is to end in orders-0"):
+        resolve(live, "earliest", '{"orders": {"0": 26}}', SYSTEM)
 
 
 def test_what_cannot_exchange_all_it_holds_is_not_rebuilt(live: PipelineConfig) -> None:
