@@ -64,6 +64,15 @@ def spark_hash(label: int) -> int:
     return h - (1 << 32) if h >> 31 else h
 
 
+class Records(NamedTuple):
+    """Records of one partition side by side, in log order."""
+
+    keys: pa.Array | None
+    """The records' keys where they are the function's key; None: its fields are in the JSON."""
+    values: pa.Array
+    offsets: pa.Array
+
+
 def pack(
     spec: FunctionSpec,
     keys: pa.Array | None,
@@ -74,38 +83,58 @@ def pack(
     shards: int,
     input: str = "",
 ) -> list[Packed]:
-    """Split a batch by shard, in log order within each.
+    """`pack_run` of one batch."""
+    batch = Records(keys, values, offsets)
+    return next(pack_run(spec, [batch], origin=origin, shards=shards, input=input))
 
-    `keys` are the records' keys where they are the function's key, else None: the key's fields
-    are then picked out of the JSON. `origin` ("topic-partition") and the offsets say where an
-    event came from, `input` to which of several inputs. Records without a usable key travel in a
-    blob of their own, with the reason.
+
+def pack_run(
+    spec: FunctionSpec,
+    batches: Sequence[Records],
+    *,
+    origin: str,
+    shards: int,
+    input: str = "",
+) -> Iterator[list[Packed]]:
+    """Split each batch by shard, in log order within each; a key that many have is hashed once.
+
+    `origin` ("topic-partition") and the offsets say where an event came from, `input` to which of
+    several inputs. Records without a usable key travel in a blob of their own, with the reason.
     """
     spec = spec.input(input)
     named = {"origin": origin, "input": input}
-    errors: dict[int, str] = {}
-    if keys is None:
-        keys = pa.array(_keys_in_json(spec, values, errors), pa.binary())
-    distinct = keys.cast(pa.binary()).dictionary_encode()
-    stored, refused = _stored_keys(spec, distinct.dictionary.to_pylist())
-    if refused or distinct.null_count:
-        for row, index in enumerate(distinct.indices.to_pylist()):
-            if index is None or index in refused:
-                errors.setdefault(row, refused.get(index, "it has no key"))
-    packed = []
-    if errors:
-        packed.append(_pack_poison(keys, values, offsets, errors, named, shards))
-        good = pa.array([row for row in range(len(values)) if row not in errors], pa.int64())
-        distinct, values, offsets = (each.take(good) for each in (distinct, values, offsets))
+    errors: list[dict[int, str]] = [{} for _ in batches]
+    columns = [
+        pa.array(_keys_in_json(spec, batch.values, bad), pa.binary())
+        if batch.keys is None
+        else batch.keys.cast(pa.binary())
+        for batch, bad in zip(batches, errors, strict=True)
+    ]
+    encoded = pa.concat_arrays(columns).dictionary_encode()
+    stored, refused = _stored_keys(spec, encoded.dictionary.to_pylist())
+    stored_column = pa.array(stored, pa.binary())
     high = np.array(stored, "S4").view(">u4").astype(np.uint64)
     # In as few bytes as they take: of one or two, NumPy sorts ten thousand five times as fast.
     wanted = ((high * np.uint64(shards)) >> np.uint64(32)).astype(np.min_scalar_type(shards))
-    table = pa.record_batch(
-        [pa.array(stored, pa.binary()).take(distinct.indices), values.cast(pa.binary()), offsets],
-        schema=pa.schema(_SCHEMA, metadata=named),
-    )
-    parts = _split(table, wanted[distinct.indices.to_numpy()])
-    return [Packed(shard, _to_ipc(part)) for shard, part in parts] + packed
+    at = 0
+    for (_, values, offsets), keys, bad in zip(batches, columns, errors, strict=True):
+        indices = encoded.indices.slice(at, len(keys))
+        at += len(keys)
+        if refused or indices.null_count:
+            for row, index in enumerate(indices.to_pylist()):
+                if index is None or index in refused:
+                    bad.setdefault(row, refused.get(index, "it has no key"))
+        packed = []
+        if bad:
+            packed.append(_pack_poison(keys, values, offsets, bad, named, shards))
+            good = pa.array([row for row in range(len(values)) if row not in bad], pa.int64())
+            indices, values, offsets = (each.take(good) for each in (indices, values, offsets))
+        table = pa.record_batch(
+            [stored_column.take(indices), values.cast(pa.binary()), offsets],
+            schema=pa.schema(_SCHEMA, metadata=named),
+        )
+        parts = _split(table, wanted[indices.to_numpy()])
+        yield [Packed(shard, _to_ipc(part)) for shard, part in parts] + packed
 
 
 def read_events(spec: FunctionSpec, blobs: Sequence[bytes]) -> Iterator[Batch]:

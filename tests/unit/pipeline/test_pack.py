@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from catchwater import Context, Keyed, Out, function, keyed
 from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.pack import (
+    Records,
     pack,
+    pack_run,
     pack_table,
     read_events,
     read_table,
@@ -94,6 +96,23 @@ def test_every_events_comes_out_once_in_its_shard_and_in_log_order(events, shard
 def test_the_same_batch_gives_the_same_bytes():
     events = [Event(f"c{i % 9}", i) for i in range(50)]
     assert packed(events) == packed(events)
+
+
+def test_batches_of_a_run_give_what_each_gives_alone():
+    """Also where keys are missing, too long, or only in the JSON; they have keys in common."""
+    values = [b'{"card":"a","at":1}', b'{"card":"b","at":2}', b"?", b'{"card":"a","at":4}']
+    column, offsets = pa.array(values, pa.binary()), pa.array(range(4), pa.int64())
+    for keys in ([b"a", b"b", b"a", b"a"], [b"c", None, b"k" * 300, b"a"], None):
+        batches = [
+            Records(
+                None if keys is None else pa.array(keys, pa.binary()).slice(at, 3),
+                column.slice(at, 3),
+                offsets.slice(at, 3),
+            )
+            for at in (0, 1)
+        ]
+        together = list(pack_run(SPEC, batches, origin="t-3", shards=4))
+        assert together == [pack(SPEC, *each, origin="t-3", shards=4) for each in batches]
 
 
 def read_all(packed, spec=SPEC):

@@ -14,9 +14,10 @@ Relies on `replay` for offsets, plans and reading, and on the ledger entry of an
 before Spark commits it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,8 @@ from catchwater.wire.client import EARLIEST, LATEST
 
 _COLUMNS = ("key", "value", "topic", "partition", "offset")
 _SETTINGS = "settings"
+RUN_BYTES = 32 << 20
+"""Batches are packed together until they have so many bytes, so that a key is hashed but once."""
 
 
 class PackedSettings(msgspec.Struct, frozen=True):
@@ -281,28 +284,42 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             yield to_arrow(partition.heads)
         pack = self._table_rows if partition.of_tables else self._event_rows
         read = (part for batch in read_task(partition.task, settings) for part in cut(batch))
-        for sequence, batch in enumerate(read, partition.first):
-            rows = list(pack(batch, sequence))
-            if rows:
-                yield to_arrow(rows)
+        sequences = count(partition.first)
+        for run in runs(read):
+            for rows in pack(run, sequences):
+                if rows:
+                    yield to_arrow(rows)
 
-    def _event_rows(self, batch: pa.RecordBatch, sequence: int) -> Iterator[Row]:
-        from catchwater.pipeline.pack import pack
+    def _event_rows(
+        self, run: Sequence[pa.RecordBatch], sequences: Iterator[int]
+    ) -> Iterator[list[Row]]:
+        """The rows of each batch of a run, which is of one partition."""
+        from catchwater.pipeline.pack import Records, pack_run
 
-        settings, topic = self._settings, batch.column("topic")[0].as_py()
-        packed = pack(
+        settings, topic = self._settings, run[0].column("topic")[0].as_py()
+        keyed = settings.record_key_is_function_key
+        batches = [
+            Records(
+                each.column("key") if keyed else None, each.column("value"), each.column("offset")
+            )
+            for each in run
+        ]
+        packed = pack_run(
             self._specs[0],
-            batch.column("key") if settings.record_key_is_function_key else None,
-            batch.column("value"),
-            batch.column("offset"),
-            origin=f"{topic}-{batch.column('partition')[0].as_py()}",
+            batches,
+            origin=f"{topic}-{run[0].column('partition')[0].as_py()}",
             shards=len(settings.labels),
             input=settings.inputs.get(topic, ""),
         )
-        for shard, blob in packed:
-            yield Row(settings.labels[shard], 0, shard, sequence, blob)
+        for blobs, sequence in zip(packed, sequences, strict=False):
+            yield [Row(settings.labels[shard], 0, shard, sequence, blob) for shard, blob in blobs]
 
-    def _table_rows(self, batch: pa.RecordBatch, sequence: int) -> Iterator[Row]:
+    def _table_rows(
+        self, run: Sequence[pa.RecordBatch], sequences: Iterator[int]
+    ) -> Iterator[list[Row]]:
+        return (list(self._rows_of_tables(*each)) for each in zip(run, sequences, strict=False))
+
+    def _rows_of_tables(self, batch: pa.RecordBatch, sequence: int) -> Iterator[Row]:
         """For every stage that declares the table."""
         from catchwater.pipeline.pack import pack_table
 
@@ -326,6 +343,21 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         self._subscription.close()
         if self._tables is not None:
             self._tables.close()
+
+
+def runs(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """What follows one another of one partition, together; each run is of some `RUN_BYTES`."""
+    run: list[pa.RecordBatch] = []
+    size, of = 0, None
+    for batch in batches:
+        partition = batch.column("topic")[0], batch.column("partition")[0]
+        if run and (size >= RUN_BYTES or partition != of):
+            yield run
+            run, size = [], 0
+        run.append(batch)
+        size, of = size + batch.nbytes, partition
+    if run:
+        yield run
 
 
 def cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

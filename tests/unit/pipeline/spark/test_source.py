@@ -233,3 +233,14 @@ def test_records_of_several_partitions_that_come_together_are_told_apart() -> No
     parts = [part.column("offset").to_pylist() for part in source.cut(batch)]
     assert parts == [[7], [8], [9, 10], [11]]
     assert list(source.cut(batch.slice(0, 0))) == []
+
+
+def test_batches_of_one_partition_run_together_until_they_are_large() -> None:
+    def batch(partition: int, offset: int, size: int = 1) -> pa.RecordBatch:
+        columns = {"topic": ["a"], "partition": [partition], "offset": [offset]}
+        return pa.RecordBatch.from_pydict({**columns, "value": [bytes(size)]})
+
+    given = [batch(0, 1), batch(0, 2), batch(1, 3), batch(1, 4, source.RUN_BYTES), batch(1, 5)]
+    found = [[each["offset"][0].as_py() for each in run] for run in source.runs(given)]
+    assert found == [[1, 2], [3, 4], [5]]
+    assert list(source.runs([])) == []
