@@ -56,15 +56,21 @@ class Proxy:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        for _ in range(3):  # turns of the loop in which an aborted transport closes its socket
+            await asyncio.sleep(0)
 
     async def _joined(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         behind = await asyncio.open_connection("127.0.0.1", self.behind)
-        with contextlib.suppress(OSError):
+        try:
             await asyncio.wait(
                 [asyncio.ensure_future(self._pump(reader, behind[1])),
                  asyncio.ensure_future(self._pump(behind[0], writer))],
                 return_when=asyncio.FIRST_COMPLETED,
             )  # fmt: skip
+        except asyncio.CancelledError:
+            for each in (writer, behind[1]):
+                each.transport.abort()
+            raise
         for each in (writer, behind[1]):
             each.close()
 
