@@ -310,11 +310,30 @@ def feed_cards(make_broker: Callable[..., Any], *, lasting: bool = False) -> Car
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A Spark session for all tests that put their pipelines together themselves."""
     from catchwater.pipeline.spark import session
+    from catchwater.pipeline.spark.zygote import zygote
 
-    with (tmp_path_factory.mktemp("spark") / "spark.log").open("ab") as log:
-        spark = session.start("tests", quick=True, log=log)
+    # Spark waits ten seconds for a Python process, which on a busy machine is less than a start of
+    # Python takes; a fork is there at once.
+    folder = tmp_path_factory.mktemp("spark")
+    with (folder / "spark.log").open("ab") as log, zygote([]) as python:
+        spark = session.start("tests", quick=True, log=log, python=python)
+        _wait_for_python(spark)
         yield spark
         session.stop(spark)
+
+
+def _wait_for_python(spark: Any) -> None:
+    """Until a task of Python's gets through: the zygote may still import."""
+    from py4j.protocol import Py4JJavaError
+
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            spark.range(1).mapInArrow(lambda batches: batches, "id long").count()
+        except Py4JJavaError:
+            assert time.monotonic() < deadline, "no Python process connects to Spark"
+        else:
+            return
 
 
 def _wait_until_packed(control: Control) -> None:
