@@ -48,6 +48,14 @@ SETS = {
         ("org.apache.kafka", "kafka_2.13", "2.8.2"),
         ("org.slf4j", "slf4j-log4j12", "1.7.30"),
     ],
+    "kafka-3.3": [
+        ("org.apache.kafka", "kafka_2.13", "3.3.2"),
+        ("org.slf4j", "slf4j-reload4j", "1.7.36"),
+    ],
+    "kafka-3.7": [
+        ("org.apache.kafka", "kafka_2.13", "3.7.2"),
+        ("org.slf4j", "slf4j-reload4j", "1.7.36"),
+    ],
     "kafka-3.9": [
         ("org.apache.kafka", "kafka_2.13", "3.9.1"),
         ("org.slf4j", "slf4j-reload4j", "1.7.36"),

@@ -2,21 +2,27 @@
 
 Two brokers with ZooKeeper for 2.8, one node in KRaft mode for what came later. The jars come by
 Maven, as the newest release's do; records are on the page cache only, and an end is a kill.
+
+A broker that listens need not be of use: 3.3 answers before it lists itself, and librdkafka's admin
+client, told of no controller, asks again after minutes only. So all are waited for.
 """
 
 import contextlib
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.kafka_jars import jars
-from benchmarks.kafka_peer import wait_until_listening
+from benchmarks.kafka_peer import START_S, wait_until_listening
 from tests.ports import free_port
 
-RELEASES = ("2.8.2", "3.9.1")
+from catchwater.wire.client import Client
+
+RELEASES = ("2.8.2", "3.3.2", "3.7.2", "3.9.1")
 ZOOKEEPER_RELEASE = "2.8.2"
 CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qg"
 LOGGING = """\
@@ -90,6 +96,17 @@ class OldKafka:
         subprocess.run(command, check=True, capture_output=True)
         self._start(1, port, "kafka.Kafka", settings)
 
+    def wait_until_listed(self) -> None:
+        """Every broker tells of all of them; raises TimeoutError where that takes too long."""
+        ids = {id for id in self.ports if id}
+        deadline = time.monotonic() + START_S
+        for id in ids:
+            with Client(f"127.0.0.1:{self.ports[id]}", timeout_s=START_S) as client:
+                while set(client.metadata(()).brokers) != ids:
+                    if time.monotonic() > deadline:
+                        raise TimeoutError(f"Broker {id} does not tell of all of {ids}.")
+                    time.sleep(0.1)
+
     def _settings(self, id: int) -> dict[str, str]:
         return {**SETTINGS, "log.dirs": str(self.folder / f"logs-{id}")}
 
@@ -127,6 +144,7 @@ def old_kafka(release: str) -> Iterator[OldKafka]:
             kafka.start_with_zookeeper(2)
         else:
             kafka.start_alone()
+        kafka.wait_until_listed()
         yield kafka
     finally:
         for id in list(kafka.processes):
