@@ -8,6 +8,8 @@ from catchwater.config import CatchwaterError
 
 _OURS = re.compile(r"^(?:.*\s)?(catchwater(?:\.\w+)+)\.(\w+): (.+)$", re.MULTILINE)
 """Our errors in a Python worker's traceback."""
+_ENDED = re.compile(r"terminated with exception: (.+?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
+"""What Spark says itself, before it tells the query's state."""
 
 
 class PipelineFailed(CatchwaterError):
@@ -30,6 +32,5 @@ def cause(text: str, log_path: Path) -> CatchwaterError:
         return failed
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
-    return PipelineFailed(
-        f"The pipeline failed: {(errors or lines or ['no cause was given'])[-1]}", hint=hint
-    )
+    told = errors or _ENDED.findall(text) or lines or ["no cause was given"]
+    return PipelineFailed(f"The pipeline failed: {told[-1]}", hint=hint)

@@ -27,3 +27,12 @@ def test_of_others_the_last_error_is_told_and_where_the_rest_is() -> None:
     assert failed.exit_code == 1
     assert "spark.log" in (failed.hint or "")
     assert str(cause("", LOG)) == "The pipeline failed: no cause was given"
+
+
+def test_of_a_query_that_spark_ended_its_own_words_are_told_and_not_the_state_below() -> None:
+    text = """[STREAM_FAILED] Query [id = 67, runId = 57] terminated with exception: Python worker \
+failed to connect back. SQLSTATE: XXKST
+=== Streaming Query ===
+Current State: INITIALIZING
+Thread State: RUNNABLE"""
+    assert str(cause(text, LOG)) == "The pipeline failed: Python worker failed to connect back."
