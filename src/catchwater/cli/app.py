@@ -19,34 +19,36 @@ from catchwater.config import CatchwaterError, nearest
 
 NOUNS = {
     "demo": "see a pipeline lose its process and its broker, and come back",
-    "doctor": "name what is missing on this machine, and how to mend it",
+    "doctor": "name what is missing on this machine, and how to fix it",
     "init": "write a small pipeline to start from",
     "broker": "run a broker",
     "topic": "list, create, delete and describe topics",
     "txn": "list transactions, and abort one that hangs",
-    "log": "describe, check and mend the log's storage",
-    "pipeline": "run a pipeline and see how it is",
+    "log": "describe, check and repair the log's storage",
+    "pipeline": "run, inspect, upgrade, roll back and rebuild a pipeline",
     "contract": "what a restore would need, and whether it would succeed",
     "recovery": "explain and carry out a restore",
-    "savepoint": "keep a pipeline's state where it outlives the pipeline",
-    "state": "look at a key's state, and at what differs between two",
-    "sink": "compare what a sink holds with what was put out, and mend it",
-    "check": "hold a recorded history against what a log may do",
+    "savepoint": "copy a pipeline's state to where it outlives the pipeline",
+    "state": "show a key's state, and compare two states",
+    "sink": "compare what a sink holds with the outputs, and repair it",
+    "check": "check a recorded history for anomalies",
     "config": "check configuration files",
 }
 """What can be typed first, in the order of the help page."""
 
 
 _SURROUNDINGS = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Make room there, and type the command again."),
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT), "Free some space there, and run the command again."
+    ),
     **dict.fromkeys(
         (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR),
-        "Name a place that this user may write to, or mend that one.",
+        "Name a place that this user may write to, or change its permissions.",
     ),
     **dict.fromkeys((errno.ENOENT, errno.EEXIST), "Name another place."),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Raise the limit of open files (ulimit -n)."),
 }
-"""What a disk or a limit refuses is no bug; what to do then, by error number."""
+"""Hints by error number, for what is no bug: a full disk, a missing permission, a limit."""
 
 
 class Nouns(TyperGroup):

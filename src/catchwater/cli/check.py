@@ -1,4 +1,4 @@
-"""`catchwater check history.jsonl`: hold a recorded history against what a log may do.
+"""`catchwater check history.jsonl`: find the anomalies in a recorded history.
 
 Leaves with 0 where nothing is wrong and with 4 where an anomaly that is never allowed was found.
 """
@@ -8,11 +8,9 @@ from typing import Annotated
 
 import typer
 
-from catchwater.cli.console import AsJson, print_json, print_table, talk
+from catchwater.cli.console import FAILS, AsJson, noun, print_json, print_table, talk
 
-FAILS = 4
-
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = noun(has_verbs=False)
 
 
 @app.command()

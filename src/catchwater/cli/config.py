@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from catchwater.cli.console import AsJson, print_json, print_table
+from catchwater.cli.console import AsJson, noun, print_json, print_table
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+app = noun()
 
 
 class Kind(StrEnum):

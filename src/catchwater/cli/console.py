@@ -1,13 +1,14 @@
-"""How commands speak: data on stdout as a table or as JSON, talk on stderr.
+"""What all commands share: options, questions, data on stdout, messages on stderr.
 
 Rich is imported only when something is drawn in colour; it honours NO_COLOR and turns itself plain
 where the output is no terminal.
 """
 
+import logging
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PIPE_WIDTH = 240
+
+WARNS, FAILS = 3, 4
+"""Exit codes of commands that check something."""
 
 HERE = "127.0.0.1:9092"
 """Where a broker listens if nobody says otherwise."""
@@ -34,6 +38,14 @@ Quick = Annotated[
     bool, typer.Option("--quick", help="Start sooner and run slower: for demos and tests.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would change; change nothing.")]
+
+
+def noun(*, has_verbs: bool = True) -> typer.Typer:
+    """The application of one noun; a noun without verbs is itself the command.
+
+    Completion can only be installed for the whole command, so no noun offers it.
+    """
+    return typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=has_verbs)
 
 
 def print_json(value: Any) -> None:
@@ -58,6 +70,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
             for text, width, right in zip(line, widths, numeric, strict=True)
         )
         typer.echo("  ".join(padded).rstrip())
+
+
+def print_rows(columns: Sequence[str], rows: Sequence[Sequence[object]], *, as_json: bool) -> None:
+    """The rows as a table, or as a JSON list of objects."""
+    if as_json:
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+    else:
+        print_table(columns, rows)
 
 
 def _cell(value: object) -> str:
@@ -91,3 +111,33 @@ def console(*, stderr: bool = False) -> "Console":
 def talk(message: str) -> None:
     """A sentence for the person at the terminal, on stderr."""
     typer.echo(message, err=True)
+
+
+def agreed(plan: str, *, dry_run: bool, yes: bool) -> bool:
+    """Whether to carry out the plan ("delete x"); a dry run only tells it, the rest is asked.
+
+    Raises `typer.Abort` if the answer is no.
+    """
+    if dry_run:
+        talk(f"would {plan}")
+        return False
+    if not yes:
+        typer.confirm(f"{plan[0].upper()}{plan[1:]}?", abort=True, err=True)
+    return True
+
+
+def leave(verdicts: Iterable[str]) -> NoReturn:
+    """End the command with the exit code of the worst verdict: fail, then warn or unknown."""
+    found = set(verdicts)
+    raise typer.Exit(FAILS if "fail" in found else WARNS if found & {"warn", "unknown"} else 0)
+
+
+def log_to_stderr() -> None:
+    """Send log messages to stderr, but not those of Spark's bridge to the JVM.
+
+    It logs every connection, and a traceback for errors that we report in one line.
+    """
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from catchwater.cli.console import AsJson, console, print_json, spaced, talk
+from catchwater.cli.console import AsJson, console, noun, print_json, spaced, talk
 from catchwater.config import CatchwaterError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from catchwater.demo.scenarios import Scenario
     from catchwater.demo.verdict import Verdict
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = noun(has_verbs=False)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`catchwater doctor`: what this machine has, what it lacks, and the command that mends it.
+"""`catchwater doctor`: what this machine has, what it lacks, and the command that fixes it.
 
 A check looks and changes nothing; it imports no package it asks about, so a broken one cannot
 break the report. With `--warm` the command also prepares what the first start would wait for.
@@ -18,13 +18,12 @@ from typing import Annotated
 
 import typer
 
-from catchwater.cli.console import AsJson, console, print_json, talk
+from catchwater.cli.console import AsJson, console, leave, noun, print_json, talk
 from catchwater.config import DEFAULT_CONTROL_LISTENER, DEFAULT_LISTENER, Address, CatchwaterError
 from catchwater.pipeline.spark import session
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = noun(has_verbs=False)
 
-WARNS, FAILS = 3, 4
 GIB = 1024**3
 
 
@@ -62,7 +61,7 @@ def doctor(
     verdicts = {finding.verdict for finding in findings.values()}
     if warm and "fail" not in verdicts:
         _warm()
-    raise typer.Exit(FAILS if "fail" in verdicts else WARNS if "warn" in verdicts else 0)
+    leave(verdicts)
 
 
 def _print(name: str, finding: Finding) -> None:

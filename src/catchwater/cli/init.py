@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from catchwater.cli.console import talk
+from catchwater.cli.console import noun, talk
 from catchwater.config import CatchwaterError
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = noun(has_verbs=False)
 
 FUNCTION = '''\
 """Alert on a large payment that follows a small one on the same card within a minute."""

@@ -1,4 +1,4 @@
-"""`catchwater log …`: the storage of a log, described, checked and mended without opening it.
+"""`catchwater log …`: the storage of a log, described, checked and repaired without opening it.
 
 A log is named by its data directory or by a broker's settings. All but `rebuild` only read, also
 while brokers are running.
@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from catchwater.cli.console import (
+    FAILS,
+    WARNS,
     AsJson,
     DryRun,
     Yes,
     console,
+    noun,
     print_json,
     print_table,
     spaced,
@@ -32,13 +35,9 @@ if TYPE_CHECKING:
     from catchwater.objects.base import ObjectStore
     from catchwater.wal.base import WalDescription
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
-wal = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The write-ahead log.")
+app = noun()
+wal = noun()
 app.add_typer(wal, name="wal")
-
-
-_CHECK_WARNS = 3
-_CHECK_FAILS = 4
 
 Data = Annotated[Path | None, typer.Option(help="The data directory of a broker alone (log.dirs).")]
 Settings = Annotated[
@@ -156,7 +155,7 @@ def fsck(
     else:
         _print_report(report)
     if not report.is_good:
-        raise typer.Exit(_CHECK_FAILS)
+        raise typer.Exit(FAILS)
 
 
 def _as_dict(report: "Report") -> dict[str, object]:
@@ -247,7 +246,7 @@ def rebuild(
         rebuilt = _rebuild_directory(Path(to), source, guess, yes, dry_run)
     _print_rebuilt(rebuilt, as_json)
     if any(found.kind != "note" for found in rebuilt.findings):
-        raise typer.Exit(_CHECK_WARNS)
+        raise typer.Exit(WARNS)
 
 
 def _rebuild_directory(data: Path, source: str, guess: bool, yes: bool, dry_run: bool) -> "Rebuilt":

@@ -1,7 +1,5 @@
-"""`catchwater pipeline …`: run a pipeline's file, and see how a pipeline is from its checkpoint."""
+"""`catchwater pipeline …`: run a pipeline's file, and inspect a pipeline by its checkpoint."""
 
-import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +15,8 @@ from catchwater.cli.console import (
     PipelineFile,
     Quick,
     Yes,
+    log_to_stderr,
+    noun,
     print_json,
     print_table,
     talk,
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from catchwater.pipeline.run.config import PipelineConfig
     from catchwater.recovery.ledger import EpochEntry
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+app = noun()
 for command in (changes.upgrade, changes.rollback, changes.versions, backfill, rebuild):
     app.command()(command)
 
 
 @app.callback()
 def pipeline() -> None:
-    """Run a pipeline and see how it is."""
+    """Run, inspect, upgrade, roll back and rebuild a pipeline."""
 
 
 @app.command()
@@ -55,11 +55,9 @@ def run(
 ) -> None:
     """Run a pipeline until SIGTERM or Ctrl-C, and start it again when it fails.
 
-    An epoch that was cut short runs again.
+    An epoch that was interrupted runs again.
     """
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
-    )
+    log_to_stderr()
     config = load_here(file)
     if label is not None:
         from catchwater.pipeline.run.backfill import backfill_of
@@ -85,8 +83,6 @@ def _drive(
     from catchwater.pipeline.run.driver import run_pipeline
     from catchwater.pipeline.supervisor.spare import Turn, report
 
-    # Spark's bridge tells of every connection, and logs a traceback of errors we tell in a line.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     if available_now:
         config = replace(config, trigger=AVAILABLE_NOW)
     try:
@@ -121,7 +117,7 @@ def stop(
 
 @app.command()
 def plan(file: PipelineFile, as_json: AsJson = False) -> None:
-    """What would run: source, functions, shards, tables, and what each sink guarantees and why."""
+    """Show what would run: source, functions, shards, tables, and what each sink guarantees."""
     from catchwater.pipeline.plan import plan_of
 
     told = plan_of(load_here(file))
@@ -137,7 +133,7 @@ def plan(file: PipelineFile, as_json: AsJson = False) -> None:
 
 @app.command()
 def status(file: PipelineFile, as_json: AsJson = False) -> None:
-    """What the pipeline has done so far, by the files of its checkpoint."""
+    """Show what the pipeline has done so far, from the files of its checkpoint."""
     from catchwater.recovery import checkpoint
     from catchwater.recovery.ledger import Ledger
 

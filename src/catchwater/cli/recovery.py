@@ -11,8 +11,9 @@ from catchwater.cli.console import (
     DryRun,
     PipelineFile,
     Yes,
-    print_json,
-    print_table,
+    agreed,
+    noun,
+    print_rows,
     spaced,
     talk,
 )
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from catchwater.recovery.checkpoint import Checkpoint
     from catchwater.recovery.contract import PartitionTail
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+app = noun()
 
 
 @app.callback()
@@ -31,7 +32,7 @@ def recovery() -> None:
 
 @app.command()
 def explain(file: PipelineFile, as_json: AsJson = False) -> None:
-    """Every checkpoint that can be restored: what would be replayed, and whether it is there."""
+    """List every checkpoint: what a restore would replay, and whether the log still holds it."""
     from catchwater.cli.pipeline_file import load_here, tails_of
     from catchwater.config import CatchwaterError
     from catchwater.recovery import checkpoint
@@ -49,10 +50,8 @@ def explain(file: PipelineFile, as_json: AsJson = False) -> None:
             restorable, why = False, str(error)
         rows.append((each.epoch, restorable, _to_replay(each, tails), why))
     columns = ["checkpoint", "restorable", "replay_records", "why_not"]
-    if as_json:
-        print_json([dict(zip(columns, row, strict=True)) for row in rows])
-    elif rows:
-        print_table(columns, rows)
+    if rows or as_json:
+        print_rows(columns, rows, as_json=as_json)
     else:
         talk(f"there is no checkpoint in {config.checkpoint} yet")
 
@@ -64,7 +63,7 @@ def restore(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Make an older checkpoint the newest; what came after is moved aside and replayed alike.
+    """Go back to an older checkpoint; later epochs are moved aside and replayed with the same ends.
 
     The pipeline must not be running. Exit 5 if the log no longer holds what would be replayed.
     """
@@ -83,11 +82,8 @@ def restore(
         refuse_lost(control_of(config), chosen.end, tails)
     plan = f"restore checkpoint {checkpoint} of {config.checkpoint} and replay "
     plan += f"{spaced(_to_replay(chosen, tails))} records"
-    if dry_run:
-        talk(f"would {plan}")
+    if not agreed(plan, dry_run=dry_run, yes=yes):
         return
-    if not yes:
-        typer.confirm(f"{plan[0].upper()}{plan[1:]}?", abort=True, err=True)
     carry_out(config.checkpoint, checkpoint, tails)
     talk(f"checkpoint {checkpoint} is the newest now; start the pipeline: "
          f"catchwater pipeline run {file}")  # fmt: skip

@@ -12,8 +12,9 @@ from catchwater.cli.console import (
     Bootstrap,
     DryRun,
     Yes,
-    print_json,
-    print_table,
+    agreed,
+    noun,
+    print_rows,
     talk,
 )
 from catchwater.config import CatchwaterError
@@ -21,7 +22,7 @@ from catchwater.config import CatchwaterError
 if TYPE_CHECKING:
     from catchwater.wire.client import Client
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+app = noun()
 
 Name = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
 
@@ -39,14 +40,11 @@ def topic() -> None:
 def list_topics(
     bootstrap: Bootstrap = HERE, command_config: CommandConfig = None, as_json: AsJson = False
 ) -> None:
-    """Every topic with its number of partitions."""
+    """List every topic with its number of partitions."""
     with _client(bootstrap, command_config) as client:
         cluster = client.metadata()
-    counts = {name: len(cluster.partitions(name)) for name in cluster.topics()}
-    if as_json:
-        print_json([{"topic": name, "partitions": count} for name, count in counts.items()])
-    else:
-        print_table(["topic", "partitions"], list(counts.items()))
+    rows = [(name, len(cluster.partitions(name))) for name in cluster.topics()]
+    print_rows(["topic", "partitions"], rows, as_json=as_json)
 
 
 @app.command()
@@ -84,11 +82,8 @@ def delete(
     """Delete a topic and all its records."""
     with _client(bootstrap, command_config) as client:
         _existing(client, name)
-        if dry_run:
-            talk(f"would delete {name} and all its records")
+        if not agreed(f"delete {name} and all its records", dry_run=dry_run, yes=yes):
             return
-        if not yes:
-            typer.confirm(f"Delete {name} and all its records?", abort=True, err=True)
         client.delete_topics([name])
     talk(f"deleted {name}")
 
@@ -100,7 +95,7 @@ def describe(
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Each partition's leader, first offset and end."""
+    """Show each partition's leader, first offset and end."""
     from catchwater.wire.client import EARLIEST, LATEST
 
     with _client(bootstrap, command_config) as client:
@@ -110,10 +105,7 @@ def describe(
         end = client.list_offsets(dict.fromkeys(keys, LATEST))
     rows = [(p, leader, first[name, p], end[name, p]) for p, leader in leaders.items()]
     columns = ["partition", "leader", "first_offset", "end_offset"]
-    if as_json:
-        print_json([dict(zip(columns, row, strict=True)) for row in rows])
-    else:
-        print_table(columns, rows)
+    print_rows(columns, rows, as_json=as_json)
 
 
 def _client(bootstrap: str, command_config: Path | None) -> "Client":

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from catchwater.cli.command_config import CommandConfig, client_of
-from catchwater.cli.console import HERE, AsJson, Bootstrap, Yes, print_json, print_table, talk
+from catchwater.cli.console import HERE, AsJson, Bootstrap, Yes, noun, print_rows, talk
 from catchwater.config import CatchwaterError
 
 if TYPE_CHECKING:
     from catchwater.wire.client import Client
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+app = noun()
 
 
 class UnknownTransactionalId(CatchwaterError):
@@ -31,7 +31,7 @@ def list_transactions(
     as_json: AsJson = False,
     is_open: Annotated[bool, typer.Option("--open", help="Only what is open now.")] = False,
 ) -> None:
-    """Every transactional id with its producer id and its state."""
+    """List every transactional id with its producer id and its state."""
     with _client(bootstrap, command_config) as client:
         rows = [
             (name, producer_id, state)
@@ -39,10 +39,7 @@ def list_transactions(
             if state == "Ongoing" or not is_open
         ]
     columns = ["transactional_id", "producer_id", "state"]
-    if as_json:
-        print_json([dict(zip(columns, row, strict=True)) for row in rows])
-    else:
-        print_table(columns, rows)
+    print_rows(columns, rows, as_json=as_json)
 
 
 @app.command()
@@ -52,7 +49,7 @@ def abort(
     command_config: CommandConfig = None,
     yes: Yes = False,
 ) -> None:
-    """Abort what an id has open, so that readers of committed records go on.
+    """Abort the open transaction of an id, so that readers of committed records go on.
 
     Its producer is fenced: whoever still runs under that id is refused from then on.
     """

@@ -75,7 +75,7 @@ def test_what_the_operating_system_refuses_is_no_bug(catchwater: Any, broken: An
     assert catchwater("doctor") == (
         1,
         "",
-        f"{told}hint: Make room there, and type the command again.\n",
+        f"{told}hint: Free some space there, and run the command again.\n",
     )
     broken(OSError(errno.EBADF, os.strerror(errno.EBADF)))
     assert "this is a bug" in catchwater("doctor").err
