@@ -2,7 +2,8 @@
 
 Whether an entry has expired is decided from its own time wherever it is read; the journal only
 bounds the store. It is made of pages of stored keys by a sixteenth of the lifetime, so an entry
-costs no index entry of its own, and is deleted at most that much too late.
+costs no index entry of its own, and comes up at most that much too late. What comes up is taken in
+parts: neither memory nor the time an epoch takes may depend on how much expires at one moment.
 """
 
 from collections import defaultdict
@@ -46,12 +47,18 @@ class Journal:
                 state.put(Table.EXPIRY, entry, data)
 
 
-def take_due(state: ShardState, watermark_ms: int) -> dict[Table, dict[bytes, None]]:
-    """Per table the stored keys whose time has come, each once; their pages are deleted."""
+def take_due(state: ShardState, watermark_ms: int, most: int) -> dict[Table, dict[bytes, None]]:
+    """Per table the stored keys whose time has come, each once; their pages are deleted.
+
+    Once there are `most` of them the other pages stay, for the next epoch: they say that they are
+    due.
+    """
     due: dict[Table, dict[bytes, None]] = {Table.RECORD: {}, Table.SEEN: {}, Table.ENTRY: {}}
     pages = state.committed.scan(Table.EXPIRY, until=pack_time(watermark_ms + 1))
     for entry, page in pages:
         state.delete(Table.EXPIRY, entry)
         keys = msgspec.msgpack.decode(page, type=list[bytes])
         due[Table(entry[8])].update(dict.fromkeys(keys))
+        if sum(map(len, due.values())) >= most:
+            break
     return due

@@ -128,8 +128,8 @@ class Place:
         left = False
         for tail in list(self._stored()):
             entry = self._state.get(Table.ENTRY, self._prefix + tail)
-            if tail != OWN or self.field.kind.own_is_value:
-                if entry is not None and self._expired(entry):
+            if entry is not None and (tail != OWN or self.field.kind.own_is_value):
+                if self._expired(entry):
                     self.delete(tail)
                 else:
                     left = True

@@ -48,6 +48,11 @@ from catchwater.state.expiry import take_due
 from catchwater.state.keys import HASH_BYTES
 from catchwater.state.records import NEVER, Record, coarse
 
+EXPIRED_AT_ONCE = 10_000
+"""Of so many keys an epoch deletes what has expired, and of four for each of its events: more than
+an event can write. The rest waits for the next epoch. What has expired is gone for handlers,
+whether or not it has been deleted."""
+
 _MANY_YOUNG = 100_000
 """So many new objects remain before they are looked through: what an epoch's records are made of,
 mostly, for events that were handled are gone."""
@@ -138,12 +143,13 @@ class _Epoch:
                 self._tables.apply(rows)
             self._fire_due(Table.TIMER, self._watermark)
             self._fire_due(Table.CLOCK_TIMER, self._clock)
-            self._delete_expired()
+            self._forget_expired()
             for batch in batches:
                 self._take_poisoned(batch.poisoned)
                 self.done.events += len(batch.keys) + len(batch.poisoned)
                 self._handle(batch)
                 collect()
+            self._delete_expired()
             self._store()
         return self.done
 
@@ -184,14 +190,18 @@ class _Epoch:
         done.output_keys.extend([key] * (len(done.outputs) - len(done.output_keys)))
         done.timers += 1
 
-    def _delete_expired(self) -> None:
-        """Delete what the journal says is due and has expired; from here on no state is expired."""
+    def _forget_expired(self) -> None:
+        """From here on no state that a handler meets is expired."""
         self._live.entries.now = self._watermark
-        due = take_due(self._state, self._watermark)
+        self._live.forget_expired(self._live.records, self._watermark)
+
+    def _delete_expired(self) -> None:
+        """Delete what the journal says is due and has expired, as much of it as an epoch may."""
+        most = EXPIRED_AT_ONCE + 4 * self.done.events
+        due = take_due(self._state, self._watermark, most)
         self._seen.delete_expired(due[Table.SEEN])
         self._live.delete_expired(due[Table.RECORD], self._watermark)
         self._live.delete_expired_entries(due[Table.ENTRY])
-        self._live.forget_expired(self._live.records, self._watermark)
 
     def _handle(self, batch: Batch) -> None:
         """Handle one batch of events."""

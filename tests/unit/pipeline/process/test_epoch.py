@@ -251,6 +251,31 @@ def test_nothing_is_left_once_all_has_expired(history):
     assert not any(shard.entries.tables)
 
 
+def test_what_expires_at_one_moment_is_deleted_over_some_epochs_and_gone_at_once(monkeypatch):
+    monkeypatch.setattr(epoch_module, "EXPIRED_AT_ONCE", 10)
+    shard = Shard(traced(dedup=None))
+    for epoch in range(30):  # a page of the journal each
+        shard.epoch([Event(f"k{epoch}-{n}", "1", 0) for n in range(5)], 0)
+    later, left, told = 10 * STATE_TTL, 150, list[str]()
+    while left:
+        done = shard.epoch([Event("k29-4", f"{left}", later)], later)
+        assert done.outputs == [f"k29-4 {left}@{later} {told}"]
+        told.append(f"{left}")
+        before, left = left, len(shard.entries.tables[Table.RECORD]) - 1
+        assert 0 < before - left <= 10 + 4 + 5
+        assert left == 0 or done.next_due_ms <= later
+    assert done.next_due_ms > later
+
+
+def test_what_expires_is_deleted_as_fast_as_it_may_come(monkeypatch):
+    monkeypatch.setattr(epoch_module, "EXPIRED_AT_ONCE", 0)
+    shard = Shard(traced(dedup=None))
+    for epoch in range(60):
+        at = epoch * STATE_TTL
+        shard.epoch([Event(f"k{epoch}-{n}", "1", at) for n in range(50)], at)
+        assert len(shard.entries.tables[Table.RECORD]) <= 4 * 50
+
+
 @settings(max_examples=60, deadline=None)
 @given(epochs(), st.integers(1, 5), st.integers(1, 5))
 def test_where_batches_are_cut_does_not_matter_to_outputs_or_entries(history, one, other):
