@@ -2,8 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +22,9 @@ from catchwater.cli.console import (
 from catchwater.config import CatchwaterError, nearest
 
 if TYPE_CHECKING:
+    from catchwater.pipeline.run.config import PipelineConfig
     from catchwater.sinks.base import Sink
+    from catchwater.sinks.config import SinkConfig
     from catchwater.sinks.reconcile import Finding, Report
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
@@ -93,7 +95,9 @@ def repair(
             if not report.findings and not report.gone:
                 talk(f"{name}: nothing to mend in {spaced(report.rows)} rows")
                 continue
-            talk(f"{name}: {_summary(report.findings)} of {spaced(report.rows)} rows")
+            talk(f"{name}: {_summary(report.findings) or 'nothing'} of {spaced(report.rows)} rows")
+            if report.gone:
+                talk(_lost(name, report))
             if dry_run:
                 talk("dry run: nothing was changed")
                 continue
@@ -118,7 +122,7 @@ def last_epochs(file: Path) -> dict[str, int | None]:
 
 @contextmanager
 def _opened(file: Path, only: str | None) -> "Iterator[_Opened]":
-    """The pipeline's sinks, with what its checkpoint knows of them."""
+    """The pipeline's sinks, or only this one, with what its checkpoint knows of them."""
     from catchwater.cli.pipeline_file import load_here
     from catchwater.pipeline.change.around import Around
     from catchwater.pipeline.run import versions
@@ -143,20 +147,32 @@ def _opened(file: Path, only: str | None) -> "Iterator[_Opened]":
         generation=versions.load(config.checkpoint).generation,
         clock=around.clock,
     )
-    with ExitStack() as opened:
-        outlets = open_outlets(config, around.specs, where)
-        opened.callback(outlets.close)
-        sinks = outlets.all
-        if only is not None and only not in sinks:
-            raise SinkUnknown(
-                f"The pipeline has no sink {only!r}.",
-                hint=f"The nearest is {nearest(only, sinks)}.",
-            )
-        chosen = {name: each for name, each in sinks.items() if only in (None, name)}
+    config = _with_only(config, only)
+    with closing(open_outlets(config, around.specs, where)) as outlets:
         committed = max(Ledger(config.checkpoint).epochs(), default=None)
-        configs = [*config.sinks.values(), *filter(None, [config.dead_letter])]
-        unmarked = frozenset(each.name for each in configs if not each.exactly_once)
-        yield _Opened(chosen, committed, config.checkpoint, unmarked)
+        unmarked = frozenset(each.name for each in _sinks_of(config) if not each.exactly_once)
+        yield _Opened(outlets.all, committed, config.checkpoint, unmarked)
+
+
+def _sinks_of(config: "PipelineConfig") -> "list[SinkConfig]":
+    return [*config.sinks.values(), *filter(None, [config.dead_letter])]
+
+
+def _with_only(config: "PipelineConfig", only: str | None) -> "PipelineConfig":
+    """Without the other sinks: whether they are there is not asked. Raises `SinkUnknown`."""
+    if only is None:
+        return config
+    names = [each.name for each in _sinks_of(config)]
+    if only not in names:
+        raise SinkUnknown(
+            f"The pipeline has no sink {only!r}.", hint=f"The nearest is {nearest(only, names)}."
+        )
+    dead_letter = config.dead_letter
+    return replace(
+        config,
+        sinks={name: each for name, each in config.sinks.items() if name == only},
+        dead_letter=dead_letter if dead_letter is not None and dead_letter.name == only else None,
+    )
 
 
 def _print(reports: "Mapping[str, Report]") -> None:
@@ -168,7 +184,7 @@ def _print(reports: "Mapping[str, Report]") -> None:
     print_table(["sink", "epochs", "rows", *_KINDS], rows)
     for name, report in reports.items():
         if report.gone:
-            talk(f"{name}: epochs {report.gone[0]} to {report.gone[-1]} are lost and not kept")
+            talk(_lost(name, report))
         if report.findings:
             shown = report.findings[:_SHOWN]
             typer.echo()
@@ -178,6 +194,10 @@ def _print(reports: "Mapping[str, Report]") -> None:
             )
             if len(report.findings) > _SHOWN:
                 talk(f"and {spaced(len(report.findings) - _SHOWN)} more: --json tells all")
+
+
+def _lost(name: str, report: "Report") -> str:
+    return f"{name}: epochs {report.gone[0]} to {report.gone[-1]} are lost and not kept"
 
 
 def _told(name: str, report: "Report") -> dict[str, Any]:

@@ -9,7 +9,7 @@ from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run.artefact import find_function
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.fit import check_fit
-from catchwater.pipeline.run.outlets import source_of
+from catchwater.pipeline.run.outlets import check_outlets, source_of
 from catchwater.replay.options import parse_options
 from catchwater.sinks.config import SinkConfig
 from catchwater.sinks.guarantee import guarantee
@@ -21,6 +21,7 @@ def plan_of(config: PipelineConfig) -> dict[str, Any]:
     specs = [find_function(named, config.folder) for named in config.functions]
     check_fit(config, specs)
     options = parse_options(config.source_options)
+    check_outlets(config, specs)
     last = specs[-1]
     secured = "" if options.security == UNSECURED else f", {options.security}"
     sinks = [_sink(sink, source_of(sink, specs)) for sink in config.sinks.values()]

@@ -78,6 +78,10 @@ class TargetDiffers(CatchwaterError):
     exit_code = 2
 
 
+class NotAdmitted(CatchwaterError):
+    """The target does not take the login, or is not trusted: asking again would not help."""
+
+
 class SinkUnavailable(CatchwaterError):
     """The target did not answer for as long as the sink waits."""
 

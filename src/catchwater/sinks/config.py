@@ -23,7 +23,12 @@ Delivery = Literal["exactly-once", "at-least-once"]
 EXACTLY_ONCE: Delivery = "exactly-once"
 AT_LEAST_ONCE: Delivery = "at-least-once"
 
-_CREDENTIALS = re.compile(r"//[^/@]*@")
+_CREDENTIALS = re.compile(r"//[^/]*@")
+_ANY_CREDENTIALS = re.compile(r"//.*@")
+"""The same where a password may hold what should have been escaped."""
+_TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
+_TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
+"""Of a table; what stands beside it has its name and 16 letters more."""
 
 
 def _count(text: str) -> None:
@@ -41,6 +46,29 @@ def _duration(text: str) -> None:
 def _text(text: str) -> None:
     if not text:
         raise ValueError("a text")
+
+
+def _topic(text: str) -> None:
+    if not _TOPIC.fullmatch(text):
+        raise ValueError("a topic's name: 1 to 249 letters, digits, dots, hyphens and underscores")
+
+
+def _table(text: str) -> None:
+    if not _TABLE.fullmatch(text):
+        raise ValueError("a table's name: letters, digits and underscores, at most 40")
+
+
+def _table_in_schema(text: str) -> None:
+    if text.count(".") > 1 or not all(_TABLE.fullmatch(part) for part in text.split(".")):
+        raise ValueError(
+            "a table's name: letters, digits and underscores, at most 40; a schema may stand "
+            "before a dot"
+        )
+
+
+def _table_in_namespace(text: str) -> None:
+    if "." not in text.strip("."):
+        raise ValueError('a table\'s name with its namespace, such as "lake.alerts"')
 
 
 def _whatever(text: str) -> None:
@@ -72,28 +100,28 @@ _RETRY = Option(_duration, "60s")
 """How long a target that is away is asked again within one epoch."""
 
 KINDS: Mapping[str, Mapping[str, Option]] = {
-    "log": {"topic": Option(_text), "partitions": Option(_count, "")},
+    "log": {"topic": Option(_topic), "partitions": Option(_count, "")},
     "kafka": {
-        "topic": Option(_text),
+        "topic": Option(_topic),
         "partitions": Option(_count, ""),
         "retry": _RETRY,
         "kafka.*": Option(_whatever),
     },
     "postgres": {
         "url": Option(_text),
-        "table": Option(_text),
+        "table": Option(_table_in_schema),
         "mode": Option(_one_of("append", "upsert"), "append"),
         "retry": _RETRY,
     },
     "sqlite": {
         "path": Option(_text),
-        "table": Option(_text),
+        "table": Option(_table),
         "mode": Option(_one_of("append", "upsert"), "append"),
         "retry": _RETRY,
     },
     "parquet": {"url": Option(_text)},
     "iceberg": {
-        "table": Option(_text),
+        "table": Option(_table_in_namespace),
         "warehouse": Option(_text, ""),
         "snapshots": Option(_count, "30"),
         "retry": _RETRY,
@@ -141,9 +169,11 @@ class SinkConfig:
 
     @property
     def place(self) -> str:
-        """Where it writes to, for people: without user and password."""
-        found = (self.options.get(key) for key in ("topic", "path", "url", "warehouse", "table"))
-        return " ".join(_CREDENTIALS.sub("//", each) for each in found if each)
+        """Where it writes to, for people: without user and password, wherever a URL has them."""
+        found = [self.options.get(key) for key in ("topic", "path", "warehouse", "table")]
+        credentials = _ANY_CREDENTIALS if self.kind == "postgres" else _CREDENTIALS
+        url = credentials.sub("//", self.options.get("url", "")).partition("?")[0]
+        return " ".join(each for each in (url, *found) if each)
 
     def number(self, key: str) -> int:
         """An option that is a count."""
@@ -171,10 +201,9 @@ def parse(
     own = _spelled_out(KINDS[shared["kind"]], values)
     for key in values:
         if key not in own and key not in SHARED:
-            closest = nearest(key, [*KINDS[shared["kind"]], *SHARED])
             raise ConfigError(
                 f"{where(key)}: a sink of kind {shared['kind']} has no key {key}.",
-                hint=f"The nearest is {closest}.",
+                hint=_way_out(key, values, shared["kind"]),
             )
     if is_ours(values):
         try:
@@ -189,6 +218,14 @@ def parse(
         source=shared["from"] or None,
         keep_ms=duration_ms(shared["keep"]) if shared["keep"] else None,
     )
+
+
+def _way_out(key: str, values: Mapping[str, str], kind: str) -> str:
+    """What to do about a key that the kind does not have."""
+    others = [other for other, options in KINDS.items() if key in _spelled_out(options, values)]
+    if "kind" not in values and others:
+        return f"kind is left out, and so is {kind}; {key} is a key of {', '.join(others)}."
+    return f"The nearest is {nearest(key, [*KINDS[kind], *SHARED])}."
 
 
 def _spelled_out(options: Mapping[str, Option], values: Mapping[str, str]) -> Mapping[str, Option]:

@@ -7,6 +7,7 @@ that cannot take the outputs. What a kind needs is imported only when it is open
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from catchwater.config import CatchwaterError
 from catchwater.sinks.base import Sink
@@ -14,6 +15,11 @@ from catchwater.sinks.config import SinkConfig
 from catchwater.sinks.guarantee import guarantee
 from catchwater.sinks.staged import Archive, StagedFile
 from catchwater.sinks.surroundings import Surroundings, key_part
+
+if TYPE_CHECKING:
+    from catchwater.sinks.http.endpoint import Endpoint
+    from catchwater.sinks.relational.database import Database
+    from catchwater.sinks.relational.tables import Writer
 
 
 class PackageMissing(CatchwaterError):
@@ -31,11 +37,19 @@ def open_sink(config: SinkConfig, around: Surroundings) -> Sink:
     try:
         return _OPENERS[config.kind](config, around, truth)
     except ModuleNotFoundError as error:
-        raise PackageMissing(
-            f"The sink {config.name!r} of kind {config.kind} needs the package {error.name}, "
-            "which is not installed.",
-            hint=f"pip install 'catchwater[{config.kind}]'",
-        ) from error
+        raise _missing(config, error) from error
+
+
+def check_sink(config: SinkConfig, around: Surroundings) -> None:
+    """Refuse what no target could mend: a delivery, a URL, a name, a field without a column.
+
+    Opens nothing. Raises as `open_sink`, as far as that can be told beforehand.
+    """
+    guarantee(config, output_id=around.output_id)
+    try:
+        _CHECKS.get(config.kind, _check_nothing)(config, around)
+    except ModuleNotFoundError as error:
+        raise _missing(config, error) from error
 
 
 def preload(kinds: Iterable[str]) -> None:
@@ -55,10 +69,24 @@ def _open_log(config: SinkConfig, around: Surroundings, truth: Archive) -> Sink:
     return open_log(config, around, truth)
 
 
+def _missing(config: SinkConfig, error: ModuleNotFoundError) -> PackageMissing:
+    return PackageMissing(
+        f"The sink {config.name!r} of kind {config.kind} needs the package {error.name}, "
+        "which is not installed.",
+        hint=f"pip install 'catchwater[{config.kind}]'",
+    )
+
+
 def _open_table(config: SinkConfig, around: Surroundings, truth: Archive) -> Sink:
     from catchwater.sinks.relational.columns import codec_of
-    from catchwater.sinks.relational.database import Database
     from catchwater.sinks.relational.sink import TableSink
+
+    database, writer = _table_of(config, around)
+    return TableSink(database, writer, codec_of(around.output_type), config, truth, around.clock)
+
+
+def _table_of(config: SinkConfig, around: Surroundings) -> "tuple[Database, Writer]":
+    """The database, not connected yet, and who writes to which of its tables."""
     from catchwater.sinks.relational.tables import Writer
 
     database: Database
@@ -77,21 +105,21 @@ def _open_table(config: SinkConfig, around: Surroundings, truth: Archive) -> Sin
         table=config.options["table"],
         output_id=around.output_id if config.options["mode"] == "upsert" else (),
     )
-    return TableSink(database, writer, codec_of(around.output_type), config, truth, around.clock)
+    return database, writer
+
+
+def _check_table(config: SinkConfig, around: Surroundings) -> None:
+    from catchwater.sinks.relational.columns import codec_of
+    from catchwater.sinks.relational.tables import Target
+
+    database, writer = _table_of(config, around)
+    Target(database, writer, codec_of(around.output_type).columns)
 
 
 def _open_http(config: SinkConfig, around: Surroundings, truth: Archive) -> Sink:
-    from catchwater.sinks.http.endpoint import Endpoint
     from catchwater.sinks.http.sink import HttpSink, names_of
 
-    endpoint = Endpoint(
-        config.options["url"],
-        concurrency=config.number("concurrency"),
-        timeout_ms=config.milliseconds("timeout"),
-        retry_ms=config.milliseconds("retry"),
-        authorization=config.options["authorization"],
-        clock=around.clock,
-    )
+    endpoint = _endpoint_of(config, around)
     names = names_of(config.options["url"], around.output_id)
     return HttpSink(
         endpoint,
@@ -104,10 +132,41 @@ def _open_http(config: SinkConfig, around: Surroundings, truth: Archive) -> Sink
     )
 
 
+def _endpoint_of(config: SinkConfig, around: Surroundings) -> "Endpoint":
+    """The endpoint, not connected yet."""
+    from catchwater.sinks.http.endpoint import Endpoint
+
+    return Endpoint(
+        config.options["url"],
+        concurrency=config.number("concurrency"),
+        timeout_ms=config.milliseconds("timeout"),
+        retry_ms=config.milliseconds("retry"),
+        authorization=config.options["authorization"],
+        clock=around.clock,
+    )
+
+
+def _check_http(config: SinkConfig, around: Surroundings) -> None:
+    from catchwater.sinks.http.sink import names_of
+
+    _endpoint_of(config, around).close()
+    names_of(config.options["url"], around.output_id)
+
+
 def _open_kafka(config: SinkConfig, around: Surroundings, truth: Archive) -> Sink:
     from catchwater.sinks.kafka.sink import open_kafka
 
     return open_kafka(config, around, truth)
+
+
+def _check_columns(config: SinkConfig, around: Surroundings) -> None:
+    from catchwater.sinks.lake.columns import Columns
+
+    Columns(around.output_type)
+
+
+def _check_nothing(config: SinkConfig, around: Surroundings) -> None:
+    """All that can be told of it stands in `sinks.config`."""
 
 
 def _open_parquet(config: SinkConfig, around: Surroundings, truth: Archive) -> Sink:
@@ -130,6 +189,14 @@ _OPENERS: Mapping[str, Callable[[SinkConfig, Surroundings, Archive], Sink]] = {
     "kafka": _open_kafka,
     "parquet": _open_parquet,
     "iceberg": _open_iceberg,
+}
+
+_CHECKS: Mapping[str, Callable[[SinkConfig, Surroundings], None]] = {
+    "postgres": _check_table,
+    "sqlite": _check_table,
+    "http": _check_http,
+    "parquet": _check_columns,
+    "iceberg": _check_columns,
 }
 
 _MODULES: Mapping[str, Sequence[str]] = {

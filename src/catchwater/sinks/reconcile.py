@@ -17,7 +17,9 @@ from catchwater.sinks.base import (
     RowsUnreadable,
     Sink,
     SinkRow,
+    Truth,
 )
+from catchwater.sinks.staged import PieceDamaged
 
 RANGE_ROWS = 1_000_000
 """Rows that are compared at once: about 300 bytes each. One epoch is never divided."""
@@ -88,8 +90,9 @@ def compare(
 def verify(sink: Sink, committed: int | None) -> Report:
     """Compare the sink with its truth, up to the newest epoch that it or the ledger knows of.
 
-    Raises `RowsUnreadable` where the target cannot be asked, and `PieceDamaged` where what was
-    staged is damaged itself.
+    Of epochs that a pipeline beside it has forgotten meanwhile, nothing is said. Raises
+    `RowsUnreadable` where the target cannot be asked, and `PieceDamaged` where what was staged is
+    damaged itself.
     """
     last = sink.last_epoch()
     newest = max((e for e in (last, committed) if e is not None), default=-1)
@@ -98,11 +101,13 @@ def verify(sink: Sink, committed: int | None) -> Report:
     total = 0
     findings: list[Finding] = []
     for some in _ranges(sink, epochs):
-        expected = (row for epoch in some for row in sink.truth.rows(epoch))
+        expected = (row for epoch in some for row in _staged(sink.truth, epoch))
         held = sink.rows(some[0], some[-1])
         rows, found = compare(expected, held, identity=sink.identity, digest=sink.digest)
         total += rows
         findings += found
+    kept = set(sink.truth.epochs())
+    findings = [finding for finding in findings if finding.id.epoch in kept]
     return Report(
         epochs[0] if epochs else None,
         epochs[-1] if epochs else None,
@@ -168,9 +173,18 @@ def _wanted(
     return wanted
 
 
+def _staged(truth: Truth, epoch: int) -> Iterator[Expected]:
+    """The epoch's rows, as far as they are still kept. Raises `PieceDamaged`."""
+    try:
+        yield from truth.rows(epoch)
+    except PieceDamaged:
+        if truth.pieces(epoch) is not None:
+            raise
+
+
 def _ranges(sink: Sink, epochs: Sequence[int]) -> Iterator[list[int]]:
     """The epochs in runs of about RANGE_ROWS; all of them where rows replace each other."""
-    first = next((row.record for epoch in epochs for row in sink.truth.rows(epoch)), None)
+    first = next((row.record for epoch in epochs for row in _staged(sink.truth, epoch)), None)
     bounded = first is None or sink.identity(first) is None
     run: list[int] = []
     rows = 0

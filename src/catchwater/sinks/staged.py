@@ -158,10 +158,13 @@ class Archive:
         self._ages = None
 
     def _forget(self, epoch: int) -> None:
-        """The pieces, also of attempts that failed, then the index by which they are found."""
-        keys = [info.key for info in self.store.list(f"{self.folder}/{epoch:020d}-")]
-        for key in sorted(keys, key=lambda key: key.endswith("index.json")):
-            self.store.delete(key)
+        """The index first, so that who compares meanwhile knows: not damaged, but forgotten.
+
+        Then the pieces, also of attempts that failed; after a crash the listing finds them again.
+        """
+        self.store.delete(self._index_key(epoch))
+        for info in list(self.store.list(f"{self.folder}/{epoch:020d}-")):
+            self.store.delete(info.key)
 
     def _listed(self) -> Iterator[tuple[int, str, int]]:
         """(epoch, the rest of the name, when it was written in ms) of every object."""

@@ -158,3 +158,35 @@ def test_a_contract_is_checked_against_what_the_sinks_say(catchwater: Any, file:
         connection.execute("DELETE FROM catchwater_epochs")
         connection.commit()
     assert last_epochs(file) == {"alerts": None}
+
+
+def test_a_sink_that_is_asked_for_by_name_needs_no_other(catchwater: Any, file: Path) -> None:
+    other = '\n[sink.gone]\nkind = "sqlite"\npath = "nowhere/out.db"\ntable = "gone"\n'
+    file.write_text(file.read_text() + other)
+    damage(file)
+    answer = catchwater("sink", "verify", file)
+    assert answer.code == 2
+    assert "nowhere/out.db would lie in a folder that is not there" in answer.err
+    assert catchwater("sink", "verify", file, "--sink", "alerts").code == 4
+    assert catchwater("sink", "repair", file, "--sink", "alerts", "--yes").code == 0
+    assert catchwater("sink", "verify", file, "--sink", "alerts").code == 0
+    assert "nearest is gone" in catchwater("sink", "verify", file, "--sink", "gon").err
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ('kind = "postgres"\nurl = "mysql://h/d"\ntable = "t"', "URL of a PostgreSQL database"),
+        ('kind = "http"\nurl = "ftp://h/{key}"', "must be of the form http://host:port/path"),
+        ('kind = "http"\nurl = "http://h/{key}/{card}"', "{card}, which is not known"),
+        ('kind = "sqlite"\npath = "o.db"\ntable = "a b"', "must be a table's name"),
+    ],
+)
+def test_the_plan_refuses_what_no_start_could_open(
+    catchwater: Any, file: Path, section: str, told: str
+) -> None:
+    text = file.read_text()
+    file.write_text(text[: text.index('kind = "sqlite"')] + section)
+    answer = catchwater("pipeline", "plan", file)
+    assert answer.code == 2
+    assert told in answer.err

@@ -49,3 +49,43 @@ def test_the_place_is_told_without_a_password() -> None:
 
 def test_all_keys_are_known_before_the_kind_is() -> None:
     assert {"kind", "delivery", "from", "keep", "topic", "url", "table"} <= set(known_keys())
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"topic": "a b"}, "topic in [sink.alerts] must be a topic's name"),
+        ({"kind": "kafka", "topic": ".."}, "must be a topic's name"),
+        ({"kind": "sqlite", "path": "x", "table": "main.t"}, "table in [sink.alerts] must be a"),
+        ({"kind": "postgres", "url": "u", "table": "a.b.c"}, "a schema may stand before a dot"),
+        ({"kind": "postgres", "url": "u", "table": "t" * 41}, "at most 40"),
+        ({"kind": "iceberg", "table": "t", "warehouse": "w"}, "with its namespace"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused_before_anything_is_opened(
+    values: dict[str, str], told: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse("alerts", values)
+    assert told in str(refused.value)
+
+
+def test_a_section_that_forgot_its_kind_is_told_so() -> None:
+    with pytest.raises(ConfigError, match="a sink of kind log has no key url") as refused:
+        parse("alerts", {"url": "postgresql://h/d", "table": "t"})
+    assert refused.value.hint == (
+        "kind is left out, and so is log; url is a key of postgres, parquet, http."
+    )
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://h/d?user=me&password=s3cret",
+        "postgresql://me:s3/cret@h/d",
+        "postgresql://me:s3@cret@h/d",
+    ],
+)
+def test_a_password_is_not_told_wherever_it_stands(url: str) -> None:
+    place = parse("rows", {"kind": "postgres", "url": url, "table": "t"}).place
+    assert place == "postgresql://h/d t"

@@ -22,10 +22,15 @@ def test_every_kind_can_be_opened() -> None:
 
 _PRELOADED = """
 import ast, inspect, sys, textwrap
-from catchwater.sinks.open import _OPENERS, preload
-preload([sys.argv[1]])
-opener = ast.parse(textwrap.dedent(inspect.getsource(_OPENERS[sys.argv[1]])))
-wanted = {each.module for each in ast.walk(opener) if isinstance(each, ast.ImportFrom)}
+from catchwater.sinks import open as module
+module.preload([sys.argv[1]])
+def read(function):
+    return [*ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function))))]
+opener = read(module._OPENERS[sys.argv[1]])
+called = {vars(module).get(each.id) for each in opener if isinstance(each, ast.Name)}
+for function in called:
+    opener += read(function) if inspect.isfunction(function) else []
+wanted = {each.module for each in opener if isinstance(each, ast.ImportFrom)}
 print(*(name for name in wanted if name not in sys.modules))
 """
 

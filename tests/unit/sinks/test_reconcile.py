@@ -20,6 +20,7 @@ from catchwater.sinks.base import (
     record_digest,
 )
 from catchwater.sinks.reconcile import Finding, compare
+from catchwater.sinks.staged import PieceDamaged
 
 
 def row(epoch: int, at: int, key: bytes = b"k") -> Expected:
@@ -180,3 +181,31 @@ def test_everything_that_was_found_is_mended() -> None:
 
 def test_nothing_kept_is_nothing_to_compare() -> None:
     assert reconcile.verify(MemorySink({}, 5), 5) == reconcile.Report(None, None, 0, ())  # type: ignore[arg-type]
+
+
+class Forgetting(MemorySink):
+    """Beside a pipeline that forgets its oldest epoch as soon as the target is asked."""
+
+    def rows(self, first: int, last: int | None = None) -> Iterator[Any]:
+        if last is None and first not in self.staged:
+            raise PieceDamaged("gone")
+        if last is not None:
+            self.staged.pop(0, None)
+        return super().rows(first, last)
+
+    def pieces(self, epoch: int) -> Any:
+        return super().pieces(epoch) if epoch in self.staged else None
+
+
+def test_an_epoch_that_is_forgotten_meanwhile_is_not_taken_for_damage() -> None:
+    sink = Forgetting({epoch: [row(epoch, at) for at in range(3)] for epoch in range(3)}, 2)
+    sink.content.remove(held(row(1, 1)))
+    report = reconcile.verify(sink, 2)  # type: ignore[arg-type]
+    assert [(f.kind, f.id) for f in report.findings] == [("missing", RowId(1, 0, 1))]
+
+
+def test_what_was_staged_and_is_damaged_is_told_all_the_same() -> None:
+    sink = Forgetting({0: [row(0, 0)]}, 0)
+    sink.pieces = lambda epoch: [Staged(0, "x", 1, 0, 0)]  # type: ignore[assignment]
+    with pytest.raises(PieceDamaged):
+        reconcile.verify(sink, 0)  # type: ignore[arg-type]

@@ -120,3 +120,23 @@ def test_what_was_taken_back_is_forgotten(tmp_path: Path) -> None:
         keep(truth, epoch)
     truth.withdraw(1)
     assert truth.epochs() == [0, 1]
+
+
+def test_an_epoch_is_no_longer_kept_before_any_of_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth = archive(tmp_path)
+    keep(truth, 0)
+    keep(truth, 1)
+    seen: list[tuple[list[int], bool]] = []
+    delete = truth.store.delete
+
+    def spied(key: str) -> None:
+        delete(key)
+        there = {info.key for info in truth.store.list("staged/")}
+        seen.append((truth.epochs(), any(f"{0:020d}-" in each for each in there)))
+
+    monkeypatch.setattr(truth.store, "delete", spied)
+    truth.sweep(1, 10**15)
+    assert seen[0] == ([1], True)
+    assert seen[-1] == ([1], False)

@@ -3,8 +3,9 @@
 One TOML file a pipeline. The keys of `[source]` are those of the data source (`replay.options`,
 Kafka's and Spark's names verbatim); every key may also come from the environment, where it wins:
 `CATCHWATER_PIPELINE__CHECKPOINT`, `CATCHWATER_SOURCE__STARTINGOFFSETS`, in any case and with `_`
-for `.`; in sections with a name of their own, `CATCHWATER_SINK__ALERTS__TOPIC`. An unknown key
-stops the start with file, line and the nearest known one.
+for `.` and `-`; in sections with a name of their own, `CATCHWATER_SINK__ALERTS__TOPIC`, where the
+file has that sink. An unknown key, section or sink stops the start with file, line and the nearest
+known one.
 """
 
 import re
@@ -14,19 +15,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from catchwater.config import ConfigError, duration_ms, flatten, nearest, toml_line
+from catchwater.config import (
+    CatchwaterError,
+    ConfigError,
+    duration_ms,
+    flatten,
+    nearest,
+    toml_line,
+)
 from catchwater.pipeline.calls.policy import SETTINGS
 from catchwater.pipeline.functions.policy import PoisonPolicy
 from catchwater.recovery.handover import current
 from catchwater.recovery.ledger import OffsetMap
 from catchwater.sinks import config as sinks
 from catchwater.sinks.config import SinkConfig
+from catchwater.wire.connection import parse_bootstrap
 from catchwater.wire.security.properties import resolve
 
 _PREFIX = "CATCHWATER_"
 
 _CLIENT_ID = "kafka.client.id"
 _LOCATION = re.compile(r"kafka\.ssl\..*\.location")
+_LAST_PORT = 65_535
 
 AVAILABLE_NOW = "available-now"
 CONTINUOUS = "continuous"
@@ -64,6 +74,8 @@ _NAMED = ("sink", "table", "call")
 """Sections of which there are many, each with a name: `[sink.NAME]`."""
 _OWN_NAMES = ("inputs",)
 """Sections whose keys are the user's names."""
+_ELSEWHERE = "broker"
+"""What the environment may also hold: a broker's settings."""
 
 
 @dataclass(frozen=True)
@@ -171,10 +183,13 @@ def load(path: Path, environment: Mapping[str, str]) -> PipelineConfig:
         raise ConfigError(f"{path}: not valid TOML: {problem}.") from problem
     found = {
         (each.section, each.key): each
-        for each in [*_from_document(path, text, document), *_from_environment(environment)]
+        for each in [
+            *_from_document(path, text, document),
+            *_from_environment(environment, document),
+        ]
     }
     found = {at: _resolved(each, environment, path.parent) for at, each in found.items()}
-    return _build(path, found)
+    return _build(path, found, document)
 
 
 def _resolved(setting: _Setting, environment: Mapping[str, str], folder: Path) -> _Setting:
@@ -211,23 +226,50 @@ def _from_document(path: Path, text: str, document: Mapping[str, Any]) -> Iterat
                 yield _Setting(name, key, value, where)
 
 
-def _from_environment(environment: Mapping[str, str]) -> Iterator[_Setting]:
+def _from_environment(
+    environment: Mapping[str, str], document: Mapping[str, Any]
+) -> Iterator[_Setting]:
     for variable, value in sorted(environment.items()):
-        section, separator, rest = variable.removeprefix(_PREFIX).lower().partition("__")
-        if not variable.startswith(_PREFIX) or not separator or section not in _KEYS:
+        section, separator, rest = _spelled(variable.removeprefix(_PREFIX)).partition("__")
+        if not variable.startswith(_PREFIX) or not separator or section == _ELSEWHERE:
             continue
-        name, where = section, f"the environment variable {variable}"
+        where = f"the environment variable {variable}"
+        if section not in _KEYS:
+            raise _unknown(where, f"[{section}]", [*_KEYS, _ELSEWHERE])
+        name, there = section, document.get(section, {})
         if section in _NAMED:
             own, _, rest = rest.partition("__")
-            name = f"{section}.{own}"
-        spelled = {key.lower().replace(".", "_"): key for key in _KEYS[section]}
+            own = _own_name(section, own, there, where)
+            name, there = f"{section}.{own}", there.get(own, {})
+        written = (key for key, _ in flatten(there))
+        spelled = {_spelled(key): key for key in (*_KEYS[section], *written)}
         if section in _OWN_NAMES:
-            spelled = {rest: rest}
+            spelled = {rest: spelled.get(rest, rest)}
         elif rest not in spelled and _is_known(section, rest.replace("_", ".")):
             spelled = {rest: rest.replace("_", ".")}
         if rest not in spelled:
             raise _unknown(where, rest, _KEYS[section])
         yield _Setting(name, spelled[rest], value, where)
+
+
+def _spelled(name: str) -> str:
+    """How the environment spells a name: in any case, with `_` for what no variable may have."""
+    return name.lower().replace(".", "_").replace("-", "_")
+
+
+def _own_name(section: str, own: str, there: Iterable[str], where: str) -> str:
+    """The name in the file that a variable spells. Raises `ConfigError` for a sink it has not.
+
+    What a function declares (a call, a table) may stand in the environment alone.
+    """
+    names = {_spelled(name): name for name in there}
+    if own not in names and section == "sink":
+        nearby = f"The nearest is {names[nearest(own, names)]}. " if names else ""
+        raise ConfigError(
+            f"{where}: there is no [sink.{own}].",
+            hint=f"{nearby}A sink of the environment's has to have its section in the file.",
+        )
+    return names.get(own, own)
 
 
 def _is_known(section: str, key: str) -> bool:
@@ -240,9 +282,15 @@ def _is_known(section: str, key: str) -> bool:
 class _File:
     """What was found, by section and key."""
 
-    def __init__(self, path: Path, found: Mapping[tuple[str, str], _Setting]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        found: Mapping[tuple[str, str], _Setting],
+        document: Mapping[str, Any],
+    ) -> None:
         self.path = path
         self.found = found
+        self._document = document
 
     def text(self, section: str, key: str) -> str | None:
         """A text, None if it is not set."""
@@ -266,9 +314,10 @@ class _File:
         return _duration(self.found.get((section, key)))
 
     def names(self, section: str) -> list[str]:
-        """The names of a section of which there are many."""
+        """The names of a section of which there are many, those of empty ones among them."""
         prefix = f"{section}."
-        return sorted({s.removeprefix(prefix) for s, _ in self.found if s.startswith(prefix)})
+        set_there = {s.removeprefix(prefix) for s, _ in self.found if s.startswith(prefix)}
+        return sorted({*set_there, *self._document.get(section, {})})
 
     def values(self, section: str) -> dict[str, str]:
         """All keys of a section."""
@@ -284,8 +333,10 @@ class _File:
         return sinks.parse(name, self.values(section), where)
 
 
-def _build(path: Path, found: Mapping[tuple[str, str], _Setting]) -> PipelineConfig:
-    file = _File(path, found)
+def _build(
+    path: Path, found: Mapping[tuple[str, str], _Setting], document: Mapping[str, Any]
+) -> PipelineConfig:
+    file = _File(path, found, document)
     outlets = {name: file.sink(f"sink.{name}", name) for name in file.names("sink")}
     dead_letter = outlets.pop(DEAD_LETTER, None)
     if file.values("dead_letter"):
@@ -298,7 +349,7 @@ def _build(path: Path, found: Mapping[tuple[str, str], _Setting]) -> PipelineCon
     folder = path.resolve().parent
     local = file.text("pipeline", "local")
     source, inputs = file.values("source"), file.values("inputs")
-    file.required("source", "kafka.bootstrap.servers")
+    _check_bootstrap(file)
     if not inputs:
         file.required("source", "subscribe")
     return PipelineConfig(
@@ -322,7 +373,7 @@ def _build(path: Path, found: Mapping[tuple[str, str], _Setting]) -> PipelineCon
         poison_limit=file.number("pipeline", "poison_limit"),
         restarts=file.number("pipeline", "restarts"),
         spare=file.text("pipeline", "spare") == "true",
-        metrics=file.text("pipeline", "metrics"),
+        metrics=_metrics(found.get(("pipeline", "metrics"))),
         retain=file.number("recovery", "retain") or 5,
         max_restore_ms=file.duration("recovery", "max_restore"),
         savepoints=file.text("recovery", "savepoints"),
@@ -377,6 +428,32 @@ def _trigger(setting: _Setting | None) -> str:
     if value not in (CONTINUOUS, AVAILABLE_NOW):
         return f"{_duration(setting)} milliseconds"
     return value
+
+
+def _metrics(setting: _Setting | None) -> str | None:
+    if setting is None:
+        return None
+    value = _text(setting)
+    host, _, port = value.rpartition(":")
+    if not host or not re.fullmatch(r"\d{1,5}", port) or int(port) > _LAST_PORT:
+        raise ConfigError(
+            f"{setting.where}: metrics must be of the form host:port, not {value!r}.",
+            hint='Such as "127.0.0.1:9400"; with "0.0.0.0:9400" other machines can ask, too.',
+        )
+    return value
+
+
+def _check_bootstrap(file: _File) -> None:
+    """Refuse brokers that no client could look for: no later start would find them."""
+    servers = file.required("source", "kafka.bootstrap.servers")
+    try:
+        parse_bootstrap(servers)
+    except CatchwaterError as error:
+        where = file.found["source", "kafka.bootstrap.servers"].where
+        raise ConfigError(
+            f"{where}: {error}",
+            hint="Several are separated by commas: 10.0.0.1:9092,10.0.0.2:9092.",
+        ) from error
 
 
 def _poison(setting: _Setting | None) -> PoisonPolicy | None:

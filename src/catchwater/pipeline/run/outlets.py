@@ -8,7 +8,7 @@ from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.sinks.base import Sink
 from catchwater.sinks.config import SinkConfig
-from catchwater.sinks.open import open_sink
+from catchwater.sinks.open import check_sink, open_sink
 from catchwater.sinks.surroundings import Surroundings
 
 
@@ -35,6 +35,16 @@ class Outlets:
 def source_of(sink: SinkConfig, specs: Sequence[FunctionSpec]) -> FunctionSpec:
     """The function whose outputs a sink takes: the one it names, or the last of the chain."""
     return next((spec for spec in specs if spec.name == sink.source), specs[-1])
+
+
+def check_outlets(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:
+    """Refuse sinks that no start could open; opens nothing. Raises as `check_sink`."""
+    around = Surroundings(config.name or specs[0].name, "", config.folder)
+    for each in config.sinks.values():
+        spec = source_of(each, specs)
+        check_sink(each, replace(around, output_type=spec.output_type, output_id=spec.output_id))
+    if config.dead_letter is not None:
+        check_sink(config.dead_letter, around)
 
 
 def open_outlets(

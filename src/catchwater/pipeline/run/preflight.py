@@ -6,6 +6,7 @@ was looked up on the way is what the query is built from.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from catchwater.clock import Clock
 from catchwater.pipeline.functions.spec import FunctionSpec
@@ -13,13 +14,14 @@ from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.artefact import FunctionCode, find_function, publish
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.fit import check_fit
-from catchwater.pipeline.run.outlets import Outlets, open_outlets
+from catchwater.pipeline.run.outlets import Outlets, check_outlets, open_outlets
 from catchwater.recovery import checkpoint, handover, pins, restore
 from catchwater.recovery.contract import PartitionTail
 from catchwater.recovery.home import claim_home
 from catchwater.recovery.intact import check_files
-from catchwater.recovery.ledger import Ledger
+from catchwater.recovery.ledger import Ledger, numbered
 from catchwater.recovery.measure import RestoreWatch
+from catchwater.recovery.savepoint.marker import refuse_unfinished
 from catchwater.replay.control import Control
 from catchwater.replay.options import SourceOptions, parse_options
 from catchwater.replay.subscription import Subscription
@@ -58,7 +60,8 @@ def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> Parts:
     name = config.name or specs[0].name
     options = parse_options(config.source_options)
     check_fit(config, specs)
-    identity.claim(config.checkpoint, identity_of(config, specs))
+    check_outlets(config, specs)
+    bind(config.checkpoint, identity_of(config, specs))
     published = [(spec, publish(spec, config.checkpoint)) for spec in specs]
     next_epoch = checkpoint.last_commit(config.checkpoint) + 1
     functions = versions.admit(config.checkpoint, published, next_epoch, clock.now_ms())
@@ -111,6 +114,21 @@ def target_of(sink: SinkConfig) -> str:
     """What a sink writes to, without what gives access to it."""
     named = (sink.options.get(key) for key in ("topic", "table", "path", "url"))
     return f"{sink.kind} {next(filter(None, named), '').partition('?')[0]}"
+
+
+def bind(folder: Path, wanted: identity.Identity) -> None:
+    """Bind the checkpoint to this pipeline; while nothing was begun in it, anew.
+
+    A first start that failed, at a sink that was not there, must not hold on to that sink. Raises
+    `OtherPipeline`.
+    """
+    ledger = Ledger(folder)
+    epochs = [*numbered(folder / "offsets"), *ledger.epochs(), *ledger.recorded_epochs()]
+    if epochs or handover.shadow_of(folder):
+        identity.claim(folder, wanted)
+    else:
+        refuse_unfinished(folder)
+        identity.write(folder, wanted)
 
 
 def identity_of(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> identity.Identity:

@@ -3,8 +3,9 @@
 The first failure, and every one after an epoch was committed, is followed by a start at once;
 failures in a row wait 1, 2, 4 … 60 seconds, give or take a fifth. More than `limit` failures
 within an hour end it. What another start cannot mend is not tried again: a usage error, a
-checkpoint that is refused. A record that no handler can handle, and a broken file, are tried once
-more: the machine may be to blame, and a start looks for a checkpoint that is whole.
+checkpoint that is refused. A record that no handler can handle or no sink will take, and a broken
+file, are tried once more: the machine may be to blame, and a start looks for a checkpoint that is
+whole.
 """
 
 from collections import deque
@@ -20,8 +21,12 @@ JITTER = 0.2
 NOT_MENDED_EXIT_CODES = (2, 5)
 NOT_MENDED = frozenset({"CheckpointInUse", "CodeChanged", "JavaMissing", "SparkMissing"})
 """Kinds of errors that stay however often one tries."""
-ONCE_MORE = frozenset({"EventFailed", "PoisonLimitReached", "LedgerDamaged", "ShardDamaged"})
-"""Kinds of errors that input or files are to blame for; a start may find a whole checkpoint."""
+ONCE_MORE = frozenset(
+    {"EventFailed", "PoisonLimitReached", "LedgerDamaged", "ShardDamaged"}
+    | {"RowUnfit", "ValueUnfit", "RecordRefused"}
+)
+"""Kinds of errors that input, files or a sink's target are to blame for; a start may find a whole
+checkpoint."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ request. Holds the requests it is given and their answers, so give it some at a 
 """
 
 import http.client
+import re
 import ssl
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -54,20 +55,26 @@ class Endpoint:
         clock: Clock,
     ) -> None:
         """Opens nothing yet. Raises `ConfigError` for a URL that is none."""
-        parts = urlsplit(url)
-        if parts.scheme not in _PORTS or not parts.hostname or "@" in parts.netloc:
+        if not _is_address(url):
             raise ConfigError(
                 # The URL may hold a password.
                 "url of a sink of kind http must be of the form http://host:port/path, without "
                 "user and password.",
                 hint="Credentials go into authorization, best from the environment.",
             )
+        if not re.fullmatch(r"[\x20-\x7e]*", authorization.strip()):
+            raise ConfigError(
+                # It is a secret.
+                "authorization of a sink of kind http has characters that no header takes.",
+                hint="Is there a line's end in it, or a quotation mark of print?",
+            )
+        parts = urlsplit(url)
         self.place = f"{parts.scheme}://{parts.netloc}"
         self._secure = parts.scheme == "https"
-        self._host, self._port = parts.hostname, parts.port or _PORTS[parts.scheme]
+        self._host, self._port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
         self._timeout_s = timeout_ms / 1000
         self._retry_ms = retry_ms
-        self._headers = {"Authorization": authorization} if authorization else {}
+        self._headers = {"Authorization": authorization.strip()} if authorization else {}
         self._clock = clock
         self._connections: list[http.client.HTTPConnection | None] = [None] * concurrency
         self._workers = ThreadPoolExecutor(concurrency, thread_name_prefix="catchwater-http")
@@ -146,3 +153,13 @@ class Endpoint:
         connection, self._connections[worker] = self._connections[worker], None
         if connection is not None:
             connection.close()
+
+
+def _is_address(url: str) -> bool:
+    """Whether requests can be sent there: `http://host:port/path`, without user and password."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return False
+    return parts.scheme in _PORTS and bool(parts.hostname) and "@" not in parts.netloc and port != 0

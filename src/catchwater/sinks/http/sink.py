@@ -73,8 +73,15 @@ class Names(NamedTuple):
                 return quote(row.record.key, safe="")
             case "row":
                 return quote("-".join(map(str, row.id)), safe="")
-        fields = json.loads(row.record.value)
-        return quote(":".join(str(fields[field]) for field in self.output_id), safe="")
+        try:
+            fields = json.loads(row.record.value)
+            return quote(":".join(str(fields[field]) for field in self.output_id), safe="")
+        except (ValueError, KeyError, TypeError) as error:
+            raise RecordRefused(
+                f"The output {row.id} (epoch/shard/row) has no {' and '.join(self.output_id)}, "
+                "which its URL is made of.",
+                hint="Let the function put out these fields always, or write {key} in the URL.",
+            ) from error
 
 
 def names_of(url: str, output_id: tuple[str, ...]) -> Names:
@@ -85,6 +92,10 @@ def names_of(url: str, output_id: tuple[str, ...]) -> Names:
         pieces = tuple((text, name) for text, name, _, _ in string.Formatter().parse(path or "/"))
     except ValueError as error:
         raise ConfigError(f"url = {url!r} is not a template: {error}.") from error
+    if any(not sign.isascii() or sign in " #" for text, _ in pieces for sign in text):
+        raise ConfigError(
+            f"url = {url!r} has characters that no URL takes.", hint="Escape them: %20 is a space."
+        )
     for _, name in pieces:
         if name is not None and name not in _NAMES:
             raise ConfigError(

@@ -31,7 +31,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError, ConfigError
-from catchwater.sinks.base import Headers, SinkUnavailable, Superseded
+from catchwater.sinks.base import Headers, NotAdmitted, SinkUnavailable, Superseded
 
 Offsets = dict[str, tuple[int, int]]
 """Partition (as text) → (first, last) offset."""
@@ -62,12 +62,22 @@ _WRITING = {
     "partitioner": "murmur2_random",
 }
 _FENCED = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
+_DENIED = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+)
+_TOO_LARGE = (
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE,
+)
 
 Options = Mapping[str, str]
 
 
-class NotAdmitted(CatchwaterError):
-    """The brokers do not take the login, or are not trusted: asking again would not help."""
+class RecordRefused(CatchwaterError):
+    """The brokers will not take a record, however often it is sent."""
 
 
 class Message(NamedTuple):
@@ -139,6 +149,7 @@ class Brokers:
             if "admin" in self.__dict__:
                 self.admin.poll(0)  # it tells of what happened only when it is asked
             said, self._last_error = self._last_error, None
+            self._refuse_for_good(reason)
             if reason.code() in _FENCED:
                 raise Superseded(
                     f"The Kafka at {self.name} has fenced this pipeline's transactions: "
@@ -156,6 +167,21 @@ class Brokers:
             raise SinkUnavailable(
                 f"The Kafka at {self.name} did not do what was asked: {reason.str()}{told}."
             ) from error
+
+    def _refuse_for_good(self, reason: KafkaError) -> None:
+        """Raise what is no passing trouble: it would only be met again."""
+        if reason.code() in _TOO_LARGE:
+            raise RecordRefused(
+                f"The Kafka at {self.name} does not take an output: {reason.str()}.",
+                hint="Set kafka.message.max.bytes in the sink's section to what the topic and its "
+                "brokers take (max.message.bytes), raise that, or put out less.",
+            )
+        if reason.code() in _DENIED:
+            raise NotAdmitted(
+                f"The Kafka at {self.name} does not let this user: {reason.str()}.",
+                hint="The principal needs write, describe and read on the sink's topic and on "
+                "catchwater-sink-epochs, and its transactional ids (catchwater.…).",
+            )
 
     def _note(self, error: KafkaError) -> None:
         # That all brokers are down comes behind the reason, and says less.

@@ -94,7 +94,10 @@ class Columns:
         self._is_raw = output_type is None
         fields = dict(_RAW) if self._is_raw else _record_fields(output_type, "the output")
         if taken := {*ROW_ID}.intersection(fields):
-            raise ColumnUnsupported(f"The output's field {min(taken)} has a name that is ours.")
+            raise ColumnUnsupported(
+                f"The output's field {min(taken)} has a name that is ours.",
+                hint="Give the field another name; in JSON is enough (msgspec: rename).",
+            )
         self.output = pa.schema(list(fields.items()))
         """The output's own columns."""
         self.schema = pa.schema([*_ROW_ID_FIELDS, *self.output])
@@ -173,7 +176,8 @@ class Columns:
                 except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
                     return ValueUnfit(
                         f"The output {id} does not fit the column {field.name} of type "
-                        f"{field.type}: {error}."
+                        f"{field.type}: {error}.",
+                        hint="Let the function put out what the column takes; nothing is rounded.",
                     )
         raise AssertionError("each value alone fits its column")
 

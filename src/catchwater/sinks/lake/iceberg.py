@@ -22,14 +22,18 @@ import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
+    ForbiddenError,
+    NoSuchNamespaceError,
     NoSuchTableError,
     NotInstalledError,
+    OAuthError,
     RESTError,
+    UnauthorizedError,
     ValidationError,
 )
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.table import Table
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DatabaseError, OperationalError
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import ConfigError
@@ -37,6 +41,7 @@ from catchwater.recovery.ledger import SinkEpoch
 from catchwater.sinks.base import (
     Expected,
     Fix,
+    NotAdmitted,
     OutputRecord,
     RowId,
     SinkFull,
@@ -186,13 +191,18 @@ class IcebergSink:
                 "the output.",
                 hint="Make the column optional, or write to another table.",
             )
+        with self._altered(), table.update_schema() as update:
+            update.union_by_name(self._columns.schema)
+
+    @contextmanager
+    def _altered(self) -> Iterator[None]:
         try:
-            with table.update_schema() as update:
-                update.union_by_name(self._columns.schema)
+            yield
         except (ValidationError, ValueError) as error:
             raise TargetDiffers(
                 f"The table {self._table} cannot take the outputs: {error}.",
-                hint="Give the output's field another name, or write to another table.",
+                hint="Start the pipeline again if a column was dropped meanwhile: it is made anew. "
+                "Otherwise give the output's field another name, or write to another table.",
             ) from error
 
     def _load(self) -> Table:
@@ -223,7 +233,8 @@ class IcebergSink:
         with table.transaction() as change:
             if mark.records:
                 rows = self._columns.table(self.truth.rows(mark.epoch))
-                change.append(rows, snapshot_properties=self._summary(mark))
+                with self._altered():
+                    change.append(rows, snapshot_properties=self._summary(mark))
             kept = marks.written(mark, self._oldest).encode().decode()
             change.set_properties({MARKS_PROPERTY: kept})
         if self._unexpired is not None:
@@ -313,6 +324,17 @@ class IcebergSink:
             raise SinkUnavailable(
                 f"Another writer changed the table {self._table} at the same time: {error}."
             ) from error
+        except (NoSuchTableError, NoSuchNamespaceError) as error:
+            raise TargetDiffers(
+                f"The table {self._table} is gone: {error}.",
+                hint="Restore it, or start the pipeline again: it makes the table anew, and what "
+                "it held comes back by catchwater sink repair, as far as that is kept.",
+            ) from error
+        except (UnauthorizedError, ForbiddenError, OAuthError) as error:
+            raise NotAdmitted(
+                f"The catalog of the table {self._table} does not let us in: {error}.",
+                hint="Are catalog.token, or catalog.credential, those of a user who may write?",
+            ) from error
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise SinkFull(
@@ -322,6 +344,11 @@ class IcebergSink:
             raise self._away(error) from error
         except (RESTError, OperationalError) as error:
             raise self._away(error) from error
+        except DatabaseError as error:
+            raise TargetDiffers(
+                f"The catalog of the table {self._table} cannot be read: {error.orig}.",
+                hint="Restore it from a copy, or name another warehouse.",
+            ) from error
 
     def _away(self, error: Exception) -> SinkUnavailable:
         return SinkUnavailable(f"The table {self._table} is out of reach: {error}.")
@@ -332,11 +359,6 @@ def open_iceberg(config: SinkConfig, around: "Surroundings", truth: Archive) -> 
 
     Without any, the catalog is a SQLite file in the warehouse, a folder beside the pipeline's file.
     """
-    if "." not in config.options["table"]:
-        raise ConfigError(
-            f"table = {config.options['table']!r} in [sink.{config.name}] names no namespace.",
-            hint='Write table = "namespace.table".',
-        )
     try:
         catalog = load_catalog(**_catalog_properties(config, around))
     except (ValueError, NotInstalledError) as error:

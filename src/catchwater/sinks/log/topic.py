@@ -6,11 +6,13 @@ there. What lies outside the epochs is told by its headers (a record that was re
 at least once), or by being equal to a row (somebody has written it again); all else is another
 writer's and none of our business. Records that retention has deleted count as held.
 
-Relies on plans, as every reader of history does.
+Relies on plans, as every reader of history does, and on partitions only growing in number.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from catchwater.replay.control import Control
@@ -92,16 +94,26 @@ class Reading:
         expected: Iterable[Expected],
         partitions: int,
     ) -> None:
-        """`sink` is `<pipeline>/<sink>`; spans are in the order of their offsets."""
+        """`sink` is `<pipeline>/<sink>`; spans are in the order of their offsets.
+
+        `expected` are the rows by epoch, `partitions` those of the topic now.
+        """
         self._sink = sink.encode()
         self._spans = spans
         self._starts = {p: [span.first for span in of] for p, of in spans.items()}
+        self._lengths: dict[int, dict[int, int]] = {}
+        """Epoch → partition → how many records it has there."""
+        for p, of in spans.items():
+            for span in of:
+                if span.live:
+                    self._lengths.setdefault(span.epoch, {})[p] = span.last - span.first + 1
         self._order: dict[tuple[int, int], list[RowId]] = {}
         self._by_content: dict[bytes, RowId] = {}
-        for row in expected:
-            partition = partition_of(row.record.key, partitions)
-            self._order.setdefault((row.id.epoch, partition), []).append(row.id)
-            self._by_content[record_digest(row.record)] = row.id
+        for epoch, group in groupby(expected, lambda row: row.id.epoch):
+            rows = list(group)
+            for row, partition in zip(rows, self._placed(epoch, rows, partitions), strict=True):
+                self._order.setdefault((epoch, partition), []).append(row.id)
+                self._by_content[record_digest(row.record)] = row.id
 
     def row(self, placed: Placed) -> SinkRow | None:
         """Which row this record is; None: it is none of those that were asked for."""
@@ -129,6 +141,18 @@ class Reading:
                 ids = self._order.get((span.epoch, partition), []) if span.live else []
                 gone = min(max(starts[partition] - span.first, 0), len(ids))
                 yield from (SinkRow(id, b"", None) for id in ids[:gone])
+
+    def _placed(self, epoch: int, rows: Sequence[Expected], partitions: int) -> list[int]:
+        """The partition of each row; the topic may have had fewer when the epoch was written."""
+        lengths = self._lengths.get(epoch)
+        now = [partition_of(row.record.key, partitions) for row in rows]
+        if not lengths or Counter(now) == lengths:
+            return now
+        for fewer in range(partitions - 1, 0, -1):
+            then = [partition_of(row.record.key, fewer) for row in rows]
+            if Counter(then) == lengths:
+                return then
+        return now
 
     def _in_span(self, span: Span, placed: Placed, digest: bytes) -> SinkRow:
         ids = self._order.get((span.epoch, placed.partition), [])

@@ -103,21 +103,36 @@ def _decoder(columns: Sequence[Column]) -> Callable[[OutputRecord], Values]:
     renamed = dict(zip(names, (column.name for column in columns), strict=True))
     row = msgspec.defstruct("Row", fields, rename=renamed)
     decode = msgspec.json.Decoder(row).decode
-    texts = [at for at, column in enumerate(columns) if column.kind in ("json", "decimal")]
+    other = [
+        (at, _utc if column.kind == "time" else _text_of)
+        for at, column in enumerate(columns)
+        if column.kind in ("json", "decimal", "time")
+    ]
 
     def values(record: OutputRecord) -> Values:
         try:
             found = msgspec.structs.astuple(decode(record.value))
         except msgspec.DecodeError as error:
             raise RowUnfit(f"The output {record.value[:200]!r} is not a row: {error}.") from error
-        if not texts:
+        if not other:
             return found
         row = list(found)
-        for at in texts:
-            row[at] = _text_of(row[at])
+        for at, change in other:
+            row[at] = change(row[at])
         return tuple(row)
 
     return values
+
+
+def _utc(text: str | None) -> str | None:
+    """The time in UTC: a column without a zone would drop another one without a word."""
+    if text is None or text.endswith("Z"):
+        return text
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return text  # for the database to refuse
+    return text if at.tzinfo is None else at.astimezone(UTC).isoformat()
 
 
 def _text_of(value: Any) -> str | None:
@@ -128,7 +143,11 @@ def _text_of(value: Any) -> str | None:
 
 
 def _raw_values(record: OutputRecord) -> Values:
-    headers = {name: value.decode(errors="replace") for name, value in record.headers}
+    # A dead letter has to be taken, whatever is in it; no database takes this one in a text.
+    headers = {
+        name: value.decode(errors="replace").replace("\0", "\ufffd")
+        for name, value in record.headers
+    }
     return record.key, record.value, msgspec.json.encode(headers).decode()
 
 
@@ -148,8 +167,11 @@ def _fields(declared: Any) -> list[Column]:
             for each in msgspec.structs.fields(declared)
         ]
     if is_pydantic(declared):
-        names = list(declared.model_fields)
-    elif dataclasses.is_dataclass(declared):
+        hints = typing.get_type_hints(declared)
+        columns = [_column(name, hints[name]) for name in declared.model_fields]
+        # Pydantic writes bytes into JSON as text.
+        return [c._replace(kind="text") if c.kind == "bytes" else c for c in columns]
+    if dataclasses.is_dataclass(declared):
         names = [field.name for field in dataclasses.fields(declared)]
     elif typing.is_typeddict(declared):
         names = list(typing.get_type_hints(declared))

@@ -1,8 +1,8 @@
 """What a table sink asks of a database; SQLite and PostgreSQL answer it.
 
 Errors are told apart here, for the sink and its user: a database that is away
-(`SinkUnavailable`), full (`SinkFull`), one whose table is not as it should be (`TargetDiffers`),
-and a row that the table will not take (`RowUnfit`).
+(`SinkUnavailable`), one that does not let us in (`NotAdmitted`), full (`SinkFull`), one whose table
+is not as it should be (`TargetDiffers`), and a row that the table will not take (`RowUnfit`).
 """
 
 import re
@@ -14,6 +14,19 @@ from catchwater.config import ConfigError
 from catchwater.sinks.relational.columns import Column, Kind
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,55}(?:\.[A-Za-z_][A-Za-z0-9_]{0,55})?")
+
+
+CHANGED = (
+    "What the sink needs there was dropped or altered while it wrote. Put it back, or start the "
+    "pipeline again: what is missing is made, and what it held comes back by catchwater sink "
+    "repair."
+)
+"""The hint where a statement fails that a moment before did not."""
+UNFIT = (
+    "Let the function put out what the column takes, or alter the column; then start the pipeline "
+    "again: the epoch runs again."
+)
+"""The hint where a row is refused."""
 
 
 class Found(NamedTuple):
@@ -54,6 +67,10 @@ class Database(Protocol):
 
     def columns(self, transaction: Transaction, table: str) -> Mapping[str, Found]:
         """The columns of a table; none if there is no such table."""
+        ...
+
+    def full_names(self, transaction: Transaction, tables: Sequence[str]) -> list[str]:
+        """The tables' names, each spelled as no other table's is."""
         ...
 
     def scan(self, sql: str, values: Sequence[object]) -> Iterator[tuple[Any, ...]]:

@@ -1,18 +1,19 @@
 """PostgreSQL as a target: rows by COPY, sessions in UTC, a lost connection opened anew."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import RLock
 from typing import Any
-from urllib.parse import urlsplit
 
 import psycopg
 from psycopg import errors
+from psycopg.conninfo import conninfo_to_dict
 
 from catchwater.config import CatchwaterError, ConfigError
-from catchwater.sinks.base import SinkFull, SinkUnavailable, TargetDiffers
+from catchwater.sinks.base import NotAdmitted, SinkFull, SinkUnavailable, TargetDiffers
 from catchwater.sinks.relational.columns import Kind, RowUnfit
-from catchwater.sinks.relational.database import Found, Transaction
+from catchwater.sinks.relational.database import CHANGED, UNFIT, Found, Transaction
 
 _CONNECT_S = 10
 _SCAN_ROWS = 5000
@@ -24,11 +25,21 @@ _AWAY = (
     psycopg.OperationalError,
     psycopg.InterfaceError,
 )
+_NOT_ADMITTED = re.compile(
+    "password authentication failed|no password supplied|authentication failed for user"
+    "|no pg_hba.conf entry|pg_hba.conf rejects|is not permitted to log in"
+    '|(database|role) ".*" does not exist|permission denied for database'
+    "|certificate verify failed|root certificate file"
+)
+"""What a server, or the client's library, says to a login in vain; there is no code of it."""
 _COLUMNS = """
-SELECT column_name, udt_name, is_nullable = 'NO' AND column_default IS NULL AND is_identity = 'NO'
-FROM information_schema.columns
-WHERE table_name = ? AND table_schema = COALESCE(?, current_schema())
+SELECT a.attname, COALESCE(base.typname, t.typname),
+       a.attnotnull AND NOT a.atthasdef AND a.attidentity = ''
+FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+LEFT JOIN pg_type base ON base.oid = t.typbasetype AND t.typtype = 'd'
+WHERE a.attrelid = to_regclass(?) AND a.attnum > 0 AND NOT a.attisdropped
 """
+"""Of a table that the user may not read, too: who may not is told so when it is read."""
 
 
 class PostgresTransaction:
@@ -72,15 +83,8 @@ class PostgresDatabase:
     }  # fmt: skip
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("postgres", "postgresql") or not parts.path.strip("/"):
-            raise ConfigError(
-                # The value may hold a password.
-                "url of a sink of kind postgres must be the URL of a PostgreSQL database.",
-                hint="Write postgresql://user@host/database; a password may come from PGPASSWORD.",
-            )
         self._url = url
-        self._name = f"{parts.hostname or 'localhost'}:{parts.port or 5432}{parts.path}"
+        self._name = _name_of(url)
         # One thread commits an epoch while another sweeps what is behind the one before.
         self._alone = RLock()
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
@@ -95,9 +99,13 @@ class PostgresDatabase:
 
     def columns(self, transaction: Transaction, table: str) -> Mapping[str, Found]:
         """The columns of a table; none if there is no such table."""
-        schema, _, name = table.replace('"', "").rpartition(".")
-        rows = transaction.execute(_COLUMNS, [name, schema or None])
+        rows = transaction.execute(_COLUMNS, [table])
         return {str(column): Found(str(kind), bool(required)) for column, kind, required in rows}
+
+    def full_names(self, transaction: Transaction, tables: Sequence[str]) -> list[str]:
+        """With their schemas; without one a table lies where a new one would."""
+        ((schema,),) = transaction.execute("SELECT current_schema()")
+        return [table if "." in table else f"{schema}.{table}" for table in tables]
 
     def scan(self, sql: str, values: Sequence[object]) -> Iterator[tuple[Any, ...]]:
         """The rows of a query through a cursor on the server."""
@@ -119,12 +127,13 @@ class PostgresDatabase:
                 self._url,
                 autocommit=True,
                 connect_timeout=_CONNECT_S,
-                options="-c TimeZone=UTC",
                 keepalives_idle=10,
                 keepalives_interval=5,
                 tcp_user_timeout=30_000,
                 application_name="catchwater sink",
             )
+            # Not by the option `options`, which the URL may have its own of.
+            self._connection.execute("SET TimeZone TO 'UTC'")
         return self._connection
 
     @contextmanager
@@ -144,11 +153,46 @@ class PostgresDatabase:
                 f"PostgreSQL at {self._name} has no space left: {text}. The epoch was undone.",
                 hint="Free some space and start the pipeline again; the epoch runs again.",
             )
+        if isinstance(error, psycopg.OperationalError) and _NOT_ADMITTED.search(text):
+            return NotAdmitted(
+                f"PostgreSQL at {self._name} does not let us in: {text}.",
+                hint="Are user, password (PGPASSWORD, or in the URL) and database those that there "
+                "are? Try them: psql URL.",
+            )
         if isinstance(error, _AWAY):
             return SinkUnavailable(f"PostgreSQL at {self._name} is out of reach: {text}.")
         if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
-            return RowUnfit(f"A table at {self._name} refuses an output: {text}.")
-        return TargetDiffers(f"PostgreSQL at {self._name} cannot take the outputs: {text}.")
+            return RowUnfit(f"A table at {self._name} refuses an output: {text}.", hint=UNFIT)
+        return TargetDiffers(
+            f"PostgreSQL at {self._name} cannot take the outputs: {text}.",
+            hint=_HINTS.get(type(error), CHANGED),
+        )
+
+
+_HINTS: Mapping[type[psycopg.Error], str] = {
+    errors.InsufficientPrivilege: "Let the user write to the table, to catchwater_sinks and "
+    "catchwater_epochs, and make what is missing of them: GRANT USAGE, CREATE ON SCHEMA …; or make "
+    "them as another user and grant SELECT, INSERT, UPDATE, DELETE.",
+    errors.InvalidSchemaName: "CREATE SCHEMA it, or name a table of a schema that is there.",
+}
+"""Where it is not that something was changed."""
+
+
+def _name_of(url: str) -> str:
+    """Host, port and database for messages. Raises `ConfigError`."""
+    try:
+        given = conninfo_to_dict(url) if url.startswith(("postgres://", "postgresql://")) else {}
+    except psycopg.ProgrammingError:
+        given = {}  # what it says may quote the password
+    ports = str(given.get("port") or 5432)
+    if not given.get("dbname") or not re.fullmatch(r"\d{1,5}(,\d{1,5})*", ports):
+        raise ConfigError(
+            # The value may hold a password.
+            "url of a sink of kind postgres must be the URL of a PostgreSQL database.",
+            hint="Write postgresql://user@host/database; a password may come from PGPASSWORD, and "
+            "in the URL its / @ : % must be escaped (%2F %40 %3A %25).",
+        )
+    return f"{given.get('host') or 'localhost'}:{ports}/{given['dbname']}"
 
 
 def _native(sql: str) -> bytes:

@@ -8,6 +8,7 @@ wait for each other, so a driver that was thought dead finds the marks of its su
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -20,14 +21,17 @@ from catchwater.sinks.base import (
     OutputRecord,
     RowId,
     SinkRow,
+    SinkUnavailable,
     Staged,
     Superseded,
+    TargetDiffers,
+    TargetTaken,
     epoch_checksum,
     refuse_other,
 )
 from catchwater.sinks.config import SinkConfig
 from catchwater.sinks.patience import patiently
-from catchwater.sinks.relational.columns import Codec, Values, digest_of
+from catchwater.sinks.relational.columns import Codec, RowUnfit, Values, digest_of
 from catchwater.sinks.relational.database import Database, Transaction, quoted
 from catchwater.sinks.relational.tables import Target, Writer
 from catchwater.sinks.relational.takeover import take_place
@@ -78,13 +82,24 @@ class TableSink:
         pieces = sorted(staged, key=lambda piece: piece.shard)
         records = sum(piece.records for piece in pieces)
         done = SinkEpoch(self._writer.table, records, epoch_checksum(pieces))
-        patiently(lambda: self._commit(epoch, pieces, done), self._clock, self._retry_ms)
+        try:
+            patiently(lambda: self._commit(epoch, pieces, done), self._clock, self._retry_ms)
+        except (TargetDiffers, RowUnfit):
+            # A table that was changed meanwhile is told as at a start: what is wrong, and what it
+            # should be. Where it fits, or cannot be asked, the error itself says most.
+            with suppress(SinkUnavailable), self._database.transaction() as transaction:
+                self._target.check_fits(transaction)
+            raise
         return done
 
     def last_epoch(self) -> int | None:
         """The newest epoch that has a mark."""
-        with self._database.transaction() as transaction:
-            return self._last(transaction)
+
+        def last() -> int | None:
+            with self._database.transaction() as transaction:
+                return self._last(transaction)
+
+        return patiently(last, self._clock, self._retry_ms)
 
     def withdraw(self, after: int) -> None:
         """Delete, or put back, what older generations wrote after this epoch."""
@@ -137,8 +152,12 @@ class TableSink:
     def sweep(self, oldest: int, now_ms: int) -> None:
         """Forget staged pieces, and now and then marks and undo rows, of epochs before."""
         self.truth.sweep(oldest, now_ms)
-        if oldest - self._swept < _SWEEP_EPOCHS:
-            return
+        if oldest - self._swept >= _SWEEP_EPOCHS:
+            # What is behind can wait for a database that is away; the next epoch will say so.
+            with suppress(SinkUnavailable):
+                self._sweep(oldest)
+
+    def _sweep(self, oldest: int) -> None:
         with self._database.transaction() as transaction:
             transaction.execute(
                 f"DELETE FROM catchwater_epochs WHERE {_OURS} AND epoch < ?", [*self._who, oldest]
@@ -169,9 +188,16 @@ class TableSink:
                 )
 
     def _refuse_superseded(self, transaction: Transaction) -> None:
-        ((generation,),) = transaction.execute(
+        claims = transaction.execute(
             f"SELECT generation FROM catchwater_sinks WHERE {_OURS}", self._who
         )
+        if not claims:
+            raise TargetTaken(
+                f"The sink {self.name!r} of {self._who[0]!r} no longer has its row in "
+                f"catchwater_sinks: another pipeline may have taken {self._writer.table}.",
+                hint="If none has, start the pipeline again: it claims the table.",
+            )
+        generation = claims[0][0]
         if int(generation) > self._writer.generation:
             raise Superseded(
                 f"The sink {self.name!r} of {self._who[0]!r} is written by generation "

@@ -1,5 +1,10 @@
-"""SQLite as a target: one file, WAL mode, synced at every commit."""
+"""SQLite as a target: one file, WAL mode, synced at every commit.
 
+A file that is removed or replaced while it is open would go on to take what nobody can read any
+more; so the file is looked at before every transaction.
+"""
+
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +15,7 @@ from typing import Any
 from catchwater.config import CatchwaterError
 from catchwater.sinks.base import SinkFull, SinkUnavailable, TargetDiffers
 from catchwater.sinks.relational.columns import Kind, RowUnfit
-from catchwater.sinks.relational.database import Found, Transaction
+from catchwater.sinks.relational.database import CHANGED, UNFIT, Found, Transaction
 
 _BUSY_S = 5.0
 _SCAN_ROWS = 1000
@@ -48,7 +53,8 @@ class SqliteDatabase:
     }  # fmt: skip
     _TEXTS = ("text", "varchar", "char", "clob", "")
     accepted: Mapping[Kind, Sequence[str]] = {
-        "text": _TEXTS, "integer": ("integer", "int", "bigint"), "real": ("real", "double"),
+        "text": _TEXTS, "integer": ("integer", "int", "bigint"),
+        "real": ("real", "double", "double precision", "float"),
         "boolean": ("integer", "int", "boolean", "bool"), "bytes": ("blob",),
         "time": (*_TEXTS, "datetime", "timestamp"), "date": (*_TEXTS, "date"),
         "decimal": ("text",), "uuid": _TEXTS, "json": (*_TEXTS, "json"),
@@ -59,6 +65,8 @@ class SqliteDatabase:
         # One thread commits an epoch while another sweeps what is behind the one before.
         self._alone = RLock()
         self._connection: sqlite3.Connection | None = None
+        self._file = (0, 0)
+        """Device and inode of the file that is open."""
 
     @contextmanager
     def transaction(self) -> Iterator[SqliteTransaction]:
@@ -83,6 +91,10 @@ class SqliteDatabase:
             for _, name, kind, required, default, _ in rows
         }
 
+    def full_names(self, transaction: Transaction, tables: Sequence[str]) -> list[str]:
+        """SQLite takes no notice of case."""
+        return [table.lower() for table in tables]
+
     def scan(self, sql: str, values: Sequence[object]) -> Iterator[tuple[Any, ...]]:
         """The rows of a query, some at a time."""
         with self._alone, self._named():
@@ -97,14 +109,31 @@ class SqliteDatabase:
             self._connection = None
 
     def _connect(self) -> sqlite3.Connection:
+        if self._connection is not None and _file(self._path) != self._file:
+            raise TargetDiffers(
+                f"The SQLite database {self._path} was removed or replaced while it was written.",
+                hint="Put it back, or start the pipeline again: what is missing is made, and what "
+                "it held comes back by catchwater sink repair.",
+            )
         if self._connection is None:
+            self._check_place()
             connection = sqlite3.connect(
                 self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
             )
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
-            self._connection = connection
+            self._connection, self._file = connection, _file(self._path)
         return self._connection
+
+    def _check_place(self) -> None:
+        if not self._path.parent.is_dir() or self._path.is_dir():
+            wrong = (
+                "is a folder" if self._path.is_dir() else "would lie in a folder that is not there"
+            )
+            raise TargetDiffers(
+                f"The SQLite database {self._path} {wrong}.",
+                hint="Make the folder, or give the sink another path.",
+            )
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -115,7 +144,8 @@ class SqliteDatabase:
             raise self._told(error) from error
         except OverflowError as error:
             raise RowUnfit(
-                f"An output has a number that SQLite cannot hold in {self._path}: {error}."
+                f"An output has a number that SQLite cannot hold in {self._path}: {error}.",
+                hint=UNFIT,
             ) from error
 
     def _told(self, error: sqlite3.Error) -> CatchwaterError:
@@ -128,7 +158,19 @@ class SqliteDatabase:
         if primary in _AWAY:
             return SinkUnavailable(f"The SQLite database {self._path} is out of reach: {error}.")
         if primary in _DAMAGED:
-            return TargetDiffers(f"{self._path} cannot be written as a SQLite database: {error}.")
+            return TargetDiffers(
+                f"{self._path} cannot be written as a SQLite database: {error}.",
+                hint="Give the sink another path, or restore the file from a copy.",
+            )
         if isinstance(error, sqlite3.IntegrityError | sqlite3.DataError | sqlite3.InterfaceError):
-            return RowUnfit(f"A table of {self._path} refuses an output: {error}.")
-        return TargetDiffers(f"{self._path} cannot take the outputs: {error}.")
+            return RowUnfit(f"A table of {self._path} refuses an output: {error}.", hint=UNFIT)
+        return TargetDiffers(f"{self._path} cannot take the outputs: {error}.", hint=CHANGED)
+
+
+def _file(path: Path) -> tuple[int, int]:
+    """Device and inode of the file; zeros where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0
+    return found.st_dev, found.st_ino

@@ -67,7 +67,14 @@ class Target:
 
     def check_fits(self, transaction: Transaction) -> None:
         """Raise `TargetDiffers` unless the table is there and can take the outputs."""
-        self._compare(self._database.columns(transaction, self.name))
+        found = self._database.columns(transaction, self.name)
+        if not found:
+            raise TargetDiffers(
+                f"The table {self._writer.table} is gone.",
+                hint="Restore it, or start the pipeline again: it makes the table anew, and what "
+                "it held comes back by catchwater sink repair, as far as that is kept.",
+            )
+        self._compare(found)
 
     def prepare(self) -> None:
         """Claim the table, create it or see that it fits.
@@ -76,8 +83,10 @@ class Target:
         """
         with self._database.transaction() as transaction:
             transaction.lock("catchwater sinks")
-            transaction.execute(_SINKS)
-            transaction.execute(_EPOCHS)
+            # Looked for first: to make a table that is there needs a right that is not needed.
+            for table, statement in (("catchwater_sinks", _SINKS), ("catchwater_epochs", _EPOCHS)):
+                if not self._database.columns(transaction, checked_table(table)):
+                    transaction.execute(statement)
             self._claim(transaction)
             found = self._database.columns(transaction, self.name)
             if found:
@@ -87,14 +96,17 @@ class Target:
                 table = self._writer.table.rpartition(".")[2]
                 index = checked_table(f"{table}_by_epoch")
                 transaction.execute(f"CREATE INDEX {index} ON {self.name} (catchwater_epoch)")
-            if self._writer.output_id:
+            if self._writer.output_id and not self._database.columns(transaction, self.undo):
                 transaction.execute(self._undo_definition())
 
     def _check_names(self) -> None:
         outputs = [column.name for column in self._outputs]
         for name in outputs:
             if any(sign in name for sign in '"?%\0') or name.lower() in ROW_COLUMNS:
-                raise ConfigError(f"The output's field {name!r} cannot be the name of a column.")
+                raise ConfigError(
+                    f"The output's field {name!r} cannot be the name of a column.",
+                    hint="Give the field another name; in JSON is enough (msgspec: rename).",
+                )
         for name in self._writer.output_id:
             if name not in outputs:
                 raise ConfigError(
@@ -104,24 +116,25 @@ class Target:
 
     def _claim(self, transaction: Transaction) -> None:
         pipeline, sink, generation, table, _ = self._writer
-        for owner, name, target in transaction.execute(
-            "SELECT pipeline, sink, target FROM catchwater_sinks "
-            "WHERE target = ? OR (pipeline = ? AND sink = ?)",
-            [table, pipeline, sink],
-        ):
-            if (owner, name) != (pipeline, sink):
+        claims = transaction.execute("SELECT pipeline, sink, target FROM catchwater_sinks")
+        tables = [table, *(target for _, _, target in claims)]
+        wanted, *taken = self._database.full_names(transaction, tables)
+        for (owner, name, target), full_name in zip(claims, taken, strict=True):
+            same = full_name == wanted
+            if same and (owner, name) != (pipeline, sink):
                 raise TargetTaken(
                     f"The table {table} is written by the sink {name!r} of the pipeline "
                     f"{owner!r}; two writers would undo each other's epochs.",
                     hint="Name another table. If that pipeline is gone for good, delete its row "
                     "from catchwater_sinks.",
                 )
-            if target != table:
+            if not same and (owner, name) == (pipeline, sink):
                 raise TargetDiffers(
                     f"The sink {sink!r} of {pipeline!r} has written to the table {target} so far, "
                     f"and is now to write to {table}.",
                     hint="Give the sink another name, or leave the table as it was.",
                 )
+        if (pipeline, sink) in [(owner, name) for owner, name, _ in claims]:
             return
         transaction.execute(
             "INSERT INTO catchwater_sinks (pipeline, sink, target, generation) VALUES (?, ?, ?, ?)",

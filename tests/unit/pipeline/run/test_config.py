@@ -138,7 +138,8 @@ def test_durations_and_triggers_are_read(tmp_path: Path) -> None:
         ("checkpoint =", "chekpoint =", "line 3: there is no chekpoint", "nearest is checkpoint"),
         ('function = "card_risk:CardRisk"\n', "", "function in [pipeline] is missing", None),
         ('subscribe = "payments"\n', "", "subscribe in [source] is missing", None),
-        ('topic = "alerts"', "", "no sink", "[sink.alerts]"),
+        ('topic = "alerts"', "", "topic in [sink.alerts] is missing", None),
+        ('[sink.alerts]\ntopic = "alerts"\n', "", "no sink", "[sink.alerts]"),
         ("[sink.alerts]\n", "[sink]\n", "line 11: a sink has a name", None),
         ("[source]", "tasks = 0\n[source]", "line 5: tasks must be a whole number", None),
         ("[source]", "tasks = [1]\n[source]", "tasks must be a text", None),
@@ -165,3 +166,48 @@ def test_an_unknown_variable_and_an_absent_file_are_told(tmp_path: Path) -> None
         read(tmp_path, CATCHWATER_PIPELINE__TASK="3")
     with pytest.raises(ConfigError, match="There is no pipeline file"):
         load(tmp_path / "absent.toml", {})
+
+
+def test_a_variable_for_a_sink_that_the_file_has_not_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"CATCHWATER_SINK__ALERST__TOPIC: there is no") as told:
+        read(tmp_path, CATCHWATER_SINK__ALERST__TOPIC="other")
+    assert "The nearest is alerts." in str(told.value.hint)
+    with pytest.raises(ConfigError, match=r"CATCHWATER_PIPLINE__TASKS: there is no \[pipline\]"):
+        read(tmp_path, CATCHWATER_PIPLINE__TASKS="3")
+    assert read(tmp_path, CATCHWATER_BROKER__LOG_DIRS="/data").tasks == 2
+
+
+def test_a_variable_finds_what_no_variable_can_spell(tmp_path: Path) -> None:
+    text = FILE.replace("[sink.alerts]", "[sink.My-Alerts]") + (
+        '[sink.lake]\nkind = "iceberg"\ntable = "a.b"\ncatalog.uri = "u"\n'
+        'catalog."s3.secret-access-key" = "?"\n'
+        "[sink.empty]\n"
+    )
+    config = read(
+        tmp_path,
+        text,
+        CATCHWATER_SINK__MY_ALERTS__TOPIC="other",
+        CATCHWATER_SINK__LAKE__CATALOG_S3_SECRET_ACCESS_KEY="s3cret",
+        CATCHWATER_SINK__EMPTY__TOPIC="whole",
+    )
+    assert config.sinks["My-Alerts"].options["topic"] == "other"
+    assert config.sinks["lake"].options["catalog.s3.secret-access-key"] == "s3cret"
+    assert config.sinks["empty"].options["topic"] == "whole"
+    with pytest.raises(ConfigError, match=r"topic in \[sink.empty\] is missing"):
+        read(tmp_path, text)
+
+
+@pytest.mark.parametrize("address", ["9400", ":9400", "127.0.0.1", "host:port", "h:65536"])
+def test_metrics_are_asked_for_at_a_host_and_a_port(tmp_path: Path, address: str) -> None:
+    text = FILE.replace("[source]", f'metrics = "{address}"\n[source]')
+    with pytest.raises(ConfigError, match=r"line 5: metrics must be of the form host:port, not"):
+        read(tmp_path, text)
+    good = FILE.replace("[source]", 'metrics = "[::1]:9400"\n[source]')
+    assert read(tmp_path, good).metrics == "[::1]:9400"
+
+
+@pytest.mark.parametrize("servers", ["127.0.0.1", "h:1,g", "h:port"])
+def test_brokers_without_a_port_are_a_mistake_in_the_file(tmp_path: Path, servers: str) -> None:
+    with pytest.raises(ConfigError, match=r"line 6: '\S+' in bootstrap.servers is not") as told:
+        read(tmp_path, FILE.replace("127.0.0.1:9092", servers))
+    assert told.value.exit_code == 2

@@ -54,3 +54,10 @@ def test_a_failure_says_what_it_was():
     assert str(KILLED) == "The driver was ended by signal 9."
     assert str(Failure(1)) == "The driver ended with exit code 1."
     assert str(Failure(1, "X", "The log is gone.")) == "The log is gone."
+
+
+@pytest.mark.parametrize("kind", ["RowUnfit", "ValueUnfit", "RecordRefused"])
+def test_a_row_that_a_target_refuses_is_tried_once_more(kind: str):
+    restarts, refused = Restarts(99, Random(1)), Failure(1, kind, "a row")
+    assert restarts.failed(refused, progressed=False, now_s=0) == 0
+    assert restarts.failed(refused, progressed=False, now_s=1) is None

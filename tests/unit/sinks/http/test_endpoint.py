@@ -92,3 +92,19 @@ def test_a_url_that_is_none_or_holds_a_password_is_refused(url: str) -> None:
         Endpoint(url, concurrency=1, timeout_ms=1, retry_ms=1, authorization="",
                  clock=ManualClock())  # fmt: skip
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["http://h:99999/x", "http://h:abc/x", "http://[h/x", "http:///x"])
+def test_a_port_that_is_none_is_a_mistake_in_the_file(url: str) -> None:
+    with pytest.raises(ConfigError, match="must be of the form http://host:port/path"):
+        with endpoint(url):
+            pass
+
+
+def test_a_secret_that_no_header_takes_is_not_told(server: KeyValueServer) -> None:
+    with pytest.raises(ConfigError, match="characters that no header takes") as refused:
+        with endpoint(server.url, authorization="Bearer s3c\nret"):
+            pass
+    assert "s3c" not in str(refused.value)
+    with endpoint(server.url, authorization="Bearer s3cret\n") as target:
+        assert target.send(puts(1))[0].status == 200

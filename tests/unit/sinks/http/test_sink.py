@@ -150,3 +150,16 @@ def test_an_epoch_that_was_sent_in_part_is_taken_back_too(
     newer.withdraw(0)
     assert server.content == {"/a": b'{"id":"a","v":0}'}
     newer.close()
+
+
+def test_an_output_without_what_its_url_is_made_of_is_named() -> None:
+    names = names_of("http://h/{id}", ("id", "n"))
+    for value in (b'{"id":"x"}', b"[1]", b"{"):
+        with pytest.raises(RecordRefused, match=r"output 3/1/2 .* has no id and n"):
+            names.path(row(value=value))
+
+
+@pytest.mark.parametrize("url", ["http://h/\u00e4/{key}", "http://h/a b/{key}"])
+def test_a_url_that_no_request_could_have_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="has characters that no URL takes"):
+        names_of(url, ())

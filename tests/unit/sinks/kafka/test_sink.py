@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from catchwater.clock import Clock, ManualClock
-from catchwater.config import ConfigError
+from catchwater.config import CatchwaterError, ConfigError
 from catchwater.sinks.base import (
     RETRACTS_OFFSET_HEADER,
     EpochDiffers,
+    NotAdmitted,
     OutputRecord,
     RowsUnreadable,
     SinkUnavailable,
@@ -19,7 +21,7 @@ from catchwater.sinks.base import (
 )
 from catchwater.sinks.config import parse
 from catchwater.sinks.kafka import sink as module
-from catchwater.sinks.kafka.client import Brokers, Message
+from catchwater.sinks.kafka.client import Brokers, Message, RecordRefused
 from catchwater.sinks.kafka.sink import LEDGER_TOPIC, KafkaSink, Terms, open_kafka
 from catchwater.sinks.reconcile import repair, verify
 from catchwater.sinks.staged import Archive, StagedFile
@@ -231,3 +233,19 @@ def test_what_the_client_refuses_is_told_before_the_start(
     around = Surroundings("cards", tmp_path.as_uri(), tmp_path, bootstrap="127.0.0.1:1")
     with pytest.raises(ConfigError, match=message):
         open_kafka(config, around, Archive(StagedFile(tmp_path.as_uri(), "staged/far")))
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "hint"),
+    [
+        (KafkaError.MSG_SIZE_TOO_LARGE, RecordRefused, "kafka.message.max.bytes"),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, NotAdmitted, "write, describe and read"),
+    ],
+)
+def test_what_would_only_be_met_again_is_not_tried_again(
+    code: int, kind: type[CatchwaterError], hint: str
+) -> None:
+    brokers = Brokers({"bootstrap.servers": "h:1"})
+    with pytest.raises(kind, match="The Kafka at h:1 does not") as refused, brokers.named():
+        raise KafkaException(KafkaError(code))
+    assert hint in str(refused.value.hint)

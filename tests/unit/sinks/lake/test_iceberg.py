@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
-from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.exceptions import CommitFailedException, UnauthorizedError
 
 from catchwater.clock import Clock, ManualClock
 from catchwater.config import ConfigError
@@ -21,6 +21,7 @@ from catchwater.sinks.base import (
     EpochDiffers,
     EpochMissing,
     Fix,
+    NotAdmitted,
     OutputRecord,
     RowId,
     SinkUnavailable,
@@ -319,7 +320,7 @@ def test_a_section_without_a_catalog_has_one_in_its_warehouse(world: World) -> N
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"table": "alerts", "warehouse": "w"}, "names no namespace"),
+        ({"table": "alerts", "warehouse": "w"}, "with its namespace"),
         ({"table": "lake.alerts"}, "names no catalog"),
         ({"table": "lake.alerts", "catalog.type": "nonsense"}, "cannot be opened"),
     ],
@@ -330,3 +331,44 @@ def test_a_section_that_names_too_little_is_refused(
     around = Surroundings("cards", "", world.root, output_type=Alert)
     with pytest.raises(ConfigError, match=message):
         open_iceberg(parse("a", {"kind": "iceberg", **section}), around, Archive(world.stager))
+
+
+def test_a_table_that_is_dropped_meanwhile_is_told_with_the_way_back(world: World) -> None:
+    sink = world.sink()
+    sink.commit(0, world.stage(0, Alert("a", 1.0)))
+    world.catalog.drop_table("lake.alerts")
+    with pytest.raises(TargetDiffers, match=r"The table lake\.alerts is gone") as told:
+        sink.commit(1, world.stage(1, Alert("b", 1.0)))
+    assert told.value.exit_code == 2
+    assert "catchwater sink repair" in str(told.value.hint)
+
+
+def test_a_column_that_is_dropped_meanwhile_comes_back_with_the_next_start(world: World) -> None:
+    sink = world.sink()
+    sink.commit(0, world.stage(0, Alert("a", 1.0)))
+    with world.table().update_schema() as update:
+        update.delete_column("amount")
+    with pytest.raises(TargetDiffers, match="cannot take the outputs") as told:
+        sink.commit(1, world.stage(1, Alert("b", 1.0)))
+    assert "Start the pipeline again" in str(told.value.hint)
+    world.sink().commit(1, world.stage(1, Alert("b", 1.0)))
+    assert world.cards() == ["a", "b"]
+
+
+def test_a_catalog_that_is_no_database_is_told(world: World) -> None:
+    sink = world.sink()
+    (world.root / "catalog.db").write_bytes(b"not a database, but long enough" * 500)
+    world.catalog.close()
+    with pytest.raises(TargetDiffers, match=r"catalog of the table lake\.alerts cannot be read"):
+        sink.commit(0, world.stage(0, Alert("a", 1.0)))
+
+
+def test_a_catalog_that_does_not_let_us_in_is_not_asked_again(world: World) -> None:
+    sink = world.sink()
+    refused = UnauthorizedError("NotAuthorizedException: no token")
+    with (
+        mock.patch.object(world.catalog, "load_table", side_effect=refused) as asked,
+        pytest.raises(NotAdmitted, match=r"does not let us in: .*no token"),
+    ):
+        sink.commit(0, world.stage(0, Alert("a", 1.0)))
+    assert asked.call_count == 1

@@ -79,3 +79,19 @@ def test_rows_before_the_log_start_count_as_held() -> None:
     assert expired == [SinkRow(RowId(4, 0, at), b"", None) for at in range(2)]
     assert list(read.expired({PARTITION: 5})) == []
     assert len(list(read.expired({PARTITION: 99}))) == 4
+
+
+def test_rows_are_known_by_their_place_though_the_topic_has_more_partitions_since() -> None:
+    keys = [b"key-%d" % n for n in range(40)]
+    rows = [Expected(RowId(4, 0, at), OutputRecord(key, b"v%d" % at, 0))
+            for at, key in enumerate(keys)]  # fmt: skip
+    placed: dict[int, list[Expected]] = {}
+    for each in rows:
+        placed.setdefault(partition_of(each.record.key, 3), []).append(each)
+    spans = {p: [Span(10, 9 + len(of), 4, True)] for p, of in placed.items()}
+    for partitions in (3, 4, 7):
+        read = Reading(LABEL, spans, rows, partitions)
+        for p, of in placed.items():
+            for offset, each in enumerate(of, start=10):
+                found = read.row(Placed(p, offset, each.record))
+                assert found == SinkRow(each.id, each.record.key, record_digest(each.record))

@@ -9,8 +9,10 @@ from typing import Annotated, Any, Literal, NewType, TypedDict
 from uuid import UUID
 
 import msgspec
+import pydantic
 import pytest
 
+from catchwater.pipeline.functions.encoding import json_encoder
 from catchwater.sinks.base import OutputRecord
 from catchwater.sinks.relational.columns import Column, RowUnfit, codec_of, digest_of
 
@@ -147,3 +149,35 @@ def test_a_dead_letter_is_kept_as_the_bytes_it_is() -> None:
 def test_an_output_that_does_not_fit_its_type_is_named() -> None:
     with pytest.raises(RowUnfit, match="is not a row"):
         codec_of(Typed).values(OutputRecord(b"k", b'{"card": 5}', 0))
+
+
+class Model(pydantic.BaseModel):
+    raw: bytes
+    maybe: bytes | None = None
+
+
+def test_bytes_of_a_pydantic_model_are_the_text_that_it_makes_of_them() -> None:
+    codec = codec_of(Model)
+    assert [column.kind for column in codec.columns] == ["text", "text"]
+    value = json_encoder()(Model(raw=b"ab cd"))
+    assert codec.values(OutputRecord(b"k", value, 0)) == ("ab cd", None)
+
+
+@dataclass
+class Seen:
+    at: datetime
+
+
+def test_times_of_other_zones_are_told_in_utc() -> None:
+    values = codec_of(Seen).values
+    there = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone(timedelta(hours=2)))
+    assert values(record(Seen(there))) == ("2026-01-02T01:04:05+00:00",)
+    assert values(record(Seen(there.astimezone(UTC)))) == ("2026-01-02T01:04:05Z",)
+    assert values(record(Seen(there.replace(tzinfo=None)))) == ("2026-01-02T03:04:05",)
+
+
+def test_a_dead_letter_whose_headers_no_json_column_takes_is_taken() -> None:
+    letter = OutputRecord(b"k", b"v", 0, (("error", b"a nul \0 and \xff"),))
+    headers = codec_of(None).values(letter)[2]
+    assert "\\u0000" not in headers
+    assert json.loads(headers) == {"error": "a nul \ufffd and \ufffd"}

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from catchwater.config import ConfigError
-from catchwater.sinks.base import SinkUnavailable, TargetDiffers
+from catchwater.sinks.base import NotAdmitted, SinkUnavailable, TargetDiffers
 from catchwater.sinks.relational.columns import RowUnfit
 from catchwater.sinks.relational.postgres import PostgresDatabase
 
@@ -101,3 +101,75 @@ def test_two_threads_take_turns(database: PostgresDatabase) -> None:
             transaction.execute("INSERT INTO t VALUES (2, 'x')")
             assert not waiting.done()
         assert waiting.result(60) == 2
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:s3cret@h:abc/d",
+        "postgresql://me:s3/cret@h/d",
+        "postgresql://me:s3%cret@h/d",
+        "postgresql://h/d?sslmod=require",
+    ],
+)
+def test_a_url_that_cannot_be_read_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(ConfigError, match="must be the URL of a PostgreSQL database") as refused:
+        PostgresDatabase(url)
+    assert "s3" not in str(refused.value) and "cret" not in str(refused.value)
+
+
+def test_several_hosts_and_a_socket_are_urls_of_a_database() -> None:
+    for url in ("postgresql://a:1,b:2/shop", "postgresql:///shop?host=/run/postgresql"):
+        PostgresDatabase(url).close()
+
+
+def test_a_login_in_vain_is_told_at_once(postgres_url: str) -> None:
+    wrong = postgres_url.replace("s3cret", "wrong")
+    with closing(PostgresDatabase(wrong)) as other, pytest.raises(NotAdmitted) as refused:
+        with other.transaction():
+            pass
+    assert "password authentication failed" in str(refused.value)
+    assert "wrong" not in str(refused.value)
+    nowhere = f"{postgres_url.rpartition('/')[0]}/nowhere"
+    with closing(PostgresDatabase(nowhere)) as other:
+        with pytest.raises(NotAdmitted, match='database "nowhere" does not exist'):
+            with other.transaction():
+                pass
+
+
+def test_who_may_not_write_is_told_what_to_grant(postgres_url: str) -> None:
+    with psycopg.connect(postgres_url) as owner:
+        owner.execute("DROP ROLE IF EXISTS guest")
+        owner.execute("CREATE ROLE guest LOGIN PASSWORD 'guest'")
+    url = f"postgresql://guest:guest@{postgres_url.rpartition('@')[2]}"
+    with closing(PostgresDatabase(url)) as guest:
+        with pytest.raises(TargetDiffers, match="permission denied for schema public") as told:
+            with guest.transaction() as transaction:
+                transaction.execute("CREATE TABLE g (a int)")
+    assert "GRANT" in str(told.value.hint)
+
+
+def test_options_of_the_url_are_obeyed_and_times_are_in_utc(postgres_url: str) -> None:
+    url = f"{postgres_url}?options=-c%20search_path%3Dpg_catalog"
+    with closing(PostgresDatabase(url)) as database, database.transaction() as transaction:
+        assert transaction.execute("SHOW search_path") == [("pg_catalog",)]
+        assert transaction.execute("SHOW TimeZone") == [("UTC",)]
+
+
+def test_a_column_of_a_domain_has_the_type_beneath(database: PostgresDatabase) -> None:
+    with database.transaction() as transaction:
+        transaction.execute("CREATE DOMAIN card AS text CHECK (value <> '')")
+        transaction.execute(
+            "CREATE TABLE d (a card NOT NULL, b bigint GENERATED ALWAYS AS IDENTITY)"
+        )
+        found = database.columns(transaction, '"d"')
+        assert found == {"a": ("text", True), "b": ("int8", False)}
+        assert database.columns(transaction, '"public"."d"') == found
+        assert database.columns(transaction, '"nowhere"."d"') == {}
+
+
+def test_a_table_with_its_schema_is_the_table_without(database: PostgresDatabase) -> None:
+    with database.transaction() as transaction:
+        assert database.full_names(transaction, ["t", "public.t", "other.t"]) == [
+            "public.t", "public.t", "other.t",
+        ]  # fmt: skip

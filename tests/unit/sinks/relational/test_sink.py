@@ -11,9 +11,16 @@ import pytest
 
 from catchwater.clock import ManualClock
 from catchwater.sinks import reconcile
-from catchwater.sinks.base import EpochDiffers, OutputRecord, SinkFull, SinkUnavailable
+from catchwater.sinks.base import (
+    EpochDiffers,
+    OutputRecord,
+    SinkFull,
+    SinkUnavailable,
+    TargetDiffers,
+    TargetTaken,
+)
 from catchwater.sinks.config import parse
-from catchwater.sinks.relational.columns import codec_of
+from catchwater.sinks.relational.columns import RowUnfit, codec_of
 from catchwater.sinks.relational.sink import TableSink
 from catchwater.sinks.relational.sqlite import SqliteDatabase
 from catchwater.sinks.relational.tables import Writer
@@ -159,3 +166,56 @@ def test_marks_and_what_was_replaced_are_forgotten_now_and_then(tmp_path: Path) 
     assert world.truth.epochs() == [66, 67, 68, 69]
     world.sink.commit(70, world.stage(70))
     world.sink.close()
+
+
+def run(world: World, sql: str) -> None:
+    with world.database.transaction() as transaction:
+        transaction.execute(sql)
+
+
+def test_a_table_that_is_dropped_meanwhile_is_told_with_the_way_back(world: World) -> None:
+    world.sink.commit(0, world.stage(0))
+    run(world, "DROP TABLE alerts")
+    with pytest.raises(TargetDiffers, match="The table alerts is gone") as told:
+        world.sink.commit(1, world.stage(1))
+    assert told.value.exit_code == 2
+    assert "catchwater sink repair" in str(told.value.hint)
+
+
+def test_a_table_that_is_altered_meanwhile_is_told_with_what_is_wrong(world: World) -> None:
+    world.sink.commit(0, world.stage(0))
+    run(world, "ALTER TABLE alerts RENAME COLUMN card TO name")
+    with pytest.raises(TargetDiffers, match="cannot take the outputs: card is missing") as told:
+        world.sink.commit(1, world.stage(1))
+    assert "CREATE TABLE" in str(told.value.hint)
+
+
+def test_a_row_that_the_table_refuses_is_told_as_that_while_the_table_fits(world: World) -> None:
+    world.sink.commit(0, world.stage(0))
+    run(world, "CREATE TRIGGER no BEFORE INSERT ON alerts BEGIN SELECT RAISE(ABORT, 'no'); END")
+    with pytest.raises(RowUnfit, match="refuses an output: no") as told:
+        world.sink.commit(1, world.stage(1))
+    assert "alter the column" in str(told.value.hint)
+
+
+def test_a_sink_whose_claim_was_deleted_writes_no_more(world: World) -> None:
+    world.sink.commit(0, world.stage(0))
+    run(world, "DELETE FROM catchwater_sinks")
+    with pytest.raises(TargetTaken, match="no longer has its row in catchwater_sinks"):
+        world.sink.commit(1, world.stage(1))
+    assert len(world.content()) == 10
+
+
+def test_a_database_that_is_away_while_what_is_behind_is_swept_fails_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("catchwater.sinks.relational.sink._SWEEP_EPOCHS", 1)
+    for epoch in range(3):
+        world.sink.commit(epoch, world.stage(epoch))
+    world.database.plan = ["away"]
+    world.sink.sweep(2, 0)
+    assert not world.database.plan
+    world.sink.sweep(2, 0)
+    with world.database.transaction() as transaction:
+        left = transaction.execute("SELECT epoch FROM catchwater_epochs")
+    assert left == [(2,)]

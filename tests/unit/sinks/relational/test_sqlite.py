@@ -74,9 +74,12 @@ def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with closing(SqliteDatabase(tmp_path / "nowhere" / "out.db")) as database:
-        with pytest.raises(SinkUnavailable, match="out of reach"):
+        with pytest.raises(TargetDiffers, match="would lie in a folder that is not there"):
             with database.transaction():
                 pass
+    with closing(SqliteDatabase(tmp_path)) as database:
+        with pytest.raises(TargetDiffers, match="is a folder"), database.transaction():
+            pass
 
 
 def test_rows_that_the_table_refuses_are_told_from_a_table_that_is_gone(
@@ -103,3 +106,18 @@ def test_two_threads_take_turns(database: SqliteDatabase) -> None:
             transaction.execute("INSERT INTO t VALUES (2, 'x')")
             assert not waiting.done()
         assert waiting.result(60) == 2
+
+
+@pytest.mark.parametrize("other", [None, "another database"])
+def test_a_file_that_is_removed_or_replaced_takes_no_more_rows(
+    database: SqliteDatabase, tmp_path: Path, other: str | None
+) -> None:
+    (tmp_path / "out.db").rename(tmp_path / "moved.db")
+    if other:
+        (tmp_path / "out.db").write_text(other)
+    for _ in range(2):
+        with pytest.raises(TargetDiffers, match=r"out\.db was removed or replaced") as told:
+            with database.transaction() as transaction:
+                transaction.execute("INSERT INTO t VALUES (1, 'x')")
+    assert "catchwater sink repair" in str(told.value.hint)
+    assert (tmp_path / "out.db").exists() == bool(other)

@@ -95,3 +95,10 @@ def test_columns_and_identities_that_cannot_be_are_refused(database: SqliteDatab
         Target(database, writer(), [Column("Catchwater_Row", "text")])
     with pytest.raises(ConfigError, match="replaces rows by 'id', which is no column"):
         Target(database, writer(output_id=("id",)), COLUMNS)
+
+
+def test_a_table_has_one_writer_however_it_is_spelled(database: SqliteDatabase) -> None:
+    Target(database, writer(), COLUMNS).prepare()
+    with pytest.raises(TargetTaken, match="sink 'alerts' of the pipeline 'cards'"):
+        Target(database, writer(pipeline="other", table="Alerts"), COLUMNS).prepare()
+    Target(database, writer(table="ALERTS"), COLUMNS).prepare()
