@@ -132,7 +132,8 @@ class SourceOptions:
     """Of the assigned partitions, exactly these offsets; by place, none twice. Empty: by position.
     """
     starting: Position | None = None
-    ending: Position = Position(LATEST)
+    ending: Position | None = None
+    """None: nothing was said; a batch query then ends at the latest offsets."""
     max_offsets_per_trigger: int | None = None
     min_partitions: int | None = None
     fail_on_data_loss: bool = True
@@ -180,8 +181,8 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
     if most is not None and least is not None and least > most:
         raise BadOption(f"minOffsetsPerTrigger {least} is more than maxOffsetsPerTrigger {most}.")
     starting = _position(given, "starting")
-    ending = _position(given, "ending") or Position(LATEST)
-    _check_order(starting or Position(), ending)
+    ending = _position(given, "ending")
+    _check_order(starting or Position(), ending or Position())
     columns = _columns(given)
     return SourceOptions(
         given.get(_BOOTSTRAP, ""),

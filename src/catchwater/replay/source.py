@@ -34,13 +34,7 @@ from pyspark.sql.streaming.datasource import (
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.replay.offsets import admit, behind, from_json, to_json
-from catchwater.replay.options import (
-    BadOption,
-    Offsets,
-    Position,
-    SourceOptions,
-    parse_options,
-)
+from catchwater.replay.options import BadOption, Offsets, SourceOptions, parse_options
 from catchwater.replay.pin import MovingPin, ReadPin, planned, renewed
 from catchwater.replay.plan import Task
 from catchwater.replay.subscription import Subscription
@@ -142,7 +136,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     """From one set of offsets to the next; partitions that appear are read from their beginning."""
 
     def __init__(self, options: SourceOptions, clock: Clock = SYSTEM) -> None:
-        if options.ending != Position(LATEST) or options.ranges:
+        if options.ending is not None or options.ranges:
             raise BadOption(
                 "A streaming query has no end, so it takes no endingOffsets, no ending time and no "
                 "assignRanges.",

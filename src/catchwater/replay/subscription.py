@@ -85,7 +85,7 @@ class Subscription:
 
     def ending(self) -> Offsets:
         """Where a batch query ends."""
-        return self._resolve(self.options.ending, "ending")
+        return self._resolve(self.options.ending or Position(LATEST), "ending")
 
     def earliest(self) -> Offsets:
         """The offsets at which all partitions begin now."""

@@ -24,7 +24,7 @@ def test_little_is_needed() -> None:
     assert options.topics == ("a", "b")
     assert options.columns == COLUMNS[:-1]
     assert options.fail_on_data_loss and not options.read_committed
-    assert options.starting is None and options.ending == Position(LATEST)
+    assert options.starting is None and options.ending is None
     assert options.read_path is ReadPath.AUTO
 
 
