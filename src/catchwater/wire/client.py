@@ -52,6 +52,11 @@ _MOST_IN_FLIGHT = 5
 _REQUEST_BYTES = 2**20
 _BROKER = 4  # the resource type of DescribeConfigs
 _ANY_COUNT = -1  # KIP-464: the broker's default number of replicas
+_HINTS = {
+    ErrorCode.INVALID_TOPIC_EXCEPTION: "A topic's name has 1 to 249 of the characters a-z, A-Z, "
+    "0-9, '.', '_' and '-', and is not '.' or '..'.",
+}
+"""What to do where the broker says no more than an error's code."""
 
 
 class RequestRefused(CatchwaterError):
@@ -437,7 +442,8 @@ def _check(
         raise TopicDenied(subject if isinstance(subject, str) else subject[0], f"{text}.")
     if error.is_retriable:
         raise _Again(text)
-    raise RequestRefused(f"{text}: {message}" if message else f"{text}.", code=error)
+    hint = None if message else _HINTS.get(error)
+    raise RequestRefused(f"{text}: {message}" if message else f"{text}.", code=error, hint=hint)
 
 
 def _requests(

@@ -367,6 +367,15 @@ def test_an_offset_out_of_range_is_a_value(client: Client, cluster: Cluster) -> 
     assert fetched.error is ErrorCode.OFFSET_OUT_OF_RANGE
 
 
+def test_a_name_that_no_topic_can_have_is_refused_with_the_rule(
+    client: Client, cluster: Cluster
+) -> None:
+    cluster.errors[1] = deque([KioErrorCode.invalid_topic_exception])
+    with pytest.raises(RequestRefused, match="was answered INVALID_TOPIC_EXCEPTION") as caught:
+        client.fetch({("topic", 1): 0})
+    assert caught.value.hint and "1 to 249 of the characters" in caught.value.hint
+
+
 def test_a_refusal_names_topic_and_partition(client: Client, cluster: Cluster) -> None:
     cluster.errors[1] = deque([KioErrorCode.topic_authorization_failed])
     with pytest.raises(RequestRefused, match="topic-1 was answered TOPIC_AUTHORIZATION") as caught:

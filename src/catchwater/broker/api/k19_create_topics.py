@@ -87,7 +87,8 @@ def _partitions(broker: Broker, wanted: Any) -> int:
 def _refusal(broker: Broker, wanted: Any) -> tuple[ErrorCode, str | None]:
     if not is_legal_topic_name(wanted.name):
         return ErrorCode.INVALID_TOPIC_EXCEPTION, (
-            "A topic's name has 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'."
+            "A topic's name has 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-', and is "
+            "not '.' or '..'."
         )
     if broker.log.topics.get(wanted.name) is not None:
         return ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic {wanted.name} already exists."
