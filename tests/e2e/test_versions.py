@@ -262,7 +262,7 @@ def test_a_savepoint_is_taken_checked_carried_and_looked_into(tally: Tally) -> N
     tally.type("savepoint", "export", file, "half", tar)
     tally.type("savepoint", "delete", file, "half", "--yes")
     assert not [pin for pin in tally.control.pins() if pin["owner"].startswith("savepoint/")]
-    tally.type("savepoint", "import", file, tar)
+    tally.type("savepoint", "import", file, tar, "--yes")
     found = tally.type("savepoint", "verify", file, "half", "--json")
     assert {each["verdict"] for each in found} == {"pass"}, found
     assert [each["name"] for each in tally.type("savepoint", "list", file, "--json")] == ["half"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,10 +24,15 @@ if TYPE_CHECKING:
     from catchwater.pipeline.change.around import Around
     from catchwater.recovery.savepoint.create import Progress
     from catchwater.recovery.savepoint.format import Savepoint
+    from catchwater.recovery.savepoint.storage import Shelf
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 WARNS, FAILS = 3, 4
+_COLUMNS = (
+    "name", "pipeline", "epoch", "functions", "shards", "objects", "bytes", "created_ms", "url",
+)  # fmt: skip
+"""What is told of a savepoint; only name and URL of one that is damaged."""
 
 Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="The savepoint.")]
 At = Annotated[
@@ -67,8 +73,8 @@ def create(
         return
     with progress("copying") as told:
         made = create(
-            source, shelf, chosen, epoch=epoch, pin=around.pin, clock=around.clock,
-            progress=told,
+            source, shelf, chosen, epoch=epoch, pin=partial(around.pin, at=shelf),
+            unpin=around.release, clock=around.clock, progress=told,
         )  # fmt: skip
     if as_json:
         print_json(_row(made, shelf.url(chosen)))
@@ -80,12 +86,16 @@ def create(
 @app.command(name="list")
 def list_(file: PipelineFile, at: At = None, as_json: AsJson = False) -> None:
     """The savepoints there are."""
-    from catchwater.pipeline.change.around import shelf_url
-    from catchwater.recovery.savepoint.storage import Shelf
+    from catchwater.recovery.savepoint.format import SavepointDamaged
 
-    config, clock = _config(file)
-    shelf = Shelf.at(at or shelf_url(config), clock)
-    rows = [_row(shelf.read(name), shelf.url(name)) for name in shelf.names()]
+    shelf = _shelf(file, at)
+    rows = []
+    for name in shelf.names():
+        try:
+            rows.append(_row(shelf.read(name), shelf.url(name)))
+        except SavepointDamaged as damage:
+            rows.append(dict.fromkeys(_COLUMNS) | {"name": name, "url": shelf.url(name)})
+            talk(str(damage))
     if as_json:
         print_json(rows)
     elif rows:
@@ -99,16 +109,18 @@ def verify(file: PipelineFile, name: Name, at: At = None, as_json: AsJson = Fals
     """Read every byte of a savepoint, and ask the log; exit 0, 3 (unknown), 4 (damaged)."""
     from dataclasses import asdict
 
-    from catchwater.pipeline.change.around import shelf_url
-    from catchwater.recovery.savepoint.storage import Shelf
-    from catchwater.recovery.savepoint.verify import verify
+    from catchwater.recovery.savepoint.format import FILE, SavepointDamaged
+    from catchwater.recovery.savepoint.verify import Finding, verify
 
-    config, clock = _config(file)
-    shelf = Shelf.at(at or shelf_url(config), clock)
-    found = shelf.read(name)
-    tails, pins = _asked(file)
-    with progress("reading") as told:
-        findings = verify(shelf.store, found, tails, pins, told)
+    shelf = _shelf(file, at)
+    try:
+        found = shelf.read(name)
+    except SavepointDamaged as damage:
+        findings = [Finding("fail", FILE, str(damage))]
+    else:
+        tails, pins = _asked(file)
+        with progress("reading") as told:
+            findings = verify(shelf.store, found, tails, pins, told)
     if as_json:
         print_json([asdict(each) for each in findings])
     else:
@@ -147,7 +159,10 @@ def restore(
     found = shelf.read(name)
     folder = into or around.config.checkpoint
     count = shards or around.config.shard_count
-    command = f"catchwater savepoint restore {file} {name}" + (f" --into {into}" if into else "")
+    given = {"--into": into, "--shards": shards, "--at": at}
+    flags = [f" {flag} {value}" for flag, value in given.items() if value is not None]
+    command = f"catchwater savepoint restore {file} {name}" + "".join(flags)
+    command += " --claim" if claim else ""
     wanted = Wanted(shelf, found, folder.absolute(), count, claim, command)
     check(around, wanted)
     plan = f"restore epoch {found.epoch} of {found.pipeline} into {folder}, {found.shards} shards "
@@ -173,13 +188,10 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write a savepoint into one file that can be carried anywhere."""
-    from catchwater.pipeline.change.around import shelf_url
     from catchwater.recovery.savepoint.export import export_file
-    from catchwater.recovery.savepoint.storage import Shelf
 
-    config, clock = _config(file)
     with progress("exporting") as told:
-        size = export_file(Shelf.at(at or shelf_url(config), clock), name, to, told)
+        size = export_file(_shelf(file, at), name, to, told)
     if as_json:
         print_json({"name": name, "file": str(to), "bytes": size})
     else:
@@ -192,18 +204,24 @@ def import_(
     source: Annotated[Path, typer.Argument(metavar="TAR", show_default=False, help="Exported.")],
     at: At = None,
     as_json: AsJson = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
 ) -> None:
     """Put an exported savepoint among the others, and pin the log for it again."""
-    from catchwater.recovery.savepoint.export import import_file
+    from catchwater.recovery.savepoint.export import import_file, read_head
     from catchwater.replay.control import ControlRefused
 
     around = _around(file)
     shelf = around.shelf(at)
+    head = read_head(source)
+    plan = f"import epoch {head.epoch} of {head.pipeline} to {shelf.url(head.name)}"
+    if not _agreed(plan, dry_run, yes):
+        return
+    pin = around.pin_id(head.name, shelf) if around.control else ""
     with progress("importing") as told:
-        made = import_file(shelf, source, told)
+        made = import_file(shelf, source, told, pin=pin)
     try:
-        if made.pin:
-            around.pin(made.name, made.entry.end, made.pin)
+        around.pin(made.name, made.entry.end, shelf)
     except ControlRefused as refused:
         talk(f"the log cannot be pinned for it: {refused}")
     if as_json:
@@ -222,14 +240,19 @@ def delete(
     yes: Yes = False,
 ) -> None:
     """Delete a savepoint, or what is left of an incomplete one, and release its pin."""
+    from catchwater.recovery.savepoint.format import SavepointDamaged
+
     around = _around(file)
     shelf = around.shelf(at)
     there = shelf.exists(name)
-    pin = shelf.read(name).pin if there else ""
-    if not _agreed(f"delete {shelf.url(name)}", dry_run, yes):
+    try:
+        pin = shelf.read(name).pin if there else ""
+    except SavepointDamaged:
+        pin = ""
+    if not _agreed(f"delete {shelf.url(name)}{_way_back(around, name)}", dry_run, yes):
         return
     size = shelf.delete(name)
-    for each in {pin, around.pin_id(name)}:
+    for each in {pin, around.pin_id(name, shelf)}:
         around.release(each)
     if not there and not size:
         shelf.read(name)  # says that there is none, and which there are
@@ -239,11 +262,23 @@ def delete(
         talk(f"{spaced(size)} bytes deleted")
 
 
-def _config(file: Path) -> Any:
+def _shelf(file: Path, at: str | None) -> "Shelf":
+    """Where savepoints lie; the log is not asked."""
     from catchwater.cli.pipeline_file import load_here
     from catchwater.clock import SYSTEM
+    from catchwater.pipeline.change.around import shelf_url
+    from catchwater.recovery.savepoint.storage import Shelf
 
-    return load_here(file), SYSTEM
+    return Shelf.at(at or shelf_url(load_here(file)), SYSTEM)
+
+
+def _way_back(around: "Around", name: str) -> str:
+    """Which upgrade could not be rolled back without this savepoint, to end a sentence with."""
+    from catchwater.pipeline.run.versions import load
+
+    needed = [each for each in load(around.config.checkpoint).history if each.savepoint == name]
+    told = ", ".join(f"version {each.version} of {each.function}" for each in needed)
+    return f", the way back from {told}" if told else ""
 
 
 def _around(file: Path) -> "Around":
@@ -267,17 +302,11 @@ def _asked(file: Path) -> tuple[Any, Any]:
 
 
 def _row(made: "Savepoint", url: str) -> dict[str, Any]:
-    return {
-        "name": made.name,
-        "pipeline": made.pipeline,
-        "epoch": made.epoch,
-        "functions": ", ".join(made.functions),
-        "shards": made.shards,
-        "objects": len(made.objects),
-        "bytes": made.size_bytes,
-        "created_ms": made.created_ms,
-        "url": url,
-    }
+    values = (
+        made.name, made.pipeline, made.epoch, ", ".join(made.functions), made.shards,
+        len(made.objects), made.size_bytes, made.created_ms, url,
+    )  # fmt: skip
+    return dict(zip(_COLUMNS, values, strict=True))
 
 
 def _agreed(plan: str, dry_run: bool, yes: bool) -> bool:

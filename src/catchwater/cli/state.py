@@ -1,6 +1,6 @@
 """`catchwater state …`: a key's state, and what differs between two, without Spark or the class."""
 
-import json
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +11,7 @@ from catchwater.config import CatchwaterError
 if TYPE_CHECKING:
     from catchwater.pipeline.run.config import PipelineConfig
     from catchwater.recovery.savepoint.look import View
+    from catchwater.recovery.savepoint.storage import Shelf
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
@@ -38,7 +39,8 @@ def state() -> None:
 def get(
     file: PipelineFile,
     key: Annotated[
-        str, typer.Argument(show_default=False, help='As text; of several fields as ["a", 1].')
+        str,
+        typer.Argument(show_default=False, help='As text; of several fields as ["a", 1]; -- -5.'),
     ],
     savepoint: Annotated[str | None, typer.Option("--savepoint", metavar="NAME")] = None,
     checkpoint: Annotated[
@@ -50,11 +52,14 @@ def get(
 ) -> None:
     """What is kept for one key, as plain values; exit 1 if nothing is."""
     from catchwater.cli.pipeline_file import load_here
-    from catchwater.recovery.savepoint.look import get
+    from catchwater.recovery.savepoint.look import find
 
-    place = savepoint if savepoint is not None else checkpoint
-    view = _view(load_here(file), place, at)
-    found = get(view, _key(key), function)
+    if savepoint is not None and checkpoint is not None:
+        raise typer.BadParameter("--savepoint and --checkpoint name two places; give one.")
+    config = load_here(file)
+    place = _kept(config, checkpoint) if savepoint is None else _saved(config, savepoint, at)
+    with place as view:
+        found = find(view, key, function)
     if found is None:
         raise NoSuchKey(f"Nothing is kept for the key {key!r} after epoch {view.entry.epoch}.")
     if as_json:
@@ -85,9 +90,9 @@ def diff(
     from catchwater.recovery.savepoint.look import diff
 
     config = load_here(file)
-    places = (int(each) if each.isdigit() else each for each in (before, after))
-    old, new = (_view(config, place, at) for place in places)
-    found = list(diff(old, new, function))
+    with ExitStack() as views:
+        old, new = (views.enter_context(_named(config, each, at)) for each in (before, after))
+        found = list(diff(old, new, function))
     if as_json:
         print_json(found)
         return
@@ -100,30 +105,41 @@ def diff(
     talk(f"{len(rows)} keys differ")
 
 
-def _view(config: "PipelineConfig", place: int | str | None, at: str | None) -> "View":
+def _named(config: "PipelineConfig", place: str, at: str | None) -> "AbstractContextManager[View]":
+    """A checkpoint by its number, or else a savepoint by its name, which may be a number, too."""
+    from catchwater.recovery import checkpoint
+
+    if not (place.isascii() and place.isdigit()):
+        return _saved(config, place, at)
+    epoch = int(place)
+    if epoch not in checkpoint.committed_epochs(config.checkpoint) and _shelf(config, at).exists(
+        place
+    ):
+        return _saved(config, place, at)
+    return _kept(config, epoch)
+
+
+def _kept(config: "PipelineConfig", epoch: int | None) -> "AbstractContextManager[View]":
+    """A checkpoint, which stays as long as it is looked at; the last one if none is named."""
+    from catchwater.clock import SYSTEM
+    from catchwater.recovery.savepoint.look import View
+
+    return View.held(config.checkpoint, epoch, SYSTEM)
+
+
+def _saved(config: "PipelineConfig", name: str, at: str | None) -> "AbstractContextManager[View]":
+    from catchwater.recovery.savepoint.look import View
+
+    shelf = _shelf(config, at)
+    return nullcontext(View.of_savepoint(shelf.store, shelf.read(name)))
+
+
+def _shelf(config: "PipelineConfig", at: str | None) -> "Shelf":
     from catchwater.clock import SYSTEM
     from catchwater.pipeline.change.around import shelf_url
-    from catchwater.recovery.savepoint.create import Source
-    from catchwater.recovery.savepoint.look import View
     from catchwater.recovery.savepoint.storage import Shelf
 
-    if isinstance(place, str):
-        shelf = Shelf.at(at or shelf_url(config), SYSTEM)
-        return View.of_savepoint(shelf.store, shelf.read(place))
-    return View.of_checkpoint(Source.at(config.checkpoint), place)
-
-
-def _key(text: str) -> bytes:
-    """A key of one field is its text; one of several is written as a JSON list."""
-    from catchwater.state.keys import encode_key
-
-    if text.startswith("["):
-        try:
-            parts: Any = json.loads(text)
-        except ValueError:
-            return encode_key(text)
-        return encode_key(tuple(parts))
-    return encode_key(text)
+    return Shelf.at(at or shelf_url(config), SYSTEM)
 
 
 def _text(value: Any) -> str:

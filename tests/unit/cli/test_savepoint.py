@@ -1,11 +1,18 @@
 """What `savepoint` says where there is none."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.recovery.savepoint.conftest import Made
 
+from catchwater.clock import Clock
 from catchwater.pipeline.change.around import Around
+from catchwater.pipeline.functions.schema import Kind, StateSchema
+from catchwater.pipeline.run.versions import Version, Versions, store
+from catchwater.recovery.savepoint.create import create
+from catchwater.recovery.savepoint.storage import Shelf
 
 
 @pytest.fixture(autouse=True)
@@ -35,3 +42,74 @@ def test_a_file_to_import_that_is_not_there_is_no_bug(catchwater: Any, pipeline_
     assert answer.code == 1
     assert "No such file or directory (absent.tar)" in answer.err
     assert "bug" not in answer.err
+
+
+@pytest.fixture
+def shelf(pipeline_file: Path, tmp_path: Path) -> Shelf:
+    """With a savepoint that is whole, and one whose own file is cut off."""
+    made = Made(tmp_path / "made")
+    made.run(a=b"1")
+    shelf = Shelf.at((tmp_path / "savepoints").as_uri(), Clock(2))
+    for name in ("short", "whole"):
+        create(made.source, shelf, name)
+    data = shelf.store.get("short/savepoint.json")
+    shelf.store.put("short/savepoint.json", [data[:50]])
+    return shelf
+
+
+def test_a_damaged_savepoint_is_listed_told_and_deleted(
+    catchwater: Any, pipeline_file: Path, shelf: Shelf
+) -> None:
+    answer = catchwater("savepoint", "list", pipeline_file, "--json")
+    assert [(each["name"], each["epoch"]) for each in json.loads(answer.out)] == [
+        ("short", None), ("whole", 0),
+    ]  # fmt: skip
+    assert "short/savepoint.json cannot be used" in answer.err
+    assert "short" in catchwater("savepoint", "list", pipeline_file).out
+    answer = catchwater("savepoint", "verify", pipeline_file, "short", "--json")
+    assert answer.code == 4
+    assert [(each["verdict"], each["subject"]) for each in json.loads(answer.out)] == [
+        ("fail", "savepoint.json")
+    ]
+    assert catchwater("savepoint", "delete", pipeline_file, "short", "--yes").code == 0
+    assert shelf.names() == ["whole"]
+
+
+def test_an_import_says_first_what_it_would_bring(
+    catchwater: Any, pipeline_file: Path, shelf: Shelf, tmp_path: Path
+) -> None:
+    tar = tmp_path / "whole.tar"
+    catchwater("savepoint", "export", pipeline_file, "whole", tar)
+    catchwater("savepoint", "delete", pipeline_file, "whole", "--yes")
+    answer = catchwater("savepoint", "import", pipeline_file, tar, "--dry-run")
+    assert (answer.code, answer.out) == (0, "")
+    assert answer.err == f"would import epoch 0 of cards to {shelf.url('whole')}\n"
+    assert shelf.names() == ["short"]
+    assert catchwater("savepoint", "import", pipeline_file, tar, "--yes").code == 0
+    assert shelf.names() == ["short", "whole"]
+
+
+def test_a_restore_that_is_cut_short_says_the_whole_command_again(
+    catchwater: Any, pipeline_file: Path, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted: list[Any] = []
+    monkeypatch.setattr(
+        "catchwater.pipeline.change.restoring.check", lambda around, want: wanted.append(want)
+    )
+    catchwater("savepoint", "restore", pipeline_file, "whole", "--into", "other", "--shards", "3",
+               "--at", shelf.store.url(), "--claim", "--dry-run")  # fmt: skip
+    assert wanted[0].command == (
+        f"catchwater savepoint restore {pipeline_file} whole --into other --shards 3 "
+        f"--at {shelf.store.url()} --claim"
+    )
+
+
+def test_what_a_rollback_needs_is_told_before_it_is_deleted(
+    catchwater: Any, pipeline_file: Path, shelf: Shelf, tmp_path: Path
+) -> None:
+    schema = StateSchema(["str"], Kind("int"), {})
+    version = Version("count", 2, "m", "f", "c", schema, 3, 0, savepoint="whole")
+    store(tmp_path / "checkpoint", Versions([version]))
+    answer = catchwater("savepoint", "delete", pipeline_file, "whole", "--dry-run")
+    assert answer.err.endswith("/whole, the way back from version 2 of count\n")
+    assert shelf.exists("whole")

@@ -3,6 +3,7 @@
 Everything here is looked up once and handed on; nothing is changed but by `withdraw`.
 """
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from contextlib import closing
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.artefact import find_function
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.outlets import Outlets, open_outlets
@@ -51,10 +53,17 @@ class Around:
             subscription.close()
         return cls(config, Control(url, timeout_s=10.0, clock=clock) if url else None, clock)
 
-    @property
+    @cached_property
     def name(self) -> str:
-        """The pipeline's name."""
-        return self.config.name or self.specs[0].name
+        """The pipeline's name: what the file says, or what the checkpoint is bound to.
+
+        Only of a new one the function is asked, for a version that is to be taken back may be one
+        that cannot even be imported.
+        """
+        if self.config.name:
+            return self.config.name
+        bound = identity.read(self.config.checkpoint)
+        return bound.pipeline if bound else self.specs[0].name
 
     @cached_property
     def specs(self) -> list[FunctionSpec]:
@@ -76,15 +85,17 @@ class Around:
         """Raise `HistoryGone` or `LogBehind` unless the log reaches back to here."""
         check_covered(end, self.tails())
 
-    def pin_id(self, name: str) -> str:
-        """The pin of a savepoint of this name."""
-        return f"savepoint/{key_part(self.name)}/{name}"
+    def pin_id(self, name: str, at: Shelf | None = None) -> str:
+        """The pin of a savepoint of this name, at another place than the file's perhaps."""
+        where = at.store.url() if at else ""
+        other = "" if where in ("", self.shelf().store.url()) else f"@{_digest(where)}"
+        return f"savepoint/{key_part(self.name)}/{name}{other}"
 
-    def pin(self, name: str, end: SourceOffset, pin: str = "") -> str:
+    def pin(self, name: str, end: SourceOffset, at: Shelf | None = None) -> str:
         """Pin the log for a savepoint; the pin's id, or nothing if the log has no pins."""
         if self.control is None:
             return ""
-        pin = pin or self.pin_id(name)
+        pin = self.pin_id(name, at)
         content = {"owner": f"savepoint/{name}", "positions": _positions(end)}
         self.control.set_pin(pin, content)
         return pin
@@ -157,6 +168,10 @@ class Around:
 def shelf_url(config: PipelineConfig) -> str:
     """Where the pipeline's savepoints lie by its file."""
     return config.savepoints or (config.checkpoint.resolve().parent / "savepoints").as_uri()
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _positions(end: SourceOffset) -> list[dict[str, str | int]]:

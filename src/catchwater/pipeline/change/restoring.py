@@ -53,7 +53,8 @@ def check(around: Around, wanted: Wanted) -> None:
         raise OtherFunctions(
             f"The savepoint {wanted.savepoint.name!r} holds the state of "
             f"{', '.join(wanted.savepoint.functions)}, and the pipeline's file names "
-            f"{', '.join(names)}."
+            f"{', '.join(names)}.",
+            hint="Restore it by a file that names the same functions, in the same order.",
         )
     around.check_covered(wanted.savepoint.entry.end)
 
@@ -71,9 +72,9 @@ def bring_back(around: Around, wanted: Wanted, progress: Progress | None = None)
         generation = around.withdraw(around.specs, wanted.into, savepoint.epoch, ledger.generation)
         versions.store(wanted.into, msgspec.structs.replace(ledger, generation=generation))
         if wanted.claim:
-            keep_claim(
-                wanted.into, Claim(wanted.shelf.store.url(), savepoint.name, savepoint.epoch)
-            )
+            keep_claim(wanted.into, Claim(
+                wanted.shelf.store.url(), savepoint.name, savepoint.epoch, savepoint.pin
+            ))  # fmt: skip
 
     return restore(
         wanted.shelf.store,

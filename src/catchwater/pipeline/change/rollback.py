@@ -17,15 +17,15 @@ import msgspec
 
 from catchwater.config import CatchwaterError
 from catchwater.objects.open import open_store
+from catchwater.pipeline.change.alone import alone, stopped
 from catchwater.pipeline.change.around import Around
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.pipeline.run import versions
+from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.versions import Version, Versions
 from catchwater.pipeline.supervisor.halt import halt, running
 from catchwater.recovery import handover
 from catchwater.recovery.home import home_of
 from catchwater.recovery.ledger import FOLDER, Ledger, numbered, sync_folder
-from catchwater.recovery.lock import lock
 from catchwater.recovery.savepoint import marker
 from catchwater.recovery.savepoint.create import Progress
 from catchwater.recovery.savepoint.format import Savepoint
@@ -86,7 +86,8 @@ def look(around: Around) -> Way:
         raise SavepointGone(
             f"The savepoint {upgraded.savepoint!r} that was taken before version "
             f"{upgraded.version} is not at {upgraded.shelf} any more: its state is lost.",
-            hint="Import it from an exported file: catchwater savepoint import FILE TAR.",
+            hint="Import it from an exported file: catchwater savepoint import FILE TAR --at "
+            f"{upgraded.shelf}",
         ) from error
     before = msgspec.convert(savepoint.versions, Versions)
     back = [each for name in savepoint.functions if (each := before.current(name))]
@@ -114,26 +115,32 @@ def _upgraded(around: Around, ledger: Versions) -> Version | None:
 def roll_back(around: Around, way: Way, progress: Progress | None = None) -> int:
     """Go that way; the generation that writes from now on. The pipeline is stopped, not started.
 
-    Raises `NotStopped`, `SavepointDamaged`, and what the sinks' targets can raise; done again, it
-    goes on where it was.
+    Raises `AnotherChange`, `NotStopped`, `SavepointDamaged`, `HandedOver`, and what the sinks'
+    targets can raise; done again, it goes on where it was.
     """
     checkpoint, savepoint = around.config.checkpoint, way.savepoint
-    if running(checkpoint) is not None:
-        halt(checkpoint, around.clock)
-    with lock(checkpoint, around.clock):
-        said = Marker(way.shelf.url(savepoint.name), "catchwater pipeline rollback FILE --yes")
-        marker.begin(checkpoint, said)
-        home = open_store(home_of(checkpoint), around.clock)
-        entry = bring_state(way.shelf.store, savepoint, home, savepoint.shards, progress)
-        ledger = versions.load(checkpoint)
-        generation = around.withdraw(way.specs, checkpoint, savepoint.epoch, ledger.generation + 1)
-        move_aside(checkpoint, savepoint.epoch, generation)
-        handover.lead(checkpoint)
-        write_epoch(checkpoint, entry, around.clock)
-        kept = [each for each in ledger.history if each not in way.bad]
-        withdrawn = [each for each in way.bad if each not in ledger.withdrawn]
-        versions.store(checkpoint, Versions(kept, [*ledger.withdrawn, *withdrawn], generation))
-        marker.done(checkpoint)
+    with alone(checkpoint, around.clock):
+        if running(checkpoint) is not None:
+            halt(checkpoint, around.clock)
+        with stopped(checkpoint, around.clock):
+            bound = identity.read(checkpoint)
+            # It may have been cut into another number of shards since.
+            shards = bound.shards if bound else savepoint.shards
+            said = Marker(way.shelf.url(savepoint.name), "catchwater pipeline rollback FILE --yes")
+            marker.begin(checkpoint, said)
+            home = open_store(home_of(checkpoint), around.clock)
+            entry = bring_state(way.shelf.store, savepoint, home, shards, progress)
+            ledger = versions.load(checkpoint)
+            generation = around.withdraw(
+                way.specs, checkpoint, savepoint.epoch, ledger.generation + 1
+            )
+            move_aside(checkpoint, savepoint.epoch, generation)
+            handover.lead(checkpoint)
+            write_epoch(checkpoint, entry, around.clock)
+            kept = [each for each in ledger.history if each not in way.bad]
+            withdrawn = [each for each in way.bad if each not in ledger.withdrawn]
+            versions.store(checkpoint, Versions(kept, [*ledger.withdrawn, *withdrawn], generation))
+            marker.done(checkpoint)
     return generation
 
 

@@ -5,6 +5,7 @@ its `from_vN` where it has one, written and read again; each entry of a list, ma
 read. The first key that fails is named, with the reason. Nothing is changed.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,36 +13,38 @@ import msgspec
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run.versions import StateIncompatible
-from catchwater.recovery.savepoint.look import View, shown
+from catchwater.recovery.savepoint.keys import shown
+from catchwater.recovery.savepoint.look import View
 from catchwater.state.entries import Table, key_of
 from catchwater.state.keys import HASH_BYTES
 
 
 def try_state(view: View, spec: FunctionSpec, stage: int) -> int:
     """How many keys the function can read: all of them. Raises `StateIncompatible`."""
-    keys = 0
+    keys, types = 0, view.key_types(stage)
     for shard in range(view.shards):
         tables = view.tables(stage, shard)
         for key, data in tables[Table.RECORD].items():
-            _try(spec, key, lambda data=data: _again(spec, data))
+            _try(spec, key, types, lambda data=data: _again(spec, data))
             keys += 1
         for entry, data in tables[Table.ENTRY].items():
             _try(
                 spec,
                 key_of(Table.ENTRY, entry) or entry,
+                types,
                 lambda e=entry, d=data: _entry(spec, e, d),
             )
     return keys
 
 
-def _try(spec: FunctionSpec, key: bytes, read: Any) -> None:
+def _try(spec: FunctionSpec, key: bytes, types: Sequence[str], read: Any) -> None:
     try:
         read()
     except Exception as error:  # from_vN is the user's, and may raise anything
         said = str(error) if isinstance(error, CatchwaterError) else repr(error)
         raise StateIncompatible(
             f"Version {spec.version} of {spec.name!r} cannot take over the state of the key "
-            f"{shown(key[HASH_BYTES:])!r}: {said}. Nothing was changed.",
+            f"{shown(key[HASH_BYTES:], types)!r}: {said}. Nothing was changed.",
             hint="Mend the function, and try again: the version before goes on as it is.",
         ) from error
 

@@ -14,17 +14,19 @@ from pathlib import Path
 
 import msgspec
 
+from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
+from catchwater.pipeline.change.alone import alone, stopped
 from catchwater.pipeline.change.around import Around
 from catchwater.pipeline.change.settle import settle
 from catchwater.pipeline.change.trial import try_state
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.pipeline.run import versions
+from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.artefact import FunctionCode, publish
+from catchwater.pipeline.run.preflight import identity_of
 from catchwater.pipeline.run.versions import Version, Versions
 from catchwater.pipeline.supervisor.halt import halt, running
 from catchwater.recovery.home import key_part
-from catchwater.recovery.lock import lock
 from catchwater.recovery.savepoint.create import Progress, Source, create
 from catchwater.recovery.savepoint.format import Savepoint
 from catchwater.recovery.savepoint.look import View
@@ -63,14 +65,16 @@ class Upgraded:
 def look(around: Around, to: int) -> list[Change]:
     """Which functions the file has another version of; all of it fits what is stored.
 
-    Raises `NotAnUpgrade`, `StateIncompatible` naming the field or the key. Changes nothing.
+    Raises `NotAnUpgrade`, `StateIncompatible` naming the field or the key, `OtherPipeline` if more
+    than a function has changed. Changes nothing.
     """
     checkpoint = around.config.checkpoint
+    identity.check(checkpoint, identity_of(around.config, around.specs))
     ledger = versions.load(checkpoint)
     changes = find(around.specs, ledger, to)
     for change in changes:
         versions.check(checkpoint, ledger, change.spec)
-    try_all(checkpoint, changes)
+    try_all(checkpoint, changes, around.clock)
     return changes
 
 
@@ -91,41 +95,49 @@ def find(specs: Sequence[FunctionSpec], ledger: Versions, to: int) -> list[Chang
         said = ", ".join(f"{s.name} {s.version}" for s in specs)
         there = filter(None, (ledger.current(spec.name) for spec in specs))
         runs = ", ".join(f"{each.function} {each.version}" for each in there)
+        if not changes and {spec.version for spec in specs} == {to}:
+            raise NotAnUpgrade(
+                f"The checkpoint is at version {to} already.",
+                hint="Start it: catchwater pipeline run FILE.",
+            )
         raise NotAnUpgrade(
             f"There is no upgrade to version {to}: the pipeline's file names {said}, and the "
             f"checkpoint is at {runs}.",
-            hint="Put the new version's code into place; to go back, catchwater pipeline rollback "
+            hint="Functions that go to different versions are upgraded one after the other."
+            if len(found) > 1
+            else "Put the new version's code into place; to go back, catchwater pipeline rollback "
             "FILE.",
         )
     return changes
 
 
-def try_all(checkpoint: Path, changes: Sequence[Change]) -> int:
+def try_all(checkpoint: Path, changes: Sequence[Change], clock: Clock) -> int:
     """Try the functions on all that is stored at the last epoch; how many keys that are."""
-    source = Source.at(checkpoint)
-    view = View.of_checkpoint(source, None)
-    return sum(try_state(view, change.spec, change.stage) for change in changes)
+    with View.held(checkpoint, None, clock) as view:
+        return sum(try_state(view, change.spec, change.stage) for change in changes)
 
 
 def upgrade(around: Around, to: int, progress: Progress | None = None) -> Upgraded:
     """Stop the pipeline if it runs, and let the new version take over; it is not started.
 
-    Raises what `look` does, `NotStopped`, and what taking a savepoint does.
+    Raises what `look` does, `AnotherChange`, `NotStopped`, `HandedOver`, and what taking a
+    savepoint does.
     """
-    changes = look(around, to)
     checkpoint = around.config.checkpoint
-    codes = [publish(change.spec, checkpoint) for change in changes]
-    if running(checkpoint) is not None:
-        halt(checkpoint, around.clock)
-    with lock(checkpoint, around.clock):
-        epoch = settle(checkpoint)
-        keys = try_all(checkpoint, changes)
-        name = save(around, changes, epoch, progress).name
-        fresh = new_versions(around, changes, codes, epoch + 1, name)
-        ledger = versions.load(checkpoint)
-        generation = _withdraw_unfinished(around, changes, epoch, ledger)
-        ledger = msgspec.structs.replace(ledger, generation=generation)
-        versions.store(checkpoint, ledger.added(*fresh))
+    with alone(checkpoint, around.clock):
+        changes = look(around, to)
+        codes = [publish(change.spec, checkpoint) for change in changes]
+        if running(checkpoint) is not None:
+            halt(checkpoint, around.clock)
+        with stopped(checkpoint, around.clock):
+            epoch = settle(checkpoint)
+            keys = try_all(checkpoint, changes, around.clock)
+            name = save(around, changes, epoch, progress).name
+            fresh = new_versions(around, changes, codes, epoch + 1, name)
+            ledger = versions.load(checkpoint)
+            generation = _withdraw_unfinished(around, changes, epoch, ledger)
+            ledger = msgspec.structs.replace(ledger, generation=generation)
+            versions.store(checkpoint, ledger.added(*fresh))
     return Upgraded(changes, around.shelf().url(name), epoch, keys)
 
 
@@ -168,5 +180,6 @@ def save(
             return there
         name = f"{name}-{around.clock.token()[:6]}"
     return create(
-        source, shelf, name, epoch=epoch, pin=around.pin, clock=around.clock, progress=progress
-    )
+        source, shelf, name, epoch=epoch, pin=around.pin, unpin=around.release,
+        clock=around.clock, progress=progress,
+    )  # fmt: skip

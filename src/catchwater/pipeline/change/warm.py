@@ -19,7 +19,9 @@ from pathlib import Path
 
 import msgspec
 
+from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
+from catchwater.pipeline.change.alone import AnotherChange
 from catchwater.pipeline.change.around import Around
 from catchwater.pipeline.change.compared import Comparison, compare
 from catchwater.pipeline.change.settle import settle
@@ -35,7 +37,7 @@ from catchwater.recovery.ledger import Ledger
 from catchwater.recovery.lock import CheckpointInUse, holder, lock
 from catchwater.recovery.savepoint.create import Progress, Source
 from catchwater.recovery.savepoint.marker import Marker
-from catchwater.recovery.savepoint.restore import restore
+from catchwater.recovery.savepoint.restore import CheckpointTaken, refuse_taken, restore
 from catchwater.sinks.base import Truth
 from catchwater.sinks.staged import Archive, StagedFile
 from catchwater.sinks.surroundings import key_part
@@ -70,10 +72,15 @@ class NotRunning(CatchwaterError):
 def prepare(around: Around, to: int, progress: Progress | None = None) -> PipelineConfig:
     """Make the shadow's checkpoint; what to run there. The old version goes on meanwhile.
 
-    Raises what `upgrade.look` does, `NotRunning`, `CheckpointTaken`.
+    Raises what `upgrade.look` does, `NotRunning`, `AnotherChange`. The caller is `alone`.
     """
     changes = look(around, to)
     leader = around.config.checkpoint
+    if (asked := handover.fenced_by(leader)) is not None:
+        raise AnotherChange(
+            f"{leader} is asked to hand over to {asked} already.",
+            hint="When it has ended, go on from there: catchwater pipeline run FILE.",
+        )
     if holder(leader) is None:
         raise NotRunning(
             f"Nothing works on {leader}: there is no old version to run beside.",
@@ -81,7 +88,7 @@ def prepare(around: Around, to: int, progress: Progress | None = None) -> Pipeli
         )
     shelf = around.shelf()
     savepoint = save(around, changes, Source.at(leader).entry(None).epoch, progress)
-    shadow = leader.with_name(f"{leader.name}-v{to}-{savepoint.epoch}")
+    shadow = _free(leader.with_name(f"{leader.name}-v{to}-{savepoint.epoch}"), around.clock)
     config = _beside(around.config, shadow)
 
     def before_it_may_run() -> None:
@@ -103,6 +110,15 @@ def prepare(around: Around, to: int, progress: Progress | None = None) -> Pipeli
         progress=progress,
     )
     return config
+
+
+def _free(shadow: Path, clock: Clock) -> Path:
+    """This folder, or one beside it if an attempt that was given up has left its own there."""
+    try:
+        refuse_taken(shadow)
+    except CheckpointTaken:
+        return shadow.with_name(f"{shadow.name}-{clock.token()[:6]}")
+    return shadow
 
 
 def _beside(config: PipelineConfig, shadow: Path) -> PipelineConfig:
@@ -203,7 +219,13 @@ class Conductor:
 
     def _speak_for_the_dead(self) -> None:
         """An old version that was killed behind the fence hands over by its lock."""
-        if handover.read_handed(self._leader) or holder(self._leader) is not None:
+        handed = handover.read_handed(self._leader)
+        if handed is not None and Path(handed.to) != self._shadow:
+            raise handover.HandedOver(
+                f"{self._leader} has handed over to {handed.to}, and not to {self._shadow}.",
+                hint="Go on from there: catchwater pipeline run FILE.",
+            )
+        if handed is not None or holder(self._leader) is not None:
             return
         try:
             with lock(self._leader, self._around.clock, wait_s=0):

@@ -49,10 +49,16 @@ def claim(checkpoint: Path, identity: Identity) -> None:
 
     Raises `OtherPipeline` if it is bound to another, `RestoreUnfinished` if it is incomplete.
     """
+    check(checkpoint, identity)
+    if read(checkpoint) is None:
+        write(checkpoint, identity)
+
+
+def check(checkpoint: Path, identity: Identity) -> None:
+    """Raise what `claim` raises; a new checkpoint stays unbound."""
     refuse_unfinished(checkpoint)
     bound = read(checkpoint)
     if bound is None:
-        write(checkpoint, identity)
         return
     for name, words in _WORDS.items():
         was, wanted = getattr(bound, name), getattr(identity, name)

@@ -18,7 +18,7 @@ from catchwater.config import CatchwaterError
 from catchwater.pipeline.functions.compatible import compare
 from catchwater.pipeline.functions.schema import StateSchema, describe
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.pipeline.run.artefact import CodeChanged, FunctionCode
+from catchwater.pipeline.run.artefact import FunctionCode
 from catchwater.recovery.ledger import FOLDER, read_json, write_whole
 
 
@@ -133,10 +133,12 @@ def kept(checkpoint: Path, version: Version) -> Function:
     code = version.artefact(checkpoint)
     try:
         return code.load(), code
-    except (FileNotFoundError, ImportError, CodeChanged) as error:
+    except Exception as error:  # the module, and what it imports, is the user's: it may raise any
+        told = str(error) if isinstance(error, CatchwaterError | OSError) else repr(error)
+        told = told.rstrip(".")
         raise CodeGone(
             f"Version {version.version} of {version.function!r} cannot be run from the code that "
-            f"{checkpoint} keeps ({code.path}): {error}.",
+            f"{checkpoint} keeps ({code.path}): {told}.",
             hint=f"Put the module {version.module} of version {version.version} back, and what it "
             "imports, beside the pipeline's file.",
         ) from error

@@ -6,8 +6,9 @@ from pathlib import Path
 import msgspec
 
 from catchwater.clock import Clock
+from catchwater.objects.base import StoreError
 from catchwater.recovery.ledger import FOLDER, read_json, write_whole
-from catchwater.recovery.savepoint.storage import NoSuchSavepoint, Shelf
+from catchwater.recovery.savepoint.storage import Shelf
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -18,6 +19,8 @@ class Claim(msgspec.Struct, frozen=True):
     savepoint: str
     epoch: int
     """The savepoint's own: any later one makes it dispensable."""
+    pin: str = ""
+    """The savepoint's."""
 
 
 def keep_claim(checkpoint: Path, claim: Claim) -> None:
@@ -30,7 +33,8 @@ def settle_claim(
 ) -> None:
     """Delete a claimed savepoint once an epoch after it is done, and release its pin.
 
-    Costs nothing where nothing was claimed; may be repeated.
+    Costs nothing where nothing was claimed; may be repeated. A pipeline does not fail for a place
+    that is away: it is asked again behind the next epoch.
     """
     path = _path(checkpoint)
     if not path.exists():
@@ -38,14 +42,12 @@ def settle_claim(
     claim = read_json(path, Claim)
     if claim is None or last_epoch <= claim.epoch:
         return
-    shelf = Shelf.at(claim.shelf, clock)
     try:
-        pin = shelf.read(claim.savepoint).pin
-    except NoSuchSavepoint:
-        pin = ""
-    shelf.delete(claim.savepoint)
-    if pin:
-        release(pin)
+        Shelf.at(claim.shelf, clock).delete(claim.savepoint)
+    except StoreError:
+        return
+    if claim.pin:
+        release(claim.pin)
     path.unlink()
 
 

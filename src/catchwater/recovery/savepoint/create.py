@@ -11,7 +11,9 @@ it again under the same name, or delete that.
 import hashlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,14 @@ from catchwater.objects.base import ObjectExists, ObjectMissing, ObjectStore
 from catchwater.objects.open import open_store
 from catchwater.recovery import checkpoint as checkpoints
 from catchwater.recovery.home import home_of, state_folder
-from catchwater.recovery.ledger import FOLDER, EpochEntry, Ledger, SourceOffset, read_json
+from catchwater.recovery.ledger import (
+    FOLDER,
+    EpochEntry,
+    Ledger,
+    LedgerDamaged,
+    SourceOffset,
+    read_json,
+)
 from catchwater.recovery.restore import NoSuchCheckpoint
 from catchwater.recovery.savepoint.format import FILE, Savepoint, StoredObject, check_name, encode
 from catchwater.recovery.savepoint.hold import hold
@@ -69,7 +78,10 @@ class Source:
         """The checkpoint in this folder. Raises `NothingToSave`, `LedgerDamaged`."""
         bound = read_json(checkpoint / FOLDER / "pipeline.json", _Bound)
         if bound is None:
-            raise NothingToSave(f"{checkpoint} is no pipeline's checkpoint.")
+            raise NothingToSave(
+                f"{checkpoint} is no pipeline's checkpoint: no pipeline has run there yet.",
+                hint="Run it first (catchwater pipeline run FILE), or restore a savepoint.",
+            )
         store = open_store(home_of(checkpoint), clock)
         return cls(checkpoint, store, bound.pipeline, bound.functions, bound.shards)
 
@@ -82,7 +94,10 @@ class Source:
         kept = set(ledger.epochs())
         there = [e.epoch for e in checkpoints.read(self.checkpoint).committed if e.epoch in kept]
         if not there:
-            raise NothingToSave(f"{self.checkpoint} has no committed epoch yet.")
+            raise NothingToSave(
+                f"{self.checkpoint} has no committed epoch yet.",
+                hint="Try again when the pipeline has done one: catchwater pipeline status FILE.",
+            )
         chosen = there[-1] if epoch is None else epoch
         found = ledger.read(chosen) if chosen in there else None
         if found is None:
@@ -91,6 +106,10 @@ class Source:
                 f"{', '.join(map(str, there))}."
             )
         return found
+
+    def versions(self) -> dict[str, Any]:
+        """The version ledger, as its file has it; empty if there is none."""
+        return _json(self.checkpoint / FOLDER / "versions.json") or {}
 
     def log(self, stage: int, shard: int) -> StateLog:
         """The state log of one shard of one function."""
@@ -118,12 +137,14 @@ def create(
     *,
     epoch: int | None = None,
     pin: Pinning | None = None,
+    unpin: Callable[[str], None] | None = None,
     clock: Clock = SYSTEM,
     progress: Progress | None = None,
 ) -> Savepoint:
     """Take a savepoint of the last committed epoch, or of another one that is kept.
 
-    Raises `SavepointExists`, `NothingToSave`, `NoSuchCheckpoint`, `ShardDamaged`, `StoreError`.
+    What fails takes its pin with it (`unpin`). Raises `SavepointExists`, `NothingToSave`,
+    `NoSuchCheckpoint`, `ShardDamaged`, `StoreError`.
     """
     if shelf.exists(check_name(name)):
         raise SavepointExists(
@@ -132,10 +153,12 @@ def create(
         )
     for left in reversed(range(_ATTEMPTS)):
         entry = source.entry(epoch)
-        with hold(source.checkpoint, entry.epoch, clock):
+        with hold(source.checkpoint, entry.epoch, clock), ExitStack() as undone:
             try:
                 made = _describe(source, name, source.entry(entry.epoch), clock)
                 pinned = pin(name, entry.end) if pin else ""
+                if pinned and unpin:
+                    undone.callback(_unpin, shelf, name, partial(unpin, pinned))
                 objects = _copy(source, shelf, name, entry, progress)
             except (ShardDamaged, ObjectMissing, NoSuchCheckpoint):
                 # It was swept before it was held: a newer one is there by now, if any may do.
@@ -146,9 +169,21 @@ def create(
             try:
                 shelf.store.put_if_absent(f"{name}/{FILE}", [encode(made)])
             except ObjectExists as error:
-                raise SavepointExists(f"Another savepoint {name!r} was made meanwhile.") from error
+                if pin:  # ours has taken the place of its own, which may reach further back
+                    pin(name, shelf.read(name).entry.end)
+                raise SavepointExists(
+                    f"Another savepoint {name!r} was made meanwhile.", hint="Give another name."
+                ) from error
+            undone.pop_all()
             return made
     raise AssertionError("the last attempt returns or raises")
+
+
+def _unpin(shelf: Shelf, name: str, release: Callable[[], None]) -> None:
+    """Release the pin of a savepoint that was not made, while a first error is on its way."""
+    with suppress(CatchwaterError):
+        if not shelf.exists(name):
+            release()
 
 
 def _describe(source: Source, name: str, entry: EpochEntry, clock: Clock) -> Savepoint:
@@ -163,7 +198,7 @@ def _describe(source: Source, name: str, entry: EpochEntry, clock: Clock) -> Sav
         entry=entry,
         beginning=Ledger(source.checkpoint).beginning(),
         identity=_json(folder / "pipeline.json") or {},
-        versions=_json(folder / "versions.json") or {},
+        versions=source.versions(),
         contract=_json(folder / "contracts" / f"{entry.epoch}.json"),
         objects=[],
     )
@@ -172,8 +207,12 @@ def _describe(source: Source, name: str, entry: EpochEntry, clock: Clock) -> Sav
 def _json(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
-    found: dict[str, Any] = msgspec.json.decode(path.read_bytes())
-    return found
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise LedgerDamaged(
+            f"{path} is damaged: {error}.", hint="Put a copy of the file back."
+        ) from error
 
 
 def _copy(

@@ -8,7 +8,11 @@ is taken if `savepoint.json` names it, and has the size and the checksum that it
 import io
 import os
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import msgspec
 
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectExists, StoreError
@@ -22,7 +26,7 @@ from catchwater.recovery.savepoint.format import (
     decode,
     encode,
 )
-from catchwater.recovery.savepoint.storage import Shelf
+from catchwater.recovery.savepoint.storage import Shelf, place
 from catchwater.recovery.savepoint.verify import read_whole
 
 
@@ -49,7 +53,8 @@ def export_file(shelf: Shelf, name: str, path: Path, progress: Progress | None =
                     _add(tar, savepoint, each.key, read_whole(shelf.store, name, each))
                 except (StoreError, ValueError) as error:
                     raise SavepointDamaged(
-                        f"{shelf.store.url(f'{name}/{each.key}')} cannot be read: {error}."
+                        f"{place(shelf.store, f'{name}/{each.key}')} cannot be read: {error}.",
+                        hint="catchwater savepoint verify tells everything that is damaged.",
                     ) from error
                 if progress:
                     progress(number, len(savepoint.objects))
@@ -63,26 +68,65 @@ def export_file(shelf: Shelf, name: str, path: Path, progress: Progress | None =
     return path.stat().st_size
 
 
-def import_file(shelf: Shelf, path: Path, progress: Progress | None = None) -> Savepoint:
+def read_head(path: Path) -> Savepoint:
+    """What an exported file holds, by its first member. Raises `SavepointDamaged`."""
+    with _opened(path) as tar:
+        return _head(path, tar)
+
+
+def import_file(
+    shelf: Shelf, path: Path, progress: Progress | None = None, *, pin: str | None = None
+) -> Savepoint:
     """Put a savepoint from a file onto a shelf, complete or invisible.
 
-    Its pin stays with the log that it was made on, if it is there still. Raises `SavepointExists`,
-    `SavepointDamaged` naming what is wrong with the file.
+    `pin` is the one that will hold the log for it here, empty: none will; None: what it was before.
+    Raises `SavepointExists`, `SavepointDamaged` naming what is wrong with the file.
     """
+    with _opened(path) as tar:
+        savepoint = _head(path, tar)
+        if pin is not None:
+            savepoint = msgspec.structs.replace(savepoint, pin=pin)
+        if shelf.exists(savepoint.name):
+            raise SavepointExists(
+                f"There is a savepoint {savepoint.name!r} at {shelf.store.url()} already.",
+                hint="Delete that one first, or name another place with --at.",
+            )
+        return _take(shelf, savepoint, path, tar, progress)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tarfile.TarFile]:
     try:
         with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
-            return _take(shelf, path, tar, progress)
+            yield tar
     except tarfile.TarError as error:
-        raise SavepointDamaged(f"{path} is no exported savepoint: {error}.") from error
+        raise SavepointDamaged(
+            f"{path} is no exported savepoint: {error}.", hint="Export it again, or copy it again."
+        ) from error
 
 
-def _take(shelf: Shelf, path: Path, tar: tarfile.TarFile, progress: Progress | None) -> Savepoint:
+def _head(path: Path, tar: tarfile.TarFile) -> Savepoint:
     first = tar.next()
-    if first is None or first.name.rpartition("/")[2] != FILE or first.size > LARGEST_FILE_BYTES:
-        raise SavepointDamaged(f"{path} is no exported savepoint: {FILE} does not come first.")
-    savepoint = decode(_bytes(tar, first), str(path))
-    if shelf.exists(savepoint.name):
-        raise SavepointExists(f"There is a savepoint {savepoint.name!r} there already.")
+    if (
+        first is None
+        or not first.isreg()
+        or first.name.rpartition("/")[2] != FILE
+        or first.size > LARGEST_FILE_BYTES
+    ):
+        raise SavepointDamaged(
+            f"{path} is no exported savepoint: {FILE} does not come first.",
+            hint="Name a file that catchwater savepoint export has written.",
+        )
+    return decode(_bytes(tar, first), str(path))
+
+
+def _take(
+    shelf: Shelf,
+    savepoint: Savepoint,
+    path: Path,
+    tar: tarfile.TarFile,
+    progress: Progress | None,
+) -> Savepoint:
     expected = {f"{savepoint.name}/{each.key}": each for each in savepoint.objects}
     total = len(expected)
     while (member := tar.next()) is not None:

@@ -87,9 +87,14 @@ class _File(msgspec.Struct, frozen=True):
     savepoint: msgspec.Raw
 
 
+def is_name(name: str) -> bool:
+    """Whether a savepoint can have this name."""
+    return _NAME.fullmatch(name) is not None
+
+
 def check_name(name: str) -> str:
     """The name itself. Raises `BadName`."""
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise BadName(
             f"{name!r} cannot be a savepoint's name.",
             hint="Use 1 to 100 letters, digits, '.', '_' and '-', the first a letter or digit.",

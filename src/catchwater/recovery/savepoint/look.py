@@ -7,17 +7,22 @@ values are what was stored, but for the class: a time is a time, a record is a d
 One shard's entries are held in memory at a time (two of them to compare).
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectStore
 from catchwater.recovery.ledger import EpochEntry
 from catchwater.recovery.savepoint.create import Source, state_log
 from catchwater.recovery.savepoint.format import Savepoint
+from catchwater.recovery.savepoint.hold import hold
+from catchwater.recovery.savepoint.keys import shown, typed, types_of
 from catchwater.state.entries import Table, prefix_of
 from catchwater.state.keys import HASH_BYTES, shard_of, stored_key
 from catchwater.state.log import StateLog
@@ -76,11 +81,23 @@ class View:
     entry: EpochEntry
     log: Callable[[int, int], StateLog]
     """(stage, shard) → its log."""
+    versions: Mapping[str, Any] = field(default_factory=dict)
+    """The version ledger, as its file has it."""
 
     @classmethod
     def of_checkpoint(cls, source: Source, epoch: int | None) -> "View":
         """An epoch that is kept, the last one if none is named."""
-        return cls(source.functions, source.shards, source.entry(epoch), source.log)
+        entry = source.entry(epoch)
+        return cls(source.functions, source.shards, entry, source.log, source.versions())
+
+    @classmethod
+    @contextmanager
+    def held(cls, checkpoint: Path, epoch: int | None, clock: Clock) -> "Iterator[View]":
+        """As `of_checkpoint`; a pipeline that runs on does not sweep it away meanwhile."""
+        source = Source.at(checkpoint, clock)
+        chosen = source.entry(epoch).epoch
+        with hold(checkpoint, chosen, clock):
+            yield cls.of_checkpoint(source, chosen)
 
     @classmethod
     def of_savepoint(cls, store: ObjectStore, savepoint: Savepoint) -> "View":
@@ -89,7 +106,7 @@ class View:
         def log(stage: int, shard: int) -> StateLog:
             return state_log(store, savepoint.name, savepoint.functions[stage], shard)
 
-        return cls(savepoint.functions, savepoint.shards, savepoint.entry, log)
+        return cls(savepoint.functions, savepoint.shards, savepoint.entry, log, savepoint.versions)
 
     def stage(self, function: str | None) -> int:
         """A function's place in the chain; the first one's if none is named."""
@@ -99,6 +116,10 @@ class View:
             there = ", ".join(self.functions)
             raise NoSuchFunction(f"The pipeline has no function {function!r}; it has {there}.")
         return self.functions.index(function)
+
+    def key_types(self, stage: int) -> list[str]:
+        """The names of the types of a function's key fields; empty if nobody says."""
+        return types_of(self.versions, self.functions[stage])
 
     def position(self, stage: int, shard: int) -> Position:
         """Where a shard's state stands."""
@@ -130,6 +151,12 @@ def get(view: View, key: bytes, function: str | None = None) -> Plain | None:
     return None if record is None else _plain(record, _entries_of(tables)(stored))
 
 
+def find(view: View, text: str, function: str | None = None) -> Plain | None:
+    """What is kept for a key as it is typed. Raises `NotAKey`, `ShardDamaged`."""
+    keys = typed(text, view.key_types(view.stage(function)))
+    return next((plain for key in keys if (plain := get(view, key, function))), None)
+
+
 def diff(before: View, after: View, function: str | None = None) -> Iterator[Difference]:
     """The keys that differ, in the order of their hash within a shard. Raises `ShardDamaged`."""
     stages = before.stage(function), after.stage(function)
@@ -139,7 +166,9 @@ def diff(before: View, after: View, function: str | None = None) -> Iterator[Dif
             if before.position(stages[0], shard) == after.position(stages[1], shard):
                 continue
         yield from _compared(
-            _together(before, stages[0], old_shards), _together(after, stages[1], new_shards)
+            _together(before, stages[0], old_shards),
+            _together(after, stages[1], new_shards),
+            after.key_types(stages[1]),
         )
 
 
@@ -162,27 +191,19 @@ def _together(view: View, stage: int, shards: range) -> Tables:
     return found
 
 
-def _compared(before: Tables, after: Tables) -> Iterator[Difference]:
+def _compared(before: Tables, after: Tables, types: Sequence[str]) -> Iterator[Difference]:
     old_records, new_records = before[Table.RECORD], after[Table.RECORD]
     old_entries, new_entries = _entries_of(before), _entries_of(after)
     for key in sorted(old_records.keys() | new_records.keys()):
         old = _plain(old_records[key], old_entries(key)) if key in old_records else None
         new = _plain(new_records[key], new_entries(key)) if key in new_records else None
-        name = shown(key[HASH_BYTES:])
+        name = shown(key[HASH_BYTES:], types)
         if old is None:
             yield Difference(name, "added", None, new)
         elif new is None:
             yield Difference(name, "removed", old, None)
         elif not old.is_like(new):
             yield Difference(name, "changed", old, new)
-
-
-def shown(key: bytes) -> str:
-    """A key for people: its text, or else its bytes in hex."""
-    try:
-        return key.decode()
-    except UnicodeDecodeError:
-        return key.hex()
 
 
 def _entries_of(tables: Tables) -> Callable[[bytes], dict[bytes, bytes]]:

@@ -34,6 +34,7 @@ from catchwater.recovery.lock import lock
 from catchwater.recovery.savepoint.create import COPIERS, Progress, state_log
 from catchwater.recovery.savepoint.format import Savepoint, SavepointDamaged
 from catchwater.recovery.savepoint.marker import Marker, begin, done, read
+from catchwater.recovery.savepoint.storage import place
 from catchwater.recovery.savepoint.verify import read_whole
 from catchwater.state.rescale import rewrite
 from catchwater.state.roll import Position
@@ -194,7 +195,7 @@ def _read(store: ObjectStore, savepoint: Savepoint, number: int) -> bytes:
         return read_whole(store, savepoint.name, stored)
     except (StoreError, ValueError) as error:
         raise SavepointDamaged(
-            f"{store.url(f'{savepoint.name}/{stored.key}')} cannot be restored: {error}.",
+            f"{place(store, f'{savepoint.name}/{stored.key}')} cannot be restored: {error}.",
             hint="catchwater savepoint verify tells everything that is damaged.",
         ) from error
 

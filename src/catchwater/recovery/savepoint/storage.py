@@ -11,13 +11,19 @@ from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectMissing, ObjectStore
 from catchwater.objects.open import open_store
-from catchwater.recovery.savepoint.format import FILE, Savepoint, check_name, decode
+from catchwater.recovery.home import join
+from catchwater.recovery.savepoint.format import FILE, Savepoint, check_name, decode, is_name
 
 
 class NoSuchSavepoint(CatchwaterError):
     """There is no savepoint of this name."""
 
     exit_code = 2
+
+
+def place(store: ObjectStore, key: str) -> str:
+    """Where an object lies, for messages and markers: a store's own URL of it may grant access."""
+    return join(store.url(), key)
 
 
 @dataclass(frozen=True)
@@ -32,13 +38,14 @@ class Shelf:
         return cls(open_store(url, clock))
 
     def url(self, name: str) -> str:
-        """Where a savepoint lies, for people."""
-        return self.store.url(f"{check_name(name)}/{FILE}").removesuffix(f"/{FILE}")
+        """Where a savepoint lies: the same at any time, and for people to read."""
+        return place(self.store, check_name(name))
 
     def names(self) -> list[str]:
         """The savepoints that there are, as far as the store's listing shows."""
         found = (info.key.split("/") for info in self.store.list(""))
-        return sorted(key[0] for key in found if len(key) == 2 and key[1] == FILE)
+        whole = (key[0] for key in found if len(key) == 2 and key[1] == FILE)
+        return sorted(name for name in whole if is_name(name))
 
     def exists(self, name: str) -> bool:
         """Whether there is a complete savepoint of this name."""
@@ -58,7 +65,7 @@ class Shelf:
             raise NoSuchSavepoint(
                 f"There is no savepoint {name!r} at {self.store.url()}; there are: {there}."
             ) from error
-        return decode(data, self.store.url(key))
+        return decode(data, place(self.store, key))
 
     def delete(self, name: str) -> int:
         """Remove a savepoint, or what is left of one; the bytes of its objects.

@@ -11,6 +11,7 @@ from tests.conformance.kv_server import KeyValueServer, key_value_server
 
 from catchwater.clock import Clock
 from catchwater.pipeline.change.around import Around
+from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.recovery.home import home_of
 from catchwater.sinks.base import OutputRecord
@@ -89,3 +90,23 @@ def test_what_was_posted_stays_and_that_is_said(
     caplog.clear()
     assert writer.withdraw(0) == 1
     assert not caplog.text
+
+
+def test_savepoints_of_one_name_at_two_places_have_a_pin_each(tmp_path: Path) -> None:
+    config = PipelineConfig(
+        functions=("no:Function",), name="cards", checkpoint=tmp_path / "checkpoint", source={},
+        sinks={}, folder=tmp_path,
+    )  # fmt: skip
+    around = Around(config, None, Clock(5))
+    elsewhere = around.shelf((tmp_path / "elsewhere").as_uri())
+    pins = [around.pin_id("friday", shelf) for shelf in (None, around.shelf(), elsewhere)]
+    assert pins[:2] == ["savepoint/cards/friday"] * 2
+    assert pins[2].startswith("savepoint/cards/friday@")
+
+
+def test_the_checkpoint_knows_the_pipelines_name_without_its_function(tmp_path: Path) -> None:
+    config = PipelineConfig(
+        functions=("no:Function",), checkpoint=tmp_path, source={}, sinks={}, folder=tmp_path
+    )
+    identity.write(tmp_path, identity.Identity("cards", ["cards"], 4, ["orders"], {}))
+    assert Around(config, None, Clock(5)).name == "cards"

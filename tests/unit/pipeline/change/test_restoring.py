@@ -3,8 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from catchwater.objects.base import StoreUnavailable
 from catchwater.pipeline.change.restoring import OtherFunctions, Wanted, bring_back, check
 from catchwater.pipeline.run import identity, versions
 from catchwater.recovery import checkpoint
@@ -13,6 +15,7 @@ from catchwater.recovery.savepoint.claim import settle_claim
 from catchwater.recovery.savepoint.create import Source, create
 from catchwater.recovery.savepoint.format import Savepoint
 from catchwater.recovery.savepoint.look import View, diff, get
+from catchwater.recovery.savepoint.storage import Shelf
 
 from .conftest import Shop
 
@@ -100,3 +103,29 @@ def test_a_claimed_savepoint_goes_once_the_pipeline_has_gone_on(
     settle_claim(into, 3, released.append, shop.clock)
     assert shop.around.shelf().names() == []
     assert not list(shop.around.shelf().store.list("saved/"))
+
+
+def test_a_place_that_is_away_does_not_fail_the_pipeline(
+    shop: Shop, saved: Savepoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    into: Path = shop.folder / "other"
+    bring_back(shop.around, wanted(shop, saved, claim=True))
+
+    def away(*_: object) -> int:
+        raise StoreUnavailable("It does not answer.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Shelf, "delete", away)
+        settle_claim(into, 2, lambda pin: None, shop.clock)
+    assert shop.around.shelf().names() == ["saved"]
+    settle_claim(into, 3, lambda pin: None, shop.clock)
+    assert shop.around.shelf().names() == []
+
+
+def test_the_pin_of_a_claimed_savepoint_goes_with_it(shop: Shop, saved: Savepoint) -> None:
+    into: Path = shop.folder / "other"
+    pinned = msgspec.structs.replace(saved, pin="savepoint/tally/saved")
+    bring_back(shop.around, wanted(shop, pinned, claim=True))
+    released: list[str] = []
+    settle_claim(into, 2, released.append, shop.clock)
+    assert released == ["savepoint/tally/saved"]

@@ -1,10 +1,17 @@
 """After a rollback state, outputs and code are those of the version before."""
 
+import os
+import sys
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
 
+from catchwater.objects.local import LocalStore
 from catchwater.pipeline.change import rollback as module
+from catchwater.pipeline.change.alone import AnotherChange, alone
+from catchwater.pipeline.change.restoring import Wanted, bring_back
 from catchwater.pipeline.change.rollback import (
     NothingToRollBack,
     SavepointGone,
@@ -14,9 +21,9 @@ from catchwater.pipeline.change.rollback import (
 from catchwater.pipeline.change.upgrade import upgrade
 from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.versions import CodeGone, VersionDiffers
-from catchwater.recovery import checkpoint
+from catchwater.recovery import checkpoint, handover
 from catchwater.recovery.ledger import Ledger
-from catchwater.recovery.savepoint.create import Source
+from catchwater.recovery.savepoint.create import Source, create
 from catchwater.recovery.savepoint.look import View, get
 from catchwater.recovery.savepoint.marker import RestoreUnfinished
 
@@ -92,8 +99,6 @@ def test_what_is_missing_for_it_is_named_before_anything_changes(bad: Shop) -> N
     code = path.read_bytes()
     path.write_bytes(code + b"#")
     with pytest.raises(CodeGone) as gone:
-        import sys
-
         sys.modules.pop(first.module)
         look(bad.around)
     assert gone.value.exit_code == 5
@@ -124,3 +129,77 @@ def test_cut_short_anywhere_it_is_done_again_and_nothing_runs_before(
     back(bad)
     bad.run("a")
     assert bad.rows() == sorted([*GOOD, ("a", 3, 1)])
+
+
+def test_a_pipeline_that_was_cut_into_other_shards_since_goes_back_in_those(bad: Shop) -> None:
+    before = {key: get(View.of_checkpoint(Source.at(bad.checkpoint), None), key) for key in KEYS}
+    save = create(Source.at(bad.checkpoint), bad.around.shelf(), "moved")
+    config = replace(bad.config, shards=5, checkpoint=bad.folder / "moved")
+    around = replace(bad.around, config=config)
+    into = Wanted(bad.around.shelf(), save, config.checkpoint, 5, False, "again")
+    bring_back(around, into)
+    after = View.of_checkpoint(Source.at(config.checkpoint), None)
+    assert {key: get(after, key) for key in KEYS} == before
+
+    roll_back(around, look(around))
+    assert bad.rows() == GOOD
+    back_again = View.of_checkpoint(Source.at(config.checkpoint), None)
+    assert back_again.entry.positions(0).keys() == set(range(5))
+    for key, seen in {b"a": 2, b"b": 1, b"c": 1}.items():
+        found = get(back_again, key)
+        assert found is not None
+        assert found.state == {"seen": seen}
+
+
+KEYS = (b"a", b"b", b"c", b"d")
+
+
+def test_cut_short_it_is_done_again_where_urls_of_objects_differ_each_time(
+    bad: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signatures = count()
+    plain = LocalStore.url
+
+    def signed(store: LocalStore, key: str = "") -> str:
+        return f"{plain(store, key)}?signature={next(signatures)}" if key else plain(store)
+
+    monkeypatch.setattr(LocalStore, "url", signed)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(module, "move_aside", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        back(bad)
+    back(bad)
+    bad.run("a")
+    assert bad.rows() == sorted([*GOOD, ("a", 3, 1)])
+
+
+def test_a_version_that_cannot_even_be_imported_is_taken_back(bad: Shop) -> None:
+    (bad.folder / f"{bad.module.partition(':')[0]}.py").write_text("this is no Python")
+    sys.modules.pop(bad.module.partition(":")[0])
+    roll_back(bad.around, look(bad.around))
+    assert bad.rows() == GOOD
+
+
+def test_a_version_that_died_before_it_was_handed_over_to_is_forgotten(bad: Shop) -> None:
+    handover.fence(bad.checkpoint, bad.folder / "shadow")
+    back(bad)
+    assert handover.fenced_by(bad.checkpoint) is None
+
+
+def test_a_checkpoint_that_has_handed_over_is_not_rolled_back(bad: Shop) -> None:
+    way = look(bad.around)
+    handover.fence(bad.checkpoint, bad.folder / "shadow")
+    handover.hand_over(bad.checkpoint, 3)
+    rows = bad.rows()
+    with pytest.raises(handover.HandedOver, match="has handed over to"):
+        roll_back(bad.around, way)
+    assert bad.rows() == rows
+
+
+def test_an_upgrade_or_a_rollback_at_the_same_time_is_refused(bad: Shop) -> None:
+    way = look(bad.around)
+    with alone(bad.checkpoint, bad.clock):
+        with pytest.raises(AnotherChange, match=f"Process {os.getpid()} is"):
+            roll_back(bad.around, way)
+        with pytest.raises(AnotherChange):
+            upgrade(bad.code(3), 3)
+    back(bad)

@@ -1,15 +1,21 @@
 """Another version takes over if it reads all that is stored; else nothing has happened."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
 from catchwater.pipeline.change.settle import settle
-from catchwater.pipeline.change.upgrade import NotAnUpgrade, look, save, upgrade
+from catchwater.pipeline.change.trial import try_state
+from catchwater.pipeline.change.upgrade import NotAnUpgrade, find, look, save, upgrade
 from catchwater.pipeline.run import versions
+from catchwater.pipeline.run.identity import OtherPipeline
 from catchwater.pipeline.run.versions import StateIncompatible, VersionDiffers
 from catchwater.recovery import checkpoint
 from catchwater.recovery.ledger import Ledger
 from catchwater.recovery.lock import CheckpointInUse, lock
+from catchwater.recovery.savepoint.hold import held
+from catchwater.recovery.savepoint.look import View
 
 from .conftest import FROM_V1, Shop
 
@@ -65,6 +71,8 @@ def test_a_version_that_the_file_does_not_name_is_no_upgrade(shop: Shop) -> None
         look(shop.around, 2)
     with pytest.raises(NotAnUpgrade, match="names tally 3"):
         look(shop.code(3), 2)
+    with pytest.raises(NotAnUpgrade, match="is at version 1 already"):
+        look(shop.code(1), 1)
 
 
 def test_a_checkpoint_in_use_is_left_alone(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,3 +116,36 @@ def test_a_savepoint_of_another_state_of_that_epoch_is_not_taken_for_this_one(sh
     fresh = save(around, look(around, 2), 1, None)
     assert fresh.name.startswith(f"{old.name}-")
     assert around.shelf().names() == [old.name, fresh.name]
+
+
+def test_a_file_that_names_more_than_another_version_is_refused(shop: Shop) -> None:
+    around = shop.code(2)
+    for change in ({"shards": 3}, {"name": "other"}, {"source": {**shop.config.source,
+                   "subscribe": "more"}}):  # fmt: skip
+        with pytest.raises(OtherPipeline, match="cannot be continued"):
+            look(replace(around, config=replace(around.config, **change)), 2)
+    assert look(around, 2)
+
+
+def test_what_is_tried_is_held_until_it_was_tried(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_then: list[list[int]] = []
+
+    def trying(view: View, spec: object, stage: int) -> int:
+        held_then.append(held(shop.checkpoint))
+        return try_state(view, spec, stage)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("catchwater.pipeline.change.upgrade.try_state", trying)
+    look(shop.code(2), 2)
+    assert held_then == [[1]]
+    assert held(shop.checkpoint) == []
+
+
+def test_functions_that_go_to_different_versions_are_told_apart(shop: Shop) -> None:
+    specs = [*shop.code(2).specs, replace(shop.around.specs[0], name="other", version=5)]
+    ledger = versions.load(shop.checkpoint)
+    there = msgspec.structs.replace(ledger.history[0], function="other", version=4)
+    with pytest.raises(NotAnUpgrade) as error:
+        find(specs, ledger.added(there), 2)
+    assert "one after the other" in str(error.value.hint)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from catchwater.clock import Clock
+from catchwater.pipeline.change.alone import AnotherChange
 from catchwater.pipeline.change.compared import Comparison
 from catchwater.pipeline.change.rollback import look as look_back
 from catchwater.pipeline.change.rollback import roll_back
@@ -192,3 +193,36 @@ def test_the_shadow_has_nothing_that_only_one_of_two_can_have(shop: Shop) -> Non
     assert beside.local != config.local
     assert beside.trigger == "continuous"
     assert beside.checkpoint.parent == config.checkpoint.parent
+
+
+def test_an_attempt_that_was_given_up_does_not_bar_the_next_one(
+    beside: tuple[Shop, Shop],
+) -> None:
+    old, new = beside
+    old.module = new.module
+    with lock(old.checkpoint):
+        config = prepare(old.around, 2)
+    assert config.checkpoint != new.checkpoint, "nothing came in since: it is the same epoch"
+    assert config.checkpoint.name.startswith(new.checkpoint.name)
+    assert checkpoint.last_commit(config.checkpoint) == checkpoint.last_commit(new.checkpoint)
+
+
+def test_no_other_version_runs_beside_one_that_is_about_to_hand_over(
+    beside: tuple[Shop, Shop],
+) -> None:
+    old, new = beside
+    old.module = new.module
+    handover.fence(old.checkpoint, new.checkpoint)
+    with lock(old.checkpoint), pytest.raises(AnotherChange, match="asked to hand over to"):
+        prepare(old.around, 2)
+
+
+def test_who_is_not_handed_over_to_ends(beside: tuple[Shop, Shop]) -> None:
+    old, new = beside
+    conduct, _ = conductor(old, new)
+    other = old.folder / "other"
+    handover.fence(old.checkpoint, other)
+    conduct()
+    handover.hand_over(old.checkpoint, settle(old.checkpoint))
+    with pytest.raises(handover.HandedOver, match="and not to"):
+        conduct()

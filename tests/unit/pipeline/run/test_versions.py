@@ -17,6 +17,7 @@ from catchwater.pipeline.run.versions import (
     Versions,
     admit,
     check_reach,
+    kept,
     load,
     store,
     version_of,
@@ -145,3 +146,23 @@ def test_an_older_checkpoint_may_not_lie_behind_an_upgrade(desk: Desk) -> None:
     check_reach(desk.checkpoint, 4)
     with pytest.raises(VersionDiffers, match="took over at epoch 5; checkpoint 3"):
         check_reach(desk.checkpoint, 3)
+
+
+@pytest.mark.parametrize("line", ["1 / 0", "no_such_name", "raise SystemError('odd')"])
+def test_old_code_that_cannot_be_loaded_any_more_is_named_whatever_it_raises(
+    tmp_path: Path, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = tmp_path / "gate_of_old_code.py"
+    gate.write_text("")
+    (tmp_path / "old_code.py").write_text(
+        f"import gate_of_old_code\n{CODE.format(fields='n: int = 0', version=1, more='')}"
+    )
+    spec = find_function("old_code:Counter", tmp_path)
+    code = publish(spec, tmp_path)
+    gate.write_text(line)
+    for name in ("old_code", "gate_of_old_code"):
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(CodeGone, match="cannot be run from the code") as gone:
+        kept(tmp_path, version_of(spec, code, 0, 0))
+    assert gone.value.exit_code == 5
+    assert "Put the module old_code of version 1 back" in str(gone.value.hint)

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from catchwater.config import CatchwaterError
-from catchwater.recovery.ledger import SourceOffset
+from catchwater.objects.base import StoreFull
+from catchwater.recovery.ledger import LedgerDamaged, SourceOffset
 from catchwater.recovery.restore import NoSuchCheckpoint
 from catchwater.recovery.savepoint import create as module
 from catchwater.recovery.savepoint.create import NothingToSave, SavepointExists, Source, create
@@ -104,3 +105,57 @@ def test_a_damaged_object_fails_it_and_is_named(made: Made, shelf: Shelf) -> Non
     with pytest.raises(CatchwaterError, match=key.rpartition("/")[2].replace(".", r"\.")):
         create(made.source, shelf, "first")
     assert shelf.names() == []
+
+
+class Pins:
+    """The log's, by savepoint."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, SourceOffset] = {}
+
+    def pin(self, name: str, end: SourceOffset) -> str:
+        """Set or move one."""
+        self.held[name] = end
+        return name
+
+    def release(self, pin: str) -> None:
+        """Take one away."""
+        del self.held[pin]
+
+
+def test_what_fails_does_not_leave_the_log_pinned(
+    made: Made, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pins = Pins()
+
+    def full(*_: object) -> object:
+        assert pins.held
+        raise StoreFull("No space left.")
+
+    monkeypatch.setattr(module, "_copy", full)
+    with pytest.raises(StoreFull):
+        create(made.source, shelf, "first", pin=pins.pin, unpin=pins.release)
+    assert not pins.held
+
+
+def test_who_is_second_leaves_the_first_ones_pin_where_it_was(
+    made: Made, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pins, copy = Pins(), module._copy
+
+    def overtaken(*args: object) -> object:
+        monkeypatch.setattr(module, "_copy", copy)
+        create(made.source, shelf, "first", epoch=0, pin=pins.pin, unpin=pins.release)
+        return copy(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "_copy", overtaken)
+    with pytest.raises(SavepointExists, match="meanwhile"):
+        create(made.source, shelf, "first", pin=pins.pin, unpin=pins.release)
+    assert pins.held == {"first": made.offset(0)}
+    assert shelf.read("first").epoch == 0
+
+
+def test_a_damaged_version_ledger_is_named(made: Made, shelf: Shelf) -> None:
+    (made.folder / "catchwater" / "versions.json").write_bytes(b"{")
+    with pytest.raises(LedgerDamaged, match=r"versions\.json is damaged"):
+        create(made.source, shelf, "first")

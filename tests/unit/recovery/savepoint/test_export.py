@@ -8,7 +8,7 @@ import pytest
 
 from catchwater.clock import Clock
 from catchwater.recovery.savepoint.create import SavepointExists, create
-from catchwater.recovery.savepoint.export import FileExists, export_file, import_file
+from catchwater.recovery.savepoint.export import FileExists, export_file, import_file, read_head
 from catchwater.recovery.savepoint.format import SavepointDamaged
 from catchwater.recovery.savepoint.storage import Shelf
 from catchwater.recovery.savepoint.verify import verify
@@ -78,3 +78,24 @@ def test_members_that_are_not_named_or_climb_out_are_refused(
             with pytest.raises(SavepointDamaged, match="is not what savepoint"):
                 import_file(elsewhere, crafted)
     assert elsewhere.names() == []
+
+
+def test_its_pin_is_that_of_the_log_it_came_to(exported: Path, elsewhere: Shelf) -> None:
+    assert read_head(exported).name == "first"
+    assert import_file(elsewhere, exported, pin="savepoint/cards/first@x").pin == (
+        "savepoint/cards/first@x"
+    )
+    assert elsewhere.read("first").pin == "savepoint/cards/first@x"
+
+
+@pytest.mark.parametrize("kind", [tarfile.DIRTYPE, tarfile.SYMTYPE])
+def test_a_first_member_that_is_no_file_is_refused(
+    elsewhere: Shelf, tmp_path: Path, kind: bytes
+) -> None:
+    path = tmp_path / "odd.tar"
+    with tarfile.open(path, "w") as tar:
+        member = tarfile.TarInfo("first/savepoint.json")
+        member.type, member.linkname = kind, "elsewhere"
+        tar.addfile(member)
+    with pytest.raises(SavepointDamaged, match="does not come first"):
+        import_file(elsewhere, path)

@@ -5,8 +5,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from catchwater.clock import Clock
+from catchwater.recovery.ledger import FOLDER, write_whole
 from catchwater.recovery.savepoint.create import Source, create
-from catchwater.recovery.savepoint.look import NoSuchFunction, View, diff, get
+from catchwater.recovery.savepoint.hold import held
+from catchwater.recovery.savepoint.look import NoSuchFunction, View, diff, find, get
 from catchwater.recovery.savepoint.marker import Marker
 from catchwater.recovery.savepoint.restore import restore
 from catchwater.recovery.savepoint.storage import Shelf
@@ -107,3 +110,27 @@ def test_states_of_any_number_of_shards_are_compared(
     other = View.of_checkpoint(Source.at(tmp_path / "other"), None)
     assert not list(diff(View.of_checkpoint(looked.source, None), other))
     assert {each.key for each in diff(View.of_checkpoint(looked.source, 0), other)} == {"a", "d"}
+
+
+def test_a_key_is_typed_as_it_is_shown(looked: Made, shelf: Shelf) -> None:
+    history = [{"function": "count", "schema": {"key": ["str", "int"]}}]
+    write_whole(looked.folder / FOLDER / "versions.json", msgspec.json.encode({"history": history}))
+    before = View.of_checkpoint(looked.source, 1)
+    key = stored_key(encode_key(("Zoë", -5)))
+    looked.run_entries(Table.RECORD, {key: spent(9.0)})
+    after = View.of_savepoint(shelf.store, create(looked.source, shelf, "now"))
+    (added,) = diff(before, after)
+    assert (added.key, added.what) == ('["Zoë", -5]', "added")
+    found = find(after, added.key)
+    assert found is not None
+    assert found.state["total"] == 9.0
+    assert find(after, '["Zoë", 5]') is None
+    # Of the other function nobody says what its keys are.
+    assert find(before, "a", "alert") is not None
+
+
+def test_an_epoch_is_held_as_long_as_it_is_looked_at(looked: Made) -> None:
+    with View.held(looked.folder, 0, Clock(1)) as view:
+        assert held(looked.folder) == [0]
+        assert view.entry.epoch == 0
+    assert held(looked.folder) == []
