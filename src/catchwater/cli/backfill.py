@@ -20,10 +20,15 @@ from catchwater.cli.console import (
 )
 from catchwater.cli.pipeline_file import NotOurLog, control_of, load_here
 from catchwater.cli.supervised import supervised
+from catchwater.config import CatchwaterError
 
 if TYPE_CHECKING:
     from catchwater.pipeline.run.backfill import Bounds
     from catchwater.pipeline.run.config import PipelineConfig
+
+
+class CutShort(CatchwaterError):
+    """A backfill or a rebuild was asked to stop before all was read."""
 
 
 def backfill(
@@ -80,6 +85,8 @@ def backfill(
     if done == records:
         _release(config)
     _tell(config, done, records, as_json=as_json)
+    if not dry_run:
+        _check_whole(config)
 
 
 def rebuild(
@@ -117,10 +124,12 @@ def rebuild(
     done, records = progress(config.checkpoint)
     if reads and done < records:
         supervised(file, config, flags)
+        _check_whole(config)
     halt(live.checkpoint)
     with lock(live.checkpoint):
         if reads and extend(config):
             supervised(file, config, flags)
+            _check_whole(config)
         rows = take_place(Around.of(live), config)
     _release(config)
     if as_json:
@@ -153,6 +162,19 @@ def _begun_or_asked(live: "PipelineConfig", label: str, *, dry_run: bool, yes: b
     _pin(config, bounds)
     begin(config, bounds)
     return True
+
+
+def _check_whole(config: "PipelineConfig") -> None:
+    """Raise `CutShort` unless all was read: a driver that was asked to stop ends well, too."""
+    from catchwater.pipeline.run.backfill import progress
+
+    done, records = progress(config.checkpoint)
+    if done < records:
+        raise CutShort(
+            f"{config.name} was stopped when it had read {spaced(done)} of {spaced(records)} "
+            "records; nothing of the pipeline's was replaced.",
+            hint="Type the same command again: it goes on from there.",
+        )
 
 
 def _log_here() -> None:

@@ -8,6 +8,8 @@ from catchwater.cli.console import AsJson, DryRun, PipelineFile, Yes, print_json
 from catchwater.cli.savepoint import progress
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from catchwater.pipeline.change.around import Around
 
 
@@ -65,6 +67,8 @@ def upgrade(
     from catchwater.pipeline.change.around import Around
     from catchwater.pipeline.change.upgrade import look, upgrade
 
+    if same and not warm:
+        raise typer.BadParameter("--same compares what --warm has put out; give both.")
     around = Around.of(load_here(file))
     plan = ", ".join(map(str, look(around, to)))
     if dry_run:
@@ -74,7 +78,7 @@ def upgrade(
     if warm:
         if not yes:
             typer.confirm(f"Run beside the pipeline and upgrade {plan}?", abort=True, err=True)
-        _warm(around, to, same=same, quick=quick)
+        _warm(around, to, same=same, quick=quick, as_json=as_json)
         return
     if not yes:
         typer.confirm(f"Stop the pipeline and upgrade {plan}?", abort=True, err=True)
@@ -88,14 +92,19 @@ def upgrade(
     talk(f"start it: catchwater pipeline run {file}; go back: catchwater pipeline rollback {file}")
 
 
-def _warm(around: "Around", to: int, *, same: bool, quick: bool) -> None:
+def _warm(around: "Around", to: int, *, same: bool, quick: bool, as_json: bool) -> None:
     import logging
     import sys
+    from contextlib import ExitStack
 
+    import msgspec
+
+    from catchwater.pipeline.change.alone import alone
     from catchwater.pipeline.change.compared import Comparison
     from catchwater.pipeline.change.warm import Conductor, prepare
     from catchwater.pipeline.run.driver import run_pipeline
     from catchwater.recovery.checkpoint import last_commit
+    from catchwater.recovery.handover import current
     from catchwater.recovery.savepoint.hold import hold
 
     logging.basicConfig(
@@ -104,17 +113,39 @@ def _warm(around: "Around", to: int, *, same: bool, quick: bool) -> None:
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
 
     def over(found: Comparison) -> None:
+        if as_json:
+            print_json({"to": to, **msgspec.structs.asdict(found)})
         talk(
             f"version {to} leads: {found.epochs} epochs compared, {found.same} rows the same, "
             f"{found.only_old} only the old version's, {found.only_new} only the new one's"
         )
 
     leader = around.config.checkpoint
-    with hold(leader, last_commit(leader), around.clock):
+    with (
+        alone(leader, around.clock),
+        hold(leader, last_commit(leader), around.clock),
+        ExitStack() as behind,
+    ):
         with progress("copying") as told:
             config = prepare(around, to, told)
+        behind.callback(_tell_who_leads, leader, config.checkpoint)
         conductor = Conductor(around, config.checkpoint, over, same=same)
         run_pipeline(config, quick=quick, beside=conductor, clock=around.clock)
+    if current(leader) == leader:  # asked to stop before it was anybody's turn
+        raise typer.Exit(1)
+
+
+def _tell_who_leads(leader: "Path", shadow: "Path") -> None:
+    """What became of an attempt that ends here, before the new version leads."""
+    from catchwater.recovery import handover
+
+    asked = handover.fenced_by(leader)
+    if asked is None:
+        talk("nothing was taken over, and the old version is as it was; what this one has left may "
+             f"be deleted: {shadow}")  # fmt: skip
+    elif asked == shadow and handover.read_handed(leader) is None:
+        talk(f"the old version is about to hand over to {shadow}: catchwater pipeline run FILE "
+             "goes on there")  # fmt: skip
 
 
 def rollback(
@@ -131,7 +162,9 @@ def rollback(
     around = Around.of(load_here(file))
     way = look(around)
     back = ", ".join(f"{each.function} to version {each.version}" for each in way.back)
-    plan = f"{back}: withdraw epochs {way.savepoint.epoch + 1} to {way.last} and replay from there"
+    plan = f"{back}, as after epoch {way.savepoint.epoch}"
+    if way.last > way.savepoint.epoch:
+        plan += f": withdraw epochs {way.savepoint.epoch + 1} to {way.last} and replay from there"
     if dry_run:
         talk(f"would stop the pipeline and roll back {plan}")
         return

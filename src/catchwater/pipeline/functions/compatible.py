@@ -54,6 +54,7 @@ def compare(old: StateSchema, new: StateSchema) -> list[Problem]:
             found = reader.kinds(f"state.{name}", kind, new.entries[name])
             problems += [Problem(*each, migratable=False) for each in found]
     problems += [Problem(*each, migratable=False) for each in _moved_in(old, new, reader)]
+    problems += [Problem(*each) for each in _renamed(old, new, reader)]
     return problems + list(_moved_out(old, new))
 
 
@@ -67,10 +68,34 @@ def _moved_in(old: StateSchema, new: StateSchema, reader: "_Reader") -> "_Found"
         kept = new.entries.get(field.name)
         if kept is None:
             continue
-        taken = Kind(_TAKES_OVER.get(kept.kind, ""), of=kept.of)
-        yield from reader.kinds(
-            f"state.{field.name}", field.kind, taken if taken.kind else kept.of[0]
-        )
+        yield from reader.kinds(f"state.{field.name}", field.kind, _in_record(kept))
+
+
+def _in_record(kept: Kind) -> Kind:
+    """What a state that is kept entry by entry is in a record."""
+    taken = _TAKES_OVER.get(kept.kind)
+    return Kind(taken, of=kept.of) if taken else kept.of[0]
+
+
+def _renamed(old: StateSchema, new: StateSchema, reader: "_Reader") -> "_Found":
+    """A state of its own that may be another one, or a field of the record, under a new name."""
+    fields = {field.name: field.kind for field in _root(old).fields}
+    before = fields | old.entries
+    fresh = {name: kind for name, kind in new.entries.items() if name not in before}
+    stay = {*new.entries, *(field.name for field in _root(new).fields)}
+    for name, was in before.items():
+        if name in stay:
+            continue
+        apart = name in old.entries
+        could_be = (
+            each for each, now in fresh.items()
+            if reader.could_be(was, now if apart else _in_record(now))
+        )  # fmt: skip
+        if (taken := next(could_be, None)) is not None:
+            yield (
+                f"state.{name}",
+                f"it is gone and {taken} is new: its values would be lost if it was renamed",
+            )
 
 
 def _moved_out(old: StateSchema, new: StateSchema) -> Iterator[Problem]:
@@ -178,7 +203,7 @@ class _Reader:
         for name in was.keys() - now.keys():
             if new.closed:
                 yield f"{path}.{name}", "it is gone, and the class forbids unknown fields"
-            taken = next((f for f in added if self._could_be(was[name], f)), None)
+            taken = next((f for f in added if self.could_be(was[name].kind, f.kind)), None)
             if taken:
                 yield (
                     f"{path}.{name}",
@@ -203,8 +228,9 @@ class _Reader:
             if new.closed:
                 yield f"{path}.{field.name}", "it is gone, and the class forbids unknown fields"
 
-    def _could_be(self, old: Field, new: Field) -> bool:
-        return not list(self._member("", old.kind, new.kind, False))
+    def could_be(self, old: Kind, new: Kind) -> bool:
+        """Whether all values of the one could be read as the other."""
+        return not list(self._member("", old, new, False))
 
 
 def _reads(old: Kind, new: Kind) -> bool:

@@ -259,3 +259,21 @@ def test_a_plain_map_may_become_a_state_of_its_own() -> None:
 @pytest.mark.parametrize("declared", TYPES, ids=str)
 def test_a_type_reads_what_it_wrote(declared: Declared) -> None:
     assert problems(struct(a=declared), struct(a=declared)) == []
+
+
+@pytest.mark.parametrize("kind", ["MapState", "ListState", "ValueState"])
+def test_a_state_of_its_own_under_another_name_is_refused(kind: str) -> None:
+    parts = [Kind("str"), Kind("float")] if kind == "MapState" else [Kind("float")]
+    old = schema(struct(n=int), spent=Kind(kind, parts))
+    new = schema(struct(n=int), paid=Kind(kind, parts))
+    told = "state.spent: it is gone and paid is new: its values would be lost if it was renamed"
+    (found,) = compare(old, new)
+    assert (str(found), found.migratable) == (told, True)
+    other = Kind(kind, [*parts[:-1], Kind("bytes")])
+    assert compare(old, schema(struct(n=int), paid=other)) == []
+    assert compare(old, schema(struct(n=int))) == []
+    assert compare(schema(struct(n=int)), new) == []
+    # A field of the record that became one, and got another name on the way.
+    plain = {"MapState": dict[str, float], "ListState": list[float], "ValueState": float}[kind]
+    (found,) = compare(schema(struct(n=int, spent=plain)), new)
+    assert str(found) == told
