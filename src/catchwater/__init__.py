@@ -9,7 +9,7 @@ The chapters, in the order of a record's journey:
  5. objects    immutable objects in a store
  6. catalog    who has what
  7. replay     history without brokers
- 8. state      a shard's entries: local store, state log, savepoints
+ 8. state      a shard's entries: a local store, and the log of their changes
  9. pipeline   stateful functions on Spark
 10. sinks      an epoch is written once
 11. recovery   what a restore would need
@@ -20,17 +20,21 @@ Beside them: `demo` rehearses the whole journey, `operators` are classes to deri
 command line, and `clock` and `config` are what everything stands on.
 """
 
-from catchwater.pipeline.calls.policy import Breaker, Call
-from catchwater.pipeline.functions.declare import function
-from catchwater.pipeline.functions.entries import (
-    ListState,
-    MapState,
-    ValueState,
-    list_state,
-    map_state,
-    value_state,
-)
-from catchwater.pipeline.functions.spec import Context, Keyed, Out, keyed
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from catchwater.pipeline.calls.policy import Breaker, Call
+    from catchwater.pipeline.functions.declare import function
+    from catchwater.pipeline.functions.entries import (
+        ListState,
+        MapState,
+        ValueState,
+        list_state,
+        map_state,
+        value_state,
+    )
+    from catchwater.pipeline.functions.spec import Context, Keyed, Out, keyed
 
 __all__ = [
     "Breaker",
@@ -47,3 +51,32 @@ __all__ = [
     "map_state",
     "value_state",
 ]
+
+_HOMES = {
+    "pipeline.calls.policy": ("Breaker", "Call"),
+    "pipeline.functions.declare": ("function",),
+    "pipeline.functions.entries": (
+        "ListState", "MapState", "ValueState", "list_state", "map_state", "value_state",
+    ),
+    "pipeline.functions.spec": ("Context", "Keyed", "Out", "keyed"),
+}  # fmt: skip
+"""Module → what users import from here; loaded when it is first asked for.
+
+Every command imports this package, and what declares functions takes longer to load than all else
+that `catchwater --help` needs.
+"""
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+if not TYPE_CHECKING:  # a type checker would take every name for one of this package's
+
+    def __getattr__(name: str) -> Any:
+        home = next((home for home, names in _HOMES.items() if name in names), None)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+        globals()[name] = found
+        return found

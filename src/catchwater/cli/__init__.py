@@ -1,9 +1,18 @@
-"""The command line: a noun, a verb, data on stdout, talk on stderr.
+"""The command line: a noun, a verb, data on stdout, messages on stderr.
 
 Exit codes: 0 good, 1 error, 2 usage, 3 a check warns, 4 a check fails, 5 refused because state or
-history would be lost, 124 timeout.
+history would be lost, 124 timeout, 130 interrupted (Ctrl-C).
 """
 
-from catchwater.cli.app import main
+import sys
 
-__all__ = ["main"]
+
+def main() -> None:
+    """The `catchwater` command; leaves with the exit codes above."""
+    try:
+        # Only here: Ctrl-C while this is imported is no reason for a traceback either.
+        from catchwater.cli.app import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)

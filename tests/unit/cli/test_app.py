@@ -50,7 +50,8 @@ def test_help_imports_nothing_heavy() -> None:
         "from catchwater.cli import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
-        "heavy = {'pyspark', 'pyarrow', 'numba', 'numpy', 'kio', 'rich', 'starlette', 'sqlite3'}\n"
+        "heavy = {'pyspark', 'pyarrow', 'numba', 'numpy', 'kio', 'rich', 'starlette', 'sqlite3',\n"
+        "         'catchwater.pipeline'}\n"
         "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()\n"
     )
     subprocess.run([sys.executable, "-c", look], check=True, stdout=subprocess.DEVNULL)
@@ -110,6 +111,21 @@ def test_ctrl_c_ends_without_a_traceback(catchwater: Any, broken: Any) -> None:
     answer = catchwater("doctor")
     assert answer.code == 130
     assert "Traceback" not in answer.err
+
+
+def test_ctrl_c_ends_without_a_traceback_while_the_command_is_still_being_imported() -> None:
+    interrupted = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'typer':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from catchwater.cli import main\n"
+        "main()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", interrupted], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 def test_a_reader_that_went_away_is_no_error_to_talk_about() -> None:
