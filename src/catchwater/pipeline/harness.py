@@ -183,8 +183,14 @@ class Harness:
         self._begin_log()
 
     def state(self, key: Any) -> Any:
-        """The state of a key (a tuple if the key has several fields); None if it has none."""
-        stored = stored_key(self._spec.encode_key(key))
+        """The state of a key (a tuple if the key has several fields); None if it has none.
+
+        TypeError for a key of another type.
+        """
+        try:
+            stored = stored_key(self._spec.encode_key(key))
+        except TypeError:
+            raise TypeError(f"{key!r} is no key of {self._spec.name!r}: {self._spec.key}") from None
         record = read_record(self._spec, ShardState(self._entries, 0), stored, self.watermark)
         ttl_ms = self._spec.state_ttl_ms
         if record is None or (ttl_ms is not None and record.written + ttl_ms <= self.watermark):

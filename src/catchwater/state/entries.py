@@ -67,8 +67,12 @@ def no_changes() -> Changes:
     return tuple({} for _ in Table)
 
 
+FIRST_MS, LAST_MS = -(2**63), 2**63 - 1
+"""The times that can be stored."""
+
+
 def pack_time(at_ms: int) -> bytes:
-    """A time as 8 bytes that sort as times do."""
+    """A time as 8 bytes that sort as times do; from `FIRST_MS` to `LAST_MS`."""
     return (at_ms + 2**63).to_bytes(8, "big")
 
 

@@ -41,6 +41,16 @@ class Record(msgspec.Struct, Generic[StateT], array_like=True, gc=False):
     """Due time by name, of the timers that wait for the processing clock; None: never had any."""
 
 
+class _OfState(msgspec.Struct, Generic[StateT], array_like=True, gc=False):
+    """A record of which only the state is looked at."""
+
+    written: msgspec.Raw
+    timers: msgspec.Raw
+    seen: msgspec.Raw
+    spilled: msgspec.Raw
+    state: StateT
+
+
 def coarse(at: int) -> int:
     """A time (ms) moved up to the end of its 2**22 ms (70 minutes); equal in every epoch.
 
@@ -72,6 +82,9 @@ class RecordCodec(Generic[StateT]):
         self._decode = msgspec.msgpack.Decoder(
             Record[state_type], dec_hook=dec_hook or from_plain
         ).decode
+        self._decode_state = msgspec.msgpack.Decoder(
+            _OfState[state_type], dec_hook=dec_hook or from_plain
+        ).decode
         self._decode_plain = msgspec.msgpack.Decoder(Record[Any]).decode
 
     def encode(self, record: Record[StateT]) -> bytes:
@@ -82,6 +95,15 @@ class RecordCodec(Generic[StateT]):
         """As `encode`, at half the cost a record."""
         version = self._version
         return [version + data for data in map(self._encode, records)]
+
+    def check(self, encoded: Iterable[bytes]) -> None:
+        """TypeError unless records that this codec has encoded can be read again."""
+        try:
+            for data in encoded:
+                self._decode_state(data[2:])
+        except msgspec.ValidationError as error:
+            told = str(error).replace("$[4]", "state")
+            raise TypeError(f"the state could not be read again: {told}") from None
 
     def decode_many(self, stored: Mapping[bytes, bytes]) -> dict[bytes, Record[StateT]]:
         """As `decode`, by stored key, at half the cost a record."""

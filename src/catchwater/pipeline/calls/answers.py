@@ -18,6 +18,7 @@ import msgspec
 
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.calls.policy import Call, Policy, check
+from catchwater.pipeline.functions.mistakes import uncallable
 from catchwater.pipeline.functions.policy import EventRefused
 from catchwater.state.records import from_plain, to_plain
 
@@ -85,9 +86,12 @@ def check_calls(target: Any, calls: Mapping[str, Call]) -> None:
     for name, call in calls.items():
         if not isinstance(name, str) or not name.isidentifier():
             raise ValueError(f"the call {name!r} must be named like a variable")
-        for method in (f"ask_{name}", f"call_{name}"):
+        for method, given in ((f"ask_{name}", "e"), (f"call_{name}", "question")):
             if not callable(getattr(target, method, None)):
                 raise ValueError(f"the call {name!r} needs a method {method}")
+            bound = getattr(object.__new__(target), method)
+            for wrong in uncallable(bound, 1, f"write {method}(self, {given})"):
+                raise ValueError(f"the call {name!r}: {wrong}")
         try:
             check(call)
             _answer_decoder(getattr(target, f"call_{name}"))

@@ -33,7 +33,7 @@ from catchwater.pipeline.functions.spec import (
     TableSpec,
 )
 from catchwater.state.keys import KEY_TYPES, KeyType
-from catchwater.state.records import RecordCodec, StateUnreadable, new_record
+from catchwater.state.records import RecordCodec, StateUnreadable, is_pydantic, new_record
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _KEYS = ", ".join(each.__name__ for each in KEY_TYPES) + ", or an Enum or Literal of one of them"
@@ -64,6 +64,10 @@ class Declaration:
         if late not in typing.get_args(Late):
             raise self.wrong(f"late={late!r} must be 'drop' or 'process'")
 
+    def mapping(self, role: str, given: Any, value: str) -> None:
+        if not isinstance(given, Mapping):
+            raise self.wrong(f'{role}={given!r} must be a dict: {role}={{"name": {value}}}')
+
     def duration(self, field: str, text: str) -> int:
         try:
             return duration_ms(text)
@@ -77,6 +81,8 @@ class Declaration:
         self, target: Callable[..., Any], inputs: Mapping[str, Any] | None
     ) -> tuple[Any, Any, Any]:
         """(event, state, output) as the annotations say; of several inputs a union of events."""
+        if inputs is not None:
+            self.mapping("inputs", inputs, "Event")
         event, state, output = self._annotated(target)
         events = encoding.union_members(event) if inputs else (event,)
         for each in events:
@@ -100,13 +106,16 @@ class Declaration:
         if types is None:
             raise self.wrong("Keyed needs its types: write Keyed[Event, State, Out]")
         if inspect.isabstract(target):
-            raise self.wrong(f"class {target.__name__} must define on_event")
+            lacking = " and ".join(sorted(target.__abstractmethods__))
+            raise self.wrong(f"class {target.__name__} must define {lacking}")
         for each in mistakes.handlers(target):
             raise self.wrong(each)
         return types
 
     def completed(self, spec: FunctionSpec) -> FunctionSpec:
         """With what the class itself has to say of its declaration."""
+        for each in encoding.union_members(spec.event_type):
+            self._codable("event", each)
         if not (isinstance(spec.target, type) and issubclass(spec.target, Keyed)):
             return spec
         try:
@@ -143,7 +152,30 @@ class Declaration:
                 f"{field!r} of the {role} type {_label(declared)} has a value but no type, so it "
                 f"is not a field and would not be kept: annotate it ({field}: int = …)"
             )
+        try:
+            typing.get_type_hints(declared)
+        except NameError as error:
+            raise self.wrong(
+                f"an annotation of the {role} type {_label(declared)} cannot be resolved "
+                f"({error}): define what it names at the top of its module"
+            ) from None
         return declared
+
+    def _codable(self, role: str, declared: Any) -> None:
+        """All that its annotations name can be encoded and decoded."""
+        try:
+            found = [] if is_pydantic(declared) else [*mistakes.foreign_types(declared)]
+            if role != "state":  # its own codec tries that
+                encoding.json_decoder(declared)
+        except TypeError as error:
+            raise self.wrong(
+                f"the {role} type {_label(declared)} cannot be read: {error}"
+            ) from None
+        for place, unknown in found:
+            raise self.wrong(
+                f"{place}, of the {role} type, is of type {unknown}, which cannot be stored or "
+                "sent: use a dataclass, a Struct, or a type that has a text"
+            )
 
     def state(self, state_type: Any) -> dict[str, EntryField]:
         """A key's first event meets `State()`, and what it becomes must be readable again.
@@ -151,6 +183,7 @@ class Declaration:
         Gives the list, map and value states among its fields.
         """
         found = self._entry_fields(state_type)
+        self._codable("state", state_type)
         required: frozenset[str] = getattr(state_type, "__required_keys__", frozenset())
         if required:
             raise self.wrong(
@@ -158,12 +191,15 @@ class Declaration:
             )
         try:
             codec: RecordCodec[Any] = RecordCodec(state_type, 1, {}, to_record, from_record)
-            codec.decode(codec.encode(new_record(state_type())))
+            fresh = new_record(state_type())
+            stored = codec.decode(codec.encode(fresh))
         except (TypeError, ValueError, StateUnreadable) as error:
             raise self.wrong(
                 f"the state {_label(state_type)} must have a default for every field "
                 f"and types that can be stored ({error})"
             ) from None
+        for changed in mistakes.changed_kinds(fresh.state, stored.state):
+            raise self.wrong(changed)
         return found
 
     def field_type(self, owner: Any, role: str, field: str) -> Any:
@@ -190,6 +226,8 @@ class Declaration:
             if name and not _NAME.fullmatch(name):
                 raise self.wrong(f"the input {name!r} must be 1 to 64 letters, digits, . _ or -")
             fields = _of_input(key, name)
+            if not isinstance(fields, str | tuple | list):
+                raise self.wrong(f"key={fields!r} must name a field, or be a tuple of names")
             found[name] = InputSpec(
                 event_type=each,
                 key=(fields,) if isinstance(fields, str) else tuple(fields),
@@ -249,12 +287,14 @@ class Declaration:
 
     def tables(self, tables: Mapping[str, Any]) -> dict[str, TableSpec]:
         """The tables by name."""
+        self.mapping("tables", tables, "Row")
         found = {}
         for name, given in tables.items():
             if not isinstance(name, str) or not _NAME.fullmatch(name):
                 raise self.wrong(f"the table {name!r} must be 1 to 64 letters, digits, . _ or -")
             table = given if isinstance(given, TableSpec) else TableSpec(given)
-            self._record(f"row of table {name!r}:", table.row_type)
+            role = f"row of table {name!r}:"
+            self._codable(role, self._record(role, table.row_type))
             found[name] = table
         return found
 
@@ -262,6 +302,7 @@ class Declaration:
         self, target: Any, calls: Mapping[str, Call], policy: PoisonPolicy
     ) -> Mapping[str, Call]:
         """The external calls by name."""
+        self.mapping("calls", calls, "Call(…)")
         try:
             check_calls(target, calls)
         except ValueError as error:

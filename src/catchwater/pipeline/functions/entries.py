@@ -186,6 +186,8 @@ class MapState(Kept, Generic[K, V]):
         """Set the value of a key; its time to live begins anew."""
         place, tail = self._at, _tail(key)
         is_new = place.get(tail) is None
+        if is_new:
+            place.field.check_key(tail)
         place.put(tail, place.field.encode(value))
         if is_new:
             self._grow(1)
@@ -295,6 +297,10 @@ class ValueState(Kept, Generic[T]):
     def fill(self, given: Any) -> None:
         """Take over a plain value."""
         self.set(given)
+
+    def __bool__(self) -> bool:
+        """Whether a value is set, whatever it is."""
+        return self._at.get(OWN) is not None
 
     def __eq__(self, other: object) -> bool:
         """Compares as the value."""

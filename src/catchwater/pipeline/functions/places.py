@@ -38,8 +38,20 @@ class EntryField:
 
     @cached_property
     def encode(self) -> Any:
-        """A value to bytes."""
-        return msgspec.msgpack.Encoder(enc_hook=to_plain).encode
+        """A value to bytes; TypeError if it could not be read again as what is declared."""
+        encode, decode = msgspec.msgpack.Encoder(enc_hook=to_plain).encode, self.decode
+
+        def checked(value: Any) -> bytes:
+            try:
+                data: bytes = encode(value)
+                decode(data)
+            except (TypeError, msgspec.ValidationError) as error:
+                raise TypeError(
+                    f"the state's field {self.name!r} cannot keep it: {error}"
+                ) from None
+            return data
+
+        return checked
 
     @cached_property
     def decode(self) -> Any:
@@ -51,6 +63,13 @@ class EntryField:
     def decode_key(self) -> Any:
         """Bytes to a map's key."""
         return msgspec.msgpack.Decoder(typing.get_args(self.annotation)[0]).decode
+
+    def check_key(self, tail: bytes) -> None:
+        """TypeError if a map's key could not be read again as what is declared."""
+        try:
+            self.decode_key(tail)
+        except msgspec.ValidationError as error:
+            raise TypeError(f"it is no key of the state's field {self.name!r}: {error}") from None
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the coders, which do not pickle."""

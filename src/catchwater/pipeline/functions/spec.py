@@ -246,6 +246,25 @@ class FunctionSpec:
         """One output to one JSON document."""
         return encoding.json_encoder()
 
+    def check_outputs(self, outputs: Iterable[Any]) -> None:
+        """TypeError naming one that is not of the declared type, where that is of records."""
+        if self._output_types is not None:
+            for found in set(map(type, outputs)):
+                if not issubclass(found, self._output_types):
+                    declared = " | ".join(each.__name__ for each in self._output_types)
+                    raise TypeError(
+                        f"it put out a {found.__name__}, but declares {declared}: yield one by "
+                        "one, or return a list"
+                    )
+
+    @cached_property
+    def _output_types(self) -> tuple[type, ...] | None:
+        """Classes of which an output is one; None: it may be anything."""
+        members = encoding.union_members(self.output_type)
+        if not all(map(encoding.is_record, members)):
+            return None
+        return tuple(dict if typing.is_typeddict(each) else each for each in members)
+
     @cached_property
     def decode_key(self) -> Callable[[bytes], Any]:
         """Key bytes to the key's value."""

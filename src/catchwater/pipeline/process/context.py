@@ -7,6 +7,7 @@ from typing import Any
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.process.batch import Answers
 from catchwater.pipeline.process.tables import RowsOf, TableRows
+from catchwater.state.entries import FIRST_MS, LAST_MS
 from catchwater.state.keys import HASH_BYTES, encode_key
 from catchwater.state.records import Record, new_record
 
@@ -72,10 +73,15 @@ class EpochContext:
     def timer(self, name: str, at: int, clock: bool = False) -> None:
         """Set the key's timer of this name.
 
-        Raises ValueError if the name is over 100 bytes, or `at` is no whole number of ms.
+        Raises ValueError if the name is no text of at most 100 bytes, or `at` no whole number of ms
+        that 64 bits hold.
         """
-        if not isinstance(at, int):
+        if not isinstance(at, int) or isinstance(at, bool):
             raise ValueError(f"the timer {name!r} must be set for whole milliseconds, not {at!r}")
+        if not FIRST_MS <= at <= LAST_MS:
+            raise ValueError(f"the timer {name!r} must be set for a time in 64 bits, not {at}")
+        if not isinstance(name, str):
+            raise ValueError(f"a timer's name must be a text, not {name!r}")
         if len(name.encode()) > MAX_TIMER_NAME_BYTES:
             raise ValueError(f"the timer name {name[:40]!r}… is over {MAX_TIMER_NAME_BYTES} bytes")
         self._remember_timers()

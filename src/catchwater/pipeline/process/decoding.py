@@ -3,12 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import msgspec
-
-from catchwater.state.keys import KeyTooLong, KeyUnusable
-
-UNREADABLE = (msgspec.DecodeError, KeyTooLong, KeyUnusable, TypeError, ValueError)
-"""What reading a record's value or key may raise."""
+UNREADABLE = (Exception,)
+"""What reading a record may raise: its class is the user's, and so is a `__post_init__` of it."""
 
 
 def decode_all(

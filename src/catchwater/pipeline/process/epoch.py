@@ -21,7 +21,7 @@ from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
-from catchwater.pipeline.functions.policy import Poison
+from catchwater.pipeline.functions.policy import EventRefused, Poison
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.process import poison as bad
 from catchwater.pipeline.process.batch import (
@@ -53,6 +53,8 @@ EXPIRED_AT_ONCE = 10_000
 an event can write. The rest waits for the next epoch. What has expired is gone for handlers,
 whether or not it has been deleted."""
 
+YEAR_9999_MS = 253_402_300_799_999
+"""No event is later: one that is would move the watermark beyond all others for ever."""
 _MANY_YOUNG = 100_000
 """So many new objects remain before they are looked through: what an epoch's records are made of,
 mostly, for events that were handled are gone."""
@@ -213,6 +215,11 @@ class _Epoch:
         records = list(map(self._live.records.__getitem__, batch.keys))
         rows = _Rows(batch.keys, batch.events, times, records)
         latest = max(times)
+        if latest > YEAR_9999_MS:
+            raise EventRefused(
+                f"Its event time {latest} is beyond the year 9999: {spec.event_time!r} must be "
+                "milliseconds since 1970."
+            )
         if min(times) < self._watermark:
             rows = self._without_late(rows)
         if spec.dedup is not None:
@@ -273,6 +280,7 @@ class _Epoch:
     def _store(self) -> None:
         """Put the records, timers and journal pages that changed into the shard's state."""
         done, state = self.done, self._state
+        self._spec.check_outputs(done.outputs)
         done.values = list(map(self._spec.encode_output, done.outputs))
         self._seen.store(self._live.records)
         done.keys = self._live.store()
@@ -323,6 +331,7 @@ class _CarefulEpoch(_Epoch):
         try:
             handle()
             self._live.save(key)
+            self._spec.check_outputs(done.outputs[given:])
             list(map(self._spec.encode_output, done.outputs[given:]))
         except Exception as error:  # a handler is the user's, and may raise anything
             if not bad.is_poison(error):

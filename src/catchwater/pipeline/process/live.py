@@ -5,6 +5,7 @@ it changed the state: that alone does not depend on where epochs begin.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from itertools import filterfalse
 from typing import Any
 
@@ -26,6 +27,7 @@ class LiveRecords:
         self._fields = [(field, name.encode() + b"\0") for name, field in spec.entry_fields.items()]
         self._stored: dict[bytes, bytes] = {}
         """The bytes that live records were decoded from; a live record without is new."""
+        self._open = _open_fields(spec.state_type)
         self._journal = Journal(Table.RECORD, spec.record_ttl_ms or 0)
         self.records: dict[bytes, Record[Any]] = {}
         self.entries = EpochEntries(state)
@@ -93,8 +95,13 @@ class LiveRecords:
                     Place(self.entries, prefix_of(key) + tail, field, new_record(None)).expire()
 
     def save(self, key: bytes) -> bytes:
-        """A live record's bytes; TypeError if its state holds what cannot be stored."""
-        return self._encode(self.records[key])
+        """A live record's bytes; TypeError if its state holds what cannot be stored and read."""
+        record = self.records[key]
+        if self._open:
+            self._refuse_undeclared(record.state)
+        saved = self._encode(record)
+        self._codec.check((saved,))
+        return saved
 
     def restore(self, key: bytes, saved: bytes) -> None:
         """Put a live record back to what it was."""
@@ -110,7 +117,11 @@ class LiveRecords:
         records, stored = written.values(), self._stored
         encoded = map(self._encode, records) if self._fields else self._codec.encode_many(records)
         data = zip(written, encoded, strict=True)
-        self._state.put_many(Table.RECORD, [kv for kv in data if stored.get(kv[0]) != kv[1]])
+        changed = [kv for kv in data if stored.get(kv[0]) != kv[1]]
+        self._codec.check(value for _, value in changed)
+        for key, _ in changed if self._open else ():
+            self._refuse_undeclared(written[key].state)
+        self._state.put_many(Table.RECORD, changed)
         new = [key for key in written if key not in stored]
         if self._spec.record_ttl_ms is not None:
             self._journal.written(new, [written[key].written for key in new])
@@ -145,6 +156,17 @@ class LiveRecords:
                 )
         return self._codec.encode(record)
 
+    def _refuse_undeclared(self, state: Any) -> None:
+        """TypeError if something was set on a state that is no field of it: it would be lost."""
+        given = vars(state)
+        if len(given) != len(self._open):
+            for name in given.keys() - self._open:
+                if not (name.startswith("_") or hasattr(type(state), name)):
+                    raise TypeError(
+                        f"{name!r} was set on the state, but is no field of "
+                        f"{type(state).__name__}, and would not be kept: declare it"
+                    )
+
     def _bind(self, key: bytes, record: Record[Any]) -> None:
         """Give a record's list, map and value states their places."""
         prefix = prefix_of(key)
@@ -156,6 +178,13 @@ class LiveRecords:
             given = held.given if isinstance(held, Kept) else held
             if given is not None and not isinstance(given, Declared):
                 bound.fill(given)
+
+
+def _open_fields(state_type: Any) -> frozenset[str]:
+    """The fields of a dataclass whose objects take any attribute; of all others nothing."""
+    if not is_dataclass(state_type) or not getattr(state_type, "__dictoffset__", 0):
+        return frozenset()
+    return frozenset(each.name for each in fields(state_type))
 
 
 def read_record(

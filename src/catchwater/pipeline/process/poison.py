@@ -57,12 +57,12 @@ def take(
 
 def describe(error: Exception, target: Callable[..., Any]) -> str:
     """The error in one sentence, with its line in the user's file if it has one."""
-    text = f"{type(error).__name__}: {error}".rstrip(".")
-    if isinstance(error, CatchwaterError):
-        text = str(error).rstrip(".")
+    text = str(error) if isinstance(error, CatchwaterError) else f"{type(error).__name__}: {error}"
+    text = " ".join(text.split()).rstrip(".")
     frame = _frame(error, target)
     if frame is None:
-        return text + "."
+        given = text.startswith("TypeError: ") and text.endswith("object is not iterable")
+        return text + (": outputs are yielded, or returned as a list." if given else ".")
     code = linecache.getline(frame.filename, frame.lineno or 0).strip()
     return f"{text}, in {frame.name}, {frame.filename} line {frame.lineno}: {code}"
 

@@ -125,7 +125,19 @@ def publish(spec: FunctionSpec, checkpoint: Path) -> FunctionCode:
     path = checkpoint / FOLDER / "code" / f"{sha256}.py"
     if not path.exists():
         write_whole(path, source)
-    return FunctionCode(target.__module__, target.__qualname__, str(path), sha256)
+    return FunctionCode(target.__module__, _name_of(target), str(path), sha256)
+
+
+def _name_of(target: Any) -> str:
+    """What the function's module calls it. Raises `ConfigError` if it has no name there."""
+    for name, each in vars(sys.modules[target.__module__]).items():
+        if each is target:
+            return name
+    raise ConfigError(
+        f"The function {target.__qualname__} has no name in the module that makes it, "
+        f"{target.__module__!r}, where workers look for it.",
+        hint="Give it one there: name = made(…), and let function = name that module.",
+    )
 
 
 def state_schema(spec: FunctionSpec) -> str:

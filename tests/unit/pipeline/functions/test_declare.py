@@ -344,7 +344,7 @@ def test_what_cannot_be_stored_is_refused_as_state():
         def on_event(self, e, s, ctx):
             return None
 
-    with pytest.raises(DeclarationError, match="types that can be stored"):
+    with pytest.raises(DeclarationError, match=r"Lock\.held, of the state type, is of type object"):
         declare(F)
 
 

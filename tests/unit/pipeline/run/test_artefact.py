@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from catchwater.config import ConfigError
-from catchwater.pipeline.functions.declare import DeclarationError
+from catchwater.pipeline.functions.declare import DeclarationError, spec_of
 from catchwater.pipeline.run.artefact import CodeChanged, find_function, publish, state_schema
 
 SOURCE = """\
@@ -126,3 +126,17 @@ def test_what_was_not_declared_is_refused(tmp_path: Path) -> None:
 def test_the_schema_of_the_state_names_its_fields(tmp_path: Path) -> None:
     write(tmp_path)
     assert '"seen"' in state_schema(find_function("counter_module:Counter", tmp_path))
+
+
+def test_a_function_that_another_one_made_is_known_by_the_name_it_was_given(tmp_path: Path) -> None:
+    body, _, rest = SOURCE.partition("@function")
+    lines = ["def make():", *("    " + line for line in ("@function" + rest).splitlines()[:4])]
+    made = "\n".join([body.format(limit=1), *lines, "    return Counter", "Made = make()", ""])
+    (tmp_path / "counter_module.py").write_text(made)
+    code = publish(find_function("counter_module:Made", tmp_path), tmp_path / "checkpoint")
+    sys.modules.pop("counter_module")
+    assert (code.name, code.load().name) == ("Made", "counter")
+    del sys.modules["counter_module"].Made
+    nameless = spec_of(sys.modules["counter_module"].make())
+    with pytest.raises(ConfigError, match="Counter has no name in the module that makes it"):
+        publish(nameless, tmp_path / "checkpoint")
