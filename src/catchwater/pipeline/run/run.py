@@ -11,7 +11,7 @@ from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.metrics import PipelineMetrics
 from catchwater.pipeline.run.preflight import Parts, prepare, tails_of
 from catchwater.pipeline.run.query import stages, start_query
-from catchwater.pipeline.spark.failure import cause
+from catchwater.pipeline.spark.failure import cause, is_starved
 from catchwater.pipeline.supervisor.spare import take_report
 from catchwater.pipeline.supervisor.stopping import Stop
 from catchwater.pipeline.upkeep import Upkeep
@@ -24,9 +24,12 @@ from catchwater.recovery.software import versions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
 _log = logging.getLogger("catchwater.pipeline")
 
+STARTS = 3
+"""So often is a query started whose Python process does not come up in time."""
 _POLL_S = 0.1
 
 
@@ -66,26 +69,53 @@ def run_query(
     metrics = PipelineMetrics(parts.name, [spec.name for spec in parts.specs])
     if config.metrics is not None:
         metrics.serve(config.metrics)
-    query = start_query(spark, parts, writer)
     _log.info("Running %s, checkpoint %s.", parts.name, config.checkpoint)
+
+    def look() -> bool:
+        if beside is not None:
+            beside()
+        for entry in upkeep.look() if handover.take_over(config.checkpoint) else ():
+            metrics.take(entry)
+            _tell(entry)
+        return not stop.requested and not _has_led(config.checkpoint)
+
+    failure = run_to_end(lambda: start_query(spark, parts, writer), look, clock)
+    for entry in upkeep.look(at_once=True) if handover.take_over(config.checkpoint) else ():
+        _tell(entry)
+    if failure is not None and not stop.requested:
+        raise writer.failure or cause(failure, log_path)
+    if handover.fenced_by(config.checkpoint) is not None:
+        handover.hand_over(config.checkpoint, settle(config.checkpoint))
+    _log.info("Stopped after epoch %d.", checkpoint.last_commit(config.checkpoint))
+
+
+def run_to_end(
+    start: Callable[[], "StreamingQuery"], look: Callable[[], bool], clock: Clock
+) -> str | None:
+    """Run a query until it ends or `look`, asked often, says no; what failed it, None if nothing.
+
+    One whose Python process could not start in time has done nothing, and is started again: a
+    machine that is busy for ten seconds should not cost a start of Spark.
+    """
+    for left in reversed(range(STARTS)):
+        failure, goes_on = _run_once(start(), look, clock)
+        if not (failure and goes_on and left and is_starved(failure)):
+            return failure
+        _log.warning("Spark's Python process was not there within 10 s; the query starts again.")
+    raise AssertionError("the last start returns")
+
+
+def _run_once(
+    query: "StreamingQuery", look: Callable[[], bool], clock: Clock
+) -> tuple[str | None, bool]:
+    """What failed the query, and whether `look` would have it go on."""
     try:
-        while query.isActive and not stop.requested and not _has_led(config.checkpoint):
-            if beside is not None:
-                beside()
-            for entry in upkeep.look() if handover.take_over(config.checkpoint) else ():
-                metrics.take(entry)
-                _tell(entry)
+        while (goes_on := look()) and query.isActive:
             clock.pause(_POLL_S)
     finally:
         failure = None if query.isActive else query.exception()
         query.stop()
-    for entry in upkeep.look(at_once=True) if handover.take_over(config.checkpoint) else ():
-        _tell(entry)
-    if failure is not None and not stop.requested:
-        raise writer.failure or cause(str(failure), log_path)
-    if handover.fenced_by(config.checkpoint) is not None:
-        handover.hand_over(config.checkpoint, settle(config.checkpoint))
-    _log.info("Stopped after epoch %d.", checkpoint.last_commit(config.checkpoint))
+    return None if failure is None else str(failure), goes_on
 
 
 def _has_led(folder: Path) -> bool:

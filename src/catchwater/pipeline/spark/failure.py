@@ -19,6 +19,11 @@ class PipelineFailed(CatchwaterError):
     """The class of the error that made it end, where that is one of ours."""
 
 
+def is_starved(text: str) -> bool:
+    """Whether a query failed because a Python process was not there within Spark's 10 s for it."""
+    return "failed to connect back" in text
+
+
 def cause(text: str, log_path: Path) -> CatchwaterError:
     """One sentence out of what Spark says of a failed query; our own errors by their own words."""
     hint = f"The whole story is in {log_path}."

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from catchwater.pipeline.spark.failure import PipelineFailed, cause
+from catchwater.pipeline.spark.failure import PipelineFailed, cause, is_starved
 
 LOG = Path("spark.log")
 TRACE = """Job aborted due to stage failure: Traceback (most recent call last):
@@ -36,3 +36,10 @@ failed to connect back. SQLSTATE: XXKST
 Current State: INITIALIZING
 Thread State: RUNNABLE"""
     assert str(cause(text, LOG)) == "The pipeline failed: Python worker failed to connect back."
+
+
+def test_a_starved_query_is_known_by_what_spark_says_of_it() -> None:
+    assert is_starved(
+        "terminated with exception: Python worker failed to connect back. SQLSTATE: X"
+    )
+    assert not is_starved("terminated with exception: Python worker exited unexpectedly")
