@@ -12,10 +12,10 @@ from pyspark import daemon
 
 from catchwater.pipeline import shard_epoch
 from catchwater.replay import read
-from catchwater.sinks import log
+from catchwater.sinks.log import stager
 from catchwater.wire import records
 
-PRELOADED = (log, read, shard_epoch)
+PRELOADED = (read, shard_epoch, stager)
 
 if __name__ == "__main__":
     records.warm()

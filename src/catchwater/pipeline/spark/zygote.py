@@ -31,7 +31,7 @@ _PRELOADED = (
     "catchwater.pipeline.shard_epoch",
     "catchwater.pipeline.spark.source",
     "catchwater.replay.read",
-    "catchwater.sinks.log",
+    "catchwater.sinks.log.stager",
     "pyspark.sql.streaming.python_streaming_source_runner",
     "pyspark.worker",
 )
