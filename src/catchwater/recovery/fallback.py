@@ -38,7 +38,8 @@ def fall_back(folder: Path, tails: Mapping[tuple[str, int], PartitionTail]) -> C
     if found is None:
         raise NothingWhole(
             f"No checkpoint in {folder} is whole and covered by the log. {' '.join(problems)}",
-            hint="Restore a savepoint (catchwater savepoint restore), or a copy of the files.",
+            hint="Restore a savepoint (catchwater savepoint restore FILE NAME), or a copy of the "
+            "files.",
         )
     for problem in problems:
         _log.warning("%s", problem)

@@ -79,4 +79,5 @@ def _state(folder: Path, epoch: int) -> Iterator[object]:
 
 
 def _hint(epoch: int) -> str:
-    return f"Restore an older checkpoint: catchwater recovery restore --checkpoint {epoch - 1}."
+    command = f"catchwater recovery restore FILE --checkpoint {epoch - 1}"
+    return f"Restore an older checkpoint: {command}."

@@ -234,7 +234,7 @@ class Ledger:
             raise LedgerDamaged(
                 f"The ledger {self.folder} has no entry of epoch {epoch - 1}, which Spark "
                 "committed.",
-                hint="Restore the checkpoint before it: catchwater recovery restore "
+                hint="Restore the checkpoint before it: catchwater recovery restore FILE "
                 f"--checkpoint {epoch - 2}.",
             )
         return entry
@@ -280,7 +280,7 @@ def read_offset(path: Path) -> SourceOffset:
     except (ValueError, IndexError, msgspec.DecodeError) as error:
         raise LedgerDamaged(
             f"Spark's offset file {path} cannot be read: {error}.",
-            hint="Restore an older checkpoint: catchwater recovery restore --checkpoint N.",
+            hint="Restore an older checkpoint: catchwater recovery restore FILE --checkpoint N.",
         ) from error
 
 

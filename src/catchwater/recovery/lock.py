@@ -64,11 +64,11 @@ class Lock:
 @contextmanager
 def lock(
     checkpoint: Path, clock: Clock = SYSTEM, *, name: str = DRIVER, wait_s: float = WAIT_S
-) -> Iterator[int]:
-    """Hold the checkpoint; yields the descriptor for the JVM. Raises `CheckpointInUse`."""
+) -> Iterator[None]:
+    """Hold the checkpoint for as long as the block lasts. Raises `CheckpointInUse`."""
     with closing(Lock(checkpoint, name, clock)) as held:
         held.acquire(wait_s)
-        yield held.descriptor
+        yield
 
 
 def holder(checkpoint: Path, name: str = DRIVER) -> int | None:

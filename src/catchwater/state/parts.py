@@ -29,12 +29,12 @@ class ShardDamaged(CatchwaterError):
     """An object of a shard is missing, broken or of something else."""
 
     def __init__(self, key: str, needed_from: int, reason: str) -> None:
-        epoch = needed_from - 2
+        epoch = needed_from - 2  # epoch n makes version n + 1
         hint = "No checkpoint is older; start anew, or from a savepoint."
         if epoch >= 0:
             hint = (
                 f"Restore a checkpoint of epoch {epoch} or before: catchwater recovery restore "
-                f"--checkpoint {epoch}."
+                f"FILE --checkpoint {epoch}."
             )
         super().__init__(f"The state object {key} cannot be used: {reason}.", hint=hint)
         self.key = key
