@@ -198,14 +198,11 @@ def _show(config: "PipelineConfig", bounds: "Bounds") -> None:
 
 def _pin(config: "PipelineConfig", bounds: "Bounds") -> None:
     """Let the log keep the range until the backfill is done; another Kafka keeps what it keeps."""
-    places = [
-        {"topic": topic, "partition": int(number), "offset": offset}
-        for topic, partitions in bounds.start.items()
-        for number, offset in partitions.items()
-    ]
+    from catchwater.recovery.pins import positions
+
+    content = {"owner": config.name, "positions": positions(bounds.start)}
     with suppress(NotOurLog):
-        control = control_of(config)
-        control.set_pin(f"{config.name}/range", {"owner": config.name, "positions": places})
+        control_of(config).set_pin(f"{config.name}/range", content)
 
 
 def _release(config: "PipelineConfig") -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from catchwater.recovery.checkpoint import Checkpoint
 from catchwater.recovery.contract import LogState, PartitionTail, pin_id
-from catchwater.recovery.ledger import SourceOffset
+from catchwater.recovery.ledger import OffsetMap, SourceOffset
 from catchwater.recovery.restore import HistoryGone
 from catchwater.replay.control import Control, ControlRefused
 from catchwater.wire.client import EARLIEST, LATEST, Client
@@ -33,7 +33,9 @@ def hold(control: Control, pipeline: str, newest: Sequence[Checkpoint]) -> list[
         name = pin_id(pipeline, checkpoint.epoch)
         try:
             if name not in there:
-                control.set_pin(name, {"owner": pipeline, "positions": _positions(checkpoint)})
+                control.set_pin(
+                    name, {"owner": pipeline, "positions": positions(checkpoint.end.needed)}
+                )
         except ControlRefused as refusal:
             if not refusal.missing or checkpoint is newest[-1]:
                 raise
@@ -86,10 +88,11 @@ def _places(pin: Mapping[str, Any]) -> set[tuple[str, int, int]]:
     return {(each["topic"], each["partition"], each["offset"]) for each in pin["positions"]}
 
 
-def _positions(checkpoint: Checkpoint) -> list[dict[str, str | int]]:
+def positions(offsets: OffsetMap) -> list[dict[str, str | int]]:
+    """What a pin holds, as the control API takes it: everything from these offsets on."""
     return [
         {"topic": topic, "partition": int(partition), "offset": offset}
-        for topic, partitions in checkpoint.end.needed.items()
+        for topic, partitions in offsets.items()
         for partition, offset in partitions.items()
     ]
 

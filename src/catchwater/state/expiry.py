@@ -13,8 +13,8 @@ import msgspec
 
 from catchwater.state.entries import ShardState, Table, pack_time
 
+PAGE_KEYS = 1024
 _STEPS = 16
-_PAGE_KEYS = 1024
 
 
 class Journal:
@@ -36,15 +36,21 @@ class Journal:
 
     def store(self, state: ShardState) -> None:
         """Put the pages into the shard's state; once an epoch."""
-        version = state.version.to_bytes(8, "big")
         for step, stored_keys in self._steps.items():
             keys = list(stored_keys)
-            due = pack_time((step + 1) * self._step_ms)
-            starts = range(0, len(keys), _PAGE_KEYS)
-            for page, start in enumerate(starts, self._first_page):
-                entry = due + bytes([self._table]) + version + page.to_bytes(4, "big")
-                data = msgspec.msgpack.encode(keys[start : start + _PAGE_KEYS])
-                state.put(Table.EXPIRY, entry, data)
+            due_and_table = pack_time((step + 1) * self._step_ms) + bytes([self._table])
+            starts = range(0, len(keys), PAGE_KEYS)
+            for number, start in enumerate(starts, self._first_page):
+                some = keys[start : start + PAGE_KEYS]
+                state.put(Table.EXPIRY, *page_of(due_and_table, state.version, number, some))
+
+
+def page_of(
+    due_and_table: bytes, version: int, number: int, keys: list[bytes]
+) -> tuple[bytes, bytes]:
+    """A page as an entry of `Table.EXPIRY`: its key and its value."""
+    entry = due_and_table + version.to_bytes(8, "big") + number.to_bytes(4, "big")
+    return entry, msgspec.msgpack.encode(keys)
 
 
 def take_due(state: ShardState, watermark_ms: int, most: int) -> dict[Table, dict[bytes, None]]:

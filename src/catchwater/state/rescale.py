@@ -24,12 +24,12 @@ from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 from catchwater.state import roll as rolling
 from catchwater.state.entries import Changes, Entries, Table, no_changes
+from catchwater.state.expiry import PAGE_KEYS, page_of
 from catchwater.state.keys import shard_of
 from catchwater.state.log import StateLog
 from catchwater.state.roll import EMPTY, END, Place, Position
 from catchwater.state.store import ShardStore
 
-_PAGE_KEYS = 1024
 _BY_HASH = (Table.RECORD, Table.SEEN, Table.ENTRY, Table.JOINED)
 _BY_TIME = (Table.TIMER, Table.CLOCK_TIMER)
 _HASH_AT = 8
@@ -117,18 +117,11 @@ def _pages(
         for _, page in group:
             named = msgspec.msgpack.decode(page, type=list[bytes])
             keys += (key for key in named if shard_of(key, shards) == shard)
-            while len(keys) >= _PAGE_KEYS:
-                yield _page(due_and_table, version, number, keys[:_PAGE_KEYS])
-                number, keys = number + 1, keys[_PAGE_KEYS:]
+            while len(keys) >= PAGE_KEYS:
+                yield page_of(due_and_table, version, number, keys[:PAGE_KEYS])
+                number, keys = number + 1, keys[PAGE_KEYS:]
         if keys:
-            yield _page(due_and_table, version, number, keys)
-
-
-def _page(
-    due_and_table: bytes, version: int, number: int, keys: list[bytes]
-) -> tuple[bytes, bytes]:
-    entry = due_and_table + version.to_bytes(8, "big") + number.to_bytes(4, "big")
-    return entry, msgspec.msgpack.encode(keys)
+            yield page_of(due_and_table, version, number, keys)
 
 
 def _parts(

@@ -20,10 +20,9 @@ from catchwater.pipeline.pack import (
     read_events,
     read_table,
     shard_labels,
-    shard_of,
     spark_hash,
 )
-from catchwater.state.keys import stored_key
+from catchwater.state.keys import shard_of, stored_key
 
 
 @dataclass

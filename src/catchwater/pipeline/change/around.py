@@ -22,6 +22,7 @@ from catchwater.pipeline.run.preflight import tails_of
 from catchwater.recovery.contract import PartitionTail
 from catchwater.recovery.home import home_of, key_part
 from catchwater.recovery.ledger import SourceOffset
+from catchwater.recovery.pins import positions
 from catchwater.recovery.restore import check_covered
 from catchwater.recovery.savepoint.storage import Shelf
 from catchwater.replay.control import Control
@@ -96,7 +97,7 @@ class Around:
         if self.control is None:
             return ""
         pin = self.pin_id(name, at)
-        content = {"owner": f"savepoint/{name}", "positions": _positions(end)}
+        content = {"owner": f"savepoint/{name}", "positions": positions(end.needed)}
         self.control.set_pin(pin, content)
         return pin
 
@@ -172,11 +173,3 @@ def shelf_url(config: PipelineConfig) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _positions(end: SourceOffset) -> list[dict[str, str | int]]:
-    return [
-        {"topic": topic, "partition": int(partition), "offset": offset}
-        for topic, partitions in end.needed.items()
-        for partition, offset in partitions.items()
-    ]
