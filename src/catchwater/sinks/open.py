@@ -14,7 +14,7 @@ from catchwater.sinks.base import Sink
 from catchwater.sinks.config import SinkConfig
 from catchwater.sinks.guarantee import guarantee
 from catchwater.sinks.staged import Archive, StagedFile
-from catchwater.sinks.surroundings import Surroundings, key_part
+from catchwater.sinks.surroundings import Surroundings, staged_folder
 
 if TYPE_CHECKING:
     from catchwater.sinks.http.endpoint import Endpoint
@@ -31,9 +31,8 @@ class PackageMissing(CatchwaterError):
 def open_sink(config: SinkConfig, around: Surroundings) -> Sink:
     """Open one sink. Raises `ConfigError`, and what the kind's target can raise."""
     guarantee(config, output_id=around.output_id)
-    truth = Archive(
-        StagedFile(around.objects, f"staged/{key_part(config.name)}"), keep_ms=config.keep_ms
-    )
+    stager = StagedFile(around.objects, staged_folder(config.name))
+    truth = Archive(stager, keep_ms=config.keep_ms)
     try:
         return _OPENERS[config.kind](config, around, truth)
     except ModuleNotFoundError as error:

@@ -41,8 +41,15 @@ class Surroundings:
     clock: Clock = SYSTEM
 
 
-def key_part(name: str) -> str:
-    """The name where it may stand in an object's key, else a digest of it."""
+def staged_folder(*names: str) -> str:
+    """Where outputs are staged in an object store: `staged/`, then a folder for each name.
+
+    A name that may not stand in an object's key is replaced by a digest of it.
+    """
+    return "/".join(("staged", *map(_folder, names)))
+
+
+def _folder(name: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
         return name
     return hashlib.sha256(name.encode()).hexdigest()[:16]

@@ -40,7 +40,7 @@ from catchwater.recovery.savepoint.marker import Marker
 from catchwater.recovery.savepoint.restore import CheckpointTaken, refuse_taken, restore
 from catchwater.sinks.base import Truth
 from catchwater.sinks.staged import Archive, StagedFile
-from catchwater.sinks.surroundings import key_part
+from catchwater.sinks.surroundings import staged_folder
 
 _log = logging.getLogger("catchwater.pipeline")
 
@@ -237,6 +237,6 @@ class Conductor:
     def _truths(self, checkpoint: Path) -> dict[str, Truth]:
         objects = home_of(checkpoint)
         return {
-            name: Archive(StagedFile(objects, f"staged/{key_part(name)}"))
+            name: Archive(StagedFile(objects, staged_folder(name)))
             for name in self._around.config.sinks
         }

@@ -36,7 +36,7 @@ from catchwater.sinks.log.marks import REPAIRED, WITHDRAWN, LogMarks
 from catchwater.sinks.log.stager import LogAppender, LogStager, copies, partition_of, row_headers
 from catchwater.sinks.log.topic import Placed, Reading, Span, Tail, read_records, tails_of
 from catchwater.sinks.staged import Archive
-from catchwater.sinks.surroundings import NotOurLog, Surroundings, key_part
+from catchwater.sinks.surroundings import NotOurLog, Surroundings, staged_folder
 from catchwater.wire.client import Client
 
 _CHUNK_RECORDS = 50_000
@@ -279,7 +279,7 @@ def open_log(config: SinkConfig, around: Surroundings, truth: Archive) -> LogSin
     found = around.control.request("GET", f"/api/v1/topics/{topic}")
     stager = LogStager(
         around.control.objects_url(),
-        "/".join(("staged", key_part(around.pipeline), key_part(config.name))),
+        staged_folder(around.pipeline, config.name),
         bytes.fromhex(found["id"]),
         int(found["partitions"]),
         truth.stager(),
