@@ -130,6 +130,8 @@ def publish(spec: FunctionSpec, checkpoint: Path) -> FunctionCode:
 
 def _name_of(target: Any) -> str:
     """What the function's module calls it. Raises `ConfigError` if it has no name there."""
+    if "<locals>" not in target.__qualname__:
+        return str(target.__qualname__)
     for name, each in vars(sys.modules[target.__module__]).items():
         if each is target:
             return name
