@@ -209,14 +209,7 @@ class Pipeline:
     def python_workers(self) -> list[int]:
         """The processes that run our operator for Spark's tasks."""
         assert self.process is not None
-        # All are forked from the zygote, whose command line they keep: Spark's daemon of workers by
-        # it, the workers by the daemon.
-        parents = {}
-        for pid, parent in processes(self.session).items():
-            with suppress(OSError):
-                if ZYGOTE in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    parents[pid] = parent
-        return [pid for pid, parent in parents.items() if parents.get(parent) in parents]
+        return python_workers(self.session)
 
     def lose_local_state(self) -> None:
         """Once a killed driver's workers are gone too, which may be writing there."""
@@ -245,6 +238,18 @@ def processes(session: int) -> dict[int, int]:
             if int(fields[3]) == session and fields[0] not in "ZX":
                 found[int(path.name)] = int(fields[1])
     return found
+
+
+def python_workers(session: int) -> list[int]:
+    """The processes of a session that run our operator for Spark's tasks."""
+    # All are forked from the zygote, whose command line they keep: Spark's daemon of workers by
+    # it, the workers by the daemon.
+    parents = {}
+    for pid, parent in processes(session).items():
+        with suppress(OSError):
+            if ZYGOTE in Path(f"/proc/{pid}/cmdline").read_bytes():
+                parents[pid] = parent
+    return [pid for pid, parent in parents.items() if parents.get(parent) in parents]
 
 
 @dataclass

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from catchwater.clock import SYSTEM
+from catchwater.clock import SYSTEM, Clock
 from catchwater.pipeline.rows import from_arrow
 from catchwater.pipeline.run import config, driver, run
 from catchwater.pipeline.run.backfill import backfill_of
@@ -44,6 +44,8 @@ class Pipeline:
     """Called when an epoch is in the ledger and not yet committed by Spark."""
     epochs: list[EpochEntry] = field(default_factory=list)
     """What the runs have committed."""
+    clock: Clock = SYSTEM
+    """By which epochs are planned, where the pipeline runs without Spark."""
     label: str | None = None
     """Not the pipeline itself runs, but a backfill of it, with this process's environment."""
 
@@ -71,7 +73,7 @@ class Pipeline:
 
         query: Any
         if self.spark is None:
-            query = HereQuery(parts, write)
+            query = HereQuery(parts, write, self.clock)
         else:
             for key, value in driver.settings_of(settings).items():
                 self.spark.conf.set(key, value)
@@ -102,9 +104,11 @@ class Pipeline:
 class HereQuery:
     """What Spark does with a query, in a thread: plan, write down, run, commit."""
 
-    def __init__(self, parts: Parts, write: Callable[[Any, int], None]) -> None:
+    def __init__(
+        self, parts: Parts, write: Callable[[Any, int], None], clock: Clock = SYSTEM
+    ) -> None:
         self._folder = parts.config.checkpoint
-        self._reader = PackedReader(source_settings(parts))
+        self._reader = PackedReader(source_settings(parts), clock)
         self._now = parts.config.trigger == config.AVAILABLE_NOW
         self._stages = stages(parts)
         self._write = write
@@ -139,7 +143,9 @@ class HereQuery:
         if self._now:
             self._reader.prepareForTriggerAvailableNow()
         if found.planned is not None:
-            at = self._epoch(at, found.planned.to_json())
+            # As Spark: where it was planned to begin, whichever commits are there.
+            begin = Ledger(self._folder).start_of(found.planned.epoch)
+            at = self._epoch(begin.to_json(), found.planned.to_json())
         while not self._stopped.is_set():
             end = self._reader.latestOffset(at, self._reader.getDefaultReadLimit())
             if end != at:
