@@ -23,7 +23,9 @@ def entry(epoch: int) -> EpochEntry:
             operator_ms=20.0,
             calls={"score": CallEpoch(5, 6, 1, 0, 40, "open")},
         ),
-        ShardEpoch(1, events=1, keys=4, state_bytes=50, delta_bytes=5, operator_ms=80.0),
+        ShardEpoch(
+            1, events=1, keys=4, state_bytes=50, delta_bytes=5, operator_ms=80.0, restore_s=1.5
+        ),
         ShardEpoch(0, stage=1, events=2, poisoned=1),
     ]
     return EpochEntry(epoch, end, end, shards, {}, 5_250)
@@ -40,6 +42,7 @@ def test_counts_add_up_and_sizes_are_those_of_the_last_epoch() -> None:
         'catchwater_keys{function="risk",pipeline="cards"} 7.0',
         'catchwater_state_bytes{function="risk",pipeline="cards"} 150.0',
         'catchwater_state_delta_bytes_total{function="risk",pipeline="cards"} 30.0',
+        'catchwater_state_restore_seconds{function="risk",pipeline="cards"} 1.5',
         'catchwater_operator_seconds{function="risk",pipeline="cards",quantile="0.5"} 0.02',
         'catchwater_operator_seconds{function="risk",pipeline="cards",quantile="0.99"} 0.08',
         'catchwater_call_attempts_total{call="score",function="risk",pipeline="cards"} 12.0',
