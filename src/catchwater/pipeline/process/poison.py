@@ -64,7 +64,11 @@ def describe(error: Exception, target: Callable[..., Any]) -> str:
         given = text.startswith("TypeError: ") and text.endswith("object is not iterable")
         return text + (": outputs are yielded, or returned as a list." if given else ".")
     code = linecache.getline(frame.filename, frame.lineno or 0).strip()
-    return f"{text}, in {frame.name}, {frame.filename} line {frame.lineno}: {code}"
+    # Workers run a copy that is named by its digest: whose it is, the module says.
+    where = frame.filename
+    if where == _source(target):
+        where = f"module {target.__module__} ({where})"
+    return f"{text}, in {frame.name}, {where} line {frame.lineno}: {code}"
 
 
 def _frame(error: Exception, target: Callable[..., Any]) -> traceback.FrameSummary | None:
@@ -72,13 +76,17 @@ def _frame(error: Exception, target: Callable[..., Any]) -> traceback.FrameSumma
     found = traceback.StackSummary.extract(
         traceback.walk_tb(error.__traceback__), lookup_lines=False
     )
-    try:
-        own = inspect.getsourcefile(target)
-    except (TypeError, OSError):
-        own = None
     foreign = [frame for frame in found if not frame.filename.startswith(_OURS)]
-    in_own = [frame for frame in foreign if frame.filename == own]
+    in_own = [frame for frame in foreign if frame.filename == _source(target)]
     return (in_own or foreign or [None])[-1]  # type: ignore[list-item]
+
+
+def _source(target: Callable[..., Any]) -> str | None:
+    """The file that the function is in, as tracebacks name it."""
+    try:
+        return inspect.getsourcefile(target)
+    except (TypeError, OSError):
+        return None
 
 
 def _place(spec: FunctionSpec, found: Poisoned) -> str:
