@@ -1,7 +1,5 @@
-"""`catchwater pipeline backfill|rebuild`: the pipeline's functions over the past, once more."""
+"""`catchwater pipeline backfill|rebuild`: run the pipeline's functions over past input again."""
 
-import logging
-import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +11,7 @@ from catchwater.cli.console import (
     PipelineFile,
     Quick,
     Yes,
+    log_to_stderr,
     print_json,
     print_table,
     spaced,
@@ -33,7 +32,9 @@ class CutShort(CatchwaterError):
 
 def backfill(
     file: PipelineFile,
-    label: Annotated[str, typer.Option("--label", help="Names this backfill, to go on with it.")],
+    label: Annotated[
+        str, typer.Option("--label", help="Names this backfill, to continue it later.")
+    ],
     since: Annotated[
         str,
         typer.Option("--from", metavar="PLACE", help="earliest, an ISO time, or offsets as JSON."),
@@ -46,11 +47,11 @@ def backfill(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run the functions over a range of the past, beside the pipeline, which does not notice.
+    """Run the functions over a range of past input, without disturbing the pipeline that runs.
 
-    State begins empty; outputs go, each once, to the file's sinks, whose targets are named anew by
-    the environment: CATCHWATER_SINK__NAME__TABLE=... The range is fixed by the first start; the
-    same command goes on where a backfill was cut short, and says if it is done.
+    State begins empty. Each output is written once to the file's sinks; name other targets for
+    them in the environment: CATCHWATER_SINK__NAME__TABLE=... The first start fixes the range. If a
+    backfill is interrupted, the same command continues it; it says when the backfill is done.
     """
     from catchwater.clock import SYSTEM
     from catchwater.pipeline.run.backfill import (
@@ -63,7 +64,7 @@ def backfill(
     )
     from catchwater.pipeline.run.config import load
 
-    _log_here()
+    log_to_stderr()
     config = backfill_of(load_here(file), label)
     check_apart(config, load(file, {}))
     bounds = begun(config.checkpoint)
@@ -91,17 +92,19 @@ def backfill(
 
 def rebuild(
     file: PipelineFile,
-    label: Annotated[str, typer.Option("--label", help="Names this rebuild, to go on with it.")],
+    label: Annotated[
+        str, typer.Option("--label", help="Names this rebuild, to continue it later.")
+    ],
     quick: Quick = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make the pipeline's tables anew from all of its input, and put them in place at once.
+    """Rebuild the pipeline's tables from all of its input, and exchange each at once.
 
-    The pipeline runs on meanwhile. When the rebuild has caught up, the pipeline is stopped, and
-    each table's rows are exchanged in one transaction; start it again then. Readers never see half
-    a table. The same command goes on where it was cut short.
+    The pipeline keeps running meanwhile. When the rebuild has caught up, the pipeline is stopped,
+    and each table's rows are exchanged in one transaction; then start it again. Readers never see
+    half a table. If a rebuild is interrupted, the same command continues it.
     """
     from catchwater.pipeline.change.around import Around
     from catchwater.pipeline.change.rebuild import extend, take_place
@@ -109,7 +112,7 @@ def rebuild(
     from catchwater.pipeline.supervisor.halt import halt
     from catchwater.recovery.lock import lock
 
-    _log_here()
+    log_to_stderr()
     live = load_here(file)
     if live.checkpoint.name == label and begun(live.checkpoint):
         _release(backfill_of(live, label))  # who was cut short at the very end has not done so
@@ -157,7 +160,7 @@ def _begun_or_asked(live: "PipelineConfig", label: str, *, dry_run: bool, yes: b
     if dry_run:
         return False
     if not yes:
-        question = f"Make {', '.join(tables)} anew, and stop the pipeline for the exchange?"
+        question = f"Rebuild {', '.join(tables)}, and stop the pipeline for the exchange?"
         typer.confirm(question, abort=True, err=True)
     _pin(config, bounds)
     begin(config, bounds)
@@ -175,12 +178,6 @@ def _check_whole(config: "PipelineConfig") -> None:
             "records; nothing of the pipeline's was replaced.",
             hint="Type the same command again: it goes on from there.",
         )
-
-
-def _log_here() -> None:
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
-    )
 
 
 def _show(config: "PipelineConfig", bounds: "Bounds") -> None:

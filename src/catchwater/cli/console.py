@@ -1,4 +1,4 @@
-"""What all commands share: options, questions, data on stdout, messages on stderr.
+"""What all commands share: options, questions, data on stdout, messages and progress on stderr.
 
 Rich is imported only when something is drawn in colour; it honours NO_COLOR and turns itself plain
 where the output is no terminal.
@@ -6,7 +6,8 @@ where the output is no terminal.
 
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PIPE_WIDTH = 240
+BAR_AFTER_S = 2.0
+"""A progress bar appears for what takes longer."""
 
 WARNS, FAILS = 3, 4
 """Exit codes of commands that check something."""
@@ -38,6 +41,12 @@ Quick = Annotated[
     bool, typer.Option("--quick", help="Start sooner and run slower: for demos and tests.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would change; change nothing.")]
+SavepointsAt = Annotated[
+    str | None,
+    typer.Option(
+        "--at", metavar="URL", help="Where savepoints lie; otherwise as the pipeline's file says."
+    ),
+]
 
 
 def noun(*, has_verbs: bool = True) -> typer.Typer:
@@ -141,3 +150,24 @@ def log_to_stderr() -> None:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
+    """Yields what to call with (done, total): a bar on a terminal. Into a pipe: None, no bar."""
+    from catchwater.clock import SYSTEM
+
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import Progress
+
+    began_s = SYSTEM.monotonic_s()
+    with Progress(console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None, visible=False)
+
+        def advance(done: int, total: int) -> None:
+            visible = SYSTEM.monotonic_s() - began_s > BAR_AFTER_S
+            bar.update(task, completed=done, total=total, visible=visible)
+
+        yield advance

@@ -1,4 +1,4 @@
-"""What commands find through a pipeline's file: its settings, and the log that it reads."""
+"""What commands find through a pipeline's file: settings, savepoints, and the log it reads."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from catchwater.pipeline.run.config import PipelineConfig
     from catchwater.recovery.checkpoint import Checkpoint
     from catchwater.recovery.contract import LogState, PartitionTail
+    from catchwater.recovery.savepoint.storage import Shelf
     from catchwater.replay.control import Control
 
 
@@ -23,6 +24,15 @@ def load_here(file: Path) -> "PipelineConfig":
     from catchwater.pipeline.run.config import load
 
     return load(file, os.environ)
+
+
+def shelf_of(config: "PipelineConfig", at: str | None) -> "Shelf":
+    """Where savepoints lie: at this URL, or else where the file says. Asks no broker."""
+    from catchwater.clock import SYSTEM
+    from catchwater.pipeline.change.around import shelf_url
+    from catchwater.recovery.savepoint.storage import Shelf
+
+    return Shelf.at(at or shelf_url(config), SYSTEM)
 
 
 def control_of(config: "PipelineConfig") -> "Control":

@@ -1,7 +1,5 @@
 """`catchwater savepoint …`: take, list, check, restore, carry and delete them, without Spark."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,40 +10,36 @@ from catchwater.cli.console import (
     AsJson,
     DryRun,
     PipelineFile,
+    SavepointsAt,
     Yes,
-    console,
+    agreed,
+    leave,
+    noun,
     print_json,
     print_table,
+    progress,
     spaced,
     talk,
 )
 
 if TYPE_CHECKING:
     from catchwater.pipeline.change.around import Around
-    from catchwater.recovery.savepoint.create import Progress
     from catchwater.recovery.savepoint.format import Savepoint
     from catchwater.recovery.savepoint.storage import Shelf
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+app = noun()
 
-WARNS, FAILS = 3, 4
 _COLUMNS = (
     "name", "pipeline", "epoch", "functions", "shards", "objects", "bytes", "created_ms", "url",
 )  # fmt: skip
 """What is told of a savepoint; only name and URL of one that is damaged."""
 
 Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="The savepoint.")]
-At = Annotated[
-    str | None,
-    typer.Option(
-        "--at", metavar="URL", help="Where savepoints lie; otherwise as the pipeline's file says."
-    ),
-]
 
 
 @app.callback()
 def savepoint() -> None:
-    """Keep a pipeline's state where it outlives the pipeline."""
+    """Copy a pipeline's state to where it outlives the pipeline."""
 
 
 @app.command()
@@ -55,7 +49,7 @@ def create(
     checkpoint: Annotated[
         int | None, typer.Option("--checkpoint", metavar="N", help="Otherwise the last epoch.")
     ] = None,
-    at: At = None,
+    at: SavepointsAt = None,
     as_json: AsJson = False,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -69,7 +63,8 @@ def create(
     epoch = source.entry(checkpoint).epoch
     chosen = name or f"{key_part(source.pipeline).lstrip('_-')}-{epoch}"
     shelf = around.shelf(at)
-    if not _agreed(f"copy epoch {epoch} of {source.pipeline} to {shelf.url(chosen)}", dry_run, yes):
+    plan = f"copy epoch {epoch} of {source.pipeline} to {shelf.url(chosen)}"
+    if not agreed(plan, dry_run=dry_run, yes=yes):
         return
     with progress("copying") as told:
         made = create(
@@ -84,8 +79,8 @@ def create(
 
 
 @app.command(name="list")
-def list_(file: PipelineFile, at: At = None, as_json: AsJson = False) -> None:
-    """The savepoints there are."""
+def list_(file: PipelineFile, at: SavepointsAt = None, as_json: AsJson = False) -> None:
+    """List the savepoints."""
     from catchwater.recovery.savepoint.format import SavepointDamaged
 
     shelf = _shelf(file, at)
@@ -105,7 +100,9 @@ def list_(file: PipelineFile, at: At = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def verify(file: PipelineFile, name: Name, at: At = None, as_json: AsJson = False) -> None:
+def verify(
+    file: PipelineFile, name: Name, at: SavepointsAt = None, as_json: AsJson = False
+) -> None:
     """Read every byte of a savepoint, and ask the log; exit 0, 3 (unknown), 4 (damaged)."""
     from dataclasses import asdict
 
@@ -125,8 +122,7 @@ def verify(file: PipelineFile, name: Name, at: At = None, as_json: AsJson = Fals
         print_json([asdict(each) for each in findings])
     else:
         print_table(["verdict", "of", "why"], [(f.verdict, f.subject, f.message) for f in findings])
-    verdicts = {each.verdict for each in findings}
-    raise typer.Exit(FAILS if "fail" in verdicts else WARNS if "unknown" in verdicts else 0)
+    leave(each.verdict for each in findings)
 
 
 @app.command()
@@ -143,7 +139,7 @@ def restore(
     claim: Annotated[
         bool, typer.Option("--claim", help="Delete it once the pipeline has gone on from it.")
     ] = False,
-    at: At = None,
+    at: SavepointsAt = None,
     as_json: AsJson = False,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -167,7 +163,7 @@ def restore(
     check(around, wanted)
     plan = f"restore epoch {found.epoch} of {found.pipeline} into {folder}, {found.shards} shards "
     plan += f"as {count}, and withdraw later epochs from {', '.join(around.config.sinks)}"
-    if not _agreed(plan, dry_run, yes):
+    if not agreed(plan, dry_run=dry_run, yes=yes):
         return
     with progress("restoring") as told:
         entry = bring_back(around, wanted, told)
@@ -184,7 +180,7 @@ def export(
     file: PipelineFile,
     name: Name,
     to: Annotated[Path, typer.Argument(metavar="TAR", show_default=False, help="A new file.")],
-    at: At = None,
+    at: SavepointsAt = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a savepoint into one file that can be carried anywhere."""
@@ -202,7 +198,7 @@ def export(
 def import_(
     file: PipelineFile,
     source: Annotated[Path, typer.Argument(metavar="TAR", show_default=False, help="Exported.")],
-    at: At = None,
+    at: SavepointsAt = None,
     as_json: AsJson = False,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -215,7 +211,7 @@ def import_(
     shelf = around.shelf(at)
     head = read_head(source)
     plan = f"import epoch {head.epoch} of {head.pipeline} to {shelf.url(head.name)}"
-    if not _agreed(plan, dry_run, yes):
+    if not agreed(plan, dry_run=dry_run, yes=yes):
         return
     pin = around.pin_id(head.name, shelf) if around.control else ""
     with progress("importing") as told:
@@ -234,7 +230,7 @@ def import_(
 def delete(
     file: PipelineFile,
     name: Name,
-    at: At = None,
+    at: SavepointsAt = None,
     as_json: AsJson = False,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -249,7 +245,8 @@ def delete(
         pin = shelf.read(name).pin if there else ""
     except SavepointDamaged:
         pin = ""
-    if not _agreed(f"delete {shelf.url(name)}{_way_back(around, name)}", dry_run, yes):
+    plan = f"delete {shelf.url(name)}{_way_back(around, name)}"
+    if not agreed(plan, dry_run=dry_run, yes=yes):
         return
     size = shelf.delete(name)
     for each in {pin, around.pin_id(name, shelf)}:
@@ -263,13 +260,9 @@ def delete(
 
 
 def _shelf(file: Path, at: str | None) -> "Shelf":
-    """Where savepoints lie; the log is not asked."""
-    from catchwater.cli.pipeline_file import load_here
-    from catchwater.clock import SYSTEM
-    from catchwater.pipeline.change.around import shelf_url
-    from catchwater.recovery.savepoint.storage import Shelf
+    from catchwater.cli.pipeline_file import load_here, shelf_of
 
-    return Shelf.at(at or shelf_url(load_here(file)), SYSTEM)
+    return shelf_of(load_here(file), at)
 
 
 def _way_back(around: "Around", name: str) -> str:
@@ -307,35 +300,3 @@ def _row(made: "Savepoint", url: str) -> dict[str, Any]:
         len(made.objects), made.size_bytes, made.created_ms, url,
     )  # fmt: skip
     return dict(zip(_COLUMNS, values, strict=True))
-
-
-def _agreed(plan: str, dry_run: bool, yes: bool) -> bool:
-    if dry_run:
-        talk(f"would {plan}")
-        return False
-    if not yes:
-        typer.confirm(f"{plan[0].upper()}{plan[1:]}?", abort=True, err=True)
-    return True
-
-
-@contextmanager
-def progress(what: str) -> "Iterator[Progress | None]":
-    """A bar on the terminal for what takes longer than two seconds; nothing into a pipe."""
-    import sys
-
-    from catchwater.clock import SYSTEM
-
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.progress import Progress as Bar
-
-    began_s = SYSTEM.monotonic_s()
-    with Bar(console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None, visible=False)
-
-        def told(done: int, total: int) -> None:
-            late = SYSTEM.monotonic_s() - began_s > 2
-            bar.update(task, completed=done, total=total, visible=late)
-
-        yield told

@@ -1,4 +1,4 @@
-"""`catchwater sink …`: is everything there that was put out, once and unchanged; and mend it."""
+"""`catchwater sink …`: whether a sink holds each output once and unchanged; repair it."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from catchwater.cli.console import (
+    FAILS,
     AsJson,
     DryRun,
     PipelineFile,
     Yes,
+    noun,
     print_json,
     print_table,
     spaced,
@@ -27,9 +29,8 @@ if TYPE_CHECKING:
     from catchwater.sinks.config import SinkConfig
     from catchwater.sinks.reconcile import Finding, Report
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+app = noun()
 
-FAILS = 4
 _SHOWN = 20
 _KINDS = ("missing", "doubled", "altered", "foreign")
 
@@ -38,7 +39,7 @@ Only = Annotated[
 ]
 
 
-class SinkUnknown(CatchwaterError):
+class NoSuchSink(CatchwaterError):
     """The pipeline has no sink of this name."""
 
     exit_code = 2
@@ -56,7 +57,7 @@ class _Opened:
 
 @app.callback()
 def sink() -> None:
-    """See whether a sink holds what was put out, and mend it."""
+    """Compare what a sink holds with the pipeline's outputs, and repair it."""
 
 
 @app.command()
@@ -84,7 +85,7 @@ def repair(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Mend what verify finds, while the pipeline is stopped; exit 0, or 4 if something is left."""
+    """Repair what verify finds while the pipeline is stopped; exit 0, or 4 if something is left."""
     from catchwater.recovery.lock import lock
     from catchwater.sinks import reconcile
 
@@ -93,7 +94,7 @@ def repair(
         for name, each in opened.sinks.items():
             report = reconcile.verify(each, opened.committed)
             if not report.findings and not report.gone:
-                talk(f"{name}: nothing to mend in {spaced(report.rows)} rows")
+                talk(f"{name}: nothing to repair in {spaced(report.rows)} rows")
                 continue
             talk(f"{name}: {_summary(report.findings) or 'nothing'} of {spaced(report.rows)} rows")
             if report.gone:
@@ -102,12 +103,12 @@ def repair(
                 talk("dry run: nothing was changed")
                 continue
             if not yes:
-                typer.confirm("Mend them?", abort=True, err=True)
+                typer.confirm("Repair them?", abort=True, err=True)
             left[name] = reconcile.repair(each, report)
-            mended = len(report.findings) - len(left[name])
-            talk(f"{name}: {spaced(mended)} rows mended")
+            repaired = len(report.findings) - len(left[name])
+            talk(f"{name}: {spaced(repaired)} rows repaired")
             if left[name]:
-                talk(f"{name}: {_summary(left[name])} rows cannot be mended in this kind of sink")
+                talk(f"{name}: {_summary(left[name])} rows cannot be repaired in this kind of sink")
     if as_json:
         print_json({name: [_row(finding) for finding in found] for name, found in left.items()})
     raise typer.Exit(FAILS if any(left.values()) else 0)
@@ -159,12 +160,12 @@ def _sinks_of(config: "PipelineConfig") -> "list[SinkConfig]":
 
 
 def _with_only(config: "PipelineConfig", only: str | None) -> "PipelineConfig":
-    """Without the other sinks: whether they are there is not asked. Raises `SinkUnknown`."""
+    """Without the other sinks: whether they are there is not asked. Raises `NoSuchSink`."""
     if only is None:
         return config
     names = [each.name for each in _sinks_of(config)]
     if only not in names:
-        raise SinkUnknown(
+        raise NoSuchSink(
             f"The pipeline has no sink {only!r}.", hint=f"The nearest is {nearest(only, names)}."
         )
     dead_letter = config.dead_letter

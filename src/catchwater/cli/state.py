@@ -1,28 +1,29 @@
-"""`catchwater state …`: a key's state, and what differs between two, without Spark or the class."""
+"""`catchwater state …`: a key's state, and two states compared, without Spark or the class."""
 
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from catchwater.cli.console import AsJson, PipelineFile, print_json, print_table, talk
+from catchwater.cli.console import (
+    AsJson,
+    PipelineFile,
+    SavepointsAt,
+    noun,
+    print_json,
+    print_table,
+    talk,
+)
 from catchwater.config import CatchwaterError
 
 if TYPE_CHECKING:
     from catchwater.pipeline.run.config import PipelineConfig
     from catchwater.recovery.savepoint.look import View
-    from catchwater.recovery.savepoint.storage import Shelf
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+app = noun()
 
 Function = Annotated[
     str | None, typer.Option("--function", help="One of a chain; otherwise the first.")
-]
-At = Annotated[
-    str | None,
-    typer.Option(
-        "--at", metavar="URL", help="Where savepoints lie; otherwise as the pipeline's file says."
-    ),
 ]
 
 
@@ -32,7 +33,7 @@ class NoSuchKey(CatchwaterError):
 
 @app.callback()
 def state() -> None:
-    """Look at what a pipeline keeps."""
+    """Show a key's state, and compare two states."""
 
 
 @app.command()
@@ -47,10 +48,10 @@ def get(
         int | None, typer.Option("--checkpoint", metavar="N", help="Otherwise the last epoch.")
     ] = None,
     function: Function = None,
-    at: At = None,
+    at: SavepointsAt = None,
     as_json: AsJson = False,
 ) -> None:
-    """What is kept for one key, as plain values; exit 1 if nothing is."""
+    """Show what is kept for one key, as plain values; exit 1 if nothing is."""
     from catchwater.cli.pipeline_file import load_here
     from catchwater.recovery.savepoint.look import find
 
@@ -82,10 +83,10 @@ def diff(
     before: Annotated[str, typer.Argument(metavar="A", help="A checkpoint's number or a name.")],
     after: Annotated[str, typer.Argument(metavar="B", help="A checkpoint's number or a name.")],
     function: Function = None,
-    at: At = None,
+    at: SavepointsAt = None,
     as_json: AsJson = False,
 ) -> None:
-    """The keys added, removed and changed from A to B, each a checkpoint or a savepoint."""
+    """List the keys added, removed and changed from A to B, each a checkpoint or a savepoint."""
     from catchwater.cli.pipeline_file import load_here
     from catchwater.recovery.savepoint.look import diff
 
@@ -107,14 +108,14 @@ def diff(
 
 def _named(config: "PipelineConfig", place: str, at: str | None) -> "AbstractContextManager[View]":
     """A checkpoint by its number, or else a savepoint by its name, which may be a number, too."""
+    from catchwater.cli.pipeline_file import shelf_of
     from catchwater.recovery import checkpoint
 
     if not (place.isascii() and place.isdigit()):
         return _saved(config, place, at)
     epoch = int(place)
-    if epoch not in checkpoint.committed_epochs(config.checkpoint) and _shelf(config, at).exists(
-        place
-    ):
+    is_kept = epoch in checkpoint.committed_epochs(config.checkpoint)
+    if not is_kept and shelf_of(config, at).exists(place):
         return _saved(config, place, at)
     return _kept(config, epoch)
 
@@ -128,18 +129,11 @@ def _kept(config: "PipelineConfig", epoch: int | None) -> "AbstractContextManage
 
 
 def _saved(config: "PipelineConfig", name: str, at: str | None) -> "AbstractContextManager[View]":
+    from catchwater.cli.pipeline_file import shelf_of
     from catchwater.recovery.savepoint.look import View
 
-    shelf = _shelf(config, at)
+    shelf = shelf_of(config, at)
     return nullcontext(View.of_savepoint(shelf.store, shelf.read(name)))
-
-
-def _shelf(config: "PipelineConfig", at: str | None) -> "Shelf":
-    from catchwater.clock import SYSTEM
-    from catchwater.pipeline.change.around import shelf_url
-    from catchwater.recovery.savepoint.storage import Shelf
-
-    return Shelf.at(at or shelf_url(config), SYSTEM)
 
 
 def _text(value: Any) -> str:

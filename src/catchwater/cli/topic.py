@@ -27,7 +27,7 @@ app = noun()
 Name = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
 
 
-class UnknownTopic(CatchwaterError):
+class NoSuchTopic(CatchwaterError):
     """The named topic does not exist."""
 
 
@@ -113,11 +113,11 @@ def _client(bootstrap: str, command_config: Path | None) -> "Client":
 
 
 def _existing(client: "Client", name: str) -> dict[int, int]:
-    """Partition to leader. Raises `UnknownTopic`."""
+    """Partition to leader. Raises `NoSuchTopic`."""
     cluster = client.metadata([name])
     partitions = cluster.partitions(name)
     if not partitions:
-        raise UnknownTopic(f"There is no topic {name}.", hint="catchwater topic list")
+        raise NoSuchTopic(f"There is no topic {name}.", hint="catchwater topic list")
     return {partition: cluster.leaders[name, partition] for partition in partitions}
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 app = noun()
 
 
-class UnknownTransactionalId(CatchwaterError):
+class NoSuchTransactionalId(CatchwaterError):
     """Nobody has used this transactional id."""
 
 
@@ -55,7 +55,7 @@ def abort(
     """
     with _client(bootstrap, command_config) as client:
         if transactional_id not in client.transactions():
-            raise UnknownTransactionalId(
+            raise NoSuchTransactionalId(
                 f"There is no transactional id {transactional_id}.", hint="catchwater txn list"
             )
         if not yes:

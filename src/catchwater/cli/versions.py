@@ -1,11 +1,21 @@
-"""`catchwater pipeline upgrade|rollback|versions`: another version of a function, and back."""
+"""`catchwater pipeline upgrade|rollback|versions`: to another version of a function, and back."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from catchwater.cli.console import AsJson, DryRun, PipelineFile, Yes, print_json, print_table, talk
-from catchwater.cli.savepoint import progress
+from catchwater.cli.console import (
+    AsJson,
+    DryRun,
+    PipelineFile,
+    Yes,
+    agreed,
+    log_to_stderr,
+    print_json,
+    print_table,
+    progress,
+    talk,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def versions(file: PipelineFile, as_json: AsJson = False) -> None:
-    """The versions that a checkpoint has seen, and which runs now."""
+    """List the versions that have run on the checkpoint, and which runs now."""
     from catchwater.cli.pipeline_file import load_here
     from catchwater.pipeline.run.versions import load
 
@@ -60,8 +70,8 @@ def upgrade(
     """Let the version that the file names now take over the state of the one before.
 
     The state's schema and every stored record are tried first; a savepoint is taken, to which
-    `rollback` goes back. Exit 5, naming the field or the key, if it does not fit. With --warm this
-    process is the new version: it goes on when it has taken over.
+    `rollback` goes back. Exit 5, naming the field or the key, if the state does not fit. With
+    --warm this process becomes the new version, and keeps running after it has taken over.
     """
     from catchwater.cli.pipeline_file import load_here
     from catchwater.pipeline.change.around import Around
@@ -71,17 +81,13 @@ def upgrade(
         raise typer.BadParameter("--same compares what --warm has put out; give both.")
     around = Around.of(load_here(file))
     plan = ", ".join(map(str, look(around, to)))
-    if dry_run:
-        talk(f"would {'run beside' if warm else 'stop'} the pipeline, take a savepoint, and "
-             f"upgrade {plan}")  # fmt: skip
+    first = "run beside" if warm else "stop"
+    steps = f"{first} the pipeline, take a savepoint, and upgrade {plan}"
+    if not agreed(steps, dry_run=dry_run, yes=yes):
         return
     if warm:
-        if not yes:
-            typer.confirm(f"Run beside the pipeline and upgrade {plan}?", abort=True, err=True)
         _warm(around, to, same=same, quick=quick, as_json=as_json)
         return
-    if not yes:
-        typer.confirm(f"Stop the pipeline and upgrade {plan}?", abort=True, err=True)
     with progress("copying") as told:
         done = upgrade(around, to, told)
     if as_json:
@@ -93,8 +99,6 @@ def upgrade(
 
 
 def _warm(around: "Around", to: int, *, same: bool, quick: bool, as_json: bool) -> None:
-    import logging
-    import sys
     from contextlib import ExitStack
 
     import msgspec
@@ -107,10 +111,7 @@ def _warm(around: "Around", to: int, *, same: bool, quick: bool, as_json: bool) 
     from catchwater.recovery.handover import current
     from catchwater.recovery.savepoint.hold import hold
 
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
-    )
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    log_to_stderr()
 
     def over(found: Comparison) -> None:
         if as_json:
@@ -151,7 +152,7 @@ def _tell_who_leads(leader: "Path", shadow: "Path") -> None:
 def rollback(
     file: PipelineFile, dry_run: DryRun = False, yes: Yes = False, as_json: AsJson = False
 ) -> None:
-    """Give the newest version up: its state and outputs are undone, the one before replays.
+    """Undo the newest version: its state and outputs are withdrawn, the one before replays.
 
     Exit 5 if the savepoint, the old code or the log's history is gone, naming it.
     """
@@ -165,11 +166,8 @@ def rollback(
     plan = f"{back}, as after epoch {way.savepoint.epoch}"
     if way.last > way.savepoint.epoch:
         plan += f": withdraw epochs {way.savepoint.epoch + 1} to {way.last} and replay from there"
-    if dry_run:
-        talk(f"would stop the pipeline and roll back {plan}")
+    if not agreed(f"stop the pipeline and roll back {plan}", dry_run=dry_run, yes=yes):
         return
-    if not yes:
-        typer.confirm(f"Stop the pipeline and roll back {plan}?", abort=True, err=True)
     with progress("restoring") as told:
         generation = roll_back(around, way, told)
     if as_json:

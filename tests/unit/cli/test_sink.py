@@ -98,9 +98,9 @@ def test_every_damaged_row_is_named_and_mended(catchwater: Any, file: Path) -> N
     dry = catchwater("sink", "repair", file, "--dry-run")
     assert "1 missing, 1 doubled, 1 altered, 1 foreign of 30 rows" in dry.err
     assert catchwater("sink", "verify", file).code == 4
-    assert "4 rows mended" in catchwater("sink", "repair", file, "--yes").err
+    assert "4 rows repaired" in catchwater("sink", "repair", file, "--yes").err
     assert catchwater("sink", "verify", file).code == 0
-    assert "nothing to mend" in catchwater("sink", "repair", file, "--yes").err
+    assert "nothing to repair" in catchwater("sink", "repair", file, "--yes").err
 
 
 def test_a_target_restored_from_an_older_copy_gets_its_epochs_again(
