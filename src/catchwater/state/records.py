@@ -4,9 +4,10 @@ An upgraded function reads old records lazily: added, removed and reordered fiel
 everything else through the function's `from_vN`.
 """
 
+import typing
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
@@ -77,6 +78,7 @@ class RecordCodec(Generic[StateT]):
     ) -> None:
         self._version = version.to_bytes(2, "big")
         self._migrations = migrations
+        self._class = dict if typing.is_typeddict(state_type) else state_type
         self._label = getattr(state_type, "__name__", str(state_type))
         self._encode = msgspec.msgpack.Encoder(enc_hook=enc_hook or to_plain).encode
         self._decode = msgspec.msgpack.Decoder(
@@ -119,12 +121,22 @@ class RecordCodec(Generic[StateT]):
             migrate = self._migrations.get(int.from_bytes(data[:2], "big"))
             if migrate is not None:
                 record = self._decode_plain(data[2:])
-                record.state = migrate(record.state)
+                record.state = self._checked(migrate(record.state), data)
                 return record
         try:
             return self._decode(data[2:])
         except msgspec.ValidationError as error:
             raise self._unreadable(data, str(error)) from None
+
+    def _checked(self, given: Any, data: bytes) -> StateT:
+        """What a `from_vN` gave, if it is a state and not the dict that it was given."""
+        if not isinstance(given, self._class):
+            version = int.from_bytes(data[:2], "big")
+            raise StateUnreadable(
+                f"from_v{version} gave a {type(given).__name__}, which is no {self._label}.",
+                hint=f"Return {self._label}(…).",
+            )
+        return cast(StateT, given)
 
     def _unreadable(self, data: bytes, reason: str) -> StateUnreadable:
         written_by, version = (int.from_bytes(d, "big") for d in (data[:2], self._version))

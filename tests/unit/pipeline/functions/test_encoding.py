@@ -136,3 +136,10 @@ def test_state_that_does_not_fit_says_which_migration_is_missing():
     assert "from_v1" in e.value.hint
     with pytest.raises(StateUnreadable):
         codec(Narrow, 3, {2: lambda old: Narrow()}).decode(data)
+
+
+def test_a_migration_that_gives_no_state_is_told():
+    data = codec(Old, 1).encode(new_record(Old(7)))
+    with pytest.raises(StateUnreadable, match="from_v1 gave a dict, which is no Grown") as told:
+        codec(Grown, 2, {1: lambda old: {"last": old["last"]}}).decode(data)
+    assert told.value.hint == "Return Grown(…)."
