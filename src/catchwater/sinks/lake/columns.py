@@ -141,11 +141,25 @@ class Columns:
         return self._digest(self._row(RowId(-1, -1, -1), record))
 
     def rows_of(self, table: Any) -> Iterator[SinkRow]:
-        """What a table with these columns, or some of them, holds."""
+        """What a table with these columns, or some of them, holds, row by row.
+
+        A row that does not say which it is has an identity of no epoch: (-1, -1, -1).
+        """
         names = [name for name in self.output.names if name in table.column_names]
         for batch in table.select([*ROW_ID, *names]).to_batches(max_chunksize=_BATCH_ROWS):
             for row in batch.to_pylist():
-                yield SinkRow(RowId(*(row.pop(name) for name in ROW_ID)), b"", self._digest(row))
+                id = [row.pop(name) for name in ROW_ID]
+                known = RowId(-1, -1, -1) if None in id else RowId(*id)
+                yield SinkRow(known, b"", self._digest(row))
+
+    def cast(self, table: Any) -> Any:
+        """A table that holds what outputs hold, with the types that its columns have here."""
+        for at, field in enumerate(table.schema):
+            index = self.schema.get_field_index(field.name)
+            if index >= 0 and field.type != self.schema.field(index).type:
+                wanted = self.schema.field(index)
+                table = table.set_column(at, wanted, table.column(at).cast(wanted.type))
+        return table
 
     def _row(self, row_id: RowId, record: OutputRecord) -> dict[str, Any]:
         if self._is_raw:
@@ -180,6 +194,11 @@ class Columns:
                         hint="Let the function put out what the column takes; nothing is rounded.",
                     )
         raise AssertionError("each value alone fits its column")
+
+
+def has_identities(table: Any) -> bool:
+    """Whether the table has the columns that say which output a row is."""
+    return set(ROW_ID) <= {each.name for each in table.schema if pa.types.is_integer(each.type)}
 
 
 def _omitted(declared: Any) -> bytes:

@@ -141,7 +141,7 @@ class IcebergSink:
 
     def rows(self, first: int, last: int) -> Iterator[SinkRow]:
         """What the table holds; a data file that cannot be read holds nothing."""
-        with self._named():
+        with _named(self._table):
             table = self._load()
             where = f"{_EPOCH} >= {first} and {_EPOCH} <= {last}"
             for found in self._read(table, where):
@@ -310,48 +310,46 @@ class IcebergSink:
 
     def _patiently(self, call: Callable[[], T]) -> T:
         def named() -> T:
-            with self._named():
+            with _named(self._table):
                 return call()
 
         return patiently(named, self._clock, self._retry_ms)
 
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Turn what the catalog and the files raise into our errors."""
-        try:
-            yield
-        except CommitFailedException as error:
-            raise SinkUnavailable(
-                f"Another writer changed the table {self._table} at the same time: {error}."
-            ) from error
-        except (NoSuchTableError, NoSuchNamespaceError) as error:
-            raise TargetDiffers(
-                f"The table {self._table} is gone: {error}.",
-                hint="Restore it, or start the pipeline again: it makes the table anew, and what "
-                "it held comes back by catchwater sink repair, as far as that is kept.",
-            ) from error
-        except (UnauthorizedError, ForbiddenError, OAuthError) as error:
-            raise NotAdmitted(
-                f"The catalog of the table {self._table} does not let us in: {error}.",
-                hint="Are catalog.token, or catalog.credential, those of a user who may write?",
-            ) from error
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise SinkFull(
-                    f"The table {self._table} cannot grow: {error}.",
-                    hint="Free some space and start the pipeline again; the epoch runs again.",
-                ) from error
-            raise self._away(error) from error
-        except (RESTError, OperationalError) as error:
-            raise self._away(error) from error
-        except DatabaseError as error:
-            raise TargetDiffers(
-                f"The catalog of the table {self._table} cannot be read: {error.orig}.",
-                hint="Restore it from a copy, or name another warehouse.",
-            ) from error
 
-    def _away(self, error: Exception) -> SinkUnavailable:
-        return SinkUnavailable(f"The table {self._table} is out of reach: {error}.")
+@contextmanager
+def _named(table: str) -> Iterator[None]:
+    """Turn what the catalog and the files raise into our errors."""
+    try:
+        yield
+    except CommitFailedException as error:
+        raise SinkUnavailable(
+            f"Another writer changed the table {table} at the same time: {error}."
+        ) from error
+    except (NoSuchTableError, NoSuchNamespaceError) as error:
+        raise TargetDiffers(
+            f"The table {table} is gone: {error}.",
+            hint="Restore it, or start the pipeline again: it makes the table anew, and what "
+            "it held comes back by catchwater sink repair, as far as that is kept.",
+        ) from error
+    except (UnauthorizedError, ForbiddenError, OAuthError) as error:
+        raise NotAdmitted(
+            f"The catalog of the table {table} does not let us in: {error}.",
+            hint="Are catalog.token, or catalog.credential, those of a user who may write?",
+        ) from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise SinkFull(
+                f"The table {table} cannot grow: {error}.",
+                hint="Free some space and start the pipeline again; the epoch runs again.",
+            ) from error
+        raise SinkUnavailable(f"The table {table} is out of reach: {error}.") from error
+    except (RESTError, OperationalError) as error:
+        raise SinkUnavailable(f"The table {table} is out of reach: {error}.") from error
+    except DatabaseError as error:
+        raise TargetDiffers(
+            f"The catalog of the table {table} cannot be read: {error.orig}.",
+            hint="Restore it from a copy, or name another warehouse.",
+        ) from error
 
 
 def open_iceberg(config: SinkConfig, around: "Surroundings", truth: Archive) -> IcebergSink:
@@ -359,15 +357,20 @@ def open_iceberg(config: SinkConfig, around: "Surroundings", truth: Archive) -> 
 
     Without any, the catalog is a SQLite file in the warehouse, a folder beside the pipeline's file.
     """
-    try:
-        catalog = load_catalog(**_catalog_properties(config, around))
-    except (ValueError, NotInstalledError) as error:
-        raise ConfigError(
-            f"The catalog of [sink.{config.name}] cannot be opened: {error}.",
-            hint="The keys under catalog. are the properties of a pyiceberg catalog.",
-        ) from error
+    properties = _catalog_properties(config, around)
+
+    def catalog() -> Catalog:
+        with _named(config.options["table"]):
+            try:
+                return load_catalog(**properties)
+            except (ValueError, NotInstalledError) as error:
+                raise ConfigError(
+                    f"The catalog of [sink.{config.name}] cannot be opened: {error}.",
+                    hint="The keys under catalog. are the properties of a pyiceberg catalog.",
+                ) from error
+
     return IcebergSink(
-        catalog,
+        patiently(catalog, around.clock, config.milliseconds("retry")),
         config.options["table"],
         Columns(around.output_type),
         truth,

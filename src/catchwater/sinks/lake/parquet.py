@@ -29,6 +29,7 @@ from catchwater.objects.base import (
     ObjectExists,
     ObjectMissing,
     ObjectStore,
+    StoreError,
     StoreFull,
     StoreUnavailable,
 )
@@ -43,10 +44,11 @@ from catchwater.sinks.base import (
     SinkRow,
     SinkUnavailable,
     Staged,
+    TargetDiffers,
     epoch_checksum,
 )
 from catchwater.sinks.config import SinkConfig
-from catchwater.sinks.lake.columns import ROW_ID, Columns
+from catchwater.sinks.lake.columns import ROW_ID, Columns, has_identities
 from catchwater.sinks.marks import Mark, Marks, decode_marks
 from catchwater.sinks.staged import Archive, StagedFile
 
@@ -216,7 +218,7 @@ class ParquetSink:
 
     def _rows_in(self, key: str) -> Iterator[SinkRow]:
         table = self._read(key)
-        if table is not None and set(ROW_ID) <= set(table.column_names):
+        if table is not None and has_identities(table):
             yield from self._columns.rows_of(table)
 
     def _files(self, epochs: Iterable[int]) -> Iterator[str]:
@@ -246,9 +248,9 @@ class ParquetSink:
             Expected(fix.id, fix.record) for fix in fixes.values() if fix.record is not None
         )
         tables = [added]
-        if there is not None and set(ROW_ID) <= set(there.column_names):
+        if there is not None and has_identities(there):
             keep = [row.id not in fixes for row in self._columns.rows_of(there)]
-            tables.append(there.filter(pa.array(keep, pa.bool_())))
+            tables.append(self._columns.cast(there.filter(pa.array(keep, pa.bool_()))))
         merged = pa.concat_tables(tables, promote_options="default").replace_schema_metadata()
         merged = merged.sort_by([(name, "ascending") for name in ROW_ID])
         marks = self._marks()
@@ -261,13 +263,19 @@ class ParquetSink:
 
     @contextmanager
     def _target(self) -> Iterator[None]:
-        """Tell a store that is away from one that is full."""
+        """Tell a store that is away from one that is full, or gone."""
         try:
             yield
         except StoreUnavailable as error:
             raise SinkUnavailable(str(error), hint=error.hint) from error
         except StoreFull as error:
             raise SinkFull(str(error), hint=error.hint) from error
+        except ObjectMissing as error:
+            raise TargetDiffers(
+                f"The folder {self._store.url()} is gone.",
+                hint="Restore it, or start the pipeline again: it makes the folder anew, and what "
+                "it held comes back by catchwater sink repair, as far as that is kept.",
+            ) from error
 
 
 def open_parquet(config: SinkConfig, around: "Surroundings", truth: Archive) -> ParquetSink:
@@ -275,8 +283,16 @@ def open_parquet(config: SinkConfig, around: "Surroundings", truth: Archive) -> 
     url = config.options["url"]
     if "://" not in url:
         url = (around.folder / url).absolute().as_uri()
+    try:
+        store = open_store(url, around.clock)
+    except (StoreFull, StoreUnavailable):
+        raise
+    except StoreError as error:
+        raise TargetDiffers(
+            str(error), hint="Name a folder that can be written to, or a store's URL."
+        ) from error
     return ParquetSink(
-        open_store(url, around.clock),
+        store,
         Columns(around.output_type),
         truth,
         pipeline=around.pipeline,

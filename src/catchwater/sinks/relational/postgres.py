@@ -59,7 +59,11 @@ class PostgresTransaction:
         with self._connection.cursor() as cursor:
             with cursor.copy(f"COPY {table} ({names}) FROM STDIN".encode()) as copy:
                 for row in rows:
-                    copy.write_row(row)
+                    try:
+                        copy.write_row(row)
+                    except psycopg.DataError as error:  # the server has not seen the row
+                        told = ", ".join(map(str, row[-3:]))
+                        raise psycopg.DataError(f"{error} (epoch, shard, row: {told})") from error
 
     def lock(self, name: str) -> None:
         """Keep other transactions with this name waiting until this one ends."""
@@ -173,6 +177,7 @@ _HINTS: Mapping[type[psycopg.Error], str] = {
     errors.InsufficientPrivilege: "Let the user write to the table, to catchwater_sinks and "
     "catchwater_epochs, and make what is missing of them: GRANT USAGE, CREATE ON SCHEMA …; or make "
     "them as another user and grant SELECT, INSERT, UPDATE, DELETE.",
+    errors.WrongObjectType: "Name a table: rows go in by COPY, which takes no view.",
     errors.InvalidSchemaName: "CREATE SCHEMA it, or name a table of a schema that is there.",
 }
 """Where it is not that something was changed."""

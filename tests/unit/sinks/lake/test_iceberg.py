@@ -372,3 +372,11 @@ def test_a_catalog_that_does_not_let_us_in_is_not_asked_again(world: World) -> N
     ):
         sink.commit(0, world.stage(0, Alert("a", 1.0)))
     assert asked.call_count == 1
+
+
+def test_a_catalog_that_is_away_is_asked_again_and_named(world: World) -> None:
+    section = {"table": "lake.alerts", "catalog.type": "rest", "catalog.uri": "http://127.0.0.1:1"}
+    config = parse("a", {"kind": "iceberg", "retry": "1s", **section})
+    around = Surroundings("cards", "", world.root, output_type=Alert, clock=ManualClock())
+    with pytest.raises(SinkUnavailable, match=r"lake\.alerts is out of reach: .*Given up after"):
+        open_iceberg(config, around, Archive(world.stager))

@@ -1,9 +1,11 @@
 """Parquet files: an epoch is one file, created once; a plain reader needs nothing else."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from catchwater.clock import Clock, ManualClock
 from catchwater.objects.base import ObjectInfo, StoreUnavailable
 from catchwater.objects.local import LocalStore
+from catchwater.sinks import reconcile
 from catchwater.sinks.base import (
     EpochDiffers,
     EpochMissing,
@@ -23,9 +26,11 @@ from catchwater.sinks.base import (
     TargetDiffers,
     TargetTaken,
 )
+from catchwater.sinks.config import parse
 from catchwater.sinks.lake.columns import Columns
-from catchwater.sinks.lake.parquet import ParquetSink
+from catchwater.sinks.lake.parquet import ParquetSink, open_parquet
 from catchwater.sinks.staged import Archive, StagedFile
+from catchwater.sinks.surroundings import Surroundings
 
 
 class Alert(msgspec.Struct):
@@ -311,3 +316,55 @@ def test_marks_of_epochs_no_restore_goes_back_to_are_forgotten(world: World) -> 
     with pytest.raises(EpochMissing):
         sink.commit(0, world.stage(0, Alert("a", 1.0)))
     assert sink.last_epoch() == 3
+
+
+def test_a_file_whose_columns_somebody_has_changed_is_mended(world: World) -> None:
+    sink = world.sink()
+    sink.commit(0, world.stage(0, *(Alert(f"c{n}", float(n)) for n in range(6))))
+    path = world.root / "out" / f"epoch-{0:020d}.parquet"
+    table = pq.read_table(path)
+    at = table.column_names.index("amount")
+    for changed in (
+        table.set_column(at, "amount", table["amount"].cast(pa.string())),
+        table.drop_columns(["amount"]),
+        table.set_column(0, "catchwater_epoch", table["catchwater_epoch"].cast(pa.string())),
+    ):
+        pq.write_table(changed, path)
+        report = reconcile.verify(sink, 0)
+        assert len(report.findings) == 6
+        assert reconcile.repair(sink, report) == []
+        assert not reconcile.verify(sink, 0).findings
+        assert world.plain() == [f"c{n}" for n in range(6)]
+
+
+def test_rows_that_do_not_say_which_they_are_are_left_alone(world: World) -> None:
+    sink = world.sink()
+    sink.commit(0, world.stage(0, Alert("a", 1.0), Alert("b", 1.0)))
+    path = world.root / "out" / f"epoch-{0:020d}.parquet"
+    table = pq.read_table(path)
+    unknown = table.set_column(0, "catchwater_epoch", pa.nulls(2, pa.int64()))
+    pq.write_table(unknown, world.root / "out" / "stray.parquet")
+    pq.write_table(pa.concat_tables([table.slice(1), unknown.slice(0, 1)]), path)
+    report = reconcile.verify(sink, 0)
+    assert [finding.kind for finding in report.findings] == ["missing"]
+    assert reconcile.repair(sink, report) == []
+    assert not reconcile.verify(sink, 0).findings
+    assert world.plain() == ["a", "a", "a", "b", "b"]
+
+
+def test_a_folder_that_is_removed_meanwhile_is_told_with_the_way_back(world: World) -> None:
+    sink = world.sink()
+    sink.commit(0, world.stage(0, Alert("a", 1.0)))
+    shutil.rmtree(world.root / "out")
+    with pytest.raises(TargetDiffers, match=r"The folder .*out is gone") as told:
+        sink.commit(1, world.stage(1, Alert("b", 1.0)))
+    assert "catchwater sink repair" in str(told.value.hint)
+
+
+def test_a_place_that_is_no_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    config = parse("alerts", {"kind": "parquet", "url": "out"})
+    truth = Archive(StagedFile(tmp_path.as_uri(), "staged/alerts"))
+    with pytest.raises(TargetDiffers, match="could not be opened") as told:
+        open_parquet(config, Surroundings("cards", "", tmp_path, output_type=Alert), truth)
+    assert "Name a folder" in str(told.value.hint)

@@ -173,3 +173,20 @@ def test_a_table_with_its_schema_is_the_table_without(database: PostgresDatabase
         assert database.full_names(transaction, ["t", "public.t", "other.t"]) == [
             "public.t", "public.t", "other.t",
         ]  # fmt: skip
+
+
+def test_a_text_that_no_column_takes_is_told_with_its_row(database: PostgresDatabase) -> None:
+    with database.transaction() as transaction:
+        transaction.execute("CREATE TABLE texts (a text, e int, s int, r int)")
+    columns = ["a", "e", "s", "r"]
+    with pytest.raises(RowUnfit, match=r"NUL .*\(epoch, shard, row: 7, 1, 4\)"):
+        with database.transaction() as transaction:
+            transaction.insert("texts", columns, [("fine", 7, 1, 3), ("nul \0", 7, 1, 4)])
+
+
+def test_a_view_is_told_as_what_it_is(database: PostgresDatabase) -> None:
+    with pytest.raises(TargetDiffers, match="cannot copy to view") as told:
+        with database.transaction() as transaction:
+            transaction.execute("CREATE VIEW v AS SELECT * FROM t")
+            transaction.insert("v", ["a"], [(1,)])
+    assert "Name a table" in str(told.value.hint)
