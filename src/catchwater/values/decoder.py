@@ -1,7 +1,7 @@
 """What a format gives: Spark's fields, and the way from bytes to a row to the cells of a column."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import types
@@ -36,14 +36,3 @@ def only(names: Sequence[str], known: Sequence[str]) -> list[str]:
             f"{', '.join(known)}."
         )
     return list(names or known)
-
-
-def projected(decoder: Decoder, names: Sequence[str]) -> Decoder:
-    """The same decoder, for these fields in this order."""
-    places = {field.name: index for index, field in enumerate(decoder.fields)}
-    wanted = [places[name] for name in only(names, list(places))]
-    return replace(
-        decoder,
-        fields=tuple(decoder.fields[index] for index in wanted),
-        cells=tuple(decoder.cells[index] for index in wanted),
-    )

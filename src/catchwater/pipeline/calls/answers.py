@@ -155,10 +155,6 @@ class Answers:
         raise AnswerMissing(f"The call {name!r} was not answered: {outcome.why}.")
 
 
-NO_ANSWERS = Answers({}, {})
-"""For functions without calls, and for timers."""
-
-
 def _answer_decoder(method: Callable[..., Any]) -> Callable[[bytes], Any]:
     hints = typing.get_type_hints(method)
     if "return" not in hints:

@@ -317,11 +317,6 @@ class FunctionSpec:
         """Where the state of this event's key lies (see `keys.stored_key`)."""
         return stored_key(self.encode_key(self.key_of(event)))
 
-    @property
-    def entry_states(self) -> dict[str, Any]:
-        """By field of the state: `ListState[T]`, `MapState[K, V]` or `ValueState[T]`."""
-        return {name: each.annotation for name, each in self.entry_fields.items()}
-
     def migrations(self) -> dict[int, Callable[[dict[str, Any]], Any]]:
         """The `from_vN` methods: older state, as a plain dict, to this version's state."""
         return {

@@ -19,8 +19,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import msgspec
-
 from catchwater.config import CatchwaterError, ConfigError, nearest
 from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.functions.spec import FunctionSpec
@@ -140,12 +138,3 @@ def _name_of(target: Any) -> str:
         f"{target.__module__!r}, where workers look for it.",
         hint="Give it one there: name = made(…), and let function = name that module.",
     )
-
-
-def state_schema(spec: FunctionSpec) -> str:
-    """The shape of the function's state, as text that changes when the shape does."""
-    if hasattr(spec.state_type, "model_json_schema"):
-        schema = spec.state_type.model_json_schema()
-    else:
-        schema = msgspec.json.schema(spec.state_type)
-    return msgspec.json.encode(schema, order="deterministic").decode()

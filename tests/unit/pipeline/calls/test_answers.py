@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from catchwater.pipeline.calls.answers import (
-    NO_ANSWERS,
     AnswerMissing,
     Answers,
     Outcome,
@@ -127,7 +126,7 @@ def test_a_question_that_depends_on_more_than_the_event_is_found_out():
 
 def test_an_undeclared_call_has_no_answer():
     with pytest.raises(LookupError, match="there is no call 'fraud'"):
-        NO_ANSWERS.of("fraud", Event("a", 1))
+        Answers({}, {}).of("fraud", Event("a", 1))
 
 
 class NoCall:

@@ -8,7 +8,7 @@ import pytest
 
 from catchwater.config import ConfigError
 from catchwater.pipeline.functions.declare import DeclarationError, spec_of
-from catchwater.pipeline.run.artefact import CodeChanged, find_function, publish, state_schema
+from catchwater.pipeline.run.artefact import CodeChanged, find_function, publish
 
 SOURCE = """\
 from dataclasses import dataclass
@@ -121,11 +121,6 @@ def test_what_was_not_declared_is_refused(tmp_path: Path) -> None:
     write(tmp_path)
     with pytest.raises(DeclarationError):
         find_function("counter_module:plain", tmp_path)
-
-
-def test_the_schema_of_the_state_names_its_fields(tmp_path: Path) -> None:
-    write(tmp_path)
-    assert '"seen"' in state_schema(find_function("counter_module:Counter", tmp_path))
 
 
 def test_a_function_that_another_one_made_is_known_by_the_name_it_was_given(tmp_path: Path) -> None:
