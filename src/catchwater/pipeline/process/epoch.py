@@ -48,7 +48,7 @@ from catchwater.state.expiry import take_due
 from catchwater.state.keys import HASH_BYTES
 from catchwater.state.records import NEVER, Record, coarse
 
-EXPIRED_AT_ONCE = 10_000
+EXPIRED_AT_ONCE = 2_000
 """Of so many keys an epoch deletes what has expired, and of four for each of its events: more than
 an event can write. The rest waits for the next epoch. What has expired is gone for handlers,
 whether or not it has been deleted."""
