@@ -107,7 +107,7 @@ def same(old: Any, new: Any) -> bool:
     if isinstance(old, bool) != isinstance(new, bool):
         return False
     if isinstance(old, set):
-        return isinstance(new, set | list) and sorted(old) == sorted(new)
+        return isinstance(new, set | list | tuple) and sorted(old) == sorted(new)
     if isinstance(old, list | tuple):
         return isinstance(new, list | tuple) and list(old) == list(new)
     return bool(old == new)
