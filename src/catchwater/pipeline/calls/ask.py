@@ -11,8 +11,8 @@ from typing import Any
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.pipeline.calls.answers import BoundCall, Key, Outcome
-from catchwater.pipeline.calls.asking import Asking
 from catchwater.pipeline.calls.breaker import BreakerState
+from catchwater.pipeline.calls.schedule import Schedule
 from catchwater.pipeline.calls.threads import Threads
 from catchwater.recovery.ledger import CallEpoch
 
@@ -78,7 +78,7 @@ class _Round:
         self._questions = list(questions.values())
         self._wake = wake
         self._reports: SimpleQueue[_Report] = SimpleQueue()
-        self._asking = Asking(
+        self._schedule = Schedule(
             endpoint.call.policy,
             endpoint.breaker,
             len(questions),
@@ -97,29 +97,29 @@ class _Round:
 
         A report that comes after its attempt was cut is dropped.
         """
-        asking = self._asking
+        schedule = self._schedule
         while not self._reports.empty():
             index, attempt, outcome = self._reports.get()
-            if asking.attempt_of(index) != attempt:
+            if schedule.attempt_of(index) != attempt:
                 continue
             if outcome.answer is None:
-                asking.failed(index, outcome.why, self._endpoint.now_ms())
+                schedule.failed(index, outcome.why, self._endpoint.now_ms())
             else:
-                asking.answered(index, self._endpoint.now_ms())
+                schedule.answered(index, self._endpoint.now_ms())
                 self._answered[self._keys[index]] = outcome
-        asking.cut(self._endpoint.now_ms())
-        while begun := asking.begin(self._endpoint.now_ms()):
+        schedule.cut(self._endpoint.now_ms())
+        while begun := schedule.begin(self._endpoint.now_ms()):
             for index in begun:
                 self._begin(index)
-        return asking.settled
+        return schedule.settled
 
     def _begin(self, index: int) -> None:
         threads = self._endpoint.threads
-        attempt = self._asking.attempt_of(index)
+        attempt = self._schedule.attempt_of(index)
         assert attempt is not None, "it has just begun"
         if not threads.run(partial(self._run, index, attempt)):
             why = f"all {threads.count} threads hang in calls that were cut"
-            self._asking.failed(index, why, self._endpoint.now_ms())
+            self._schedule.failed(index, why, self._endpoint.now_ms())
 
     def _run(self, index: int, attempt: int) -> None:
         """In a thread: ask once, and wake the one who waits."""
@@ -129,23 +129,23 @@ class _Round:
 
     def outcomes(self) -> dict[Key, Outcome]:
         """Of every question, once all is settled."""
-        failures = self._asking.failures.items()
+        failures = self._schedule.failures.items()
         return self._answered | {self._keys[i]: Outcome(None, why) for i, why in failures}
 
     def wake_ms(self) -> int:
         """When to look again though nothing was reported; not asked once all is settled."""
-        wake_ms = self._asking.wake_ms()
+        wake_ms = self._schedule.wake_ms()
         assert wake_ms is not None, "something is not settled"
         return wake_ms
 
     def counts(self) -> CallEpoch:
         """For the shard's manifest."""
-        counts = self._asking.counts
+        counts = self._schedule.counts
         return CallEpoch(
             questions=len(self._keys),
             attempts=counts.attempts,
             failed_attempts=counts.failed,
-            failures=len(self._asking.failures),
+            failures=len(self._schedule.failures),
             p99_ms=_p99(counts.latencies_ms),
             breaker=self._endpoint.breaker.name(self._endpoint.now_ms()),
         )

@@ -30,7 +30,7 @@ class Counts:
     """Of the attempts that were answered."""
 
 
-class Asking:
+class Schedule:
     """One epoch's questions to one endpoint, known by their index."""
 
     def __init__(
