@@ -240,10 +240,13 @@ def _canonical(kind: Kind, value: Any) -> Any:
 
 
 def _same_numbers(value: Any) -> Any:
-    """JSON with whole floats as integers: databases spell 1.0 and 1e20 as they like."""
+    """JSON with whole floats as integers: databases spell 1.0 and 1e20 as they like.
+
+    Of the digits that were written: a large double's own would be others.
+    """
     match value:
         case float() if value.is_integer():
-            return int(value)
+            return int(Decimal(repr(value)))
         case dict():
             return {key: _same_numbers(each) for key, each in value.items()}
         case list():

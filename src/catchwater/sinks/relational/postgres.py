@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.types.string import TextLoader
 
 from catchwater.config import CatchwaterError, ConfigError
 from catchwater.sinks.base import NotAdmitted, SinkFull, SinkUnavailable, TargetDiffers
@@ -136,6 +137,8 @@ class PostgresDatabase:
                 tcp_user_timeout=30_000,
                 application_name="catchwater sink",
             )
+            for kind in ("json", "jsonb"):  # a text in JSON is not to be taken for JSON's text
+                self._connection.adapters.register_loader(kind, TextLoader)
             # Not by the option `options`, which the URL may have its own of.
             self._connection.execute("SET TimeZone TO 'UTC'")
         return self._connection

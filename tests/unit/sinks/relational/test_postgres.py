@@ -3,14 +3,22 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass
+from datetime import time
+from pathlib import Path
 
+import msgspec
 import psycopg
 import pytest
 
 from catchwater.config import ConfigError
-from catchwater.sinks.base import NotAdmitted, SinkUnavailable, TargetDiffers
+from catchwater.sinks import reconcile
+from catchwater.sinks.base import NotAdmitted, OutputRecord, SinkUnavailable, TargetDiffers
+from catchwater.sinks.config import parse
+from catchwater.sinks.open import open_sink
 from catchwater.sinks.relational.columns import RowUnfit
 from catchwater.sinks.relational.postgres import PostgresDatabase
+from catchwater.sinks.surroundings import Surroundings
 
 
 @pytest.fixture
@@ -190,3 +198,34 @@ def test_a_view_is_told_as_what_it_is(database: PostgresDatabase) -> None:
             transaction.execute("CREATE VIEW v AS SELECT * FROM t")
             transaction.insert("v", ["a"], [(1,)])
     assert "Name a table" in str(told.value.hint)
+
+
+@dataclass
+class Loose:
+    """Fields that are JSON, whatever stands in them."""
+
+    either: int | str | None
+    clock: time
+    nested: dict[str, float | str]
+
+
+def test_json_columns_that_hold_texts_are_compared_as_what_they_are(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    around = Surroundings("cards", tmp_path.as_uri(), tmp_path, output_type=Loose)
+    options = {"kind": "postgres", "url": postgres_url, "table": "loose"}
+    outputs = [
+        Loose(either, time(1, 2, 3), nested)
+        for either in (5, "5", "abc", "null", None, "")
+        for nested in ({"a": 1e308, "b": 0.1}, {"a": "1", "c": 2.0**63})
+    ]
+    records = [OutputRecord(b"k", msgspec.json.encode(each), 0) for each in outputs]
+    with closing(open_sink(parse("loose", options), around)) as sink:
+        sink.commit(0, [sink.stager().stage(0, 0, records)])
+        assert reconcile.verify(sink, 0).findings == ()
+        with psycopg.connect(postgres_url) as other:
+            other.execute("UPDATE loose SET either = '5' WHERE either = '\"5\"'")
+        found = reconcile.verify(sink, 0).findings
+        assert [(each.kind, each.id.row) for each in found] == [("altered", 2), ("altered", 3)]
+        assert reconcile.repair(sink, reconcile.verify(sink, 0)) == []
+        assert reconcile.verify(sink, 0).findings == ()
