@@ -93,11 +93,6 @@ class RecordCodec(Generic[StateT]):
         """The version that writes, then the record."""
         return self._version + self._encode(record)
 
-    def encode_many(self, records: Iterable[Record[StateT]]) -> list[bytes]:
-        """As `encode`, at half the cost a record."""
-        version = self._version
-        return [version + data for data in map(self._encode, records)]
-
     def check(self, encoded: Iterable[bytes]) -> None:
         """TypeError unless records that this codec has encoded can be read again."""
         try:
@@ -110,9 +105,9 @@ class RecordCodec(Generic[StateT]):
     def decode_many(self, stored: Mapping[bytes, bytes]) -> dict[bytes, Record[StateT]]:
         """As `decode`, by stored key, at half the cost a record."""
         if not self._migrations:
-            plain = [data[2:] for data in stored.values()]
+            decode = self._decode
             with suppress(msgspec.ValidationError):
-                return dict(zip(stored, map(self._decode, plain), strict=True))
+                return {key: decode(data[2:]) for key, data in stored.items()}
         return {key: self.decode(data) for key, data in stored.items()}
 
     def decode(self, data: bytes) -> Record[StateT]:

@@ -56,8 +56,9 @@ whether or not it has been deleted."""
 YEAR_9999_MS = 253_402_300_799_999
 """No event is later: one that is would move the watermark beyond all others for ever."""
 _MANY_YOUNG = 100_000
-"""So many new objects remain before they are looked through: what an epoch's records are made of,
-mostly, for events that were handled are gone."""
+_YOUNG_OF_A_RECORD = 3
+"""So many new objects remain, beside the epoch's records (a state and two dicts each), before they
+are looked through."""
 
 
 def process(
@@ -87,16 +88,21 @@ def process(
 
 
 @contextmanager
-def _collecting_young_only() -> Iterator[Callable[[], object]]:
-    """Look for reference cycles when told to, among new objects only, and only where many remain.
+def _collecting_young_only() -> Iterator[Callable[[int], object]]:
+    """Look for reference cycles among new objects, where more remain than so many records have.
 
     An epoch's records all live to its end, and a batch's events to the batch's: walking them again
     and again costs a third of the time. What a handler leaves in cycles remains, and is found.
     """
+
+    def collect(records: int) -> None:
+        if gc.get_count()[0] > _MANY_YOUNG + _YOUNG_OF_A_RECORD * records:
+            gc.collect(0)
+
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        yield lambda: gc.get_count()[0] > _MANY_YOUNG and gc.collect(0)
+        yield collect
     finally:
         if was_enabled:
             gc.enable()
@@ -150,7 +156,7 @@ class _Epoch:
                 self._take_poisoned(batch.poisoned)
                 self.done.events += len(batch.keys) + len(batch.poisoned)
                 self._handle(batch)
-                collect()
+                collect(len(self._live.records))
             self._delete_expired()
             self._store()
         return self.done

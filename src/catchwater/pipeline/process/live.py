@@ -113,18 +113,20 @@ class LiveRecords:
 
     def store(self) -> int:
         """Put what has changed into the shard's state; gives by how many records it has grown."""
-        written = {key: r for key, r in self.records.items() if r.written != NEVER}
-        records, stored = written.values(), self._stored
-        encoded = map(self._encode, records) if self._fields else self._codec.encode_many(records)
-        data = zip(written, encoded, strict=True)
-        changed = [kv for kv in data if stored.get(kv[0]) != kv[1]]
-        self._codec.check(value for _, value in changed)
-        for key, _ in changed if self._open else ():
-            self._refuse_undeclared(written[key].state)
-        self._state.put_many(Table.RECORD, changed)
-        new = [key for key in written if key not in stored]
+        encode = self._encode if self._fields else self._codec.encode
+        stored, changed = self._stored, {}
+        for key, record in self.records.items():  # once: most of it is waiting for memory
+            if record.written != NEVER:
+                data = encode(record)
+                if stored.get(key) != data:
+                    changed[key] = data
+        self._codec.check(changed.values())
+        for key in changed if self._open else ():
+            self._refuse_undeclared(self.records[key].state)
+        self._state.put_many(Table.RECORD, changed.items())
+        new = [key for key in changed if key not in stored]
         if self._spec.record_ttl_ms is not None:
-            self._journal.written(new, [written[key].written for key in new])
+            self._journal.written(new, [self.records[key].written for key in new])
         self._journal.store(self._state)
         self._store_journal_of_entries()
         return len(new) - self.deleted
