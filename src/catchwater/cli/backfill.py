@@ -175,7 +175,7 @@ def _check_whole(config: "PipelineConfig") -> None:
     if done < records:
         raise CutShort(
             f"{config.name} was stopped when it had read {spaced(done)} of {spaced(records)} "
-            "records; nothing of the pipeline's was replaced.",
+            "records.",
             hint="Type the same command again: it goes on from there.",
         )
 

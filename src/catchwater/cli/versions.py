@@ -157,8 +157,10 @@ def rollback(
     Exit 5 if the savepoint, the old code or the log's history is gone, naming it.
     """
     from catchwater.cli.pipeline_file import load_here
+    from catchwater.config import CatchwaterError
     from catchwater.pipeline.change.around import Around
     from catchwater.pipeline.change.rollback import look, roll_back
+    from catchwater.recovery.savepoint import marker
 
     around = Around.of(load_here(file))
     way = look(around)
@@ -168,8 +170,14 @@ def rollback(
         plan += f": withdraw epochs {way.savepoint.epoch + 1} to {way.last} and replay from there"
     if not agreed(f"stop the pipeline and roll back {plan}", dry_run=dry_run, yes=yes):
         return
-    with progress("restoring") as told:
-        generation = roll_back(around, way, told)
+    try:
+        with progress("restoring") as told:
+            generation = roll_back(around, way, told)
+    except CatchwaterError:
+        if marker.read(around.config.checkpoint) is not None:
+            talk("the rollback is not complete, and nothing runs before it is: type it again when "
+                 "what follows is mended")  # fmt: skip
+        raise
     if as_json:
         print_json({"epoch": way.savepoint.epoch, "generation": generation,
                     "versions": {each.function: each.version for each in way.back}})  # fmt: skip

@@ -44,4 +44,4 @@ def test_a_rebuild_that_was_stopped_leaves_the_pipeline_alone(
     monkeypatch.setattr("catchwater.pipeline.supervisor.halt.halt", halted)
     answer = catchwater("pipeline", "rebuild", file, "--label", "june", "--yes")
     assert answer.code == 1
-    assert "nothing of the pipeline's was replaced" in answer.err
+    assert "cards.june was stopped" in answer.err

@@ -81,6 +81,11 @@ def test_an_import_says_first_what_it_would_bring(
     tar = tmp_path / "whole.tar"
     catchwater("savepoint", "export", pipeline_file, "whole", tar)
     catchwater("savepoint", "delete", pipeline_file, "whole", "--yes")
+    answer = catchwater("savepoint", "export", pipeline_file, "short", tmp_path / "no" / "x.tar")
+    assert answer.code == 1
+    assert answer.err.startswith(
+        f"error: The operating system says: No such file or directory ({tmp_path}/no)"
+    )
     answer = catchwater("savepoint", "import", pipeline_file, tar, "--dry-run")
     assert (answer.code, answer.out) == (0, "")
     assert answer.err == f"would import epoch 0 of cards to {shelf.url('whole')}\n"

@@ -41,7 +41,7 @@ def _try(spec: FunctionSpec, key: bytes, types: Sequence[str], read: Any) -> Non
     try:
         read()
     except Exception as error:  # from_vN is the user's, and may raise anything
-        said = str(error) if isinstance(error, CatchwaterError) else repr(error)
+        said = str(error).rstrip(".") if isinstance(error, CatchwaterError) else repr(error)
         raise StateIncompatible(
             f"Version {spec.version} of {spec.name!r} cannot take over the state of the key "
             f"{shown(key[HASH_BYTES:], types)!r}: {said}. Nothing was changed.",

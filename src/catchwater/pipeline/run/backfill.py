@@ -94,7 +94,10 @@ def resolve(config: PipelineConfig, since: str, until: str, clock: Clock) -> Bou
         )
     bounds = Bounds(to_json({key: min(at, end[key]) for key, at in start.items()}), to_json(end))
     if not bounds.records:
-        raise BadBackfill(f"There is no record from {since} to {until}.")
+        raise BadBackfill(
+            f"There is no record from {since} to {until}.",
+            hint="What there is, tells the same command with --dry-run, without --from and --to.",
+        )
     return bounds
 
 
@@ -112,7 +115,7 @@ def _point(side: str, given: str) -> dict[str, str]:
         ) from None
     if at.tzinfo is None:
         raise BadBackfill(f"{given!r} names no time zone.", hint=f"Is it {at.isoformat()}Z?")
-    return {f"{side}Timestamp": str(int(at.timestamp() * 1000))}
+    return {f"{side}Timestamp": str(max(0, int(at.timestamp() * 1000)))}
 
 
 def backfill_of(live: PipelineConfig, label: str) -> PipelineConfig:

@@ -43,6 +43,7 @@ def export_file(shelf: Shelf, name: str, path: Path, progress: Progress | None =
     """
     if path.exists():
         raise FileExists(f"{path} exists already.", hint="Name another file.")
+    path.parent.stat()  # a folder that is not there is told by its own name
     savepoint = shelf.read(name)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -53,7 +54,8 @@ def export_file(shelf: Shelf, name: str, path: Path, progress: Progress | None =
                     _add(tar, savepoint, each.key, read_whole(shelf.store, name, each))
                 except (StoreError, ValueError) as error:
                     raise SavepointDamaged(
-                        f"{place(shelf.store, f'{name}/{each.key}')} cannot be read: {error}.",
+                        f"{place(shelf.store, f'{name}/{each.key}')} cannot be read: "
+                        f"{str(error).rstrip('.')}.",
                         hint="catchwater savepoint verify tells everything that is damaged.",
                     ) from error
                 if progress:

@@ -20,12 +20,13 @@ from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectStore
 from catchwater.recovery.ledger import EpochEntry
 from catchwater.recovery.savepoint.create import Source, state_log
-from catchwater.recovery.savepoint.format import Savepoint
+from catchwater.recovery.savepoint.format import Savepoint, SavepointDamaged
 from catchwater.recovery.savepoint.hold import hold
 from catchwater.recovery.savepoint.keys import shown, typed, types_of
-from catchwater.state.entries import Table, prefix_of
+from catchwater.state.entries import Changes, Table, prefix_of
 from catchwater.state.keys import HASH_BYTES, shard_of, stored_key
 from catchwater.state.log import StateLog
+from catchwater.state.parts import ShardDamaged
 from catchwater.state.records import Record
 from catchwater.state.roll import Position
 
@@ -83,6 +84,7 @@ class View:
     """(stage, shard) → its log."""
     versions: Mapping[str, Any] = field(default_factory=dict)
     """The version ledger, as its file has it."""
+    is_savepoint: bool = False
 
     @classmethod
     def of_checkpoint(cls, source: Source, epoch: int | None) -> "View":
@@ -106,7 +108,9 @@ class View:
         def log(stage: int, shard: int) -> StateLog:
             return state_log(store, savepoint.name, savepoint.functions[stage], shard)
 
-        return cls(savepoint.functions, savepoint.shards, savepoint.entry, log, savepoint.versions)
+        return cls(
+            savepoint.functions, savepoint.shards, savepoint.entry, log, savepoint.versions, True
+        )
 
     def stage(self, function: str | None) -> int:
         """A function's place in the chain; the first one's if none is named."""
@@ -126,10 +130,12 @@ class View:
         return self.entry.positions(stage)[shard]
 
     def tables(self, stage: int, shard: int, key: bytes | None = None) -> Tables:
-        """A shard's records and entries, of one stored key if it is given."""
+        """A shard's records and entries, of one stored key if it is given.
+
+        Raises `ShardDamaged`, `SavepointDamaged`.
+        """
         found: Tables = {Table.RECORD: {}, Table.ENTRY: {}}
-        log, at = self.log(stage, shard), self.position(stage, shard)
-        for changes in log.read(at) if key is None else log.read_key(key, at):
+        for changes in self._changes(stage, shard, key):
             for table, kept in found.items():
                 start = key if key is None or table is Table.RECORD else prefix_of(key)
                 for entry, value in changes[table].items():
@@ -140,6 +146,17 @@ class View:
                     else:
                         kept[entry] = value
         return found
+
+    def _changes(self, stage: int, shard: int, key: bytes | None) -> Iterator[Changes]:
+        log, at = self.log(stage, shard), self.position(stage, shard)
+        try:
+            yield from log.read(at) if key is None else log.read_key(key, at)
+        except ShardDamaged as error:
+            if not self.is_savepoint:
+                raise
+            raise SavepointDamaged(
+                str(error), hint="catchwater savepoint verify tells everything that is damaged."
+            ) from error
 
 
 def get(view: View, key: bytes, function: str | None = None) -> Plain | None:

@@ -195,7 +195,8 @@ def _read(store: ObjectStore, savepoint: Savepoint, number: int) -> bytes:
         return read_whole(store, savepoint.name, stored)
     except (StoreError, ValueError) as error:
         raise SavepointDamaged(
-            f"{place(store, f'{savepoint.name}/{stored.key}')} cannot be restored: {error}.",
+            f"{place(store, f'{savepoint.name}/{stored.key}')} cannot be restored: "
+            f"{str(error).rstrip('.')}.",
             hint="catchwater savepoint verify tells everything that is damaged.",
         ) from error
 

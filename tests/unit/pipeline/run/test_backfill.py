@@ -129,6 +129,11 @@ def test_a_range_beyond_the_end_is_refused_before_it_is_fixed(
     assert whole == Bounds({"orders": {"0": 5}}, {"orders": {"0": 25}})
     with pytest.raises(BadBackfill, match="ends before where the backfill is to end in orders-0"):
         resolve(live, "earliest", '{"orders": {"0": 26}}', SYSTEM)
+    # Nobody wrote before 1970, so a range that begins there begins where the log does.
+    assert resolve(live, "1950-01-01T00:00:00Z", '{"orders": {"0": 25}}', SYSTEM) == whole
+    with pytest.raises(BadBackfill, match="There is no record") as empty:
+        resolve(live, "earliest", '{"orders": {"0": 5}}', SYSTEM)
+    assert "--dry-run" in str(empty.value.hint)
 
 
 def test_what_cannot_exchange_all_it_holds_is_not_rebuilt(live: PipelineConfig) -> None:

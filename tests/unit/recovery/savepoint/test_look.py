@@ -8,6 +8,7 @@ import pytest
 from catchwater.clock import Clock
 from catchwater.recovery.ledger import FOLDER, write_whole
 from catchwater.recovery.savepoint.create import Source, create
+from catchwater.recovery.savepoint.format import SavepointDamaged
 from catchwater.recovery.savepoint.hold import held
 from catchwater.recovery.savepoint.look import NoSuchFunction, View, diff, find, get
 from catchwater.recovery.savepoint.marker import Marker
@@ -134,3 +135,14 @@ def test_an_epoch_is_held_as_long_as_it_is_looked_at(looked: Made) -> None:
         assert held(looked.folder) == [0]
         assert view.entry.epoch == 0
     assert held(looked.folder) == []
+
+
+def test_a_damaged_savepoint_is_told_as_one(looked: Made, shelf: Shelf) -> None:
+    savepoint = create(looked.source, shelf, "now")
+    for each in savepoint.objects:
+        if each.key.endswith(".delta"):
+            shelf.store.delete(f"now/{each.key}")
+    with pytest.raises(SavepointDamaged) as error:
+        get(View.of_savepoint(shelf.store, savepoint), b"a")
+    assert error.value.exit_code == 5
+    assert "savepoint verify" in str(error.value.hint)
