@@ -6,8 +6,10 @@ from pathlib import Path
 
 from catchwater.config import CatchwaterError
 
-_OURS = re.compile(r"^(?:.*\s)?(catchwater(?:\.\w+)+)\.(\w+): (.+)$", re.MULTILINE)
-"""Our errors in a Python worker's traceback."""
+_OURS = re.compile(
+    r"^(?:.*\s)?(catchwater(?:\.\w+)+)\.(\w+): (.+)$(?:\n\s*hint: (.+)$)?", re.MULTILINE
+)
+"""Our errors in a Python worker's traceback, with their hints."""
 _ENDED = re.compile(r"terminated with exception: (.+?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 """What Spark says itself, before it tells the query's state."""
 
@@ -29,7 +31,8 @@ def cause(text: str, log_path: Path) -> CatchwaterError:
     hint = f"The whole story is in {log_path}."
     ours = _OURS.findall(text)
     if ours:
-        module, name, message = ours[-1]
+        module, name, message, told = ours[-1]
+        hint = f"{told} {hint}".lstrip()
         kind = getattr(importlib.import_module(module), name, None)
         failed = PipelineFailed(f"The pipeline failed: {message}", hint=hint)
         failed.exit_code = getattr(kind, "exit_code", 1)

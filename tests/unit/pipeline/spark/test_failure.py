@@ -1,8 +1,10 @@
 """One sentence out of a failed query: ours by our own words, others by their last line."""
 
+import traceback
 from pathlib import Path
 
 from catchwater.pipeline.spark.failure import PipelineFailed, cause, is_starved
+from catchwater.state.store import ShardStoreFailed
 
 LOG = Path("spark.log")
 TRACE = """Job aborted due to stage failure: Traceback (most recent call last):
@@ -19,6 +21,17 @@ def test_our_own_error_in_a_workers_traceback_is_told_with_its_kind_and_exit_cod
     assert isinstance(failed, PipelineFailed)
     assert str(failed) == "The pipeline failed: The log begins at offset 9."
     assert (failed.kind, failed.exit_code) == ("HistoryGone", 5)
+
+
+def test_the_hint_of_an_error_comes_with_it() -> None:
+    error = ShardStoreFailed("The shard store x cannot be written.", hint="Make room for it.")
+    told = "".join(traceback.format_exception_only(error)).rstrip()
+    failed = cause(TRACE.format(error=told), LOG)
+    assert str(failed) == "The pipeline failed: The shard store x cannot be written."
+    assert failed.hint == "Make room for it. The whole story is in spark.log."
+    assert cause(TRACE.format(error=told.partition("\n")[0]), LOG).hint == (
+        "The whole story is in spark.log."
+    )
 
 
 def test_of_others_the_last_error_is_told_and_where_the_rest_is() -> None:
