@@ -46,8 +46,6 @@ SHOPS = 6
 _FOR_EVER = {"retention.ms": "-1"}
 _UNVERSIONED = '"dedup": "id"}'
 """How the declaration that all functions share ends."""
-_TYPING = threading.Lock()
-"""The runner takes the process's output for itself."""
 
 FILE = """\
 [pipeline]
@@ -195,8 +193,7 @@ class Life:
 
     def type(self, *words: str) -> None:
         """`catchwater …`, which must succeed."""
-        with _TYPING:
-            done = CliRunner().invoke(app, words)
+        done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, (done.output, done.exception)
 
     # What is there.

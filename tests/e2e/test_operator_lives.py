@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,14 +68,9 @@ def test_a_life_without_spark(case: str, make: Make) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_lives_on_spark(make: Make, spark: Any) -> None:
-    from pyspark.java_gateway import ensure_callback_server_started
-
-    ensure_callback_server_started(spark.sparkContext._gateway)
-    lives = [make(case, spark) for case in CASES]
-    with ThreadPoolExecutor(3) as threads:
-        for done in [threads.submit(live, life) for life in lives]:
-            done.result()
+@pytest.mark.parametrize("case", CASES)
+def test_a_life_on_spark(case: str, make: Make, spark: Any) -> None:
+    live(make(case, spark))
 
 
 def check_killed(life: Life, kills: int) -> None:
@@ -173,7 +167,7 @@ class Together:
     def end(self) -> None:
         """Wait until all have consumed their input, and hold each to its models."""
         assert self.process is not None
-        assert self.process.wait(PATIENCE_S) == 0, self.log
+        assert self.process.wait(3 * PATIENCE_S) == 0, self.log
         for life in self.lives:
             life.check_whole()
         self.sinks.check()
