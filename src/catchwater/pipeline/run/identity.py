@@ -41,7 +41,7 @@ _WORDS = {
     "sinks": "the set of sinks",
 }
 _HINTS = {"shards": "To change it, restore a savepoint into a new checkpoint: catchwater "
-          "savepoint restore --shards N."}  # fmt: skip
+          "savepoint restore FILE NAME --into FOLDER --shards N."}  # fmt: skip
 
 
 def claim(checkpoint: Path, identity: Identity) -> None:

@@ -78,7 +78,7 @@ class EpochWriter:
             raise EpochTorn(
                 f"Spark ran batch {epoch}; its offsets end epoch {end.epoch}, and "
                 f"{len(manifests)} of {self._manifests} shards answered. Nothing was committed.",
-                hint="Restore a checkpoint: catchwater recovery restore --checkpoint N.",
+                hint="Restore a checkpoint: catchwater recovery restore FILE --checkpoint N.",
             )
         base = self._ledger.base(epoch)
         shards = [manifest.shard for manifest in manifests]
