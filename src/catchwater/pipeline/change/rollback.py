@@ -77,7 +77,8 @@ def look(around: Around) -> Way:
     if upgraded is None:
         raise NothingToRollBack(
             f"No version of {around.config.checkpoint} took over from another.",
-            hint="To go back to an older checkpoint: catchwater recovery restore FILE --checkpoint N.",
+            hint="To go back to an older checkpoint: catchwater recovery restore FILE "
+            "--checkpoint N.",
         )
     shelf = Shelf.at(upgraded.shelf, around.clock)
     try:
