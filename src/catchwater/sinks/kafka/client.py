@@ -10,7 +10,7 @@ the ledger topic then tells. `read` does not stop before records that an open tr
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -238,7 +238,8 @@ class Writer:
             # An abort that fails is reported so; the brokers end the transaction by themselves.
             warnings.simplefilter("ignore", RuntimeWarning)
             self._producer.purge(blocking=False)
-            self._producer.close()
+            with suppress(KafkaException):  # nor has it a say in what failed before
+                self._producer.close()
 
     def _send(self, messages: Iterable[Message]) -> Offsets:
         offsets: Offsets = {}

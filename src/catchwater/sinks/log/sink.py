@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 from catchwater.clock import Clock
+from catchwater.config import CatchwaterError
 from catchwater.recovery.ledger import SinkEpoch
 from catchwater.replay.control import CONTROL_URL, Control, ControlRefused, ControlUnreachable
 from catchwater.sinks.base import (
@@ -20,7 +21,9 @@ from catchwater.sinks.base import (
     SINK_HEADER,
     EpochMissing,
     Fix,
+    NotAdmitted,
     OutputRecord,
+    SinkFull,
     SinkRow,
     SinkUnavailable,
     Staged,
@@ -201,11 +204,29 @@ class LogSink:
                 pipeline, name, number, topic=self._topic, staged=staged, checksum=checksum
             )
         except ControlRefused as refusal:
-            if refusal.code != "EPOCH_GAP":
+            named = self._named(refusal)
+            if named is None:
                 raise
-            raise EpochMissing(str(refusal), hint=refusal.hint) from refusal
+            raise named from refusal
         except ControlUnreachable as error:
             raise SinkUnavailable(str(error), hint=error.hint) from error
+
+    def _named(self, refusal: ControlRefused) -> CatchwaterError | None:
+        """What the refusal of a commit means to the user; None: no more than it says."""
+        match refusal.code:
+            case "EPOCH_GAP":
+                return EpochMissing(str(refusal), hint=refusal.hint)
+            case "STORAGE_FULL":
+                return SinkFull(str(refusal), hint=refusal.hint)
+            case "TOPIC_AUTHORIZATION_FAILED":
+                return NotAdmitted(str(refusal), hint=refusal.hint)
+            case "UNKNOWN_TOPIC":
+                return TargetDiffers(
+                    f"The topic {self._topic} is gone.",
+                    hint="Start the pipeline again: it makes the topic anew, and what it held "
+                    "comes back by catchwater sink repair, as far as that is kept.",
+                )
+        return None
 
     def _retractions(self, after: int) -> Iterator[tuple[int, OutputRecord]]:
         """A retraction for every record after this epoch, in the record's own partition."""

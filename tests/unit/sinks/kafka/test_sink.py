@@ -20,8 +20,9 @@ from catchwater.sinks.base import (
     Superseded,
 )
 from catchwater.sinks.config import parse
+from catchwater.sinks.kafka import client
 from catchwater.sinks.kafka import sink as module
-from catchwater.sinks.kafka.client import Brokers, Message, RecordRefused
+from catchwater.sinks.kafka.client import Brokers, Message, RecordRefused, Writer
 from catchwater.sinks.kafka.sink import LEDGER_TOPIC, KafkaSink, Terms, open_kafka
 from catchwater.sinks.reconcile import repair, verify
 from catchwater.sinks.staged import Archive, StagedFile
@@ -249,3 +250,20 @@ def test_what_would_only_be_met_again_is_not_tried_again(
     with pytest.raises(kind, match="The Kafka at h:1 does not") as refused, brokers.named():
         raise KafkaException(KafkaError(code))
     assert hint in str(refused.value.hint)
+
+
+def test_a_producer_that_cannot_even_be_closed_hides_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Producing:
+        def __init__(self, options: Any) -> None: ...
+        def init_transactions(self, wait_s: float) -> None:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+        def purge(self, blocking: bool) -> None: ...
+        def close(self) -> None:
+            raise KafkaException(KafkaError(KafkaError.INVALID_TXN_STATE))
+
+    monkeypatch.setattr(client, "Producer", Producing)
+    with pytest.raises(SinkUnavailable, match=r"did not do what was asked: .*Timed out"):
+        Writer(Brokers({"bootstrap.servers": "h:1"}), "id", {})

@@ -10,7 +10,9 @@ from catchwater.replay.control import ControlRefused, ControlUnreachable
 from catchwater.sinks.base import (
     EpochDiffers,
     EpochMissing,
+    NotAdmitted,
     OutputRecord,
+    SinkFull,
     SinkUnavailable,
     Superseded,
     TargetDiffers,
@@ -95,9 +97,15 @@ def test_a_gap_and_an_absence_have_their_own_names(tmp_path: Path) -> None:
     control.failure = ControlUnreachable("The control API did not answer.")
     with pytest.raises(SinkUnavailable, match="did not answer"):
         target.commit(5, stage(target, 5))
-    control.failure = ControlRefused(404, {"error": "UNKNOWN_TOPIC", "message": "Gone."})
-    with pytest.raises(ControlRefused):
-        target.commit(5, stage(target, 5))
+    for code, kind in (
+        ("UNKNOWN_TOPIC", TargetDiffers),
+        ("STORAGE_FULL", SinkFull),
+        ("TOPIC_AUTHORIZATION_FAILED", NotAdmitted),
+        ("STAGED_DAMAGED", ControlRefused),
+    ):
+        control.failure = ControlRefused(404, {"error": code, "message": "It is gone."})
+        with pytest.raises(kind, match="is gone"):
+            target.commit(5, stage(target, 5))
 
 
 def test_a_driver_that_was_rolled_back_is_refused(tmp_path: Path) -> None:
