@@ -5,6 +5,7 @@ was looked up on the way is what the query is built from.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -103,10 +104,9 @@ def _control(options: SourceOptions, clock: Clock) -> Control | None:
 
     Raises `TopicUnknown` if the input is not there.
     """
-    subscription = Subscription(options, clock)
-    subscription.partitions()
-    url = subscription.log_control_url()
-    subscription.close()
+    with closing(Subscription(options, clock)) as subscription:
+        subscription.partitions()
+        url = subscription.log_control_url()
     return Control(url, clock=clock) if url else None
 
 
