@@ -7,11 +7,20 @@ as an object; each changes it together with the data, or right behind it.
 Pure. The rules of `base.Sink.commit` stand here once: `Marks.admit`.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from catchwater.config import CatchwaterError
 from catchwater.recovery.ledger import SinkEpoch
-from catchwater.sinks.base import EpochMissing, Superseded, TargetTaken, refuse_other
+from catchwater.sinks.base import (
+    EpochMissing,
+    Staged,
+    Superseded,
+    TargetTaken,
+    epoch_checksum,
+    refuse_other,
+)
 
 MOST_MARKS = 1000
 """So many epochs are remembered where nobody says which are no longer needed."""
@@ -32,6 +41,12 @@ class Mark(msgspec.Struct, frozen=True):
     checksum: str
     offsets: dict[str, tuple[int, int]] = {}
     """Partition (as text) → (first, last) offset; only of a log."""
+
+    @classmethod
+    def of(cls, epoch: int, generation: int, pieces: Sequence[Staged]) -> "Mark":
+        """The mark of an epoch that is made up of these pieces."""
+        records = sum(piece.records for piece in pieces)
+        return cls(epoch, generation, records, epoch_checksum(pieces))
 
     def sink_epoch(self, target: str) -> SinkEpoch:
         """What the ledger keeps of it."""

@@ -27,7 +27,6 @@ from catchwater.sinks.base import (
     RowsUnreadable,
     SinkRow,
     Staged,
-    epoch_checksum,
 )
 from catchwater.sinks.config import SinkConfig
 from catchwater.sinks.http.endpoint import Answer, Endpoint, Request
@@ -137,8 +136,7 @@ class HttpSink:
     def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:
         """Send the epoch's records, then write its mark."""
         pieces = sorted(staged, key=lambda piece: piece.shard)
-        records = sum(piece.records for piece in pieces)
-        mark = Mark(epoch, self._generation, records, epoch_checksum(pieces))
+        mark = Mark.of(epoch, self._generation, pieces)
         marks = self._marks()
         done = marks.admit(mark) if self._config.exactly_once else None
         if done is None:

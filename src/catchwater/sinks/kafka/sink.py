@@ -32,7 +32,6 @@ from catchwater.sinks.base import (
     SinkRow,
     SinkUnavailable,
     Staged,
-    epoch_checksum,
     record_digest,
 )
 from catchwater.sinks.config import SinkConfig
@@ -104,8 +103,7 @@ class KafkaSink:
     def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:
         """Write the epoch's rows and its mark in one transaction, once."""
         pieces = sorted(staged, key=lambda piece: piece.shard)
-        records = sum(piece.records for piece in pieces)
-        mark = Mark(epoch, self._terms.generation, records, epoch_checksum(pieces))
+        mark = Mark.of(epoch, self._terms.generation, pieces)
         return self._patiently(lambda: self._commit(mark, pieces)).sink_epoch(self._terms.topic)
 
     def last_epoch(self) -> int | None:

@@ -49,7 +49,6 @@ from catchwater.sinks.base import (
     SinkUnavailable,
     Staged,
     TargetDiffers,
-    epoch_checksum,
 )
 from catchwater.sinks.config import SinkConfig
 from catchwater.sinks.lake.columns import ROW_ID, Columns
@@ -117,8 +116,7 @@ class IcebergSink:
     def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:
         """Add the epoch's rows in one snapshot, once."""
         pieces = sorted(staged, key=lambda piece: piece.shard)
-        records = sum(piece.records for piece in pieces)
-        mark = Mark(epoch, self._generation, records, epoch_checksum(pieces))
+        mark = Mark.of(epoch, self._generation, pieces)
         found = self._patiently(lambda: self._commit(mark, pieces))
         return found.sink_epoch(self._table)
 

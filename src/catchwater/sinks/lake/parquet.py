@@ -45,7 +45,6 @@ from catchwater.sinks.base import (
     SinkUnavailable,
     Staged,
     TargetDiffers,
-    epoch_checksum,
 )
 from catchwater.sinks.config import SinkConfig
 from catchwater.sinks.lake.columns import ROW_ID, Columns, has_identities
@@ -94,13 +93,12 @@ class ParquetSink:
     def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:
         """Create the epoch's file, once."""
         pieces = sorted(staged, key=lambda piece: piece.shard)
-        records = sum(piece.records for piece in pieces)
-        mark = Mark(epoch, self._generation, records, epoch_checksum(pieces))
+        mark = Mark.of(epoch, self._generation, pieces)
         with self._target():
             found = self._marks().admit(mark)
             if found is None:
                 self.truth.record(epoch, pieces, self._clock.now_ms())
-                if records:
+                if mark.records:
                     self._create(mark, self._columns.table(self.truth.rows(epoch)))
                 # Looked at again, as late as possible: writing took time, and another driver of
                 # the pipeline may have gone on meanwhile.
