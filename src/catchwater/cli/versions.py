@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def versions(file: PipelineFile, as_json: AsJson = False) -> None:
-    """List the versions that have run on the checkpoint, and which runs now."""
+    """List the versions that have run, and which runs now."""
     from catchwater.cli.pipeline_file import load_here
     from catchwater.pipeline.run.versions import load
 
@@ -67,11 +67,12 @@ def upgrade(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let the version that the file names now take over the state of the one before.
+    """Upgrade to the version of the function that the file names.
 
-    The state's schema and every stored record are tried first; a savepoint is taken, to which
-    `rollback` goes back. Exit 5, naming the field or the key, if the state does not fit. With
-    --warm this process becomes the new version, and keeps running after it has taken over.
+    It takes over the state of the version before. The state's schema and every stored record are
+    tried first; a savepoint is taken, to which `rollback` goes back. Exit 5, naming the field or
+    the key, if the state does not fit. With --warm this process becomes the new version, and keeps
+    running after it has taken over.
     """
     from catchwater.cli.pipeline_file import load_here
     from catchwater.pipeline.change.around import Around
@@ -139,9 +140,10 @@ def _warm(around: "Around", to: int, *, same: bool, quick: bool, as_json: bool) 
 def _tell_who_leads(leader: "Path", shadow: "Path") -> None:
     """What became of an attempt that ends here, before the new version leads."""
     from catchwater.recovery import handover
+    from catchwater.recovery.lock import holder
 
     asked = handover.fenced_by(leader)
-    if asked is None:
+    if asked is None or (holder(leader) is None and handover.read_handed(leader) is None):
         talk("nothing was taken over, and the old version is as it was; what this one has left may "
              f"be deleted: {shadow}")  # fmt: skip
     elif asked == shadow and handover.read_handed(leader) is None:
@@ -152,8 +154,9 @@ def _tell_who_leads(leader: "Path", shadow: "Path") -> None:
 def rollback(
     file: PipelineFile, dry_run: DryRun = False, yes: Yes = False, as_json: AsJson = False
 ) -> None:
-    """Undo the newest version: its state and outputs are withdrawn, the one before replays.
+    """Go back to the version before the last upgrade.
 
+    State is what it was then, outputs since are withdrawn, and their input is replayed.
     Exit 5 if the savepoint, the old code or the log's history is gone, naming it.
     """
     from catchwater.cli.pipeline_file import load_here

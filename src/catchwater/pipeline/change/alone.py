@@ -36,6 +36,16 @@ def alone(checkpoint: Path, clock: Clock) -> Iterator[None]:
         yield
 
 
+def forget_the_dead(checkpoint: Path) -> None:
+    """Let a checkpoint go on whose successor died before it was handed over to.
+
+    The caller holds the checkpoint's lock. Raises `HandedOver` where nobody may go on any more.
+    """
+    handover.check_leads(checkpoint)
+    if handover.fenced_by(checkpoint) is not None and holder(checkpoint, CHANGE) is None:
+        handover.lift_fence(checkpoint)
+
+
 @contextmanager
 def stopped(checkpoint: Path, clock: Clock) -> Iterator[None]:
     """Hold a checkpoint that still leads, and stays so; the pipeline was asked to stop.

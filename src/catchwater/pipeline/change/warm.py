@@ -8,8 +8,9 @@ none is written twice, and nobody waits for Spark to start.
 
 The old one must not forget epochs meanwhile: the caller holds them (`savepoint.hold`).
 
-Whatever fails before the fence, the old version has noticed nothing. Whatever fails behind it, the
-next `catchwater pipeline run` goes on from the new checkpoint.
+Whatever fails before the fence, the old version has noticed nothing. Where the new one dies behind
+it, the old one hands over all the same, and the next `catchwater pipeline run` goes on from the new
+checkpoint; unless the old one has died before, too, which then goes on as if nothing had been.
 """
 
 import logging

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from catchwater.clock import Clock
+from catchwater.pipeline.change.alone import forget_the_dead
 from catchwater.pipeline.change.settle import settle
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.metrics import PipelineMetrics
@@ -37,6 +38,7 @@ def take(config: PipelineConfig, held: Lock, began_s: float, clock: Clock) -> Pa
     """Take the checkpoint, and look at everything that a start could fail on."""
     folder = config.checkpoint
     held.acquire()
+    forget_the_dead(folder)
     restore.finish(folder)
     before = take_report(folder)
     try:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from catchwater.clock import Clock
-from catchwater.pipeline.change.alone import AnotherChange, alone, stopped
+from catchwater.pipeline.change.alone import AnotherChange, alone, forget_the_dead, stopped
 from catchwater.recovery import handover
 from catchwater.recovery.lock import lock
 
@@ -34,3 +34,17 @@ def test_who_has_been_replaced_is_left_alone(tmp_path: Path, closed: bool) -> No
     with pytest.raises(handover.HandedOver), stopped(tmp_path, Clock(1)):
         pass
     assert handover.fenced_by(tmp_path) == tmp_path / "new"
+
+
+def test_a_start_goes_on_where_the_successor_is_dead_and_hands_over_where_it_lives(
+    tmp_path: Path,
+) -> None:
+    handover.fence(tmp_path, tmp_path / "new")
+    with alone(tmp_path, Clock(1)):
+        forget_the_dead(tmp_path)
+        assert handover.fenced_by(tmp_path) == tmp_path / "new"
+    forget_the_dead(tmp_path)
+    assert handover.fenced_by(tmp_path) is None
+    handover.fence(tmp_path, tmp_path / "new", closed=True)
+    with pytest.raises(handover.HandedOver):
+        forget_the_dead(tmp_path)
