@@ -205,6 +205,11 @@ def parse(
                 f"{where(key)}: a sink of kind {shared['kind']} has no key {key}.",
                 hint=_way_out(key, values, shared["kind"]),
             )
+    if shared["kind"] == "iceberg" and not _names_catalog(values):
+        raise ConfigError(
+            f"{where('kind')}: [sink.{name}] names no catalog.",
+            hint='Set catalog.uri and what else pyiceberg needs, or warehouse = "folder".',
+        )
     if is_ours(values):
         try:
             parse_security(values)
@@ -220,11 +225,15 @@ def parse(
     )
 
 
+def _names_catalog(values: Mapping[str, str]) -> bool:
+    return any(key == "warehouse" or key.startswith("catalog.") for key in values)
+
+
 def _way_out(key: str, values: Mapping[str, str], kind: str) -> str:
     """What to do about a key that the kind does not have."""
     others = [other for other, options in KINDS.items() if key in _spelled_out(options, values)]
     if "kind" not in values and others:
-        return f"kind is left out, and so is {kind}; {key} is a key of {', '.join(others)}."
+        return f"kind is left out, which means {kind}; {key} is a key of {', '.join(others)}."
     return f"The nearest is {nearest(key, [*KINDS[kind], *SHARED])}."
 
 

@@ -74,7 +74,7 @@ def test_a_section_that_forgot_its_kind_is_told_so() -> None:
     with pytest.raises(ConfigError, match="a sink of kind log has no key url") as refused:
         parse("alerts", {"url": "postgresql://h/d", "table": "t"})
     assert refused.value.hint == (
-        "kind is left out, and so is log; url is a key of postgres, parquet, http."
+        "kind is left out, which means log; url is a key of postgres, parquet, http."
     )
 
 

@@ -267,7 +267,8 @@ def _own_name(section: str, own: str, there: Iterable[str], where: str) -> str:
         nearby = f"The nearest is {names[nearest(own, names)]}. " if names else ""
         raise ConfigError(
             f"{where}: there is no [sink.{own}].",
-            hint=f"{nearby}A sink of the environment's has to have its section in the file.",
+            hint=f"{nearby}The file has to have the section; its keys may then come from "
+            "the environment.",
         )
     return names.get(own, own)
 

@@ -4,12 +4,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+from catchwater.config import ConfigError
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.sinks.base import Sink
 from catchwater.sinks.config import SinkConfig
 from catchwater.sinks.open import check_sink, open_sink
 from catchwater.sinks.surroundings import Surroundings
+
+_ALONE = ("postgres", "sqlite", "parquet", "iceberg")
+"""Kinds whose targets have one writer."""
+_WHERE = ("url", "path", "warehouse", "table")
+"""The options that say which target it is."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +46,30 @@ def source_of(sink: SinkConfig, specs: Sequence[FunctionSpec]) -> FunctionSpec:
 def check_outlets(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:
     """Refuse sinks that no start could open; opens nothing. Raises as `check_sink`."""
     around = Surroundings(config.name or specs[0].name, "", config.folder)
+    _refuse_shared_targets([*config.sinks.values(), *filter(None, [config.dead_letter])])
     for each in config.sinks.values():
         spec = source_of(each, specs)
         check_sink(each, replace(around, output_type=spec.output_type, output_id=spec.output_id))
     if config.dead_letter is not None:
         check_sink(config.dead_letter, around)
+
+
+def _refuse_shared_targets(sinks: Sequence[SinkConfig]) -> None:
+    """Two sinks of one pipeline may write to one topic, or one endpoint, and to nothing else.
+
+    What is one target under two names, its opening finds out.
+    """
+    writers: dict[tuple[str, ...], str] = {}
+    for each in sinks:
+        if each.kind in _ALONE:
+            options = sorted(each.options.items())
+            where = [v for k, v in options if k in _WHERE or k.startswith("catalog.")]
+            other = writers.setdefault((each.kind, *where), each.name)
+            if other != each.name:
+                raise ConfigError(
+                    f"The sinks {other!r} and {each.name!r} would both write to {each.place}.",
+                    hint="Give each a target of its own.",
+                )
 
 
 def open_outlets(

@@ -395,9 +395,4 @@ def _catalog_properties(config: SinkConfig, around: "Surroundings") -> dict[str,
         if "uri" not in given:
             folder.mkdir(parents=True, exist_ok=True)
             given |= {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db"}
-    if not given:
-        raise ConfigError(
-            f"The sink {config.name!r} names no catalog.",
-            hint='Set catalog.uri and what else pyiceberg needs, or warehouse = "folder".',
-        )
     return given | ({"warehouse": warehouse} if warehouse else {})

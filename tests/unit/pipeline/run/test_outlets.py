@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from catchwater.config import ConfigError
 from catchwater.demo.card_risk import CardRisk
 from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.run.config import PipelineConfig
@@ -67,3 +68,11 @@ def test_a_package_that_is_not_installed_is_told_by_the_plan_too(
     rows = parse("rows", {"kind": "postgres", "url": "postgresql://h/d", "table": "t"})
     with pytest.raises(PackageMissing, match="needs the package psycopg"):
         check_outlets(replace(config(rows), folder=tmp_path), [FIRST])
+
+
+def test_two_sinks_of_a_pipeline_do_not_share_a_table(tmp_path: Path) -> None:
+    one, other = table("a"), replace(table("a"), name="b")
+    with pytest.raises(ConfigError, match=r"'a' and 'b' would both write to out\.db a"):
+        check_outlets(replace(config(one, other), folder=tmp_path), [FIRST])
+    topics = [parse(name, {"topic": "t"}) for name in "ab"]
+    check_outlets(replace(config(*topics), folder=tmp_path), [FIRST])
