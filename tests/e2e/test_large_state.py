@@ -4,6 +4,7 @@ What takes minutes is `slow`; its short forms show the same on less.
 """
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from tests.s3_faults import faulty_proxy
 
 from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.run.artefact import find_function
+from catchwater.pipeline.spark.zygote import MEMORY
 from catchwater.recovery.savepoint.create import Source
 from catchwater.state import roll
 from catchwater.state.entries import Table
@@ -278,13 +280,16 @@ def at_most(mib: int) -> Iterator[list[str]]:
 
 @pytest.mark.slow
 def test_a_state_of_four_times_the_cap_takes_no_more_memory_than_the_cap(tmp_path: Path) -> None:
-    """Loaded, changed, rebuilt, and expired in one moment; the kernel would end what takes more."""
+    """In a process as Spark's workers are: loaded, changed, rebuilt, and expired in one moment.
+
+    The kernel ends a process that takes more.
+    """
     keys = 4 * CAP_MIB * 2**20 // 1_000
     limit_mib = CAP_MIB * 12 // 10
     with at_most(limit_mib) as prefix:
         ended = subprocess.run(
             [*prefix, sys.executable, "-m", "tests.e2e.under_a_cap", str(tmp_path), str(keys)],
-            capture_output=True, text=True, timeout=1500,
+            env=os.environ | MEMORY, capture_output=True, text=True, timeout=1500,
         )  # fmt: skip
     assert ended.returncode == 0, (ended.returncode, ended.stderr[-3000:])
     told = json.loads(ended.stdout)

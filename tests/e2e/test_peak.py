@@ -76,13 +76,13 @@ class Feed(threading.Thread):
 
     def __init__(self, bootstrap: str, topic: str, rate: int) -> None:
         super().__init__()
-        self._bootstrap, self._topic = bootstrap, topic
+        self._log, self._topic = bootstrap, topic
         self.rate = rate
         self.fed = 0
         self._over = threading.Event()
 
     def run(self) -> None:
-        with Client(self._bootstrap) as client:
+        with Client(self._log) as client:
             feeder, source = Feeder(client, self._topic, PARTITIONS, 1_000), payments()
             due, at_s = 0.0, SYSTEM.monotonic_s()
             while not self._over.wait(0.05):

@@ -36,6 +36,9 @@ _PRELOADED = (
     "pyspark.worker",
 )
 """What daemon, workers and source need."""
+MEMORY = {"MALLOC_ARENA_MAX": "1"}
+"""For glibc, if the user's environment does not say otherwise: threads that come and go with every
+epoch would each keep memory of their own, a quarter of what a worker has."""
 _SCRIPT = """#!/bin/sh
 exec '{python}' -IS '{launcher}' '{address}' '{python}' "$@"
 """
@@ -53,6 +56,7 @@ def zygote(python_path: Sequence[str]) -> Iterator[str]:
         script.chmod(0o700)
         path = [*python_path, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         environment = {
+            **MEMORY,
             **os.environ,
             # As Spark has it for all of its Python processes: a key's hash is the same in each.
             "PYTHONHASHSEED": "0",

@@ -62,6 +62,13 @@ def test_a_fork_gets_arguments_environment_streams_and_path(python: str, modules
     assert "to stderr" in run(python, modules, "-m", "tells").stderr
 
 
+def test_threads_of_its_forks_share_their_memory(python: str, modules: Path) -> None:
+    zygotes = int(run(python, modules, "-m", "tells").stdout.split()[-1])
+    given = os.environ.get("MALLOC_ARENA_MAX", "1")
+    environment = Path(f"/proc/{zygotes}/environ").read_text().split("\0")
+    assert f"MALLOC_ARENA_MAX={given}" in environment
+
+
 def test_a_terminals_ctrl_c_does_not_reach_it(python: str, modules: Path) -> None:
     zygotes = int(run(python, modules, "-m", "tells").stdout.split()[-1])
     assert os.getpgid(zygotes) != os.getpgid(0)
