@@ -150,6 +150,8 @@ def log_to_stderr() -> None:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    for handler in logging.getLogger().handlers:  # some of it is logged under no name
+        handler.addFilter(lambda record: "py4j" not in Path(record.pathname).parts)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from catchwater.clock import SYSTEM, Clock
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.spark import session
+from catchwater.pipeline.spark.jvm import alive
 from catchwater.pipeline.spark.zygote import zygote
 from catchwater.pipeline.supervisor.spare import Turn
 from catchwater.pipeline.supervisor.stopping import Stop, stop_requested
@@ -78,7 +79,7 @@ def run_pipeline(
                 if turn.come:
                     parts = take(config, held, clock.monotonic_s(), clock)
             if parts is not None:
-                with closing(parts.outlets):
+                with closing(parts.outlets), alive(spark):
                     run_query(spark, parts, stop, log_path, beside, clock)
         finally:
             if not starting.exception():

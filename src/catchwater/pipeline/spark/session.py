@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from catchwater.config import CatchwaterError
+from catchwater.pipeline.spark.jvm import without_tracebacks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -328,6 +329,7 @@ def start(
         unless_started.callback(_end, gateway)
         context = SparkContext(conf=spark_conf, gateway=gateway)
         unless_started.pop_all()
+    without_tracebacks(context)
     return SparkSession(context)
 
 
@@ -352,17 +354,20 @@ def _as_they_are(batches: Iterator[Any]) -> Iterator[Any]:
 
 def stop(spark: "SparkSession") -> None:
     """End the session and its JVM, and wait until the JVM is gone."""
+    from py4j.protocol import Py4JError
     from pyspark import SparkContext
 
     gateway = spark.sparkContext._gateway
-    spark.stop()
+    with suppress(Py4JError, OSError):  # it may be gone already
+        spark.stop()
     _end(gateway)
     SparkContext._gateway = SparkContext._jvm = None
 
 
 def _end(gateway: Any) -> None:
     """End the JVM behind a gateway, by force if it takes long, and wait until it is gone."""
-    gateway.shutdown()
+    with suppress(OSError):
+        gateway.shutdown()
     gateway.proc.stdin.close()
     try:
         gateway.proc.wait(_END_S)
