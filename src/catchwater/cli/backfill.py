@@ -47,11 +47,12 @@ def backfill(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run the functions over a range of past input, without disturbing the pipeline that runs.
+    """Run the functions over a range of past input.
 
-    State begins empty. Each output is written once to the file's sinks; name other targets for
-    them in the environment: CATCHWATER_SINK__NAME__TABLE=... The first start fixes the range. If a
-    backfill is interrupted, the same command continues it; it says when the backfill is done.
+    The pipeline that runs is not disturbed. State begins empty. Each output is written once to the
+    file's sinks; name other targets for them in the environment: CATCHWATER_SINK__NAME__TABLE=...
+    The first start fixes the range. If a backfill is interrupted, the same command continues it; it
+    says when the backfill is done.
     """
     from catchwater.clock import SYSTEM
     from catchwater.pipeline.run.backfill import (
@@ -100,7 +101,7 @@ def rebuild(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild the pipeline's tables from all of its input, and exchange each at once.
+    """Rebuild the pipeline's tables from all of its input.
 
     The pipeline keeps running meanwhile. When the rebuild has caught up, the pipeline is stopped,
     and each table's rows are exchanged in one transaction; then start it again. Readers never see

@@ -35,7 +35,10 @@ def check(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read a file, with the environment over it, and print every setting; exit 2 if it is wrong."""
+    """Read a file as its command would, and print every setting.
+
+    The environment's settings are over the file's. Exit 2 if something is wrong.
+    """
     settings = _pipeline(file) if (kind or _guess(file)) is Kind.PIPELINE else _broker(file)
     if as_json:
         print_json(settings)

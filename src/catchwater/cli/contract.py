@@ -38,7 +38,7 @@ def contract() -> None:
 
 @app.command()
 def show(file: PipelineFile, checkpoint: Checkpoint = None, as_json: AsJson = False) -> None:
-    """The contract of a checkpoint, as it was written."""
+    """Show the contract of a checkpoint, as it was written."""
     from catchwater.cli.pipeline_file import load_here
     from catchwater.recovery.restore import load_contracts
 
@@ -66,7 +66,10 @@ def show(file: PipelineFile, checkpoint: Checkpoint = None, as_json: AsJson = Fa
 
 @app.command()
 def check(file: PipelineFile, checkpoint: Checkpoint = None, as_json: AsJson = False) -> None:
-    """Compare a contract with what the log and the sinks hold now; exit 0, 3 (warns), 4 (fails)."""
+    """Compare a contract with what log and sinks hold now.
+
+    Exit 0, 3 (warns) or 4 (fails).
+    """
     from catchwater.cli import sink
     from catchwater.cli.pipeline_file import load_here, state_of
     from catchwater.recovery import contract as terms

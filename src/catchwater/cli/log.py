@@ -65,9 +65,9 @@ def describe(
     config: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """What the write-ahead log is, who can read it, and what its files hold.
+    """Describe the write-ahead log and its files.
 
-    Only reads, also while a broker is running.
+    Says what it survives and who can read it. Only reads, also while a broker is running.
     """
     settings = _settings(data, config)
     what, files = _shared(settings) if settings.is_shared else _alone(settings.log_dirs)
@@ -143,9 +143,9 @@ def fsck(
     deep: Annotated[bool, typer.Option(help="Read every byte, not only what is there.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Name every damaged or missing byte range, its offsets, and the pins that need them.
+    """Find every damaged or missing byte range.
 
-    Leaves with 4 if there is any.
+    Names its offsets, and the pins that need them. Exit 4 if there is any.
     """
     settings = _settings(data, config)
     with _progress(as_json) as progress:
@@ -233,10 +233,10 @@ def rebuild(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a catalog again from the object store and, of a broker alone, its write-ahead log.
+    """Rebuild the catalog from what is stored.
 
-    Leaves with 3 if something is lost or uncertain. A catalog that is there is moved aside, and
-    only with --yes.
+    From the object store and, of a broker alone, its write-ahead log. Exit 3 if something is lost
+    or uncertain. A catalog that is there is moved aside, and only with --yes.
     """
     if "://" in to:
         if not source:

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from catchwater.recovery.ledger import EpochEntry
 
 app = noun()
-for command in (changes.upgrade, changes.rollback, changes.versions, backfill, rebuild):
-    app.command()(command)
 
 
 @app.callback()
@@ -53,9 +51,9 @@ def run(
     stand_by: Annotated[bool, typer.Option("--stand-by", hidden=True)] = False,
     python: Annotated[str | None, typer.Option("--python", hidden=True)] = None,
 ) -> None:
-    """Run a pipeline until SIGTERM or Ctrl-C, and start it again when it fails.
+    """Run a pipeline until SIGTERM or Ctrl-C.
 
-    An epoch that was interrupted runs again.
+    It is started again when it fails; an epoch that was interrupted runs again.
     """
     log_to_stderr()
     config = load_here(file)
@@ -98,7 +96,7 @@ def _drive(
 def stop(
     file: PipelineFile, yes: Yes = False, dry_run: DryRun = False, as_json: AsJson = False
 ) -> None:
-    """Ask the pipeline that runs to finish its epoch and end, and wait until it has."""
+    """Stop the pipeline after its epoch, and wait until it ends."""
     from catchwater.pipeline.supervisor.halt import halt, running
 
     folder = load_here(file).checkpoint
@@ -117,7 +115,10 @@ def stop(
 
 @app.command()
 def plan(file: PipelineFile, as_json: AsJson = False) -> None:
-    """Show what would run: source, functions, shards, tables, and what each sink guarantees."""
+    """Show what would run, and what each sink guarantees.
+
+    Loads the functions; opens neither the source nor a sink.
+    """
     from catchwater.pipeline.plan import plan_of
 
     told = plan_of(load_here(file))
@@ -133,7 +134,10 @@ def plan(file: PipelineFile, as_json: AsJson = False) -> None:
 
 @app.command()
 def status(file: PipelineFile, as_json: AsJson = False) -> None:
-    """Show what the pipeline has done so far, from the files of its checkpoint."""
+    """Show what the pipeline has done so far.
+
+    Read from the files of its checkpoint; the pipeline need not run.
+    """
     from catchwater.recovery import checkpoint
     from catchwater.recovery.ledger import Ledger
 
@@ -161,6 +165,10 @@ def status(file: PipelineFile, as_json: AsJson = False) -> None:
     if recent:
         typer.echo()
         print_table(list(recent[0]), [list(epoch.values()) for epoch in recent])
+
+
+for command in (changes.upgrade, changes.rollback, changes.versions, backfill, rebuild):
+    app.command()(command)
 
 
 def _epoch(entry: "EpochEntry") -> dict[str, Any]:

@@ -32,7 +32,10 @@ def recovery() -> None:
 
 @app.command()
 def explain(file: PipelineFile, as_json: AsJson = False) -> None:
-    """List every checkpoint: what a restore would replay, and whether the log still holds it."""
+    """List every checkpoint with what a restore would replay.
+
+    Says of each whether the log still holds that, and if not, what is missing.
+    """
     from catchwater.cli.pipeline_file import load_here, tails_of
     from catchwater.config import CatchwaterError
     from catchwater.recovery import checkpoint
@@ -63,8 +66,9 @@ def restore(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Go back to an older checkpoint; later epochs are moved aside and replayed with the same ends.
+    """Go back to an older checkpoint.
 
+    Later epochs are moved aside, not deleted, and replayed with the same ends.
     The pipeline must not be running. Exit 5 if the log no longer holds what would be replayed.
     """
     from catchwater.cli.pipeline_file import NotOurLog, control_of, load_here, tails_of

@@ -54,7 +54,10 @@ def create(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Copy the state of the last committed epoch, or of an older one; the pipeline may run on."""
+    """Copy the state of the last committed epoch, or of an older one.
+
+    The pipeline may run on meanwhile.
+    """
     from catchwater.recovery.home import key_part
     from catchwater.recovery.savepoint.create import Source, create
 
@@ -103,7 +106,10 @@ def list_(file: PipelineFile, at: SavepointsAt = None, as_json: AsJson = False) 
 def verify(
     file: PipelineFile, name: Name, at: SavepointsAt = None, as_json: AsJson = False
 ) -> None:
-    """Read every byte of a savepoint, and ask the log; exit 0, 3 (unknown), 4 (damaged)."""
+    """Read every byte of a savepoint, and ask the log.
+
+    Exit 0, 3 (something could not be asked) or 4 (damaged).
+    """
     from dataclasses import asdict
 
     from catchwater.recovery.savepoint.format import FILE, SavepointDamaged
@@ -144,8 +150,9 @@ def restore(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Make a checkpoint of a savepoint; exit 5 if the log no longer holds what would be replayed.
+    """Make a checkpoint of a savepoint.
 
+    Exit 5 if the log no longer holds what would be replayed.
     What the pipeline's sinks have of later epochs is withdrawn, and written anew by the replay.
     """
     from catchwater.pipeline.change.restoring import Wanted, bring_back, check
@@ -183,7 +190,7 @@ def export(
     at: SavepointsAt = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a savepoint into one file that can be carried anywhere."""
+    """Write a savepoint into one file that can be moved anywhere."""
     from catchwater.recovery.savepoint.export import export_file
 
     with progress("exporting") as told:
@@ -203,7 +210,7 @@ def import_(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Put an exported savepoint among the others, and pin the log for it again."""
+    """Add an exported savepoint, and pin the log for it again."""
     from catchwater.recovery.savepoint.export import import_file, read_head
     from catchwater.replay.control import ControlRefused
 
@@ -235,7 +242,7 @@ def delete(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Delete a savepoint, or what is left of an incomplete one, and release its pin."""
+    """Delete a savepoint, also an incomplete one; release its pin."""
     from catchwater.recovery.savepoint.format import SavepointDamaged
 
     around = _around(file)

@@ -62,7 +62,10 @@ def sink() -> None:
 
 @app.command()
 def verify(file: PipelineFile, only: Only = None, as_json: AsJson = False) -> None:
-    """Find every row that is missing, doubled, altered or foreign; exit 0 or 4."""
+    """Find every row that is missing, doubled, altered or foreign.
+
+    Exit 0, or 4 if there is any.
+    """
     from catchwater.sinks import reconcile
 
     with _opened(file, only) as opened:
@@ -85,7 +88,10 @@ def repair(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Repair what verify finds while the pipeline is stopped; exit 0, or 4 if something is left."""
+    """Repair what verify finds; the pipeline must be stopped.
+
+    Exit 0, or 4 if something is left.
+    """
     from catchwater.recovery.lock import lock
     from catchwater.sinks import reconcile
 

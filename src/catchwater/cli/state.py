@@ -51,7 +51,7 @@ def get(
     at: SavepointsAt = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is kept for one key, as plain values; exit 1 if nothing is."""
+    """Show what is kept for one key; exit 1 if nothing is."""
     from catchwater.cli.pipeline_file import load_here
     from catchwater.recovery.savepoint.look import find
 
@@ -86,7 +86,10 @@ def diff(
     at: SavepointsAt = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the keys added, removed and changed from A to B, each a checkpoint or a savepoint."""
+    """List the keys added, removed and changed from A to B.
+
+    A and B are checkpoints or savepoints.
+    """
     from catchwater.cli.pipeline_file import load_here
     from catchwater.recovery.savepoint.look import diff
 

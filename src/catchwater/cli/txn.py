@@ -49,9 +49,10 @@ def abort(
     command_config: CommandConfig = None,
     yes: Yes = False,
 ) -> None:
-    """Abort the open transaction of an id, so that readers of committed records go on.
+    """Abort the open transaction of a transactional id.
 
-    Its producer is fenced: whoever still runs under that id is refused from then on.
+    Readers of committed records then go on. Its producer is fenced: whoever still runs under that
+    id is refused from then on.
     """
     with _client(bootstrap, command_config) as client:
         if transactional_id not in client.transactions():
