@@ -267,6 +267,7 @@ def sale(draw: random.Random, user: str, id: str, at: int) -> shop.Sale:
     return shop.Sale(user, id, at, f"s{draw.randrange(9)}")
 
 
+@pytest.mark.slow
 def test_a_chain_of_distinct_events_in_windows(
     made: Callable[..., Operators], fed: Callable[..., str], on: str
 ) -> None:
@@ -289,6 +290,7 @@ def test_a_chain_of_distinct_events_in_windows(
     assert pipeline.total("late") > 0 and pipeline.total("duplicates") > 0
 
 
+@pytest.mark.slow
 def test_a_join_of_two_topics(
     made: Callable[..., Operators], fed: Callable[..., str], on: str
 ) -> None:
@@ -332,6 +334,7 @@ def test_patterns(made: Callable[..., Operators], fed: Callable[..., str], on: s
     assert {word.complete for word in words} == {True, False}
 
 
+@pytest.mark.slow
 def test_a_table_whose_rows_come_late(
     made: Callable[..., Operators], fed: Callable[..., str], cards: Any, on: str
 ) -> None:
@@ -388,6 +391,7 @@ class Daily(Windowed[InvoiceLine, Sum, Takings]):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(RETAIL is None, reason="CATCHWATER_RETAIL names no file")
 def test_the_daily_takings_of_a_real_shop(made: Callable[..., Operators], cards: Any) -> None:
     lines = [row.line for row in read_rows(Path(RETAIL or ""))]
