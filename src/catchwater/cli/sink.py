@@ -134,23 +134,18 @@ def _opened(file: Path, only: str | None) -> "Iterator[_Opened]":
     from catchwater.pipeline.change.around import Around
     from catchwater.pipeline.run import versions
     from catchwater.pipeline.run.fit import check_fit
-    from catchwater.pipeline.run.outlets import open_outlets
+    from catchwater.pipeline.run.outlets import open_outlets, surroundings_of
     from catchwater.recovery.home import home_of
     from catchwater.recovery.ledger import Ledger
-    from catchwater.replay.options import parse_options
-    from catchwater.sinks.surroundings import Surroundings
 
     config = load_here(file)
     around = Around.of(config)
     check_fit(config, around.specs)
-    options = parse_options(config.source_options)
-    where = Surroundings(
-        pipeline=around.name,
-        objects=home_of(config.checkpoint),
-        folder=config.folder,
-        bootstrap=options.bootstrap,
-        security=options.security,
-        control=around.control,
+    where = surroundings_of(
+        config,
+        around.name,
+        home_of(config.checkpoint),
+        around.control,
         generation=versions.load(config.checkpoint).generation,
         clock=around.clock,
     )

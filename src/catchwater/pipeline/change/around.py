@@ -17,7 +17,7 @@ from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.artefact import find_function
 from catchwater.pipeline.run.config import PipelineConfig
-from catchwater.pipeline.run.outlets import Outlets, open_outlets
+from catchwater.pipeline.run.outlets import Outlets, open_outlets, surroundings_of
 from catchwater.pipeline.run.preflight import tails_of
 from catchwater.recovery.contract import PartitionTail
 from catchwater.recovery.home import home_of, key_part
@@ -114,14 +114,12 @@ class Around:
         That is the one given unless a sink is ahead and knows a writer as new: then the first one
         that is newer than all of them. Again: no-op.
         """
-        options = parse_options(self.config.source_options)
-        around = Surroundings(
-            pipeline=self.name,
-            objects=home_of(checkpoint),
-            folder=self.config.folder,
-            bootstrap=options.bootstrap,
-            security=options.security,
-            control=self.control,
+        around = surroundings_of(
+            self.config,
+            self.name,
+            home_of(checkpoint),
+            self.control,
+            generation=generation,
             clock=self.clock,
         )
         for attempt in count(generation):

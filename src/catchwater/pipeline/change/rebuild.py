@@ -21,7 +21,7 @@ from catchwater.pipeline.change.settle import settle
 from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.backfill import Bounds, begin, begun
 from catchwater.pipeline.run.config import PipelineConfig
-from catchwater.pipeline.run.outlets import open_outlets
+from catchwater.pipeline.run.outlets import open_outlets, surroundings_of
 from catchwater.pipeline.run.preflight import identity_of
 from catchwater.recovery import checkpoint, handover, pins
 from catchwater.recovery.home import adopt_home, home_of
@@ -31,7 +31,6 @@ from catchwater.replay.subscription import Subscription
 from catchwater.sinks.base import TargetDiffers
 from catchwater.sinks.relational.sink import TableSink
 from catchwater.sinks.relational.tables import checked_names
-from catchwater.sinks.surroundings import Surroundings
 
 TABLES = ("postgres", "sqlite")
 """The kinds of sinks that can be rebuilt."""
@@ -118,14 +117,11 @@ def take_place(around: Around, rebuild: PipelineConfig) -> dict[str, int]:
 
 def _exchange(around: Around, rebuild: PipelineConfig) -> dict[str, int]:
     live, folder = around.config, rebuild.checkpoint
-    options = parse_options(rebuild.source_options)
-    opened = Surroundings(
-        pipeline=rebuild.name or "",
-        objects=home_of(folder),
-        folder=rebuild.folder,
-        bootstrap=options.bootstrap,
-        security=options.security,
-        control=around.control,
+    opened = surroundings_of(
+        rebuild,
+        rebuild.name or "",
+        home_of(folder),
+        around.control,
         generation=versions.load(folder).generation,
         clock=around.clock,
     )

@@ -4,9 +4,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+from catchwater.clock import Clock
 from catchwater.config import ConfigError
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run.config import PipelineConfig
+from catchwater.replay.control import Control
+from catchwater.replay.options import parse_options
 from catchwater.sinks.base import Sink
 from catchwater.sinks.config import SinkConfig
 from catchwater.sinks.open import check_sink, open_sink
@@ -41,6 +44,29 @@ class Outlets:
 def source_of(sink: SinkConfig, specs: Sequence[FunctionSpec]) -> FunctionSpec:
     """The function whose outputs a sink takes: the one it names, or the last of the chain."""
     return next((spec for spec in specs if spec.name == sink.source), specs[-1])
+
+
+def surroundings_of(
+    config: PipelineConfig,
+    pipeline: str,
+    objects: str,
+    control: Control | None,
+    *,
+    generation: int,
+    clock: Clock,
+) -> Surroundings:
+    """What the sinks learn of their pipeline: from its file, and what is given here."""
+    source = parse_options(config.source_options)
+    return Surroundings(
+        pipeline=pipeline,
+        objects=objects,
+        folder=config.folder,
+        bootstrap=source.bootstrap,
+        security=source.security,
+        control=control,
+        generation=generation,
+        clock=clock,
+    )
 
 
 def check_outlets(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:

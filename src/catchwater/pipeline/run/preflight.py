@@ -15,7 +15,7 @@ from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.artefact import FunctionCode, find_function, publish
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.fit import check_fit
-from catchwater.pipeline.run.outlets import Outlets, check_outlets, open_outlets
+from catchwater.pipeline.run.outlets import Outlets, check_outlets, open_outlets, surroundings_of
 from catchwater.recovery import checkpoint, handover, pins, restore
 from catchwater.recovery.contract import PartitionTail
 from catchwater.recovery.home import claim_home
@@ -28,7 +28,6 @@ from catchwater.replay.options import SourceOptions, parse_options
 from catchwater.replay.subscription import Subscription
 from catchwater.sinks.base import SinkAhead
 from catchwater.sinks.config import SinkConfig
-from catchwater.sinks.surroundings import Surroundings
 
 
 @dataclass(frozen=True)
@@ -69,16 +68,8 @@ def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> Parts:
     specs, codes = ([*each] for each in zip(*functions, strict=True))
     home = claim_home(config.checkpoint, config.state, name, clock)
     control = _control(options, clock)
-    around = Surroundings(
-        pipeline=name,
-        objects=home,
-        folder=config.folder,
-        bootstrap=options.bootstrap,
-        security=options.security,
-        control=control,
-        generation=versions.load(config.checkpoint).generation,
-        clock=clock,
-    )
+    generation = versions.load(config.checkpoint).generation
+    around = surroundings_of(config, name, home, control, generation=generation, clock=clock)
     outlets = open_outlets(config, specs, around)
     parts = Parts(config, name, specs, codes, home, options.bootstrap, control, outlets, None)
     return replace(parts, watch=_check(parts, [*options.topics], began_s))
