@@ -1,6 +1,7 @@
 """State is read, and compared, without the class that wrote it."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -146,3 +147,15 @@ def test_a_damaged_savepoint_is_told_as_one(looked: Made, shelf: Shelf) -> None:
         get(View.of_savepoint(shelf.store, savepoint), b"a")
     assert error.value.exit_code == 5
     assert "savepoint verify" in str(error.value.hint)
+
+
+def test_whatever_keys_a_stored_dict_has_it_can_be_told_as_json(looked: Made) -> None:
+    odd = {("a", 1): {None: 1, True: 2}, 3: [{(): 4}], "b": b"x"}
+    record = RecordCodec(dict[Any, Any], 3, {}).encode(new_record(odd))
+    looked.run_entries(Table.RECORD, {stored_key(encode_key("a")): record})
+    found = get(View.of_checkpoint(looked.source, None), b"a")
+    assert found is not None
+    told = msgspec.json.decode(msgspec.json.encode(found))
+    assert told["state"] == {
+        '["a",1]': {"null": 1, "true": 2}, "3": [{"[]": 4}], "b": "eA==",
+    }  # fmt: skip
