@@ -46,3 +46,18 @@ def json_decoder(declared: Any) -> Callable[[bytes], Any]:
 def json_encoder() -> Callable[[Any], bytes]:
     """A value of any declared type to JSON."""
     return msgspec.json.Encoder(enc_hook=to_plain).encode
+
+
+def encode_named(encode: Callable[[Any], Any], record: Any, role: str) -> None:
+    """TypeError naming the field if a record cannot be encoded."""
+    try:
+        encode(record)
+    except TypeError as error:
+        named, kind = f"{role} {type(record).__name__}", type(record)
+        names = getattr(kind, "__dataclass_fields__", getattr(kind, "__struct_fields__", ()))
+        for name in names:
+            try:
+                encode(getattr(record, name))
+            except TypeError:
+                named = f"{role}'s field {name!r}"
+        raise TypeError(f"the {named} cannot be encoded: {error}") from None

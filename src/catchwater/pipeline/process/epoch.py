@@ -21,6 +21,7 @@ from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
+from catchwater.pipeline.functions.encoding import encode_named
 from catchwater.pipeline.functions.policy import EventRefused, Poison
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.process import poison as bad
@@ -338,7 +339,8 @@ class _CarefulEpoch(_Epoch):
             handle()
             self._live.save(key)
             self._spec.check_outputs(done.outputs[given:])
-            list(map(self._spec.encode_output, done.outputs[given:]))
+            for output in done.outputs[given:]:
+                encode_named(self._spec.encode_output, output, "output")
         except Exception as error:  # a handler is the user's, and may raise anything
             if not bad.is_poison(error):
                 raise

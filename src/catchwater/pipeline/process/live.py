@@ -9,12 +9,17 @@ from dataclasses import fields, is_dataclass
 from itertools import filterfalse
 from typing import Any
 
-from catchwater.pipeline.functions.entries import Declared, Kept
+import msgspec
+
+from catchwater.pipeline.functions.encoding import encode_named
+from catchwater.pipeline.functions.entries import Declared, Kept, to_record
 from catchwater.pipeline.functions.places import EpochEntries, Place
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.state.entries import ShardState, Table, key_of, prefix_of, unpack_time
 from catchwater.state.expiry import Journal
 from catchwater.state.records import NEVER, Record, new_record
+
+_ENCODE = msgspec.msgpack.Encoder(enc_hook=to_record).encode
 
 
 class LiveRecords:
@@ -99,6 +104,7 @@ class LiveRecords:
         record = self.records[key]
         if self._open:
             self._refuse_undeclared(record.state)
+        encode_named(_ENCODE, record.state, "state")
         saved = self._encode(record)
         self._codec.check((saved,))
         return saved

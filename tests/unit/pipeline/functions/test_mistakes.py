@@ -154,6 +154,23 @@ def test_a_state_that_could_not_be_read_again_is_not_stored(words: str) -> None:
     h.crash_and_restore(at=0)
 
 
+def test_what_cannot_be_encoded_is_named_by_its_field() -> None:
+    loose = make_dataclass("Loose", [("key", str), ("mean", Any, None)])
+
+    def handler(e: Event, s: Any, ctx: Context) -> list[Any]:
+        if e.n:
+            s.mean = {1, object()}
+        return [loose(e.key, complex(1) if e.n == 0 else 1.0)]
+
+    state = make_dataclass("Loosely", [("n", int, 0), ("mean", Any, None)])
+    h = Harness(made(handler, state=state, output=loose, poison="skip"))
+    h.send(Event("a", 1, n=0), Event("a", 2, n=1))
+    assert [letter.error for letter in h.poisoned] == [
+        "TypeError: the output's field 'mean' cannot be encoded: complex cannot be encoded.",
+        "TypeError: the state's field 'mean' cannot be encoded: object cannot be encoded.",
+    ]
+
+
 def test_what_is_hidden_or_computed_may_be_set_on_a_state() -> None:
     @dataclass
     class Computed:
