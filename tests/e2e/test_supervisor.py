@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.e2e.conftest import COMMAND, processes
 
+from catchwater.pipeline.spark.zygote import zygote
 from catchwater.pipeline.supervisor.supervise import Supervision, read_supervision
 from catchwater.recovery.lock import SUPERVISOR, holder
 
@@ -152,6 +153,33 @@ def test_a_killed_supervisor_takes_everything_with_it(
         time.sleep(0.05)
     assert run.pipeline.run_to_end() == 0, run.pipeline.log
     assert run.pipeline.rows == run.pipeline.cards.expected
+
+
+@pytest.mark.slow
+def test_a_source_that_is_starved_for_more_than_ten_seconds_costs_another_query(
+    make_pipeline: Callable[[str], Any],
+) -> None:
+    pipeline = make_pipeline("starved")
+    asked, python = pipeline.folder / "asked", pipeline.folder / "python"
+    path = pipeline.write_file("available-now")
+    with zygote([str(pipeline.folder)]) as forked:
+        python.write_text(
+            f"""#!/bin/sh
+case "$*" in *streaming_source_runner*)
+  echo once more >> {asked}; [ "$(wc -l < {asked})" -gt 1 ] || sleep 15;;
+esac
+exec {forked} "$@"
+"""
+        )
+        python.chmod(0o755)
+        run = [COMMAND, "pipeline", "run", str(path), "--quick", "--no-supervise"]
+        ended = subprocess.run(
+            [*run, "--python", str(python)], capture_output=True, text=True, timeout=PATIENCE_S
+        )
+    assert ended.returncode == 0, ended.stderr
+    assert "the query starts again" in ended.stderr
+    assert len(asked.read_text().splitlines()) >= 2
+    assert pipeline.rows == pipeline.cards.expected
 
 
 @pytest.mark.slow
