@@ -16,6 +16,7 @@ from catchwater.clock import SYSTEM, Clock
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.artefact import find_function
+from catchwater.pipeline.run.backfill import BACKFILLS
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.outlets import Outlets, open_outlets, surroundings_of
 from catchwater.pipeline.run.preflight import tails_of
@@ -165,8 +166,14 @@ class Around:
 
 
 def shelf_url(config: PipelineConfig) -> str:
-    """Where the pipeline's savepoints lie by its file."""
-    return config.savepoints or (config.checkpoint.resolve().parent / "savepoints").as_uri()
+    """Where the pipeline's savepoints lie by its file.
+
+    A rebuild that has taken the pipeline's place lies in a folder of its own, and they stay.
+    """
+    folder = config.checkpoint.resolve()
+    while folder.parent.name.endswith(BACKFILLS):
+        folder = folder.parent
+    return config.savepoints or (folder.parent / "savepoints").as_uri()
 
 
 def _digest(text: str) -> str:

@@ -30,6 +30,9 @@ from catchwater.replay.options import parse_options
 from catchwater.replay.subscription import Subscription
 from catchwater.wire.client import EARLIEST
 
+BACKFILLS = ".backfills"
+"""How the name of the folder beside a checkpoint ends that its backfills lie in."""
+
 _KEY = {"log": "TOPIC", "kafka": "TOPIC", "parquet": "URL", "http": "URL"}
 """By kind of sink: the key that names its target, where that is no table."""
 _LABEL = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -127,7 +130,7 @@ def backfill_of(live: PipelineConfig, label: str) -> PipelineConfig:
         )
     name = live.name or find_function(live.functions[0], live.folder).name
     root = _root(live.checkpoint)
-    folder = root.with_name(f"{root.name}.backfills") / label
+    folder = root.with_name(f"{root.name}{BACKFILLS}") / label
     bounds = begun(folder)
     source = {k: v for k, v in live.source.items() if not k.lower().startswith(_STARTING)}
     if bounds:

@@ -10,7 +10,7 @@ import pytest
 from tests.conformance.kv_server import KeyValueServer, key_value_server
 
 from catchwater.clock import Clock
-from catchwater.pipeline.change.around import Around
+from catchwater.pipeline.change.around import Around, shelf_url
 from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.recovery.home import home_of
@@ -110,3 +110,11 @@ def test_the_checkpoint_knows_the_pipelines_name_without_its_function(tmp_path: 
     )
     identity.write(tmp_path, identity.Identity("cards", ["cards"], 4, ["orders"], {}))
     assert Around(config, None, Clock(5)).name == "cards"
+
+
+def test_savepoints_stay_where_they_are_when_a_rebuild_takes_the_place(tmp_path: Path) -> None:
+    folders = ["checkpoint", "checkpoint.backfills/a", "checkpoint.backfills/a.backfills/b"]
+    places = {
+        shelf_url(PipelineConfig(("no:Function",), tmp_path / folder, {}, {})) for folder in folders
+    }
+    assert places == {(tmp_path / "savepoints").as_uri()}
