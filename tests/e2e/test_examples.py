@@ -1,12 +1,15 @@
-"""Every example on real Spark gives what its harness gives."""
+"""Every example on real Spark gives what its harness gives, with its Python workers killed."""
 
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from examples import (
     search_document,
 )
 from tests.conformance.kv_server import KeyValueServer, key_value_server
+from tests.e2e.conftest import PATIENCE_S, python_workers
 from tests.e2e.test_operators import values_of
 
 from catchwater.demo.feeder import Event, Feeder
@@ -74,13 +78,35 @@ def run(broker: Any, tmp_path: Path) -> Run:
         }
         if subscribe:
             settings["CATCHWATER_SOURCE__SUBSCRIBE"] = subscribe
-        done = subprocess.run(
-            [COMMAND, "pipeline", "run", str(file), "--available-now", "--quick", "--no-supervise"],
-            env=os.environ | settings, capture_output=True, text=True, timeout=1200, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-3000:]
+        told = tmp_path / "driver.log"
+        with told.open("wb") as log:
+            process = subprocess.Popen(
+                [COMMAND, "pipeline", "run", str(file), "--available-now", "--quick",
+                 "--no-supervise"],
+                env=os.environ | settings, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        try:
+            kill_workers(process, tmp_path)
+            assert process.wait(PATIENCE_S) == 0, told.read_text()[-3000:]
+        finally:
+            process.kill()
+            process.wait()
 
     return run
+
+
+def kill_workers(process: "subprocess.Popen[bytes]", folder: Path) -> None:
+    """kill -9 of what runs the function, once an epoch, as soon as that is planned; to the end."""
+    deadline, seen = time.monotonic() + 3 * PATIENCE_S, 0
+    while process.poll() is None:
+        assert time.monotonic() < deadline
+        planned = len(list(folder.glob("checkpoint/*/offsets/[0-9]*")))
+        if planned > seen:
+            seen = planned
+            for worker in python_workers(process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(worker, signal.SIGKILL)
+        time.sleep(0.002)
 
 
 @pytest.fixture
