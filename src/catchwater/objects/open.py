@@ -44,6 +44,17 @@ def open_store(url: str, clock: Clock) -> RetryingStore:
     return RetryingStore(store, clock)
 
 
+def join(url: str, key: str) -> str:
+    """The URL of what lies under this key, or of a folder, in the store at `url`."""
+    parts = urlsplit(url)
+    return parts._replace(path=f"{parts.path.rstrip('/')}/{key}").geturl()
+
+
+def place(store: ObjectStore, key: str) -> str:
+    """Where an object lies, for messages and markers: a store's own URL of it may grant access."""
+    return join(store.url(), key)
+
+
 def _s3(url: str, parts: SplitResult) -> ObjectStore:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     unknown = options.keys() - set(_S3_OPTIONS)

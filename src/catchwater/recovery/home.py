@@ -7,12 +7,12 @@ that two checkpoints of one pipeline never sweep each other's objects.
 
 import re
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
+from catchwater.objects.open import join
 from catchwater.recovery.ledger import FOLDER, read_json, write_whole
 
 STATE = "state"
@@ -66,12 +66,6 @@ def adopt_home(checkpoint: Path, store: str | None) -> None:
     kept = read_json(_path(checkpoint), _Home)
     if kept is not None and store is not None:
         write_whole(_path(checkpoint), msgspec.json.encode(_Home(store, kept.url)))
-
-
-def join(url: str, name: str) -> str:
-    """The URL of a folder in a store."""
-    parts = urlsplit(url)
-    return parts._replace(path=f"{parts.path.rstrip('/')}/{name}").geturl()
 
 
 def state_folder(function: str) -> str:

@@ -23,7 +23,7 @@ from crc32c import crc32c
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectMissing, ObjectStore
-from catchwater.objects.open import open_store
+from catchwater.objects.open import open_store, place
 from catchwater.sinks.base import Expected, OutputRecord, RowId, Staged, checksum_of
 
 _HEADER = struct.Struct(">4sII")
@@ -103,7 +103,7 @@ class Archive:
         except ObjectMissing:
             return None
         except msgspec.DecodeError as error:
-            raise PieceDamaged(f"{self.store.url(key)} is damaged: {error}.") from error
+            raise PieceDamaged(f"{place(self.store, key)} is damaged: {error}.") from error
 
     def records(self, piece: Staged) -> list[OutputRecord]:
         """The records of a piece, in their order. Raises `PieceDamaged`."""
@@ -121,7 +121,7 @@ class Archive:
             cramjam.DecompressionError,
         ) as error:
             raise PieceDamaged(
-                f"What was staged at {self.store.url(key)} cannot be read: {error}.",
+                f"What was staged at {place(self.store, key)} cannot be read: {error}.",
                 hint="Start the pipeline again: an epoch that is not committed is staged anew.",
             ) from error
         return records

@@ -7,7 +7,7 @@ import pytest
 
 from catchwater.clock import ManualClock
 from catchwater.config import ConfigError
-from catchwater.objects.open import open_store
+from catchwater.objects.open import open_store, place
 
 
 def test_a_directory_and_memory_are_opened(tmp_path: Path) -> None:
@@ -28,6 +28,8 @@ def test_a_bucket_is_opened_without_being_asked(monkeypatch: pytest.MonkeyPatch)
     signed = store.url("a/b")
     assert signed.startswith("http://127.0.0.1:1/bucket/some/prefix/a/b?")
     assert "eu-west-1" in signed and "secret" not in signed
+    told = place(store, "a/b")
+    assert told.startswith("s3://bucket/some/prefix/a/b?") and "Signature" not in told
 
 
 @pytest.mark.parametrize(

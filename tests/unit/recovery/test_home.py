@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from catchwater.clock import Clock
-from catchwater.recovery.home import StateElsewhere, claim_home, home_of, join, key_part
+from catchwater.objects.open import join
+from catchwater.recovery.home import StateElsewhere, claim_home, home_of, key_part
 from catchwater.recovery.ledger import Ledger, SourceOffset
 
 

@@ -14,6 +14,7 @@ from crc32c import crc32c
 
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectExists, ObjectMissing, ObjectStore
+from catchwater.objects.open import place
 from catchwater.pipeline.calls.answers import Key, Outcome
 
 _MAGIC = b"CWCALLS1"
@@ -91,7 +92,8 @@ class Journal:
 
     def _damaged(self, key: str, why: str) -> JournalDamaged:
         return JournalDamaged(
-            f"{self._store.url(key)} is not the page of the call journal that was written: {why}.",
+            f"{place(self._store, key)} is not the page of the call journal that was written: "
+            f"{why}.",
             hint="Restore the object from a copy. Without it the endpoints are asked again, and "
             "the epoch may give other outputs than the sinks have: delete it only if none has "
             "them yet.",

@@ -18,12 +18,12 @@ import msgspec
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
+from catchwater.objects.open import join
 from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.artefact import find_function
 from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
 from catchwater.pipeline.run.preflight import target_of
 from catchwater.recovery import checkpoint, handover
-from catchwater.recovery.home import join
 from catchwater.recovery.ledger import FOLDER, OffsetMap, read_json, write_whole
 from catchwater.replay.offsets import from_json, to_json
 from catchwater.replay.options import parse_options

@@ -16,6 +16,7 @@ import msgspec
 
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectExists, StoreError
+from catchwater.objects.open import place
 from catchwater.recovery.ledger import sync_folder
 from catchwater.recovery.savepoint.create import Progress, SavepointExists, keep
 from catchwater.recovery.savepoint.format import (
@@ -26,7 +27,7 @@ from catchwater.recovery.savepoint.format import (
     decode,
     encode,
 )
-from catchwater.recovery.savepoint.storage import Shelf, place
+from catchwater.recovery.savepoint.storage import Shelf
 from catchwater.recovery.savepoint.verify import read_whole
 
 

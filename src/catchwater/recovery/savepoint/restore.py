@@ -19,7 +19,7 @@ import msgspec
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectStore, StoreError
-from catchwater.objects.open import open_store
+from catchwater.objects.open import open_store, place
 from catchwater.recovery.home import claim_home
 from catchwater.recovery.ledger import (
     FOLDER,
@@ -34,7 +34,6 @@ from catchwater.recovery.lock import lock
 from catchwater.recovery.savepoint.create import COPIERS, Progress, state_log
 from catchwater.recovery.savepoint.format import Savepoint, SavepointDamaged
 from catchwater.recovery.savepoint.marker import Marker, begin, done, read
-from catchwater.recovery.savepoint.storage import place
 from catchwater.recovery.savepoint.verify import read_whole
 from catchwater.state.rescale import rewrite
 from catchwater.state.roll import Position

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectMissing, ObjectStore
-from catchwater.objects.open import open_store
-from catchwater.recovery.home import join
+from catchwater.objects.open import open_store, place
 from catchwater.recovery.savepoint.format import FILE, Savepoint, check_name, decode, is_name
 
 
@@ -19,11 +18,6 @@ class NoSuchSavepoint(CatchwaterError):
     """There is no savepoint of this name."""
 
     exit_code = 2
-
-
-def place(store: ObjectStore, key: str) -> str:
-    """Where an object lies, for messages and markers: a store's own URL of it may grant access."""
-    return join(store.url(), key)
 
 
 @dataclass(frozen=True)

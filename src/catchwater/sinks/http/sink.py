@@ -18,6 +18,7 @@ from urllib.parse import quote, urlsplit
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError, ConfigError
 from catchwater.objects.base import ObjectMissing
+from catchwater.objects.open import place
 from catchwater.recovery.ledger import SinkEpoch
 from catchwater.sinks.base import (
     Expected,
@@ -277,10 +278,10 @@ class HttpSink:
         store, key = self.truth.store, f"{self.truth.folder}/marks.json"
         nothing = Marks(self._pipeline, self.name, 0)
         try:
-            marks = decode_marks(store.get(key), store.url(key))
+            marks = decode_marks(store.get(key), place(store, key))
         except ObjectMissing:
             return nothing
-        marks.owned_by(nothing, store.url(key))
+        marks.owned_by(nothing, place(store, key))
         return marks
 
     def _write(self, marks: Marks) -> None:

@@ -33,7 +33,7 @@ from catchwater.objects.base import (
     StoreFull,
     StoreUnavailable,
 )
-from catchwater.objects.open import open_store
+from catchwater.objects.open import open_store, place
 from catchwater.recovery.ledger import SinkEpoch
 from catchwater.sinks.base import (
     Expected,
@@ -163,7 +163,7 @@ class ParquetSink:
 
     def _marks(self) -> Marks:
         try:
-            found = decode_marks(self._store.get(MARKS_KEY), self._store.url(MARKS_KEY))
+            found = decode_marks(self._store.get(MARKS_KEY), place(self._store, MARKS_KEY))
         except ObjectMissing:
             return self._nothing
         found.owned_by(self._nothing, self._store.url())
@@ -205,7 +205,7 @@ class ParquetSink:
     def _footer(self, key: str) -> Marks | None:
         table = self._read(key)
         kept = (table.schema.metadata or {}).get(_FOOTER_KEY) if table is not None else None
-        return None if kept is None else decode_marks(kept, self._store.url(key))
+        return None if kept is None else decode_marks(kept, place(self._store, key))
 
     def _read(self, key: str) -> Any:
         """A file as a table; None if it is missing or no Parquet file."""
