@@ -1,5 +1,6 @@
 """`catchwater savepoint …`: take, list, check, restore, carry and delete them, without Spark."""
 
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from catchwater.pipeline.change.around import Around
     from catchwater.recovery.savepoint.format import Savepoint
     from catchwater.recovery.savepoint.storage import Shelf
+    from catchwater.sinks.config import SinkConfig
 
 app = noun()
 
@@ -169,7 +171,7 @@ def restore(
     wanted = Wanted(shelf, found, folder.absolute(), count, claim, command)
     check(around, wanted)
     plan = f"restore epoch {found.epoch} of {found.pipeline} into {folder}, {found.shards} shards "
-    plan += f"as {count}, and withdraw later epochs from {', '.join(around.config.sinks)}"
+    plan += f"as {count}{_of_sinks(around.config.sinks.values())}"
     if not agreed(plan, dry_run=dry_run, yes=yes):
         return
     with progress("restoring") as told:
@@ -180,6 +182,18 @@ def restore(
     talk(f"{folder} goes on after epoch {entry.epoch}: catchwater pipeline run {file}")
     if into is not None or count != around.config.shard_count:
         talk(f"its file must say checkpoint = {str(folder)!r} and shards = {count} in [pipeline]")
+
+
+def _of_sinks(sinks: "Iterable[SinkConfig]") -> str:
+    """What becomes of the later epochs that sinks have; an at-least-once sink knows of none."""
+    names: dict[bool, list[str]] = {True: [], False: []}
+    for each in sinks:
+        names[each.exactly_once].append(each.name)
+    withdrawn, kept = (", ".join(names[once]) for once in (True, False))
+    plan = f", and withdraw later epochs from {withdrawn}" if withdrawn else ""
+    if kept:
+        plan += f"; {kept} keeps what it has of them (at-least-once), to be deleted by hand"
+    return plan
 
 
 @app.command()

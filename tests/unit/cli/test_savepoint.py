@@ -109,6 +109,19 @@ def test_a_restore_that_is_cut_short_says_the_whole_command_again(
     )
 
 
+def test_a_restore_says_what_becomes_of_later_epochs_in_each_sink(
+    catchwater: Any, pipeline_file: Path, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("catchwater.pipeline.change.restoring.check", lambda around, want: None)
+    with pipeline_file.open("a") as file:
+        file.write('\n[sink.loose]\ntopic = "loose"\ndelivery = "at-least-once"\n')
+    asked = ("savepoint", "restore", pipeline_file, "whole", "--at", shelf.store.url(), "--dry-run")
+    assert catchwater(*asked).err.endswith(
+        "and withdraw later epochs from alerts; loose keeps what it has of them (at-least-once), "
+        "to be deleted by hand\n"
+    )
+
+
 def test_what_a_rollback_needs_is_told_before_it_is_deleted(
     catchwater: Any, pipeline_file: Path, shelf: Shelf, tmp_path: Path
 ) -> None:
