@@ -32,6 +32,9 @@ WARM_UP_S = 5.0
 FIRST_ALERT_S = 400.0
 """Who is slow has one large micro-batch before its first alert, and one more before the next."""
 QUIET_S = 2.0
+NOT_LEADER = 6
+LEADER_S = 30.0
+"""So long may a broker take to lead what it has just made."""
 _TICK_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -75,9 +78,12 @@ def fill(bootstrap: str, topic: str, keys: int, events: int) -> None:
 
 
 def _send(connection: Connection, topic: str, partition: int, group: list) -> None:
-    answer = connection.call(frame_of_batch(topic, partition, encode_batch(group)))
-    if error := produce_error(answer):
-        raise RuntimeError(f"the broker answered error {error} for {topic}-{partition}")
+    frame = frame_of_batch(topic, partition, encode_batch(group))
+    deadline = time.monotonic() + LEADER_S
+    while error := produce_error(connection.call(frame)):
+        if error != NOT_LEADER or time.monotonic() > deadline:
+            raise RuntimeError(f"the broker answered error {error} for {topic}-{partition}")
+        time.sleep(0.1)
 
 
 @dataclass
