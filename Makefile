@@ -49,7 +49,7 @@ format: $(STAMP) ## mend the formatting
 types: $(STAMP)  ## mypy --strict on src
 	$(BIN)/mypy
 
-tidy: style types ## what can be enforced: style, types, layers, sizes, the repository against STYLE.md
+tidy: style types ## what can be enforced: style, types, layers, the repository against STYLE.md
 	$(BIN)/python -m pytest -q tests/test_tidy.py
 
 unit: $(STAMP)   ## pure code only (seconds)

@@ -1,10 +1,9 @@
-"""The repository held against STYLE.md: sizes, words, docstrings, mirror of tests, layers."""
+"""The repository held against STYLE.md: words, docstrings, layers, links."""
 
 import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,6 @@ ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src" / "catchwater"
 MODULES = sorted(SRC.rglob("*.py"))
 
-MAX_FILE_LINES = 500
-MAX_FUNCTION_LINES = 60
-MAX_FOLDER_FILES = 12
-ROOMY_FOLDERS = {"api", "cli"}  # one file per API key or command, by design
 MAX_DOCSTRING_LINES = 25
 
 BANNED_FILE_NAMES = {
@@ -46,24 +41,12 @@ def tracked() -> list[Path]:
     return [ROOT / name for name in listing.stdout.split("\0") if name and (ROOT / name).is_file()]
 
 
-def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-
-
 @pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_a_module_is_small_and_introduces_itself(path: Path) -> None:
-    text = path.read_text()
-    assert text.count("\n") <= MAX_FILE_LINES, "split it by what it does, not by size"
+def test_a_module_introduces_itself(path: Path) -> None:
     assert path.stem not in BANNED_FILE_NAMES, BANNED_FILE_NAMES.get(path.stem)
-    tree = ast.parse(text)
-    docstring = ast.get_docstring(tree)
+    docstring = ast.get_docstring(ast.parse(path.read_text()))
     assert docstring, "a module says what it does, relies on, promises and leaves out"
     assert docstring.count("\n") < MAX_DOCSTRING_LINES
-    for function in functions(tree):
-        lines = (function.end_lineno or function.lineno) - function.lineno + 1
-        assert lines <= MAX_FUNCTION_LINES, f"{function.name} has {lines} lines"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
@@ -88,13 +71,6 @@ def test_public_names_have_docstrings(path: Path) -> None:
     assert not missing, f"without a docstring: {missing}"
 
 
-def test_folders_stay_small() -> None:
-    for folder in {path.parent for path in MODULES}:
-        if folder.name not in ROOMY_FOLDERS:
-            files = [p for p in folder.glob("*.py") if p.name != "__init__.py"]
-            assert len(files) <= MAX_FOLDER_FILES, f"{relative(folder)}: {len(files)} files"
-
-
 def test_packages_hold_only_their_docstring() -> None:
     for path in SRC.glob("*/**/__init__.py"):
         if path.parent.name == "cli":
@@ -110,14 +86,6 @@ def test_the_map_in_the_package_docstring_names_every_chapter() -> None:
             name = child.stem
             if name not in ("__init__", "__pycache__"):
                 assert re.search(rf"\b{name}\b", docstring), f"{name} is not on the map"
-
-
-def test_every_unit_test_mirrors_a_module() -> None:
-    for path in (ROOT / "tests" / "unit").rglob("test_*.py"):
-        below = path.relative_to(ROOT / "tests" / "unit")
-        module = SRC / below.parent / f"{below.stem.removeprefix('test_')}.py"
-        package = SRC / below.parent / below.stem.removeprefix("test_") / "__init__.py"
-        assert module.exists() or package.exists(), f"{below} mirrors no module"
 
 
 def test_the_layers_hold() -> None:
