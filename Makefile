@@ -100,8 +100,8 @@ bench-replay: $(STAMP) ## replay beside Spark's Kafka connector, and beside live
 demo: $(STAMP)   ## the main job, killed and restored, with a verdict: make demo ARGS="--data FILE.csv --json"
 	@$(BIN)/catchwater demo $(ARGS)
 
-docs: $(STAMP)   ## regenerate what is generated (protocol coverage)
-	$(BIN)/python docs/generate.py
+docs: $(STAMP)   ## regenerate what is generated (protocol coverage, BENCHMARKS.md)
+	$(BIN)/python -m docs.generate
 
 check: tidy test demo ## what CI runs
 

@@ -3,7 +3,8 @@
 The same JSON records lie in our log and in an Apache Kafka. The connector runs in an environment
 of its own, with the pyspark release that has one, both with its default and its tuned settings.
 Quote against the tuned one. One shape of record is asked everything; of the others, what all
-columns and the values alone cost.
+columns and the values alone cost. Spark does not say to a Python source which columns a query
+needs: the option `columns` names them. An export is fsynced, Spark's own write of Parquet is not.
 """
 
 import os

@@ -8,7 +8,8 @@ the page cache was told to forget the broker's files before the replays begin.
 
 Bytes out, beyond those of the quiet phase, are set beside the bytes of the values replayed: for us
 as our broker counts them, for Apache Kafka as what its process handed to `write` and its like
-(`/proc/PID/io`), its log among it, which is the same in both phases.
+(`/proc/PID/io`), its log among it, which is the same in both phases. Not the same measure, and p99
+swings from round to round with replays as without.
 """
 
 import os

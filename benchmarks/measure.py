@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -73,7 +74,17 @@ def machine() -> dict[str, str | int]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"),
+        "commit": _commit(),
     }
+
+
+def _commit() -> str:
+    """The commit that is measured, with a `+` where the tree has changes beside it."""
+    described = subprocess.run(
+        ["git", "describe", "--always", "--exclude=*", "--dirty=+"],
+        cwd=RESULTS.parent, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return described.stdout.strip()
 
 
 def publish(name: str, rows: list[Row]) -> None:

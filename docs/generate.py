@@ -1,23 +1,54 @@
-"""Write anew what the pages take from the code: the served Kafka APIs and topic settings."""
+"""Write anew what the pages take from the code: the served Kafka APIs, topic settings, results."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import typer
+from benchmarks.page import PAGE as BENCHMARKS
+from benchmarks.page import figures, page
 
 from catchwater.broker.router import coverage_table
 from catchwater.broker.topic_config import settings_table
+from catchwater.cli.app import app
 
-PAGE = Path(__file__).parent / "protocol.md"
+DOCS = Path(__file__).parent
+README = DOCS.parent / "README.md"
 
 
 def main() -> None:
-    """Replace the tables in docs/protocol.md; each is known by its first line."""
-    text = PAGE.read_text()
-    for table in (coverage_table(), settings_table()):
-        head = re.escape(table.splitlines()[0])
-        pattern = rf"^{head}\n(\|.*\n)+"
-        assert len(re.findall(pattern, text, re.MULTILINE)) == 1, f"{PAGE} has no table {head}"
-        text = re.sub(pattern, lambda _, new=table: new, text, flags=re.MULTILINE)
-    PAGE.write_text(text)
+    """Replace the generated tables, each known by its first line, and BENCHMARKS.md."""
+    BENCHMARKS.write_text(page())
+    replace(DOCS / "protocol.md", coverage_table())
+    replace(DOCS / "protocol.md", settings_table())
+    replace(DOCS / "commands.md", commands_table())
+    replace(README, figures())
+
+
+def commands_table() -> str:
+    """Every command with the first sentence of its help."""
+    root = typer.main.get_command(app)
+    with root.make_context("catchwater", [], resilient_parsing=True) as context:
+        lines = ["| command | what it does |", "|---|---|", *_commands(root, context, "")]
+    return "\n".join(lines) + "\n"
+
+
+def _commands(group: Any, context: Any, path: str) -> Iterator[str]:
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if hasattr(command, "list_commands"):
+            yield from _commands(command, context, f"{path}{name} ")
+        else:
+            yield f"| `{path}{name}` | {command.get_short_help_str(limit=200)} |"
+
+
+def replace(page: Path, table: str) -> None:
+    """Put `table` where the page has one with the same first line."""
+    text = page.read_text()
+    pattern = rf"^{re.escape(table.splitlines()[0])}\n(\|.*\n)+"
+    assert len(re.findall(pattern, text, re.MULTILINE)) == 1, f"{page} has no such table"
+    page.write_text(re.sub(pattern, lambda _: table, text, flags=re.MULTILINE))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.page import PAGE, figures, page
+from docs.generate import commands_table
 
 from catchwater.cli.init import FILES
 from catchwater.pipeline.plan import plan_of
@@ -24,6 +26,22 @@ def blocks(page: str, language: str) -> list[str]:
 
 def test_the_ten_lines_of_the_readme_do_what_it_says() -> None:
     exec("\n".join(blocks("README.md", "python")), {"__name__": "readme"})
+
+
+def test_the_page_of_benchmarks_shows_the_results_that_are_kept() -> None:
+    assert PAGE.read_text() == page(), "make docs writes it anew"
+    assert figures() in (ROOT / "README.md").read_text(), "make docs writes them anew"
+
+
+def test_the_page_of_commands_lists_all_of_them() -> None:
+    assert commands_table() in (ROOT / "docs/commands.md").read_text(), "make docs writes it anew"
+
+
+def test_every_page_stands_in_the_index() -> None:
+    index = (ROOT / "docs/README.md").read_text()
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "decisions"]
+    missing = [page.name for page in pages if page.name not in index and page.name != "README.md"]
+    assert not missing, f"docs/README.md does not lead to {missing}"
 
 
 def test_the_operators_page_declares_functions_that_could_run() -> None:
