@@ -5,8 +5,8 @@ the operator reads it. A blob of events holds stored keys (hash and key), values
 the offsets that error messages name. A shard is a range of the key's hash; its *label* is the
 number by which Spark's hash partitioning spreads shards evenly over tasks.
 
-Relies on pyarrow. JSON is opened here only for its key fields, and not at all where the record's
-key is the function's key.
+Relies on pyarrow. JSON is opened to pack it only for its key fields, and not at all where the
+record's key is to be the function's key. That it is, is checked of every event where it is decoded.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,13 +17,27 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from catchwater.config import CatchwaterError
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.process.batch import Batch, Poisoned, TableBatch
 from catchwater.pipeline.process.decoding import UNREADABLE, decode_all, unreadable
-from catchwater.state.keys import HASH_BYTES, KeyTooLong, shard_of, stored_key, stored_keys
+from catchwater.state.keys import (
+    HASH_BYTES,
+    KeyTooLong,
+    KeyUnusable,
+    shard_of,
+    stored_key,
+    stored_keys,
+)
 
 _EVEN_OVER = 64
 _SCHEMA = (("key", pa.binary()), ("value", pa.binary()), ("offset", pa.int64()))
+
+
+class RecordKeyDiffers(CatchwaterError):
+    """Records do not carry the function's key, as `recordKeyIsFunctionKey = true` says."""
+
+    exit_code = 2
 
 
 class Packed(NamedTuple):
@@ -100,9 +114,12 @@ def pack_run(
 
     `origin` ("topic-partition") and the offsets say where an event came from, `input` to which of
     several inputs. Records without a usable key travel in a blob of their own, with the reason.
+    Blobs whose keys are the records' say so: `read_events` holds them against the events.
     """
     spec = spec.input(input)
     named = {"origin": origin, "input": input}
+    if any(batch.keys is not None for batch in batches):
+        named["keys"] = "of records"
     errors: list[dict[int, str]] = [{} for _ in batches]
     columns = [
         pa.array(_keys_in_json(spec, batch.values, bad), pa.binary())
@@ -142,7 +159,8 @@ def read_events(spec: FunctionSpec, blobs: Sequence[bytes]) -> Iterator[Batch]:
     """Open blobs of `pack`, decode their events, and set those apart that cannot be.
 
     A key is one object in all of them, whose hash Python then knows. The first batch names all
-    keys: finding them together costs half of what it costs batch by batch.
+    keys: finding them together costs half of what it costs batch by batch. Raises
+    `RecordKeyDiffers` at the first event whose key is not its record's.
     """
     opened = [_open(blob) for blob in blobs]
     columns = [batch.column(0) for named, batch in opened if b"poison" not in named]
@@ -152,13 +170,21 @@ def read_events(spec: FunctionSpec, blobs: Sequence[bytes]) -> Iterator[Batch]:
         distinct = encoded.chunk(0).dictionary.to_numpy(zero_copy_only=False)
     indices = (chunk.indices.to_numpy() for chunk in encoded.chunks)
     new_keys = distinct.tolist()
+    values: np.ndarray | None = None
+    """Of the distinct keys, once one has to be compared."""
     for named, batch in opened:
         if b"poison" in named:
             origin = named[b"origin"].decode()
             poisoned = _poisoned(origin, batch)
             yield Batch((), (), origin, (), (), named[b"input"].decode(), poisoned, ())
         else:
-            yield _decoded(spec, named, batch, distinct[next(indices)].tolist(), new_keys)
+            taken = next(indices)
+            found, good = _decoded(spec, named, batch, distinct[taken].tolist(), new_keys)
+            if b"keys" in named:
+                values = _values_of(spec, distinct) if values is None else values
+                expected = values[taken if good is None else taken[good]].tolist()
+                _refuse_other_keys(spec.input(found.input), found, expected)
+            yield found
             new_keys = []
 
 
@@ -168,20 +194,54 @@ def _decoded(
     batch: pa.RecordBatch,
     keys: list[bytes],
     new_keys: Sequence[bytes],
-) -> Batch:
-    """One batch with its stored keys, without the events that cannot be decoded."""
+) -> tuple[Batch, list[int] | None]:
+    """One batch with its stored keys; the rows of its events if some cannot be decoded."""
     origin, named = opened[b"origin"].decode(), opened[b"input"].decode()
     values, offsets = _to_list(batch.column(1)), batch.column(2).to_numpy()
     events, errors = decode_all(spec.input(named).decode_event, values)
     if not errors:
-        return Batch(keys, events, origin, offsets, values, named, (), new_keys)
+        return Batch(keys, events, origin, offsets, values, named, (), new_keys), None
     poisoned = [
         Poisoned(origin, int(offsets[i]), keys[i][HASH_BYTES:], values[i] or b"", error)
         for i, error in errors.items()
     ]
     good = [i for i in range(len(keys)) if i not in errors]
     keys, values, offsets = [keys[i] for i in good], [values[i] for i in good], offsets[good]
-    return Batch(keys, events, origin, offsets, values, named, poisoned, new_keys)
+    return Batch(keys, events, origin, offsets, values, named, poisoned, new_keys), good
+
+
+def _values_of(spec: FunctionSpec, stored: np.ndarray) -> np.ndarray:
+    """What each stored key is the key of; None for what no key could be."""
+    values = np.empty(len(stored), object)
+    for index, key in enumerate(stored):
+        with suppress(ValueError):
+            values[index] = spec.decode_key(key[HASH_BYTES:])
+    return values
+
+
+def _refuse_other_keys(spec: FunctionSpec, batch: Batch, expected: list[Any]) -> None:
+    """Raise `RecordKeyDiffers` unless the events' keys are those that their records came under."""
+    if list(map(spec.key_of, batch.events)) == expected:
+        return
+    for key, event, offset in zip(batch.keys, batch.events, batch.offsets, strict=True):
+        if _key_bytes(spec, event) != key[HASH_BYTES:]:
+            topic, _, partition = batch.origin.rpartition("-")
+            raise RecordKeyDiffers(
+                f"The record at topic {topic}, partition {partition}, offset {offset} has the key "
+                f"{key[HASH_BYTES:]!r}, but the key of function {spec.name!r} "
+                f"({', '.join(spec.key)}) is {spec.key_of(event)!r} in it. Nothing of its epoch "
+                "was kept.",
+                hint="Take recordKeyIsFunctionKey out of [source]: the key is then found in each "
+                "event. Or produce the records under the function's key.",
+            )
+
+
+def _key_bytes(spec: FunctionSpec, event: Any) -> bytes | None:
+    """The key of an event; None if it can be none."""
+    try:
+        return spec.encode_key(spec.key_of(event))
+    except KeyUnusable:
+        return None
 
 
 def pack_table(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from catchwater import Context, Keyed, Out, function, keyed
 from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.pack import (
+    RecordKeyDiffers,
     Records,
     pack,
     pack_run,
@@ -210,6 +211,28 @@ def test_records_keys_that_are_equal_are_one_key():
     batch, poison = read_events(spec, [blob for _, blob in given])
     assert list(batch.keys) == [stored_key(b"1.5")] * 2 == [*map(spec.stored_key_of, batch.events)]
     assert [each.offset for each in poison.poisoned] == [2, 3]
+
+
+def test_records_under_another_key_than_the_functions_are_refused_by_name():
+    """`recordKeyIsFunctionKey` was believed: such an event met another key's state."""
+    events = [b'{"card":"a","at":1}', b'{"card":"b","at":2}', b"?", b'{"card":"c","at":3}']
+    keys = pa.array([b"a", b"b", b"x", b"shop-7"], pa.binary())
+    values, offsets = pa.array(events, pa.binary()), pa.array(range(40, 44), pa.int64())
+    blobs = [blob for _, blob in pack(SPEC, keys, values, offsets, origin="my-t-3", shards=1)]
+    with pytest.raises(RecordKeyDiffers) as refused:
+        list(read_events(SPEC, blobs))
+    text = str(refused.value)
+    assert "topic my-t, partition 3, offset 43" in text
+    assert "b'shop-7'" in text and "(card) is 'c'" in text
+    assert "recordKeyIsFunctionKey" in refused.value.hint and refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize("key", [b"\xff", b""])
+def test_record_keys_that_are_no_text_are_refused_too(key):
+    with pytest.raises(RecordKeyDiffers):
+        one = pa.array([key], pa.binary()), pa.array([b'{"card":"a","at":1}'], pa.binary())
+        found = pack(SPEC, *one, pa.array([7], pa.int64()), origin="t-0", shards=1)
+        list(read_events(SPEC, [blob for _, blob in found]))
 
 
 @dataclass
