@@ -4,6 +4,7 @@ On a shared Spark session, since starting Spark costs more than everything a sma
 without Spark at all, in the order in which Spark does things. A test can stand between two epochs.
 """
 
+import json
 import os
 import threading
 import time
@@ -19,14 +20,14 @@ from catchwater.clock import SYSTEM, Clock
 from catchwater.pipeline.rows import from_arrow
 from catchwater.pipeline.run import config, driver, run
 from catchwater.pipeline.run.backfill import backfill_of
-from catchwater.pipeline.run.preflight import Parts, prepare
+from catchwater.pipeline.run.preflight import Parts
 from catchwater.pipeline.run.query import source_settings, stages, start_query
 from catchwater.pipeline.shard_epoch import run_stage
 from catchwater.pipeline.spark.epochs import EpochWriter
 from catchwater.pipeline.spark.failure import cause
 from catchwater.pipeline.spark.source import PackedReader
-from catchwater.recovery import checkpoint, restore
-from catchwater.recovery.ledger import EpochEntry, Ledger, write_whole
+from catchwater.recovery import checkpoint
+from catchwater.recovery.ledger import EpochEntry, Ledger, numbered, write_whole
 from catchwater.wire.client import LATEST, Client
 from catchwater.wire.records import decode, encode_batch, place
 
@@ -58,8 +59,7 @@ class Pipeline:
         settings = config.load(self.file, os.environ if self.label else {})
         if self.label:
             settings = backfill_of(settings, self.label)
-        restore.finish(settings.checkpoint)  # where the pipeline is now, if it was taken over
-        parts = prepare(settings, SYSTEM.monotonic_s(), SYSTEM)
+        parts = run.look_before(settings, SYSTEM.monotonic_s(), SYSTEM)
         shards = settings.shard_count * len(parts.specs)
         writer = EpochWriter(
             Ledger(settings.checkpoint), parts.outlets.all, shards, SYSTEM,
@@ -137,38 +137,45 @@ class HereQuery:
 
     def _loop(self) -> None:
         found = checkpoint.read(self._folder)
-        at = self._reader.initialOffset()
+        at = json.dumps(self._reader.initialOffset())
         if found.last is not None:
-            at = found.last.end.to_json()
+            at = self._text(found.last.epoch)
         if self._now:
             self._reader.prepareForTriggerAvailableNow()
         if found.planned is not None:
             # As Spark: where it was planned to begin, whichever commits are there.
-            begin = Ledger(self._folder).start_of(found.planned.epoch)
-            at = self._epoch(begin.to_json(), found.planned.to_json())
+            epoch = found.planned.epoch
+            begin = self._text(epoch - 1) if epoch else json.dumps(self._reader.initialOffset())
+            at = self._epoch(epoch, begin, self._text(epoch))
         while not self._stopped.is_set():
-            end = self._reader.latestOffset(at, self._reader.getDefaultReadLimit())
-            if end != at:
-                path = self._folder / "offsets" / str(end["epoch"])
+            limit = self._reader.getDefaultReadLimit()
+            end = json.dumps(self._reader.latestOffset(json.loads(at), limit))
+            if end != at:  # Spark compares what is written, and so plans what is spelled otherwise
+                epoch = max(numbered(self._folder / "offsets"), default=-1) + 1
+                path = self._folder / "offsets" / str(epoch)
                 told = f'{{"batchTimestampMs":{SYSTEM.now_ms()}}}'
-                write_whole(path, f"v1\n{told}\n{msgspec.json.encode(end).decode()}".encode())
-                at = self._epoch(at, end)
+                write_whole(path, f"v1\n{told}\n{end}".encode())
+                at = self._epoch(epoch, at, end)
             elif self._now:
                 return
             else:
                 time.sleep(0.02)
 
-    def _epoch(self, begin: dict[str, Any], end: dict[str, Any]) -> dict[str, Any]:
+    def _text(self, epoch: int) -> str:
+        """What Spark's log of offsets says of our source."""
+        return (self._folder / "offsets" / str(epoch)).read_text().splitlines()[2]
+
+    def _epoch(self, epoch: int, begin: str, end: str) -> str:
         batches = [
             batch
-            for part in self._reader.partitions(begin, end)
+            for part in self._reader.partitions(json.loads(begin), json.loads(end))
             for batch in self._reader.read(part)
         ]
         rows = [row for batch in batches for row in from_arrow(batch)]
         for stage in self._stages:
             rows = list(run_stage(stage, rows))
-        self._write(SimpleNamespace(collect=lambda: rows), end["epoch"])
-        write_whole(self._folder / "commits" / str(end["epoch"]), b"v1\n{}")
+        self._write(SimpleNamespace(collect=lambda: rows), epoch)
+        write_whole(self._folder / "commits" / str(epoch), b"v1\n{}")
         return end
 
 

@@ -1,24 +1,32 @@
 """A Spark checkpoint folder read from outside: which epochs it can go back to.
 
 Spark writes `offsets/N` before it runs batch N and `commits/N` after; a batch with both is a
-checkpoint one can restore. Where the state stood is in our ledger's entry of the same number. Reads
-only, needs no Spark, and expects the local file layout.
+checkpoint one can restore. Where the state stood is in our ledger's entry of the same number. Needs
+no Spark, and expects the local file layout. What a restore has to tell Spark is written here, too,
+in Spark's own words.
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from catchwater.recovery.ledger import LedgerDamaged, SourceOffset, numbered, read_offset
+from catchwater.recovery.ledger import (
+    LedgerDamaged,
+    SourceOffset,
+    numbered,
+    read_offset,
+    write_whole,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One epoch that Spark committed: where its input ended, and when it began."""
+    """One epoch that Spark committed, and where its input ended."""
 
     epoch: int
     end: SourceOffset
-    planned_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +76,39 @@ def read_one(folder: Path, epoch: int) -> Checkpoint | None:
     path = folder / "offsets" / str(epoch)
     try:
         end = read_offset(path)
-        planned_ms = int(json.loads(path.read_text().splitlines()[1])["batchTimestampMs"])
     except FileNotFoundError:
         return None
     if end.epoch != epoch:
         raise LedgerDamaged(f"{path} says that it ends epoch {end.epoch}, not {epoch}.")
-    return Checkpoint(epoch, end, planned_ms)
+    return Checkpoint(epoch, end)
+
+
+def write_offset(folder: Path, end: SourceOffset) -> None:
+    """Tell Spark where a batch ended."""
+    planned = {"batchWatermarkMs": 0, "batchTimestampMs": end.clock_ms, "conf": {}}
+    _write_log(folder / "offsets" / str(end.epoch), ["v1", _compact(planned), end.to_text()])
+
+
+def respell_offset(folder: Path, epoch: int) -> None:
+    """Give an offset the text that our source has for it (`SourceOffset.to_text`)."""
+    path = folder / "offsets" / str(epoch)
+    lines = path.read_text().splitlines()
+    respelled = [*lines[:2], json.dumps(json.loads(lines[2]))]
+    if respelled != lines:
+        _write_log(path, respelled)
+
+
+def write_commit(folder: Path, epoch: int) -> None:
+    """Tell Spark that a batch is done."""
+    _write_log(folder / "commits" / str(epoch), ["v1", _compact({"nextBatchWatermarkMs": 0})])
+
+
+def _compact(said: Mapping[str, Any]) -> str:
+    """As Spark spells what it says itself."""
+    return json.dumps(said, separators=(",", ":"))
+
+
+def _write_log(path: Path, lines: Sequence[str]) -> None:
+    """A file of Spark's logs: its version, then a line of JSON each; Hadoop's checksum goes."""
+    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+    write_whole(path, "\n".join(lines).encode())

@@ -13,6 +13,7 @@ Relies on the checkpoint being a local or shared directory. Imports no Spark: th
 query and the commands all read it.
 """
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,10 @@ OffsetMap = dict[str, dict[str, int]]
 """Topic → partition (as text, as in Spark's JSON) → next offset to read."""
 
 StructT = TypeVar("StructT")
+
+
+_UNREADABLE = (IsADirectoryError, ValueError, RecursionError, msgspec.DecodeError)
+"""What reading a file can raise whose content may be anything, or that is a folder."""
 
 
 class LedgerDamaged(CatchwaterError):
@@ -75,6 +80,13 @@ class SourceOffset(msgspec.Struct, frozen=True):
         """As Spark wants it: plain dicts of plain values."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
+
+    def to_text(self) -> str:
+        """As Spark writes it into its log: what PySpark's source runner makes of `to_json`.
+
+        Spark compares texts, and takes one that is spelled otherwise for new input.
+        """
+        return json.dumps(self.to_json())
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> "SourceOffset":
@@ -272,12 +284,15 @@ def read_offset(path: Path) -> SourceOffset:
 
     Raises `LedgerDamaged`, and `FileNotFoundError` for one that Spark has purged.
     """
-    lines = path.read_text(errors="replace").splitlines()
     try:
-        if lines[0] != "v1":
-            raise ValueError(f"its format is {lines[0]!r}, not 'v1'")
-        return msgspec.json.decode(lines[2], type=SourceOffset)
-    except (ValueError, IndexError, msgspec.DecodeError) as error:
+        version, planned, end = path.read_text().splitlines()
+        if version != "v1":
+            raise ValueError(f"its format is {version!r}, not 'v1'")
+        msgspec.json.decode(planned, type=dict[str, Any])  # Spark's own, which it reads at a start
+        return msgspec.json.decode(end, type=SourceOffset)
+    except FileNotFoundError:
+        raise
+    except _UNREADABLE as error:
         raise LedgerDamaged(
             f"Spark's offset file {path} cannot be read: {error}.",
             hint="Restore an older checkpoint: catchwater recovery restore FILE --checkpoint N.",
@@ -299,7 +314,7 @@ def read_json(path: Path, kind: type[StructT]) -> StructT | None:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError as error:
+    except _UNREADABLE as error:
         raise LedgerDamaged(
             f"{path} is damaged: {error}.",
             hint="Restore an older checkpoint, or a copy of the file.",

@@ -20,9 +20,11 @@ from catchwater.recovery.checkpoint import Checkpoint
 from catchwater.recovery.contract import Contract, PartitionTail
 from catchwater.recovery.ledger import (
     Ledger,
+    LedgerDamaged,
     SourceOffset,
     numbered,
     read_json,
+    read_offset,
     sync_folder,
     write_whole,
 )
@@ -124,6 +126,25 @@ def finish(folder: Path) -> None:
         _move(path, aside / path.parent.name)
     _marker(folder).unlink()
     sync_folder(_marker(folder).parent)
+
+
+def respell(folder: Path) -> None:
+    """Let Spark see nothing new where there is nothing new. The caller holds the lock.
+
+    Restores of earlier versions have spelled offsets otherwise than our source does. Where a query
+    was started since, Spark has taken that for input, and has planned an epoch with nothing in it.
+    """
+    last, ahead = checkpoint.last_commit(folder), max(numbered(folder / "offsets"), default=-1)
+    try:
+        if ahead == last + 1 > 0 and _end(folder, ahead) == _end(folder, last):
+            set_aside(folder, ahead)
+        checkpoint.respell_offset(folder, last)
+    except (LedgerDamaged, FileNotFoundError):
+        return  # what is damaged, or missing, the start will name
+
+
+def _end(folder: Path, epoch: int) -> SourceOffset:
+    return read_offset(folder / "offsets" / str(epoch))
 
 
 def _move(path: Path, into: Path) -> None:

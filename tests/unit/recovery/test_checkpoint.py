@@ -41,7 +41,6 @@ def test_a_batch_with_both_files_is_a_checkpoint_and_one_without_commit_is_plann
     assert [each.epoch for each in found.committed] == [0, 1, 2]
     assert found.planned is not None and found.planned.epoch == 3
     assert found.last is not None and found.last.end.offsets == {"t": {"0": 20}}
-    assert found.last.planned_ms == 2
     assert [each.epoch for each in found.retained(2)] == [1, 2]
     assert checkpoint.last_commit(tmp_path) == 2
 

@@ -48,7 +48,7 @@ class FakeControl:
 
 
 def retained(*epochs: int) -> list[Checkpoint]:
-    return [Checkpoint(e, SourceOffset(e, {"t": {"0": e * 10}}, [0], 0), 0) for e in epochs]
+    return [Checkpoint(e, SourceOffset(e, {"t": {"0": e * 10}}, [0], 0)) for e in epochs]
 
 
 def test_retained_checkpoints_are_pinned_at_their_offsets_and_older_ones_released() -> None:

@@ -70,6 +70,37 @@ def test_a_restore_that_was_cut_short_is_finished_by_the_next_start(
     restore.finish(folder)
 
 
+def test_offsets_that_an_earlier_restore_spelled_otherwise_are_spelled_as_the_source_does(
+    folder: Path,
+) -> None:
+    """And what Spark planned because of it is nothing that there is."""
+    path, ahead = folder / "offsets" / "4", folder / "offsets" / "5"
+    before, end = path.read_text(), Ledger(folder).start_of(5)
+    assert end.to_text() not in before
+    restore.respell(folder)
+    assert path.read_text().splitlines() == [*before.splitlines()[:2], end.to_text()]
+    assert not path.with_name(".4.crc").exists(), "Hadoop would hold it to its checksum"
+    assert ahead.exists(), "there is something in it"
+    ahead.write_text(path.read_text())
+    restore.respell(folder)
+    assert not ahead.exists()
+    written = path.stat().st_mtime_ns
+    restore.respell(folder)
+    assert path.stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("content", [b"", b"v1", b"v1\n{}\n[1]", b"v1\n{}\n\xff", None])
+def test_a_damaged_offset_is_left_for_the_start_to_name(
+    folder: Path, content: bytes | None
+) -> None:
+    path = folder / "offsets" / "4"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    restore.respell(folder)
+    assert (path.read_bytes() if content is not None else None) == content
+
+
 def test_a_checkpoint_that_the_log_no_longer_covers_is_refused_with_both_offsets(
     folder: Path,
 ) -> None:

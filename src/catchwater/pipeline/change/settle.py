@@ -9,7 +9,6 @@ from pathlib import Path
 
 from catchwater.recovery import checkpoint as checkpoints
 from catchwater.recovery.ledger import Ledger
-from catchwater.recovery.savepoint.restore import write_commit
 
 
 def settle(checkpoint: Path) -> int:
@@ -19,5 +18,5 @@ def settle(checkpoint: Path) -> int:
     planned = checkpoints.read(checkpoint).planned
     if entry is None or planned is None or planned != entry.end:
         return last
-    write_commit(checkpoint, entry.epoch)
+    checkpoints.write_commit(checkpoint, entry.epoch)
     return entry.epoch

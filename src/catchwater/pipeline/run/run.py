@@ -36,12 +36,18 @@ _POLL_S = 0.1
 
 def take(config: PipelineConfig, held: Lock, began_s: float, clock: Clock) -> Parts:
     """Take the checkpoint, and look at everything that a start could fail on."""
-    folder = config.checkpoint
     held.acquire()
+    return look_before(config, began_s, clock)
+
+
+def look_before(config: PipelineConfig, began_s: float, clock: Clock) -> Parts:
+    """End what was cut short, look at everything, and go back where something is broken."""
+    folder = config.checkpoint
     forget_the_dead(folder)
     restore.finish(folder)
-    before = take_report(folder)
+    restore.respell(folder)
     try:
+        before = take_report(folder)
         if before is not None and before.kind in DAMAGED:
             raise LedgerDamaged(before.message)
         return prepare(config, began_s, clock)

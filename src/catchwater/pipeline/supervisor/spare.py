@@ -78,9 +78,10 @@ def read_report(checkpoint: Path, pid: int) -> Report | None:
 
 def take_report(checkpoint: Path) -> Report | None:
     """What the last process to fail left, for the one that goes on in its place; read once."""
-    told = read_json(_path(checkpoint), Report)
-    _path(checkpoint).unlink(missing_ok=True)
-    return told
+    try:
+        return read_json(_path(checkpoint), Report)
+    finally:
+        _path(checkpoint).unlink(missing_ok=True)
 
 
 def _path(checkpoint: Path) -> Path:

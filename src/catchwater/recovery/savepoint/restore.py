@@ -20,13 +20,13 @@ from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectStore, StoreError
 from catchwater.objects.open import open_store, place
+from catchwater.recovery.checkpoint import write_commit, write_offset
 from catchwater.recovery.home import claim_home
 from catchwater.recovery.ledger import (
     FOLDER,
     EpochEntry,
     Ledger,
     ShardEpoch,
-    SourceOffset,
     numbered,
     write_whole,
 )
@@ -144,25 +144,8 @@ def write_epoch(into: Path, entry: EpochEntry, clock: Clock) -> None:
         (into / log).mkdir(exist_ok=True)
     # Spark does not start from a batch without the offsets of the one before.
     for end in (entry.start, entry.end)[entry.epoch == 0 :]:
-        planned: dict[str, Any] = {
-            "batchWatermarkMs": 0, "batchTimestampMs": end.clock_ms, "conf": {},
-        }  # fmt: skip
-        _write_log(into / "offsets" / str(end.epoch), planned, end)
+        write_offset(into, end)
     write_commit(into, entry.epoch)
-
-
-def write_commit(into: Path, epoch: int) -> None:
-    """Tell Spark that a batch is done."""
-    _write_log(into / "commits" / str(epoch), {"nextBatchWatermarkMs": 0})
-
-
-def _write_log(path: Path, said: dict[str, Any], end: SourceOffset | None = None) -> None:
-    """A file of Spark's logs: its version, then a line of JSON each."""
-    lines = [b"v1", msgspec.json.encode(said)]
-    if end is not None:
-        lines.append(msgspec.json.encode(end))
-    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
-    write_whole(path, b"\n".join(lines))
 
 
 def _copy(

@@ -1,0 +1,198 @@
+"""Every way back, on to where there is nothing new, one record, or no broker to ask.
+
+The dullest start is the one that a busy test never sees: Spark plans an epoch where the offset it
+finds is spelled otherwise than the source spells it. `in_session.HereQuery` does so, too, and one
+test is on Spark.
+"""
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.e2e.in_session import Pipeline, produce
+from tests.e2e.rebuild_steps import run as rebuild
+from tests.e2e.tally import FUNCTION, TOPIC, Tables, model, newest, order, write_file
+from typer.testing import CliRunner
+
+from catchwater.cli.app import app
+from catchwater.config import CatchwaterError
+from catchwater.pipeline.run import config
+from catchwater.recovery import checkpoint
+from catchwater.recovery.ledger import Ledger, read_offset
+from catchwater.wire.client import Client
+
+pytestmark = pytest.mark.timeout(1800)
+
+RECORDS, EPOCH = 40, 20
+
+
+class Life:
+    """A pipeline that has read all there is and has stopped, and the commands typed at it."""
+
+    def __init__(self, broker: Any, folder: Path, spark: Any = None) -> None:
+        self.broker, self.folder = broker, folder
+        self.tables = Tables(folder / "rows.db")
+        with Client(broker.bootstrap) as client:
+            client.create_topics({TOPIC: 1})
+        self.produced = 0
+        self.file = write_file(folder, broker.bootstrap, self.tables, EPOCH)
+        self.codes = 0
+        self.code(1)
+        self.produce(RECORDS)
+        self.run(spark)
+        self.check()
+
+    def code(self, version: int) -> None:
+        """Let the file name this version of the function."""
+        self.codes += 1
+        module = f"seen_{id(self)}_{self.codes}"
+        text = FUNCTION.replace("version=1", f"version={version}")
+        (self.folder / f"{module}.py").write_text(text)
+        lines = self.file.read_text().splitlines()
+        lines[1] = f'function = "{module}:Tallied"'
+        self.file.write_text("\n".join(lines) + "\n")
+
+    def type(self, *words: str, code: int = 0) -> str:
+        """`catchwater …`; what was said."""
+        done = CliRunner().invoke(app, words)
+        error = done.exception if isinstance(done.exception, CatchwaterError) else None
+        said = done.output + (f"{error} {error.hint}" if error else "")
+        assert (error.exit_code if error else done.exit_code) == code, (said, done.exception)
+        return said
+
+    def produce(self, count: int) -> None:
+        if count:
+            orders = (order(0, n) for n in range(self.produced, self.produced + count))
+            produce(self.broker.bootstrap, TOPIC, 0, *orders)
+        self.produced += count
+
+    def run(self, spark: Any = None) -> int:
+        """Until all is read; how many epochs that took."""
+        here = Pipeline(spark, self.folder, self.file)
+        here.run()
+        return len(here.epochs)
+
+    def check(self) -> None:
+        """Tables and state are what a plain loop over all orders gives."""
+        rows = Counter(
+            {row: n for row, n in model(0, self.produced).items() if row[0].startswith("card-0-")}
+        )
+        assert self.tables.rows("live") == rows
+        assert self.tables.rows("newest") == newest(rows)
+
+    @property
+    def checkpoint(self) -> Path:
+        return config.load(self.file, {}).checkpoint
+
+    def files(self) -> dict[str, bytes]:
+        """What of the checkpoint a start that comes to nothing must not change."""
+        logs = ("offsets", "commits", "catchwater/epochs", "catchwater/contracts")
+        paths = [path for log in logs for path in (self.checkpoint / log).glob("[0-9]*")]
+        return {str(path): path.read_bytes() for path in paths}
+
+
+def restored(life: Life) -> None:
+    name = f"s{len(list(life.folder.glob('savepoints/*')))}"
+    life.type("savepoint", "create", str(life.file), "--name", name, "--yes")
+    shutil.rmtree(life.checkpoint)
+    life.type("savepoint", "restore", str(life.file), name, "--yes")
+
+
+def rolled_back(life: Life) -> None:
+    """A version that wrote nothing yet, and one that did: its epoch is written anew."""
+    life.code(2)
+    life.type("pipeline", "upgrade", str(life.file), "--to", "2", "--yes")
+    life.run()
+    life.type("pipeline", "rollback", str(life.file), "--yes")
+    life.code(1)
+
+
+def rewound(life: Life) -> None:
+    before = checkpoint.committed_epochs(life.checkpoint)[-2]
+    life.type("recovery", "restore", str(life.file), "--checkpoint", str(before), "--yes")
+    life.run()  # the epoch that was undone; what comes now is what is unread
+
+
+def rebuilt(life: Life) -> None:
+    assert rebuild("rebuild", life.file, f"a{life.codes}{len(life.files())}") == 0
+
+
+def fallen_back(life: Life) -> None:
+    """To the checkpoint before the newest, which is damaged."""
+    newest_entry = Ledger(life.checkpoint).epochs()[-1]
+    path = life.checkpoint / "catchwater" / "epochs" / f"{newest_entry}.json"
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def restored_by_an_earlier_version(life: Life) -> None:
+    """It spelled offsets without spaces."""
+    restored(life)
+    for path in (life.checkpoint / "offsets").iterdir():
+        lines = path.read_text().splitlines()
+        compact = msgspec.json.format(lines[2].encode(), indent=-1)
+        path.write_bytes("\n".join(lines[:2]).encode() + b"\n" + compact)
+
+
+def restored_by_an_earlier_version_and_started(life: Life) -> None:
+    """Spark took the other spelling for input, and planned a batch that was refused."""
+    restored_by_an_earlier_version(life)
+    last = checkpoint.last_commit(life.checkpoint)
+    planned = (life.checkpoint / "offsets" / str(last)).read_text().splitlines()
+    planned[2] = json.dumps(json.loads(planned[2]))
+    (life.checkpoint / "offsets" / str(last + 1)).write_text("\n".join(planned))
+
+
+WAYS = [
+    restored,
+    restored_by_an_earlier_version,
+    restored_by_an_earlier_version_and_started,
+    rolled_back,
+    rewound,
+    rebuilt,
+    fallen_back,
+]
+
+
+@pytest.fixture(params=WAYS, ids=[way.__name__ for way in WAYS])
+def way(request: pytest.FixtureRequest) -> Callable[[Life], None]:
+    chosen: Callable[[Life], None] = request.param
+    return chosen
+
+
+@pytest.fixture
+def life(make_broker: Callable[..., Any], tmp_path: Path) -> Life:
+    return Life(make_broker({"log.retention.ms": "-1"}), tmp_path)
+
+
+@pytest.mark.parametrize("unread", [0, 1])
+def test_the_pipeline_goes_on(life: Life, way: Callable[[Life], None], unread: int) -> None:
+    way(life)
+    life.produce(unread)
+    life.run()
+    life.check()
+    assert life.run() == 0, "there is nothing new"
+    life.produce(1)
+    life.run()
+    life.check()
+    told = json.loads(life.type("recovery", "explain", str(life.file), "--json"))
+    assert all(each["restorable"] for each in told), told
+
+
+@pytest.mark.spark
+def test_spark_finds_nothing_new(
+    make_broker: Callable[..., Any], spark: Any, tmp_path: Path
+) -> None:
+    life = Life(make_broker({"log.retention.ms": "-1"}), tmp_path, spark)
+    path = life.checkpoint / "offsets" / str(checkpoint.last_commit(life.checkpoint))
+    assert path.read_text().splitlines()[2] == read_offset(path).to_text()
+    for way in (restored, restored_by_an_earlier_version_and_started):
+        way(life)
+        assert life.run(spark) == 0
+    life.produce(1)
+    assert life.run(spark) == 1
+    life.check()
