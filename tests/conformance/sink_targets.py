@@ -8,7 +8,7 @@ import random
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ import pytest
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.replay.control import Control
-from catchwater.sinks.base import OutputRecord, RowId, Sink, Staged
-from catchwater.sinks.config import parse
-from catchwater.sinks.open import open_sink
+from catchwater.sinks.base import OutputRecord, RowId, Seen, Sink, Staged
+from catchwater.sinks.config import SinkConfig, parse
+from catchwater.sinks.open import look_at, open_sink
 from catchwater.sinks.surroundings import Surroundings
 
 
@@ -61,6 +61,8 @@ class Target:
     mends = frozenset({"missing", "doubled", "altered"})
     exclusive = True
     """A second writer is refused."""
+    marked = True
+    """It keeps the marks of its epochs itself."""
     forks = True
     """Its client may be opened in a fork of this process."""
 
@@ -89,8 +91,18 @@ class Target:
         **options: str,
     ) -> Sink:
         """The sink, opened anew."""
-        values = {"kind": self.kind, "delivery": delivery, **self.options, **options}
-        return open_sink(parse(self.name, values), self.around(pipeline, generation, clock))
+        config = self.config(delivery=delivery, **options)
+        return open_sink(config, self.around(pipeline, generation, clock))
+
+    def config(self, **options: str) -> SinkConfig:
+        """Its section."""
+        return parse(self.name, {"kind": self.kind, **self.options, **options})
+
+    def look(self, output_type: Any = Alert) -> Seen:
+        """What it is like, without opening it."""
+        return look_at(
+            self.config(), replace(self.around("cards", 0, SYSTEM), output_type=output_type)
+        )
 
     def read(self) -> list[dict[str, Any]]:
         """The outputs as a plain reader sees them; whoever reads a log applies retractions."""
@@ -227,6 +239,7 @@ class HttpTarget(Target):
     atomic = False
     replaces = True
     at_least_once = False
+    marked = False
     mends = frozenset({"missing", "altered"})
 
     def __init__(self, root: Path, server: Any) -> None:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -35,16 +36,18 @@ from tests.conformance.sink_targets import (
     write,
 )
 
-from catchwater.clock import ManualClock
+from catchwater.clock import SYSTEM, ManualClock
 from catchwater.sinks import reconcile
 from catchwater.sinks.base import (
     EpochDiffers,
     EpochMissing,
     OutputRecord,
+    Seen,
     Sink,
     Superseded,
     TargetTaken,
 )
+from catchwater.sinks.open import alter_target
 
 ROWS = 5
 """Of each of the two shards that put something out."""
@@ -158,6 +161,41 @@ def test_an_epoch_that_does_not_follow_is_refused(target: Target) -> None:
     with pytest.raises(EpochMissing, match="not follow"):
         sink.commit(5, stage(sink, 5, ROWS))
     assert ids(target) == wanted(3)
+    sink.close()
+
+
+def test_looking_tells_whose_it_is_and_how_far_and_changes_nothing(target: Target) -> None:
+    there = sorted(target.root.rglob("*"))
+    assert target.look() == Seen()
+    assert sorted(target.root.rglob("*")) == there
+    sink = target.open()
+    write(sink, 0, ROWS)
+    write(sink, 1, 0)
+    assert target.look() == (Seen(ours=True, newest=1) if target.marked else Seen())
+    write(sink, 2, ROWS)
+    assert ids(target) == wanted(0, 2)
+    sink.close()
+
+
+@dataclass
+class Wider(Alert):
+    """The outputs of the function's next version."""
+
+    shop: str
+
+
+def test_a_table_that_lacks_a_column_is_altered_on_request(target: Target) -> None:
+    if target.kind not in ("sqlite", "postgres"):
+        pytest.skip("it has no columns, or adds them when it is opened")
+    sink = target.open()
+    write(sink, 0, ROWS)
+    differs = target.look(Wider).differs
+    assert differs is not None and "shop is missing" in str(differs)
+    assert differs.alter[0].startswith('ALTER TABLE "alerts" ADD COLUMN "shop"')
+    alter_target(target.config(), replace(target.around("cards", 0, SYSTEM), output_type=Wider))
+    assert target.look(Wider) == target.look() == Seen(ours=True, newest=0)
+    write(sink, 1, ROWS)  # the version before goes on
+    assert ids(target) == wanted(0, 1)
     sink.close()
 
 

@@ -73,9 +73,16 @@ class TargetTaken(CatchwaterError):
 
 
 class TargetDiffers(CatchwaterError):
-    """The target is there and cannot take these outputs: names what differs."""
+    """The target is there and cannot take these outputs: names what differs.
+
+    `alter` are the statements that would add what is missing; empty where that is not enough.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str, *, hint: str | None = None, alter: Sequence[str] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.alter = tuple(alter)
 
 
 class NotAdmitted(CatchwaterError):
@@ -92,6 +99,17 @@ class SinkFull(CatchwaterError):
 
 class RowsUnreadable(CatchwaterError):
     """The target cannot be asked what it holds, or what is needed to mend it is not kept."""
+
+
+class Seen(NamedTuple):
+    """What a target is like that was looked at and not opened: nothing in it has changed."""
+
+    ours: bool = False
+    """It names this sink of this pipeline as its writer."""
+    newest: int | None = None
+    """The newest epoch that it has of this sink; None: none, or it keeps no marks."""
+    differs: TargetDiffers | None = None
+    """Why it cannot take the outputs as it is."""
 
 
 class OutputRecord(NamedTuple):

@@ -188,6 +188,11 @@ class SinkConfig:
         return self.options[key] == "true"
 
 
+def without_secrets(url: str) -> str:
+    """A URL for messages and records: without user and password, query and fragment."""
+    return _ANY_CREDENTIALS.sub("//", url).partition("?")[0].partition("#")[0]
+
+
 def known_keys() -> list[str]:
     """Every key that some sink has; for readers that do not know the kind yet."""
     return sorted({*SHARED, *(key for options in KINDS.values() for key in options)})

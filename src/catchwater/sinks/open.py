@@ -5,13 +5,14 @@ that cannot take the outputs. What a kind needs is imported only when it is open
 """
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from catchwater.config import CatchwaterError
-from catchwater.sinks.base import Sink
-from catchwater.sinks.config import SinkConfig
+from catchwater.sinks.base import Seen, Sink
+from catchwater.sinks.config import SinkConfig, without_secrets
 from catchwater.sinks.guarantee import guarantee
 from catchwater.sinks.staged import Archive, StagedFile
 from catchwater.sinks.surroundings import Surroundings, staged_folder
@@ -19,7 +20,7 @@ from catchwater.sinks.surroundings import Surroundings, staged_folder
 if TYPE_CHECKING:
     from catchwater.sinks.http.endpoint import Endpoint
     from catchwater.sinks.relational.database import Database
-    from catchwater.sinks.relational.tables import Writer
+    from catchwater.sinks.relational.tables import Target, Writer
 
 
 class PackageMissing(CatchwaterError):
@@ -33,10 +34,8 @@ def open_sink(config: SinkConfig, around: Surroundings) -> Sink:
     guarantee(config, output_id=around.output_id)
     stager = StagedFile(around.objects, staged_folder(config.name))
     truth = Archive(stager, keep_ms=config.keep_ms)
-    try:
+    with _packages_named(config):
         return _OPENERS[config.kind](config, around, truth)
-    except ModuleNotFoundError as error:
-        raise _missing(config, error) from error
 
 
 def check_sink(config: SinkConfig, around: Surroundings) -> None:
@@ -45,10 +44,48 @@ def check_sink(config: SinkConfig, around: Surroundings) -> None:
     Opens nothing. Raises as `open_sink`, as far as that can be told beforehand.
     """
     guarantee(config, output_id=around.output_id)
-    try:
+    with _packages_named(config):
         _CHECKS.get(config.kind, _check_nothing)(config, around)
+
+
+def target_of(config: SinkConfig, folder: Path) -> str:
+    """What a sink writes to, told apart from every other target; without what gives access to it.
+
+    Two names of one server are two targets to it. Relative paths are meant from the folder.
+    Asks nobody. Raises `ConfigError`, `PackageMissing`.
+    """
+    with _packages_named(config):
+        return f"{config.kind} {_TARGETS[config.kind](config, Surroundings('', '', folder))}"
+
+
+def look_at(config: SinkConfig, around: Surroundings) -> Seen:
+    """What the target of a sink is like now; asked once, without patience, and not changed.
+
+    Raises what a target that is away raises, and `TargetTaken`.
+    """
+    look = _LOOKS[config.kind]
+    with _packages_named(config):
+        return look(config, around)
+
+
+def alter_target(config: SinkConfig, around: Surroundings) -> None:
+    """Add to a table the columns that it lacks. Raises `TargetDiffers` if that is not enough."""
+    with _packages_named(config):
+        database, target = _target_table(config, around)
+        with closing(database):
+            target.alter()
+
+
+@contextmanager
+def _packages_named(config: SinkConfig) -> Iterator[None]:
+    try:
+        yield
     except ModuleNotFoundError as error:
-        raise _missing(config, error) from error
+        raise PackageMissing(
+            f"The sink {config.name!r} of kind {config.kind} needs the package {error.name}, "
+            "which is not installed.",
+            hint=f"pip install 'catchwater[{config.kind}]'",
+        ) from error
 
 
 def preload(kinds: Iterable[str]) -> None:
@@ -66,14 +103,6 @@ def _open_log(config: SinkConfig, around: Surroundings, truth: Archive) -> Sink:
     from catchwater.sinks.log.sink import open_log
 
     return open_log(config, around, truth)
-
-
-def _missing(config: SinkConfig, error: ModuleNotFoundError) -> PackageMissing:
-    return PackageMissing(
-        f"The sink {config.name!r} of kind {config.kind} needs the package {error.name}, "
-        "which is not installed.",
-        hint=f"pip install 'catchwater[{config.kind}]'",
-    )
 
 
 def _open_table(config: SinkConfig, around: Surroundings, truth: Archive) -> Sink:
@@ -107,12 +136,28 @@ def _table_of(config: SinkConfig, around: Surroundings) -> "tuple[Database, Writ
     return database, writer
 
 
-def _check_table(config: SinkConfig, around: Surroundings) -> None:
+def _target_table(config: SinkConfig, around: Surroundings) -> "tuple[Database, Target]":
+    """The database, not connected yet, and the sink's table in it."""
     from catchwater.sinks.relational.columns import codec_of
     from catchwater.sinks.relational.tables import Target
 
     database, writer = _table_of(config, around)
-    Target(database, writer, codec_of(around.output_type).columns)
+    return database, Target(database, writer, codec_of(around.output_type).columns)
+
+
+def _check_table(config: SinkConfig, around: Surroundings) -> None:
+    _target_table(config, around)
+
+
+def _look_at_table(config: SinkConfig, around: Surroundings) -> Seen:
+    database, target = _target_table(config, around)
+    with closing(database):
+        return target.look()
+
+
+def _table_place(config: SinkConfig, around: Surroundings) -> str:
+    database, writer = _table_of(config, around)
+    return f"{database.name} {writer.table}"
 
 
 def _open_http(config: SinkConfig, around: Surroundings, truth: Archive) -> Sink:
@@ -158,6 +203,25 @@ def _open_kafka(config: SinkConfig, around: Surroundings, truth: Archive) -> Sin
     return open_kafka(config, around, truth)
 
 
+def _look_at_kafka(config: SinkConfig, around: Surroundings) -> Seen:
+    from catchwater.sinks.kafka.sink import look_at_kafka
+
+    return look_at_kafka(config, around)
+
+
+def _kafka_place(config: SinkConfig, around: Surroundings) -> str:
+    """Of a section that names no brokers they are the source's, whatever they are called."""
+    brokers = config.options.get("kafka.bootstrap.servers", "")
+    named = ",".join(sorted(each.strip() for each in brokers.split(",")))
+    return f"{config.options['topic']} at {named}" if named else config.options["topic"]
+
+
+def _look_at_log(config: SinkConfig, around: Surroundings) -> Seen:
+    from catchwater.sinks.log.sink import look_at_log
+
+    return look_at_log(config, around)
+
+
 def _check_columns(config: SinkConfig, around: Surroundings) -> None:
     from catchwater.sinks.lake.columns import Columns
 
@@ -180,6 +244,49 @@ def _open_iceberg(config: SinkConfig, around: Surroundings, truth: Archive) -> S
     return open_iceberg(config, around, truth)
 
 
+def _look_at_parquet(config: SinkConfig, around: Surroundings) -> Seen:
+    from catchwater.sinks.lake.parquet import look_at_parquet
+
+    return look_at_parquet(config, around)
+
+
+def _look_at_iceberg(config: SinkConfig, around: Surroundings) -> Seen:
+    from catchwater.sinks.lake.iceberg import look_at_iceberg
+
+    return look_at_iceberg(config, around)
+
+
+def _look_at_endpoint(config: SinkConfig, around: Surroundings) -> Seen:
+    """Whether the server answers; what is there has no marks."""
+    with closing(_endpoint_of(config, around)) as endpoint:
+        endpoint.reach()
+    return Seen()
+
+
+def _url_place(config: SinkConfig, around: Surroundings) -> str:
+    """Without what may be secret in it; a path as that of a file."""
+    url = config.options["url"]
+    if config.kind == "parquet" and "://" not in url:
+        return (around.folder / url).resolve().as_uri()
+    return without_secrets(url)
+
+
+def _iceberg_place(config: SinkConfig, around: Surroundings) -> str:
+    """Its catalog's address and the table's name, or those of the warehouse that the catalog is."""
+    options, warehouse = config.options, config.options["warehouse"]
+    if warehouse and "://" not in warehouse:
+        warehouse = (around.folder / warehouse).resolve().as_uri()
+    told = [options.get(f"catalog.{key}", "") for key in ("type", "name", "uri", "warehouse")]
+    told += [v for k, v in sorted(options.items()) if k in _ICEBERG_PLACES]
+    return " ".join(filter(None, [*map(without_secrets, [*told, warehouse]), options["table"]]))
+
+
+_ICEBERG_PLACES = (
+    "catalog.prefix", "catalog.glue.id", "catalog.glue.region", "catalog.dynamodb.region",
+    "catalog.dynamodb.table-name",
+)  # fmt: skip
+"""What else says which catalog it is; all other properties may be secrets."""
+
 _OPENERS: Mapping[str, Callable[[SinkConfig, Surroundings, Archive], Sink]] = {
     "log": _open_log,
     "postgres": _open_table,
@@ -196,6 +303,26 @@ _CHECKS: Mapping[str, Callable[[SinkConfig, Surroundings], None]] = {
     "http": _check_http,
     "parquet": _check_columns,
     "iceberg": _check_columns,
+}
+
+_TARGETS: Mapping[str, Callable[[SinkConfig, Surroundings], str]] = {
+    "log": lambda config, _: config.options["topic"],
+    "kafka": _kafka_place,
+    "postgres": _table_place,
+    "sqlite": _table_place,
+    "parquet": _url_place,
+    "iceberg": _iceberg_place,
+    "http": _url_place,
+}
+
+_LOOKS: Mapping[str, Callable[[SinkConfig, Surroundings], Seen]] = {
+    "log": _look_at_log,
+    "kafka": _look_at_kafka,
+    "postgres": _look_at_table,
+    "sqlite": _look_at_table,
+    "parquet": _look_at_parquet,
+    "iceberg": _look_at_iceberg,
+    "http": _look_at_endpoint,
 }
 
 _MODULES: Mapping[str, Sequence[str]] = {

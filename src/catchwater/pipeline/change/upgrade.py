@@ -23,7 +23,7 @@ from catchwater.pipeline.change.trial import try_state
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.artefact import FunctionCode, publish
-from catchwater.pipeline.run.preflight import identity_of
+from catchwater.pipeline.run.preflight import doubts_of, identity_of
 from catchwater.pipeline.run.versions import Version, Versions
 from catchwater.pipeline.supervisor.halt import halt, running
 from catchwater.recovery.home import key_part
@@ -69,7 +69,8 @@ def look(around: Around, to: int) -> list[Change]:
     than a function has changed. Changes nothing.
     """
     checkpoint = around.config.checkpoint
-    identity.check(checkpoint, identity_of(around.config, around.specs))
+    doubts = doubts_of(around.config, around.specs, around.clock)
+    identity.check(checkpoint, identity_of(around.config, around.specs), doubts)
     ledger = versions.load(checkpoint)
     changes = find(around.specs, ledger, to)
     for change in changes:

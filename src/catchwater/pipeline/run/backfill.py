@@ -22,12 +22,13 @@ from catchwater.objects.open import join
 from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.artefact import find_function
 from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
-from catchwater.pipeline.run.preflight import target_of
+from catchwater.pipeline.run.preflight import is_target
 from catchwater.recovery import checkpoint, handover
 from catchwater.recovery.ledger import FOLDER, OffsetMap, read_json, write_whole
 from catchwater.replay.offsets import from_json, to_json
 from catchwater.replay.options import parse_options
 from catchwater.replay.subscription import Subscription
+from catchwater.sinks.open import target_of
 from catchwater.wire.client import EARLIEST
 
 BACKFILLS = ".backfills"
@@ -162,12 +163,13 @@ def check_apart(backfill: PipelineConfig, live: PipelineConfig) -> None:
     What that is, its checkpoint knows; before its first start, its file says so.
     """
     bound = identity.read(live.checkpoint)
-    taken = bound.sinks if bound else {name: target_of(each) for name, each in live.sinks.items()}
     for name, sink in backfill.sinks.items():
-        if target_of(sink) == taken.get(name):
+        target = target_of(sink, backfill.folder)
+        taken = bound.sinks.get(name, "") if bound else target_of(live.sinks[name], live.folder)
+        if is_target(sink, backfill.folder, taken):
             variable = f"CATCHWATER_SINK__{name.upper()}__{_KEY.get(sink.kind, 'TABLE')}"
             raise BadBackfill(
-                f"The sink {name!r} writes to {target_of(sink)}, which is the live pipeline's.",
+                f"The sink {name!r} writes to {target}, which is the live pipeline's.",
                 hint=f"Name another target by the environment: {variable}=...",
             )
 

@@ -2,10 +2,12 @@
 
 State is found again by the function's name, offsets by the topic's, marks by the sink's. So a
 checkpoint is bound to the pipeline, functions, shards, topics and sinks it was begun with, and a
-start with others is refused before Spark touches anything. The functions' versions and their code
-may change, and have a ledger of their own (`versions`).
+start with others is refused before Spark touches anything. A sink may have moved: to a target that
+holds all that was written to the one before. The functions' versions and their code may change, and
+have a ledger of their own (`versions`).
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -30,7 +32,16 @@ class Identity(msgspec.Struct, frozen=True):
     shards: int
     topics: list[str]
     sinks: dict[str, str]
-    """Sink → what it writes to."""
+    """Sink → what it writes to, told apart from every other target (`sinks.open.target_of`)."""
+
+
+Doubts = Callable[[str, str], str]
+"""Why this sink cannot have moved from the target it was bound to; empty: it has, or has not."""
+
+
+def no_move(sink: str, was: str) -> str:
+    """Nobody looks: another target is another one."""
+    return "which is another target"
 
 
 _WORDS = {
@@ -38,37 +49,51 @@ _WORDS = {
     "functions": "the chain of functions",
     "shards": "the number of shards",
     "topics": "the input",
-    "sinks": "the set of sinks",
 }
 _HINTS = {"shards": "To change it, restore a savepoint into a new checkpoint: catchwater "
           "savepoint restore FILE NAME --into FOLDER --shards N."}  # fmt: skip
+_OTHER_SINKS = (
+    "Put them back as they were. To add one or take one away, restore a savepoint into a new "
+    "checkpoint: catchwater savepoint restore FILE NAME --into FOLDER."
+)
 
 
-def claim(checkpoint: Path, identity: Identity) -> None:
-    """Bind a new checkpoint to this pipeline.
+def claim(checkpoint: Path, identity: Identity, doubts: Doubts = no_move) -> None:
+    """Bind a new checkpoint to this pipeline, and one whose sinks have moved to where they are now.
 
     Raises `OtherPipeline` if it is bound to another, `RestoreUnfinished` if it is incomplete.
     """
-    check(checkpoint, identity)
-    if read(checkpoint) is None:
+    check(checkpoint, identity, doubts)
+    if read(checkpoint) != identity:
         write(checkpoint, identity)
 
 
-def check(checkpoint: Path, identity: Identity) -> None:
-    """Raise what `claim` raises; a new checkpoint stays unbound."""
+def check(checkpoint: Path, identity: Identity, doubts: Doubts = no_move) -> None:
+    """Raise what `claim` raises; changes nothing."""
     refuse_unfinished(checkpoint)
     bound = read(checkpoint)
     if bound is None:
         return
-    for name, words in _WORDS.items():
-        was, wanted = getattr(bound, name), getattr(identity, name)
+    compared = [
+        (w, getattr(bound, n), getattr(identity, n), _HINTS.get(n)) for n, w in _WORDS.items()
+    ]
+    compared.append(("the set of sinks", sorted(bound.sinks), sorted(identity.sinks), _OTHER_SINKS))
+    for words, was, wanted, hint in compared:
         if was != wanted:
             raise OtherPipeline(
                 f"The checkpoint {checkpoint} cannot be continued: {words} was {was} and is now "
                 f"{wanted}. Its state would be lost or misread; nothing was changed.",
-                hint=_HINTS.get(
-                    name, "Put it back as it was, or begin a new checkpoint in another folder."
-                ),
+                hint=hint or "Put it back as it was, or begin a new checkpoint in another folder.",
+            )
+    for sink, wanted in identity.sinks.items():
+        was = bound.sinks[sink]
+        if was != wanted and (doubt := doubts(sink, was)):
+            raise OtherPipeline(
+                f"The checkpoint {checkpoint} cannot be continued: the sink {sink!r} has written "
+                f"to {was} so far, and is now to write to {wanted}, {doubt}. Nothing was changed.",
+                hint="Put it back as it was. If it has moved, let the new target hold what the old "
+                "one does, marks included; if it is to begin anew there: catchwater sink moved "
+                f"FILE --sink {sink}.",
             )
 
 

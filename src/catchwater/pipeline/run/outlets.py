@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from catchwater.clock import Clock
 from catchwater.config import ConfigError
@@ -12,13 +13,11 @@ from catchwater.replay.control import Control
 from catchwater.replay.options import parse_options
 from catchwater.sinks.base import Sink
 from catchwater.sinks.config import SinkConfig
-from catchwater.sinks.open import check_sink, open_sink
+from catchwater.sinks.open import check_sink, open_sink, target_of
 from catchwater.sinks.surroundings import Surroundings
 
 _ALONE = ("postgres", "sqlite", "parquet", "iceberg")
 """Kinds whose targets have one writer."""
-_WHERE = ("url", "path", "warehouse", "table")
-"""The options that say which target it is."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,14 @@ class Outlets:
 def source_of(sink: SinkConfig, specs: Sequence[FunctionSpec]) -> FunctionSpec:
     """The function whose outputs a sink takes: the one it names, or the last of the chain."""
     return next((spec for spec in specs if spec.name == sink.source), specs[-1])
+
+
+def outlet_of(
+    sink: SinkConfig, specs: Sequence[FunctionSpec], around: Surroundings
+) -> Surroundings:
+    """What one sink learns of its pipeline: also what the function puts out that it takes."""
+    spec = source_of(sink, specs)
+    return replace(around, output_type=spec.output_type, output_id=spec.output_id)
 
 
 def surroundings_of(
@@ -72,25 +79,24 @@ def surroundings_of(
 def check_outlets(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:
     """Refuse sinks that no start could open; opens nothing. Raises as `check_sink`."""
     around = Surroundings(config.name or specs[0].name, "", config.folder)
-    _refuse_shared_targets([*config.sinks.values(), *filter(None, [config.dead_letter])])
+    _refuse_shared_targets(
+        [*config.sinks.values(), *filter(None, [config.dead_letter])], config.folder
+    )
     for each in config.sinks.values():
-        spec = source_of(each, specs)
-        check_sink(each, replace(around, output_type=spec.output_type, output_id=spec.output_id))
+        check_sink(each, outlet_of(each, specs, around))
     if config.dead_letter is not None:
         check_sink(config.dead_letter, around)
 
 
-def _refuse_shared_targets(sinks: Sequence[SinkConfig]) -> None:
+def _refuse_shared_targets(sinks: Sequence[SinkConfig], folder: Path) -> None:
     """Two sinks of one pipeline may write to one topic, or one endpoint, and to nothing else.
 
     What is one target under two names, its opening finds out.
     """
-    writers: dict[tuple[str, ...], str] = {}
+    writers: dict[str, str] = {}
     for each in sinks:
         if each.kind in _ALONE:
-            options = sorted(each.options.items())
-            where = [v for k, v in options if k in _WHERE or k.startswith("catalog.")]
-            other = writers.setdefault((each.kind, *where), each.name)
+            other = writers.setdefault(target_of(each, folder), each.name)
             if other != each.name:
                 raise ConfigError(
                     f"The sinks {other!r} and {each.name!r} would both write to {each.place}.",
@@ -105,9 +111,7 @@ def open_outlets(
     sinks: dict[str, Sink] = {}
     with ExitStack() as opened:
         for name, each in config.sinks.items():
-            spec = source_of(each, specs)
-            own = replace(around, output_type=spec.output_type, output_id=spec.output_id)
-            sinks[name] = open_sink(each, own)
+            sinks[name] = open_sink(each, outlet_of(each, specs, around))
             opened.callback(sinks[name].close)
         dead_letters = open_sink(config.dead_letter, around) if config.dead_letter else None
         opened.pop_all()

@@ -10,12 +10,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from catchwater.clock import Clock
+from catchwater.config import CatchwaterError
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.artefact import FunctionCode, find_function, publish
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.fit import check_fit
-from catchwater.pipeline.run.outlets import Outlets, check_outlets, open_outlets, surroundings_of
+from catchwater.pipeline.run.outlets import (
+    Outlets,
+    check_outlets,
+    open_outlets,
+    outlet_of,
+    surroundings_of,
+)
 from catchwater.recovery import checkpoint, handover, pins, restore
 from catchwater.recovery.contract import PartitionTail
 from catchwater.recovery.home import claim_home
@@ -28,6 +35,8 @@ from catchwater.replay.options import SourceOptions, parse_options
 from catchwater.replay.subscription import Subscription
 from catchwater.sinks.base import SinkAhead
 from catchwater.sinks.config import SinkConfig
+from catchwater.sinks.open import look_at, target_of
+from catchwater.sinks.surroundings import Surroundings
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,7 @@ def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> Parts:
     options = parse_options(config.source_options)
     check_fit(config, specs)
     check_outlets(config, specs)
-    bind(config.checkpoint, identity_of(config, specs))
+    bind(config.checkpoint, identity_of(config, specs), doubts_of(config, specs, clock))
     published = [(spec, publish(spec, config.checkpoint)) for spec in specs]
     next_epoch = checkpoint.last_commit(config.checkpoint) + 1
     functions = versions.admit(config.checkpoint, published, next_epoch, clock.now_ms())
@@ -101,13 +110,44 @@ def _control(options: SourceOptions, clock: Clock) -> Control | None:
     return Control(url, clock=clock) if url else None
 
 
-def target_of(sink: SinkConfig) -> str:
-    """What a sink writes to, without what gives access to it."""
+def is_target(sink: SinkConfig, folder: Path, bound: str) -> bool:
+    """Whether the sink writes to what a checkpoint is bound to.
+
+    Checkpoints of earlier versions know no more than a topic, table, path or URL.
+    """
     named = (sink.options.get(key) for key in ("topic", "table", "path", "url"))
-    return f"{sink.kind} {next(filter(None, named), '').partition('?')[0]}"
+    earlier = f"{sink.kind} {next(filter(None, named), '').partition('?')[0]}"
+    return bound in (target_of(sink, folder), earlier)
 
 
-def bind(folder: Path, wanted: identity.Identity) -> None:
+def doubts_of(
+    config: PipelineConfig, specs: Sequence[FunctionSpec], clock: Clock
+) -> identity.Doubts:
+    """Looks whether what a sink's target is now holds all that was written to the one before."""
+    committed = checkpoint.last_commit(config.checkpoint)
+    around = Surroundings(config.name or specs[0].name, "", config.folder, clock=clock)
+
+    def doubt(name: str, was: str) -> str:
+        sink = config.sinks[name]
+        if is_target(sink, config.folder, was):
+            return ""
+        try:
+            seen = look_at(sink, outlet_of(sink, specs, around))
+        except CatchwaterError as error:
+            return f"of which nobody can tell what it holds: {str(error).rstrip('.')}"
+        if not seen.ours:
+            return "which has nothing of this pipeline's: what was written before is missing there"
+        if sink.exactly_once and (seen.newest is None or seen.newest < committed):
+            has = "none of them" if seen.newest is None else f"them up to epoch {seen.newest}"
+            return f"which lacks epochs: it has {has} of {committed}"
+        return ""
+
+    return doubt
+
+
+def bind(
+    folder: Path, wanted: identity.Identity, doubts: identity.Doubts = identity.no_move
+) -> None:
     """Bind the checkpoint to this pipeline; while nothing was begun in it, anew.
 
     A first start that failed, at a sink that was not there, must not hold on to that sink. Raises
@@ -116,7 +156,7 @@ def bind(folder: Path, wanted: identity.Identity) -> None:
     ledger = Ledger(folder)
     epochs = [*numbered(folder / "offsets"), *ledger.epochs(), *ledger.recorded_epochs()]
     if epochs or handover.shadow_of(folder):
-        identity.claim(folder, wanted)
+        identity.claim(folder, wanted, doubts)
     else:
         refuse_unfinished(folder)
         identity.write(folder, wanted)
@@ -129,7 +169,7 @@ def identity_of(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> identi
         functions=[spec.name for spec in specs],
         shards=config.shard_count,
         topics=list(parse_options(config.source_options).topics),
-        sinks={sink: target_of(each) for sink, each in config.sinks.items()},
+        sinks={sink: target_of(each, config.folder) for sink, each in config.sinks.items()},
     )
 
 

@@ -79,6 +79,15 @@ class Endpoint:
         self._connections: list[http.client.HTTPConnection | None] = [None] * concurrency
         self._workers = ThreadPoolExecutor(concurrency, thread_name_prefix="catchwater-http")
 
+    def reach(self) -> None:
+        """Connect, and ask nothing. Raises `SinkUnavailable`."""
+        try:
+            self._connect(0).connect()
+        except OSError as error:
+            raise SinkUnavailable(f"{self.place} cannot be reached: {error}.") from error
+        finally:
+            self._drop(0)
+
     def send(self, requests: Sequence[Request]) -> list[Answer]:
         """All answers, in the order of the requests. Raises `SinkUnavailable`."""
         shares: list[list[int]] = [[] for _ in self._connections]

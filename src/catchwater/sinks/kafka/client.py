@@ -41,6 +41,7 @@ REQUEST_S = 15.0
 FLUSH_S = 60.0
 """How long what was produced may take to arrive; as long as librdkafka lets a transaction last."""
 
+_LOOK_S = 5.0
 _POLL_EVERY = 500
 _POLL_S = 0.5
 _OURS = ("transactional.id", "enable.idempotence", "isolation.level", "acks", "group.id")
@@ -124,6 +125,11 @@ class Brokers:
         """For topics and offsets; connected when it is first needed."""
         client: AdminClient = self.connect(AdminClient, {})
         return client
+
+    def check_there(self) -> None:
+        """Raise `SinkUnavailable` or `NotAdmitted` if no broker answers, sooner than a request."""
+        with self.named():
+            self.admin.list_topics(timeout=_LOOK_S)
 
     def create_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> None:
         """Create the topic if it is not there; -1 partitions are the brokers' default."""

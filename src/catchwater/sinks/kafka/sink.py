@@ -29,6 +29,7 @@ from catchwater.sinks.base import (
     OutputRecord,
     RowId,
     RowsUnreadable,
+    Seen,
     SinkRow,
     SinkUnavailable,
     Staged,
@@ -248,12 +249,7 @@ class KafkaSink:
 
     def _read_marks(self, hidden_s: float = 0) -> Marks:
         """What the ledger says; up to its very end if what is hidden is waited for."""
-        newest = self._nothing
-        for message in read(self._brokers, LEDGER_TOPIC, self._clock, hidden_s=hidden_s):
-            value = message.value()
-            if message.key() == self._who.encode() and value is not None:
-                newest = decode_marks(value, f"{self._who} in {LEDGER_TOPIC}")
-        return newest
+        return read_marks(self._brokers, self._nothing, self._clock, hidden_s)
 
     def _transactional_id(self) -> str:
         return f"catchwater.{self._terms.pipeline}.{self._terms.sink}"
@@ -323,6 +319,32 @@ class KafkaSink:
         return patiently(call, self._clock, self._terms.retry_ms)
 
 
+def look_at_kafka(config: SinkConfig, around: "Surroundings") -> Seen:
+    """See `open.look_at`. A topic that is not there is made when the sink is opened."""
+    brokers = _brokers(config, around)
+    brokers.check_there()
+    nothing = Marks(around.pipeline, config.name, 0)
+    newest = read_marks(brokers, nothing, around.clock).newest if config.exactly_once else None
+    return Seen(newest is not None, newest)
+
+
+def read_marks(brokers: Brokers, nothing: Marks, clock: Clock, hidden_s: float = 0) -> Marks:
+    """What the ledger topic says of the sink that `nothing` is of; `nothing` if it says nothing.
+
+    Up to its very end if what is hidden is waited for.
+    """
+    who, newest = f"{nothing.pipeline}/{nothing.sink}", nothing
+    for message in read(brokers, LEDGER_TOPIC, clock, hidden_s=hidden_s):
+        value = message.value()
+        if message.key() == who.encode() and value is not None:
+            newest = decode_marks(value, f"{who} in {LEDGER_TOPIC}")
+    return newest
+
+
+def _brokers(config: SinkConfig, around: "Surroundings") -> Brokers:
+    return Brokers(librdkafka_options(config.options, around.bootstrap, around.security))
+
+
 def open_kafka(config: SinkConfig, around: "Surroundings", truth: Archive) -> KafkaSink:
     """The sink of a section; raises `ConfigError`."""
     terms = Terms(
@@ -334,9 +356,7 @@ def open_kafka(config: SinkConfig, around: "Surroundings", truth: Archive) -> Ka
         config.exactly_once,
         config.milliseconds("retry"),
     )
-    given = librdkafka_options(config.options, around.bootstrap, around.security)
-    brokers = Brokers(given)
-    return KafkaSink(brokers, terms, truth, around.clock)
+    return KafkaSink(_brokers(config, around), terms, truth, around.clock)
 
 
 def _headers(message: Received) -> list[tuple[str, bytes]]:

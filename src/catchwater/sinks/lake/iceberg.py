@@ -15,7 +15,8 @@ is left to those who own the table.
 import errno
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
@@ -44,6 +45,7 @@ from catchwater.sinks.base import (
     NotAdmitted,
     OutputRecord,
     RowId,
+    Seen,
     SinkFull,
     SinkRow,
     SinkUnavailable,
@@ -178,30 +180,9 @@ class IcebergSink:
 
     def _fit(self, table: Table) -> None:
         """Add the columns that the table lacks; refuse what it cannot take."""
-        extra = [
-            field.name
-            for field in table.schema().fields
-            if field.required and field.name not in self._columns.schema.names
-        ]
-        if extra:
-            raise TargetDiffers(
-                f"The table {self._table} requires the column {extra[0]}, which is no field of "
-                "the output.",
-                hint="Make the column optional, or write to another table.",
-            )
-        with self._altered(), table.update_schema() as update:
+        check_fits(table, self._table, self._columns)
+        with _altered(self._table), table.update_schema() as update:
             update.union_by_name(self._columns.schema)
-
-    @contextmanager
-    def _altered(self) -> Iterator[None]:
-        try:
-            yield
-        except (ValidationError, ValueError) as error:
-            raise TargetDiffers(
-                f"The table {self._table} cannot take the outputs: {error}.",
-                hint="Start the pipeline again if a column was dropped meanwhile: it is made anew. "
-                "Otherwise give the output's field another name, or write to another table.",
-            ) from error
 
     def _load(self) -> Table:
         """The table as it is now, in whose transactions nothing is tried twice.
@@ -231,7 +212,7 @@ class IcebergSink:
         with table.transaction() as change:
             if mark.records:
                 rows = self._columns.table(self.truth.rows(mark.epoch))
-                with self._altered():
+                with _altered(self._table):
                     change.append(rows, snapshot_properties=self._summary(mark))
             kept = marks.written(mark, self._oldest).encode().decode()
             change.set_properties({MARKS_PROPERTY: kept})
@@ -314,6 +295,34 @@ class IcebergSink:
         return patiently(named, self._clock, self._retry_ms)
 
 
+def check_fits(table: Table, name: str, columns: Columns) -> None:
+    """Raise `TargetDiffers` unless the table takes the outputs, with more columns at most."""
+    extra = [
+        field.name
+        for field in table.schema().fields
+        if field.required and field.name not in columns.schema.names
+    ]
+    if extra:
+        raise TargetDiffers(
+            f"The table {name} requires the column {extra[0]}, which is no field of the output.",
+            hint="Make the column optional, or write to another table.",
+        )
+    with _altered(name):
+        table.update_schema().union_by_name(columns.schema)  # not committed
+
+
+@contextmanager
+def _altered(table: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValidationError, ValueError) as error:
+        raise TargetDiffers(
+            f"The table {table} cannot take the outputs: {error}.",
+            hint="Start the pipeline again if a column was dropped meanwhile: it is made anew. "
+            "Otherwise give the output's field another name, or write to another table.",
+        ) from error
+
+
 @contextmanager
 def _named(table: str) -> Iterator[None]:
     """Turn what the catalog and the files raise into our errors."""
@@ -350,22 +359,41 @@ def _named(table: str) -> Iterator[None]:
         ) from error
 
 
+def look_at_iceberg(config: SinkConfig, around: "Surroundings") -> Seen:
+    """See `open.look_at`. Columns that the table lacks are no difference: opening adds them."""
+    name = config.options["table"]
+    folder = _own_warehouse(config, around)
+    if folder is not None and not (folder / "catalog.db").exists():
+        return Seen()
+    with _named(name):
+        with closing(_catalog(config, around)) as catalog:
+            try:
+                table = catalog.load_table(name)
+            except (NoSuchTableError, NoSuchNamespaceError):
+                return Seen()
+            kept, newest = table.properties.get(MARKS_PROPERTY), None
+            if kept is not None:
+                marks = decode_marks(kept, f"the table {name}")
+                marks.owned_by(Marks(around.pipeline, config.name, 0), f"The table {name}")
+                newest = marks.newest
+            try:
+                check_fits(table, name, Columns(around.output_type))
+            except TargetDiffers as differs:
+                return Seen(kept is not None, newest, differs)
+            return Seen(kept is not None, newest)
+
+
 def open_iceberg(config: SinkConfig, around: "Surroundings", truth: Archive) -> IcebergSink:
     """The sink of a section: `catalog.*` are pyiceberg's properties of a catalog.
 
     Without any, the catalog is a SQLite file in the warehouse, a folder beside the pipeline's file.
     """
-    properties = _catalog_properties(config, around)
 
     def catalog() -> Catalog:
+        if (folder := _own_warehouse(config, around)) is not None:
+            folder.mkdir(parents=True, exist_ok=True)
         with _named(config.options["table"]):
-            try:
-                return load_catalog(**properties)
-            except (ValueError, NotInstalledError) as error:
-                raise ConfigError(
-                    f"The catalog of [sink.{config.name}] cannot be opened: {error}.",
-                    hint="The keys under catalog. are the properties of a pyiceberg catalog.",
-                ) from error
+            return _catalog(config, around)
 
     return IcebergSink(
         patiently(catalog, around.clock, config.milliseconds("retry")),
@@ -381,6 +409,24 @@ def open_iceberg(config: SinkConfig, around: "Surroundings", truth: Archive) -> 
     )
 
 
+def _catalog(config: SinkConfig, around: "Surroundings") -> Catalog:
+    try:
+        return load_catalog(**_catalog_properties(config, around))
+    except (ValueError, NotInstalledError) as error:
+        raise ConfigError(
+            f"The catalog of [sink.{config.name}] cannot be opened: {error}.",
+            hint="The keys under catalog. are the properties of a pyiceberg catalog.",
+        ) from error
+
+
+def _own_warehouse(config: SinkConfig, around: "Surroundings") -> Path | None:
+    """The folder that holds tables and catalog, where no catalog is named."""
+    warehouse = config.options["warehouse"]
+    if not warehouse or "://" in warehouse or "catalog.uri" in config.options:
+        return None
+    return (around.folder / warehouse).absolute()
+
+
 def _catalog_properties(config: SinkConfig, around: "Surroundings") -> dict[str, str | None]:
     prefix = "catalog."
     given: dict[str, str | None] = {
@@ -390,9 +436,7 @@ def _catalog_properties(config: SinkConfig, around: "Surroundings") -> dict[str,
     }
     warehouse = config.options["warehouse"]
     if warehouse and "://" not in warehouse:
-        folder = (around.folder / warehouse).absolute()
-        warehouse = folder.as_uri()
-        if "uri" not in given:
-            folder.mkdir(parents=True, exist_ok=True)
+        warehouse = (around.folder / warehouse).absolute().as_uri()
+        if (folder := _own_warehouse(config, around)) is not None:
             given |= {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db"}
     return given | ({"warehouse": warehouse} if warehouse else {})

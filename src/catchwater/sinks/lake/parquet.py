@@ -18,7 +18,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 import pyarrow as pa
@@ -40,6 +42,7 @@ from catchwater.sinks.base import (
     Fix,
     OutputRecord,
     RowId,
+    Seen,
     SinkFull,
     SinkRow,
     SinkUnavailable,
@@ -276,13 +279,27 @@ class ParquetSink:
             ) from error
 
 
+def look_at_parquet(config: SinkConfig, around: "Surroundings") -> Seen:
+    """See `open.look_at`. A folder that is not there is left so."""
+    parts = urlsplit(_url(config, around))
+    if parts.scheme == "file" and not Path(unquote(parts.path)).exists():
+        return Seen()
+    try:
+        newest = open_parquet(config, around, Archive(StagedFile("", ""))).last_epoch()
+    except TargetDiffers as differs:
+        return Seen(differs=differs)
+    return Seen(newest is not None, newest)
+
+
+def _url(config: SinkConfig, around: "Surroundings") -> str:
+    url = config.options["url"]
+    return url if "://" in url else (around.folder / url).absolute().as_uri()
+
+
 def open_parquet(config: SinkConfig, around: "Surroundings", truth: Archive) -> ParquetSink:
     """The sink of a section; `url` is a store's URL, or a path beside the pipeline's file."""
-    url = config.options["url"]
-    if "://" not in url:
-        url = (around.folder / url).absolute().as_uri()
     try:
-        store = open_store(url, around.clock)
+        store = open_store(_url(config, around), around.clock)
     except (StoreFull, StoreUnavailable):
         raise
     except StoreError as error:

@@ -23,6 +23,7 @@ from catchwater.sinks.base import (
     Fix,
     NotAdmitted,
     OutputRecord,
+    Seen,
     SinkFull,
     SinkRow,
     SinkUnavailable,
@@ -282,24 +283,36 @@ class LogSink:
         return {partition: sorted(of) for partition, of in spans.items()}
 
 
-def open_log(config: SinkConfig, around: Surroundings, truth: Archive) -> LogSink:
-    """The sink of a pipeline whose source is a Catchwater log; creates the topic.
+def look_at_log(config: SinkConfig, around: Surroundings) -> Seen:
+    """See `open.look_at`. A topic that is not there is made when the sink is opened."""
+    marks = LogMarks(_ours(config, around), around.pipeline, config.name, around.generation)
+    newest = marks.last_live() if config.exactly_once else None
+    return Seen(newest is not None, newest)
 
-    Raises `NotOurLog` for any other source.
-    """
+
+def _ours(config: SinkConfig, around: Surroundings) -> Control:
     if around.control is None:
         raise NotOurLog(
             f"The brokers at {around.bootstrap} name no {CONTROL_URL}: the sink {config.name!r} of "
             "kind log cannot commit there.",
             hint='Run the pipeline against a Catchwater log, or choose kind = "kafka".',
         )
+    return around.control
+
+
+def open_log(config: SinkConfig, around: Surroundings, truth: Archive) -> LogSink:
+    """The sink of a pipeline whose source is a Catchwater log; creates the topic.
+
+    Raises `NotOurLog` for any other source.
+    """
+    control = _ours(config, around)
     topic = config.options["topic"]
     with Client(around.bootstrap, security=around.security) as client:
         if topic not in client.metadata([topic]).topics():
             client.create_topics({topic: int(config.options["partitions"] or -1)})
-    found = around.control.request("GET", f"/api/v1/topics/{topic}")
+    found = control.request("GET", f"/api/v1/topics/{topic}")
     stager = LogStager(
-        around.control.objects_url(),
+        control.objects_url(),
         staged_folder(around.pipeline, config.name),
         bytes.fromhex(found["id"]),
         int(found["partitions"]),
@@ -311,8 +324,8 @@ def open_log(config: SinkConfig, around: Surroundings, truth: Archive) -> LogSin
         around.bootstrap, topic, stager.partitions, label, truth.stager(), security
     )
     return LogSink(
-        around.control,
-        LogMarks(around.control, around.pipeline, config.name, around.generation),
+        control,
+        LogMarks(control, around.pipeline, config.name, around.generation),
         stager,
         truth,
         topic=topic,

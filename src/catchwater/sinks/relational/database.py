@@ -61,12 +61,25 @@ class Database(Protocol):
     accepted: Mapping[Kind, Sequence[str]]
     """The types that a column of the kind may have in a table that is there; lower case."""
 
+    @property
+    def name(self) -> str:
+        """Which database it is, as no other is called; without what gives access to it."""
+        ...
+
     def transaction(self) -> AbstractContextManager[Transaction]:
         """A transaction that may write."""
         ...
 
+    def reading(self) -> AbstractContextManager[Transaction]:
+        """A transaction that changes nothing, nor makes a database that is not there."""
+        ...
+
     def columns(self, transaction: Transaction, table: str) -> Mapping[str, Found]:
         """The columns of a table; none if there is no such table."""
+        ...
+
+    def unique(self, transaction: Transaction, table: str) -> set[frozenset[str]]:
+        """The sets of columns that no two rows of the table have the same values of."""
         ...
 
     def full_names(self, transaction: Transaction, tables: Sequence[str]) -> list[str]:

@@ -42,6 +42,13 @@ WHERE a.attrelid = to_regclass(?) AND a.attnum > 0 AND NOT a.attisdropped
 """
 """Of a table that the user may not read, too: who may not is told so when it is read."""
 
+_UNIQUE = """
+SELECT i.indexrelid::bigint, a.attname FROM pg_index i
+JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+WHERE i.indrelid = to_regclass(?) AND i.indisunique AND i.indpred IS NULL
+  AND i.indexprs IS NULL AND i.indnkeyatts = i.indnatts
+"""
+
 
 class PostgresTransaction:
     """See `database.Transaction`."""
@@ -89,7 +96,7 @@ class PostgresDatabase:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._name = _name_of(url)
+        self.name = _name_of(url)
         # One thread commits an epoch while another sweeps what is behind the one before.
         self._alone = RLock()
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
@@ -102,10 +109,24 @@ class PostgresDatabase:
             with connection.transaction():
                 yield PostgresTransaction(connection)
 
+    @contextmanager
+    def reading(self) -> Iterator[PostgresTransaction]:
+        """A transaction that the server lets change nothing."""
+        with self.transaction() as transaction:
+            transaction.execute("SET TRANSACTION READ ONLY")
+            yield transaction
+
     def columns(self, transaction: Transaction, table: str) -> Mapping[str, Found]:
         """The columns of a table; none if there is no such table."""
         rows = transaction.execute(_COLUMNS, [table])
         return {str(column): Found(str(kind), bool(required)) for column, kind, required in rows}
+
+    def unique(self, transaction: Transaction, table: str) -> set[frozenset[str]]:
+        """By its primary key and its unique indexes of all rows."""
+        found: dict[int, set[str]] = {}
+        for index, column in transaction.execute(_UNIQUE, [table]):
+            found.setdefault(int(index), set()).add(str(column))
+        return {frozenset(columns) for columns in found.values()}
 
     def full_names(self, transaction: Transaction, tables: Sequence[str]) -> list[str]:
         """With their schemas; without one a table lies where a new one would."""
@@ -157,21 +178,21 @@ class PostgresDatabase:
         text = " ".join(str(error).split())
         if isinstance(error, errors.DiskFull):
             return SinkFull(
-                f"PostgreSQL at {self._name} has no space left: {text}. The epoch was undone.",
+                f"PostgreSQL at {self.name} has no space left: {text}. The epoch was undone.",
                 hint="Free some space and start the pipeline again; the epoch runs again.",
             )
         if isinstance(error, psycopg.OperationalError) and _NOT_ADMITTED.search(text):
             return NotAdmitted(
-                f"PostgreSQL at {self._name} does not let us in: {text}.",
+                f"PostgreSQL at {self.name} does not let us in: {text}.",
                 hint="Are user, password (PGPASSWORD, or in the URL) and database those that there "
                 "are? Try them: psql URL.",
             )
         if isinstance(error, _AWAY):
-            return SinkUnavailable(f"PostgreSQL at {self._name} is out of reach: {text}.")
+            return SinkUnavailable(f"PostgreSQL at {self.name} is out of reach: {text}.")
         if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
-            return RowUnfit(f"A table at {self._name} refuses an output: {text}.", hint=UNFIT)
+            return RowUnfit(f"A table at {self.name} refuses an output: {text}.", hint=UNFIT)
         return TargetDiffers(
-            f"PostgreSQL at {self._name} cannot take the outputs: {text}.",
+            f"PostgreSQL at {self.name} cannot take the outputs: {text}.",
             hint=_HINTS.get(type(error), CHANGED),
         )
 

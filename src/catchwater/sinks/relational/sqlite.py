@@ -7,7 +7,7 @@ more; so the file is looked at before every transaction.
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -62,6 +62,7 @@ class SqliteDatabase:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.name = str(path.resolve())
         # One thread commits an epoch while another sweeps what is behind the one before.
         self._alone = RLock()
         self._connection: sqlite3.Connection | None = None
@@ -81,6 +82,16 @@ class SqliteDatabase:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
 
+    @contextmanager
+    def reading(self) -> Iterator[SqliteTransaction]:
+        """A transaction of the file as it is; one that is not there is empty."""
+        self._check_place()
+        place = f"{self._path.resolve().as_uri()}?mode=ro" if self._path.exists() else ":memory:"
+        with self._named():
+            with closing(sqlite3.connect(place, timeout=_BUSY_S, uri=True)) as connection:
+                connection.execute("BEGIN")
+                yield SqliteTransaction(connection)
+
     def columns(self, transaction: Transaction, table: str) -> Mapping[str, Found]:
         """The columns of a table; none if there is no such table."""
         rows = transaction.execute(f"PRAGMA table_info({table})")
@@ -90,6 +101,19 @@ class SqliteDatabase:
             )
             for _, name, kind, required, default, _ in rows
         }
+
+    def unique(self, transaction: Transaction, table: str) -> set[frozenset[str]]:
+        """By the primary key, and by indexes of all rows."""
+        columns = transaction.execute(f"PRAGMA table_info({table})")
+        found = {frozenset(str(name) for _, name, *_, key in columns if key)}
+        for _, index, is_unique, _, is_partial in transaction.execute(
+            f"PRAGMA index_list({table})"
+        ):
+            if is_unique and not is_partial:
+                name = str(index).replace('"', '""')
+                rows = transaction.execute(f'PRAGMA index_info("{name}")')
+                found.add(frozenset(str(column) for *_, column in rows))
+        return found
 
     def full_names(self, transaction: Transaction, tables: Sequence[str]) -> list[str]:
         """SQLite takes no notice of case."""

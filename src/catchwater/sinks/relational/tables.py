@@ -2,14 +2,15 @@
 
 Two tables of ours stand beside the targets of a database: `catchwater_sinks` (who writes to which
 table, in which generation) and `catchwater_epochs` (the marks). A target that is there already is
-never altered: what it lacks is named, with the statement that would create it.
+altered by `alter` alone, which adds columns: until then what it lacks is named, with the statement
+that would add it.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from catchwater.config import ConfigError
-from catchwater.sinks.base import TargetDiffers, TargetTaken
+from catchwater.sinks.base import Seen, TargetDiffers, TargetTaken
 from catchwater.sinks.relational.columns import ROW_COLUMNS, Column
 from catchwater.sinks.relational.database import (
     Database,
@@ -30,6 +31,9 @@ CREATE TABLE IF NOT EXISTS catchwater_epochs (
   pipeline text NOT NULL, sink text NOT NULL, epoch bigint NOT NULL, generation integer NOT NULL,
   records bigint NOT NULL, checksum text NOT NULL, PRIMARY KEY (pipeline, sink, epoch))
 """
+
+UNDO_COLUMNS = ("catchwater_undo_epoch", "catchwater_existed")
+"""Of the table for undoing, before those of the table itself."""
 
 
 class Writer(NamedTuple):
@@ -74,7 +78,31 @@ class Target:
                 hint="Restore it, or start the pipeline again: it makes the table anew, and what "
                 "it held comes back by catchwater sink repair, as far as that is kept.",
             )
-        self._compare(found)
+        self._compare(transaction)
+
+    def look(self) -> Seen:
+        """What is there; changes nothing. Raises what a transaction raises."""
+        with self._database.reading() as transaction:
+            claims = self._claims(transaction)
+            try:
+                self._refuse_claimed(transaction, claims)
+                self._compare(transaction)
+                differs: TargetDiffers | None = None
+            except TargetDiffers as error:
+                differs = error
+            is_ours = self.owner in [(pipeline, sink) for pipeline, sink, _ in claims]
+            return Seen(is_ours, self._newest(transaction), differs)
+
+    def alter(self) -> None:
+        """Add the columns that the table lacks. Raises `TargetDiffers` if that is not enough."""
+        with self._database.transaction() as transaction:
+            transaction.lock("catchwater sinks")
+            try:
+                self._compare(transaction)
+            except TargetDiffers as differs:
+                for statement in differs.alter:
+                    transaction.execute(statement)
+                self._compare(transaction)
 
     def prepare(self) -> None:
         """Claim the table, create it or see that it fits.
@@ -88,10 +116,8 @@ class Target:
                 if not self._database.columns(transaction, checked_table(table)):
                     transaction.execute(statement)
             self._claim(transaction)
-            found = self._database.columns(transaction, self.name)
-            if found:
-                self._compare(found)
-            else:
+            self._compare(transaction)
+            if self.name not in self._there(transaction):
                 transaction.execute(self._definition())
                 table = self._writer.table.rpartition(".")[2]
                 index = checked_table(f"{table}_by_epoch")
@@ -114,9 +140,39 @@ class Target:
                     f"column of its table: those are {', '.join(outputs)}."
                 )
 
+    def _claims(self, transaction: Transaction) -> list[tuple[str, str, str]]:
+        """Pipeline, sink and table of every writer; none in a database without our tables."""
+        if not self._database.columns(transaction, checked_table("catchwater_sinks")):
+            return []
+        return [
+            (str(pipeline), str(sink), str(target))
+            for pipeline, sink, target in transaction.execute(
+                "SELECT pipeline, sink, target FROM catchwater_sinks"
+            )
+        ]
+
+    def _newest(self, transaction: Transaction) -> int | None:
+        if not self._database.columns(transaction, checked_table("catchwater_epochs")):
+            return None
+        ((newest,),) = transaction.execute(
+            "SELECT max(epoch) FROM catchwater_epochs WHERE pipeline = ? AND sink = ?", self.owner
+        )
+        return None if newest is None else int(newest)
+
     def _claim(self, transaction: Transaction) -> None:
-        pipeline, sink, generation, table, _ = self._writer
-        claims = transaction.execute("SELECT pipeline, sink, target FROM catchwater_sinks")
+        claims = self._claims(transaction)
+        self._refuse_claimed(transaction, claims)
+        if self.owner in [(pipeline, sink) for pipeline, sink, _ in claims]:
+            return
+        transaction.execute(
+            "INSERT INTO catchwater_sinks (pipeline, sink, target, generation) VALUES (?, ?, ?, ?)",
+            [*self.owner, self._writer.table, self._writer.generation],
+        )
+
+    def _refuse_claimed(
+        self, transaction: Transaction, claims: Sequence[tuple[str, str, str]]
+    ) -> None:
+        pipeline, sink, _, table, _ = self._writer
         tables = [table, *(target for _, _, target in claims)]
         wanted, *taken = self._database.full_names(transaction, tables)
         for (owner, name, target), full_name in zip(claims, taken, strict=True):
@@ -134,32 +190,68 @@ class Target:
                     f"and is now to write to {table}.",
                     hint="Give the sink another name, or leave the table as it was.",
                 )
-        if (pipeline, sink) in [(owner, name) for owner, name, _ in claims]:
-            return
-        transaction.execute(
-            "INSERT INTO catchwater_sinks (pipeline, sink, target, generation) VALUES (?, ?, ?, ?)",
-            [pipeline, sink, table, generation],
-        )
 
-    def _compare(self, found: Mapping[str, Found]) -> None:
+    def _compare(self, transaction: Transaction) -> None:
+        """Raise `TargetDiffers` if what is there, of the table and its undo, lacks something."""
+        there = self._there(transaction)
+        missing = [
+            f"{name} is missing" + (" from the table for undoing" if table == self.undo else "")
+            for table, found in there.items()
+            for name in self._missing(found)
+        ]
+        unfit = self._unfit(there.get(self.name, {}))
+        if self.name in there and self._writer.output_id:
+            unfit += self._unkeyed(transaction)
+        alter = [each for table, found in there.items() for each in self._additions(table, found)]
+        if missing or unfit:
+            raise TargetDiffers(
+                f"The table {self._writer.table} cannot take the outputs: "
+                f"{'; '.join([*missing, *unfit])}.",
+                hint=f"Alter it, name another one, or let it be created: {self._definition()}"
+                if unfit
+                else f"Alter it: {' '.join(f'{each};' for each in alter)} An upgrade does that "
+                "with --alter.",
+                alter=() if unfit else alter,
+            )
+
+    def _there(self, transaction: Transaction) -> dict[str, Mapping[str, Found]]:
+        """The columns of the table and, in upsert mode, of its undo; of those that are there."""
+        tables = [self.name, self.undo] if self._writer.output_id else [self.name]
+        found = {table: self._database.columns(transaction, table) for table in tables}
+        return {table: columns for table, columns in found.items() if columns}
+
+    def _missing(self, found: Mapping[str, Found]) -> list[str]:
+        return [name for name in self.columns if name not in found]
+
+    def _additions(self, table: str, found: Mapping[str, Found]) -> list[str]:
+        types = self._database.types
+        kinds: dict[str, str] = {column.name: types[column.kind] for column in self._outputs}
+        return [
+            f'ALTER TABLE {table} ADD COLUMN "{name}" {kinds.get(name, types["integer"])}'
+            for name in self._missing(found)
+        ]
+
+    def _unfit(self, found: Mapping[str, Found]) -> list[str]:
+        """What no further column would mend."""
         accepted = self._database.accepted
         wanted = {column.name: accepted[column.kind] for column in self._outputs}
         wanted.update(dict.fromkeys(ROW_COLUMNS, accepted["integer"]))
-        problems = [
-            f"{name} is missing" if name not in found else f"{name} is {found[name].type}"
+        other = [
+            f"{name} is {found[name].type}"
             for name, kinds in wanted.items()
-            if name not in found or found[name].type not in kinds
+            if name in found and found[name].type not in kinds
         ]
-        problems += [
+        return other + [
             f"{name} must be given a value and is no field of the output"
             for name, column in found.items()
             if column.required and name not in wanted
         ]
-        if problems:
-            raise TargetDiffers(
-                f"The table {self._writer.table} cannot take the outputs: {'; '.join(problems)}.",
-                hint=f"Alter it, name another one, or let it be created: {self._definition()}",
-            )
+
+    def _unkeyed(self, transaction: Transaction) -> list[str]:
+        output_id = self._writer.output_id
+        if frozenset(output_id) in self._database.unique(transaction, self.name):
+            return []
+        return [f"nothing says that {', '.join(output_id)}, the output_id, is unique"]
 
     def _definition(self) -> str:
         types = self._database.types

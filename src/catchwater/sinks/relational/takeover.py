@@ -5,7 +5,7 @@ indexes, grants and the views that are built on it.
 """
 
 from catchwater.sinks.relational.database import Transaction, quoted
-from catchwater.sinks.relational.tables import Target, Writer
+from catchwater.sinks.relational.tables import UNDO_COLUMNS, Target, Writer
 
 _OF = "pipeline = ? AND sink = ?"
 
@@ -40,6 +40,10 @@ def _move(transaction: Transaction, mine: Target, theirs: Target, live: Writer) 
     transaction.execute(f"INSERT INTO {theirs.name} ({columns}) SELECT {columns} FROM {mine.name}")
     if live.output_id:
         transaction.execute(f"DELETE FROM {theirs.undo}")
-        transaction.execute(f"INSERT INTO {theirs.undo} SELECT * FROM {mine.undo}")
+        # By name: where columns were added, they do not stand in the same order.
+        undone = quoted([*UNDO_COLUMNS, *mine.columns])
+        transaction.execute(
+            f"INSERT INTO {theirs.undo} ({undone}) SELECT {undone} FROM {mine.undo}"
+        )
     ((rows,),) = transaction.execute(f"SELECT count(*) FROM {theirs.name}")
     return int(rows)

@@ -25,6 +25,8 @@ def test_what_was_begun_binds(tmp_path: Path, begun: str) -> None:
     path.parent.mkdir(parents=True)
     path.touch()
     bind(tmp_path, CARDS)
-    with pytest.raises(identity.OtherPipeline, match=r"the set of sinks was .*alerts.* is now"):
+    with pytest.raises(
+        identity.OtherPipeline, match=r"'alerts' has written to sqlite alerts .*others"
+    ):
         bind(tmp_path, OTHERS)
     assert identity.read(tmp_path) == CARDS

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from catchwater.config import ConfigError
-from catchwater.sinks.base import TargetDiffers, TargetTaken
+from catchwater.sinks.base import Seen, TargetDiffers, TargetTaken
 from catchwater.sinks.relational.columns import Column
 from catchwater.sinks.relational.sqlite import SqliteDatabase
 from catchwater.sinks.relational.tables import Target, Writer
@@ -49,8 +49,6 @@ def test_a_missing_table_is_created_with_the_outputs_columns(
 @pytest.mark.parametrize(
     ("definition", "told"),
     [
-        ("card TEXT, amount REAL", "catchwater_epoch is missing"),
-        (f"card TEXT, {OURS}", "amount is missing"),
         (f"card INTEGER, amount REAL, {OURS}", "card is integer"),
         (f"card TEXT, amount REAL, {OURS}, shop TEXT NOT NULL", "shop must be given a value"),
     ],
@@ -64,6 +62,64 @@ def test_a_table_that_does_not_fit_is_told_with_what_is_wrong(
     assert told in str(refused.value)
     assert 'CREATE TABLE "alerts" ("card" TEXT, "amount" REAL' in str(refused.value.hint)
     assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("definition", "told", "alter"),
+    [
+        ("card TEXT, amount REAL", "catchwater_epoch is missing", '"catchwater_row" INTEGER;'),
+        (
+            f"card TEXT, {OURS}",
+            "amount is missing",
+            'ALTER TABLE "alerts" ADD COLUMN "amount" REAL;',
+        ),
+    ],
+)
+def test_a_table_that_lacks_columns_is_told_with_the_statements_that_add_them(
+    database: SqliteDatabase, tmp_path: Path, definition: str, told: str, alter: str
+) -> None:
+    run(tmp_path, f"CREATE TABLE alerts ({definition})")
+    target = Target(database, writer(), COLUMNS)
+    with pytest.raises(TargetDiffers) as refused:
+        target.prepare()
+    assert told in str(refused.value)
+    assert alter in str(refused.value.hint)
+    assert "CREATE TABLE" not in str(refused.value.hint)
+    seen = target.look().differs
+    assert seen is not None and seen.alter == refused.value.alter
+    target.alter()
+    target.prepare()
+
+
+def test_what_is_put_back_has_the_new_columns_too(database: SqliteDatabase, tmp_path: Path) -> None:
+    """Else every epoch after the upgrade would fail, and none of the checks before."""
+    upsert = writer(output_id=("card",))
+    Target(database, upsert, COLUMNS).prepare()
+    wider = Target(database, upsert, [*COLUMNS, Column("shop", "text")])
+    run(tmp_path, "ALTER TABLE alerts ADD COLUMN shop TEXT")
+    with pytest.raises(TargetDiffers, match="shop is missing from the table for undoing"):
+        wider.prepare()
+    wider.alter()
+    wider.prepare()
+    found = [row[1] for row in run(tmp_path, "PRAGMA table_info(alerts_catchwater_undo)")]
+    assert found[-1] == "shop"
+
+
+def test_a_key_cannot_be_added(database: SqliteDatabase) -> None:
+    Target(database, writer(output_id=("card",)), COLUMNS).prepare()
+    both = Target(database, writer(output_id=("card", "shop")), [*COLUMNS, Column("shop", "text")])
+    with pytest.raises(
+        TargetDiffers, match="nothing says that card, shop, the output_id, is unique"
+    ) as refused:
+        both.alter()
+    assert "CREATE TABLE" in str(refused.value.hint)
+    assert refused.value.alter == ()
+
+
+def test_looking_makes_no_database(tmp_path: Path) -> None:
+    with closing(SqliteDatabase(tmp_path / "none.db")) as database:
+        assert Target(database, writer(), COLUMNS).look() == Seen()
+    assert not (tmp_path / "none.db").exists()
 
 
 def test_a_table_may_have_more_than_is_needed(database: SqliteDatabase, tmp_path: Path) -> None:

@@ -1,0 +1,89 @@
+"""A sink's target is known by its database, not by its table's name alone."""
+
+import shutil
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from catchwater.pipeline.change.upgrade import look
+from catchwater.pipeline.run import identity
+from catchwater.pipeline.run.backfill import BadBackfill, check_apart
+from catchwater.pipeline.run.config import PipelineConfig
+from catchwater.pipeline.run.identity import OtherPipeline
+from catchwater.pipeline.run.preflight import bind, doubts_of, identity_of
+from catchwater.sinks.config import AT_LEAST_ONCE
+
+from .conftest import Shop
+
+
+def start(shop: Shop, config: PipelineConfig) -> None:
+    """The part of a start that looks at whose checkpoint it is."""
+    specs = shop.around.specs
+    bind(config.checkpoint, identity_of(config, specs), doubts_of(config, specs, shop.clock))
+
+
+def elsewhere(shop: Shop, path: str, delivery: str = "exactly-once") -> PipelineConfig:
+    sink = shop.config.sinks["rows"]
+    moved = replace(sink, options={**sink.options, "path": path}, delivery=delivery)  # type: ignore[arg-type]
+    return replace(shop.config, sinks={"rows": moved})
+
+
+def bound_to(shop: Shop) -> str:
+    found = identity.read(shop.checkpoint)
+    assert found is not None
+    return found.sinks["rows"]
+
+
+def test_another_database_with_a_table_of_the_same_name_is_another_target(shop: Shop) -> None:
+    """The epochs before would be missing there, and nobody would be told."""
+    with pytest.raises(OtherPipeline, match=r"'rows' has written to sqlite .*/rows\.db tally so far"
+                       r".*and is now to write to sqlite .*/other\.db tally"):  # fmt: skip
+        start(shop, elsewhere(shop, "other.db"))
+    assert not (shop.folder / "other.db").exists()
+    assert bound_to(shop) == f"sqlite {shop.folder}/rows.db tally"
+    start(shop, elsewhere(shop, f"{shop.folder}/../{shop.folder.name}/rows.db"))
+
+
+def test_an_upgrade_does_not_change_the_target_either(shop: Shop) -> None:
+    around = shop.code(2)
+    with pytest.raises(OtherPipeline, match="is now to write to"):
+        look(replace(around, config=elsewhere(shop, "other.db")), 2)
+
+
+def test_a_database_that_holds_all_that_was_written_may_be_elsewhere(shop: Shop) -> None:
+    shutil.copy(shop.folder / "rows.db", shop.folder / "moved.db")
+    start(shop, elsewhere(shop, "moved.db"))
+    assert bound_to(shop) == f"sqlite {shop.folder}/moved.db tally"
+    with closing(sqlite3.connect(shop.folder / "rows.db")) as older, older:
+        older.execute("DELETE FROM catchwater_epochs WHERE epoch > 0")
+    with pytest.raises(OtherPipeline, match="it has them up to epoch 0 of 1"):
+        start(shop, shop.config)
+
+
+def test_a_whole_folder_may_move(shop: Shop) -> None:
+    shop.folder = shop.folder.rename(shop.folder.with_name(f"{shop.folder.name}-moved"))
+    start(shop, shop.config)
+    assert bound_to(shop) == f"sqlite {shop.folder}/rows.db tally"
+
+
+def test_a_checkpoint_that_knows_the_table_only_goes_on_and_knows_more(shop: Shop) -> None:
+    """As checkpoints of earlier versions do."""
+    found = identity.read(shop.checkpoint)
+    assert found is not None
+    old = msgspec.structs.replace(found, sinks={"rows": "sqlite tally"})
+    identity.write(shop.checkpoint, old)
+    assert look(shop.code(2), 2)
+    with pytest.raises(BadBackfill, match="which is the live pipeline's"):
+        check_apart(shop.config, shop.config)
+    start(shop, shop.config)
+    assert bound_to(shop) == f"sqlite {shop.folder}/rows.db tally"
+
+
+def test_without_marks_a_move_is_told_by_who_writes_there(shop: Shop) -> None:
+    shutil.copy(shop.folder / "rows.db", shop.folder / "moved.db")
+    start(shop, elsewhere(shop, "moved.db", AT_LEAST_ONCE))
+    with pytest.raises(OtherPipeline, match="is now to write to"):
+        start(shop, elsewhere(shop, "other.db", AT_LEAST_ONCE))
