@@ -185,11 +185,13 @@ class Wider(Alert):
 
 
 def test_a_table_that_lacks_a_column_is_altered_on_request(target: Target) -> None:
-    if target.kind not in ("sqlite", "postgres"):
-        pytest.skip("it has no columns, or adds them when it is opened")
     sink = target.open()
     write(sink, 0, ROWS)
     differs = target.look(Wider).differs
+    if target.kind not in ("sqlite", "postgres"):  # it adds columns when it is opened
+        assert differs is None
+        sink.close()
+        return
     assert differs is not None and "shop is missing" in str(differs)
     assert differs.alter[0].startswith('ALTER TABLE "alerts" ADD COLUMN "shop"')
     alter_target(target.config(), replace(target.around("cards", 0, SYSTEM), output_type=Wider))

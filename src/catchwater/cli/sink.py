@@ -15,6 +15,7 @@ from catchwater.cli.console import (
     DryRun,
     PipelineFile,
     Yes,
+    agreed,
     noun,
     print_json,
     print_table,
@@ -118,6 +119,40 @@ def repair(
     if as_json:
         print_json({name: [_row(finding) for finding in found] for name, found in left.items()})
     raise typer.Exit(FAILS if any(left.values()) else 0)
+
+
+@app.command()
+def moved(
+    file: PipelineFile,
+    name: Annotated[
+        str, typer.Option("--sink", metavar="NAME", show_default=False, help="The one that moved.")
+    ],
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
+    """Let the next epoch go to the target that the file names now.
+
+    A start refuses a target that lacks epochs of this pipeline; this accepts it. What was written
+    before stays where it is. The pipeline must be stopped.
+    """
+    from catchwater.cli.pipeline_file import load_here
+    from catchwater.pipeline.run import identity
+    from catchwater.recovery.lock import lock
+    from catchwater.sinks.open import target_of
+
+    config = load_here(file)
+    (sink,) = _sinks_of(_with_only(config, name))
+    target = target_of(sink, config.folder)
+    bound = identity.read(config.checkpoint)
+    was = bound.sinks.get(name) if bound else None
+    if bound is None or was in (None, target):
+        talk(f"nothing to do: no epoch binds {name} to another target than {target}")
+        return
+    plan = f"bind {name} to {target}; what was written to {was} stays there"
+    if agreed(plan, dry_run=dry_run, yes=yes):
+        with lock(config.checkpoint):
+            identity.write(config.checkpoint, identity.with_sink(bound, name, target))
+        talk(f"{name} goes on at {target}: catchwater pipeline run {file}")
 
 
 def last_epochs(file: Path) -> dict[str, int | None]:

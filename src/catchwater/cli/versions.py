@@ -62,6 +62,9 @@ def upgrade(
     same: Annotated[
         bool, typer.Option("--same", help="With --warm: give up if an output differs (exit 4).")
     ] = False,
+    alter: Annotated[
+        bool, typer.Option("--alter", help="Add columns to tables that lack some of the outputs'.")
+    ] = False,
     quick: Annotated[bool, typer.Option("--quick", hidden=True)] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -69,28 +72,30 @@ def upgrade(
 ) -> None:
     """Upgrade to the version of the function that the file names.
 
-    It takes over the state of the version before. The state's schema and every stored record are
-    tried first; a savepoint is taken, to which `rollback` goes back. Exit 5, naming the field or
-    the key, if the state does not fit. With --warm this process becomes the new version, and keeps
-    running after it has taken over.
+    It takes over the state of the version before. The state's schema, every stored record and the
+    sinks' targets are tried first; a savepoint is taken, to which `rollback` goes back. Exit 5,
+    naming the field or the key, if the state does not fit; exit 2 if a target does not. With --warm
+    this process becomes the new version, and keeps running after it has taken over.
     """
     from catchwater.cli.pipeline_file import load_here
     from catchwater.pipeline.change.around import Around
-    from catchwater.pipeline.change.upgrade import look, upgrade
+    from catchwater.pipeline.change.upgrade import alterations, look, upgrade
 
     if same and not warm:
         raise typer.BadParameter("--same compares what --warm has put out; give both.")
     around = Around.of(load_here(file))
-    plan = ", ".join(map(str, look(around, to)))
+    plan = ", ".join(map(str, look(around, to, alter=alter)))
     first = "run beside" if warm else "stop"
-    steps = f"{first} the pipeline, take a savepoint, and upgrade {plan}"
+    added = [s for differs in alterations(around).values() for s in differs.alter]
+    altered = f"{'; '.join(added)}, " if added else ""
+    steps = f"{first} the pipeline, {altered}take a savepoint, and upgrade {plan}"
     if not agreed(steps, dry_run=dry_run, yes=yes):
         return
     if warm:
-        _warm(around, to, same=same, quick=quick, as_json=as_json)
+        _warm(around, to, alter=alter, same=same, quick=quick, as_json=as_json)
         return
     with progress("copying") as told:
-        done = upgrade(around, to, told)
+        done = upgrade(around, to, told, alter=alter)
     if as_json:
         print_json({"to": to, "epoch": done.epoch, "keys": done.keys, "savepoint": done.savepoint})
         return
@@ -99,7 +104,9 @@ def upgrade(
     talk(f"start it: catchwater pipeline run {file}; go back: catchwater pipeline rollback {file}")
 
 
-def _warm(around: "Around", to: int, *, same: bool, quick: bool, as_json: bool) -> None:
+def _warm(
+    around: "Around", to: int, *, alter: bool, same: bool, quick: bool, as_json: bool
+) -> None:
     from contextlib import ExitStack
 
     import msgspec
@@ -129,7 +136,7 @@ def _warm(around: "Around", to: int, *, same: bool, quick: bool, as_json: bool) 
         ExitStack() as behind,
     ):
         with progress("copying") as told:
-            config = prepare(around, to, told)
+            config = prepare(around, to, told, alter=alter)
         behind.callback(_tell_who_leads, leader, config.checkpoint)
         conductor = Conductor(around, config.checkpoint, over, same=same)
         run_pipeline(config, quick=quick, beside=conductor, clock=around.clock)

@@ -10,6 +10,7 @@ import pytest
 
 from catchwater.cli.pipeline_file import load_here
 from catchwater.pipeline.change.around import Around
+from catchwater.pipeline.run import identity
 from catchwater.recovery.home import home_of
 from catchwater.recovery.ledger import SinkEpoch
 from catchwater.sinks.base import OutputRecord
@@ -122,6 +123,22 @@ def test_a_sink_that_is_not_there_is_answered_with_the_nearest(catchwater: Any, 
     answer = catchwater("sink", "verify", file, "--sink", "alrts")
     assert answer.code == 2
     assert "alerts" in answer.err
+
+
+def test_a_sink_that_moved_on_purpose_is_bound_to_where_it_writes_now(
+    catchwater: Any, file: Path
+) -> None:
+    checkpoint = file.parent / "checkpoint"
+    was = identity.Identity("cards", ["card-risk"], 4, ["payments"], {"alerts": "sqlite alerts"})
+    identity.write(checkpoint, was)
+    moved = ["sink", "moved", file, "--sink", "alerts"]
+    assert "sqlite alerts stays there" in catchwater(*moved, "--dry-run").err
+    assert identity.read(checkpoint) == was
+    assert catchwater(*moved, "--yes").code == 0
+    now = f"sqlite {file.parent}/out.db alerts"
+    assert identity.read(checkpoint) == identity.with_sink(was, "alerts", now)
+    assert "nothing to do" in catchwater(*moved).err
+    assert "nearest is alerts" in catchwater("sink", "moved", file, "--sink", "alert").err
 
 
 def test_the_plan_tells_each_sinks_guarantee_and_why(catchwater: Any, file: Path) -> None:

@@ -107,6 +107,17 @@ class Around:
         if pin and self.control is not None:
             self.control.release_pin(pin)
 
+    def surroundings(self, checkpoint: Path, generation: int) -> Surroundings:
+        """What the sinks learn of the pipeline, as a writer of this generation."""
+        return surroundings_of(
+            self.config,
+            self.name,
+            home_of(checkpoint),
+            self.control,
+            generation=generation,
+            clock=self.clock,
+        )
+
     def withdraw(
         self, specs: Sequence[FunctionSpec], checkpoint: Path, epoch: int, generation: int
     ) -> int:
@@ -115,14 +126,7 @@ class Around:
         That is the one given unless a sink is ahead and knows a writer as new: then the first one
         that is newer than all of them. Again: no-op.
         """
-        around = surroundings_of(
-            self.config,
-            self.name,
-            home_of(checkpoint),
-            self.control,
-            generation=generation,
-            clock=self.clock,
-        )
+        around = self.surroundings(checkpoint, generation)
         for attempt in count(generation):
             try:
                 if self._withdrawn(specs, replace(around, generation=attempt), epoch):

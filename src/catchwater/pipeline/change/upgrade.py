@@ -1,9 +1,10 @@
 """Another version of a function takes over its state: checked first, with a way back.
 
-The old version runs on until everything is known to fit: the schema of the state, then every
-record that is stored. Then it is stopped, the records are tried once more, a savepoint is taken,
-and the checkpoint is bound to the new version. State is not rewritten: records are brought over
-when they are next touched (`from_vN`). Epoch numbers, and the marks in the sinks, go on.
+The old version runs on until everything is known to fit: the schema of the state, every record that
+is stored, and the sinks' targets, which may get columns for new fields of the output. Then it is
+stopped, the records are tried once more, a savepoint is taken, and the checkpoint is bound to the
+new version. State is not rewritten: records are brought over when next touched (`from_vN`). Epoch
+numbers, and the marks in the sinks, go on.
 
 Whatever fails, the checkpoint is as it was, and the old version can be started again.
 """
@@ -23,6 +24,8 @@ from catchwater.pipeline.change.trial import try_state
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.artefact import FunctionCode, publish
+from catchwater.pipeline.run.fit import check_fit
+from catchwater.pipeline.run.outlets import check_outlets, outlets_of
 from catchwater.pipeline.run.preflight import doubts_of, identity_of
 from catchwater.pipeline.run.versions import Version, Versions
 from catchwater.pipeline.supervisor.halt import halt, running
@@ -30,6 +33,8 @@ from catchwater.recovery.home import key_part
 from catchwater.recovery.savepoint.create import Progress, Source, create
 from catchwater.recovery.savepoint.format import Savepoint
 from catchwater.recovery.savepoint.look import View
+from catchwater.sinks.base import TargetDiffers
+from catchwater.sinks.open import alter_target, look_at
 
 
 class NotAnUpgrade(CatchwaterError):
@@ -62,11 +67,12 @@ class Upgraded:
     """Records that were tried."""
 
 
-def look(around: Around, to: int) -> list[Change]:
+def look(around: Around, to: int, *, alter: bool = False) -> list[Change]:
     """Which functions the file has another version of; all of it fits what is stored.
 
-    Raises `NotAnUpgrade`, `StateIncompatible` naming the field or the key, `OtherPipeline` if more
-    than a function has changed. Changes nothing.
+    With `alter`, tables may lack columns that can be added. Raises `NotAnUpgrade`,
+    `StateIncompatible` naming the field or the key, `OtherPipeline` if more than a function has
+    changed, `TargetDiffers` and what else a sink's target can raise. Changes nothing.
     """
     checkpoint = around.config.checkpoint
     doubts = doubts_of(around.config, around.specs, around.clock)
@@ -76,7 +82,45 @@ def look(around: Around, to: int) -> list[Change]:
     for change in changes:
         versions.check(checkpoint, ledger, change.spec)
     try_all(checkpoint, changes, around.clock)
+    lacking = alterations(around)
+    if lacking and not alter:
+        sinks = ", ".join(map(repr, lacking))
+        raise TargetDiffers(
+            f"What the new version puts out does not fit {sinks}: "
+            f"{' '.join(str(each) for each in lacking.values())}",
+            hint=f"Let the upgrade alter the target, with --alter, or do it yourself: "
+            f"{' '.join(f'{each};' for differs in lacking.values() for each in differs.alter)}",
+        )
     return changes
+
+
+def alterations(around: Around) -> dict[str, TargetDiffers]:
+    """Sink → why its table does not take the outputs as it is, and what would make it.
+
+    Raises `TargetDiffers` for a target that no statement of ours mends, `ConfigError`, and what a
+    target that is away raises.
+    """
+    config, checkpoint = around.config, around.config.checkpoint
+    check_fit(config, around.specs)
+    check_outlets(config, around.specs)
+    where = around.surroundings(checkpoint, versions.load(checkpoint).generation)
+    lacking = {}
+    for sink, own in outlets_of(config, around.specs, where):
+        differs = look_at(sink, own).differs
+        if differs is not None and not differs.alter:
+            raise differs
+        if differs is not None:
+            lacking[sink.name] = differs
+    return lacking
+
+
+def alter_targets(around: Around) -> None:
+    """Add what `alterations` says; the version before goes on with it, too."""
+    lacking = alterations(around)
+    where = around.surroundings(around.config.checkpoint, 0)
+    for sink, own in outlets_of(around.config, around.specs, where):
+        if sink.name in lacking:
+            alter_target(sink, own)
 
 
 def find(specs: Sequence[FunctionSpec], ledger: Versions, to: int) -> list[Change]:
@@ -118,7 +162,9 @@ def try_all(checkpoint: Path, changes: Sequence[Change], clock: Clock) -> int:
         return sum(try_state(view, change.spec, change.stage) for change in changes)
 
 
-def upgrade(around: Around, to: int, progress: Progress | None = None) -> Upgraded:
+def upgrade(
+    around: Around, to: int, progress: Progress | None = None, *, alter: bool = False
+) -> Upgraded:
     """Stop the pipeline if it runs, and let the new version take over; it is not started.
 
     Raises what `look` does, `AnotherChange`, `NotStopped`, `HandedOver`, and what taking a
@@ -126,7 +172,7 @@ def upgrade(around: Around, to: int, progress: Progress | None = None) -> Upgrad
     """
     checkpoint = around.config.checkpoint
     with alone(checkpoint, around.clock):
-        changes = look(around, to)
+        changes = look(around, to, alter=alter)
         codes = [publish(change.spec, checkpoint) for change in changes]
         if running(checkpoint) is not None:
             halt(checkpoint, around.clock)
@@ -134,6 +180,7 @@ def upgrade(around: Around, to: int, progress: Progress | None = None) -> Upgrad
             epoch = settle(checkpoint)
             keys = try_all(checkpoint, changes, around.clock)
             name = save(around, changes, epoch, progress).name
+            alter_targets(around)
             fresh = new_versions(around, changes, codes, epoch + 1, name)
             ledger = versions.load(checkpoint)
             generation = _withdraw_unfinished(around, changes, epoch, ledger)

@@ -26,7 +26,7 @@ from catchwater.pipeline.change.alone import AnotherChange
 from catchwater.pipeline.change.around import Around
 from catchwater.pipeline.change.compared import Comparison, compare
 from catchwater.pipeline.change.settle import settle
-from catchwater.pipeline.change.upgrade import look, new_versions, save
+from catchwater.pipeline.change.upgrade import alter_targets, look, new_versions, save
 from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.artefact import publish
 from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS, PipelineConfig
@@ -70,12 +70,14 @@ class NotRunning(CatchwaterError):
     exit_code = 2
 
 
-def prepare(around: Around, to: int, progress: Progress | None = None) -> PipelineConfig:
+def prepare(
+    around: Around, to: int, progress: Progress | None = None, *, alter: bool = False
+) -> PipelineConfig:
     """Make the shadow's checkpoint; what to run there. The old version goes on meanwhile.
 
     Raises what `upgrade.look` does, `NotRunning`, `AnotherChange`. The caller is `alone`.
     """
-    changes = look(around, to)
+    changes = look(around, to, alter=alter)
     leader = around.config.checkpoint
     if (asked := handover.fenced_by(leader)) is not None:
         raise AnotherChange(
@@ -87,6 +89,7 @@ def prepare(around: Around, to: int, progress: Progress | None = None) -> Pipeli
             f"Nothing works on {leader}: there is no old version to run beside.",
             hint=f"Upgrade without --warm: catchwater pipeline upgrade FILE --to {to}.",
         )
+    alter_targets(around)
     shelf = around.shelf()
     savepoint = save(around, changes, Source.at(leader).entry(None).epoch, progress)
     shadow = _free(leader.with_name(f"{leader.name}-v{to}-{savepoint.epoch}"), around.clock)

@@ -97,6 +97,11 @@ def check(checkpoint: Path, identity: Identity, doubts: Doubts = no_move) -> Non
             )
 
 
+def with_sink(identity: Identity, sink: str, target: str) -> Identity:
+    """The same with another target of one sink."""
+    return msgspec.structs.replace(identity, sinks={**identity.sinks, sink: target})
+
+
 def read(checkpoint: Path) -> Identity | None:
     """What the checkpoint is bound to, None if it is new. Raises `LedgerDamaged`."""
     return read_json(_path(checkpoint), Identity)

@@ -1,6 +1,6 @@
 """A pipeline's sinks, opened: those of its functions' outputs, and the one for dead letters."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,13 +79,10 @@ def surroundings_of(
 def check_outlets(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:
     """Refuse sinks that no start could open; opens nothing. Raises as `check_sink`."""
     around = Surroundings(config.name or specs[0].name, "", config.folder)
-    _refuse_shared_targets(
-        [*config.sinks.values(), *filter(None, [config.dead_letter])], config.folder
-    )
-    for each in config.sinks.values():
-        check_sink(each, outlet_of(each, specs, around))
-    if config.dead_letter is not None:
-        check_sink(config.dead_letter, around)
+    sinks = list(outlets_of(config, specs, around))
+    _refuse_shared_targets([each for each, _ in sinks], config.folder)
+    for each, own in sinks:
+        check_sink(each, own)
 
 
 def _refuse_shared_targets(sinks: Sequence[SinkConfig], folder: Path) -> None:
@@ -102,6 +99,16 @@ def _refuse_shared_targets(sinks: Sequence[SinkConfig], folder: Path) -> None:
                     f"The sinks {other!r} and {each.name!r} would both write to {each.place}.",
                     hint="Give each a target of its own.",
                 )
+
+
+def outlets_of(
+    config: PipelineConfig, specs: Sequence[FunctionSpec], around: Surroundings
+) -> Iterator[tuple[SinkConfig, Surroundings]]:
+    """Every sink, that of dead letters too, and what it learns of its pipeline."""
+    for each in config.sinks.values():
+        yield each, outlet_of(each, specs, around)
+    if config.dead_letter is not None:
+        yield config.dead_letter, around
 
 
 def open_outlets(

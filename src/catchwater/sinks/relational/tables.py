@@ -209,8 +209,7 @@ class Target:
                 f"{'; '.join([*missing, *unfit])}.",
                 hint=f"Alter it, name another one, or let it be created: {self._definition()}"
                 if unfit
-                else f"Alter it: {' '.join(f'{each};' for each in alter)} An upgrade does that "
-                "with --alter.",
+                else f"Alter it: {' '.join(f'{each};' for each in alter)}",
                 alter=() if unfit else alter,
             )
 

@@ -60,6 +60,7 @@ class Row:
     card: str
     seen: int
     by: int
+    {row}
 
 @function(name="tally", version={version}, key="card", event_time="at")
 class Tallied(Keyed[Order, Tally, Row]):
@@ -92,11 +93,13 @@ class Shop:
     epochs: int = 0
     checkpoint_name: str = "checkpoint"
 
-    def code(self, version: int = 1, state: str = "seen: int = 0", more: str = "") -> Around:
+    def code(
+        self, version: int = 1, state: str = "seen: int = 0", more: str = "", row: str = ""
+    ) -> Around:
         """Put code of a version into place; the pipeline with it."""
         self.codes += 1
         name = f"tallied_{self.folder.name}_{self.codes}".replace("-", "_")
-        text = CODE.format(version=version, state=state, more=more)
+        text = CODE.format(version=version, state=state, more=more, row=row)
         (self.folder / f"{name}.py").write_text(text)
         self.module = f"{name}:Tallied"
         return self.around

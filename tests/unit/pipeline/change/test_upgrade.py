@@ -1,5 +1,6 @@
 """Another version takes over if it reads all that is stored; else nothing has happened."""
 
+import sqlite3
 from dataclasses import replace
 
 import msgspec
@@ -7,7 +8,14 @@ import pytest
 
 from catchwater.pipeline.change.settle import settle
 from catchwater.pipeline.change.trial import try_state
-from catchwater.pipeline.change.upgrade import NotAnUpgrade, find, look, save, upgrade
+from catchwater.pipeline.change.upgrade import (
+    NotAnUpgrade,
+    alterations,
+    find,
+    look,
+    save,
+    upgrade,
+)
 from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.identity import OtherPipeline
 from catchwater.pipeline.run.versions import StateIncompatible, VersionDiffers
@@ -16,6 +24,7 @@ from catchwater.recovery.ledger import Ledger
 from catchwater.recovery.lock import CheckpointInUse, lock
 from catchwater.recovery.savepoint.hold import held
 from catchwater.recovery.savepoint.look import View
+from catchwater.sinks.base import TargetDiffers
 
 from .conftest import FROM_V1, Shop
 
@@ -125,6 +134,50 @@ def test_a_file_that_names_more_than_another_version_is_refused(shop: Shop) -> N
         with pytest.raises(OtherPipeline, match="cannot be continued"):
             look(replace(around, config=replace(around.config, **change)), 2)
     assert look(around, 2)
+
+
+def test_a_new_output_field_is_refused_before_anything_is_changed(shop: Shop) -> None:
+    """Else the upgrade passes, and every start after it fails."""
+    around = shop.code(2, row="note: str = ''")
+    for refused in (look, upgrade):
+        with pytest.raises(TargetDiffers, match=r"'rows'.* tally .*: note is missing") as error:
+            refused(around, 2)
+        assert 'ALTER TABLE "tally" ADD COLUMN "note" TEXT;' in str(error.value.hint)
+        assert error.value.exit_code == 2
+    assert not around.shelf().names()
+    assert [*alterations(around)] == ["rows"]
+    assert look(around, 2, alter=True)
+    shop.code()
+    shop.run("b")
+    assert ("b", 2, 1) in shop.rows()
+
+
+def test_the_table_is_altered_where_that_was_asked_for(shop: Shop) -> None:
+    upgrade(shop.code(2, row="note: str = ''"), 2, alter=True)
+    shop.run("b")
+    assert ("b", 2, 2) in shop.rows()
+    assert alterations(shop.around) == {}
+
+
+def test_what_no_column_mends_is_refused_all_the_same(shop: Shop) -> None:
+    with sqlite3.connect(shop.folder / "rows.db") as database:
+        database.execute("DROP TABLE tally")
+        database.execute("CREATE TABLE tally (card INTEGER)")
+    around = shop.code(2, row="note: str = ''")
+    with pytest.raises(TargetDiffers, match="card is integer"):
+        upgrade(around, 2, alter=True)
+    assert not around.shelf().names()
+
+
+def test_a_sink_that_is_away_is_told_before_the_pipeline_is_stopped(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("catchwater.sinks.relational.sqlite._BUSY_S", 0)
+    (shop.folder / "rows.db").rename(shop.folder / "away.db")
+    (shop.folder / "rows.db").mkdir()
+    with pytest.raises(TargetDiffers, match="is a folder"):
+        upgrade(shop.code(2), 2)
+    assert not shop.around.shelf().names()
 
 
 def test_what_is_tried_is_held_until_it_was_tried(
