@@ -321,7 +321,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     # Python takes; a fork is there at once.
     folder = tmp_path_factory.mktemp("spark")
     with (folder / "spark.log").open("ab") as log, zygote([]) as python:
-        spark = session.start("tests", quick=True, log=log, python=python)
+        spark = session.start("tests", quick=True, log=log, python=python, scratch=folder)
         _wait_for_python(spark)
         yield spark
         session.stop(spark)

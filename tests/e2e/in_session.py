@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from catchwater.clock import SYSTEM, Clock
+from catchwater.pipeline import workers
 from catchwater.pipeline.rows import from_arrow
 from catchwater.pipeline.run import config, driver, run
 from catchwater.pipeline.run.backfill import backfill_of
@@ -24,7 +25,7 @@ from catchwater.pipeline.run.preflight import Parts
 from catchwater.pipeline.run.query import source_settings, stages, start_query
 from catchwater.pipeline.shard_epoch import run_stage
 from catchwater.pipeline.spark.epochs import EpochWriter
-from catchwater.pipeline.spark.failure import cause
+from catchwater.pipeline.spark.failure import Told, cause
 from catchwater.pipeline.spark.source import PackedReader
 from catchwater.recovery import checkpoint
 from catchwater.recovery.ledger import EpochEntry, Ledger, numbered, write_whole
@@ -89,7 +90,7 @@ class Pipeline:
         upkeep.sweep()
         parts.outlets.close()
         if failure is not None:
-            raise writer.failure or cause(str(failure), self.folder / "spark.log")
+            raise writer.failure or cause(str(failure), _told(self.folder))
 
     @property
     def committed(self) -> int:
@@ -99,6 +100,12 @@ class Pipeline:
         """The objects of its state logs, by name."""
         found = (self.checkpoint / "catchwater" / "state").rglob("*")
         return sorted((p for p in found if p.is_file()), key=lambda p: p.name)
+
+
+def _told(folder: Path) -> Told:
+    """Where the shared session's processes tell what happens to them."""
+    scratch = os.environ.get(workers.FOLDER)
+    return Told(folder / "spark.log", Path(scratch) if scratch else None)
 
 
 class HereQuery:

@@ -12,24 +12,26 @@ anyone may delete it: the store itself sees to standing where the ledger wants i
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
+from msgspec.structs import replace
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.pipeline.calls.answers import Answers, bind
 from catchwater.pipeline.calls.epoch import Calls
 from catchwater.pipeline.calls.journal import Journal
 from catchwater.pipeline.calls.policy import override
-from catchwater.pipeline.functions.policy import Poison
+from catchwater.pipeline.functions.policy import HANDLER_TIMEOUT_MS, Poison
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.pack import pack, read_events, read_table, shard_labels
 from catchwater.pipeline.process.batch import Batch, Poisoned, Processed, Times
 from catchwater.pipeline.process.epoch import process
+from catchwater.pipeline.process.progress import Progress
 from catchwater.pipeline.rows import (
     DRIVER,
     EVENTS,
@@ -42,6 +44,8 @@ from catchwater.pipeline.rows import (
 )
 from catchwater.pipeline.run.artefact import FunctionCode
 from catchwater.pipeline.run.config import DEAD_LETTER
+from catchwater.pipeline.watchdog import watched
+from catchwater.pipeline.workers import Doing, notes
 from catchwater.recovery.home import key_part
 from catchwater.recovery.ledger import CallEpoch, ShardEpoch
 from catchwater.sinks.base import OutputRecord, Stager
@@ -81,6 +85,7 @@ class Stage:
     dead_letters: Stager | None = None
     poison: Poison | None = None
     """None: as the function declares."""
+    handler_timeout_ms: int = HANDLER_TIMEOUT_MS
     calls: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """By call: what is to be other than the function declares."""
 
@@ -178,16 +183,42 @@ class _Shard:
         tables = [read_table(row.blob) for row in rows[1:] if row.sequence < EVENTS]
         batches = _Events(self._spec, [row.blob for row in rows[1:] if row.sequence >= EVENTS])
         answers, calls = self._answers(head, batches)
-        done = process(
-            self._spec,
-            state,
-            batches,
-            Times(head.watermark_ms, head.watermark_ms, head.clock_ms),
-            tables=tables,
-            poison=self._stage.poison,
-            answers=answers,
-        )
+        with self._watched(head) as progress:
+            done = process(
+                self._spec,
+                state,
+                batches,
+                Times(head.watermark_ms, head.watermark_ms, head.clock_ms),
+                tables=tables,
+                poison=self._stage.poison,
+                answers=answers,
+                progress=progress,
+            )
         return done, calls
+
+    @contextmanager
+    def _watched(self, head: Head) -> Iterator[Progress]:
+        """No call of a handler takes for ever; and what ended a process is not tried again."""
+        stage, box = self._stage, notes()
+        progress = Progress()
+        doing = Doing(stage.function, stage.index, self._shard, head.epoch)
+        if box is not None:
+            before = box.before(doing)
+            progress.careful = bool(before)
+            progress.known = {
+                each.doing.cause: each.blame or f"the process that handled it {each.how}."
+                for each in before
+                if each.doing and each.doing.cause
+            }
+            progress.note = lambda cause: box.write(replace(doing, cause=cause))
+            progress.spread = lambda cause, text: box.blame(replace(doing, cause=cause), text)
+            box.write(doing)
+        try:
+            with watched(progress, stage.function, stage.handler_timeout_ms):
+                yield progress
+        finally:
+            if box is not None:
+                box.write(None)
 
     def _answers(
         self, head: Head, batches: Iterable[Batch]

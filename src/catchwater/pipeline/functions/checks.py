@@ -24,7 +24,7 @@ from catchwater.pipeline.functions.entries import (
     to_record,
 )
 from catchwater.pipeline.functions.places import EntryField
-from catchwater.pipeline.functions.policy import Poison, PoisonPolicy
+from catchwater.pipeline.functions.policy import MIN_HANDLER_TIMEOUT_MS, Poison, PoisonPolicy
 from catchwater.pipeline.functions.spec import (
     FunctionSpec,
     InputSpec,
@@ -325,6 +325,13 @@ class Declaration:
             if policy == "fail":
                 raise self.wrong("poison_limit means nothing with poison='fail'")
         return Poison(policy, limit)
+
+    def handler_timeout(self, text: str) -> int:
+        """How long one call of a handler may take, ms."""
+        found = self.duration("handler_timeout", text)
+        if found < MIN_HANDLER_TIMEOUT_MS:
+            raise self.wrong(f"handler_timeout={text!r} must be at least 1s")
+        return found
 
     def _entry_fields(self, state_type: Any) -> dict[str, EntryField]:
         found = {}

@@ -40,6 +40,7 @@ def function(
     calls: Mapping[str, Call] | None = None,
     poison: PoisonPolicy = "fail",
     poison_limit: int | None = None,
+    handler_timeout: str = "60s",
 ) -> Callable[[TargetT], TargetT]:
     """Declare a `Keyed` class, or a plain `f(event, state, ctx)`, as a stateful function.
 
@@ -76,6 +77,7 @@ def function(
             calls=check.calls(target, calls or {}, poison),
             entry_fields=check.state(state_type),
             poison=check.poison(poison, poison_limit),
+            handler_timeout_ms=check.handler_timeout(handler_timeout),
         )
         target.__catchwater__ = check.completed(spec)  # type: ignore[attr-defined]
         return target

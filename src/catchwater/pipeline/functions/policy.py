@@ -18,6 +18,10 @@ class Poison:
     """More poisoned records than this stop the pipeline all the same; None: no limit."""
 
 
+HANDLER_TIMEOUT_MS = 60_000
+"""How long one call of a handler may take that declares nothing; then its record is poison."""
+MIN_HANDLER_TIMEOUT_MS = 1_000
+
 FAIL = Poison()
 """What a function does that declares nothing."""
 

@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from catchwater.pipeline.functions import encoding
 from catchwater.pipeline.functions.entries import from_record, to_record
 from catchwater.pipeline.functions.places import EntryField
-from catchwater.pipeline.functions.policy import FAIL, Poison
+from catchwater.pipeline.functions.policy import FAIL, HANDLER_TIMEOUT_MS, Poison
 from catchwater.state.keys import (
     KeyType,
     KeyValue,
@@ -192,6 +192,8 @@ class FunctionSpec:
     entry_fields: Mapping[str, EntryField] = field(default_factory=dict)
     """Fields of the state that are kept entry by entry."""
     poison: Poison = FAIL
+    handler_timeout_ms: int = HANDLER_TIMEOUT_MS
+    """One call of a handler that takes longer is ended, and its record is poison."""
 
     def input(self, name: str) -> "FunctionSpec":
         """The declaration as one input's events need it; of a function with but one, itself."""

@@ -9,7 +9,9 @@ An event below the watermark that is not late, or that the policy lets through, 
 at the watermark.
 
 If anything raises, nothing of the epoch is kept and it is run again carefully: event by event,
-each of which leaves no trace if it raises, and is then poison.
+each of which leaves no trace if it raises, and is then poison. So is one whose handler is ended
+from beside because it takes too long (`progress`): it may be anywhere, so that careful pass begins
+anew, and passes over the event.
 
 Pure: entries, events and times come in as arguments.
 """
@@ -35,6 +37,7 @@ from catchwater.pipeline.process.batch import (
 )
 from catchwater.pipeline.process.context import EpochContext
 from catchwater.pipeline.process.live import LiveRecords
+from catchwater.pipeline.process.progress import TIMER, Cause, HandlerTimeout, Progress
 from catchwater.pipeline.process.seen import SeenIds
 from catchwater.pipeline.process.tables import TableRows
 from catchwater.pipeline.process.timers import (
@@ -71,21 +74,34 @@ def process(
     tables: Iterable[TableBatch] = (),
     poison: Poison | None = None,
     answers: Answers | None = None,
+    progress: Progress | None = None,
 ) -> Processed:
     """Do what the module says, and leave the changes in `state`, which must have none yet.
 
     `batches` and `tables` are gone through again if anything raises: give lists, or what begins
-    anew. `poison` stands for what the function declares. Raises EventFailed, PoisonLimitReached.
+    anew. `poison` stands for what the function declares. `progress` is kept up to date for who
+    watches. Raises EventFailed, PoisonLimitReached.
     """
-    policy = poison or spec.poison
+    progress = progress or Progress()
+    given = (spec, state, times, poison or spec.poison, answers, progress)
     try:
-        return _Epoch(spec, state, times, policy, answers).run(tables, batches)
+        if not progress.careful:
+            return _Epoch(*given).run(tables, batches)
+    except HandlerTimeout:
+        progress.context = None
     except Exception as error:  # a handler is the user's, and may raise anything
         if not bad.is_poison(error):
             raise
-    for changed in state.changes:
-        changed.clear()
-    return _CarefulEpoch(spec, state, times, policy, answers).run(tables, batches)
+    while True:
+        for changed in state.changes:
+            changed.clear()
+        try:
+            return _CarefulEpoch(*given).run(tables, batches)
+        except HandlerTimeout as timeout:
+            cause, progress.context = progress.cause(), None  # it is not interrupted again
+            if cause is None or cause in progress.known:
+                raise  # not a handler's: there is nothing to pass over
+            progress.blame(cause, bad.describe(timeout, spec.target))
 
 
 @contextmanager
@@ -132,6 +148,7 @@ class _Epoch:
         times: Times,
         poison: Poison,
         answers: Answers | None,
+        progress: Progress,
     ) -> None:
         self._spec = spec
         self._state = state
@@ -142,6 +159,8 @@ class _Epoch:
         self._seen = SeenIds(state, spec.dedup_ttl_ms, self._watermark)
         self._tables = TableRows(spec, state)
         self._context = EpochContext(spec, self._watermark, self._clock, self._tables, answers)
+        self._progress = progress
+        progress.context = self._context
         self.done = Processed()
 
     def run(self, tables: Iterable[TableBatch], batches: Iterable[Batch]) -> Processed:
@@ -196,6 +215,7 @@ class _Epoch:
         record.written = max(record.written, *self._noted([now]))
         done = self.done
         done.outputs.extend(self._on_timer(name, at, record.state, context) or ())
+        context.cause = None
         done.output_keys.extend([key] * (len(done.outputs) - len(done.output_keys)))
         done.timers += 1
 
@@ -231,6 +251,7 @@ class _Epoch:
             rows = self._without_late(rows)
         if spec.dedup is not None:
             rows = self._without_duplicates(rows, spec)
+        self._progress.batch = batch
         self._run(rows)
         seen = self.done.max_event_times
         seen[batch.origin] = max(latest, seen.get(batch.origin, NEVER))
@@ -272,6 +293,7 @@ class _Epoch:
                 new = len(outputs) - len(output_keys)
                 if new:
                     output_keys.extend([key] * new)
+        context.cause = None
 
     def _noted(self, times: Sequence[int]) -> Sequence[int]:
         """What records are to know of these times: see `Record.written`. There is at least one."""
@@ -308,27 +330,31 @@ class _CarefulEpoch(_Epoch):
     def _handle(self, batch: Batch) -> None:
         for i, key in enumerate(batch.keys):
             one = Batch(
-                batch.keys[i : i + 1], batch.events[i : i + 1], batch.origin, (), (), batch.input
-            )
+                batch.keys[i : i + 1], batch.events[i : i + 1], batch.origin,
+                batch.offsets[i : i + 1], (), batch.input,
+            )  # fmt: skip
             self._find(one.keys)
-            error = self._attempt(key, partial(super()._handle, one))
-            if error is not None:
-                offset, value = int(batch.offsets[i]), batch.values[i]
-                self._poisoned_by(error, batch.origin, offset, key, value)
+            cause = Cause(batch.origin, int(batch.offsets[i]), key[HASH_BYTES:])
+            self._try(cause, key, batch.values[i], partial(super()._handle, one))
 
     def _fire(self, table: Table, at: int, key: bytes, name: str) -> None:
-        error = self._attempt(key, partial(super()._fire, table, at, key, name))
-        if error is not None:
+        cause = Cause(TIMER + name, at, key[HASH_BYTES:])
+        if not self._try(cause, key, b"", partial(super()._fire, table, at, key, name)):
             self._context.stored_key, self._context.record = key, self._live.records[key]
             self._context.cancel_timer(name)
-            self._poisoned_by(error, bad.TIMER + name, at, key, b"")
 
-    def _poisoned_by(
-        self, error: Exception, origin: str, offset: int, key: bytes, value: bytes
-    ) -> None:
-        text = bad.describe(error, self._spec.target)
-        found = Poisoned(origin, offset, key[HASH_BYTES:], value, text)
-        bad.take(self._spec, self._poison, self.done, found, error)
+    def _try(self, cause: Cause, key: bytes, value: bytes, handle: Callable[[], None]) -> bool:
+        """Whether it was handled; it is poison if not."""
+        error, text = None, self._progress.known.get(cause)
+        if text is None:
+            if self._progress.note is not None:
+                self._progress.note(cause)
+            error = self._attempt(key, handle)
+            if error is None:
+                return True
+            text = bad.describe(error, self._spec.target)
+        bad.take(self._spec, self._poison, self.done, Poisoned(*cause, value, text), error)
+        return False
 
     def _attempt(self, key: bytes, handle: Callable[[], None]) -> Exception | None:
         """Do it, or do nothing and tell what it raises."""
@@ -344,6 +370,7 @@ class _CarefulEpoch(_Epoch):
         except Exception as error:  # a handler is the user's, and may raise anything
             if not bad.is_poison(error):
                 raise
+            self._context.cause = None
             state.rollback(mark)
             self._live.restore(key, saved)
             del done.outputs[given:], done.output_keys[given:]

@@ -11,10 +11,8 @@ from catchwater.config import CatchwaterError
 from catchwater.pipeline.functions.policy import EventRefused, Poison
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.process.batch import Poisoned, Processed
+from catchwater.pipeline.process.progress import TIMER
 from catchwater.state.keys import KeyTooLong, KeyUnusable
-
-TIMER = "timer "
-"""Before a timer's name, where else a topic and partition stand."""
 
 _REFUSALS = (EventRefused, KeyTooLong, KeyUnusable)
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
@@ -55,7 +53,7 @@ def take(
         )
 
 
-def describe(error: Exception, target: Callable[..., Any]) -> str:
+def describe(error: BaseException, target: Callable[..., Any]) -> str:
     """The error in one sentence, with its line in the user's file if it has one."""
     text = str(error) if isinstance(error, CatchwaterError) else f"{type(error).__name__}: {error}"
     text = " ".join(text.split()).rstrip(".")
@@ -71,7 +69,7 @@ def describe(error: Exception, target: Callable[..., Any]) -> str:
     return f"{text}, in {frame.name}, {where} line {frame.lineno}: {code}"
 
 
-def _frame(error: Exception, target: Callable[..., Any]) -> traceback.FrameSummary | None:
+def _frame(error: BaseException, target: Callable[..., Any]) -> traceback.FrameSummary | None:
     """The innermost line of the function's own file, or else of any that is not ours."""
     found = traceback.StackSummary.extract(
         traceback.walk_tb(error.__traceback__), lookup_lines=False

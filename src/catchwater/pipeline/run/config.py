@@ -24,7 +24,7 @@ from catchwater.config import (
     toml_line,
 )
 from catchwater.pipeline.calls.policy import SETTINGS
-from catchwater.pipeline.functions.policy import PoisonPolicy
+from catchwater.pipeline.functions.policy import MIN_HANDLER_TIMEOUT_MS, PoisonPolicy
 from catchwater.recovery.handover import current
 from catchwater.recovery.ledger import OffsetMap
 from catchwater.sinks import config as sinks
@@ -60,7 +60,8 @@ SOURCE_KEYS = (
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "pipeline": (
         "name", "function", "functions", "checkpoint", "state", "local", "shards", "tasks",
-        "trigger", "idle_timeout", "poison", "poison_limit", "restarts", "spare", "metrics",
+        "trigger", "idle_timeout", "poison", "poison_limit", "handler_timeout", "restarts", "spare",
+        "metrics",
     ),
     "source": SOURCE_KEYS,
     "inputs": (),
@@ -114,6 +115,8 @@ class PipelineConfig:
     """None: as each function declares."""
     poison_limit: int | None = None
     """So many poisoned events fail the pipeline after all."""
+    handler_timeout_ms: int | None = None
+    """How long one call of a handler may take; None: as each function declares."""
     restarts: int | None = None
     """How often a failed query is started again before it fails for good; None: the default."""
     spare: bool = False
@@ -372,6 +375,7 @@ def _build(
         idle_timeout_ms=file.duration("pipeline", "idle_timeout"),
         poison=_poison(found.get(("pipeline", "poison"))),
         poison_limit=file.number("pipeline", "poison_limit"),
+        handler_timeout_ms=_handler_timeout(found.get(("pipeline", "handler_timeout"))),
         restarts=file.number("pipeline", "restarts"),
         spare=file.text("pipeline", "spare") == "true",
         metrics=_metrics(found.get(("pipeline", "metrics"))),
@@ -467,6 +471,13 @@ def _poison(setting: _Setting | None) -> PoisonPolicy | None:
             raise ConfigError(
                 f'{setting.where}: poison must be "fail", "skip" or "dead-letter", not {value!r}.'
             )
+
+
+def _handler_timeout(setting: _Setting | None) -> int | None:
+    found = None if setting is None else _duration(setting)
+    if setting is not None and found is not None and found < MIN_HANDLER_TIMEOUT_MS:
+        raise ConfigError(f"{setting.where}: handler_timeout must be at least 1s.")
+    return found
 
 
 def _unknown(where: str, what: str, known: Iterable[str]) -> ConfigError:

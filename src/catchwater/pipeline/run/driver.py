@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 from catchwater.clock import SYSTEM, Clock
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.spark import session
+from catchwater.pipeline.spark.failure import Told
 from catchwater.pipeline.spark.jvm import alive
+from catchwater.pipeline.spark.scratch import scratch
 from catchwater.pipeline.spark.zygote import zygote
 from catchwater.pipeline.supervisor.spare import Turn
 from catchwater.pipeline.supervisor.stopping import Stop, stop_requested
@@ -51,6 +53,7 @@ def run_pipeline(
     log_path = config.checkpoint / FOLDER / "spark.log"
     with (
         closing(Lock(config.checkpoint, clock=clock)) as held,
+        scratch(clock) as own,
         stop_requested() as stop,
         log_path.open("ab") as log,
         ThreadPoolExecutor(1, "start-spark") as beside_us,
@@ -62,7 +65,8 @@ def run_pipeline(
             tasks=config.tasks,
             quick=quick,
             log=log,
-            keep_open=(held.descriptor,),
+            keep_open=(held.descriptor, own.descriptor),
+            scratch=own.path,
             python_path=[str(config.folder)],
             python=python,
             conf=settings_of(config),
@@ -80,7 +84,7 @@ def run_pipeline(
                     parts = take(config, held, clock.monotonic_s(), clock)
             if parts is not None:
                 with closing(parts.outlets), alive(spark):
-                    run_query(spark, parts, stop, log_path, beside, clock)
+                    run_query(spark, parts, stop, Told(log_path, own.path), beside, clock)
         finally:
             if not starting.exception():
                 session.stop(starting.result())

@@ -49,6 +49,7 @@ def stages(parts: Parts) -> list[Stage]:
                 next=None if index == last else parts.codes[index + 1],
                 dead_letters=dead_letters.stager() if dead_letters else None,
                 poison=poison_of(config, spec),
+                handler_timeout_ms=config.handler_timeout_ms or spec.handler_timeout_ms,
                 calls=config.calls,
             )
         )

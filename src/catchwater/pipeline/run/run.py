@@ -12,7 +12,7 @@ from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.metrics import PipelineMetrics
 from catchwater.pipeline.run.preflight import Parts, prepare, tails_of
 from catchwater.pipeline.run.query import stages, start_query
-from catchwater.pipeline.spark.failure import cause, is_starved
+from catchwater.pipeline.spark.failure import Told, cause, is_starved
 from catchwater.pipeline.supervisor.spare import take_report
 from catchwater.pipeline.supervisor.stopping import Stop
 from catchwater.pipeline.upkeep import Upkeep
@@ -61,7 +61,7 @@ def run_query(
     spark: "SparkSession",
     parts: Parts,
     stop: Stop,
-    log_path: Path,
+    told: Told,
     beside: Callable[[], None] | None,
     clock: Clock,
 ) -> None:
@@ -91,7 +91,7 @@ def run_query(
     for entry in upkeep.look(at_once=True) if handover.take_over(config.checkpoint) else ():
         _tell(entry)
     if failure is not None and not stop.requested:
-        raise writer.failure or cause(failure, log_path)
+        raise writer.failure or cause(failure, told)
     if handover.fenced_by(config.checkpoint) is not None:
         handover.hand_over(config.checkpoint, settle(config.checkpoint))
     _log.info("Stopped after epoch %d.", checkpoint.last_commit(config.checkpoint))

@@ -7,18 +7,28 @@ Named by `spark.python.daemon.module`.
 """
 
 import gc
+import os
+import signal
+from types import FrameType
 
 from pyspark import daemon
 
-from catchwater.pipeline import shard_epoch
+from catchwater.pipeline import shard_epoch, workers
 from catchwater.replay import read
 from catchwater.sinks.log import stager
 from catchwater.wire import records
 
 PRELOADED = (read, shard_epoch, stager)
 
+
+def _reap(number: int, frame: FrameType | None) -> None:
+    workers.reap()
+
+
 if __name__ == "__main__":
     records.warm()
+    # Spark's daemon lets the system forget how its workers end; after its first fork, this stands.
+    os.register_at_fork(after_in_parent=lambda: signal.signal(signal.SIGCHLD, _reap) and None)
     # A worker collects garbage after every task, which for what is imported here takes 0.1 s.
     gc.freeze()
     daemon.manager()

@@ -1,10 +1,13 @@
-"""What made a query fail, in one sentence, out of what Spark tells of it."""
+"""What made a query fail, in one sentence, out of what Spark and its processes tell of it."""
 
 import importlib
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
+from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
+from catchwater.pipeline import workers
 
 _OURS = re.compile(
     r"^(?:.*\s)?(catchwater(?:\.\w+)+)\.(\w+): (.+)$(?:\n\s*hint: (.+)$)?", re.MULTILINE
@@ -12,6 +15,22 @@ _OURS = re.compile(
 """Our errors in a Python worker's traceback, with their hints."""
 _ENDED = re.compile(r"terminated with exception: (.+?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 """What Spark says itself, before it tells the query's state."""
+_STATE = "=== Streaming Query ==="
+"""Where Spark goes on with the query's plan and state: no cause stands there."""
+_LOST = re.compile(r"exited unexpectedly|EOF|IOException|Broken pipe|[Cc]onnection reset|[Ss]ocket")
+"""What Spark says where a Python process does not answer any more."""
+_PATIENCE_S, _RECENT_MS, _POLL_S = 2.0, 60_000, 0.02
+"""Spark may notice before whoever reaps the process has written down how it ended."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """Where one session's processes tell what happens to them."""
+
+    log: Path
+    """Spark's log."""
+    folder: Path | None = None
+    """Where its Python processes' ends are written down (`workers`)."""
 
 
 class PipelineFailed(CatchwaterError):
@@ -26,19 +45,43 @@ def is_starved(text: str) -> bool:
     return "failed to connect back" in text
 
 
-def cause(text: str, log_path: Path) -> CatchwaterError:
-    """One sentence out of what Spark says of a failed query; our own errors by their own words."""
-    hint = f"The whole story is in {log_path}."
+def cause(text: str, told: Told, clock: Clock = SYSTEM) -> CatchwaterError:
+    """One sentence out of what Spark says of a failed query.
+
+    Our own errors by their own words; else a Python process that died; else Spark's last error.
+    """
+    where = f"The whole story is in {told.log}."
     ours = _OURS.findall(text)
     if ours:
-        module, name, message, told = ours[-1]
-        hint = f"{told} {hint}".lstrip()
+        module, name, message, hint = ours[-1]
         kind = getattr(importlib.import_module(module), name, None)
-        failed = PipelineFailed(f"The pipeline failed: {message}", hint=hint)
+        failed = PipelineFailed(f"The pipeline failed: {message}", hint=f"{hint} {where}".lstrip())
         failed.exit_code = getattr(kind, "exit_code", 1)
         failed.kind = name
         return failed
+    said = text.partition(_STATE)[0]
+    if told.folder and _LOST.search(said) and (ended := _latest_end(told.folder, clock)):
+        failed = PipelineFailed(
+            f"The pipeline failed: {ended}.", hint=f"{workers.hint(ended)} {where}"
+        )
+        failed.kind = "ProcessEnded"
+        return failed
+    return PipelineFailed(f"The pipeline failed: {_last_error(said)}", hint=where)
+
+
+def _latest_end(folder: Path, clock: Clock) -> workers.ProcessEnd | None:
+    """How the last of the processes ended, if one has just now."""
+    deadline_s = clock.monotonic_s() + _PATIENCE_S
+    while True:
+        for each in reversed(workers.read_ends(folder)):
+            if each.code and each.at_ms > clock.now_ms() - _RECENT_MS:
+                return each
+        if clock.monotonic_s() > deadline_s:
+            return None
+        clock.pause(_POLL_S)
+
+
+def _last_error(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
-    told = errors or _ENDED.findall(text) or lines or ["no cause was given"]
-    return PipelineFailed(f"The pipeline failed: {told[-1]}", hint=hint)
+    return (errors or _ENDED.findall(text) or lines or ["no cause was given"])[-1]

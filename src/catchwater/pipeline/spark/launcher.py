@@ -38,7 +38,27 @@ def main(address: str, python: str, *arguments: str) -> None:
 
     signal.signal(signal.SIGTERM, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _END)
-    connection.recv(1)  # ends when the fork does
+    ended = connection.recv(4, socket.MSG_WAITALL)  # when the fork has
+    code = int.from_bytes(ended, "big", signed=True)
+    if code not in (0, -signal.SIGTERM):  # Spark asks with SIGTERM
+        note_end(arguments[1], pid, code)
+        sys.exit(code if code > 0 else 128 - code)
+
+
+def note_end(module: str, pid: int, code: int) -> None:
+    """Leave word for the driver, as `workers.ProcessEnd` has it."""
+    import json
+    import time
+
+    what = "Spark's Python daemon" if "daemon" in module else "The source's Python"
+    folder = os.environ.get("CATCHWATER_RUN_FOLDER")
+    if folder:
+        at_ms = time.time_ns() // 1_000_000
+        told = json.dumps({"pid": pid, "at_ms": at_ms, "code": code, "what": what})
+        os.makedirs(f"{folder}/ends", exist_ok=True)
+        with open(f"{folder}/ends/{pid}.new", "w") as file:
+            file.write(told)
+        os.replace(f"{folder}/ends/{pid}.new", f"{folder}/ends/{pid}.json")
 
 
 if __name__ == "__main__":

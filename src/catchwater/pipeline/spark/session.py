@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from catchwater.config import CatchwaterError
+from catchwater.pipeline import workers
 from catchwater.pipeline.spark.jvm import without_tracebacks
 
 if TYPE_CHECKING:
@@ -292,12 +293,15 @@ def start(
     keep_open: tuple[int, ...] = (),
     python_path: Sequence[str] = (),
     python: str = sys.executable,
+    scratch: Path | None = None,
 ) -> "SparkSession":
     """A local session with so many tasks at a time. Raises `SparkMissing` or `JavaMissing`.
 
     `quick` compiles with C1 only: a start two seconds sooner, for demo and tests. What the JVM and
     its Python workers say goes to `log`. The JVM inherits the descriptors in `keep_open`. Workers
-    are started with `python` (see `zygote`) and find modules in `python_path` as well.
+    are started with `python` (see `zygote`) and find modules in `python_path` as well. What Spark
+    keeps on disk while it runs lies in `scratch`, and so do the notes of its Python processes
+    (`workers`).
     """
     check_packages()
     java = find_java()
@@ -312,6 +316,8 @@ def start(
     from pyspark.sql import SparkSession
 
     options = [*_java_options(java, quick=quick), java_options]
+    if scratch is not None:
+        options.append(f"-Djava.io.tmpdir={scratch}")
     settings = {
         **_CONF,
         "spark.app.name": name,
@@ -319,6 +325,7 @@ def start(
         "spark.master": f"local[{tasks},4]",
         "spark.sql.shuffle.partitions": str(tasks),
         "spark.driver.extraJavaOptions": " ".join(options).strip(),
+        **_keep_in(scratch),
         **(conf or {}),
     }
     spark_conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
@@ -331,6 +338,15 @@ def start(
         unless_started.pop_all()
     without_tracebacks(context)
     return SparkSession(context)
+
+
+def _keep_in(scratch: Path | None) -> dict[str, str]:
+    """Let Spark keep its files there, but for those that SPARK_LOCAL_DIRS has another place for."""
+    if scratch is None:
+        os.environ.pop(workers.FOLDER, None)
+        return {}
+    os.environ[workers.FOLDER] = str(scratch)
+    return {"spark.local.dir": str(scratch)}
 
 
 def start_workers(spark: "SparkSession", tasks: int) -> None:

@@ -20,12 +20,11 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from catchwater.pipeline.spark import launcher
+from catchwater.pipeline.spark.scratch import scratch
 
 _PRELOADED = (
     "catchwater.pipeline.shard_epoch",
@@ -47,9 +46,9 @@ exec '{python}' -IS '{launcher}' '{address}' '{python}' "$@"
 @contextmanager
 def zygote(python_path: Sequence[str]) -> Iterator[str]:
     """Start one, and give the path of what Spark is to run as Python; ends it."""
-    with tempfile.TemporaryDirectory(prefix="catchwater-") as folder:
-        address = str(Path(folder) / "zygote")
-        script = Path(folder) / "python"
+    with scratch() as own:
+        address = str(own.path / "zygote")
+        script = own.path / "python"
         script.write_text(
             _SCRIPT.format(python=sys.executable, launcher=launcher.__file__, address=address)
         )
@@ -103,10 +102,11 @@ def _fork_on_demand(listener: socket.socket) -> None:
     while 0 not in (told := {descriptor for descriptor, _ in poll.poll()}):
         if ended in told:
             os.read(ended, 64)
-            for gone in _reap(forks):
+            for gone, code in _reap(forks):
                 with suppress(KeyError):  # its launcher went first
                     poll.unregister(gone)
-                forks.pop(gone)[0].close()  # its launcher has waited for this
+                with forks.pop(gone)[0] as waiting, suppress(OSError):
+                    waiting.sendall(code.to_bytes(4, "big", signed=True))
         for gone in told & forks.keys():
             poll.unregister(gone)
             _end(forks[gone][1])
@@ -125,12 +125,13 @@ def _fork_on_demand(listener: socket.socket) -> None:
             forks[connection.fileno()] = connection, pid
 
 
-def _reap(forks: dict[int, tuple[socket.socket, int]]) -> list[int]:
-    """The connections of the forks that have ended."""
+def _reap(forks: dict[int, tuple[socket.socket, int]]) -> list[tuple[int, int]]:
+    """The connections of the forks that have ended, and each one's exit code, or less a signal."""
     ended = []
     with suppress(ChildProcessError):
-        while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-            ended += [each for each, (_, fork) in forks.items() if fork == pid]
+        while (found := os.waitpid(-1, os.WNOHANG))[0] != 0:
+            code = os.waitstatus_to_exitcode(found[1])
+            ended += [(each, code) for each, (_, fork) in forks.items() if fork == found[0]]
     return ended
 
 

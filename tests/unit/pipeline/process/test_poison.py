@@ -10,6 +10,7 @@ from catchwater.pipeline.functions.policy import EventRefused, Poison
 from catchwater.pipeline.process.batch import Batch, Poisoned, Times
 from catchwater.pipeline.process.epoch import process
 from catchwater.pipeline.process.poison import EventFailed, PoisonLimitReached
+from catchwater.pipeline.process.progress import Cause, HandlerTimeout, Progress
 from catchwater.state.entries import DictEntries, ShardState
 from catchwater.state.parts import ShardDamaged
 from catchwater.testing import Harness
@@ -47,7 +48,7 @@ def divides(poison="fail", limit=None):
     return Divides
 
 
-def run(target, events, poison=None):
+def run(target, events, poison=None, progress=None):
     spec = spec_of(target)
     batch = Batch(
         [spec.stored_key_of(e) for e in events],
@@ -56,7 +57,8 @@ def run(target, events, poison=None):
         range(100, 100 + len(events)),
         [spec.encode_output(e) for e in events],
     )
-    return process(spec, ShardState(DictEntries(), 1), [batch], Times(0, 0, 0), poison=poison)
+    state = ShardState(DictEntries(), 1)
+    return process(spec, state, [batch], Times(0, 0, 0), poison=poison, progress=progress)
 
 
 def test_failing_names_place_key_error_and_the_line_in_the_users_file():
@@ -169,3 +171,46 @@ def test_the_innermost_line_of_another_file_is_named_where_the_functions_own_is_
         "ZeroDivisionError: division by zero, in <lambda>"
         in run(Keeps, [Event("a", 1)]).poisoned[0].error
     )
+
+
+def test_what_is_known_to_end_badly_is_poison_and_is_not_tried_again():
+    progress = Progress(careful=True, known={Cause("payments-3", 101, b"c"): "it killed us."})
+    noted = []
+    progress.note = noted.append
+    events = [Event("a", 5), Event("c", 6), Event("a", 7)]
+    done = run(divides("skip"), events, progress=progress)
+    assert done.outputs == ["a 1", "a 1.0", "a 2", "a 1.0"]
+    assert [(p.offset, p.error) for p in done.poisoned] == [(101, "it killed us.")]
+    assert [cause.offset for cause in noted] == [100, 102]
+    with pytest.raises(EventFailed, match="offset 101, key 'c': it killed us"):
+        run(divides(), events, progress=progress)
+
+
+def test_a_handler_that_is_ended_from_beside_is_poison_wherever_it_was():
+    seen = []
+
+    @function(name="endless", key="card", event_time="at", poison="skip")
+    class Endless(Keyed[Event, State, str]):
+        def on_event(self, e: Event, s: State, ctx: Context) -> Out[str]:
+            s.n += 1
+            ctx.timer("later", e.at)
+            if e.amount == 0:
+                seen.append(progress.cause())
+                raise HandlerTimeout("it had not ended after 60 s")
+            return [f"{e.card} {s.n}"]
+
+    progress = Progress()
+    spread = []
+    progress.spread = lambda cause, text: spread.append(cause)
+    done = run(Endless, [Event("a", 5), Event("a", 6, 0.0), Event("a", 7)], progress=progress)
+    cause = Cause("payments-3", 101, b"a")
+    assert seen == [cause, cause], "once among others, and once with care"
+    assert done.outputs == ["a 1", "a 2"]
+    assert [p.offset for p in done.poisoned] == [101] and spread == [cause]
+    assert "HandlerTimeout: it had not ended after 60 s, in on_event" in done.poisoned[0].error
+
+
+def test_no_handler_runs_between_handlers():
+    progress = Progress()
+    run(divides("skip"), [Event("a", 5), Event("c", 6, 0.0)], progress=progress)
+    assert progress.cause() is None
