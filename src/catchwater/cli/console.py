@@ -135,6 +135,17 @@ def agreed(plan: str, *, dry_run: bool, yes: bool) -> bool:
     return True
 
 
+def print_finding(verdict: str, name: str, found: str, mend: str = "", *, width: int = 14) -> None:
+    """What a check saw, on a line: ok, warn or fail, and what to do next."""
+    from rich.text import Text
+
+    marks = {"ok": ("✔", "green"), "warn": ("⚠", "yellow"), "fail": ("✘", "red")}
+    line = Text.assemble(marks[verdict], f" {name:<{width}} {found}")
+    if mend:
+        line.append(f"  →  {mend}", style="bold")
+    console().print(line, soft_wrap=True)
+
+
 def leave(verdicts: Iterable[str]) -> NoReturn:
     """End the command with the exit code of the worst verdict: fail, then warn or unknown."""
     found = set(verdicts)

@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-from catchwater.cli.console import AsJson, console, leave, noun, print_json, talk
+from catchwater.cli.console import AsJson, leave, noun, print_finding, print_json, talk
 from catchwater.config import DEFAULT_CONTROL_LISTENER, DEFAULT_LISTENER, Address, CatchwaterError
 from catchwater.pipeline.spark import session
 
@@ -38,6 +38,12 @@ class Finding:
 
 @app.command()
 def doctor(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FILE]", show_default=False, help="Look also for what this pipeline needs."
+        ),
+    ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option("--check", metavar="NAME", help="Only this check; may be repeated."),
@@ -48,30 +54,41 @@ def doctor(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Name what is missing on this machine, one line each; exit 0, 3 (warns) or 4 (fails)."""
+    """Name what is missing on this machine, one line each; exit 0, 3 (warns) or 4 (fails).
+
+    With a pipeline's FILE also brokers, topics, packages and targets of its sinks.
+    """
     unknown = sorted(set(only or ()) - CHECKS.keys())
     if unknown:
         raise typer.BadParameter(f"no check {unknown[0]!r}; there are {', '.join(CHECKS)}")
-    findings = {name: look() for name, look in CHECKS.items() if not only or name in only}
+    # Where a pipeline is to run, a broker may well listen already.
+    checks = {name: look for name, look in CHECKS.items() if file is None or name not in _PORTS}
+    findings = {name: look() for name, look in checks.items() if not only or name in only}
+    if file is not None:
+        findings |= _pipeline(file)
     if as_json:
         print_json([{"check": name, **asdict(found)} for name, found in findings.items()])
     else:
+        width = max(14, *map(len, findings))
         for name, finding in findings.items():
-            _print(name, finding)
+            print_finding(finding.verdict, name, finding.found, finding.mend, width=width)
     verdicts = {finding.verdict for finding in findings.values()}
     if warm and "fail" not in verdicts:
         _warm()
     leave(verdicts)
 
 
-def _print(name: str, finding: Finding) -> None:
-    from rich.text import Text
+def _pipeline(file: Path) -> dict[str, Finding]:
+    """What a start of this pipeline would fail on; missing packages are told above."""
+    from catchwater.cli.pipeline_file import load_here
+    from catchwater.pipeline.plan import problems_of
 
-    marks = {"ok": ("✔", "green"), "warn": ("⚠", "yellow"), "fail": ("✘", "red")}
-    line = Text.assemble(marks[finding.verdict], f" {name:<14} {finding.found}")
-    if finding.mend:
-        line.append(f"  →  {finding.mend}", style="bold")
-    console().print(line, soft_wrap=True)
+    found = {
+        each.what: Finding(each.verdict, each.told, each.hint)
+        for each in problems_of(load_here(file))
+        if each.what != "packages"
+    }
+    return found or {"pipeline": Finding("ok", f"{file} could start now")}
 
 
 def _warm() -> None:
@@ -183,3 +200,4 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "control-port": partial(_port, DEFAULT_CONTROL_LISTENER, "--control-port 0"),
 }
 """What is looked at, in this order."""
+_PORTS = ("kafka-port", "control-port")

@@ -15,8 +15,10 @@ from catchwater.cli.console import (
     PipelineFile,
     Quick,
     Yes,
+    leave,
     log_to_stderr,
     noun,
+    print_finding,
     print_json,
     print_table,
     talk,
@@ -114,22 +116,36 @@ def stop(
 
 
 @app.command()
-def plan(file: PipelineFile, as_json: AsJson = False) -> None:
-    """Show what would run, and what each sink guarantees.
+def plan(
+    file: PipelineFile,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Ask neither brokers nor targets.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what would run, what each sink guarantees, and all that a start would fail on.
 
-    Loads the functions; opens neither the source nor a sink.
+    Packages, topics, targets: they are asked and not changed. Exit 0, 3 (something did not answer)
+    or 4 (a start would fail).
     """
-    from catchwater.pipeline.plan import plan_of
+    from catchwater.pipeline.plan import plan_of, problems_of
 
-    told = plan_of(load_here(file))
+    config = load_here(file)
+    told = plan_of(config)
+    problems = problems_of(config, offline=offline)
     if as_json:
-        print_json(told)
-        return
+        print_json({**told, "problems": [each._asdict() for each in problems]})
+        leave(each.verdict for each in problems)
     parts = [told.pop(name) for name in ("functions", "tables", "sinks")]
     print_table(["pipeline", str(file)], list(told.items()))
     for rows in filter(None, parts):
         typer.echo()
         print_table(list(rows[0]), [list(row.values()) for row in rows])
+    if problems:
+        typer.echo()
+    for each in problems:
+        print_finding(each.verdict, each.what, each.told, each.hint)
+    leave(each.verdict for each in problems)
 
 
 @app.command()

@@ -45,6 +45,8 @@ def check_sink(config: SinkConfig, around: Surroundings) -> None:
     """
     guarantee(config, output_id=around.output_id)
     with _packages_named(config):
+        for module in _MODULES[config.kind]:
+            importlib.import_module(f"catchwater.sinks.{module}")
         _CHECKS.get(config.kind, _check_nothing)(config, around)
 
 

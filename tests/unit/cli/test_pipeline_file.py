@@ -65,12 +65,12 @@ def test_plan_and_status_tell_how_connections_are_secured_and_no_secret(
         ):  # fmt: skip
             monkeypatch.setenv(f"CATCHWATER_{section}__KAFKA_{name}", value)
     monkeypatch.setenv("CATCHWATER_SOURCE__KAFKA_SASL_PASSWORD", "s3cret")
-    told = catchwater("pipeline", "plan", pipeline_file)
+    told = catchwater("pipeline", "plan", "--offline", pipeline_file)
     assert "payments at 127.0.0.1:9092, SASL_SSL by PLAIN as 'reader'" in told.out
-    shown = [told, catchwater("pipeline", "plan", pipeline_file, "--json")]
+    shown = [told, catchwater("pipeline", "plan", "--offline", pipeline_file, "--json")]
     shown += [catchwater("pipeline", "status", pipeline_file, *more) for more in ([], ["--json"])]
     monkeypatch.setenv("CATCHWATER_SOURCE__KAFKA_SASL_USERNAME", "")
-    shown.append(catchwater("pipeline", "plan", pipeline_file))
+    shown.append(catchwater("pipeline", "plan", "--offline", pipeline_file))
     assert [each.code for each in shown] == [0, 0, 0, 0, 2]
     assert "needs a name and a password" in shown[-1].err
     assert not any("s3cret" in each.out + each.err for each in shown)

@@ -142,12 +142,12 @@ def test_a_sink_that_moved_on_purpose_is_bound_to_where_it_writes_now(
 
 
 def test_the_plan_tells_each_sinks_guarantee_and_why(catchwater: Any, file: Path) -> None:
-    told = json.loads(catchwater("pipeline", "plan", file, "--json").out)
+    told = json.loads(catchwater("pipeline", "plan", "--offline", file, "--json").out)
     assert told["source"] == "payments at 127.0.0.1:9092"
     (sink,) = told["sinks"]
     assert (sink["guarantee"], sink["to"]) == ("exactly-once", "out.db alerts")
     assert "one transaction" in sink["why"]
-    assert "exactly-once" in catchwater("pipeline", "plan", file).out
+    assert "exactly-once" in catchwater("pipeline", "plan", "--offline", file).out
 
 
 def test_a_delivery_that_cannot_be_is_refused_with_what_to_choose(

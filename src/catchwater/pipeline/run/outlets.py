@@ -13,7 +13,7 @@ from catchwater.replay.control import Control
 from catchwater.replay.options import parse_options
 from catchwater.sinks.base import Sink
 from catchwater.sinks.config import SinkConfig
-from catchwater.sinks.open import check_sink, open_sink, target_of
+from catchwater.sinks.open import PackageMissing, check_sink, open_sink, target_of
 from catchwater.sinks.surroundings import Surroundings
 
 _ALONE = ("postgres", "sqlite", "parquet", "iceberg")
@@ -78,11 +78,25 @@ def surroundings_of(
 
 def check_outlets(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:
     """Refuse sinks that no start could open; opens nothing. Raises as `check_sink`."""
+    for missing in packages_missing(config, specs).values():
+        raise missing
+
+
+def packages_missing(
+    config: PipelineConfig, specs: Sequence[FunctionSpec]
+) -> dict[str, PackageMissing]:
+    """Sink → the package it lacks. Raises `ConfigError` for a sink that no package would mend."""
     around = Surroundings(config.name or specs[0].name, "", config.folder)
     sinks = list(outlets_of(config, specs, around))
-    _refuse_shared_targets([each for each, _ in sinks], config.folder)
+    missing: dict[str, PackageMissing] = {}
     for each, own in sinks:
-        check_sink(each, own)
+        try:
+            check_sink(each, own)
+        except PackageMissing as error:
+            missing[each.name] = error
+    there = [each for each, _ in sinks if each.name not in missing]
+    _refuse_shared_targets(there, config.folder)
+    return missing
 
 
 def _refuse_shared_targets(sinks: Sequence[SinkConfig], folder: Path) -> None:

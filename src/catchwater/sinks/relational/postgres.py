@@ -1,5 +1,6 @@
 """PostgreSQL as a target: rows by COPY, sessions in UTC, a lost connection opened anew."""
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ _NOT_ADMITTED = re.compile(
     "|certificate verify failed|root certificate file"
 )
 """What a server, or the client's library, says to a login in vain; there is no code of it."""
+_SEARCH_PATH = re.compile(r"search_path\s*=\s*(\S+)")
 _COLUMNS = """
 SELECT a.attname, COALESCE(base.typname, t.typname),
        a.attnotnull AND NOT a.atthasdef AND a.attidentity = ''
@@ -208,12 +210,12 @@ _HINTS: Mapping[type[psycopg.Error], str] = {
 
 
 def _name_of(url: str) -> str:
-    """Host, port and database for messages. Raises `ConfigError`."""
+    """Host, port and database, and the schema if one is chosen. Raises `ConfigError`."""
     try:
         given = conninfo_to_dict(url) if url.startswith(("postgres://", "postgresql://")) else {}
     except psycopg.ProgrammingError:
         given = {}  # what it says may quote the password
-    ports = str(given.get("port") or 5432)
+    ports = str(given.get("port") or os.environ.get("PGPORT") or 5432)
     if not given.get("dbname") or not re.fullmatch(r"\d{1,5}(,\d{1,5})*", ports):
         raise ConfigError(
             # The value may hold a password.
@@ -221,7 +223,9 @@ def _name_of(url: str) -> str:
             hint="Write postgresql://user@host/database; a password may come from PGPASSWORD, and "
             "in the URL its / @ : % must be escaped (%2F %40 %3A %25).",
         )
-    return f"{given.get('host') or 'localhost'}:{ports}/{given['dbname']}"
+    host = given.get("host") or os.environ.get("PGHOST") or "localhost"
+    chosen = _SEARCH_PATH.search(str(given.get("options") or os.environ.get("PGOPTIONS") or ""))
+    return f"{host}:{ports}/{given['dbname']}" + (f" schema {chosen[1]}" if chosen else "")
 
 
 def _native(sql: str) -> bytes:
