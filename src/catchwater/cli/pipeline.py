@@ -152,28 +152,29 @@ def plan(
 def status(file: PipelineFile, as_json: AsJson = False) -> None:
     """Show what the pipeline has done so far.
 
-    Read from the files of its checkpoint; the pipeline need not run.
+    Read from the files of its checkpoint; the pipeline need not run. A file that is damaged or
+    missing is named on stderr, and the rest is shown.
     """
-    from catchwater.recovery import checkpoint
-    from catchwater.recovery.ledger import Ledger
+    from catchwater.cli.pipeline_file import look_here
 
-    folder = load_here(file).checkpoint
-    found = checkpoint.read(folder)
-    ledger = Ledger(folder)
-    entries = [entry for epoch in ledger.epochs() if (entry := ledger.read(epoch))]
+    _, found = look_here(file)
     told: dict[str, Any] = {
-        "checkpoint": str(folder),
-        "committed_epoch": found.last.epoch if found.last else None,
+        "checkpoint": str(found.folder),
+        "committed_epoch": found.last if found.last >= 0 else None,
         "planned_epoch": found.planned.epoch if found.planned else None,
-        "restorable": [each.epoch for each in found.committed],
-        "watermark_ms": found.last.end.watermark_ms if found.last else None,
-        "supervisor": _supervisor(folder),
-        "operator": _operator(entries),
-        "recent_epochs": [_epoch(entry) for entry in entries],
+        "restorable": [each.epoch for each in found.whole],
+        "watermark_ms": found.whole[-1].end.watermark_ms if found.whole else None,
+        "supervisor": _supervisor(found.folder),
+        "operator": _operator(found.entries),
+        "recent_epochs": [_epoch(entry) for entry in found.entries],
+        "problems": found.problems,
     }
+    for problem in found.problems:
+        talk(problem)
     if as_json:
         print_json(told)
         return
+    del told["problems"]
     recent = told.pop("recent_epochs")
     told["restorable"] = ", ".join(map(str, told["restorable"]))
     told |= told.pop("operator")
@@ -218,12 +219,17 @@ def _supervisor(folder: Path) -> dict[str, Any] | None:
     import msgspec
 
     from catchwater.pipeline.supervisor.supervise import read_supervision
+    from catchwater.recovery.ledger import LedgerDamaged
     from catchwater.recovery.lock import SUPERVISOR, holder
 
-    told = read_supervision(folder)
+    try:
+        told = read_supervision(folder)
+        is_gone = holder(folder, SUPERVISOR) is None
+    except (LedgerDamaged, OSError):  # which is one of the problems that are shown
+        return None
     if told is None:
         return None
-    if told.state in ("running", "waiting") and holder(folder, SUPERVISOR) is None:
+    if told.state in ("running", "waiting") and is_gone:
         told = msgspec.structs.replace(told, state="killed", driver=None, spare=None)
     plain: dict[str, Any] = msgspec.to_builtins(told)
     return plain

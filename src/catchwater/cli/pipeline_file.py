@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,7 @@ if TYPE_CHECKING:
     from catchwater.pipeline.run.config import PipelineConfig
     from catchwater.recovery.checkpoint import Checkpoint
     from catchwater.recovery.contract import LogState, PartitionTail
+    from catchwater.recovery.intact import Look
     from catchwater.recovery.savepoint.storage import Shelf
     from catchwater.replay.control import Control
 
@@ -24,6 +27,27 @@ def load_here(file: Path) -> "PipelineConfig":
     from catchwater.pipeline.run.config import load
 
     return load(file, os.environ)
+
+
+def look_here(file: Path) -> "tuple[PipelineConfig, Look]":
+    """The pipeline's file, and what the files of its checkpoint say. Raises `ConfigError` only.
+
+    Where one of them is damaged it is among the `problems`, and the rest is there.
+    """
+    from catchwater.pipeline.run import backfill, identity, versions
+    from catchwater.pipeline.run.config import read
+    from catchwater.pipeline.supervisor.supervise import read_supervision
+    from catchwater.recovery.handover import followed
+    from catchwater.recovery.intact import look
+    from catchwater.recovery.lock import SUPERVISOR, holder
+
+    config = read(file, os.environ)
+    checkpoint, _ = followed(config.checkpoint)
+    readers = (
+        identity.read, versions.load, backfill.begun, read_supervision,
+        partial(holder, name=SUPERVISOR),
+    )  # fmt: skip
+    return replace(config, checkpoint=checkpoint), look(checkpoint, readers)
 
 
 def shelf_of(config: "PipelineConfig", at: str | None) -> "Shelf":

@@ -34,29 +34,49 @@ def recovery() -> None:
 def explain(file: PipelineFile, as_json: AsJson = False) -> None:
     """List every checkpoint with what a restore would replay.
 
-    Says of each whether the log still holds that, and if not, what is missing.
+    Says of each whether its files are whole and the log still holds that, and if not, which file
+    is damaged or what is missing.
     """
-    from catchwater.cli.pipeline_file import load_here, tails_of
+    from catchwater.cli.pipeline_file import look_here, tails_of
     from catchwater.config import CatchwaterError
-    from catchwater.recovery import checkpoint
-    from catchwater.recovery.restore import check_covered
 
-    config = load_here(file)
-    committed = checkpoint.read(config.checkpoint).committed
-    tails = tails_of(config, committed)
-    rows = []
-    for each in committed:
-        try:
-            check_covered(each.end, tails)
-            restorable, why = True, ""
-        except CatchwaterError as error:
-            restorable, why = False, str(error)
-        rows.append((each.epoch, restorable, _to_replay(each, tails), why))
+    config, found = look_here(file)
+    rows: dict[int, tuple[int, bool | None, int | None, str]] = {
+        epoch: (epoch, False, None, why) for epoch, why in found.broken.items()
+    }
+    tails, unasked = {}, None
+    try:
+        tails = tails_of(config, found.whole)
+    except CatchwaterError as error:
+        unasked = error
+    for each in found.whole:
+        if unasked:
+            rows[each.epoch] = (each.epoch, None, None, "the log could not be asked")
+        else:
+            why = _why_not(each, tails)
+            rows[each.epoch] = (each.epoch, not why, _to_replay(each, tails), why)
+    for problem in found.problems:
+        if problem not in found.broken.values():
+            talk(problem)
     columns = ["checkpoint", "restorable", "replay_records", "why_not"]
     if rows or as_json:
-        print_rows(columns, rows, as_json=as_json)
+        print_rows(columns, [rows[epoch] for epoch in sorted(rows)], as_json=as_json)
     else:
         talk(f"there is no checkpoint in {config.checkpoint} yet")
+    if unasked:
+        raise unasked
+
+
+def _why_not(checkpoint: "Checkpoint", tails: "Mapping[tuple[str, int], PartitionTail]") -> str:
+    """Why the log does not let the pipeline go on from there; nothing if it does."""
+    from catchwater.config import CatchwaterError
+    from catchwater.recovery.restore import check_covered
+
+    try:
+        check_covered(checkpoint.end, tails)
+    except CatchwaterError as error:
+        return str(error)
+    return ""
 
 
 @app.command()

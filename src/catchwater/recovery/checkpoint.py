@@ -9,10 +9,12 @@ in Spark's own words.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from catchwater.recovery.ledger import (
+    FOLDER,
     LedgerDamaged,
     SourceOffset,
     numbered,
@@ -67,8 +69,19 @@ def last_commit(folder: Path) -> int:
 
 
 def committed_epochs(folder: Path) -> list[int]:
-    """The epochs that have both files, oldest first, whatever is in them."""
-    return sorted({*numbered(folder / "offsets")} & {*numbered(folder / "commits")})
+    """The epochs one can go back to, oldest first, whatever is in their files.
+
+    Spark keeps its files of an epoch for longer than we do: without ours there is no state for it.
+    """
+    both = sorted({*numbered(folder / "offsets")} & {*numbered(folder / "commits")})
+    oldest = min([oldest_kept(folder), *both[-1:]])
+    return [epoch for epoch in both if epoch >= oldest]
+
+
+def oldest_kept(folder: Path) -> int:
+    """The oldest epoch that we have not forgotten; its contract goes before its entry does."""
+    ours = [numbered(folder / FOLDER / each, ".json") for each in ("epochs", "contracts")]
+    return min(chain(*ours), default=0)
 
 
 def read_one(folder: Path, epoch: int) -> Checkpoint | None:

@@ -23,6 +23,7 @@ from catchwater.recovery.ledger import (
     FOLDER,
     EpochEntry,
     Ledger,
+    LedgerDamaged,
     SourceOffset,
     read_json,
     sync_folder,
@@ -70,13 +71,27 @@ class _Fence(msgspec.Struct, frozen=True):
 
 
 def current(checkpoint: Path) -> Path:
-    """The checkpoint that the pipeline goes on from: this one, or the one it has handed over to."""
+    """The checkpoint that the pipeline goes on from: this one, or the one it has handed over to.
+
+    Raises `LedgerDamaged`.
+    """
+    found, damage = followed(checkpoint)
+    if damage is not None:
+        raise damage
+    return found
+
+
+def followed(checkpoint: Path) -> tuple[Path, LedgerDamaged | None]:
+    """The same as far as it can be read, and what cannot be."""
     for _ in range(_MOST_HANDOVERS):
-        handed = read_handed(checkpoint)
+        try:
+            handed = read_handed(checkpoint)
+        except LedgerDamaged as damage:
+            return checkpoint, damage
         if handed is None:
             break
         checkpoint = Path(handed.to)
-    return checkpoint
+    return checkpoint, None
 
 
 def follow(shadow: Path, leader: Path) -> None:

@@ -17,7 +17,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -32,7 +32,7 @@ OffsetMap = dict[str, dict[str, int]]
 StructT = TypeVar("StructT")
 
 
-_UNREADABLE = (IsADirectoryError, ValueError, RecursionError, msgspec.DecodeError)
+_UNREADABLE = (IsADirectoryError, ValueError, RecursionError)
 """What reading a file can raise whose content may be anything, or that is a folder."""
 
 
@@ -49,7 +49,7 @@ class SourceOffset(msgspec.Struct, frozen=True):
     epoch: int
     """The epoch that ends here; -1 before the first."""
     offsets: OffsetMap
-    watermarks: list[int]
+    watermarks: Annotated[list[int], msgspec.Meta(min_length=1)]
     """Event time, ms: of this epoch, then of those before it; stage k runs at the k-th."""
     clock_ms: int
     tables: OffsetMap = {}
@@ -237,6 +237,16 @@ class Ledger:
         """What `begin` has kept, None before the first start."""
         return read_json(self._beginning, SourceOffset)
 
+    def first(self) -> SourceOffset:
+        """Where epoch 0 starts. Raises `LedgerDamaged`."""
+        first = self.beginning()
+        if first is None:
+            raise LedgerDamaged(
+                f"{self._beginning} is missing: where does epoch 0 start?",
+                hint="Put a copy of the file back, or restore a savepoint.",
+            )
+        return first
+
     def base(self, epoch: int) -> "EpochEntry | None":
         """The entry that an epoch builds on, None for the first. Raises `LedgerDamaged`."""
         if epoch == 0:
@@ -255,10 +265,7 @@ class Ledger:
         """Where an epoch that Spark has planned starts. Raises `LedgerDamaged`."""
         if epoch > 0:
             return read_offset(self.checkpoint / "offsets" / str(epoch - 1))
-        first = self.beginning()
-        if first is None:
-            raise LedgerDamaged(f"{self._beginning} is missing: where does epoch 0 start?")
-        return first
+        return self.first()
 
     def recorded_end(self, epoch: int) -> SourceOffset | None:
         """Where this epoch ended when it ran before a restore went back behind it."""
@@ -304,7 +311,7 @@ def numbered(folder: Path, suffix: str = "") -> Iterator[int]:
     if folder.is_dir():
         for path in folder.iterdir():
             stem = path.name.removesuffix(suffix)
-            if path.name.endswith(suffix) and stem.isdigit():
+            if path.name.endswith(suffix) and stem.isascii() and stem.isdigit():
                 yield int(stem)
 
 
@@ -315,10 +322,23 @@ def read_json(path: Path, kind: type[StructT]) -> StructT | None:
     except FileNotFoundError:
         return None
     except _UNREADABLE as error:
-        raise LedgerDamaged(
-            f"{path} is damaged: {error}.",
-            hint="Restore an older checkpoint, or a copy of the file.",
-        ) from error
+        raise _damaged(path, error) from error
+
+
+def read_lines(path: Path, kind: type[StructT]) -> list[StructT]:
+    """The structs in a file's lines, none if there is no file. Raises `LedgerDamaged`."""
+    try:
+        return [msgspec.json.decode(line, type=kind) for line in path.read_bytes().splitlines()]
+    except FileNotFoundError:
+        return []
+    except _UNREADABLE as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> LedgerDamaged:
+    return LedgerDamaged(
+        f"{path} is damaged: {error}.", hint="Restore an older checkpoint, or a copy of the file."
+    )
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -93,5 +93,5 @@ def _try(descriptor: int) -> bool:
 
 
 def _told(path: Path) -> int:
-    text = path.read_text().strip()
-    return int(text) if text.isdigit() else 0
+    said = path.read_bytes().strip()
+    return int(said) if said.isdigit() else 0

@@ -13,7 +13,14 @@ from pathlib import Path
 import msgspec
 
 from catchwater.recovery.contract import RestoreSample
-from catchwater.recovery.ledger import EpochEntry, Ledger, ShardEpoch, write_whole
+from catchwater.recovery.ledger import (
+    EpochEntry,
+    Ledger,
+    LedgerDamaged,
+    ShardEpoch,
+    read_lines,
+    write_whole,
+)
 
 
 class RestoreWatch:
@@ -66,11 +73,17 @@ def operator_ms(shards: Iterable[ShardEpoch], *shares: float) -> list[float]:
     return [by_time[bisect_left(reached, share * reached[-1])][0] for share in shares]
 
 
+def read_samples(folder: Path) -> list[RestoreSample]:
+    """The restores measured so far, oldest first. Raises `LedgerDamaged`."""
+    return read_lines(_path(folder), RestoreSample)
+
+
 def load_samples(folder: Path) -> list[RestoreSample]:
-    """The restores measured so far, oldest first."""
-    path = _path(folder)
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return [msgspec.json.decode(line, type=RestoreSample) for line in lines]
+    """The same, or none where they cannot be read: no pipeline fails for an estimate."""
+    try:
+        return read_samples(folder)
+    except LedgerDamaged:
+        return []
 
 
 def add_sample(folder: Path, sample: RestoreSample) -> None:

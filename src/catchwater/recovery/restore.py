@@ -49,7 +49,7 @@ class NoSuchCheckpoint(CatchwaterError):
     exit_code = 2
 
 
-class _Marker(msgspec.Struct, frozen=True):
+class Marker(msgspec.Struct, frozen=True):
     """A restore that is under way."""
 
     epoch: int
@@ -102,7 +102,7 @@ def restore(folder: Path, epoch: int, tails: Mapping[tuple[str, int], PartitionT
 
 def go_back(folder: Path, epoch: int) -> None:
     """Move aside what came after the epoch. The caller holds the lock and has looked at it."""
-    write_whole(_marker(folder), msgspec.json.encode(_Marker(epoch)))
+    write_whole(_marker(folder), msgspec.json.encode(Marker(epoch)))
     finish(folder)
 
 
@@ -116,9 +116,14 @@ def set_aside(folder: Path, epoch: int) -> None:
             _move(path, ours / "broken" / path.parent.name)
 
 
+def unfinished(folder: Path) -> Marker | None:
+    """The restore that is under way, or was cut short. Raises `LedgerDamaged`."""
+    return read_json(_marker(folder), Marker)
+
+
 def finish(folder: Path) -> None:
     """Complete a restore that was interrupted, if there is one. The caller holds the lock."""
-    marker = read_json(_marker(folder), _Marker)
+    marker = unfinished(folder)
     if marker is None:
         return
     aside = Ledger(folder).replayed

@@ -11,7 +11,7 @@ known one.
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -168,7 +168,16 @@ class _Setting(NamedTuple):
 
 
 def load(path: Path, environment: Mapping[str, str]) -> PipelineConfig:
-    """Read a pipeline's file. Raises `ConfigError` for what is unknown, missing or out of range."""
+    """Read a pipeline's file, and see which checkpoint it goes on from.
+
+    Raises `ConfigError` for what is unknown, missing or out of range, and `LedgerDamaged`.
+    """
+    config = read(path, environment)
+    return replace(config, checkpoint=current(config.checkpoint))
+
+
+def read(path: Path, environment: Mapping[str, str]) -> PipelineConfig:
+    """A pipeline's file as it is, with the checkpoint that it names. Raises `ConfigError`."""
     try:
         text = path.read_text(encoding="utf-8")
         document = tomllib.loads(text)
@@ -358,7 +367,7 @@ def _build(
         file.required("source", "subscribe")
     return PipelineConfig(
         functions=_functions(file),
-        checkpoint=current(folder / file.required("pipeline", "checkpoint")),
+        checkpoint=folder / file.required("pipeline", "checkpoint"),
         source={k: v for k, v in source.items() if k != "recordKeyIsFunctionKey"},
         sinks=outlets,
         dead_letter=dead_letter,

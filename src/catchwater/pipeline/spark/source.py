@@ -216,9 +216,7 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
     @cached_property
     def _first(self) -> SourceOffset:
-        first = self._ledger.beginning()
-        assert first is not None, "Spark asks for the initial offset first"
-        return first
+        return self._ledger.first()
 
     def _admit_tables(self, tables: Offsets, most: int | None) -> tuple[Offsets, bool]:
         """Where the epoch ends in the tables' topics, and whether that is all there is of them."""

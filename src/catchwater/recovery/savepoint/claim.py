@@ -28,6 +28,11 @@ def keep_claim(checkpoint: Path, claim: Claim) -> None:
     write_whole(_path(checkpoint), msgspec.json.encode(claim))
 
 
+def read_claim(checkpoint: Path) -> Claim | None:
+    """What was remembered. Raises `LedgerDamaged`."""
+    return read_json(_path(checkpoint), Claim)
+
+
 def settle_claim(
     checkpoint: Path, last_epoch: int, release: Callable[[str], None], clock: Clock
 ) -> None:
@@ -39,7 +44,7 @@ def settle_claim(
     path = _path(checkpoint)
     if not path.exists():
         return
-    claim = read_json(path, Claim)
+    claim = read_claim(checkpoint)
     if claim is None or last_epoch <= claim.epoch:
         return
     try:

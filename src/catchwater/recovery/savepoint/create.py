@@ -92,7 +92,7 @@ class Source:
         """
         ledger = Ledger(self.checkpoint)
         kept = set(ledger.epochs())
-        there = [e.epoch for e in checkpoints.read(self.checkpoint).committed if e.epoch in kept]
+        there = [epoch for epoch in checkpoints.committed_epochs(self.checkpoint) if epoch in kept]
         if not there:
             raise NothingToSave(
                 f"{self.checkpoint} has no committed epoch yet.",

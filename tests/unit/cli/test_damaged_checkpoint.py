@@ -1,0 +1,184 @@
+"""`pipeline status` and `recovery explain` survive a checkpoint with any file damaged or missing.
+
+They name the file and show the rest.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.unit.cli.conftest import offset_at
+
+from catchwater.pipeline.run import identity, versions
+from catchwater.pipeline.run.backfill import Bounds
+from catchwater.pipeline.supervisor.supervise import Supervision
+from catchwater.recovery import handover
+from catchwater.recovery.contract import PartitionTail, RestoreSample
+from catchwater.recovery.ledger import FOLDER, Ledger, write_whole
+from catchwater.recovery.measure import add_sample
+from catchwater.recovery.restore import Marker
+from catchwater.recovery.savepoint import marker
+from catchwater.recovery.savepoint.claim import Claim, keep_claim
+from catchwater.wire.connection import ConnectionLost
+
+EPOCHS = 3
+LASTING = {"metadata", "beginning.json", "pipeline.json", "versions.json"}
+"""Of the files there is one of: those that are missed."""
+
+
+def becomes(content: bytes | Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    def damage(path: Path) -> None:
+        path.write_bytes(content(path.read_bytes()) if callable(content) else content)
+
+    return damage
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "missing": Path.unlink,
+    "empty": becomes(b""),
+    "one byte": becomes(lambda data: data[:1]),
+    "the first half": becomes(lambda data: data[: len(data) // 2]),
+    "all but the end": becomes(lambda data: data.rstrip()[:-1]),
+    "garbage": becomes(bytes(range(128, 256))),
+    "zeros": becomes(bytes(200)),
+    "a list": becomes(b"[]"),
+    "lists in a log of Spark's": becomes(b"v1\n[]\n[]"),
+    "null": becomes(b"null"),
+    "a number": becomes(b"7"),
+    "another object": becomes(b'{"epoch": "x", "to": 5, "history": 6}'),
+    "brackets": becomes(b"[" * 100_000),
+    "not UTF-8": becomes(lambda data: data.replace(b"{", b'{"\xff')),
+    "a folder": a_folder,
+}
+
+
+@pytest.fixture
+def whole(pipeline_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint that has every kind of file; the file that names it."""
+    tails = {("payments", 0): PartitionTail(0, 100, 1_000)}
+    monkeypatch.setattr("catchwater.cli.pipeline_file.tails_of", lambda *_: tails)
+    folder = pipeline_file.parent / "checkpoint"
+    Ledger(folder).begin(offset_at(-1))
+    versions.store(folder, versions.Versions())
+    identity.write(folder, identity.Identity("card-risk", ["card-risk"], 1, ["payments"], {}))
+    add_sample(folder, RestoreSample(0, 1.0, 1, 1.0, 1, 1.0))
+    marker.begin(folder, marker.Marker("file:///s/s1", "catchwater savepoint restore"))
+    keep_claim(folder, Claim("file:///s", "s1", 0))
+    handover.follow(folder, pipeline_file.parent / "leader")
+    handover.set_pace(folder, 1, 2)
+    handover.fence(folder, pipeline_file.parent / "next")
+    write_whole(folder / "metadata", b'{"id":"34c7edce-5653-49e1-bfb8-4be5e2d2bba2"}')
+    said = {
+        "restoring": Marker(1),
+        "home": {"store": "s3://b", "url": "s3://b/c"},
+        "supervisor": Supervision(1, "running", 5),
+        "backfill": Bounds({}, {}),
+    }
+    for name, value in said.items():
+        write_whole(folder / FOLDER / f"{name}.json", msgspec.json.encode(value))
+    return pipeline_file
+
+
+def files_of(folder: Path) -> list[Path]:
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    assert len(found) == 4 + 3 * EPOCHS + 14, "each is damaged below"
+    return found
+
+
+def epoch_of(path: Path) -> int | None:
+    return int(path.stem) if path.stem.isdigit() else None
+
+
+def is_told(path: Path, how: str) -> bool:
+    """Whether the damage can be seen: most files are there only while something is under way."""
+    if how == "missing":
+        return (
+            path.name in LASTING
+            or epoch_of(path) in range(EPOCHS - 1)
+            or (
+                path.parent.name in ("offsets", "commits", "epochs")
+                and epoch_of(path) == EPOCHS - 1
+            )
+        )
+    return (path.name, how) != ("restores.jsonl", "empty")
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_the_damaged_file_is_named_and_the_rest_is_shown(
+    catchwater: Any, whole: Path, how: str
+) -> None:
+    folder = whole.parent / "checkpoint"
+    for path in files_of(folder):
+        kept = path.read_bytes()
+        DAMAGES[how](path)
+        status = catchwater("pipeline", "status", whole, "--json")
+        explain = catchwater("recovery", "explain", whole, "--json")
+        assert (status.code, explain.code) == (0, 0), (path, status.err, explain.err)
+        told, rows = json.loads(status.out), json.loads(explain.out)
+        assert (str(path) in " ".join(told["problems"])) == is_told(path, how), (path, status.err)
+        if is_told(path, how):
+            assert str(path) in status.err
+            assert str(path) in explain.err + explain.out
+        broken = epoch_of(path) if path.parent.name != "contracts" else None
+        rest = [epoch for epoch in range(EPOCHS) if epoch != broken]
+        assert told["restorable"] == rest
+        assert [row["checkpoint"] for row in rows if row["restorable"]] == rest
+        assert {row["checkpoint"] for row in rows if not row["restorable"]} <= {broken}
+        in_ledger = broken if path.parent.name == "epochs" else None
+        shown = [each["epoch"] for each in told["recent_epochs"]]
+        assert shown == [epoch for epoch in range(EPOCHS) if epoch != in_ledger]
+        if broken == EPOCHS - 1:
+            assert catchwater("pipeline", "status", whole).code == 0
+        if path.is_dir():
+            path.rmdir()
+        path.write_bytes(kept)
+    assert json.loads(catchwater("pipeline", "status", whole, "--json").out)["problems"] == []
+
+
+@pytest.mark.parametrize("name", ["offsets", "commits", f"{FOLDER}/epochs"])
+def test_a_folder_that_is_missing_or_a_file_is_survived(
+    catchwater: Any, whole: Path, name: str
+) -> None:
+    path = whole.parent / "checkpoint" / name
+    shutil.rmtree(path)
+    for _ in range(2):
+        for noun, verb in (("pipeline", "status"), ("recovery", "explain")):
+            answer = catchwater(noun, verb, whole, "--json")
+            assert (answer.code, str(path) in answer.err + answer.out) == (0, True), answer.err
+        path.write_bytes(b"a file")
+
+
+def test_a_hand_over_that_cannot_be_read_is_named_and_the_checkpoint_before_it_shown(
+    catchwater: Any, whole: Path
+) -> None:
+    path = whole.parent / "checkpoint" / FOLDER / "handed-over.json"
+    for content in (b"", b"[]", b'{"to": 5, "epoch": 2}'):
+        path.write_bytes(content)
+        status = catchwater("pipeline", "status", whole, "--json")
+        assert (status.code, json.loads(status.out)["committed_epoch"]) == (0, EPOCHS - 1)
+        assert str(path) in status.err
+        assert str(path) in catchwater("recovery", "explain", whole).err
+        # A start that did not know who leads could write beside the one that does.
+        assert str(path) in catchwater("pipeline", "run", whole, "--no-supervise").err
+
+
+def test_without_a_broker_the_checkpoints_are_shown_and_why_no_more_is_known(
+    catchwater: Any, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: object) -> None:
+        raise ConnectionLost("No broker at 127.0.0.1:9092.", hint="Start it.")
+
+    monkeypatch.setattr("catchwater.cli.pipeline_file.tails_of", lost)
+    answer = catchwater("recovery", "explain", whole, "--json")
+    rows = [(row["checkpoint"], row["restorable"]) for row in json.loads(answer.out)]
+    assert rows == [(epoch, None) for epoch in range(EPOCHS)]
+    assert answer.code == 1 and "No broker at 127.0.0.1:9092." in answer.err
