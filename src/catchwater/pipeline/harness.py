@@ -30,6 +30,8 @@ from catchwater.state.keys import HASH_BYTES, encode_key, stored_key
 from catchwater.state.log import StateLog
 from catchwater.state.roll import EMPTY, Position
 
+NO_TIMESTAMP = -1
+
 
 class ReplayMismatch(AssertionError):
     """The same events gave something else when they were handled again."""
@@ -43,6 +45,7 @@ class _Row(NamedTuple):
     event: Any
     offset: int
     value: bytes
+    timestamp: int
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,14 @@ class _Step:
         return [
             _Row(batch.input, *row)
             for batch in self.batches
-            for row in zip(batch.keys, batch.events, batch.offsets, batch.values, strict=True)
+            for row in zip(
+                batch.keys,
+                batch.events,
+                batch.offsets,
+                batch.values,
+                batch.timestamps,
+                strict=True,
+            )
         ]
 
 
@@ -92,6 +102,8 @@ class Harness:
         self.now = now
         self.late = 0
         """Events that came behind the watermark."""
+        self.late_events: list[Poisoned] = []
+        """Those of them that would go to the dead letters or a sink, by the function's `late`."""
         self.duplicates = 0
         """Events dropped because their id had been seen."""
         self.poisoned: list[Poisoned] = []
@@ -101,14 +113,17 @@ class Harness:
         self._spec = spec
         self._calls = bind(spec.target, spec.calls)
 
-    def send(self, *events: Any, input: str | None = None) -> list[Any]:
+    def send(
+        self, *events: Any, input: str | None = None, timestamp: int | None = None
+    ) -> list[Any]:
         """Handle the events as one epoch; gives its outputs and those of timers it made due.
 
         Events travel through JSON, as they do in production; bytes are taken as they are. Of
-        several inputs an event's is known by its class, or `input` says it. Raises EventFailed if
-        an event cannot be handled and the function's policy is to fail.
+        several inputs an event's is known by its class, or `input` says it. `timestamp` is that of
+        their records, ms, from which `max_future` counts; without one it bounds nothing. Raises
+        EventFailed if an event cannot be handled and the function's policy is to fail.
         """
-        done = self._epoch(self._step(events, input))
+        done = self._epoch(self._step(events, input, timestamp))
         return done.outputs + self._tick_if_due()
 
     def run(self, events: Iterable[Any], batch: int = 10_000) -> list[Any]:
@@ -284,17 +299,20 @@ class Harness:
         finally:
             self._entries = there
 
-    def _step(self, events: Sequence[Any], input: str | None = None) -> _Step:
+    def _step(
+        self, events: Sequence[Any], input: str | None = None, timestamp: int | None = None
+    ) -> _Step:
         """The epoch that these events begin."""
+        written = NO_TIMESTAMP if timestamp is None else timestamp
         if input is not None or not self._spec.inputs:
-            batches = [self._batch(input or "", events)] if events else []
+            batches = [self._batch(input or "", events, written)] if events else []
         else:
             parts = groupby(events, self._input_of)
-            batches = [self._batch(name, list(part)) for name, part in parts]
+            batches = [self._batch(name, list(part), written) for name, part in parts]
         times = Times(self.watermark, self.watermark, self.now)
         return _Step(batches, (), times, self._answered(batches))
 
-    def _batch(self, input: str, events: Sequence[Any]) -> Batch:
+    def _batch(self, input: str, events: Sequence[Any], timestamp: int) -> Batch:
         """Events of one input as the operator would get them."""
         spec, encode = self._spec.input(input), self._spec.encode_output
         values = [event if isinstance(event, bytes) else encode(event) for event in events]
@@ -314,7 +332,8 @@ class Harness:
             ]
             good = [i for i in range(len(values)) if i not in errors]
             offsets, values = [offsets[i] for i in good], [values[i] for i in good]
-        return Batch(keys, decoded, origin, offsets, values, input, poisoned)
+        times = [timestamp] * len(keys)
+        return Batch(keys, decoded, origin, offsets, values, input, poisoned, timestamps=times)
 
     def _input_of(self, event: Any) -> str:
         if not self._spec.inputs:
@@ -354,6 +373,7 @@ class Harness:
         self._entries.apply(changes)
         self.late += done.late
         self.duplicates += done.duplicates
+        self.late_events += done.late_events
         self.poisoned += done.poisoned
         self._last = done
         for at_ms in done.max_event_times.values():
@@ -396,8 +416,9 @@ def _batches(rows: Sequence[_Row]) -> list[Batch]:
     """One batch for each run of events of one input."""
     found = []
     for input, part in groupby(rows, lambda row: row.input):
-        _, keys, events, offsets, values = zip(*part, strict=True)
-        found.append(Batch(keys, events, f"{input or 'events'}-0", offsets, values, input))
+        _, keys, events, offsets, values, times = zip(*part, strict=True)
+        origin = f"{input or 'events'}-0"
+        found.append(Batch(keys, events, origin, offsets, values, input, timestamps=times))
     return found
 
 

@@ -1,9 +1,9 @@
 """Events and rows of tables to one Arrow-IPC blob per batch and shard, and back.
 
 Spark pays per row, so many events travel as one: the source packs what it reads, by shard, and
-the operator reads it. A blob of events holds stored keys (hash and key), values as they came, and
-the offsets that error messages name. A shard is a range of the key's hash; its *label* is the
-number by which Spark's hash partitioning spreads shards evenly over tasks.
+the operator reads it. A blob of events holds stored keys (hash and key), values as they came, the
+offsets that error messages name, and the records' timestamps. A shard is a range of the key's hash;
+its *label* is the number by which Spark's hash partitioning spreads shards evenly over tasks.
 
 Relies on pyarrow. JSON is opened to pack it only for its key fields, and not at all where the
 record's key is to be the function's key. That it is, is checked of every event where it is decoded.
@@ -32,6 +32,7 @@ from catchwater.state.keys import (
 
 _EVEN_OVER = 64
 _SCHEMA = (("key", pa.binary()), ("value", pa.binary()), ("offset", pa.int64()))
+_TIMESTAMP = ("timestamp", pa.int64())
 
 
 class RecordKeyDiffers(CatchwaterError):
@@ -85,6 +86,8 @@ class Records(NamedTuple):
     """The records' keys where they are the function's key; None: its fields are in the JSON."""
     values: pa.Array
     offsets: pa.Array
+    timestamps: pa.Array | None = None
+    """int64, ms since 1970; not above 0: the record has none. None: none of them has."""
 
 
 def pack(
@@ -92,13 +95,14 @@ def pack(
     keys: pa.Array | None,
     values: pa.Array,
     offsets: pa.Array,
+    timestamps: pa.Array | None = None,
     *,
     origin: str,
     shards: int,
     input: str = "",
 ) -> list[Packed]:
     """`pack_run` of one batch."""
-    batch = Records(keys, values, offsets)
+    batch = Records(keys, values, offsets, timestamps)
     return next(pack_run(spec, [batch], origin=origin, shards=shards, input=input))
 
 
@@ -135,7 +139,9 @@ def pack_run(
     # In as few bytes as they take: of one or two, NumPy sorts ten thousand five times as fast.
     wanted = ((high * np.uint64(shards)) >> np.uint64(32)).astype(np.min_scalar_type(shards))
     at = 0
-    for (_, values, offsets), keys, bad in zip(batches, columns, errors, strict=True):
+    for (_, values, offsets, times), keys, bad in zip(batches, columns, errors, strict=True):
+        if times is None:
+            times = pa.repeat(pa.scalar(-1, pa.int64()), len(values))
         indices = encoded.indices.slice(at, len(keys))
         at += len(keys)
         if refused or indices.null_count:
@@ -146,10 +152,12 @@ def pack_run(
         if bad:
             packed.append(_pack_poison(keys, values, offsets, bad, named, shards))
             good = pa.array([row for row in range(len(values)) if row not in bad], pa.int64())
-            indices, values, offsets = (each.take(good) for each in (indices, values, offsets))
+            indices, values, offsets, times = (
+                each.take(good) for each in (indices, values, offsets, times)
+            )
         table = pa.record_batch(
-            [stored_column.take(indices), values.cast(pa.binary()), offsets],
-            schema=pa.schema(_SCHEMA, metadata=named),
+            [stored_column.take(indices), values.cast(pa.binary()), offsets, times],
+            schema=pa.schema((*_SCHEMA, _TIMESTAMP), metadata=named),
         )
         parts = _split(table, wanted[indices.to_numpy()])
         yield [Packed(shard, _to_ipc(part)) for shard, part in parts] + packed
@@ -198,16 +206,20 @@ def _decoded(
     """One batch with its stored keys; the rows of its events if some cannot be decoded."""
     origin, named = opened[b"origin"].decode(), opened[b"input"].decode()
     values, offsets = _to_list(batch.column(1)), batch.column(2).to_numpy()
+    times = batch.column(3).to_numpy()
+    oldest = int(times.min())
     events, errors = decode_all(spec.input(named).decode_event, values)
-    if not errors:
-        return Batch(keys, events, origin, offsets, values, named, (), new_keys), None
-    poisoned = [
+    poisoned = tuple(
         Poisoned(origin, int(offsets[i]), keys[i][HASH_BYTES:], values[i] or b"", error)
         for i, error in errors.items()
-    ]
-    good = [i for i in range(len(keys)) if i not in errors]
-    keys, values, offsets = [keys[i] for i in good], [values[i] for i in good], offsets[good]
-    return Batch(keys, events, origin, offsets, values, named, poisoned, new_keys), good
+    )
+    good = None
+    if errors:
+        good = [i for i in range(len(keys)) if i not in errors]
+        keys, values = [keys[i] for i in good], [values[i] for i in good]
+        times, offsets = times[good], offsets[good]
+    found = Batch(keys, events, origin, offsets, values, named, poisoned, new_keys, times, oldest)
+    return found, good
 
 
 def _values_of(spec: FunctionSpec, stored: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from catchwater.config import CatchwaterError
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.artefact import find_function
-from catchwater.pipeline.run.config import PipelineConfig
+from catchwater.pipeline.run.config import DEAD_LETTER, PipelineConfig
 from catchwater.pipeline.run.fit import check_fit
 from catchwater.pipeline.run.outlets import (
     outlets_of,
@@ -61,9 +61,9 @@ def plan_of(config: PipelineConfig) -> dict[str, Any]:
     packages_missing(config, specs)
     last = specs[-1]
     secured = "" if options.security == UNSECURED else f", {options.security}"
-    sinks = [_sink(sink, source_of(sink, specs)) for sink in config.sinks.values()]
+    sinks = [_sink(sink, source_of(sink, specs), specs) for sink in config.sinks.values()]
     if config.dead_letter is not None:
-        sinks.append(_sink(config.dead_letter, None))
+        sinks.append(_sink(config.dead_letter, None, specs))
     return {
         "name": config.name or specs[0].name,
         "source": f"{', '.join(options.topics)} at {options.bootstrap}{secured}",
@@ -189,13 +189,17 @@ def _problem(what: str, error: CatchwaterError) -> Problem:
     return Problem(verdict, what, str(error), error.hint or "")
 
 
-def _sink(sink: SinkConfig, source: FunctionSpec | None) -> dict[str, str]:
+def _sink(
+    sink: SinkConfig, source: FunctionSpec | None, specs: Sequence[FunctionSpec]
+) -> dict[str, str]:
     given = guarantee(sink, output_id=source.output_id if source else ())
+    aside = ["what functions cannot handle"] if sink.name == DEAD_LETTER else []
+    aside += [f"late events of {spec.name}" for spec in specs if spec.late_sink == sink.name]
     return {
         "sink": sink.name,
         "kind": sink.kind,
         "to": sink.place,
-        "from": source.name if source else "what functions cannot handle",
+        "from": source.name if source else ", ".join(aside),
         "guarantee": given.level,
         "why": given.why,
     }

@@ -83,6 +83,9 @@ class Stage:
     next: FunctionCode | None = None
     """The function that takes the outputs; None: the last one of the chain."""
     dead_letters: Stager | None = None
+    late: Stager | None = None
+    """Of the sink that takes this function's late events; None: they are not kept apart, or go to
+    the dead letters."""
     poison: Poison | None = None
     """None: as the function declares."""
     handler_timeout_ms: int = HANDLER_TIMEOUT_MS
@@ -145,12 +148,10 @@ class _Shard:
             name: writers.submit(stager.stage, head.epoch, self._shard, records)
             for name, stager in self._stage.stagers.items()
         }
-        if self._stage.dead_letters is not None:
+        for name, stager, records_aside in self._aside(done):
             place = self._stage.index * self._stage.shards + self._shard
-            letters = [self._dead_letter(each, head) for each in done.poisoned]
-            staged[DEAD_LETTER] = writers.submit(
-                self._stage.dead_letters.stage, head.epoch, place, letters
-            )
+            letters = [self._letter(each, head) for each in records_aside]
+            staged[name] = writers.submit(stager.stage, head.epoch, place, letters)
         forwarded = list(self._forward(records))
 
         def written() -> list[Row]:
@@ -244,8 +245,17 @@ class _Shard:
             for key, value in zip(done.output_keys, done.values, strict=True)
         ]
 
-    def _dead_letter(self, poisoned: Poisoned, head: Head) -> OutputRecord:
-        """A poisoned record as it came, with where it came from and what is wrong with it."""
+    def _aside(self, done: Processed) -> Iterator[tuple[str, Stager, Sequence[Poisoned]]]:
+        """What was not handled, by the sink that takes it."""
+        stage, late_sink = self._stage, self._spec.late_sink
+        if stage.dead_letters is not None:
+            late = done.late_events if late_sink == DEAD_LETTER else ()
+            yield DEAD_LETTER, stage.dead_letters, [*done.poisoned, *late]
+        if stage.late is not None and late_sink is not None:
+            yield late_sink, stage.late, done.late_events
+
+    def _letter(self, poisoned: Poisoned, head: Head) -> OutputRecord:
+        """A record as it came, with where it came from and why it was not handled."""
         topic, _, partition = poisoned.origin.rpartition("-")
         told = {
             "topic": topic or poisoned.origin,
@@ -268,6 +278,7 @@ class _Shard:
             None,
             pa.array([record.value for record in records], pa.binary()),
             pa.array(range(len(records)), pa.int64()),
+            pa.array([record.timestamp_ms for record in records], pa.int64()),
             origin=f"{stage.function}-{self._shard}",
             shards=stage.shards,
         )

@@ -29,6 +29,8 @@ from catchwater.wire.security.settings import UNSECURED, Security, parse_securit
 Offsets = dict[TopicPartition, int]
 """Per partition the offset that is read next."""
 
+TIMESTAMP_MS = "timestampMs"
+"""For our own readers: the column `timestamp` as a number, whatever a producer has put there."""
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 
 _BOOTSTRAP = "kafka.bootstrap.servers"

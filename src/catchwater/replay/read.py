@@ -22,6 +22,7 @@ from catchwater.objects.base import ObjectMissing
 from catchwater.objects.urls import AccessEnded, read_range, shown
 from catchwater.replay.control import Control
 from catchwater.replay.offsets import HistoryLost
+from catchwater.replay.options import TIMESTAMP_MS
 from catchwater.replay.plan import (
     CHUNK,
     CLEANED,
@@ -58,6 +59,7 @@ _TYPES = {
     "partition": pa.int32(),
     "timestamp": pa.timestamp("us", "UTC"),
     "headers": HEADERS_TYPE,
+    TIMESTAMP_MS: pa.int64(),
 }
 _TIMEOUT_S = 60.0
 _FETCH_WAIT_MS = 500
@@ -145,6 +147,8 @@ def _read_slices(
     task: Task, schema: pa.Schema, settings: ReadSettings, delays: Delays, meter: Meter
 ) -> Iterator[pa.RecordBatch]:
     decoded = [name for name in settings.columns if name in COLUMNS] or ["offset"]
+    if TIMESTAMP_MS in settings.columns and "timestamp" not in decoded:
+        decoded.append("timestamp")
     for each in task.slices:
         if each.range is not None:
             meter.pay(each.range.byte_size)
@@ -186,6 +190,8 @@ def _complete(rows: pa.RecordBatch, origin: Slice, schema: pa.Schema) -> pa.Reco
             arrays.append(pa.repeat(pa.scalar(origin.partition, pa.int32()), rows.num_rows))
         elif field.name == "timestamp":
             arrays.append(_microseconds(rows.column("timestamp"), origin))
+        elif field.name == TIMESTAMP_MS:
+            arrays.append(rows.column("timestamp").view(pa.int64()))
         else:
             arrays.append(rows.column(field.name))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

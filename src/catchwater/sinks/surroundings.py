@@ -36,7 +36,7 @@ class Surroundings:
     generation: int = 0
     """Raised by a rollback, and by a restore that writes outputs anew."""
     output_type: Any = None
-    """What the function puts out; None: dead letters."""
+    """What the function puts out; None: dead letters or late events."""
     output_id: tuple[str, ...] = ()
     clock: Clock = SYSTEM
 

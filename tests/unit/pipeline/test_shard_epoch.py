@@ -76,6 +76,15 @@ class Largest(Keyed[Total, Total, Total]):
         return [e]
 
 
+@function(name="totals", version=1, key="shop", event_time="at", late="too-late")
+class Kept(Keyed[Sale, Total, Total]):
+    """Late events go to a sink."""
+
+    def on_event(self, e: Sale, s: Total, ctx: Context) -> Out[Total]:
+        """Nothing."""
+        return None
+
+
 @pytest.fixture(autouse=True)
 def nothing_stays_open() -> Iterator[None]:
     yield
@@ -113,13 +122,15 @@ def sales(*events: Sale | bytes, first: int = 0) -> list[Row]:
     return [Row(shard, 0, shard, EVENTS, blob) for shard, blob in packed]
 
 
-def heads(before: Sequence[ShardEpoch], epoch: int, index: int = 0) -> list[Row]:
+def heads(
+    before: Sequence[ShardEpoch], epoch: int, index: int = 0, watermark: int = 0
+) -> list[Row]:
     stood = {each.shard: each for each in before}
     rows = []
     for shard in range(SHARDS):
         base = stood[shard].position if shard in stood else EMPTY
         keys = stood[shard].keys if shard in stood else 0
-        head = msgspec.msgpack.encode(Head(epoch, 0, 1000 + epoch, base, keys))
+        head = msgspec.msgpack.encode(Head(epoch, watermark, 1000 + epoch, base, keys))
         rows.append(Row(shard, index, shard, HEAD, head))
     return rows
 
@@ -254,6 +265,42 @@ def test_dead_letters_say_where_they_come_from_and_why(tmp_path: Path) -> None:
     assert headers["function"] == b"totals"
     assert b"a negative price" in headers["error"]
     assert told[b"8"][1] == b"{"
+
+
+def test_late_events_go_to_the_sink_that_the_function_names(tmp_path: Path) -> None:
+    home = (tmp_path / "home").as_uri()
+    of = stage(
+        tmp_path,
+        code=publish(spec_of(Kept), tmp_path),
+        late=StagedFile(home, "staged/too-late"),
+        dead_letters=StagedFile(home, "staged/dead"),
+    )
+    late, good = Sale("a", 1, 5), Sale("a", 1_000, 6)
+    manifests, _ = run(of, [*heads([], 0, watermark=500), *sales(late, good, first=7)])
+    assert sum(m.shard.late for m in manifests) == 1
+    assert sum(m.shard.poisoned for m in manifests) == 0
+    (record,) = staged(of, [m.staged["too-late"] for m in manifests])
+    assert (record.key, msgspec.json.decode(record.value, type=Sale)) == (b"a", late)
+    told = dict(record.headers)
+    assert (told["topic"], told["offset"], told["function"]) == (b"s", b"7", b"totals")
+    assert b"it is late: its event time is 1, the watermark 500" in told["error"]
+    assert staged(of, [m.staged["dead-letter"] for m in manifests]) == []
+
+
+def test_what_a_stage_puts_out_far_ahead_of_the_epochs_clock_is_refused_by_the_next(
+    tmp_path: Path,
+) -> None:
+    first = stage(tmp_path, next=publish(spec_of(Largest), tmp_path))
+    ahead = Sale("a", 90_000_000, 5)
+    _, rows = run(first, [*heads([], 0), *sales(ahead)])
+    second = stage(
+        tmp_path, index=1, code=publish(spec_of(Largest), tmp_path), function="largest",
+        folder="state/largest", local=str(tmp_path / "second"),
+    )  # fmt: skip
+    with pytest.raises(
+        EventFailed, match="its record's timestamp 1000, and max_future is 86400000"
+    ):
+        run(second, [*heads([], 0, index=1), *rows])
 
 
 def test_rows_of_a_table_come_before_the_events_of_their_epoch(tmp_path: Path) -> None:

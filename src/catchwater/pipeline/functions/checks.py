@@ -29,7 +29,6 @@ from catchwater.pipeline.functions.spec import (
     FunctionSpec,
     InputSpec,
     Keyed,
-    Late,
     TableSpec,
 )
 from catchwater.state.keys import KEY_TYPES, KeyType
@@ -61,8 +60,10 @@ class Declaration:
     def identity(self, version: int, late: str) -> None:
         if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version < 2**16:
             raise self.wrong(f"version={version!r} must be a whole number from 1 to 65535")
-        if late not in typing.get_args(Late):
-            raise self.wrong(f"late={late!r} must be 'drop' or 'process'")
+        if not isinstance(late, str) or not late.strip():
+            raise self.wrong(
+                f"late={late!r} must be 'drop', 'process', 'dead-letter' or the name of a sink"
+            )
 
     def mapping(self, role: str, given: Any, value: str) -> None:
         if not isinstance(given, Mapping):

@@ -14,7 +14,13 @@ from typing import Any
 from catchwater.pipeline.calls.policy import Call
 from catchwater.pipeline.functions.checks import Declaration, DeclarationError
 from catchwater.pipeline.functions.policy import PoisonPolicy
-from catchwater.pipeline.functions.spec import FunctionSpec, Late, TableSpec, TargetT
+from catchwater.pipeline.functions.spec import (
+    MAX_FUTURE,
+    FunctionSpec,
+    Late,
+    TableSpec,
+    TargetT,
+)
 
 __all__ = ["DeclarationError", "function", "spec_of"]
 
@@ -29,6 +35,7 @@ def function(
     event_time: str | Mapping[str, str],
     inputs: Mapping[str, type] | None = None,
     watermark: str = "30s",
+    max_future: str | None = MAX_FUTURE,
     dedup: str | Mapping[str, str] | None = None,
     dedup_ttl: str = "1d",
     state_ttl: str | None = None,
@@ -78,6 +85,7 @@ def function(
             entry_fields=check.state(state_type),
             poison=check.poison(poison, poison_limit),
             handler_timeout_ms=check.handler_timeout(handler_timeout),
+            max_future_ms=check.optional_duration("max_future", max_future),
         )
         target.__catchwater__ = check.completed(spec)  # type: ignore[attr-defined]
         return target

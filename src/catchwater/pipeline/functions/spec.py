@@ -13,6 +13,7 @@ from operator import attrgetter, itemgetter
 from random import Random  # noqa: TID251  (seeded by key and event: a replay draws the same)
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
+from catchwater.config import duration_ms
 from catchwater.pipeline.functions import encoding
 from catchwater.pipeline.functions.entries import from_record, to_record
 from catchwater.pipeline.functions.places import EntryField
@@ -35,7 +36,11 @@ TargetT = TypeVar("TargetT", bound=Callable[..., Any])
 Out = Iterable[OutT] | None
 """What a handler gives back: it may yield, return a list (half the cost) or return nothing."""
 
-Late = Literal["drop", "process"]
+Late = Literal["drop", "process", "dead-letter"] | str
+"""What becomes of an event before the watermark; any other text is the name of a sink."""
+
+MAX_FUTURE = "1d"
+"""How far ahead of its record's timestamp an event may lie, where a function says nothing."""
 
 _IDS = (str, int, bytes)
 _MIGRATION = re.compile(r"from_v(\d+)")
@@ -194,6 +199,13 @@ class FunctionSpec:
     poison: Poison = FAIL
     handler_timeout_ms: int = HANDLER_TIMEOUT_MS
     """One call of a handler that takes longer is ended, and its record is poison."""
+    max_future_ms: int | None = duration_ms(MAX_FUTURE)
+    """An event further ahead of its record's timestamp is poison; None: none is."""
+
+    @property
+    def late_sink(self) -> str | None:
+        """The sink that takes late events; `dead-letter` is that of the dead letters."""
+        return None if self.late in ("drop", "process") else self.late
 
     def input(self, name: str) -> "FunctionSpec":
         """The declaration as one input's events need it; of a function with but one, itself."""

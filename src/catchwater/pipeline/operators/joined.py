@@ -154,8 +154,8 @@ class Joined(Keyed[Any, Any, OutT], Generic[LeftT, RightT, OutT]):
         inputs = list(spec.inputs)
         if len(inputs) != 2 or spec.inputs[inputs[0]].event_type is not cls._left_type:
             raise ValueError('declare inputs={"left": Left, "right": Right}, the left one first')
-        if spec.late != "drop":
-            raise ValueError("a late event may have missed its match; a Joined always drops it")
+        if spec.late == "process":
+            raise ValueError("a late event may have missed its match; a Joined never handles it")
         if cls.how not in ("inner", "left", "right", "outer"):
             raise ValueError(f"how={cls.how!r} must be 'inner', 'left', 'right' or 'outer'")
         if (cls.within is None) == (cls.before is None and cls.after is None):

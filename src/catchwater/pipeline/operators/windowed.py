@@ -154,7 +154,7 @@ class Windowed(Keyed[EventT, Any, OutT], Generic[EventT, AccT, OutT]):
             raise ValueError("say window = tumbling(...), sliding(...) or session(...)")
         if isinstance(cls.window, Sessions) and cls.merge is Windowed.merge:
             raise ValueError("sessions need a merge(a, b): an event may connect two")
-        if spec.late != "drop":
+        if spec.late == "process":
             raise ValueError("late events of windows are taken by allowed_lateness, not by late")
         cls._lateness_ms = duration("allowed_lateness", cls.allowed_lateness)
         cls._spec = spec

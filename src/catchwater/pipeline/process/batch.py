@@ -17,7 +17,7 @@ class Times(NamedTuple):
 
 
 class Poisoned(NamedTuple):
-    """A record that could not be handled, and why."""
+    """A record that was not handled, and why: it could not be, or it came late."""
 
     origin: str
     """"topic-partition"; of a timer whose handler failed "timer NAME"."""
@@ -50,6 +50,10 @@ class Batch:
     new_keys: Sequence[bytes] | None = None
     """Stored keys to look up now: with those of the batches before, all of `keys` and maybe more.
     None: `keys` themselves."""
+    timestamps: Sequence[int] = ()
+    """The records', ms, side by side with the events; not above 0: it has none. Empty: none has."""
+    oldest_ms: int = 0
+    """The least of them, where that was looked for; not above 0: each has to be looked at."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,8 @@ class Processed:
     events: int = 0
     """Events read, with the late, the duplicate and the poisoned ones."""
     late: int = 0
+    late_events: list[Poisoned] = field(default_factory=list)
+    """Those of them that go somewhere, by what the function declares."""
     duplicates: int = 0
     timers: int = 0
     """Timers fired."""

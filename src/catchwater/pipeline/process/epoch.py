@@ -6,7 +6,8 @@ events in the order given. What is older than the epoch says is late; an id seen
 than `dedup_ttl` before the watermark is a duplicate. Watermark and clock stand still within it.
 
 An event below the watermark that is not late, or that the policy lets through, counts as written
-at the watermark.
+at the watermark; so does the id of a late one that goes somewhere. An event too far ahead of its
+record's timestamp is poison: it would move the watermark, and make all others late.
 
 If anything raises, nothing of the epoch is kept and it is run again carefully: event by event,
 each of which leaves no trace if it raises, and is then poison. So is one whose handler is ended
@@ -247,8 +248,11 @@ class _Epoch:
                 f"Its event time {latest} is beyond the year 9999: {spec.event_time!r} must be "
                 "milliseconds since 1970."
             )
+        if spec.max_future_ms is not None:
+            if batch.oldest_ms <= 0 or latest > batch.oldest_ms + spec.max_future_ms:
+                _refuse_future(times, batch.timestamps, spec.max_future_ms)
         if min(times) < self._watermark:
-            rows = self._without_late(rows)
+            rows = self._without_late(rows, batch, spec)
         if spec.dedup is not None:
             rows = self._without_duplicates(rows, spec)
         self._progress.batch = batch
@@ -260,20 +264,50 @@ class _Epoch:
         """Make the records of these keys live."""
         self._live.forget_expired(self._live.load(keys), self._watermark)
 
-    def _without_late(self, rows: _Rows) -> _Rows:
+    def _without_late(self, rows: _Rows, batch: Batch, spec: FunctionSpec) -> _Rows:
         open_until = map(self._spec.open_until, rows.times)
-        kept = [i for i, until in enumerate(open_until) if until >= self._late_before]
-        self.done.late += len(rows.times) - len(kept)
-        if self._spec.late == "drop":
-            rows = rows.only(kept)
+        late = [i for i, until in enumerate(open_until) if until < self._late_before]
+        if late and spec.late_sink is not None:
+            self._put_aside(rows, late, batch, spec)
+        else:
+            self.done.late += len(late)
+        if spec.late != "process":
+            gone = set(late)
+            rows = rows.only([i for i in range(len(rows.times)) if i not in gone])
         return rows._replace(times=[max(at, self._watermark) for at in rows.times])
 
-    def _without_duplicates(self, rows: _Rows, spec: FunctionSpec) -> _Rows:
+    def _put_aside(self, rows: _Rows, late: list[int], batch: Batch, spec: FunctionSpec) -> None:
+        """Late events to where they go; one that the key has seen is a duplicate."""
+        if spec.dedup is not None:
+            of = rows.only(late)._replace(times=[self._watermark] * len(late))
+            fresh = self._fresh(of, spec)
+            self.done.duplicates += len(late) - len(fresh)
+            late = [late[i] for i in fresh]
+            (written,) = self._noted([self._watermark])
+            for i in late:
+                rows.records[i].written = max(rows.records[i].written, written)
+        self.done.late += len(late)
+        self.done.late_events += [
+            Poisoned(
+                batch.origin,
+                int(batch.offsets[i]),
+                rows.keys[i][HASH_BYTES:],
+                batch.values[i],
+                f"it is late: its event time is {rows.times[i]}, the watermark {self._watermark}",
+            )
+            for i in late
+        ]
+
+    def _fresh(self, rows: _Rows, spec: FunctionSpec) -> list[int]:
+        """The rows whose ids the key has not seen; now it has."""
         ids = list(map(spec.id_of, rows.events))
-        kept = self._seen.fresh(rows.keys, ids, rows.times, rows.records)
-        if len(kept) == len(ids):
+        return self._seen.fresh(rows.keys, ids, rows.times, rows.records)
+
+    def _without_duplicates(self, rows: _Rows, spec: FunctionSpec) -> _Rows:
+        kept = self._fresh(rows, spec)
+        if len(kept) == len(rows.times):
             return rows
-        self.done.duplicates += len(ids) - len(kept)
+        self.done.duplicates += len(rows.times) - len(kept)
         return rows.only(kept)
 
     def _run(self, rows: _Rows) -> None:
@@ -329,10 +363,16 @@ class _CarefulEpoch(_Epoch):
 
     def _handle(self, batch: Batch) -> None:
         for i, key in enumerate(batch.keys):
+            here = slice(i, i + 1)
             one = Batch(
-                batch.keys[i : i + 1], batch.events[i : i + 1], batch.origin,
-                batch.offsets[i : i + 1], (), batch.input,
-            )  # fmt: skip
+                batch.keys[here],
+                batch.events[here],
+                batch.origin,
+                batch.offsets[here],
+                batch.values[here],
+                batch.input,
+                timestamps=batch.timestamps[here],
+            )
             self._find(one.keys)
             cause = Cause(batch.origin, int(batch.offsets[i]), key[HASH_BYTES:])
             self._try(cause, key, batch.values[i], partial(super()._handle, one))
@@ -360,7 +400,7 @@ class _CarefulEpoch(_Epoch):
         """Do it, or do nothing and tell what it raises."""
         done, state = self.done, self._state
         mark, saved, given = state.mark(), self._live.save(key), len(done.outputs)
-        counted = done.late, done.duplicates, done.timers
+        counted, late = (done.late, done.duplicates, done.timers), len(done.late_events)
         try:
             handle()
             self._live.save(key)
@@ -373,7 +413,17 @@ class _CarefulEpoch(_Epoch):
             self._context.cause = None
             state.rollback(mark)
             self._live.restore(key, saved)
-            del done.outputs[given:], done.output_keys[given:]
+            del done.outputs[given:], done.output_keys[given:], done.late_events[late:]
             done.late, done.duplicates, done.timers = counted
             return error
         return None
+
+
+def _refuse_future(times: Sequence[int], timestamps: Sequence[int], bound_ms: int) -> None:
+    """EventRefused for the first event that lies so far ahead of its record."""
+    for at, timestamp in zip(times, map(int, timestamps), strict=False):
+        if 0 < timestamp < at - bound_ms:
+            raise EventRefused(
+                f"Its event time {at} lies {at - timestamp} ms ahead of its record's timestamp "
+                f"{timestamp}, and max_future is {bound_ms} ms: later events would all be late."
+            )

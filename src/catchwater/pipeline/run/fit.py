@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from catchwater.config import ConfigError
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.pipeline.run.config import PipelineConfig
+from catchwater.pipeline.run.config import DEAD_LETTER, PipelineConfig
 from catchwater.pipeline.run.outlets import source_of
 from catchwater.sinks.guarantee import guarantee
 
@@ -38,16 +38,51 @@ def check_fit(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:
                 f"The sink {sink.name!r} takes the outputs of {sink.source!r}, which is not a "
                 f"function of this pipeline; there are {', '.join(names)}."
             )
-        guarantee(sink, output_id=source_of(sink, specs).output_id)
+        source = source_of(sink, specs)
+        guarantee(sink, output_id=source.output_id if source else ())
+    _check_late(config, specs)
     if config.dead_letter is not None:
         guarantee(config.dead_letter)
     for spec in specs:
-        if (config.poison or spec.poison.policy) == "dead-letter" and config.dead_letter is None:
+        sent = [
+            what
+            for what, to in (
+                ("what it cannot handle", config.poison or spec.poison.policy),
+                ("late events", spec.late_sink),
+            )
+            if to == DEAD_LETTER
+        ]
+        if sent and config.dead_letter is None:
             raise ConfigError(
-                f"The function {spec.name!r} sends what it cannot handle to a dead letter sink, "
+                f"The function {spec.name!r} sends {' and '.join(sent)} to a dead letter sink, "
                 "and there is none.",
                 hint='Add a section [dead_letter] with topic = "…".',
             )
+
+
+def _check_late(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:
+    """Late events go to sinks that there are, and that take nothing else."""
+    for spec in specs:
+        name = spec.late_sink
+        if name is None or name == DEAD_LETTER:
+            continue
+        if name not in config.sinks:
+            raise ConfigError(
+                f"The function {spec.name!r} declares late={name!r}, and there is no "
+                f"[sink.{name}]; there are {', '.join(config.sinks) or 'none'}.",
+                hint="late is 'drop', 'process', 'dead-letter' or the name of a sink.",
+            )
+        if config.sinks[name].source is not None:
+            raise ConfigError(
+                f"The sink {name!r} takes the late events of {spec.name!r}, so it cannot take the "
+                f"outputs of {config.sinks[name].source!r} as well.",
+                hint=f"Take from out of [sink.{name}], or name another sink.",
+            )
+    if config.sinks and not any(source_of(sink, specs) for sink in config.sinks.values()):
+        raise ConfigError(
+            "All sinks take late events: the outputs would go nowhere.",
+            hint='Add a section such as [sink.alerts] with topic = "alerts".',
+        )
 
 
 def _same(

@@ -40,8 +40,13 @@ class Outlets:
             sink.close()
 
 
-def source_of(sink: SinkConfig, specs: Sequence[FunctionSpec]) -> FunctionSpec:
-    """The function whose outputs a sink takes: the one it names, or the last of the chain."""
+def source_of(sink: SinkConfig, specs: Sequence[FunctionSpec]) -> FunctionSpec | None:
+    """The function whose outputs a sink takes: the one it names, or the last of the chain.
+
+    None: it takes what is late for a function that names it.
+    """
+    if sink.name in {spec.late_sink for spec in specs}:
+        return None
     return next((spec for spec in specs if spec.name == sink.source), specs[-1])
 
 
@@ -50,6 +55,8 @@ def outlet_of(
 ) -> Surroundings:
     """What one sink learns of its pipeline: also what the function puts out that it takes."""
     spec = source_of(sink, specs)
+    if spec is None:
+        return around  # events that were not handled are as they came
     return replace(around, output_type=spec.output_type, output_id=spec.output_id)
 
 

@@ -11,6 +11,7 @@ from catchwater.pipeline.functions.policy import Poison
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.pack import shard_labels
 from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS, PipelineConfig
+from catchwater.pipeline.run.outlets import source_of
 from catchwater.pipeline.run.preflight import Parts
 from catchwater.pipeline.shard_epoch import Stage
 from catchwater.pipeline.spark import session
@@ -34,8 +35,9 @@ def stages(parts: Parts) -> list[Stage]:
         stagers = {
             name: sink.stager()
             for name, sink in parts.outlets.sinks.items()
-            if (config.sinks[name].source or parts.specs[last].name) == spec.name
+            if source_of(config.sinks[name], parts.specs) is spec
         }
+        late = parts.outlets.sinks.get(spec.late_sink or "")
         made.append(
             Stage(
                 index=index,
@@ -48,6 +50,7 @@ def stages(parts: Parts) -> list[Stage]:
                 stagers=stagers,
                 next=None if index == last else parts.codes[index + 1],
                 dead_letters=dead_letters.stager() if dead_letters else None,
+                late=late.stager() if late else None,
                 poison=poison_of(config, spec),
                 handler_timeout_ms=config.handler_timeout_ms or spec.handler_timeout_ms,
                 calls=config.calls,

@@ -48,13 +48,13 @@ from catchwater.pipeline.watermark import FIRST_WATERMARK_MS, EventTime
 from catchwater.recovery import handover
 from catchwater.recovery.ledger import EpochEntry, Ledger, OffsetMap, SourceOffset
 from catchwater.replay.offsets import admit, from_json, to_json
-from catchwater.replay.options import Offsets, SourceOptions, parse_options
+from catchwater.replay.options import TIMESTAMP_MS, Offsets, SourceOptions, parse_options
 from catchwater.replay.plan import Task
 from catchwater.replay.subscription import Subscription
 from catchwater.state.roll import EMPTY
 from catchwater.wire.client import EARLIEST, LATEST
 
-_COLUMNS = ("key", "value", "topic", "partition", "offset")
+_COLUMNS = ("key", "value", "topic", "partition", "offset", TIMESTAMP_MS)
 _SETTINGS = "settings"
 RUN_BYTES = 32 << 20
 """Batches are packed together until they have so many bytes, so that a key is hashed but once."""
@@ -127,7 +127,7 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
     def __init__(self, settings: PackedSettings, clock: Clock = SYSTEM) -> None:
         self._settings = settings
-        options = parse_options({**settings.options, "columns": ",".join(_COLUMNS)})
+        options = parse_options({**settings.options, "columns": "value"})
         # Certificates are read here, where their files are; tasks get what is in them.
         self._options: SourceOptions = replace(options, security=options.security.loaded())
         self._subscription = Subscription(self._options)
@@ -298,7 +298,10 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         keyed = settings.record_key_is_function_key
         batches = [
             Records(
-                each.column("key") if keyed else None, each.column("value"), each.column("offset")
+                each.column("key") if keyed else None,
+                each.column("value"),
+                each.column("offset"),
+                each.column(TIMESTAMP_MS),
             )
             for each in run
         ]

@@ -44,7 +44,7 @@ class Writer:
             sinks={"kv": self.sink},
             folder=self.folder,
         )
-        function = SimpleNamespace(name="f", output_type=None, output_id=())
+        function = SimpleNamespace(name="f", output_type=None, output_id=(), late_sink=None)
         return Around(config, None, Clock(5)).withdraw([function], self.checkpoint, epoch, 1)
 
 

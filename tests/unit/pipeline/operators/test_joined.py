@@ -82,7 +82,7 @@ def refusals() -> Iterator[tuple[dict[str, object], dict[str, object], str]]:
     yield {"within": "1s", "after": "1s"}, {}, "say within, or else before or after"
     yield {"within": "shortly"}, {}, "'shortly' is not a duration"
     yield {"within": "1s", "how": "cross"}, {}, "how='cross' must be"
-    yield {"within": "1s"}, {"late": "process"}, "a Joined always drops it"
+    yield {"within": "1s"}, {"late": "process"}, "a Joined never handles it"
     yield {"within": "1s"}, {"state_ttl": "1d"}, "declare it without state_ttl"
     swapped = {"inputs": {"payments": Payment, "orders": Order}}
     yield {"within": "1s"}, swapped, "the left one first"

@@ -14,6 +14,7 @@ from catchwater.pipeline.functions.policy import Poison
 from catchwater.pipeline.functions.spec import InputSpec, TableSpec
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.fit import check_fit
+from catchwater.pipeline.run.outlets import source_of
 from catchwater.sinks.config import SinkConfig, parse
 
 FIRST = spec_of(CardRisk)
@@ -45,6 +46,25 @@ def test_dead_letters_need_a_sink() -> None:
         check_fit(config(table("a")), [spec])
     check_fit(config(table("a"), dead_letter=table("dead-letter")), [spec])
     check_fit(replace(config(table("a")), poison="skip"), [spec])
+
+
+def test_late_events_need_a_sink_of_their_own() -> None:
+    spec = replace(FIRST, late="dead-letter")
+    with pytest.raises(ConfigError, match="sends late events to a dead letter sink, and there is"):
+        check_fit(config(table("a")), [spec])
+    check_fit(config(table("a"), dead_letter=table("dead-letter")), [spec])
+    spec = replace(FIRST, late="keep")
+    with pytest.raises(
+        ConfigError, match=r"late='keep', and there is no \[sink.keep\]; there are a"
+    ):
+        check_fit(config(table("a")), [spec])
+    with pytest.raises(ConfigError, match="cannot take the outputs of 'card-risk' as well"):
+        check_fit(config(table("a"), table("keep", "card-risk")), [spec])
+    with pytest.raises(ConfigError, match="the outputs would go nowhere"):
+        check_fit(config(table("keep")), [spec])
+    check_fit(config(table("a"), table("keep")), [spec, LAST])
+    assert source_of(table("keep"), [spec, LAST]) is None
+    assert source_of(table("a"), [spec, LAST]) is LAST
 
 
 def test_inputs_and_topics_have_to_match() -> None:
