@@ -104,7 +104,7 @@ def test_a_killed_driver_is_started_again_and_each_row_is_written_once(
     )  # fmt: skip
     told = json.loads(status.stdout)["supervisor"]
     assert (told["state"], told["restarts"]) == ("ended", 1)
-    assert told["last_cause"] == "The driver was ended by signal 9."
+    assert told["last_cause"] == "The driver was ended by SIGKILL (signal 9)."
     assert holder(run.pipeline.checkpoint) is None
 
 

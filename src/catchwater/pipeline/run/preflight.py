@@ -77,6 +77,7 @@ def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> Parts:
     specs, codes = ([*each] for each in zip(*functions, strict=True))
     home = claim_home(config.checkpoint, config.state, name, clock)
     control = _control(options, clock)
+    _look_for_tables(config, clock)
     generation = versions.load(config.checkpoint).generation
     around = surroundings_of(config, name, home, control, generation=generation, clock=clock)
     outlets = open_outlets(config, specs, around)
@@ -97,6 +98,13 @@ def _tails(
     if control is not None:
         return pins.read_tails(control, topics)
     return pins.kafka_tails(options.bootstrap, topics, options.security)
+
+
+def _look_for_tables(config: PipelineConfig, clock: Clock) -> None:
+    """Raises `TopicUnknown` if a table's topic is not there."""
+    if config.tables:
+        with closing(Subscription(parse_options(config.table_options), clock)) as tables:
+            tables.partitions()
 
 
 def _control(options: SourceOptions, clock: Clock) -> Control | None:

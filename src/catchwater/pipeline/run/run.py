@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from catchwater.clock import Clock
+from catchwater.config import CatchwaterError
 from catchwater.pipeline.change.alone import forget_the_dead
 from catchwater.pipeline.change.settle import settle
-from catchwater.pipeline.run.config import PipelineConfig
+from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
 from catchwater.pipeline.run.metrics import PipelineMetrics
 from catchwater.pipeline.run.preflight import Parts, prepare, tails_of
 from catchwater.pipeline.run.query import stages, start_query
@@ -22,6 +23,7 @@ from catchwater.recovery.fallback import DAMAGED, fall_back
 from catchwater.recovery.ledger import EpochEntry, Ledger, LedgerDamaged, numbered
 from catchwater.recovery.lock import Lock
 from catchwater.recovery.software import versions
+from catchwater.replay.subscription import TopicUnknown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,15 +31,44 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("catchwater.pipeline")
 
+TOPIC_S = 1.0
+"""How often to look for a topic that is not there yet."""
 STARTS = 3
 """So often is a query started whose Python process does not come up in time."""
 _POLL_S = 0.1
 
 
-def take(config: PipelineConfig, held: Lock, began_s: float, clock: Clock) -> Parts:
-    """Take the checkpoint, and look at everything that a start could fail on."""
+class InputMissing(CatchwaterError):
+    """A topic that a run is to read to its end is not there."""
+
+
+def take(
+    config: PipelineConfig, held: Lock, began_s: float, stop: Stop, clock: Clock
+) -> Parts | None:
+    """Take the checkpoint, and look at everything that a start could fail on.
+
+    Waits for topics that are not there yet, where the run has no end; None: it was to stop then.
+    Raises `InputMissing` where it has one.
+    """
     held.acquire()
-    return look_before(config, began_s, clock)
+    waits_for = ""
+    while not stop.requested:
+        try:
+            return look_before(config, began_s, clock)
+        except TopicUnknown as unknown:
+            if config.trigger == AVAILABLE_NOW:
+                raise InputMissing(
+                    f"{unknown} This run ends with what is there now.",
+                    hint="Is the name right? Create the topic, or run without --available-now, "
+                    "which waits for it.",
+                ) from unknown
+            if waits_for != str(unknown):
+                waits_for = str(unknown)
+                _log.warning("%s The pipeline waits for it.", unknown)
+        until_s = clock.monotonic_s() + TOPIC_S
+        while clock.monotonic_s() < until_s and not stop.requested:
+            clock.pause(_POLL_S)
+    return None
 
 
 def look_before(config: PipelineConfig, began_s: float, clock: Clock) -> Parts:

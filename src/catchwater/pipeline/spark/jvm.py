@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from catchwater.config import CatchwaterError
+from catchwater.pipeline.workers import ended
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,9 +36,8 @@ def alive(spark: "SparkSession") -> Iterator[None]:
             code = process.wait(DYING_S)
         except subprocess.TimeoutExpired:
             raise error from None
-        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
         raise JvmEnded(
-            f"Spark's JVM {how}.",
+            f"Spark's JVM {ended(code)}.",
             hint="Where memory is short, the system ends what takes most: see the kernel's log.",
         ) from error
 

@@ -12,6 +12,8 @@ from collections import deque
 from dataclasses import dataclass
 from random import Random  # noqa: TID251  (only its type; drawn from a clock's)
 
+from catchwater.pipeline.workers import ended
+
 RESTARTS = 10
 """Within an hour, where the pipeline's file names no other number."""
 HOUR_S = 3600.0
@@ -19,7 +21,9 @@ LONGEST_WAIT_S = 60.0
 JITTER = 0.2
 
 NOT_MENDED_EXIT_CODES = (2, 5)
-NOT_MENDED = frozenset({"CheckpointInUse", "CodeChanged", "JavaMissing", "SparkMissing"})
+NOT_MENDED = frozenset(
+    {"CheckpointInUse", "CodeChanged", "InputMissing", "JavaMissing", "SparkMissing"}
+)
 """Kinds of errors that stay however often one tries."""
 ONCE_MORE = frozenset(
     {"EventFailed", "PoisonLimitReached", "LedgerDamaged", "ShardDamaged"}
@@ -43,9 +47,7 @@ class Failure:
     def __str__(self) -> str:
         if self.message:
             return self.message
-        if self.exit_code < 0:
-            return f"The driver was ended by signal {-self.exit_code}."
-        return f"The driver ended with exit code {self.exit_code}."
+        return f"The driver {ended(self.exit_code)}."
 
 
 class Restarts:

@@ -1,9 +1,16 @@
-"""A query whose Python process was not there in time is started again, and no other one."""
+"""What is waited for before the start, and which query is started again."""
 
 from collections.abc import Iterable
+from random import Random
+from types import SimpleNamespace
+
+import pytest
 
 from catchwater.clock import ManualClock
-from catchwater.pipeline.run.run import STARTS, run_to_end
+from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS
+from catchwater.pipeline.run.run import STARTS, InputMissing, run_to_end, take
+from catchwater.pipeline.supervisor.restarts import Failure, Restarts
+from catchwater.replay.subscription import TopicUnknown
 
 STARVED = "terminated with exception: Python worker failed to connect back. SQLSTATE: XXKST"
 
@@ -50,3 +57,57 @@ def test_not_for_ever_and_not_for_another_reason() -> None:
 def test_what_is_to_stop_is_not_started_again() -> None:
     failure, [query] = run([STARVED], goes_on=False)
     assert (failure, query.isActive) == (STARVED, False)
+
+
+class Missing:
+    """A look before the start that finds a topic only the third time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, found: int = 3) -> None:
+        self.looks = 0
+        self._found = found
+        monkeypatch.setattr("catchwater.pipeline.run.run.look_before", self)
+
+    def __call__(self, config: object, began_s: float, clock: ManualClock) -> str:
+        self.looks += 1
+        if self.looks < self._found:
+            raise TopicUnknown("There is no topic or partition clicks at 127.0.0.1:1.")
+        return "parts"
+
+
+def prepared(trigger: str, stop: SimpleNamespace) -> object:
+    config = SimpleNamespace(trigger=trigger)
+    held = SimpleNamespace(acquire=lambda: None)
+    return take(config, held, 0.0, stop, ManualClock())  # type: ignore[arg-type]
+
+
+def test_a_topic_that_is_not_there_is_waited_for_and_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    look = Missing(monkeypatch)
+    assert prepared(CONTINUOUS, SimpleNamespace(requested=False)) == "parts"
+    assert look.looks == 3
+    told = [record.message for record in caplog.records if "clicks" in record.message]
+    assert told == [
+        "There is no topic or partition clicks at 127.0.0.1:1. The pipeline waits for it."
+    ]
+
+
+def test_a_stop_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = SimpleNamespace(requested=False)
+    look = Missing(monkeypatch, found=99)
+
+    def pause(self: ManualClock, seconds: float) -> None:
+        stop.requested = True
+
+    monkeypatch.setattr(ManualClock, "pause", pause)
+    assert prepared(CONTINUOUS, stop) is None
+    assert look.looks == 1
+
+
+def test_a_run_with_an_end_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    Missing(monkeypatch)
+    with pytest.raises(InputMissing, match="clicks") as missing:
+        prepared(AVAILABLE_NOW, SimpleNamespace(requested=False))
+    assert "Create the topic" in (missing.value.hint or "")
+    failure = Failure(1, "InputMissing", str(missing.value))
+    assert Restarts(10, Random(0)).failed(failure, progressed=False, now_s=0.0) is None

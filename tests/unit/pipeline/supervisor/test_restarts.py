@@ -51,7 +51,7 @@ def test_poison_is_tried_once_more_and_again_after_progress():
 
 
 def test_a_failure_says_what_it_was():
-    assert str(KILLED) == "The driver was ended by signal 9."
+    assert str(KILLED) == "The driver was ended by SIGKILL (signal 9)."
     assert str(Failure(1)) == "The driver ended with exit code 1."
     assert str(Failure(1, "X", "The log is gone.")) == "The log is gone."
 

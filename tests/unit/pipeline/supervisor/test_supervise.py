@@ -119,7 +119,7 @@ def test_a_killed_driver_is_started_again_at_once():
     play.supervisor().run()
     assert play.went[1] == pytest.approx(5, abs=0.2)
     last = play.told[-1]
-    assert (last.restarts, last.last_cause) == (1, "The driver was ended by signal 9.")
+    assert (last.restarts, last.last_cause) == (1, "The driver was ended by SIGKILL (signal 9).")
 
 
 def test_a_driver_is_ended_whole_before_the_next_gets_its_turn():
