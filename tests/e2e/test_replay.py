@@ -198,14 +198,22 @@ def test_a_stream_stops_at_what_there_was_goes_on_and_repeats_the_same(
     assert batches.runs[last][0] == batches.runs[last][1], "the same offsets, once more"
 
 
-def test_a_mistake_is_one_sentence(reader: Any, topic: str) -> None:
-    with pytest.raises(PySparkException, match="no topic or partition nothing"):
+def test_a_mistake_is_one_sentence(
+    spark: Any, broker: Any, reader: Any, topic: str, tmp_path: Path
+) -> None:
+    with pytest.raises(PySparkException, match="no topic or partition nothing") as refused:
         reader(subscribe="nothing").count()
+    assert str(refused.value).count("\nhint: Is the name right?") == 1
+    assert "Traceback" not in str(refused.value), "of a process that nobody here knows"
     with pytest.raises(PySparkException, match="no option 'startingoffset'"):
         reader(subscribe=topic, startingOffset="earliest").count()
     with pytest.raises(PySparkException, match=f"{topic}-0 offsets {COUNT} to"):
         ahead = f'{{"{topic}": {{"0": {COUNT + 5}, "1": 0}}}}'
         reader(subscribe=topic, startingOffsets=ahead).count()
+    query = _with_options(spark.readStream, broker, {"subscribe": "nothing"}).writeStream
+    with pytest.raises(PySparkException, match="no topic or partition nothing") as ended:
+        query.format("noop").option("checkpointLocation", str(tmp_path)).start().awaitTermination()
+    assert "Traceback" not in str(ended.value).partition("=== Streaming Query")[0]
 
 
 @pytest.mark.parametrize("path", ["direct", "kafka"])

@@ -10,10 +10,12 @@ after a restart reads exactly the same offsets. Does not write.
 
 import gc
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import Any
+from functools import cache, wraps
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -33,6 +35,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from catchwater.clock import SYSTEM, Clock
+from catchwater.config import CatchwaterError
 from catchwater.replay.offsets import admit, behind, from_json, to_json
 from catchwater.replay.options import BadOption, Offsets, SourceOptions, parse_options
 from catchwater.replay.pin import MovingPin, ReadPin, planned, renewed
@@ -58,6 +61,39 @@ SPARK_TYPES: Mapping[str, types.DataType] = {
 }
 
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def in_two_lines(method: _Method) -> _Method:
+    """Let Spark tell an error of ours that this raises by its sentence and its hint alone.
+
+    Else Spark gives it with the traceback of a process that its reader does not know, twice. That
+    is settled by a variable of the process, which Spark ends after an error.
+    """
+
+    @wraps(method)
+    def told(*arguments: Any, **named: Any) -> Any:
+        with _in_two_lines():
+            result = method(*arguments, **named)
+        return _each(result) if isinstance(result, Generator) else result
+
+    return told  # type: ignore[return-value]
+
+
+@contextmanager
+def _in_two_lines() -> Iterator[None]:
+    try:
+        yield
+    except CatchwaterError:
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise
+
+
+def _each(items: Iterator[Any]) -> Iterator[Any]:
+    with _in_two_lines():
+        yield from items
+
+
 def register(spark: SparkSession) -> None:
     """Make `format("catchwater")` known to this session."""
     spark.dataSource.register(CatchwaterSource)
@@ -81,12 +117,15 @@ class CatchwaterSource(DataSource):  # type: ignore[misc]
     def name(cls) -> str:
         return "catchwater"
 
+    @in_two_lines
     def schema(self) -> types.StructType:
         return schema_of(loaded(self.options))
 
+    @in_two_lines
     def reader(self, schema: object) -> DataSourceReader:
         return BatchReader(loaded(self.options))
 
+    @in_two_lines
     def streamReader(self, schema: object) -> DataSourceStreamReader:
         return StreamReader(loaded(self.options))
 
@@ -118,6 +157,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
     def __init__(self, options: SourceOptions) -> None:
         self._subscription = Subscription(options)
 
+    @in_two_lines
     def partitions(self) -> Sequence[InputPartition]:
         slices, pin = planned(self._subscription)
         control_url = self._subscription.control_url() if slices else None
@@ -127,6 +167,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
         # Spark reads a list without elements as one partition without a value.
         return partitions or [SourcePartition(Task(()), None)]
 
+    @in_two_lines
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SourcePartition), "Spark hands back what it was given"
         return renewed(read_partition(self._subscription.options, partition), partition.pin)
@@ -151,6 +192,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         # When a micro-batch was last let through; none before the first, which waits for nothing.
         self._triggered_s: float | None = None
 
+    @in_two_lines
     def initialOffset(self) -> dict[str, Any]:
         return to_json(self._subscription.starting(LATEST))
 
@@ -163,9 +205,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             return ReadMinRows(options.min_offsets_per_trigger)
         return ReadAllAvailable()
 
+    @in_two_lines
     def prepareForTriggerAvailableNow(self) -> None:
         self._goal = self._subscription.latest()
 
+    @in_two_lines
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         self._pin.renew()
         begin = from_json(start)
@@ -196,11 +240,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return None if self._latest is None else to_json(self._latest)
 
+    @in_two_lines
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         tasks, pin = self._pin.planned(self._subscription, from_json(start), from_json(end))
         control_url = self._subscription.control_url() if tasks else None
         return [SourcePartition(task, control_url, pin) for task in tasks]
 
+    @in_two_lines
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SourcePartition), "Spark hands back what it was given"
         return renewed(read_partition(self._subscription.options, partition), partition.pin)

@@ -1,6 +1,9 @@
 """The data source's own decisions, against a scripted subscription; no session is started."""
 
+import inspect
+import os
 import pickle
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
@@ -20,6 +23,7 @@ from catchwater.replay.source import (
     CatchwaterSource,
     SourcePartition,
     StreamReader,
+    in_two_lines,
     loaded,
 )
 
@@ -273,3 +277,39 @@ def test_a_task_reads_as_the_options_say(monkeypatch: pytest.MonkeyPatch) -> Non
     task = Task(())
     assert list(reader.read(SourcePartition(task, "http://c"))) == []
     assert seen == [(task, ReadSettings("h:1", ("value",), "http://c", True, False))]
+
+
+class Refuses:
+    """As a reader of ours."""
+
+    @in_two_lines
+    def plan(self, start: object, limit: object) -> None:
+        raise BadOption("no such offset")
+
+    @in_two_lines
+    def read(self, *, partition: int) -> Iterator[int]:
+        yield partition
+        raise BadOption("no such record")
+
+    @in_two_lines
+    def fail(self) -> None:
+        raise ValueError("a mistake of ours, whose traceback is of use")
+
+
+def test_spark_is_to_tell_an_error_of_ours_without_the_traceback_of_its_own_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SPARK_HIDE_TRACEBACK", "")
+    with pytest.raises(ValueError):
+        Refuses().fail()
+    assert not os.environ["SPARK_HIDE_TRACEBACK"]
+    with pytest.raises(BadOption):
+        Refuses().plan(1, 2)
+    assert os.environ["SPARK_HIDE_TRACEBACK"]
+    monkeypatch.setenv("SPARK_HIDE_TRACEBACK", "")
+    read = Refuses().read(partition=7)
+    assert next(read) == 7 and not os.environ["SPARK_HIDE_TRACEBACK"]
+    with pytest.raises(BadOption):
+        next(read)
+    assert os.environ["SPARK_HIDE_TRACEBACK"]
+    assert len(inspect.signature(Refuses().plan).parameters) == 2, "Spark counts them"

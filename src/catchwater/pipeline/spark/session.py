@@ -321,6 +321,8 @@ def start(
     settings = {
         **_CONF,
         "spark.app.name": name,
+        # A terminal's, which nobody reads in a log.
+        "spark.ui.showConsoleProgress": "false",
         # Four attempts a task: a lost Python worker costs a retry, not the query.
         "spark.master": f"local[{tasks},4]",
         "spark.sql.shuffle.partitions": str(tasks),

@@ -50,6 +50,7 @@ from catchwater.recovery.ledger import EpochEntry, Ledger, OffsetMap, SourceOffs
 from catchwater.replay.offsets import admit, from_json, to_json
 from catchwater.replay.options import TIMESTAMP_MS, Offsets, SourceOptions, parse_options
 from catchwater.replay.plan import Task
+from catchwater.replay.source import in_two_lines
 from catchwater.replay.subscription import Subscription
 from catchwater.state.roll import EMPTY
 from catchwater.wire.client import EARLIEST, LATEST
@@ -117,6 +118,7 @@ class PackedSource(DataSource):  # type: ignore[misc]
         """The rows that all stages take."""
         return SPARK_SCHEMA
 
+    @in_two_lines
     def streamReader(self, schema: object) -> DataSourceStreamReader:
         """The reader, on the driver and in every task."""
         return PackedReader(msgspec.json.decode(self.options[_SETTINGS], type=PackedSettings))
@@ -151,6 +153,7 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             self._specs[0].watermark_ms, len(settings.functions), settings.idle_timeout_ms
         )
 
+    @in_two_lines
     def initialOffset(self) -> dict[str, Any]:
         """Before the first epoch: where the first start of this pipeline found it."""
         kept = self._ledger.beginning()
@@ -168,11 +171,13 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         most = self._options.max_offsets_per_trigger
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
+    @in_two_lines
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end of the whole run."""
         until = self._settings.until
         self._goal = self._subscription.latest() if until is None else from_json(until)
 
+    @in_two_lines
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Where the next epoch ends, or `start` itself if there is none yet."""
         begin = SourceOffset.from_json(start)
@@ -227,6 +232,7 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         ends = admit(tables, latest, most)
         return ends, ends == latest
 
+    @in_two_lines
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The epoch's tasks; without anything to read, one that brings the heads."""
         begin, until = SourceOffset.from_json(start), SourceOffset.from_json(end)
@@ -263,6 +269,7 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
                 rows.append(Row(label, stage, shard, HEAD, msgspec.msgpack.encode(head)))
         return rows
 
+    @in_two_lines
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The task's records, packed by shard, numbered in the order of the log."""
         # Spark runs three processes of ours that only plan; the decoders cost each a second.
