@@ -51,6 +51,17 @@ _SURROUNDINGS = {
 """Hints by error number, for what is no bug: a full disk, a missing permission, a limit."""
 
 
+_EXTRAS = {
+    **dict.fromkeys(("numba", "numpy", "pandas", "pyarrow", "pyspark", "py4j", "google"), "spark"),
+    "confluent_kafka": "kafka",
+    "fastavro": "avro",
+    "obstore": "s3",
+    "psycopg": "postgres",
+    "pyiceberg": "iceberg",
+}
+"""The extra that brings what a command imports. Brokers and tests of functions need none."""
+
+
 class Nouns(TyperGroup):
     """The root group; its commands live in modules that are imported on demand."""
 
@@ -113,6 +124,12 @@ def main() -> None:
         named = f" ({error.filename})" if error.filename else ""
         message = f"The operating system says: {error.strerror}{named}."
         sys.exit(_report(error, message, _SURROUNDINGS[error.errno], 1))
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            sys.exit(_report_bug(error))
+        hint = f"Install it: {sys.executable} -m pip install 'catchwater[{_EXTRAS[package]}]'."
+        sys.exit(_report(error, f"This command needs {package}, which is not installed.", hint, 1))
     except Exception as error:  # noqa: BLE001  (the last resort: a bug still gets one line)
         sys.exit(_report_bug(error))
 

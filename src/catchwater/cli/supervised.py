@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from catchwater.cli.console import talk
+
 if TYPE_CHECKING:
     from catchwater.pipeline.run.config import PipelineConfig
 
@@ -14,6 +16,7 @@ _MAIN = "from catchwater.cli import main; main()"
 
 def supervised(file: Path, config: "PipelineConfig", flags: Sequence[str]) -> None:
     """Run the pipeline until it ends or a signal comes; start it again when it fails."""
+    from catchwater.pipeline.spark.session import make_class_archive_later
     from catchwater.pipeline.spark.zygote import zygote
     from catchwater.pipeline.supervisor.restarts import RESTARTS
     from catchwater.pipeline.supervisor.supervise import Wanted, supervise
@@ -24,3 +27,5 @@ def supervised(file: Path, config: "PipelineConfig", flags: Sequence[str]) -> No
     with zygote([str(config.folder)]) as shared:
         command += ["--python", shared]
         supervise(Wanted(command, config.checkpoint, restarts, config.spare))
+    if "--quick" not in flags and make_class_archive_later():
+        talk("preparing faster starts in the background: once, some 20 s of CPU time")

@@ -326,3 +326,9 @@ def write_records(time_deltas, keys, key_sizes, values, value_sizes, headers, he
         value_at += value_bytes
         headers_at += header_bytes
     return at
+
+
+def are_cached() -> bool:
+    """Whether there is machine code of an earlier process: without, the first use compiles."""
+    folder = parse.stats.cache_path
+    return folder is not None and any(Path(folder).glob(f"kernels.{parse.__name__}-*.nbi"))

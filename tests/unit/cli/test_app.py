@@ -137,3 +137,28 @@ def test_a_reader_that_went_away_is_no_error_to_talk_about() -> None:
 
 def test_the_version_is_told(catchwater: Any) -> None:
     assert catchwater("--version").out.startswith("catchwater ")
+
+
+def test_a_package_that_is_missing_is_told_with_the_extra_that_brings_it(
+    catchwater: Any, broken: Any
+) -> None:
+    broken(ModuleNotFoundError("No module named 'numba.core'", name="numba.core"))
+    answer = catchwater("doctor")
+    assert answer.code == 1
+    assert "error: This command needs numba, which is not installed." in answer.err
+    assert "pip install 'catchwater[spark]'" in answer.err
+    broken(ModuleNotFoundError("No module named 'catchwater.nonsense'", name="catchwater.nonsense"))
+    assert "this is a bug" in catchwater("doctor").err
+
+
+def test_a_broker_and_the_test_of_a_function_need_no_extra() -> None:
+    script = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('numba', 'pandas', 'pyarrow', 'pyspark')))\n"
+        "import catchwater.broker.main, catchwater.cli.broker, catchwater.cli.topic\n"
+        "import catchwater.cli.log, catchwater.cli.check\n"
+        "from catchwater.demo.card_risk import CardRisk, Txn\n"
+        "from catchwater.testing import Harness\n"
+        "Harness(CardRisk)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -6,11 +6,13 @@ it is started through a small `bin/java` of ours that drops the one argument. Pr
 `CatchwaterError` that says what is missing and what to install, before a JVM is tried.
 
 Half of a session's start is loading classes. `make_class_archive` writes them to a file in the
-cache folder once per Java and pyspark version; a session uses the file when it is there.
+cache folder once per Java and pyspark version; a session uses the file when it is there. A pipeline
+that ends has it made if it is not.
 
 `start` serves a pipeline on this machine; on a cluster the session is the caller's own.
 """
 
+import fcntl
 import importlib.metadata
 import importlib.util
 import os
@@ -269,6 +271,41 @@ def make_class_archive() -> Path | None:
     return archive if archive.exists() else None
 
 
+def make_class_archive_later() -> bool:
+    """Have the archive made beside, if there is none yet; whether that was begun.
+
+    By a process of its own at the lowest priority, which outlives this one: for the end of a run,
+    when the machine has nothing else of ours to do. Another that makes it already is let do so.
+    """
+    try:
+        java = find_java()
+        if java.bundled or class_archive(java).exists() or not os.access(_there(), os.W_OK):
+            return False
+    except (CatchwaterError, OSError):
+        return False
+    subprocess.Popen(
+        [sys.executable, "-m", __name__], start_new_session=True, stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    return True
+
+
+def _there() -> Path:
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _make_class_archive_alone() -> None:
+    os.nice(19)
+    with (_there() / "archive.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return
+        make_class_archive()
+
+
 def _java_options(java: Java, *, quick: bool) -> list[str]:
     options = [f"-Dlog4j2.configurationFile={_log_settings()}"]
     archive = class_archive(java)
@@ -404,4 +441,7 @@ def _record_classes(archive: str) -> None:
 
 
 if __name__ == "__main__":
-    _record_classes(sys.argv[1])
+    if len(sys.argv) > 1:
+        _record_classes(sys.argv[1])
+    else:
+        _make_class_archive_alone()

