@@ -21,6 +21,8 @@ from catchwater.catalog.rows import (
     Changes,
     EndedTxn,
     EpochCommit,
+    GroupChanges,
+    GroupRow,
     ObjectRow,
     OffsetCommit,
     OpenTxnRow,
@@ -453,7 +455,7 @@ def test_a_superseded_coordinator_changes_nothing(open_catalog: Open) -> None:
     catalog = open_catalog()
     first = catalog.claim_group("g", None).result(5)
     assert first.generation == 0
-    catalog.record_generation("g", first._replace(generation=7)).result(5)
+    catalog.keep_group("g", GroupChanges(7), claim_epoch=first.epoch).result(5)
     position = {("payments", 0): OffsetCommit(1)}
     catalog.commit_offsets("g", position, claim_epoch=first.epoch).result(5)
     second = open_catalog().claim_group("g", None).result(5)
@@ -470,7 +472,7 @@ def test_a_superseded_coordinator_changes_nothing(open_catalog: Open) -> None:
     with pytest.raises(CoordinatorMoved):
         catalog.commit_offsets("g", moved, claim_epoch=first.epoch).result(5)
     with pytest.raises(CoordinatorMoved):
-        catalog.record_generation("g", first).result(5)
+        catalog.keep_group("g", GroupChanges(8), claim_epoch=first.epoch).result(5)
     assert catalog.committed("g") == position
     with pytest.raises(CoordinatorMoved):
         catalog.delete_offsets("g", position, claim_epoch=first.epoch).result(5)
@@ -483,6 +485,57 @@ def test_a_superseded_coordinator_changes_nothing(open_catalog: Open) -> None:
         catalog.commit_offsets("g", moved, claim_epoch=second.epoch).result(5)
     assert catalog.committed("g") == {}
     assert catalog.claim_group("g", None).result(5).epoch > second.epoch
+
+
+def test_a_group_is_as_its_coordinator_left_it(open_catalog: Open) -> None:
+    catalog = open_catalog()
+    assert catalog.group("g") == GroupRow(0, 0)
+    whole = GroupChanges(3, {"protocol": "range"}, {"m1": ["t"], "m2": ["t", "\0"]}, True)
+    catalog.keep_group("g", whole).result(5)
+    catalog.keep_group("h", GroupChanges(1, "h", {"m1": 1}, True)).result(5)
+    members = {"m1": '["t"]', "m2": '["t","\\u0000"]'}
+    left = GroupRow(0, 3, '{"protocol":"range"}', None, members)
+    assert open_catalog().group("g") == left
+    assert catalog.groups_with_members() == ["g", "h"]
+    catalog.keep_group("g", GroupChanges(4, None, {"m1": None, "m3": 7})).result(5)
+    left = left._replace(generation=4, members={"m2": members["m2"], "m3": "7"})
+    assert catalog.group("g") == left
+    catalog.keep_group("g", GroupChanges(5, "none", {}, True, True)).result(5)
+    emptied = open_catalog().group("g")
+    assert emptied.emptied_ms is not None
+    assert emptied == GroupRow(0, 5, '"none"', emptied.emptied_ms)
+    catalog.keep_group("g", GroupChanges(6, "still", {}, False, True)).result(5)
+    assert catalog.group("g").emptied_ms == emptied.emptied_ms
+    assert catalog.groups_with_members() == ["h"]
+    assert not catalog.delete_group("h").result(5)
+    assert catalog.group("h") == GroupRow(0, 0)
+
+
+def test_a_claim_brings_what_the_last_coordinator_left(open_catalog: Open) -> None:
+    catalog = open_catalog()
+    first = catalog.claim_group("g", None).result(5)
+    kept = GroupChanges(2, "state", {"m": 1}, True)
+    catalog.keep_group("g", kept, claim_epoch=first.epoch).result(5)
+    second = catalog.claim_group("g", None).result(5)
+    assert second == GroupRow(second.epoch, 2, '"state"', None, {"m": "1"})
+    late = GroupChanges(3, "late", {"m": None}, True)
+    with pytest.raises(CoordinatorMoved):
+        catalog.keep_group("g", late, claim_epoch=first.epoch).result(5)
+    assert catalog.group("g") == second
+
+
+def test_old_positions_expire_unless_they_were_committed_again(open_catalog: Open) -> None:
+    catalog = open_catalog()
+    keys = [("payments", index) for index in range(3)]
+    for index, key in enumerate(keys):
+        catalog.commit_offsets("g", {key: OffsetCommit(1, -1, "", 100 * index)}).result(5)
+    catalog.commit_offsets("young", {keys[0]: OffsetCommit(1, -1, "", 900)}).result(5)
+    catalog.keep_group("vacant", GroupChanges(1)).result(5)
+    catalog.keep_group("lively", GroupChanges(1, "s", {"m": 1}, True)).result(5)
+    assert catalog.groups_to_expire(100) == ["g", "vacant"]
+    assert catalog.groups_to_expire(-1) == ["vacant"]
+    assert catalog.expire_offsets("g", keys[1:], 100).result(5) == [keys[1]]
+    assert open_catalog().committed("g").keys() == {keys[0], keys[2]}
 
 
 def test_single_positions_of_a_group_are_forgotten(open_catalog: Open) -> None:
@@ -557,7 +610,9 @@ def test_a_state_taken_from_one_catalog_fills_an_empty_one_of_any_kind(
     put(source, chunk(0, 9, timestamp=7))
     source.commit_offsets("g", {("payments", 0): OffsetCommit(4, -1, "m")}).result(5)
     source.set_pin(Pin("p", "me", {("payments", 0): 3}, None, 1, 100, "extended")).result(5)
-    source.claim_group("g", None).result(5)
+    epoch = source.claim_group("g", None).result(5).epoch
+    empty = GroupChanges(1, "gone", {}, True, True)
+    source.keep_group("g", empty, claim_epoch=epoch).result(5)
     commit = EpochCommit(False, 1, 1, {0: (0, 9)}, "c", "payments")
     txn = TxnRow("tx", 9, 1, "ongoing", 1000, 5, 2, -1, 6, ())
     put(

@@ -11,7 +11,7 @@ from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase, call_now
 from catchwater.catalog.rows import (
     BrokerRow,
     Changes,
-    GroupClaim,
+    GroupChanges,
     Notice,
     ObjectRow,
     PartitionRow,
@@ -211,7 +211,7 @@ def test_claims_of_a_session_supersede_each_other(shared: Shared) -> None:
     one = catalog.join(broker(1), TTL_MS).result(PATIENCE_S)
     two = catalog.join(broker(2), TTL_MS).result(PATIENCE_S)
     first = catalog.claim_group("g", one).result(PATIENCE_S)
-    catalog.record_generation("g", GroupClaim(first.epoch, 3)).result(PATIENCE_S)
+    catalog.keep_group("g", GroupChanges(3), claim_epoch=first.epoch).result(PATIENCE_S)
     second = catalog.claim_group("g", two).result(PATIENCE_S)
     assert second.epoch > first.epoch and second.generation == 3
 

@@ -121,7 +121,7 @@ async def test_an_id_that_is_just_being_used_is_not_forgotten(two: list[Log]) ->
 
 async def test_every_end_is_whole_whoever_writes_and_whoever_ends(two: list[Log]) -> None:
     kept: set[tuple[int, int]] = set()
-    claim = await two[0].claim_group("g")
+    claim = await two[0].take_group("g")
 
     async def live(number: int) -> None:
         name = f"id-{number}"

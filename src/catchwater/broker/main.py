@@ -156,7 +156,7 @@ def _broker(config: BrokerConfig, clock: Clock, log: Log, places: Places, peers:
         config.group_initial_rebalance_delay_ms,
         config.group_max_size,
     )
-    claims = LogClaims(log, config.node_id, peers.unreachable) if log.is_shared else None
+    claims = LogClaims(log, config.node_id, peers.unreachable)
     consumer_limits = ConsumerLimits(
         config.group_consumer_session_timeout_ms,
         config.group_consumer_heartbeat_interval_ms,

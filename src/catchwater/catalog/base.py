@@ -29,7 +29,8 @@ from catchwater.catalog.rows import (
     BrokerState,
     Changes,
     EpochCommit,
-    GroupClaim,
+    GroupChanges,
+    GroupRow,
     Notice,
     ObjectRow,
     ObjectState,
@@ -165,19 +166,24 @@ class Catalog(Protocol):
         """
         ...
 
-    def claim_group(self, group: str, session: Session | None) -> Future[GroupClaim]:
+    def claim_group(self, group: str, session: Session | None) -> Future[GroupRow]:
         """Become the group's coordinator, with an epoch above all earlier ones.
 
         Fails with `SessionFenced`.
         """
         ...
 
-    def record_generation(self, group: str, claim: GroupClaim) -> Future[None]:
-        """Remember the claim's generation. Fails with `CoordinatorMoved`."""
+    def keep_group(
+        self, group: str, changes: GroupChanges, *, claim_epoch: int | None = None
+    ) -> Future[None]:
+        """Keep what has changed of a group: its generation, state and members.
+
+        Fails with `CoordinatorMoved` as `commit_offsets` does.
+        """
         ...
 
     def delete_group(self, group: str, *, claim_epoch: int | None = None) -> Future[bool]:
-        """Forget a group with its claim and its positions; whether it had positions.
+        """Forget a group with its claim, members and positions; whether it had positions.
 
         Fails with `CoordinatorMoved` as `commit_offsets` does.
         """
@@ -187,6 +193,20 @@ class Catalog(Protocol):
         self, group: str, keys: Iterable[tuple[str, int]], *, claim_epoch: int | None = None
     ) -> Future[None]:
         """Forget a group's positions in these (topic, partition).
+
+        Fails with `CoordinatorMoved` as `commit_offsets` does.
+        """
+        ...
+
+    def expire_offsets(
+        self,
+        group: str,
+        keys: Iterable[tuple[str, int]],
+        committed_until_ms: int,
+        *,
+        claim_epoch: int | None = None,
+    ) -> Future[list[tuple[str, int]]]:
+        """Forget those of these (topic, partition) that were committed then or before; which.
 
         Fails with `CoordinatorMoved` as `commit_offsets` does.
         """
@@ -367,6 +387,18 @@ class Catalog(Protocol):
 
     def groups(self) -> list[str]:
         """The groups that have positions."""
+        ...
+
+    def group(self, group: str) -> GroupRow:
+        """A group as its coordinator has left it; epoch and generation 0 where there is none."""
+        ...
+
+    def groups_with_members(self) -> list[str]:
+        """The groups whose coordinator has left members."""
+        ...
+
+    def groups_to_expire(self, committed_until_ms: int) -> list[str]:
+        """The groups with a position that was committed then or before, or with nothing at all."""
         ...
 
     def pins(self) -> list[Pin]:

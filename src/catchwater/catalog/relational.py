@@ -22,7 +22,8 @@ from catchwater.catalog.rows import (
     BrokerState,
     Changes,
     EpochCommit,
-    GroupClaim,
+    GroupChanges,
+    GroupRow,
     ObjectRow,
     ObjectState,
     OffsetCommit,
@@ -108,13 +109,15 @@ class RelationalCatalog(ABC):
         """Keep a group's positions, all or none. Fails with `CoordinatorMoved`."""
         return self._commit(partial(groups.commit_offsets, group, dict(offsets), claim_epoch))
 
-    def claim_group(self, group: str, session: Session | None) -> Future[GroupClaim]:
+    def claim_group(self, group: str, session: Session | None) -> Future[GroupRow]:
         """Become the group's coordinator. Fails with `SessionFenced`."""
         return self._commit(partial(groups.claim_group, group, session))
 
-    def record_generation(self, group: str, claim: GroupClaim) -> Future[None]:
-        """Remember the claim's generation. Fails with `CoordinatorMoved`."""
-        return self._commit(partial(groups.record_generation, group, claim))
+    def keep_group(
+        self, group: str, changes: GroupChanges, *, claim_epoch: int | None = None
+    ) -> Future[None]:
+        """Keep what has changed of a group. Fails with `CoordinatorMoved`."""
+        return self._commit(partial(groups.keep_group, group, changes, claim_epoch))
 
     def delete_group(self, group: str, *, claim_epoch: int | None = None) -> Future[bool]:
         """Forget a group; whether it had positions. Fails with `CoordinatorMoved`."""
@@ -125,6 +128,18 @@ class RelationalCatalog(ABC):
     ) -> Future[None]:
         """Forget a group's positions there. Fails with `CoordinatorMoved`."""
         return self._commit(partial(groups.delete_offsets, group, list(keys), claim_epoch))
+
+    def expire_offsets(
+        self,
+        group: str,
+        keys: Iterable[tuple[str, int]],
+        committed_until_ms: int,
+        *,
+        claim_epoch: int | None = None,
+    ) -> Future[list[tuple[str, int]]]:
+        """Forget those of a group's positions that are so old. Fails with `CoordinatorMoved`."""
+        wanted = (list(keys), committed_until_ms, claim_epoch)
+        return self._commit(partial(groups.expire_offsets, group, *wanted))
 
     def set_pin(self, pin: Pin) -> Future[None]:
         """Create a pin, or replace the one with its id."""
@@ -264,6 +279,19 @@ class RelationalCatalog(ABC):
     def groups(self) -> list[str]:
         """The groups that have positions."""
         return [group for (group,) in self._select("group_select")]
+
+    def group(self, group: str) -> GroupRow:
+        """A group as its coordinator has left it."""
+        return self._query(partial(groups.find_group, group))
+
+    def groups_with_members(self) -> list[str]:
+        """The groups whose coordinator has left members."""
+        return [group for (group,) in self._select("group_member_groups")]
+
+    def groups_to_expire(self, committed_until_ms: int) -> list[str]:
+        """The groups with positions that are so old, or with nothing at all."""
+        rows = [*self._select("group_offset_old", committed_until_ms)]
+        return [group for (group,) in [*rows, *self._select("group_claim_vacant")]]
 
     def partitions(self, keys: Iterable[PartitionKey]) -> list[PartitionRow]:
         """Partitions as they are durably now."""

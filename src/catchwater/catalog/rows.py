@@ -5,7 +5,7 @@ topic ids 16 UUID bytes. Rows are what both databases store, so nothing here kno
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 Buffer = bytes | bytearray | memoryview
@@ -106,6 +106,7 @@ class OffsetCommit(NamedTuple):
     offset: int
     leader_epoch: int = -1
     metadata: str = ""
+    committed_ms: int = 0
 
 
 class Session(NamedTuple):
@@ -181,12 +182,43 @@ class EndedTxn(NamedTuple):
     committed: bool
 
 
-class GroupClaim(NamedTuple):
-    """A broker's claim to coordinate a group; it loses it when another claims with a new epoch."""
+class GroupRow(NamedTuple):
+    """A group as its coordinator has left it, who loses it when another claims a new epoch."""
 
     epoch: int
+    """Of the claim to coordinate it; a broker alone claims nothing."""
     generation: int
     """The last generation that was recorded; the next one must be higher."""
+    state: str = ""
+    """JSON, to be read by the coordinator only; empty: it never had members."""
+    emptied_ms: int | None = None
+    """When its last member went; None while it has members, and where it never had any."""
+    members: Mapping[str, str] = {}
+    """JSON by member id."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupChanges:
+    """What a coordinator wants kept of a group; states are whatever makes JSON."""
+
+    generation: int
+    state: Any = None
+    """None: as it was."""
+    members: Mapping[str, Any] = field(default_factory=dict)
+    """By member id; None for one that is gone."""
+    is_whole: bool = False
+    """Whether there are no members but these."""
+    is_empty: bool = False
+    """Whether no member is left; said with a state only."""
+
+    def followed_by(self, newer: "GroupChanges") -> "GroupChanges":
+        """Both, one after the other."""
+        if newer.state is None:
+            newer = replace(newer, state=self.state, is_empty=self.is_empty)
+        if newer.is_whole:
+            return newer
+        members = {**self.members, **newer.members}
+        return replace(newer, members=members, is_whole=self.is_whole)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from catchwater.catalog.rows import (
     AbortedRow,
     BrokerRow,
     Changes,
-    GroupClaim,
+    GroupChanges,
+    GroupRow,
     OffsetCommit,
     PartitionKey,
     Pin,
@@ -381,13 +382,46 @@ class Log:
         """Forget a group's positions in these (topic, partition). Raises as `commit_offsets`."""
         await done(self._catalog.delete_offsets(group, keys, claim_epoch=claim_epoch))
 
-    async def claim_group(self, group: str) -> GroupClaim:
-        """Become a group's coordinator. Raises `SessionFenced`, and as every change does."""
-        return await done(self._catalog.claim_group(group, self.session))
+    async def expire_offsets(
+        self,
+        group: str,
+        keys: Iterable[tuple[str, int]],
+        committed_until_ms: int,
+        claim_epoch: int | None = None,
+    ) -> list[tuple[str, int]]:
+        """Forget those of these positions that were committed then or before; which.
 
-    async def record_generation(self, group: str, claim: GroupClaim) -> None:
-        """Remember the claim's generation. Raises `CoordinatorMoved`, and as every change does."""
-        await done(self._catalog.record_generation(group, claim))
+        Raises as `commit_offsets`.
+        """
+        old = (list(keys), committed_until_ms)
+        return await done(self._catalog.expire_offsets(group, *old, claim_epoch=claim_epoch))
+
+    async def take_group(self, group: str) -> GroupRow:
+        """Become a group's coordinator, and see what the last one has left.
+
+        Raises `SessionFenced`, and as every change does.
+        """
+        if self.is_shared:
+            return await done(self._catalog.claim_group(group, self.session))
+        return await self.group(group)
+
+    async def keep_group(
+        self, group: str, changes: GroupChanges, claim_epoch: int | None = None
+    ) -> None:
+        """Leave this to the coordinators that follow. Raises as `commit_offsets`."""
+        await done(self._catalog.keep_group(group, changes, claim_epoch=claim_epoch))
+
+    async def group(self, group: str) -> GroupRow:
+        """A group as its coordinator has left it."""
+        return await asyncio.to_thread(self._catalog.group, group)
+
+    async def groups_with_members(self) -> list[str]:
+        """The groups whose coordinator has left members."""
+        return await asyncio.to_thread(self._catalog.groups_with_members)
+
+    async def groups_to_expire(self, committed_until_ms: int) -> list[str]:
+        """The groups with a position that was committed then or before, or with nothing at all."""
+        return await asyncio.to_thread(self._catalog.groups_to_expire, committed_until_ms)
 
     async def committed(
         self, group: str, keys: Iterable[tuple[str, int]] | None = None

@@ -32,6 +32,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     async with broker.groups.in_order(request.group_id):
         refusal = await _refusal(broker, call, request)
         commits: dict[tuple[str, int], OffsetCommit] = {}
+        now_ms = broker.clock.now_ms()
         answers = []
         for topic in request.topics:
             row = find_topic(broker, topic)
@@ -42,7 +43,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
                 if error is ErrorCode.NONE and row is not None:
                     epoch = getattr(partition, "committed_leader_epoch", -1)
                     metadata = partition.committed_metadata or ""
-                    commit = OffsetCommit(partition.committed_offset, epoch, metadata)
+                    commit = OffsetCommit(partition.committed_offset, epoch, metadata, now_ms)
                     commits[row.name, partition.partition_index] = commit
             answers.append((topic, partitions))
         stored = await _store(broker, request.group_id, commits) if commits else ErrorCode.NONE

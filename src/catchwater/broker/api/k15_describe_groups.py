@@ -30,6 +30,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
 
 
 async def _group(broker: Broker, call: Call, group_id: str) -> dict[str, Any]:
+    await broker.groups.settle(group_id)
     group = broker.groups.groups.get(group_id)
     if not access.may(broker, call, Operation.DESCRIBE, group_id):
         return _nothing(group_id, ErrorCode.GROUP_AUTHORIZATION_FAILED)

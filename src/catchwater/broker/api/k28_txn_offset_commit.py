@@ -36,6 +36,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
         refusal = ErrorCode.ILLEGAL_GENERATION
     errors: dict[tuple[str, int], ErrorCode] = {}
     commits: dict[tuple[str, int], OffsetCommit] = {}
+    now_ms = broker.clock.now_ms()
     for topic in request.topics:
         for partition in topic.partitions:
             key = (topic.name, partition.partition_index)
@@ -43,7 +44,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
             if errors[key] is ErrorCode.NONE:
                 epoch = getattr(partition, "committed_leader_epoch", -1)
                 metadata = partition.committed_metadata or ""
-                commits[key] = OffsetCommit(partition.committed_offset, epoch, metadata)
+                commits[key] = OffsetCommit(partition.committed_offset, epoch, metadata, now_ms)
     if commits:
         error, _ = await answered(broker, _store(broker, call.version, request, commits))
         if error is ErrorCode.NOT_COORDINATOR:

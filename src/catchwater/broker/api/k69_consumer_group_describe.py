@@ -22,10 +22,14 @@ _CONSUMER = 1
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Describe each group, or say why not."""
     tells_operations = request.include_authorized_operations
-    return {"groups": [_group(broker, call, name, tells_operations) for name in request.group_ids]}
+    groups = [await _group(broker, call, name, tells_operations) for name in request.group_ids]
+    return {"groups": groups}
 
 
-def _group(broker: Broker, call: Call, group_id: str, tells_operations: bool) -> dict[str, Any]:
+async def _group(
+    broker: Broker, call: Call, group_id: str, tells_operations: bool
+) -> dict[str, Any]:
+    await broker.groups.settle(group_id)
     group = broker.groups.consumer_groups.get(group_id)
     if not access.may(broker, call, Operation.DESCRIBE, group_id):
         return _nothing(group_id, ErrorCode.GROUP_AUTHORIZATION_FAILED)

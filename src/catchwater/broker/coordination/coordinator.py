@@ -1,25 +1,32 @@
 """The groups' shell: it gives the pure state machines their time and turns answers into futures.
 
 Relies on one event loop. Promises that every join and sync is answered once, at the latest when
-the rebalance timeout has passed. A group id is of one protocol at a time: with members of the
-classic one it takes no member of the consumer protocol, nor the other way round; without members it
-becomes what the next member asks for. Classic groups without members are forgotten, and of empty
-consumer groups the oldest where there are too many; their offsets are in the log's catalog.
+the rebalance timeout has passed, and that no answer says what the next coordinator would not know:
+a group that has changed is saved first, see `held`. A group id is of one protocol at a time: with
+members of the classic one it takes no member of the consumer protocol, nor the other way round;
+without members it becomes what the next member asks for. Classic groups without members are
+forgotten, and of empty consumer groups the oldest where there are too many.
 
-With many brokers a group is coordinated by whoever holds its claim, see `held`; where this broker
-does not, members are told NOT_COORDINATOR and look again. The group that the next coordinator
-begins is empty: members are told UNKNOWN_MEMBER_ID and join again.
+With many brokers a group is coordinated by whoever holds its claim; where this broker does not,
+members are told NOT_COORDINATOR and look again. The next coordinator, this one after a restart too,
+goes on with the group as it was left: with the same members, generation and assignments.
 """
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
+from typing import TypeVar
 
+import msgspec
+
+from catchwater.broker.coordination import members as classic
+from catchwater.broker.coordination.consumer import member as consumer
 from catchwater.broker.coordination.consumer.group import ConsumerGroup, TopicsSeen, refused
 from catchwater.broker.coordination.consumer.member import JOINS, Beat, Beaten, ConsumerLimits
 from catchwater.broker.coordination.groups import Group
 from catchwater.broker.coordination.held import MAX_GROUPS, Claims, HeldGroups
 from catchwater.broker.coordination.members import Answers, GroupLimits, Join, Joined, Synced
 from catchwater.broker.coordination.patterns import Patterns
+from catchwater.catalog.rows import GroupRow
 from catchwater.clock import Clock
 from catchwater.wire.errors import ErrorCode
 
@@ -48,8 +55,8 @@ class Coordinator:
         self.patterns = Patterns(clock)
         self._limits = limits
         self._clock = clock
-        self._held = HeldGroups(claims, self._drop)
-        self._recording: set[asyncio.Future[None]] = set()
+        self._held = HeldGroups(claims, self._load, self._drop)
+        self._answering: set[asyncio.Future[None]] = set()
 
     # --- members of the classic protocol -----------------------------------------------------
 
@@ -121,7 +128,7 @@ class Coordinator:
     # --- members of the consumer protocol ----------------------------------------------------
 
     async def beat(self, group_id: str, beat: Beat, topics: TopicsSeen) -> Beaten:
-        """A heartbeat's answer, after the group's epoch is known to later coordinators."""
+        """A heartbeat's answer, once later coordinators know what it says of the member."""
         error = await self.hold(group_id)
         if error is not ErrorCode.NONE:
             return Beaten(error)
@@ -129,7 +136,10 @@ class Coordinator:
         if isinstance(group, Beaten):
             return group
         beaten = group.heartbeat(beat, topics, self._now_ms())
-        error = await self._held.record(group_id, group.epoch)
+        is_saved = not group.has_unsaved(beat.member_id)
+        if is_saved and not self._held.is_saving(group_id, beat.member_id):
+            return beaten
+        error = await self._held.save(group)
         return beaten if error is ErrorCode.NONE else Beaten(error)
 
     def _consumer_group(self, group_id: str, beat: Beat) -> ConsumerGroup | Beaten:
@@ -209,6 +219,27 @@ class Coordinator:
 
     # --- whose groups are --------------------------------------------------------------------
 
+    def _load(self, group_id: str, row: GroupRow) -> None:
+        """Go on with a group as the last coordinator has left it, if it has left members."""
+        if not (row.state and row.members):
+            return
+        kept = msgspec.json.decode(row.state, type=classic.KeptGroup | consumer.KeptGroup)
+        now_ms = self._now_ms()
+        if isinstance(kept, classic.KeptGroup):
+            members = _decoded(row, classic.KeptMember)
+            group = Group.restored(group_id, self._limits, row.generation, kept, members, now_ms)
+            self.groups[group_id] = group
+            return
+        limits, consumers = self.consumer_limits, _decoded(row, consumer.KeptMember)
+        self.consumer_groups[group_id] = ConsumerGroup.restored(
+            group_id, limits, row.generation, kept, consumers, now_ms
+        )
+
+    async def settle(self, group_id: str) -> None:
+        """While groups are being taken over: this one first, if it is ours."""
+        if self._held.is_adopting:
+            await self._held.hold(group_id)
+
     def is_mine(self, group_id: str) -> bool:
         """Whether clients are to look for the group's coordinator here."""
         return self._held.is_mine(group_id)
@@ -238,13 +269,16 @@ class Coordinator:
         while True:
             await self._clock.sleep(TICK_S)
             self._held.look_around()
+            self._held.adopt_soon()
             now_ms = self._now_ms()
             for group in list(self.groups.values()):
                 self._answer(group, group.tick(now_ms))
-                if group.is_idle:
+                if group.is_idle and self._held.is_saved(group):
                     self.groups.pop(group.id, None)
             for consumers in self.consumer_groups.values():
                 consumers.tick(now_ms)
+                if consumers.is_unsaved:
+                    self._answer(consumers, [])
             self._held.keep_only([*self.groups, *self.consumer_groups])
 
     def stop(self) -> None:
@@ -255,17 +289,17 @@ class Coordinator:
         for group in self.groups.values():
             self._deliver(group.abandon(error))
 
-    def _answer(self, group: Group, answers: Answers) -> None:
-        """Deliver, but a new generation only when it is recorded."""
-        if not answers or self._held.is_recorded(group.id, group.generation):
+    def _answer(self, group: Group | ConsumerGroup, answers: Answers) -> None:
+        """Deliver, but only what later coordinators know."""
+        if self._held.is_saved(group):
             self._deliver(answers)
-            return
-        recording = asyncio.ensure_future(self._record(group, group.generation, answers))
-        self._recording.add(recording)
-        recording.add_done_callback(self._recording.discard)
+        elif answers or not self._held.is_busy(group.id):
+            answering = asyncio.ensure_future(self._save_and_deliver(group, answers))
+            self._answering.add(answering)
+            answering.add_done_callback(self._answering.discard)
 
-    async def _record(self, group: Group, generation: int, answers: Answers) -> None:
-        error = await self._held.record(group.id, generation)
+    async def _save_and_deliver(self, group: Group | ConsumerGroup, answers: Answers) -> None:
+        error = await self._held.save(group)
         self._deliver(answers if error is ErrorCode.NONE else _refused(answers, error))
 
     def _now_ms(self) -> int:
@@ -278,6 +312,13 @@ class Coordinator:
             # A waiter is done already when its connection has gone away.
             if not waiter.done():
                 waiter.set_result(reply)
+
+
+_M = TypeVar("_M")
+
+
+def _decoded(row: GroupRow, kind: type[_M]) -> dict[str, _M]:
+    return {name: msgspec.json.decode(state, type=kind) for name, state in row.members.items()}
 
 
 def _refused(answers: Answers, error: ErrorCode) -> Answers:

@@ -12,12 +12,16 @@ Rules:
 - A static member (KIP-345) that comes back under a new member id takes over its old place; a
   stable group is then not disturbed, and whoever still uses the old id is fenced.
 
+- What outlives the coordinator is the last generation whose members got their assignments, and a
+  group's end. The next coordinator goes on with it, and with sessions that begin anew; of a
+  rebalance that was under way it knows only that its generation was given away.
+
 Every method takes `now_ms` and returns the answers that became due, each for a `Waiter`: whatever
-token the caller handed in (the broker uses futures). Nothing here waits, stores or opens anything.
-Membership does not outlive its coordinator: at the next one members are told UNKNOWN_MEMBER_ID and
-join again at once, so nobody waits for a timeout. Committed offsets are kept by the log, not here.
+token the caller handed in (the broker uses futures). They may be delivered once `take_unsaved` has
+been stored. Nothing here waits, stores or opens anything. Committed offsets are kept by the log.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from catchwater.broker.coordination.members import (
@@ -26,12 +30,15 @@ from catchwater.broker.coordination.members import (
     GroupState,
     Join,
     Joined,
+    KeptGroup,
+    KeptMember,
     Member,
     Synced,
     Waiter,
     size_bytes,
     subscription,
 )
+from catchwater.catalog.rows import GroupChanges
 from catchwater.wire.errors import ErrorCode
 
 MAX_METADATA_BYTES = 64 * 1024 * 1024
@@ -61,6 +68,71 @@ class Group:
     """In PREPARING: the rebalance does not end before, so that a starting fleet joins once."""
     deadline_ms: int = 0
     """In PREPARING and COMPLETING: who has not joined or synced by then is removed."""
+    recorded: int = 0
+    """The last generation of an earlier coordinator's; all of ours are higher."""
+    _unsaved: GroupChanges | None = None
+    _is_kept: bool = False
+    """Whether a generation was given to `_keep` whose members had got their assignments."""
+
+    # --- from one coordinator to the next ------------------------------------------------
+
+    @classmethod
+    def restored(
+        cls,
+        group_id: str,
+        limits: GroupLimits,
+        recorded: int,
+        kept: KeptGroup,
+        members: Mapping[str, KeptMember],
+        now_ms: int,
+    ) -> "Group":
+        """The group as the last coordinator has left it; `recorded` is its last generation."""
+        group = cls(
+            group_id,
+            limits,
+            GroupState.STABLE,
+            kept.generation,
+            kept.protocol_type,
+            kept.protocol,
+            kept.leader,
+            recorded=recorded,
+            _is_kept=True,
+        )
+        for member_id, state in members.items():
+            group.members[member_id] = member = Member.restored(member_id, state, now_ms)
+            group._count(member, 1)
+        return group
+
+    @property
+    def is_unsaved(self) -> bool:
+        """Whether there is something for the next coordinator to know."""
+        return self._unsaved is not None
+
+    def take_unsaved(self) -> GroupChanges | None:
+        """What the next coordinator does not know yet; the caller stores it or puts it back."""
+        changes, self._unsaved = self._unsaved, None
+        return changes
+
+    def put_back(self, changes: GroupChanges) -> None:
+        """They could not be stored."""
+        newer = self._unsaved
+        self._unsaved = changes.followed_by(newer) if newer else changes
+
+    def _keep(self, changes: GroupChanges) -> None:
+        older = self._unsaved
+        self._unsaved = older.followed_by(changes) if older else changes
+
+    @property
+    def _last(self) -> int:
+        return max(self.generation, self.recorded)
+
+    def _kept(self) -> KeptGroup:
+        return KeptGroup(self.generation, self.protocol_type, self.protocol, self.leader)
+
+    def _keep_all(self) -> None:
+        members = {member.id: member.kept() for member in self.members.values()}
+        self._keep(GroupChanges(self._last, self._kept(), members, True, not members))
+        self._is_kept = True
 
     # --- joining -------------------------------------------------------------------------
 
@@ -185,7 +257,12 @@ class Group:
         if self.leader == old.id:
             self.leader = new.id
         same = old.metadata(self.protocol) == new.metadata(self.protocol)
-        if self.state is GroupState.STABLE and same:
+        is_stable = self.state is GroupState.STABLE
+        if self._is_kept:  # in a rebalance too: the next coordinator would fence the new id
+            heir = {old.id: None, new.id: new.kept()}
+            state = self._kept() if is_stable else None
+            self._keep(GroupChanges(self._last, state, heir))
+        if is_stable and same:
             joined = self._joined(new)._replace(skip_assignment=new.id == self.leader)
             return [*answers, (waiter, joined)]
         new.joining = waiter
@@ -226,7 +303,7 @@ class Group:
             return []
         if self.leader not in {m.id for m in joined}:
             self.leader = joined[0].id
-        self.generation += 1
+        self._raise()
         self.protocol = self._vote()
         self.state = GroupState.COMPLETING
         self.deadline_ms = now_ms + self._slowest_rebalance_ms()
@@ -249,8 +326,14 @@ class Group:
 
     def _become_empty(self) -> None:
         self.state = GroupState.EMPTY
-        self.generation += 1
+        self._raise()
         self.protocol = self.leader = None
+        self._keep_all()
+
+    def _raise(self) -> None:
+        """A generation that no member of any coordinator's has ever heard of."""
+        self.generation = self._last + 1
+        self._keep(GroupChanges(self.generation))
 
     def _joined(self, member: Member) -> Joined:
         is_leader = member.id == self.leader
@@ -303,6 +386,7 @@ class Group:
             for other in self.members.values():
                 other.assignment = assignments.get(other.id, b"")
                 answers += self._answer_sync(other, ErrorCode.NONE, now_ms)
+            self._keep_all()
             return answers
         return answers + self._answer_sync(member, ErrorCode.NONE, now_ms)
 

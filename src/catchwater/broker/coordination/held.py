@@ -1,26 +1,30 @@
-"""The groups this broker coordinates: by itself, or of several brokers those it holds a claim to.
+"""The groups this broker coordinates: all of them, or among several brokers those it has claimed.
 
-A claim has an epoch in the catalog: positions are committed and generations recorded under it, so
-a coordinator that another one has followed can do neither. It is taken at a group's first request
-on the broker that the group's name points to, and given up when the name points elsewhere or the
-session has changed. A generation is recorded before its members hear of it, and the next
-coordinator goes on above it.
+A claim has an epoch in the catalog: positions are committed and groups changed under it, so a
+coordinator that another one has followed can do neither. It is taken for the broker that the
+group's name points to, and given up when the name points elsewhere or the session has changed.
+
+With it comes what the last coordinator has left of the group. That is loaded at the group's first
+request, and soon after a start or a change among the brokers for every group with members, so that
+their sessions end where nobody asks. Whatever members hear of a group was saved before.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakValueDictionary
 
 from catchwater.catalog.base import (
+    CatalogDead,
     CatalogFull,
     CatalogUnavailable,
     CatalogUncertain,
     CoordinatorMoved,
     SessionFenced,
 )
-from catchwater.catalog.rows import GroupClaim
+from catchwater.catalog.rows import GroupChanges, GroupRow
 from catchwater.wire.errors import ErrorCode
 
 MAX_GROUPS = 10_000
@@ -30,7 +34,12 @@ UNAVAILABLE = (CatalogFull, CatalogUnavailable, CatalogUncertain)
 
 
 class Claims(Protocol):
-    """What tells several brokers which of them coordinates a group."""
+    """Where groups are kept, and what tells several brokers which of them coordinates a group."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no other broker, ever."""
+        ...
 
     @property
     def view(self) -> tuple[Hashable, Hashable]:
@@ -41,32 +50,70 @@ class Claims(Protocol):
         """Whether the group's name points to this broker."""
         ...
 
-    async def take(self, group_id: str) -> GroupClaim:
+    async def take(self, group_id: str) -> GroupRow:
         """Become the coordinator. Raises what is in `MOVED` and `UNAVAILABLE`."""
         ...
 
-    async def record(self, group_id: str, claim: GroupClaim) -> None:
-        """Remember the generation. Raises as `take` does."""
+    async def keep(self, group_id: str, epoch: int | None, changes: GroupChanges) -> None:
+        """Leave it to those who follow; no epoch where there is no other. Raises as `take`."""
+        ...
+
+    async def kept(self) -> list[str]:
+        """The groups that were left with members. Raises `CatalogUnavailable`."""
         ...
 
 
-class HeldGroups:
-    """What is held; `drop` is told of every group that is given up."""
+class Kept(Protocol):
+    """A group of either protocol, as its changes are saved."""
 
-    def __init__(self, claims: Claims | None, drop: Callable[[str], None]) -> None:
-        """Without claims this broker coordinates every group."""
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def is_unsaved(self) -> bool: ...
+
+    def take_unsaved(self) -> GroupChanges | None: ...
+
+    def put_back(self, changes: GroupChanges) -> None: ...
+
+
+@dataclass
+class _Holding:
+    """A group that is held."""
+
+    epoch: int
+    generation: int
+    """The last one that was saved."""
+    saving: asyncio.Future[ErrorCode] | None = None
+    """The one change of the catalog that is under way."""
+    changes: GroupChanges | None = None
+    """What it consists of."""
+
+
+class HeldGroups:
+    """What is held; `load` is given every group that is taken, `drop` every one given up."""
+
+    def __init__(
+        self,
+        claims: Claims | None,
+        load: Callable[[str, GroupRow], None],
+        drop: Callable[[str], None],
+    ) -> None:
+        """Without claims this broker coordinates every group, and nothing is kept of any."""
         self._claims = claims
+        self._load = load
         self._drop = drop
         self._view = claims.view if claims else None
-        # The groups this broker has claimed, with the last generation that was recorded.
-        self._held: dict[str, GroupClaim] = {}
+        self._held: dict[str, _Holding] = {}
         self._claiming: dict[str, asyncio.Future[ErrorCode]] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._must_adopt = claims is not None
+        self._adopting: asyncio.Future[None] | None = None
         self.is_stopping = False
 
     @property
     def is_alone(self) -> bool:
-        return self._claims is None
+        return self._claims is None or self._claims.is_alone
 
     def is_mine(self, group_id: str) -> bool:
         """Whether clients are to look for the group's coordinator here."""
@@ -80,7 +127,7 @@ class HeldGroups:
         if self._claims is None:
             return ErrorCode.NONE
         self.look_around()
-        if self.is_stopping or not self._claims.is_mine(group_id):
+        if not self._claims.is_mine(group_id) or (self.is_stopping and not self.is_alone):
             return ErrorCode.NOT_COORDINATOR
         if group_id in self._held:
             return ErrorCode.NONE
@@ -93,19 +140,49 @@ class HeldGroups:
 
     async def _claim(self, claims: Claims, group_id: str) -> ErrorCode:
         try:
-            self._held[group_id] = await claims.take(group_id)
+            row = await claims.take(group_id)
         except MOVED:
             return ErrorCode.NOT_COORDINATOR
         except UNAVAILABLE:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if not claims.is_mine(group_id):
+            return ErrorCode.NOT_COORDINATOR
+        self._held[group_id] = _Holding(row.epoch, row.generation)
+        self._load(group_id, row)
         return ErrorCode.NONE
+
+    # --- taking over -------------------------------------------------------------------------
+
+    @property
+    def is_adopting(self) -> bool:
+        """Whether there may be groups with members that are ours and not held yet."""
+        return self._must_adopt or self._adopting is not None
+
+    def adopt_soon(self) -> None:
+        """Take over the groups with members that are ours now, if that is to be done."""
+        if self._claims is not None and self._must_adopt and self._adopting is None:
+            self._must_adopt = False
+            self._adopting = asyncio.ensure_future(self._adopt(self._claims))
+
+    async def _adopt(self, claims: Claims) -> None:
+        try:
+            for group_id in await claims.kept():
+                if await self.hold(group_id) is ErrorCode.COORDINATOR_NOT_AVAILABLE:
+                    self._must_adopt = True
+                    break
+        except UNAVAILABLE:
+            self._must_adopt = True
+        finally:
+            self._adopting = None
+
+    # --- saving ------------------------------------------------------------------------------
 
     def epoch(self, group_id: str) -> int | None:
         """The epoch to commit positions under; None where there is one broker.
 
         Raises `CoordinatorMoved` when the group was given up meanwhile.
         """
-        if self._claims is None:
+        if self.is_alone:
             return None
         held = self._held.get(group_id)
         if held is None:
@@ -113,32 +190,65 @@ class HeldGroups:
         return held.epoch
 
     def generation(self, group_id: str) -> int:
-        """The last generation that was recorded; 0 where there is one broker."""
+        """The last generation that was saved; 0 where nothing is kept."""
         held = self._held.get(group_id)
         return held.generation if held else 0
 
-    def is_recorded(self, group_id: str, generation: int) -> bool:
-        """Whether members may hear of this generation."""
-        held = self._held.get(group_id)
-        return self._claims is None or held is None or generation <= held.generation
+    def is_saved(self, group: Kept) -> bool:
+        """Whether all of the group that members may hear of is kept."""
+        held = self._held.get(group.id)
+        if self._claims is None or held is None:
+            return True
+        return not group.is_unsaved and held.saving is None
 
-    async def record(self, group_id: str, generation: int) -> ErrorCode:
-        """Make a generation known to the coordinators that follow, before members hear of it."""
+    def is_busy(self, group_id: str) -> bool:
+        """Whether a change of the group is under way."""
         held = self._held.get(group_id)
-        if self._claims is None or held is None or generation <= held.generation:
-            return ErrorCode.NONE
-        claim = GroupClaim(held.epoch, generation)
+        return held is not None and held.saving is not None
+
+    def is_saving(self, group_id: str, member_id: str) -> bool:
+        """Whether a change that concerns the member is under way."""
+        held = self._held.get(group_id)
+        return held is not None and held.changes is not None and member_id in held.changes.members
+
+    async def save(self, group: Kept) -> ErrorCode:
+        """Make the group as it is now known to those who follow."""
+        held = self._held.get(group.id)
+        if self._claims is None or held is None:
+            return ErrorCode.NONE if self._claims is None else ErrorCode.NOT_COORDINATOR
+        if held.saving is not None:  # it may have begun before the change that is to be saved
+            error = await asyncio.shield(held.saving)
+            if error is not ErrorCode.NONE:
+                return error
+        if held.saving is None:
+            if not group.is_unsaved:
+                return ErrorCode.NONE
+            held.saving = asyncio.ensure_future(self._save(self._claims, held, group))
+        return await asyncio.shield(held.saving)
+
+    async def _save(self, claims: Claims, held: _Holding, group: Kept) -> ErrorCode:
         try:
-            await self._claims.record(group_id, claim)
-        except MOVED:
-            self.give_up(group_id)
-            return ErrorCode.NOT_COORDINATOR
-        except UNAVAILABLE:
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        held = self._held.get(group_id)
-        if held is not None and held.epoch == claim.epoch:
-            self._held[group_id] = max(held, claim)
-        return ErrorCode.NONE
+            held.changes = changes = group.take_unsaved()
+            if changes is None:
+                return ErrorCode.NONE
+            if self._held.get(group.id) is not held:
+                return ErrorCode.NOT_COORDINATOR
+            epoch = None if self.is_alone else held.epoch
+            try:
+                await claims.keep(group.id, epoch, changes)
+            except MOVED:
+                if self._held.get(group.id) is held:
+                    self.give_up(group.id)
+                return ErrorCode.NOT_COORDINATOR
+            except (*UNAVAILABLE, CatalogDead):
+                group.put_back(changes)
+                return ErrorCode.COORDINATOR_NOT_AVAILABLE
+            held.generation = max(held.generation, changes.generation)
+            return ErrorCode.NONE
+        finally:
+            held.saving = held.changes = None
+
+    # --- giving up ---------------------------------------------------------------------------
 
     def give_up(self, group_id: str) -> None:
         """Somebody else coordinates the group."""
@@ -150,13 +260,14 @@ class HeldGroups:
         if self._claims is None or self._claims.view == self._view:
             return
         before, self._view = self._view, self._claims.view
+        self._must_adopt = True
         is_other_session = before is None or before[0] != self._view[0]
         for group_id in list(self._held):
             if is_other_session or not self._claims.is_mine(group_id):
                 self.give_up(group_id)
 
     def keep_only(self, group_ids: Iterable[str]) -> None:
-        """Forget claims to groups without members, if there are too many to remember."""
+        """Forget groups without members, if there are too many to remember."""
         if len(self._held) > MAX_GROUPS:
             self._held = {name: self._held[name] for name in group_ids if name in self._held}
 
@@ -167,7 +278,7 @@ class HeldGroups:
         A broker alone has one thread that writes, in the order it was asked; a catalog of several
         brokers writes on many connections, where a late commit could pass a newer one.
         """
-        if self._claims is None:
+        if self.is_alone:
             yield
             return
         lock = self._locks.get(group_id)

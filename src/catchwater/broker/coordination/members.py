@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
+import msgspec
+
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.fields import I16, Cursor, MalformedMessage
 
@@ -73,6 +75,28 @@ class Synced(NamedTuple):
 Answers = list[tuple[Waiter, Joined | Synced]]
 
 
+class KeptMember(msgspec.Struct, frozen=True):
+    """What of a member outlives its coordinator."""
+
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+    assignment: bytes
+
+
+class KeptGroup(msgspec.Struct, frozen=True, tag="classic"):
+    """What of a classic group outlives its coordinator, besides its members."""
+
+    generation: int
+    """The last one whose members were given their assignments."""
+    protocol_type: str | None
+    protocol: str | None
+    leader: str | None
+
+
 @dataclass
 class Member:
     """One member. At most one of `joining` and `syncing` is set: the request it waits in."""
@@ -95,6 +119,33 @@ class Member:
         if self.joining is not None or self.syncing is not None:
             return None
         return self.last_seen_ms + self.session_timeout_ms
+
+    def kept(self) -> KeptMember:
+        """What the next coordinator is to know."""
+        return KeptMember(
+            self.instance_id,
+            self.client_id,
+            self.client_host,
+            self.session_timeout_ms,
+            self.rebalance_timeout_ms,
+            self.protocols,
+            self.assignment,
+        )
+
+    @classmethod
+    def restored(cls, member_id: str, kept: KeptMember, now_ms: int) -> "Member":
+        """A member as the last coordinator has left it, just heard of."""
+        return cls(
+            member_id,
+            kept.instance_id,
+            kept.client_id,
+            kept.client_host,
+            kept.session_timeout_ms,
+            kept.rebalance_timeout_ms,
+            kept.protocols,
+            now_ms,
+            kept.assignment,
+        )
 
     def metadata(self, protocol: str | None) -> bytes:
         """What it said under this protocol name."""

@@ -1,7 +1,8 @@
 """The small state of a catalog: read whole for a backup, and written into an empty catalog.
 
-Small is all but the runs in segments, which say of themselves what they hold. Brokers and leases
-are left out, for they begin anew, and so are the payloads of the WAL `postgres`, which are large.
+Small is all but the runs in segments, which say of themselves what they hold. Brokers, leases and
+the members of groups are left out, for they begin anew: members of an earlier time would pass for
+those of today. So are the payloads of the WAL `postgres`, which are large.
 """
 
 from collections.abc import Sequence
@@ -55,6 +56,7 @@ def restore(
     db.query("log_restore", *log, number)
     rows = {table: state.get(table, ()) for table in TABLES}
     rows["object"] = [*rows["object"], *objects]
+    rows |= _groups(rows, db.now_ms())
     ordered = sorted([*rows["run"], *runs], key=lambda run: (run[0], run[1], run[2]))
     rows["run"] = ordered
     for table, (_, insert) in TABLES.items():
@@ -63,3 +65,18 @@ def restore(
                 db.query(insert, *topic)  # it returns something, as `many` must not
         else:
             db.many(insert, rows[table])
+
+
+def _groups(rows: State, now_ms: int) -> State:
+    """What tells of groups: all members have just gone, and no position expires before its time.
+
+    Older releases knew neither when a position was committed nor what a group was.
+    """
+    claims = [(*row, "", None)[:5] for row in rows["group_claim"]]
+    return {
+        "group_claim": [
+            (*row[:4], now_ms if row[3] and row[4] is None else row[4]) for row in claims
+        ],
+        "group_offset": [(*row, now_ms)[:7] for row in rows["group_offset"]],
+        "txn_offset": [(*row, now_ms)[:8] for row in rows["txn_offset"]],
+    }

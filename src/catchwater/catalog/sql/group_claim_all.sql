@@ -1,1 +1,1 @@
-SELECT group_id, epoch, generation FROM group_claim ORDER BY group_id;
+SELECT group_id, epoch, generation, state, emptied_ms FROM group_claim ORDER BY group_id;

@@ -1,1 +1,1 @@
-INSERT INTO group_claim (group_id, epoch, generation) VALUES (?, ?, ?);
+INSERT INTO group_claim (group_id, epoch, generation, state, emptied_ms) VALUES (?, ?, ?, ?, ?);

@@ -1,3 +1,3 @@
-SELECT group_id, topic, partition, "offset", leader_epoch, metadata
+SELECT group_id, topic, partition, "offset", leader_epoch, metadata, committed_ms
 FROM group_offset
 ORDER BY group_id, topic, partition;

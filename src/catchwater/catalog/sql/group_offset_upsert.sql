@@ -1,6 +1,8 @@
-INSERT INTO group_offset (group_id, topic, partition, "offset", leader_epoch, metadata)
-VALUES (?, ?, ?, ?, ?, ?)
+INSERT INTO group_offset
+  (group_id, topic, partition, "offset", leader_epoch, metadata, committed_ms)
+VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (group_id, topic, partition) DO UPDATE SET
   "offset" = excluded."offset",
   leader_epoch = excluded.leader_epoch,
-  metadata = excluded.metadata;
+  metadata = excluded.metadata,
+  committed_ms = excluded.committed_ms;

@@ -1,9 +1,11 @@
-INSERT INTO group_offset (group_id, topic, partition, "offset", leader_epoch, metadata)
-SELECT group_id, topic, partition, "offset", leader_epoch, metadata
+INSERT INTO group_offset
+  (group_id, topic, partition, "offset", leader_epoch, metadata, committed_ms)
+SELECT group_id, topic, partition, "offset", leader_epoch, metadata, committed_ms
 FROM txn_offset
 WHERE producer_id = ?
 ORDER BY group_id, topic, partition
 ON CONFLICT (group_id, topic, partition) DO UPDATE SET
   "offset" = excluded."offset",
   leader_epoch = excluded.leader_epoch,
-  metadata = excluded.metadata;
+  metadata = excluded.metadata,
+  committed_ms = excluded.committed_ms;

@@ -58,7 +58,7 @@ async def test_a_broker_that_another_has_followed_takes_no_positions(
     producer = await txns.end("id", producer, committed=True, version=2)
     await txns.add_partitions("id", producer, [])
     # Another broker claims the group, which this one does not know yet.
-    await coordinating.log.claim_group("g")
+    await coordinating.log.take_group("g")
     assert await commit(client, producer, of) == "not_coordinator"
     assert await txns.unstable("g") == set()
     assert await commit(client, producer, of) == "none", "it has claimed the group itself since"

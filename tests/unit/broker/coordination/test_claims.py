@@ -3,7 +3,7 @@
 from typing import Any
 
 from catchwater.broker.coordination.claims import LogClaims
-from catchwater.catalog.rows import BrokerRow, GroupClaim, Session
+from catchwater.catalog.rows import BrokerRow, GroupChanges, GroupRow, Session
 
 
 class Log:
@@ -13,16 +13,20 @@ class Log:
             BrokerRow(number, 7, "", "h", 9092, "", "object", True, "live", number)
             for number in (1, 2)
         ]
-        self.recorded: list[tuple[str, GroupClaim]] = []
+        self.kept: list[tuple[str, GroupChanges, int | None]] = []
+        self.is_shared = True
 
     def brokers(self) -> list[BrokerRow]:
         return self.rows
 
-    async def claim_group(self, group: str) -> GroupClaim:
-        return GroupClaim(3, 9)
+    async def take_group(self, group: str) -> GroupRow:
+        return GroupRow(3, 9)
 
-    async def record_generation(self, group: str, claim: GroupClaim) -> None:
-        self.recorded.append((group, claim))
+    async def keep_group(self, group: str, changes: GroupChanges, epoch: int | None) -> None:
+        self.kept.append((group, changes, epoch))
+
+    async def groups_with_members(self) -> list[str]:
+        return ["g"]
 
 
 async def test_every_group_is_the_claim_of_one_of_the_brokers() -> None:
@@ -52,8 +56,18 @@ async def test_the_view_changes_with_session_and_brokers_but_not_with_deadlines(
     assert claims.view[1] != before[1]
 
 
-async def test_claims_are_kept_by_the_log() -> None:
+async def test_groups_are_kept_by_the_log() -> None:
     log: Any = Log()
-    claim = await LogClaims(log, 1, set()).take("g")
-    await LogClaims(log, 1, set()).record("g", claim)
-    assert log.recorded == [("g", GroupClaim(3, 9))]
+    claims = LogClaims(log, 1, set())
+    row = await claims.take("g")
+    await claims.keep("g", row.epoch, GroupChanges(10))
+    assert log.kept == [("g", GroupChanges(10), 3)]
+    assert await claims.kept() == ["g"]
+
+
+async def test_every_group_is_mine_where_there_is_no_other_broker() -> None:
+    log: Any = Log()
+    log.is_shared, log.rows = False, []
+    claims = LogClaims(log, 1, set())
+    assert claims.is_alone
+    assert claims.is_mine("g")

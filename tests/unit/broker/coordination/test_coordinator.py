@@ -10,7 +10,8 @@ from catchwater.broker.coordination.consumer.member import Beat
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.members import GroupLimits, Join
 from catchwater.catalog.base import CatalogUnavailable, CoordinatorMoved
-from catchwater.catalog.rows import GroupClaim
+from catchwater.catalog.change.commit import json_text
+from catchwater.catalog.rows import GroupChanges, GroupRow
 from catchwater.clock import ManualClock
 from catchwater.wire.errors import ErrorCode
 
@@ -20,10 +21,12 @@ NOBODY = ("", None, -1)
 class Claims:
     """One broker's side of `catalog`, which all brokers share."""
 
-    catalog: dict[str, GroupClaim]
+    catalog: dict[str, GroupRow]
 
-    def __init__(self, catalog: dict[str, GroupClaim]) -> None:
+    def __init__(self, catalog: dict[str, GroupRow], is_alone: bool = False) -> None:
         self.catalog = catalog
+        self.is_alone = is_alone
+        self.changes: list[GroupChanges] = []
         self.session = 1
         self.mine: Callable[[str], bool] = lambda _: True
         self.brokers = 1
@@ -36,21 +39,32 @@ class Claims:
     def is_mine(self, group_id: str) -> bool:
         return self.mine(group_id)
 
-    async def take(self, group_id: str) -> GroupClaim:
+    async def take(self, group_id: str) -> GroupRow:
         await asyncio.sleep(0)
         if self.fails:
             raise self.fails
-        before = self.catalog.get(group_id, GroupClaim(0, 0))
-        self.catalog[group_id] = GroupClaim(before.epoch + 1, before.generation)
+        before = self.catalog.get(group_id, GroupRow(0, 0))
+        self.catalog[group_id] = before._replace(epoch=before.epoch + (not self.is_alone))
         return self.catalog[group_id]
 
-    async def record(self, group_id: str, claim: GroupClaim) -> None:
+    async def keep(self, group_id: str, epoch: int | None, changes: GroupChanges) -> None:
         await asyncio.sleep(0)
         if self.fails:
             raise self.fails
-        if self.catalog[group_id].epoch != claim.epoch:
+        row = self.catalog[group_id]
+        if epoch is not None and row.epoch != epoch:
             raise CoordinatorMoved("claimed by another")
-        self.catalog[group_id] = claim
+        self.changes.append(changes)
+        members = {} if changes.is_whole else dict(row.members)
+        for member_id, state in changes.members.items():
+            members.pop(member_id, None)
+            if state is not None:
+                members[member_id] = json_text(state)
+        text = row.state if changes.state is None else json_text(changes.state)
+        self.catalog[group_id] = GroupRow(row.epoch, changes.generation, text, None, members)
+
+    async def kept(self) -> list[str]:
+        return [group_id for group_id, row in self.catalog.items() if row.members]
 
 
 @pytest.fixture
@@ -76,11 +90,11 @@ async def test_the_next_coordinator_goes_on_above_the_recorded_generation(
 ) -> None:
     joined = await coordinator.join("g", join())
     assert (joined.error, joined.generation) == (ErrorCode.NONE, 1)
-    assert claims.catalog["g"] == GroupClaim(1, 1)
+    assert claims.catalog["g"][:2] == (1, 1)
     other = Coordinator(GroupLimits(), ManualClock(), Claims(claims.catalog))
     assert await other.heartbeat("g", ("m", None, 1)) is ErrorCode.UNKNOWN_MEMBER_ID
     assert (await other.join("g", join())).generation == 2
-    assert claims.catalog["g"] == GroupClaim(2, 2)
+    assert claims.catalog["g"][:2] == (2, 2)
 
 
 async def test_requests_that_come_together_claim_a_group_once(coordinator, claims) -> None:
@@ -160,10 +174,10 @@ TOPICS = TopicsSeen({"t": (b"t" * 16, 2)}.get, lambda pattern: frozenset())
 async def test_an_epoch_is_recorded_before_its_member_hears_of_it(coordinator, claims) -> None:
     beaten = await coordinator.beat("g", beat(), TOPICS)
     assert (beaten.error, beaten.epoch) == (ErrorCode.NONE, 1)
-    assert claims.catalog["g"] == GroupClaim(1, 1)
+    assert claims.catalog["g"][:2] == (1, 1)
     other = Coordinator(GroupLimits(), ManualClock(), Claims(claims.catalog))
-    assert (await other.beat("g", beat(epoch=1), TOPICS)).error is ErrorCode.UNKNOWN_MEMBER_ID
-    assert (await other.beat("g", beat(), TOPICS)).epoch == 2
+    assert (await other.beat("g", beat(epoch=1), TOPICS)).error is ErrorCode.NONE
+    assert (await other.beat("g", beat("o"), TOPICS)).epoch == 2
     # The first one was followed, and finds out as soon as it has something to tell.
     assert (await coordinator.beat("g", beat("n"), TOPICS)).error is ErrorCode.NOT_COORDINATOR
     assert "g" not in coordinator.consumer_groups
@@ -227,3 +241,214 @@ async def test_a_wall_clock_that_jumps_ends_no_session() -> None:
     ticking.cancel()
     assert coordinator.has_members("g")
     assert coordinator.has_members("h")
+
+
+# --- what outlives a coordinator -----------------------------------------------------------
+
+
+def next_one(claims: Claims) -> Coordinator:
+    """The coordinator after this one: a broker that was started again, or another."""
+    return Coordinator(GroupLimits(), ManualClock(), Claims(claims.catalog))
+
+
+async def stable(coordinator: Coordinator, *names: str, statics: bool = False) -> None:
+    """A group "g" of these members, each with its name as its assignment."""
+    instances = {name: f"i-{name}" if statics else None for name in names}
+    for name in names:
+        request = join(fresh_id=name)._replace(instance_id=instances[name])
+        joining = asyncio.ensure_future(coordinator.join("g", request))
+        await asyncio.sleep(0.01)
+    group = coordinator.groups["g"]
+    if len(names) > 1:
+        waiting = [joining]
+        for name in names[:-1]:
+            request = join(name)._replace(instance_id=instances[name])
+            waiting.append(asyncio.ensure_future(coordinator.join("g", request)))
+        await asyncio.gather(*waiting)
+    await joining
+    shares = {name: name.encode() for name in names}
+    order = sorted(names, key=lambda name: name != group.leader)
+    syncing = [
+        coordinator.sync("g", (name, instances[name], group.generation), (None, None), given)
+        for name in order
+        for given in [shares if name == group.leader else {}]
+    ]
+    synced = await asyncio.gather(*syncing)
+    assert [s.assignment for s in synced] == [name.encode() for name in order]
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+async def test_members_go_on_at_the_next_coordinator(is_alone) -> None:
+    claims = Claims({}, is_alone)
+    await stable(Coordinator(GroupLimits(), ManualClock(), claims), "a", "b")
+    other = next_one(claims)
+    for name in ("a", "b"):
+        assert await other.heartbeat("g", (name, None, 2)) is ErrorCode.NONE
+        assert await other.check_commit("g", (name, None, 2)) is ErrorCode.NONE
+    assert await other.check_commit("g", ("a", None, 1)) is ErrorCode.ILLEGAL_GENERATION
+    assert await other.check_commit("g", ("z", None, 2)) is ErrorCode.UNKNOWN_MEMBER_ID
+    synced = await other.sync("g", ("b", None, 2), (None, None), {})
+    assert synced.assignment == b"b"
+    assert other.groups["g"].leader == "a"
+
+
+async def test_sessions_begin_anew_with_the_coordinator(claims) -> None:
+    await stable(Coordinator(GroupLimits(), ManualClock(), claims), "a", "b")
+    other = next_one(claims)
+    assert await other.heartbeat("g", ("a", None, 2)) is ErrorCode.NONE
+    group = other.groups["g"]
+    now_ms = group.members["b"].last_seen_ms
+    group.tick(now_ms + 9_999)
+    assert group.members.keys() == {"a", "b"}
+    group.tick(now_ms + 10_000)
+    assert not group.members
+
+
+async def test_groups_with_members_are_taken_over_unasked_and_end_where_nobody_comes(
+    claims,
+) -> None:
+    await stable(Coordinator(GroupLimits(), ManualClock(), claims), "a")
+    other = next_one(claims)
+    ticking = asyncio.ensure_future(other.run())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert other.has_members("g")
+    for _ in range(500):  # the clock moves by a tick whenever it is asked to sleep
+        await asyncio.sleep(0)
+    ticking.cancel()
+    assert not other.has_members("g")
+    assert claims.catalog["g"].members == {}
+
+
+async def test_an_assignment_is_not_told_before_it_is_saved(coordinator, claims) -> None:
+    joined = await coordinator.join("g", join())
+    claims.fails = CatalogUnavailable("gone")
+    me = ("m", None, joined.generation)
+    synced = await coordinator.sync("g", me, (None, None), {"m": b"mine"})
+    assert (synced.error, synced.assignment) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, b"")
+    again = await coordinator.sync("g", me, (None, None), {})
+    assert again.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    claims.fails = None
+    assert (await coordinator.sync("g", me, (None, None), {})).assignment == b"mine"
+    assert await next_one(claims).heartbeat("g", me) is ErrorCode.NONE
+
+
+async def test_of_a_rebalance_under_way_the_generation_before_is_left(coordinator, claims) -> None:
+    await stable(coordinator, "a")
+    joining = asyncio.ensure_future(coordinator.join("g", join(fresh_id="b")))
+    await asyncio.sleep(0.01)
+    await coordinator.join("g", join("a"))
+    await joining
+    assert coordinator.groups["g"].generation == 2
+    other = next_one(claims)
+    # Nobody was given anything in generation 2: what the members of 1 commit still holds.
+    assert await other.check_commit("g", ("a", None, 1)) is ErrorCode.NONE
+    assert await other.heartbeat("g", ("a", None, 2)) is ErrorCode.ILLEGAL_GENERATION
+    assert await other.heartbeat("g", ("b", None, 2)) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert (await other.join("g", join("a", metadata=b"2"))).generation == 3
+
+
+async def test_static_members_are_known_to_the_next_coordinator(coordinator, claims) -> None:
+    await stable(coordinator, "a", "b", statics=True)
+    back = join(fresh_id="a2")._replace(instance_id="i-a")
+    joined = await coordinator.join("g", back)
+    assert (joined.error, joined.generation) == (ErrorCode.NONE, 2)
+    other = next_one(claims)
+    assert await other.heartbeat("g", ("a2", "i-a", 2)) is ErrorCode.NONE
+    assert await other.heartbeat("g", ("a", "i-a", 2)) is ErrorCode.FENCED_INSTANCE_ID
+    assert await other.heartbeat("g", ("b", "i-b", 2)) is ErrorCode.NONE
+    assert other.groups["g"].leader == "a2"
+    # In the middle of a rebalance too: the id before would have the new one fenced for ever.
+    waiting = [asyncio.ensure_future(other.join("g", join(fresh_id="c")))]
+    await asyncio.sleep(0.01)
+    waiting.append(asyncio.ensure_future(other.join("g", back._replace(fresh_id="a3"))))
+    await asyncio.sleep(0.01)
+    third = next_one(claims)
+    assert await third.heartbeat("g", ("a3", "i-a", 2)) is ErrorCode.NONE
+    for joining in waiting:
+        joining.cancel()
+
+
+async def test_the_last_one_to_leave_leaves_nothing(coordinator, claims) -> None:
+    await stable(coordinator, "a")
+    assert await coordinator.leave("g", "a", None) is ErrorCode.NONE
+    await asyncio.sleep(0.01)
+    assert claims.catalog["g"].members == {}
+    assert await next_one(claims).heartbeat("g", ("a", None, 1)) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+async def test_consumers_go_on_at_the_next_coordinator(coordinator, claims) -> None:
+    await coordinator.beat("g", beat("m"), TOPICS)
+    await coordinator.beat("g", beat("n", instance_id="i"), TOPICS)
+    await coordinator.beat("g", beat("m", 1, owned=OWNED), TOPICS)
+    m = await coordinator.beat("g", beat("m", 1, owned=frozenset()), TOPICS)
+    n = await coordinator.beat("g", beat("n", 2, instance_id="i"), TOPICS)
+    before = coordinator.consumer_groups["g"]
+    other = next_one(claims)
+    for name, epoch in (("m", m.epoch), ("n", n.epoch)):
+        assert await other.check_commit("g", (name, None, epoch)) is ErrorCode.NONE
+        assert (
+            await other.check_commit("g", (name, None, epoch - 1)) is ErrorCode.STALE_MEMBER_EPOCH
+        )
+    after = other.consumer_groups["g"]
+    assert (after.epoch, after.assignment_epoch) == (before.epoch, before.assignment_epoch)
+    assert after.target == before.target
+    assert {m.id: m.standing for m in after.members.values()} == {
+        m.id: m.standing for m in before.members.values()
+    }
+    written = len(claims.changes)
+    beaten = await other.beat("g", beat("m", m.epoch), TOPICS)
+    assert beaten == (ErrorCode.NONE, None, "m", m.epoch, None)
+    assert after.epoch == before.epoch
+    stranger = await other.beat("g", beat("x", instance_id="i"), TOPICS)
+    assert stranger.error is ErrorCode.UNRELEASED_INSTANCE_ID
+    assert len(claims.changes) == written
+
+
+OWNED = frozenset({(b"t" * 16, 0), (b"t" * 16, 1)})
+
+
+async def test_a_heartbeat_without_news_writes_nothing(coordinator, claims) -> None:
+    beaten = await coordinator.beat("g", beat(pattern="t.*", names=None), PATTERN)
+    beaten = await coordinator.beat("g", beat(epoch=beaten.epoch, owned=OWNED), PATTERN)
+    written = len(claims.changes)
+    for _ in range(3):
+        beaten = await coordinator.beat("g", beat(epoch=beaten.epoch), PATTERN)
+        assert beaten.error is ErrorCode.NONE
+    assert len(claims.changes) == written
+    other = next_one(claims)
+    after = await other.beat("g", beat(epoch=beaten.epoch), PATTERN)
+    assert (after.error, after.epoch) == (ErrorCode.NONE, beaten.epoch)
+
+
+PATTERN = TopicsSeen(TOPICS.find, lambda pattern: frozenset({"t"}))
+
+
+async def test_members_that_change_together_are_written_together(coordinator, claims) -> None:
+    names = [f"m{number}" for number in range(50)]
+    await asyncio.gather(*(coordinator.beat("g", beat(name), TOPICS) for name in names))
+    assert len(claims.changes) <= 3
+    assert claims.catalog["g"].members.keys() == set(names)
+
+
+async def test_those_who_wait_for_a_catalog_that_is_gone_wait_for_one_try(
+    coordinator, claims
+) -> None:
+    await coordinator.beat("g", beat("m0"), TOPICS)
+    tries = 0
+    keep = claims.keep
+
+    async def failing(group_id: str, epoch: int | None, changes: GroupChanges) -> None:
+        nonlocal tries
+        tries += 1
+        await asyncio.sleep(0.01)
+        raise CatalogUnavailable("gone")
+
+    claims.keep = failing
+    names = [f"m{number}" for number in range(1, 50)]
+    beaten = await asyncio.gather(*(coordinator.beat("g", beat(name), TOPICS) for name in names))
+    assert {b.error for b in beaten} == {ErrorCode.COORDINATOR_NOT_AVAILABLE}
+    assert tries <= 2
+    claims.keep = keep
+    assert (await coordinator.beat("g", beat("m1"), TOPICS)).error is ErrorCode.NONE
+    assert claims.catalog["g"].members.keys() == {"m0", *names}

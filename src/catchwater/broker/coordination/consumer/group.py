@@ -9,6 +9,8 @@ Rules:
   rebalance timeout, is removed; what it held is free.
 - A static member that pauses (epoch -2) keeps its partitions for whoever comes back with its
   instance id within the session timeout.
+- All but sessions outlives the coordinator: an answer may be given once `take_unsaved` has been
+  stored, and the next coordinator goes on there, with sessions that begin anew.
 
 Every method takes `now_ms`; topics are told with each heartbeat. Nothing here waits, stores or
 opens anything. Left out: members of the classic protocol in the same group (KIP-848's migration,
@@ -29,12 +31,15 @@ from catchwater.broker.coordination.consumer.member import (
     Beat,
     Beaten,
     ConsumerLimits,
+    KeptGroup,
+    KeptMember,
     Member,
     Partitions,
     Standing,
+    from_indexes,
 )
 from catchwater.broker.coordination.consumer.reconcile import reconcile
-from catchwater.catalog.rows import PartitionKey
+from catchwater.catalog.rows import GroupChanges, PartitionKey
 from catchwater.wire.errors import ErrorCode
 
 WORK_PER_MS = 200
@@ -80,6 +85,75 @@ class ConsumerGroup:
     _seen: dict[str, tuple[bytes, int]] = field(default_factory=dict)
     """What those topics were when the epoch was last raised for them."""
     _no_target_before_ms: int = 0
+    _unsaved: set[str] = field(default_factory=set)
+    """Ids of members that are not as they were last stored, or not there any more."""
+    _is_unsaved: bool = False
+    """Whether epochs, the assignor or what was seen of topics are not as last stored."""
+    _is_new: bool = True
+    """Whether nothing of this group was stored yet; of an earlier one with its name, perhaps."""
+
+    # --- from one coordinator to the next ------------------------------------------------
+
+    @classmethod
+    def restored(
+        cls,
+        group_id: str,
+        limits: ConsumerLimits,
+        epoch: int,
+        kept: KeptGroup,
+        members: Mapping[str, KeptMember],
+        now_ms: int,
+    ) -> "ConsumerGroup":
+        """The group as the last coordinator has left it."""
+        seen = {name: (bytes.fromhex(topic_id), n) for name, (topic_id, n) in kept.seen.items()}
+        assignor = kept.assignor if kept.assignor in ASSIGNORS else next(iter(ASSIGNORS))
+        group = cls(group_id, limits, epoch, kept.assignment_epoch, assignor, _seen=seen)
+        for member_id, state in members.items():
+            member = Member.restored(member_id, state, now_ms)
+            group.members[member_id] = member
+            group.target[member_id] = from_indexes(state.target)
+            if member.instance_id is not None:
+                group._statics[member.instance_id] = member_id
+            group._count(member.topics, 1)
+            assigned, revoking = from_indexes(state.assigned), from_indexes(state.revoking)
+            epochs = (state.epoch, state.previous_epoch)
+            group._stand(member, Standing(*epochs, assigned, revoking, state.is_waiting))
+        group._unsaved.clear()
+        group._is_new = False
+        return group
+
+    @property
+    def is_unsaved(self) -> bool:
+        """Whether there is something for the next coordinator to know."""
+        return self._is_unsaved or bool(self._unsaved)
+
+    def has_unsaved(self, member_id: str) -> bool:
+        """Whether there is something of this member."""
+        return member_id in self._unsaved
+
+    def take_unsaved(self) -> GroupChanges | None:
+        """What the next coordinator does not know yet; the caller stores it or puts it back."""
+        if not self.is_unsaved:
+            return None
+        ids = {*self.members} if self._is_new else self._unsaved
+        members = {
+            member_id: member.kept(self.target.get(member_id, NOTHING)) if member else None
+            for member_id in sorted(ids)
+            for member in [self.members.get(member_id)]
+        }
+        state = None
+        if self._is_unsaved:
+            seen = {name: (topic_id.hex(), n) for name, (topic_id, n) in self._seen.items()}
+            state = KeptGroup(self.assignment_epoch, self.assignor, seen)
+        changes = GroupChanges(self.epoch, state, members, self._is_new, not self.members)
+        self._unsaved, self._is_unsaved, self._is_new = set(), False, False
+        return changes
+
+    def put_back(self, changes: GroupChanges) -> None:
+        """They could not be stored."""
+        self._unsaved |= changes.members.keys()
+        self._is_unsaved |= changes.state is not None
+        self._is_new |= changes.is_whole
 
     # --- heartbeats ----------------------------------------------------------------------
 
@@ -118,7 +192,9 @@ class ConsumerGroup:
             return self._new(beat)
         if beat.epoch in (JOINS, LEAVES, PAUSES):
             # To join again is never refused: the member has lost what it was told (KAFKA-19233).
-            member.has_paused = False
+            if member.has_paused:
+                member.has_paused = False
+                self._unsaved.add(member.id)
             return member
         error = self._epoch_error(member, beat)
         return member if error is None else refused(ErrorCode.FENCED_MEMBER_EPOCH, error)
@@ -139,6 +215,7 @@ class ConsumerGroup:
         self.target[heir.id] = self.target.pop(static.id, NOTHING)
         del self.members[static.id]
         self.members[heir.id] = heir
+        self._unsaved |= {static.id, heir.id}
         self._statics[beat.instance_id or ""] = heir.id
         return heir
 
@@ -150,6 +227,7 @@ class ConsumerGroup:
             return refused(ErrorCode.GROUP_MAX_SIZE_REACHED, most)
         member = Member(beat.member_id, beat.instance_id, beat.client_id, beat.client_host, 0)
         self.members[member.id] = member
+        self._unsaved.add(member.id)
         if member.instance_id is not None:
             self._statics[member.instance_id] = member.id
         self._raise()
@@ -170,6 +248,7 @@ class ConsumerGroup:
         if how == PAUSES and member.instance_id is not None:
             member.has_paused, member.last_seen_ms, member.revoke_by_ms = True, now_ms, None
             self._stand(member, member.standing._replace(revoking=NOTHING))
+            self._unsaved.add(member.id)
         else:
             self._remove(member)
         return Beaten(ErrorCode.NONE, None, member.id, how)
@@ -178,13 +257,15 @@ class ConsumerGroup:
 
     def _hear(self, member: Member, beat: Beat, topics: TopicsSeen, now_ms: int) -> None:
         """Let the member take over what it says, and count what is subscribed to."""
-        before = member.topics
+        before, said = member.topics, member.said
         pattern = member.pattern if beat.pattern is None else beat.pattern
         matched = topics.matching(pattern) if pattern else frozenset()
         if member.hear(beat, matched, now_ms):
             self._count(member.topics - before, 1)
             self._count(before - member.topics, -1)
             self._raise()
+        if member.said != said:
+            self._unsaved.add(member.id)
 
     def _count(self, names: Iterable[str], change: int) -> None:
         for name in names:
@@ -199,10 +280,12 @@ class ConsumerGroup:
         seen = {name: topic for name, topic in found.items() if topic is not None}
         if seen != self._seen:
             self._seen = seen
+            self._is_unsaved = True
             self._raise()
 
     def _raise(self) -> None:
         """The target does not hold any more; several changes may pass until the next is made."""
+        self._is_unsaved = True
         if self.epoch == self.assignment_epoch:
             self.epoch += 1
 
@@ -219,8 +302,10 @@ class ConsumerGroup:
         }
         self.assignor = self._vote()
         partitions: Mapping[bytes, int] = dict(self._seen.values())
-        self.target = ASSIGNORS[self.assignor](subscribers, partitions)
+        before, self.target = self.target, ASSIGNORS[self.assignor](subscribers, partitions)
         self.assignment_epoch = self.epoch
+        self._is_unsaved = True
+        self._unsaved |= {m for m, given in self.target.items() if before.get(m) != given}
         work = len(self.members) + sum(partitions.values())
         self._no_target_before_ms = now_ms + work // WORK_PER_MS
 
@@ -250,6 +335,9 @@ class ConsumerGroup:
 
     def _stand(self, member: Member, standing: Standing) -> None:
         """Change a member's standing, and who holds what with it."""
+        if standing == member.standing:
+            return
+        self._unsaved.add(member.id)
         for key in member.standing.held - standing.held:
             self._holders.pop(key, None)
         for key in standing.held:
@@ -261,6 +349,7 @@ class ConsumerGroup:
     def _remove(self, member: Member) -> None:
         self._stand(member, Standing())
         del self.members[member.id]
+        self._unsaved.add(member.id)
         self.target.pop(member.id, None)
         if member.instance_id is not None and self._statics.get(member.instance_id) == member.id:
             del self._statics[member.instance_id]

@@ -1,7 +1,10 @@
 """A member of a consumer group, and what it says of itself in a heartbeat (KIP-848)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from catchwater.catalog.rows import PartitionKey
 from catchwater.wire.errors import ErrorCode
@@ -82,6 +85,53 @@ class Standing(NamedTuple):
 NOWHERE = Standing()
 
 
+Indexes = Mapping[str, tuple[int, ...]]
+"""Partitions as they are kept: a topic's id in hexadecimal, and indexes."""
+
+
+class KeptMember(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What of a member outlives its coordinator."""
+
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    epoch: int
+    previous_epoch: int
+    instance_id: str | None = None
+    rack_id: str | None = None
+    names: tuple[str, ...] = ()
+    pattern: str = ""
+    matched: tuple[str, ...] = ()
+    assignor: str | None = None
+    assigned: Indexes = {}
+    revoking: Indexes = {}
+    is_waiting: bool = False
+    has_paused: bool = False
+    target: Indexes = {}
+
+
+class KeptGroup(msgspec.Struct, frozen=True, tag="consumer"):
+    """What of a group outlives its coordinator, besides its members; its epoch is the claim's."""
+
+    assignment_epoch: int
+    assignor: str
+    seen: Mapping[str, tuple[str, int]]
+    """The topics subscribed to: name -> (id in hexadecimal, number of partitions)."""
+
+
+def to_indexes(partitions: Partitions) -> dict[str, tuple[int, ...]]:
+    """Partitions by topic, in order."""
+    found: dict[str, list[int]] = {}
+    for topic_id, index in sorted(partitions):
+        found.setdefault(topic_id.hex(), []).append(index)
+    return {topic_id: tuple(those) for topic_id, those in found.items()}
+
+
+def from_indexes(kept: Indexes) -> Partitions:
+    """The inverse of `to_indexes`."""
+    return frozenset((bytes.fromhex(t), index) for t, those in kept.items() for index in those)
+
+
 @dataclass
 class Member:
     """One member; changed by its group only."""
@@ -108,6 +158,53 @@ class Member:
     def topics(self) -> frozenset[str]:
         """The names it is subscribed to, by name or by pattern."""
         return self.names | self.matched
+
+    def kept(self, target: Partitions) -> KeptMember:
+        """What the next coordinator is to know; `target` is what it is meant to have."""
+        standing = self.standing
+        return KeptMember(
+            self.client_id,
+            self.client_host,
+            self.rebalance_timeout_ms,
+            standing.epoch,
+            standing.previous_epoch,
+            self.instance_id,
+            self.rack_id,
+            tuple(sorted(self.names)),
+            self.pattern,
+            tuple(sorted(self.matched)),
+            self.assignor,
+            to_indexes(standing.assigned),
+            to_indexes(standing.revoking),
+            standing.is_waiting,
+            self.has_paused,
+            to_indexes(target),
+        )
+
+    @classmethod
+    def restored(cls, member_id: str, kept: KeptMember, now_ms: int) -> "Member":
+        """A member as the last coordinator has left it, just heard of; it stands nowhere yet."""
+        return cls(
+            member_id,
+            kept.instance_id,
+            kept.client_id,
+            kept.client_host,
+            now_ms,
+            kept.rack_id,
+            kept.rebalance_timeout_ms,
+            frozenset(kept.names),
+            kept.pattern,
+            frozenset(kept.matched),
+            kept.assignor,
+            revoke_by_ms=now_ms + kept.rebalance_timeout_ms if kept.revoking else None,
+            has_paused=kept.has_paused,
+        )
+
+    @property
+    def said(self) -> tuple[object, ...]:
+        """All that it says of itself and that is kept."""
+        client = (self.client_id, self.client_host, self.rack_id, self.rebalance_timeout_ms)
+        return *client, self.names, self.pattern, self.matched, self.assignor, self.has_paused
 
     def hear(self, beat: Beat, matched: frozenset[str], now_ms: int) -> bool:
         """Take over what a heartbeat says; whether the subscription is another one now."""

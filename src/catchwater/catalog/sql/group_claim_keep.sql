@@ -1,0 +1,3 @@
+UPDATE group_claim
+SET state = ?, emptied_ms = CASE WHEN ? THEN coalesce(emptied_ms, ?) END
+WHERE group_id = ?;

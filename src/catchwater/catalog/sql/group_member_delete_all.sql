@@ -1,0 +1,1 @@
+DELETE FROM group_member WHERE group_id = ?;

@@ -1,0 +1,1 @@
+SELECT DISTINCT group_id FROM group_member ORDER BY group_id;

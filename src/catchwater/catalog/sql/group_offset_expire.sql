@@ -1,0 +1,3 @@
+DELETE FROM group_offset
+WHERE group_id = ? AND topic = ? AND "partition" = ? AND committed_ms <= ?
+RETURNING topic, "partition";
