@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         map_state,
         value_state,
     )
-    from catchwater.pipeline.functions.spec import Context, Keyed, Out, keyed
+    from catchwater.pipeline.functions.spec import Context, Keyed, Out, Retraction, keyed
 
 __all__ = [
     "Breaker",
@@ -44,6 +44,7 @@ __all__ = [
     "ListState",
     "MapState",
     "Out",
+    "Retraction",
     "ValueState",
     "function",
     "keyed",
@@ -58,7 +59,7 @@ _HOMES = {
     "pipeline.functions.entries": (
         "ListState", "MapState", "ValueState", "list_state", "map_state", "value_state",
     ),
-    "pipeline.functions.spec": ("Context", "Keyed", "Out", "keyed"),
+    "pipeline.functions.spec": ("Context", "Keyed", "Out", "Retraction", "keyed"),
 }  # fmt: skip
 """Module → what users import from here; loaded when it is first asked for.
 

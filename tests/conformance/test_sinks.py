@@ -39,6 +39,7 @@ from tests.conformance.sink_targets import (
 from catchwater.clock import SYSTEM, ManualClock
 from catchwater.sinks import reconcile
 from catchwater.sinks.base import (
+    RETRACTS_ID_HEADER,
     EpochDiffers,
     EpochMissing,
     OutputRecord,
@@ -392,6 +393,41 @@ def test_rows_that_replaced_others_give_them_back(target: Target) -> None:
         ("0-0-0", 0), ("0-0-1", 1), ("0-0-2", 2), ("0-0-3", 2),
     ]  # fmt: skip
     assert not reconcile.verify(sink, 2).findings
+    new = target.open(generation=1)
+    new.withdraw(0)
+    assert sorted((a["id"], a["at"]) for a in target.read()) == [
+        (f"0-0-{row}", 0) for row in range(4)
+    ]
+    assert not reconcile.verify(new, 0).findings
+    sink.close()
+    new.close()
+
+
+def taken_back(row: int) -> OutputRecord:
+    """What takes the output back, whatever its value was."""
+    return record(0, 0, row)._replace(headers=((RETRACTS_ID_HEADER, b"id"),))
+
+
+def test_what_no_longer_holds_is_taken_back_and_a_rollback_gives_it_again(target: Target) -> None:
+    sink = target.open()
+    if not sink.retracts:
+        sink.close()
+        pytest.skip("this sink is staged no retractions")
+    sink.commit(0, [sink.stager().stage(0, 0, [changed(0, row) for row in range(4)])])
+    # Taken back; replaced; replaced and taken back; taken back and replaced; never there.
+    mixed = [
+        taken_back(0), changed(1, 1), changed(1, 2), taken_back(2), taken_back(3), changed(1, 3),
+        taken_back(7),
+    ]  # fmt: skip
+    for _ in range(2):
+        sink.commit(1, [sink.stager().stage(1, 0, mixed)])
+    assert not reconcile.verify(sink, 1).findings
+    if sink.identity(record(0, 0, 0)) is None:
+        assert Counter(a["id"] for a in target.read()) == Counter(
+            f"0-0-{row}" for row in (0, 1, 2, 3, 0, 1, 2, 2, 3, 3, 7)
+        )
+    else:
+        assert sorted((a["id"], a["at"]) for a in target.read()) == [("0-0-1", 1), ("0-0-3", 1)]
     new = target.open(generation=1)
     new.withdraw(0)
     assert sorted((a["id"], a["at"]) for a in target.read()) == [

@@ -48,7 +48,7 @@ from catchwater.pipeline.watchdog import watched
 from catchwater.pipeline.workers import Doing, notes
 from catchwater.recovery.home import key_part
 from catchwater.recovery.ledger import CallEpoch, ShardEpoch
-from catchwater.sinks.base import OutputRecord, Stager
+from catchwater.sinks.base import RETRACTS_ID_HEADER, OutputRecord, Stager
 from catchwater.sinks.staged import store_at
 from catchwater.state.entries import ShardState
 from catchwater.state.keys import HASH_BYTES
@@ -80,6 +80,8 @@ class Stage:
     local: str
     """Where this machine keeps its copies of the stage's shards."""
     stagers: Mapping[str, Stager]
+    retracting: frozenset[str] = frozenset()
+    """The sinks among them that take retractions as well."""
     next: FunctionCode | None = None
     """The function that takes the outputs; None: the last one of the chain."""
     dead_letters: Stager | None = None
@@ -144,15 +146,21 @@ class _Shard:
         done, calls = self._process(head, state, rows)
         logged = writers.submit(store.finish, self._clock.token())
         records = self._records(done, head)
+        results = [each for each in records if not each.retracts] if done.retractions else records
         staged = {
-            name: writers.submit(stager.stage, head.epoch, self._shard, records)
+            name: writers.submit(
+                stager.stage,
+                head.epoch,
+                self._shard,
+                records if name in self._stage.retracting else results,
+            )
             for name, stager in self._stage.stagers.items()
         }
         for name, stager, records_aside in self._aside(done):
             place = self._stage.index * self._stage.shards + self._shard
             letters = [self._letter(each, head) for each in records_aside]
             staged[name] = writers.submit(stager.stage, head.epoch, place, letters)
-        forwarded = list(self._forward(records))
+        forwarded = list(self._forward(results))
 
         def written() -> list[Row]:
             state = logged.result()
@@ -240,10 +248,14 @@ class _Shard:
 
     def _records(self, done: Processed, head: Head) -> list[OutputRecord]:
         """The outputs under the key they came from, stamped with the epoch's clock."""
-        return [
+        records = [
             OutputRecord(key[HASH_BYTES:], value, head.clock_ms)
             for key, value in zip(done.output_keys, done.values, strict=True)
         ]
+        identity = ",".join(self._spec.output_id).encode()
+        for at in done.retractions:
+            records[at] = records[at]._replace(headers=((RETRACTS_ID_HEADER, identity),))
+        return records
 
     def _aside(self, done: Processed) -> Iterator[tuple[str, Stager, Sequence[Poisoned]]]:
         """What was not handled, by the sink that takes it."""
@@ -268,7 +280,7 @@ class _Shard:
         return OutputRecord(poisoned.key or b"", poisoned.value, head.clock_ms, headers)
 
     def _forward(self, records: Sequence[OutputRecord]) -> Iterator[Row]:
-        """The outputs as events of the next stage, by its shards."""
+        """The outputs as events of the next stage, by its shards; it learns of no retraction."""
         stage = self._stage
         if stage.next is None or not records:
             return

@@ -41,6 +41,10 @@ RETRACTS_HEADER = "catchwater-retracts"
 RETRACTS_OFFSET_HEADER = "catchwater-retracts-offset"
 """The offset of that record, in the partition of the retraction."""
 
+RETRACTS_ID_HEADER = "catchwater-retracts-id"
+"""Of an output that takes back what was put out before with the same values in these fields,
+separated by commas: the function's `output_id`."""
+
 
 class EpochDiffers(CatchwaterError):
     """The sink has this epoch with other content."""
@@ -120,6 +124,11 @@ class OutputRecord(NamedTuple):
     """JSON; a dead letter's bytes as they were."""
     timestamp_ms: int
     headers: Headers = ()
+
+    @property
+    def retracts(self) -> bool:
+        """Whether it takes back an earlier output of its `output_id`, and is none itself."""
+        return bool(self.headers) and self.headers[0][0] == RETRACTS_ID_HEADER
 
 
 class Staged(msgspec.Struct, frozen=True):
@@ -212,6 +221,14 @@ class Sink(Protocol):
     """The half of a sink that works on the driver, and behind `catchwater sink`."""
 
     name: str
+
+    @property
+    def retracts(self) -> bool:
+        """Whether records that take back others (`OutputRecord.retracts`) are staged for it.
+
+        Where rows replace each other they delete; a log appends them, under their header.
+        """
+        ...
 
     @property
     def truth(self) -> Truth:

@@ -64,7 +64,8 @@ def compare(
 ) -> tuple[int, list[Finding]]:
     """How many rows should be there, and what is wrong, by epoch, shard and row.
 
-    Of rows with one identity only the last is expected: it has replaced the others.
+    Of rows with one identity only the last is expected: it has replaced the others, or, where it
+    retracts, deleted them.
     """
     wanted = _wanted(expected, identity, digest)
     seen: dict[RowId, int] = {}
@@ -165,9 +166,11 @@ def _wanted(
     for id, record in expected:
         name = identity(record)
         if name is not None:
-            replaced = holders.get(name)
+            replaced = holders.pop(name, None)
             if replaced is not None:
                 del wanted[replaced]
+            if record.retracts:
+                continue
             holders[name] = id
         wanted[id] = _Row(record.key, digest(record))
     return wanted

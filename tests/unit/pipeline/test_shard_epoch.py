@@ -5,12 +5,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pytest
 
-from catchwater import Context, Keyed, Out, function
+from catchwater import Context, Keyed, Out, Retraction, function
 from catchwater.clock import SYSTEM, Clock
 from catchwater.pipeline import shard_epoch
 from catchwater.pipeline.functions.declare import spec_of
@@ -21,7 +22,7 @@ from catchwater.pipeline.rows import DRIVER, EVENTS, HEAD, TABLES, Head, Manifes
 from catchwater.pipeline.run.artefact import publish
 from catchwater.pipeline.shard_epoch import Stage, run_stage
 from catchwater.recovery.ledger import ShardEpoch
-from catchwater.sinks.base import OutputRecord, Staged
+from catchwater.sinks.base import RETRACTS_ID_HEADER, OutputRecord, Staged
 from catchwater.sinks.staged import Archive, StagedFile
 from catchwater.state.roll import EMPTY
 
@@ -301,6 +302,46 @@ def test_what_a_stage_puts_out_far_ahead_of_the_epochs_clock_is_refused_by_the_n
         EventFailed, match="its record's timestamp 1000, and max_future is 86400000"
     ):
         run(second, [*heads([], 0, index=1), *rows])
+
+
+@function(name="totals", version=1, key="shop", event_time="at", output_id=("shop", "at"))
+class Corrected(Keyed[Sale, Total, Total]):
+    """What was put out last is taken back."""
+
+    def on_event(self, e: Sale, s: Total, ctx: Context) -> Out[Total]:
+        """Put out the sum."""
+        given: list[Any] = [Retraction(Total(e.shop, s.at, s.price))] if s.price else []
+        s.at, s.price = e.at, s.price + e.price
+        return [*given, Total(e.shop, s.at, s.price)]
+
+
+def test_retractions_go_to_the_sinks_that_take_them_and_to_no_function(tmp_path: Path) -> None:
+    home = (tmp_path / "home").as_uri()
+    stagers = {name: StagedFile(home, f"staged/{name}") for name in ("out", "upsert")}
+    of = stage(
+        tmp_path,
+        code=publish(spec_of(Corrected), tmp_path),
+        stagers=stagers,
+        retracting=frozenset({"upsert"}),
+        next=publish(spec_of(Largest), tmp_path),
+    )
+    manifests, on = run(of, [*heads([], 0), *sales(Sale("a", 1, 5), Sale("a", 2, 1))])
+    told = {
+        name: [
+            (msgspec.json.decode(r.value, type=Total).price, r.retracts, r.headers)
+            for r in staged(of, [m.staged[name] for m in manifests])
+        ]
+        for name in stagers
+    }
+    header = ((RETRACTS_ID_HEADER, b"shop,at"),)
+    assert told["out"] == [(5, False, ()), (6, False, ())]
+    assert told["upsert"] == [(5, False, ()), (5, True, header), (6, False, ())]
+    following = stage(
+        tmp_path, index=1, code=publish(spec_of(Largest), tmp_path), function="largest",
+        folder="state/largest", local=str(tmp_path / "second"),
+    )  # fmt: skip
+    final, _ = run(following, [*heads([], 0, index=1), *on])
+    assert sum(m.shard.events for m in final) == 2
 
 
 def test_rows_of_a_table_come_before_the_events_of_their_epoch(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from catchwater.sinks import reconcile
 from catchwater.sinks.base import (
+    RETRACTS_ID_HEADER,
     Expected,
     Fix,
     OutputRecord,
@@ -61,6 +62,24 @@ def test_a_row_that_nobody_put_out_is_foreign() -> None:
     rows, findings = compare([row(0, 0)], [held(row(0, 0)), stranger], identity=append,
                              digest=record_digest)  # fmt: skip
     assert (rows, findings) == (1, [Finding("foreign", stranger.id, b"x")])
+
+
+def test_what_was_taken_back_is_not_missed_and_foreign_if_it_is_there() -> None:
+    def by_key(record: OutputRecord) -> bytes:
+        return record.key
+
+    first, second = row(0, 0, b"a"), row(0, 1, b"b")
+    gone = row(1, 0, b"a")
+    gone = gone._replace(record=gone.record._replace(headers=((RETRACTS_ID_HEADER, b"id"),)))
+    expected = [first, second, gone]
+    assert compare(expected, [held(second)], identity=by_key, digest=record_digest) == (1, [])
+    rows, findings = compare(
+        expected, [held(first), held(second)], identity=by_key, digest=record_digest
+    )
+    assert (rows, findings) == (1, [Finding("foreign", first.id, b"a")])
+    again = row(2, 0, b"a")
+    there = [held(second), held(again)]
+    assert compare([*expected, again], there, identity=by_key, digest=record_digest) == (2, [])
 
 
 def test_a_target_that_cannot_tell_contents_is_asked_for_presence_only() -> None:

@@ -43,9 +43,16 @@ def json_decoder(declared: Any) -> Callable[[bytes], Any]:
     return msgspec.json.Decoder(declared, dec_hook=from_plain).decode
 
 
-def json_encoder() -> Callable[[Any], bytes]:
-    """A value of any declared type to JSON."""
-    return msgspec.json.Encoder(enc_hook=to_plain).encode
+def json_encoder(unwrap: Callable[[Any], Any] | None = None) -> Callable[[Any], bytes]:
+    """A value of any declared type to JSON; `unwrap` is asked for what is of no known type."""
+    if unwrap is None:
+        return msgspec.json.Encoder(enc_hook=to_plain).encode
+
+    def plain(value: Any) -> Any:
+        inner = unwrap(value)
+        return to_plain(value) if inner is value else inner
+
+    return msgspec.json.Encoder(enc_hook=plain).encode
 
 
 def encode_named(encode: Callable[[Any], Any], record: Any, role: str) -> None:

@@ -6,7 +6,7 @@ Relies on `encoding` for the types. Imports no Spark. Runs nothing: `process` do
 import re
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from operator import attrgetter, itemgetter
@@ -35,6 +35,26 @@ TargetT = TypeVar("TargetT", bound=Callable[..., Any])
 
 Out = Iterable[OutT] | None
 """What a handler gives back: it may yield, return a list (half the cost) or return nothing."""
+
+
+class Retraction:
+    """An output that takes back what was put out before under its `output_id`."""
+
+    __slots__ = ("output",)
+
+    def __init__(self, output: Any) -> None:
+        """`output` says by its fields of `output_id` what no longer holds."""
+        self.output = output
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Retraction) and other.output == self.output
+
+    def __hash__(self) -> int:
+        return hash((Retraction, self.output))
+
+    def __repr__(self) -> str:
+        return f"Retraction({self.output!r})"
+
 
 Late = Literal["drop", "process", "dead-letter"] | str
 """What becomes of an event before the watermark; any other text is the name of a sink."""
@@ -257,13 +277,21 @@ class FunctionSpec:
 
     @cached_property
     def encode_output(self) -> Callable[[Any], bytes]:
-        """One output to one JSON document."""
-        return encoding.json_encoder()
+        """One output to one JSON document; of a retraction what it takes back."""
+        return encoding.json_encoder(_without_retraction)
 
-    def check_outputs(self, outputs: Iterable[Any]) -> None:
+    def check_outputs(self, outputs: Sequence[Any]) -> None:
         """TypeError naming one that is not of the declared type, where that is of records."""
+        kinds = set(map(type, outputs))
+        if Retraction in kinds:
+            if not self.output_id:
+                raise TypeError(
+                    "it put out a Retraction, but declares no output_id: nothing says what it "
+                    "takes back"
+                )
+            kinds = {type(_without_retraction(output)) for output in outputs}
         if self._output_types is not None:
-            for found in set(map(type, outputs)):
+            for found in kinds:
                 if not issubclass(found, self._output_types):
                     declared = " | ".join(each.__name__ for each in self._output_types)
                     raise TypeError(
@@ -350,6 +378,10 @@ class FunctionSpec:
 
 def _no_timer(name: str, at: int, s: Any, ctx: Context) -> None:
     """A plain function has no timer handler: what it sets comes due and is forgotten."""
+
+
+def _without_retraction(output: Any) -> Any:
+    return output.output if isinstance(output, Retraction) else output
 
 
 def _same(at: int) -> int:

@@ -5,8 +5,10 @@ A window's result is given when the watermark reaches its end, also with no furt
 full; then it is dropped. An event is late, hence dropped and counted, when all its windows have
 been: as long as one of them is open the event is taken, although it is older than the watermark.
 
-Sessions that an event connects are merged. One that had given its result may then begin earlier or
-hold more than that result said; the merged session's result does not take back the older ones.
+Sessions that an event connects are merged. One that had given its result, and now begins earlier or
+ends later, takes that result back (`Retraction`), if the function declares an `output_id`: the
+merged session gives its own when it ends. What to take back is what `result` says of the session as
+it was, so nothing is kept for it.
 
 State: one accumulator per key and window; those that have ended, each in an entry of its own.
 """
@@ -27,6 +29,7 @@ from catchwater.pipeline.functions.spec import (
     Keyed,
     Out,
     OutT,
+    Retraction,
     type_arguments,
 )
 from catchwater.pipeline.operators.lifetime import bound_to, duration, lasting, wake
@@ -53,7 +56,7 @@ class Windowed(Keyed[EventT, Any, OutT], Generic[EventT, AccT, OutT]):
 
     @abstractmethod
     def result(self, window: Window, acc: AccT, ctx: Context) -> Out[OutT]:
-        """What the window has come to."""
+        """What the window has come to; asked again where it is to be taken back."""
 
     def merge(self, a: AccT, b: AccT) -> AccT:
         """One accumulator of two sessions, `a` being the earlier; may change and return either."""
@@ -61,8 +64,8 @@ class Windowed(Keyed[EventT, Any, OutT], Generic[EventT, AccT, OutT]):
 
     def on_event(self, e: EventT, s: Any, ctx: Context) -> Out[OutT]:
         """Count the event into its windows; those that had given their result give it again."""
-        outputs: list[OutT] = []
-        for window in self._windows(self._spec.event_time_of(e), s, ctx.watermark):
+        outputs: list[Any] = []
+        for window in self._windows(self._spec.event_time_of(e), s, ctx, outputs):
             has_ended = window.end <= ctx.watermark
             acc = s.ended_accs[window.start] if has_ended else s.accs[window.start]
             self.add(e, acc, ctx)
@@ -90,11 +93,15 @@ class Windowed(Keyed[EventT, Any, OutT], Generic[EventT, AccT, OutT]):
             wake(s, window.end + self._lateness_ms, ctx)
         return outputs
 
-    def _windows(self, at: int, s: Any, watermark: int) -> Iterator[Window]:
-        """The windows that take an event of this time, each with an accumulator in the state."""
+    def _windows(self, at: int, s: Any, ctx: Context, outputs: list[Any]) -> Iterator[Window]:
+        """The windows that take an event of this time, each with an accumulator in the state.
+
+        What they take back is added to the outputs.
+        """
+        watermark = ctx.watermark
         for window in self.window.windows_of(at):
             if isinstance(self.window, Sessions):
-                known = self._merged(window, s, watermark)
+                known = self._merged(window, s, ctx, outputs)
             else:
                 known = window if window.start in s.accs or window in s.ended else None
             if known is not None:
@@ -103,17 +110,21 @@ class Windowed(Keyed[EventT, Any, OutT], Generic[EventT, AccT, OutT]):
                 _keep(s, window, self._acc_type(), watermark)
                 yield window
 
-    def _merged(self, alone: Window, s: Any, watermark: int) -> Window | None:
+    def _merged(self, alone: Window, s: Any, ctx: Context, outputs: list[Any]) -> Window | None:
         """The one session that is left of those which an event's own connects; None: of none."""
         ended = [w for w in s.ended if w.start < alone.end and alone.start < w.end]
         opened = [w for w in s.open if w.start < alone.end and alone.start < w.end]
         if not (ended or opened):
             return None
-        accs = [_take(s.ended, s.ended_accs, w) for w in ended]
-        accs += [_take(s.open, s.accs, w) for w in opened]
         starts, ends = zip(alone, *ended, *opened, strict=True)
         merged = Window(min(starts), max(ends))
-        _keep(s, merged, functools.reduce(self.merge, accs), watermark)
+        for given in ended if self._spec.output_id else ():
+            if given != merged:
+                results = self.result(given, s.ended_accs[given.start], ctx) or ()
+                outputs.extend(map(Retraction, results))
+        accs = [_take(s.ended, s.ended_accs, w) for w in ended]
+        accs += [_take(s.open, s.accs, w) for w in opened]
+        _keep(s, merged, functools.reduce(self.merge, accs), ctx.watermark)
         return merged
 
     @classmethod

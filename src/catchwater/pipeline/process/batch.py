@@ -87,6 +87,8 @@ class Processed:
     """Side by side with the outputs: the stored key each came from."""
     values: list[bytes] = field(default_factory=list)
     """Side by side with the outputs: each as JSON."""
+    retractions: Sequence[int] = ()
+    """Which of the outputs take back earlier ones, by index."""
     events: int = 0
     """Events read, with the late, the duplicate and the poisoned ones."""
     late: int = 0

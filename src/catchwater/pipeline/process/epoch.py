@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from catchwater.pipeline.functions.encoding import encode_named
 from catchwater.pipeline.functions.policy import EventRefused, Poison
-from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.functions.spec import FunctionSpec, Retraction
 from catchwater.pipeline.process import poison as bad
 from catchwater.pipeline.process.batch import (
     Answers,
@@ -345,6 +345,9 @@ class _Epoch:
         done, state = self.done, self._state
         self._spec.check_outputs(done.outputs)
         done.values = list(map(self._spec.encode_output, done.outputs))
+        if self._spec.output_id:
+            kinds = map(type, done.outputs)
+            done.retractions = [i for i, kind in enumerate(kinds) if kind is Retraction]
         self._seen.store(self._live.records)
         done.keys = self._live.store()
         for key, before in self._context.timers_before.items():

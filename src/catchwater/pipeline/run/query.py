@@ -48,6 +48,9 @@ def stages(parts: Parts) -> list[Stage]:
                 function=spec.name,
                 local=str(local / key_part(spec.name)),
                 stagers=stagers,
+                retracting=frozenset(
+                    name for name, sink in parts.outlets.sinks.items() if sink.retracts
+                ),
                 next=None if index == last else parts.codes[index + 1],
                 dead_letters=dead_letters.stager() if dead_letters else None,
                 late=late.stager() if late else None,

@@ -5,8 +5,9 @@ repeated. When all of an epoch were acknowledged, its mark is written beside the
 sink is idempotent, not atomic: readers may see a part of an epoch before the rest. A refusal that
 will not pass (4xx) names the record and fails the epoch at once.
 
-Where the URL names the record, a later record of the same URL replaces it, and the endpoint's GET
-is what `verify` compares. Relies on that GET to give back what was put.
+Where the URL names the record, a later record of the same URL replaces it, one that retracts is a
+`DELETE` (where the URL is made of the `output_id`), and the endpoint's GET is what `verify`
+compares. Relies on that GET to give back what was put.
 """
 
 import json
@@ -55,6 +56,12 @@ class Names(NamedTuple):
     pieces: tuple[tuple[str, str | None], ...]
     """Text, and the name of what comes behind it."""
     output_id: tuple[str, ...]
+
+    @property
+    def are_identities(self) -> bool:
+        """Whether a URL is that of one `output_id`: what it names can be taken back by it."""
+        found = {name for _, name in self.pieces}
+        return "id" in found and "row" not in found
 
     @property
     def names_records(self) -> bool:
@@ -128,6 +135,7 @@ class HttpSink:
         self._generation = generation
         self._clock = clock
         self._replaces = config.options["method"] == "PUT" and names.names_records
+        self.retracts = self._replaces and names.are_identities
         self._oldest = 0
 
     def stager(self) -> StagedFile:
@@ -202,8 +210,12 @@ class HttpSink:
                 yield SinkRow(row.id, row.record.key, _digest(answer.body))
 
     def repair(self, fixes: Iterable[Fix]) -> list[Fix]:
-        """Put the records again; mends all that `rows` can find."""
-        self._send([Expected(fix.id, fix.record) for fix in fixes if fix.record is not None])
+        """Put the records again, delete what was retracted; mends all that `rows` can find."""
+        due = list(fixes)
+        self._send([Expected(fix.id, fix.record) for fix in due if fix.record is not None])
+        left = {fix.id for fix in due if fix.record is None}
+        for epoch in sorted({id.epoch for id in left}):
+            self._send([row for row in self.truth.rows(epoch) if row.id in left])
         return []
 
     def sweep(self, oldest: int, now_ms: int) -> None:
@@ -228,15 +240,16 @@ class HttpSink:
             for row, request, answer in zip(
                 some, requests, self._endpoint.send(requests), strict=True
             ):
-                if not 200 <= answer.status < 300:
+                gone = row.record.retracts and answer.status in (_NOT_FOUND, _GONE)
+                if not (200 <= answer.status < 300 or gone):
                     raise self._refused(row, request, answer)
 
     def _request(self, row: Expected) -> Request:
         key = "/".join(quote(each, safe="") for each in (self._pipeline, self.name))
         return Request(
-            self._config.options["method"],
+            "DELETE" if row.record.retracts else self._config.options["method"],
             self._names.path(row),
-            row.record.value,
+            None if row.record.retracts else row.record.value,
             f"{key}/{self._generation}/{row.id}",
         )
 

@@ -85,6 +85,7 @@ class KafkaSink:
     ) -> None:
         """Create the topics that are missing."""
         self.name = terms.sink
+        self.retracts = True
         self.truth = truth
         self._brokers = brokers
         self._terms = terms

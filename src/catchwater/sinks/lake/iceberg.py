@@ -97,6 +97,7 @@ class IcebergSink:
         Raises `TargetTaken`, and `TargetDiffers` where it cannot take the outputs.
         """
         self.name = name
+        self.retracts = False  # no column tells that a row takes back another
         self.truth = truth
         self._catalog = catalog
         self._table = table

@@ -79,6 +79,7 @@ class ParquetSink:
     ) -> None:
         """Raises `TargetTaken`, and `TargetDiffers` where the files have other columns."""
         self.name = name
+        self.retracts = False  # no column tells that a row takes back another
         self.truth = truth
         self._store = store
         self._columns = columns

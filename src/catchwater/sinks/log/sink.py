@@ -63,6 +63,7 @@ class LogSink:
     ) -> None:
         """With an appender it is `at-least-once`. Raises `Superseded`."""
         self.name = marks.sink
+        self.retracts = True
         self.truth = truth
         self._control = control
         self._marks = marks

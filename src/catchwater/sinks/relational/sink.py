@@ -35,7 +35,7 @@ from catchwater.sinks.relational.columns import Codec, RowUnfit, Values, digest_
 from catchwater.sinks.relational.database import Database, Transaction, quoted
 from catchwater.sinks.relational.tables import Target, Writer
 from catchwater.sinks.relational.takeover import take_place
-from catchwater.sinks.relational.upsert import put_back, replace_rows
+from catchwater.sinks.relational.upsert import NO_ROW, put_back, replace_rows
 from catchwater.sinks.staged import Archive, StagedFile
 
 _SWEEP_EPOCHS = 64
@@ -61,6 +61,7 @@ class TableSink:
         self._database = database
         self._writer = writer
         self._codec = codec
+        self.retracts = bool(writer.output_id)
         self._exactly_once = config.exactly_once
         self._retry_ms = config.milliseconds("retry")
         self._clock = clock
@@ -239,7 +240,10 @@ class TableSink:
     def _rows_of(self, epoch: int, piece: Staged) -> Iterator[Values]:
         values, shard = self._codec.values, piece.shard
         for at, record in enumerate(self.truth.records(piece)):
-            yield *values(record), epoch, shard, at
+            if record.retracts:
+                yield *values(record), *NO_ROW
+            else:
+                yield *values(record), epoch, shard, at
 
     def _id_of(self, values: Values) -> Values:
         names = self._target.columns

@@ -1,14 +1,18 @@
 """Rows that replace each other: written so that an epoch can be withdrawn again.
 
 An epoch's rows go into a temporary table, from there what they replace goes into the undo table,
-and then they replace it. All in the transaction that the epoch's mark is in, in SQL that SQLite
-and PostgreSQL read alike. Putting back takes, of each row, what the oldest withdrawn epoch found.
+and then they replace it; a retraction deletes it and puts nothing in its place. All in the
+transaction that the epoch's mark is in, in SQL that SQLite and PostgreSQL read alike. Putting back
+takes, of each row, what the oldest withdrawn epoch found.
 """
 
 from collections.abc import Iterable, Sequence
 
 from catchwater.sinks.relational.database import Transaction, quoted
 from catchwater.sinks.relational.tables import Target
+
+NO_ROW = (None, None, None)
+"""In the place of epoch, shard and row: nothing is to be there under this identity."""
 
 _FRESH = "catchwater_fresh"
 
@@ -20,7 +24,10 @@ def replace_rows(
     epoch: int,
     rows: Iterable[Sequence[object]],
 ) -> None:
-    """Let these rows replace those of the same identity; no two of them have the same one."""
+    """Let these rows replace those of the same identity; no two of them have the same one.
+
+    One that ends with NO_ROW deletes what it would replace.
+    """
     columns = quoted(target.columns)
     others = [name for name in target.columns if name not in output_id]
     same = " AND ".join(f't."{name}" = f."{name}"' for name in output_id)
@@ -39,8 +46,14 @@ def replace_rows(
         f"FROM {_FRESH} f LEFT JOIN {target.name} t ON {same} WHERE 1 = 1 ON CONFLICT DO NOTHING",
         [epoch],
     )
+    there = " AND ".join(f'f."{name}" = {target.name}."{name}"' for name in output_id)
     transaction.execute(
-        f"INSERT INTO {target.name} ({columns}) SELECT {columns} FROM {_FRESH} WHERE 1 = 1 "
+        f"DELETE FROM {target.name} WHERE EXISTS "
+        f"(SELECT 1 FROM {_FRESH} f WHERE f.catchwater_epoch IS NULL AND {there})"
+    )
+    transaction.execute(
+        f"INSERT INTO {target.name} ({columns}) SELECT {columns} FROM {_FRESH} "
+        "WHERE catchwater_epoch IS NOT NULL "
         f"ON CONFLICT ({quoted(output_id)}) DO UPDATE SET {updated}"
     )
     transaction.execute(f"DELETE FROM {_FRESH}")

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from tests.unit.pipeline.operators.models import in_fixed_windows, in_sessions
@@ -17,7 +18,7 @@ from tests.unit.pipeline.operators.shop import (
 )
 from tests.unit.pipeline.operators.streams import SEEDS, is_empty, play, shuffled
 
-from catchwater import Keyed, function
+from catchwater import Keyed, Retraction, function
 from catchwater.operators import Windowed, session, tumbling
 from catchwater.pipeline.functions.declare import DeclarationError
 from catchwater.testing import Harness
@@ -114,6 +115,85 @@ def test_a_late_event_that_connects_sessions_gives_the_whole_again() -> None:
     h.send(Visit("u", "1", 1_000), Visit("u", "2", 7_000))
     assert totals(h.advance_watermark(11_000)) == [(1_000, 5_000, 1), (7_000, 11_000, 1)]
     assert totals(h.send(Visit("u", "3", 4_000))) == [(1_000, 11_000, 3)]
+
+
+@function(name="upserted", **KEYED, output_id=("user", "start"))
+class Upserted(Counting):
+    window = session("4s")
+    allowed_lateness = "1h"
+
+
+def total(start: int, end: int, ids: list[str]) -> Total:
+    return Total("u", start, end, len(ids), ids)
+
+
+def test_a_session_that_a_late_event_begins_earlier_takes_its_result_back() -> None:
+    """An upserting sink kept the row of the old start beside the new one."""
+    h = Harness(Upserted)
+    h.send(Visit("u", "1", 5_000), Visit("u", "2", 7_000))
+    given = total(5_000, 11_000, ["1", "2"])
+    assert h.advance_watermark(11_000) == [given]
+    merged = total(2_000, 11_000, ["0", "1", "2"])
+    assert h.send(Visit("u", "0", 2_000)) == [Retraction(given), merged]
+    # Within the session nothing is superseded: the result replaces the one before.
+    assert h.send(Visit("u", "3", 6_000)) == [total(2_000, 11_000, ["0", "1", "2", "3"])]
+    h.crash_and_restore(at=1)
+    h.check_replay()
+
+
+def test_sessions_that_become_one_take_both_results_back_though_it_is_open_again() -> None:
+    h = Harness(Upserted)
+    h.send(Visit("u", "1", 1_000), Visit("u", "2", 7_000))
+    first, second = h.advance_watermark(11_000)
+    h.send(Visit("u", "9", 14_500))
+    assert h.send(Visit("u", "3", 4_000), Visit("u", "4", 10_600)) == [
+        Retraction(first),
+        Retraction(second),
+        total(1_000, 11_000, ["1", "2", "3"]),
+        Retraction(total(1_000, 11_000, ["1", "2", "3"])),
+    ]
+    assert h.advance_watermark(18_500) == [total(1_000, 18_500, ["1", "2", "3", "4", "9"])]
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_an_upserting_table_holds_the_sessions_of_a_plain_loop(seed: int) -> None:
+    """With late events, some in the middle of others, duplicates, crashes and replays."""
+    draw = random.Random(seed)
+    visits = [
+        Visit(f"u{draw.randrange(3)}", str(i), draw.randrange(i * 1_000, i * 1_000 + 5_000), i % 5)
+        for i in range(300)
+    ]
+    harness = Harness(Upserted)
+    _, outputs = play(harness, draw, shuffled(draw, visits))
+    table: dict[tuple[str, int], Total] = {}
+    for each in outputs:
+        if isinstance(each, Retraction):
+            gone = table.pop((each.output.user, each.output.start))
+            assert gone == each.output, "what is taken back is what was there"
+        else:
+            table[each.user, each.start] = each
+    taken = [Retraction in set(map(type, outputs)), harness.late]
+    assert taken == [True, 0], "the stream is too tame"
+    assert sorted(table.values()) == sessions_of(visits)
+
+
+def sessions_of(visits: list[Visit]) -> list[Total]:
+    """Each user's visits less than 4 s apart, whenever they came."""
+    found: list[Total] = []
+    for e in sorted(visits, key=lambda e: (e.user, e.at)):
+        last = found[-1] if found else None
+        if last is None or (last.user, last.end > e.at) != (e.user, True):
+            found.append(Total(e.user, e.at, e.at + 4_000, 0, []))
+        total = found[-1]
+        total.end, total.pages, total.ids = e.at + 4_000, total.pages + e.pages, [*total.ids, e.id]
+    return sorted(replace(each, ids=sorted(each.ids)) for each in found)
+
+
+def test_without_an_output_id_nothing_is_taken_back() -> None:
+    h = Harness(Session)
+    h.send(Visit("u", "1", 5_000))
+    h.advance_watermark(9_000)
+    assert totals(h.send(Visit("u", "0", 2_000))) == [(2_000, 9_000, 2)]
 
 
 def test_a_version_with_other_windows_cannot_read_the_state() -> None:

@@ -10,19 +10,20 @@ from hypothesis import strategies as st
 from catchwater.sinks.relational.columns import Column
 from catchwater.sinks.relational.sqlite import SqliteDatabase
 from catchwater.sinks.relational.tables import Target, Writer
-from catchwater.sinks.relational.upsert import put_back, replace_rows
+from catchwater.sinks.relational.upsert import NO_ROW, put_back, replace_rows
 
 epochs = st.lists(
-    st.lists(st.dictionaries(st.sampled_from("abcd"), st.integers(0, 9)), max_size=3), max_size=6
+    st.lists(st.dictionaries(st.sampled_from("abcd"), st.integers(0, 9) | st.none()), max_size=3),
+    max_size=6,
 )
-"""Epochs of shards of rows by identity."""
+"""Epochs of shards of rows by identity; None: it is taken back."""
 
 
 @settings(max_examples=60, deadline=None)
 @given(epochs, st.integers(-1, 6))
 def test_the_table_is_as_it_was_after_the_epoch_gone_back_to(
     tmp_path_factory: pytest.TempPathFactory,
-    written: list[list[dict[str, int]]],
+    written: list[list[dict[str, int | None]]],
     after: int,
 ) -> None:
     path = Path(tmp_path_factory.mktemp("upsert")) / "out.db"
@@ -35,9 +36,14 @@ def test_the_table_is_as_it_was_after_the_epoch_gone_back_to(
         for epoch, shards in enumerate(written):
             with database.transaction() as transaction:
                 for shard, rows in enumerate(shards):
-                    values = ((id, n, epoch, shard, 0) for id, n in rows.items())
+                    values = [
+                        (id, n, *(NO_ROW if n is None else (epoch, shard, 0)))
+                        for id, n in rows.items()
+                    ]
                     replace_rows(transaction, target, ["id"], epoch, values)
-                    model.update(rows)
+                    model.update({id: n for id, n in rows.items() if n is not None})
+                    for id in [id for id, n in rows.items() if n is None]:
+                        model.pop(id, None)
             states[epoch] = dict(model)
         assert dict(database.scan("SELECT id, n FROM t", ())) == model
         with database.transaction() as transaction:
