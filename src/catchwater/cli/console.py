@@ -64,6 +64,13 @@ def print_json(value: Any) -> None:
     typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
 
 
+def as_json_line(value: Any) -> str:
+    """One JSON document on one line, for a program that reads many."""
+    import msgspec
+
+    return msgspec.json.encode(value).decode()
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Rows under their headings on stdout, two spaces apart; numbers stand right."""
     cells = [list(row) for row in rows]

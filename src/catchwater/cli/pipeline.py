@@ -1,8 +1,6 @@
 """`catchwater pipeline …`: run a pipeline's file, and inspect a pipeline by its checkpoint."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +13,7 @@ from catchwater.cli.console import (
     PipelineFile,
     Quick,
     Yes,
+    as_json_line,
     leave,
     log_to_stderr,
     noun,
@@ -29,7 +28,6 @@ from catchwater.config import CatchwaterError
 
 if TYPE_CHECKING:
     from catchwater.pipeline.run.config import PipelineConfig
-    from catchwater.recovery.ledger import EpochEntry
 
 app = noun()
 
@@ -149,87 +147,42 @@ def plan(
 
 
 @app.command()
-def status(file: PipelineFile, as_json: AsJson = False) -> None:
-    """Show what the pipeline has done so far.
+def status(
+    file: PipelineFile,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it again every two seconds.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show how the pipeline is doing: what it has done, how far behind it is, where its time goes.
 
-    Read from the files of its checkpoint; the pipeline need not run. A file that is damaged or
-    missing is named on stderr, and the rest is shown.
+    Read from the files of its checkpoint, and from the log how far behind it is; the pipeline need
+    not run, and the log need not answer. A file that is damaged or missing is named on stderr, and
+    the rest is shown. Counts are of the epochs that are kept.
     """
     from catchwater.cli.pipeline_file import look_here
+    from catchwater.cli.status import page
+    from catchwater.cli.status import watch as watching
+    from catchwater.clock import SYSTEM
+    from catchwater.pipeline.status import status_of
 
-    _, found = look_here(file)
-    told: dict[str, Any] = {
-        "checkpoint": str(found.folder),
-        "committed_epoch": found.last if found.last >= 0 else None,
-        "planned_epoch": found.planned.epoch if found.planned else None,
-        "restorable": [each.epoch for each in found.whole],
-        "watermark_ms": found.whole[-1].end.watermark_ms if found.whole else None,
-        "supervisor": _supervisor(found.folder),
-        "operator": _operator(found.entries),
-        "recent_epochs": [_epoch(entry) for entry in found.entries],
-        "problems": found.problems,
-    }
-    for problem in found.problems:
+    def told() -> dict[str, Any]:
+        return status_of(*look_here(file), SYSTEM)
+
+    def lines() -> list[str]:
+        found = told()
+        return [as_json_line(found)] if as_json else [*page(found, SYSTEM.now_ms()), ""]
+
+    if watch:
+        watching(lines)
+    found = told()
+    for problem in found["problems"]:
         talk(problem)
     if as_json:
-        print_json(told)
-        return
-    del told["problems"]
-    recent = told.pop("recent_epochs")
-    told["restorable"] = ", ".join(map(str, told["restorable"]))
-    told |= told.pop("operator")
-    print_table(["pipeline", str(file)], list(told.items()))
-    if recent:
-        typer.echo()
-        print_table(list(recent[0]), [list(epoch.values()) for epoch in recent])
+        print_json(found)
+    else:
+        typer.echo("\n".join(page({**found, "problems": []}, SYSTEM.now_ms())))
 
 
 for command in (changes.upgrade, changes.rollback, changes.versions, backfill, rebuild):
     app.command()(command)
-
-
-def _epoch(entry: "EpochEntry") -> dict[str, Any]:
-    """One epoch, all shards of all functions together."""
-    counts = ("events", "outputs", "late", "duplicates", "poisoned", "delta_bytes")
-    return {
-        "epoch": entry.epoch,
-        **{name: entry.total(name) for name in counts},
-        "restore_s": max((shard.restore_s for shard in entry.shards), default=0.0),
-        "finished_ms": entry.finished_ms,
-    }
-
-
-def _operator(entries: "Sequence[EpochEntry]") -> dict[str, Any]:
-    """How large the state is, and how long events of the recent epochs were in the operator."""
-    from catchwater.recovery.measure import operator_ms
-
-    last = entries[-1] if entries else None
-    shards = [shard for entry in entries for shard in entry.shards]
-    p50, p99 = operator_ms(shards, 0.5, 0.99)
-    return {
-        "keys": last.total("keys") if last else 0,
-        "state_bytes": last.total("state_bytes") if last else 0,
-        "operator_p50_ms": p50,
-        "operator_p99_ms": p99,
-    }
-
-
-def _supervisor(folder: Path) -> dict[str, Any] | None:
-    """What the checkpoint's supervisor says of itself; `killed` if it had no time to say more."""
-    import msgspec
-
-    from catchwater.pipeline.supervisor.supervise import read_supervision
-    from catchwater.recovery.ledger import LedgerDamaged
-    from catchwater.recovery.lock import SUPERVISOR, holder
-
-    try:
-        told = read_supervision(folder)
-        is_gone = holder(folder, SUPERVISOR) is None
-    except (LedgerDamaged, OSError):  # which is one of the problems that are shown
-        return None
-    if told is None:
-        return None
-    if told.state in ("running", "waiting") and is_gone:
-        told = msgspec.structs.replace(told, state="killed", driver=None, spare=None)
-    plain: dict[str, Any] = msgspec.to_builtins(told)
-    return plain

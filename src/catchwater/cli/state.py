@@ -51,9 +51,9 @@ def get(
     at: SavepointsAt = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is kept for one key; exit 1 if nothing is."""
+    """Show what a function keeps for one key; exit 1 if nothing is."""
     from catchwater.cli.pipeline_file import load_here
-    from catchwater.recovery.savepoint.look import find
+    from catchwater.recovery.savepoint.look import find, keepers
 
     if savepoint is not None and checkpoint is not None:
         raise typer.BadParameter("--savepoint and --checkpoint name two places; give one.")
@@ -61,8 +61,8 @@ def get(
     place = _kept(config, checkpoint) if savepoint is None else _saved(config, savepoint, at)
     with place as view:
         found = find(view, key, function)
-    if found is None:
-        raise NoSuchKey(f"Nothing is kept for the key {key!r} after epoch {view.entry.epoch}.")
+        if found is None:
+            raise _nothing(view, key, function, keepers(view, key))
     if as_json:
         print_json(found)
         return
@@ -74,7 +74,20 @@ def get(
     rows += [(f"state.{name}", _text(entries)) for name, entries in found.entries.items()]
     rows += [(f"timer {name}", at_ms) for name, at_ms in found.timers.items()]
     rows += [(f"clock timer {name}", at_ms) for name, at_ms in found.clock_timers.items()]
-    print_table([key, f"after epoch {view.entry.epoch}"], rows)
+    print_table([key, f"in {found.function}, after epoch {view.entry.epoch}"], rows)
+
+
+def _nothing(view: "View", key: str, function: str | None, keep: list[str]) -> NoSuchKey:
+    """Names the function of a chain that was asked, and those that keep something."""
+    told = f"Nothing is kept for the key {key!r} after epoch {view.entry.epoch}"
+    if len(view.functions) == 1:
+        return NoSuchKey(f"{told}.")
+    names = ", ".join(view.functions)
+    hint = f"The functions of this chain are {names}; --function names one."
+    if keep:
+        verb = "keeps" if len(keep) == 1 else "keep"
+        hint = f"{', '.join(keep)} of this chain {verb} something: --function {keep[0]}."
+    return NoSuchKey(f"{told} by {view.functions[view.stage(function)]!r}.", hint=hint)
 
 
 @app.command()

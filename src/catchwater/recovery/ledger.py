@@ -174,6 +174,10 @@ class EpochEntry(msgspec.Struct, frozen=True):
     """By origin: the largest event time of this and all epochs before, ms."""
     poisoned: int = 0
     """Poisoned events of this and all epochs before."""
+    run_ms: float = 0.0
+    """How long Spark took from the records to all shards' answers; 0: not measured."""
+    sink_ms: dict[str, float] = {}
+    """Sink → how long its commit took."""
 
     def total(self, field: str) -> int:
         """The sum of a field over the shards of all stages."""

@@ -64,8 +64,11 @@ def pipeline_file(tmp_path: Path) -> Path:
                 0, events=10, outputs=2, duplicates=1, keys=4, state_bytes=50, delta_bytes=20,
                 restore_s=0.5, operator_ms=12.5,
             )  # fmt: skip
-            sink = SinkEpoch("alerts", records=2, checksum="c")
-            entry = EpochEntry(epoch, offset_at(epoch - 1), end, [shard], {"alerts": sink}, 1_000)
+            sink = SinkEpoch("alerts", 2, "c", {"0": (2 * epoch + 1, 2 * epoch + 2)})
+            entry = EpochEntry(
+                epoch, offset_at(epoch - 1), end, [shard], {"alerts": sink}, 1_000,
+                run_ms=42.5, sink_ms={"alerts": 4.5},
+            )  # fmt: skip
             ledger.write(entry)
             write_contract(folder, contract_of(entry))
     return file
@@ -76,7 +79,7 @@ PIPELINE = """
 function = "card_risk:CardRisk"
 checkpoint = "checkpoint"
 [source]
-"kafka.bootstrap.servers" = "127.0.0.1:9092"
+"kafka.bootstrap.servers" = "127.0.0.1:1"
 subscribe = "payments"
 [sink.alerts]
 topic = "alerts"

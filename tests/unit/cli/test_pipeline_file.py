@@ -40,7 +40,7 @@ def test_another_kafka_is_asked_as_the_source_reads_it_and_has_no_pins(
     assert (state.tails, state.pins, state.sink_epochs) == (TAILS, {}, {"alerts": 2})
     assert tails_of(config, checkpoint.read(config.checkpoint).committed) == TAILS
     assert tails_of(config, []) == {}
-    assert [(told[0], str(told[2])) for told in asked] == [("127.0.0.1:9092", "SSL")] * 2
+    assert [(told[0], str(told[2])) for told in asked] == [("127.0.0.1:1", "SSL")] * 2
 
 
 def test_a_checkpoint_on_another_kafka_is_restored(
@@ -66,7 +66,7 @@ def test_plan_and_status_tell_how_connections_are_secured_and_no_secret(
             monkeypatch.setenv(f"CATCHWATER_{section}__KAFKA_{name}", value)
     monkeypatch.setenv("CATCHWATER_SOURCE__KAFKA_SASL_PASSWORD", "s3cret")
     told = catchwater("pipeline", "plan", "--offline", pipeline_file)
-    assert "payments at 127.0.0.1:9092, SASL_SSL by PLAIN as 'reader'" in told.out
+    assert "payments at 127.0.0.1:1, SASL_SSL by PLAIN as 'reader'" in told.out
     shown = [told, catchwater("pipeline", "plan", "--offline", pipeline_file, "--json")]
     shown += [catchwater("pipeline", "status", pipeline_file, *more) for more in ([], ["--json"])]
     monkeypatch.setenv("CATCHWATER_SOURCE__KAFKA_SASL_USERNAME", "")

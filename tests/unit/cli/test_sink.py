@@ -143,7 +143,7 @@ def test_a_sink_that_moved_on_purpose_is_bound_to_where_it_writes_now(
 
 def test_the_plan_tells_each_sinks_guarantee_and_why(catchwater: Any, file: Path) -> None:
     told = json.loads(catchwater("pipeline", "plan", "--offline", file, "--json").out)
-    assert told["source"] == "payments at 127.0.0.1:9092"
+    assert told["source"] == "payments at 127.0.0.1:1"
     (sink,) = told["sinks"]
     assert (sink["guarantee"], sink["to"]) == ("exactly-once", "out.db alerts")
     assert "one transaction" in sink["why"]

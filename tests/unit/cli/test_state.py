@@ -10,6 +10,7 @@ from tests.unit.recovery.savepoint.conftest import Made
 
 from catchwater.clock import Clock
 from catchwater.recovery.ledger import FOLDER, write_whole
+from catchwater.recovery.savepoint import look
 from catchwater.recovery.savepoint.create import create
 from catchwater.recovery.savepoint.storage import Shelf
 from catchwater.state.entries import Table
@@ -74,3 +75,26 @@ def test_a_key_that_cannot_be_one_is_told_with_how_to_type_it(catchwater: Any, f
     answer = catchwater("state", "get", file, '["card-17", 1]')
     assert (answer.code, answer.out) == (1, "")
     assert "Nothing is kept for the key" in answer.err
+
+
+def test_of_a_chain_the_function_is_named(catchwater: Any, file: Path) -> None:
+    key = json.dumps(KEYS[0])
+    assert "in count, after epoch 2" in catchwater("state", "get", file, key).out
+    other = ["--function", "alert", "--json"]
+    assert json.loads(catchwater("state", "get", file, key, *other).out)["function"] == "alert"
+    answer = catchwater("state", "get", file, key, "--function", "alrt")
+    assert (answer.code, "it has count, alert." in answer.err) == (2, True)
+    assert "nearest is alert" in answer.err
+
+
+def test_a_key_that_another_function_of_the_chain_keeps_is_told_so(
+    catchwater: Any, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = json.dumps(KEYS[0])
+    monkeypatch.setattr(look, "find", lambda view, text, f=None: f if f == "alert" else None)
+    answer = catchwater("state", "get", file, key)
+    assert (answer.code, "after epoch 2 by 'count'." in answer.err) == (1, True)
+    assert "hint: alert of this chain keeps something: --function alert." in answer.err
+    monkeypatch.undo()
+    answer = catchwater("state", "get", file, '["card-17", 1]')
+    assert "The functions of this chain are count, alert" in answer.err

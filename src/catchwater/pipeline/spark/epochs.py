@@ -52,15 +52,22 @@ class EpochWriter:
 
     def __call__(self, rows: Any, epoch: int) -> None:
         """Run the epoch and write it, once."""
+        began_s = self._clock.monotonic_s()
         found = [msgspec.msgpack.decode(row.blob, type=Manifest) for row in rows.collect()]
+        run_ms = (self._clock.monotonic_s() - began_s) * 1000
+        found.sort(key=lambda each: (each.shard.stage, each.shard.shard))
         try:
-            self._write(epoch, sorted(found, key=lambda each: (each.shard.stage, each.shard.shard)))
+            self._write(epoch, found, round(run_ms, 1))
         except CatchwaterError as error:
             self.failure = error
             raise
 
-    def _commit(self, epoch: int, manifests: Sequence[Manifest]) -> dict[str, SinkEpoch]:
-        """Write the outputs; of an epoch that another driver leads, only keep them to compare."""
+    def _commit(
+        self, epoch: int, manifests: Sequence[Manifest], took_ms: dict[str, float]
+    ) -> dict[str, SinkEpoch]:
+        """Write the outputs, and how long each sink took; of an epoch that another driver leads,
+        only keep them to compare.
+        """
         staged = {
             name: [each.staged[name] for each in manifests if name in each.staged]
             for name in self._sinks
@@ -70,9 +77,14 @@ class EpochWriter:
                 sink.truth.record(epoch, staged[name], self._clock.now_ms())
             led = handover.leaders_entry(self._ledger.checkpoint, epoch)
             return led.sinks if led else {}
-        return {name: sink.commit(epoch, staged[name]) for name, sink in self._sinks.items()}
+        written = {}
+        for name, sink in self._sinks.items():
+            began_s = self._clock.monotonic_s()
+            written[name] = sink.commit(epoch, staged[name])
+            took_ms[name] = round((self._clock.monotonic_s() - began_s) * 1000, 1)
+        return written
 
-    def _write(self, epoch: int, manifests: Sequence[Manifest]) -> None:
+    def _write(self, epoch: int, manifests: Sequence[Manifest], run_ms: float) -> None:
         end = read_offset(self._ledger.checkpoint / "offsets" / str(epoch))
         if end.epoch != epoch or len(manifests) != self._manifests:
             raise EpochTorn(
@@ -89,7 +101,8 @@ class EpochWriter:
                 f"are allowed; epoch {epoch} was not committed.",
                 hint="Correct the function or its event class, or raise poison_limit.",
             )
-        written = self._commit(epoch, manifests)
+        sink_ms: dict[str, float] = {}
+        written = self._commit(epoch, manifests, sink_ms)
         seen = dict(base.seen) if base else {}
         for shard in shards:
             for origin, at in shard.max_event_times.items() if shard.stage == 0 else ():
@@ -104,5 +117,7 @@ class EpochWriter:
                 finished_ms=self._clock.now_ms(),
                 seen=seen,
                 poisoned=poisoned,
+                run_ms=run_ms,
+                sink_ms=sink_ms,
             )
         )

@@ -8,7 +8,7 @@ One shard's entries are held in memory at a time (two of them to compare).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,13 +16,13 @@ from typing import Any, Literal
 import msgspec
 
 from catchwater.clock import Clock
-from catchwater.config import CatchwaterError
+from catchwater.config import CatchwaterError, nearest
 from catchwater.objects.base import ObjectStore
 from catchwater.recovery.ledger import EpochEntry
 from catchwater.recovery.savepoint.create import Source, state_log
 from catchwater.recovery.savepoint.format import Savepoint, SavepointDamaged
 from catchwater.recovery.savepoint.hold import hold
-from catchwater.recovery.savepoint.keys import shown, typed, types_of
+from catchwater.recovery.savepoint.keys import NotAKey, shown, typed, types_of
 from catchwater.state.entries import Changes, Table, prefix_of
 from catchwater.state.keys import HASH_BYTES, shard_of, stored_key
 from catchwater.state.log import StateLog
@@ -47,6 +47,8 @@ class NoSuchFunction(CatchwaterError):
 class Plain(msgspec.Struct, frozen=True):
     """What is kept for one key."""
 
+    function: str
+    """Whose state it is."""
     version: int
     """The function's version that wrote it."""
     written_ms: int
@@ -118,7 +120,10 @@ class View:
             return 0
         if function not in self.functions:
             there = ", ".join(self.functions)
-            raise NoSuchFunction(f"The pipeline has no function {function!r}; it has {there}.")
+            raise NoSuchFunction(
+                f"The pipeline has no function {function!r}; it has {there}.",
+                hint=f"The nearest is {nearest(function, self.functions)}.",
+            )
         return self.functions.index(function)
 
     def key_types(self, stage: int) -> list[str]:
@@ -165,13 +170,25 @@ def get(view: View, key: bytes, function: str | None = None) -> Plain | None:
     stage = view.stage(function)
     tables = view.tables(stage, shard_of(stored, view.shards), stored)
     record = tables[Table.RECORD].get(stored)
-    return None if record is None else _plain(record, _entries_of(tables)(stored))
+    if record is None:
+        return None
+    return _plain(view.functions[stage], record, _entries_of(tables)(stored))
 
 
 def find(view: View, text: str, function: str | None = None) -> Plain | None:
     """What is kept for a key as it is typed. Raises `NotAKey`, `ShardDamaged`."""
     keys = typed(text, view.key_types(view.stage(function)))
     return next((plain for key in keys if (plain := get(view, key, function))), None)
+
+
+def keepers(view: View, text: str) -> list[str]:
+    """The functions of the chain that keep something for the key as it is typed."""
+    found = []
+    for function in view.functions:
+        with suppress(NotAKey):
+            if find(view, text, function) is not None:
+                found.append(function)
+    return found
 
 
 def diff(before: View, after: View, function: str | None = None) -> Iterator[Difference]:
@@ -183,6 +200,7 @@ def diff(before: View, after: View, function: str | None = None) -> Iterator[Dif
             if before.position(stages[0], shard) == after.position(stages[1], shard):
                 continue
         yield from _compared(
+            after.functions[stages[1]],
             _together(before, stages[0], old_shards),
             _together(after, stages[1], new_shards),
             after.key_types(stages[1]),
@@ -208,12 +226,14 @@ def _together(view: View, stage: int, shards: range) -> Tables:
     return found
 
 
-def _compared(before: Tables, after: Tables, types: Sequence[str]) -> Iterator[Difference]:
+def _compared(
+    function: str, before: Tables, after: Tables, types: Sequence[str]
+) -> Iterator[Difference]:
     old_records, new_records = before[Table.RECORD], after[Table.RECORD]
     old_entries, new_entries = _entries_of(before), _entries_of(after)
     for key in sorted(old_records.keys() | new_records.keys()):
-        old = _plain(old_records[key], old_entries(key)) if key in old_records else None
-        new = _plain(new_records[key], new_entries(key)) if key in new_records else None
+        old = _plain(function, old_records[key], old_entries(key)) if key in old_records else None
+        new = _plain(function, new_records[key], new_entries(key)) if key in new_records else None
         name = shown(key[HASH_BYTES:], types)
         if old is None:
             yield Difference(name, "added", None, new)
@@ -232,9 +252,10 @@ def _entries_of(tables: Tables) -> Callable[[bytes], dict[bytes, bytes]]:
     return lambda key: by_key.get(prefix_of(key), {})
 
 
-def _plain(record: bytes, entries: dict[bytes, bytes]) -> Plain:
+def _plain(function: str, record: bytes, entries: dict[bytes, bytes]) -> Plain:
     decoded = _decode_record(record[_VERSION_BYTES:])
     return Plain(
+        function=function,
         version=int.from_bytes(record[:_VERSION_BYTES], "big"),
         written_ms=decoded.written,
         state=_told(decoded.state),

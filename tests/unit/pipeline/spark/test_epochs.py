@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from catchwater.clock import Clock
+from catchwater.clock import Clock, ManualClock
 from catchwater.pipeline.process.poison import PoisonLimitReached
 from catchwater.pipeline.rows import Manifest
 from catchwater.pipeline.spark.epochs import EpochTorn, EpochWriter
@@ -76,6 +76,29 @@ def test_sinks_come_before_the_entry_and_get_their_own_stage_only(
     assert [(each.stage, each.token) for each in entry.shards] == [(0, "a"), (1, "")]
     assert entry.start.offsets == {"t": {"0": 0}}
     assert entry.sinks["out"].records == 1
+
+
+def test_the_entry_says_how_long_the_run_and_each_sink_took(
+    tmp_path: Path, sink: FakeSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Ledger(tmp_path).begin(SourceOffset(-1, {"t": {"0": 0}}, [0], 5))
+    plan(tmp_path, 0)
+    clock = ManualClock()
+    commit = sink.commit
+
+    def slowly(*told: Any) -> Any:
+        clock.pause(0.25)
+        return commit(*told)
+
+    monkeypatch.setattr(sink, "commit", slowly)
+    rows = Rows([manifest(0), manifest(1)])
+    collect = rows.collect
+    monkeypatch.setattr(rows, "collect", lambda: clock.pause(1.5) or collect())
+    sinks: Any = {"out": sink}
+    EpochWriter(Ledger(tmp_path), sinks, 2, clock)(rows, 0)
+    entry = Ledger(tmp_path).read(0)
+    assert entry is not None
+    assert (entry.run_ms, entry.sink_ms) == (1500.0, {"out": 250.0})
 
 
 def test_what_was_seen_and_poisoned_adds_up_over_epochs(

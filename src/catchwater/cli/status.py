@@ -1,0 +1,241 @@
+"""What `catchwater pipeline status` shows a person: a page of 80 columns, drawn once or repeatedly.
+
+Every line is made from what `--json` prints, so that both tell the same.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from shutil import get_terminal_size
+from textwrap import wrap
+from typing import Any, NoReturn
+
+import typer
+
+from catchwater.cli.console import spaced
+
+WIDTH = 80
+_EVERY_S = 2.0
+_INDENT = 14
+_NAME = 20
+"""A longer name is cut, in a table."""
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def page(told: dict[str, Any], now_ms: int) -> list[str]:
+    """The lines of a status."""
+    lines = [*_head(told, now_ms)]
+    for table in (_functions(told), _sinks(told), _epochs(told), told["problems"]):
+        lines += ["", *table] if table else []
+    return lines
+
+
+def watch(draw: Callable[[], list[str]]) -> NoReturn:
+    """Draw it again every two seconds, until Ctrl-C; into a pipe one page follows the other."""
+    from catchwater.clock import SYSTEM
+
+    while True:
+        lines = draw()
+        if sys.stdout.isatty():
+            size = get_terminal_size()
+            shown = [line[: size.columns] for line in lines[: size.lines - 1]]
+            typer.echo("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in shown) + "\x1b[J", nl=False)
+        else:
+            typer.echo("\n".join(lines))
+        sys.stdout.flush()
+        SYSTEM.pause(_EVERY_S)
+
+
+def iso(time_ms: int | None) -> str:
+    """A time of day in UTC, to the second; nothing for what is no time yet."""
+    if time_ms is None:
+        return ""
+    try:
+        at = datetime.fromtimestamp(time_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return ""
+    return f"{at:%Y-%m-%dT%H:%M:%SZ}" if time_ms > 0 else ""
+
+
+def _head(told: dict[str, Any], now_ms: int) -> list[str]:
+    rows = [("pipeline", told["name"]), ("state", _state(told))]
+    supervisor, processes = told["supervisor"], _processes(told)
+    if processes:
+        rows.append(("processes", processes))
+    if supervisor and supervisor["restarts"]:
+        last = iso(supervisor["last_failed_ms"])
+        rows.append(
+            ("restarts", f"{supervisor['restarts']}" + (f", the last at {last}" if last else ""))
+        )
+    if supervisor and supervisor["last_cause"]:
+        rows.append(("last failure", supervisor["last_cause"]))
+    if told["committed_epoch"] is not None or told["planned_epoch"] is not None:
+        rows += [
+            ("epoch", _epoch(told, now_ms)),
+            ("watermark", iso(told["watermark_ms"]) or "none yet"),
+            ("lag", _lag(told["lag"])),
+            ("rate", _rate(told["rate"])),
+            ("restorable", _ranges(told["restorable"]) or "no epoch"),
+        ]
+    rows.append(("checkpoint", told["checkpoint"]))
+    return [line for name, text in rows for line in _wrapped(name, text)]
+
+
+def _wrapped(name: str, text: str) -> list[str]:
+    """A name and what is to be said of it; one long word, such as a path, is left whole."""
+    if " " not in text:
+        return [f"{name:<{_INDENT}}{text}"]
+    return wrap(
+        f"{name:<{_INDENT}}{text}", WIDTH, subsequent_indent=" " * _INDENT,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _state(told: dict[str, Any]) -> str:
+    state, supervisor = told["state"], told["supervisor"]
+    if state == "never started":
+        return "never started; catchwater pipeline run FILE starts it"
+    since_ms = supervisor["since_ms"] if supervisor else None
+    if state == "idle":
+        since_ms = told["last_finished_ms"]
+    words = {
+        "waiting": "waits to start again",
+        "killed": "was killed, having run",
+        "ended": "has ended",
+    }
+    since = iso(since_ms)
+    return words.get(state, str(state)) + (f" since {since}" if since else "")
+
+
+def _processes(told: dict[str, Any]) -> str:
+    supervisor = told["supervisor"]
+    if supervisor and told["state"] in ("running", "idle", "waiting"):
+        names = {"supervisor": "pid", "driver": "driver", "spare": "spare"}
+        return ", ".join(
+            f"{name} {supervisor[key]}" for name, key in names.items() if supervisor[key]
+        )
+    return str(told["process"] or "")
+
+
+def _epoch(told: dict[str, Any], now_ms: int) -> str:
+    parts, finished_ms = [], told["last_finished_ms"]
+    if told["committed_epoch"] is not None:
+        ago = "" if finished_ms is None else f", {_span((now_ms - finished_ms) / 1000)} ago"
+        parts.append(
+            f"{told['committed_epoch']} was done at {iso(finished_ms) or 'some time'}{ago}"
+        )
+    if told["planned_epoch"] is not None:
+        how = "is under way" if told["process"] is not None else "was begun and runs again"
+        parts.append(f"{told['planned_epoch']} {how}")
+    return "; ".join(parts)
+
+
+def _lag(lag: dict[str, Any]) -> str:
+    if lag["unknown"]:
+        return f"unknown: {lag['unknown']}"
+    seconds = lag["seconds"]
+    return f"{spaced(lag['records'])} records" + ("" if seconds is None else f", {_span(seconds)}")
+
+
+def _rate(rate: dict[str, Any]) -> str:
+    if rate["over_s"] is None:
+        return "not known before two epochs"
+    return (
+        f"{_count(rate['in_per_s'])} records/s in, {_count(rate['out_per_s'])}/s out "
+        f"(over {_span(rate['over_s'])})"
+    )
+
+
+def _functions(told: dict[str, Any]) -> list[str]:
+    rows = [
+        [f["function"], f["events"], f["outputs"], f["late"], f["duplicates"], f["poisoned"],
+         f["keys"], _size(f["state_bytes"]), f["operator_p99_ms"]]
+        for f in told["functions"] if told["recent_epochs"]
+    ]  # fmt: skip
+    columns = ["function", "events", "outputs", "late", "dupl", "poison", "keys", "state", "p99 ms"]
+    return _table(columns, rows)
+
+
+def _sinks(told: dict[str, Any]) -> list[str]:
+    rows = [
+        [s["sink"], s["epoch"], s["records"], s["commit_ms"], s["target"],
+         " ".join(f"{p}:{at}" for p, at in s["offsets"].items())]
+        for s in told["sinks"]
+    ]  # fmt: skip
+    return _table(["sink", "epoch", "records", "commit ms", "target", "next offsets"], rows)
+
+
+def _epochs(told: dict[str, Any]) -> list[str]:
+    rows = [
+        [e["epoch"], e["events"], e["outputs"], e["source_ms"], e["operator_ms"], e["sinks_ms"],
+         e["commit_ms"], e["total_ms"], iso(e["finished_ms"])[11:]]
+        for e in told["recent_epochs"]
+    ]  # fmt: skip
+    parts = ["source", "function", "sinks", "commit", "total ms"]
+    return _table(["epoch", "events", "outputs", *parts, "finished"], rows)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Within 80 columns; numbers stand right, the last column is cut where it must be."""
+    if not rows:
+        return []
+    cells = [list(columns), *([_cell(value) for value in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    right = [any(isinstance(row[at], int | float) for row in rows) for at in range(len(columns))]
+    lines = []
+    for line in cells:
+        padded = (
+            text.rjust(width) if to_right else text.ljust(width)
+            for text, width, to_right in zip(line, widths, right, strict=True)
+        )
+        text = "  ".join(padded).rstrip()
+        lines.append(text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…")
+    return lines
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, int | float):
+        return _count(value)
+    text = str(value)
+    return text if len(text) <= _NAME else f"{text[: _NAME - 1]}…"
+
+
+def _count(number: float) -> str:
+    """At most seven characters."""
+    if abs(number) < 10 and number != int(number):
+        return f"{number:.1f}"
+    for unit, size in (("G", 10**9), ("M", 10**6)):
+        if abs(number) >= size:
+            return f"{number / size:.1f} {unit}"
+    return spaced(round(number))
+
+
+def _size(size_bytes: float) -> str:
+    unit = 0
+    while size_bytes >= 1024 and unit < len(_UNITS) - 1:
+        size_bytes, unit = size_bytes / 1024, unit + 1
+    return f"{size_bytes:.1f} {_UNITS[unit]}" if unit else f"{size_bytes} B"
+
+
+def _span(seconds: float) -> str:
+    """How long something took or lasts, in two units at most."""
+    if seconds < 60:
+        return f"{max(0.0, seconds):.1f} s"
+    minutes, left = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {left} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def _ranges(epochs: Sequence[int]) -> str:
+    """The epochs, those that follow each other as 3-7."""
+    found: list[list[int]] = []
+    for epoch in epochs:
+        if found and epoch == found[-1][-1] + 1:
+            found[-1][1:] = [epoch]
+        else:
+            found.append([epoch])
+    return ", ".join("-".join(map(str, each)) for each in found)

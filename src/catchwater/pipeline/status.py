@@ -1,0 +1,295 @@
+"""How a pipeline is doing, told from its checkpoint and the ends of its input.
+
+What the epochs did and how long their parts took stands in the ledger; how far behind the pipeline
+is only the log knows, which is asked for a moment and may be away. Reads only.
+"""
+
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from catchwater.clock import Clock
+from catchwater.config import CatchwaterError
+from catchwater.pipeline.run import identity
+from catchwater.pipeline.run.config import PipelineConfig
+from catchwater.pipeline.supervisor.supervise import Supervision, read_supervision
+from catchwater.recovery.intact import Look
+from catchwater.recovery.ledger import EpochEntry, LedgerDamaged, OffsetMap, ShardEpoch
+from catchwater.recovery.lock import SUPERVISOR, holder
+from catchwater.recovery.measure import operator_ms
+from catchwater.replay.offsets import from_json
+from catchwater.replay.options import parse_options
+from catchwater.wire.batch import BatchError, read_header
+from catchwater.wire.client import LATEST, Client
+from catchwater.wire.connection import parse_bootstrap
+from catchwater.wire.exchange import TopicPartition
+
+_ASK_S = 2.0
+"""How long the log is asked; a status that waits tells nothing."""
+_COUNTED = ("events", "outputs", "late", "duplicates", "poisoned", "timers")
+_QUIET_MS = 10_000
+_COMMIT_MS = 60_000
+"""A commit that was written so long after its epoch was written by a restore."""
+
+
+def status_of(config: PipelineConfig, found: Look, clock: Clock) -> dict[str, Any]:
+    """All there is to say, as `--json` prints it."""
+    folder, entries = found.folder, found.entries
+    end = found.whole[-1].end if found.whole else None
+    supervisor, process = _supervisor(folder), _worker(folder)
+    lag, now_ms = lag_told(config, end.offsets if end else None, clock), clock.now_ms()
+    state = state_of(supervisor.state if supervisor else None, process, found, lag, now_ms)
+    bound = _bound(folder)
+    return {
+        "name": config.name or (bound.pipeline if bound else config.functions[0]),
+        "state": state,
+        "checkpoint": str(folder),
+        "committed_epoch": found.last if found.last >= 0 else None,
+        "planned_epoch": found.planned.epoch if found.planned else None,
+        "last_finished_ms": entries[-1].finished_ms if entries else None,
+        "restorable": [each.epoch for each in found.whole],
+        "watermark_ms": end.watermark_ms if end else None,
+        "process": process,
+        "supervisor": msgspec.to_builtins(supervisor),
+        "lag": lag,
+        "rate": rate_told(entries, now_ms if state in ("running", "idle") else None),
+        "operator": _operator(entries),
+        "functions": functions_told(entries, bound.functions if bound else ()),
+        "sinks": sinks_told(entries),
+        "recent_epochs": [epoch_told(entry, folder) for entry in entries],
+        "problems": found.problems,
+    }
+
+
+def _bound(folder: Path) -> identity.Identity | None:
+    try:
+        return identity.read(folder)
+    except (LedgerDamaged, OSError):  # which is one of the problems that are shown
+        return None
+
+
+def _worker(folder: Path) -> int | None:
+    """The process that works on the checkpoint, 0 if it does not say which it is."""
+    try:
+        return holder(folder)
+    except OSError:
+        return None
+
+
+def _supervisor(folder: Path) -> Supervision | None:
+    """What the checkpoint's supervisor says of itself; `killed` if it had no time to say more."""
+    try:
+        told = read_supervision(folder)
+        is_gone = holder(folder, SUPERVISOR) is None
+    except (LedgerDamaged, OSError):
+        return None
+    if told and told.state in ("running", "waiting") and is_gone:
+        return msgspec.structs.replace(told, state="killed", driver=None, spare=None)
+    return told
+
+
+def _operator(entries: Sequence[EpochEntry]) -> dict[str, Any]:
+    """How large the state is, and how long events of the recent epochs were in the operator."""
+    last = entries[-1] if entries else None
+    p50, p99 = operator_ms([shard for entry in entries for shard in entry.shards], 0.5, 0.99)
+    return {
+        "keys": last.total("keys") if last else 0,
+        "state_bytes": last.total("state_bytes") if last else 0,
+        "operator_p50_ms": p50,
+        "operator_p99_ms": p99,
+    }
+
+
+def epoch_told(entry: EpochEntry, folder: Path) -> dict[str, Any]:
+    """One epoch: what went into the chain and what came out, and where its time went."""
+    return {
+        "epoch": entry.epoch,
+        "events": _sum(_stage(entry, 0), "events"),
+        "outputs": _sum(_stage(entry, _last_stage(entry)), "outputs"),
+        **{name: entry.total(name) for name in ("late", "duplicates", "poisoned", "delta_bytes")},
+        "restore_s": max((shard.restore_s for shard in entry.shards), default=0.0),
+        "finished_ms": entry.finished_ms,
+        **times_of(entry, folder),
+    }
+
+
+def times_of(entry: EpochEntry, folder: Path) -> dict[str, float | None]:
+    """Milliseconds of an epoch's parts; None where that was not measured.
+
+    `source_ms` is reading, decoding and shuffling; `operator_ms` the functions, one after the
+    other, each as long as its slowest shard; `commit_ms` the ledger's entry and Spark's commit.
+    """
+    stages: dict[int, float] = {}
+    for shard in entry.shards:
+        stages[shard.stage] = max(stages.get(shard.stage, 0.0), shard.operator_ms)
+    operator, sinks = sum(stages.values()), sum(entry.sink_ms.values())
+    source = max(0.0, entry.run_ms - operator) if entry.run_ms else None
+    commit = _commit_ms(entry, folder)
+    known = [part for part in (source, operator, sinks, commit) if part is not None]
+    parts = {
+        "source_ms": source,
+        "operator_ms": operator,
+        "sinks_ms": sinks if entry.run_ms else None,
+        "commit_ms": commit,
+        "total_ms": sum(known) if source is not None else None,
+    }
+    return {name: None if part is None else round(part, 1) for name, part in parts.items()}
+
+
+def _commit_ms(entry: EpochEntry, folder: Path) -> float | None:
+    try:
+        committed_ms = (folder / "commits" / str(entry.epoch)).stat().st_mtime * 1000
+    except OSError:
+        return None
+    return commit if 0 <= (commit := committed_ms - entry.finished_ms) < _COMMIT_MS else None
+
+
+def functions_told(entries: Sequence[EpochEntry], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Each function of the chain: what it did in these epochs, and what it holds after them."""
+    count = max((shard.stage + 1 for entry in entries for shard in entry.shards), default=0)
+    told = []
+    for stage in range(max(count, len(names))):
+        shards = [shard for entry in entries for shard in _stage(entry, stage)]
+        now = _stage(entries[-1], stage) if entries else []
+        p50, p99 = operator_ms(shards, 0.5, 0.99)
+        told.append(
+            {
+                "function": names[stage] if stage < len(names) else f"stage {stage}",
+                **{name: _sum(shards, name) for name in _COUNTED},
+                "keys": _sum(now, "keys"),
+                "state_bytes": _sum(now, "state_bytes"),
+                "operator_p50_ms": p50,
+                "operator_p99_ms": p99,
+            }
+        )
+    return told
+
+
+def sinks_told(entries: Sequence[EpochEntry]) -> list[dict[str, Any]]:
+    """Each sink: how far it is, and what it was given in these epochs."""
+    newest = {name: entry for entry in entries for name in entry.sinks}
+    return [
+        {
+            "sink": name,
+            "target": entry.sinks[name].topic,
+            "epoch": entry.epoch,
+            "records": sum(e.sinks[name].records for e in entries if name in e.sinks),
+            "offsets": _next_offsets(entries, name),
+            "commit_ms": round(entry.sink_ms[name], 1) if name in entry.sink_ms else None,
+        }
+        for name, entry in sorted(newest.items())
+    ]
+
+
+def _next_offsets(entries: Sequence[EpochEntry], sink: str) -> dict[str, int]:
+    """Partition → the offset behind the sink's last record there, as far as these epochs tell."""
+    found: dict[str, int] = {}
+    for entry in entries:
+        if sink in entry.sinks:
+            found |= {p: last + 1 for p, (_, last) in entry.sinks[sink].offsets.items()}
+    return dict(sorted(found.items(), key=lambda item: int(item[0])))
+
+
+def rate_told(entries: Sequence[EpochEntry], until_ms: int | None) -> dict[str, float | None]:
+    """Events into the chain and outputs of it a second, over the epochs behind the first of these.
+
+    `until_ms` is now, for a pipeline that runs: one that has nothing to do slows down.
+    """
+    if len(entries) < 2:
+        return {"in_per_s": None, "out_per_s": None, "over_s": None}
+    ends_ms = max(until_ms or 0, entries[-1].finished_ms)
+    over_s = max(1, ends_ms - entries[0].finished_ms) / 1000
+    events = sum(_sum(_stage(entry, 0), "events") for entry in entries[1:])
+    outputs = sum(_sum(_stage(entry, _last_stage(entry)), "outputs") for entry in entries[1:])
+    return {
+        "in_per_s": round(events / over_s, 1),
+        "out_per_s": round(outputs / over_s, 1),
+        "over_s": round(over_s, 1),
+    }
+
+
+def lag_told(config: PipelineConfig, read: OffsetMap | None, clock: Clock) -> dict[str, Any]:
+    """How many records lie behind what was read, and how old the oldest of them is, seconds.
+
+    `unknown` says why that cannot be told.
+    """
+    if read is None:
+        return _lag(unknown="no epoch was committed yet")
+    options = parse_options(config.source_options)
+    if not any(map(_answers, parse_bootstrap(options.bootstrap))):
+        return _lag(unknown=f"no broker at {options.bootstrap} answers")
+    at: Mapping[TopicPartition, int] = from_json(read)
+    try:
+        with closing(
+            Client(options.bootstrap, timeout_s=_ASK_S, clock=clock, security=options.security)
+        ) as client:
+            ends = client.list_offsets(dict.fromkeys(at, LATEST))
+            behind = {key: at[key] for key, end in ends.items() if end > at[key]}
+            records = sum(end - at[key] for key, end in ends.items() if key in behind)
+            oldest = _oldest_ms(client, behind) if behind else None
+    except CatchwaterError as error:
+        return _lag(unknown=str(error))
+    late_ms = 0 if not behind else None if oldest is None else clock.now_ms() - oldest
+    return _lag(records, None if late_ms is None else max(0, late_ms) / 1000)
+
+
+def _answers(address: tuple[str, int]) -> bool:
+    """Whether somebody listens there: a client would go on trying where nobody does."""
+    try:
+        with socket.create_connection(address, _ASK_S):
+            return True
+    except OSError:
+        return False
+
+
+def _lag(
+    records: int | None = None, seconds: float | None = None, unknown: str | None = None
+) -> dict[str, Any]:
+    return {"records": records, "seconds": seconds, "unknown": unknown}
+
+
+def _oldest_ms(client: Client, behind: Mapping[TopicPartition, int]) -> int | None:
+    """The oldest timestamp of the batches that come next; None if there is none."""
+    found = client.fetch(behind, max_bytes=2**23, max_partition_bytes=2**20, max_wait_ms=0)
+    times = []
+    for answer in found.values():
+        with suppress(BatchError):  # one that is cut short
+            header = read_header(answer.records)
+            times.append(header.max_timestamp if header.log_append_time else header.base_timestamp)
+    return min(times, default=None)
+
+
+def _last_stage(entry: EpochEntry) -> int:
+    return max((shard.stage for shard in entry.shards), default=0)
+
+
+def _stage(entry: EpochEntry, stage: int) -> list[ShardEpoch]:
+    return [shard for shard in entry.shards if shard.stage == stage]
+
+
+def _sum(shards: Sequence[ShardEpoch], field: str) -> int:
+    return sum(getattr(shard, field) for shard in shards)
+
+
+def state_of(
+    supervised: str | None,
+    process: int | None,
+    found: Look,
+    lag: Mapping[str, Any],
+    now_ms: int,
+) -> str:
+    """In a word: what the supervisor says, or whether there is a process at all.
+
+    A pipeline that runs, has read everything and has had no epoch for a while is `idle`.
+    """
+    if supervised in (None, "running") and process is not None:
+        entries = found.entries
+        quiet = bool(entries) and now_ms - entries[-1].finished_ms > _QUIET_MS
+        return "idle" if quiet and lag["records"] == 0 else "running"
+    if supervised is not None:
+        return supervised
+    return "stopped" if found.entries or found.last >= 0 or found.planned else "never started"

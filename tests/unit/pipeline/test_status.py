@@ -1,0 +1,132 @@
+"""How far behind a pipeline is, in what state, and where its epochs' time goes."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from catchwater.clock import ManualClock
+from catchwater.pipeline import status
+from catchwater.pipeline.run.config import PipelineConfig
+from catchwater.recovery.intact import Look
+from catchwater.recovery.ledger import EpochEntry, ShardEpoch, SinkEpoch, SourceOffset
+from catchwater.wire.client import RequestTimedOut
+from catchwater.wire.records import encode_batch
+
+CONFIG = PipelineConfig(
+    functions=("m:F",), checkpoint=Path("c"), sinks={},
+    source={"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders"},
+)  # fmt: skip
+READ = {"orders": {"0": 10, "1": 7}}
+
+
+class Log:
+    """A client of a log with these ends; what lies next is a record of a known time."""
+
+    ends: dict[tuple[str, int], int] | None = None
+    batch_ms = 0
+
+    def __init__(self, bootstrap: str, **options: Any) -> None:
+        pass
+
+    def list_offsets(self, wanted: dict[tuple[str, int], int]) -> dict[tuple[str, int], int]:
+        if self.ends is None:
+            raise RequestTimedOut("Gave up after 2 s.")
+        return self.ends
+
+    def fetch(self, wanted: dict[tuple[str, int], int], **limits: int) -> Any:
+        batch = encode_batch([(b"k", b"v", self.batch_ms, ())])
+        return {key: SimpleNamespace(records=memoryview(batch)) for key in wanted}
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    monkeypatch.setattr(status, "Client", Log)
+    monkeypatch.setattr(status, "_answers", lambda address: True)
+    return ManualClock()
+
+
+def test_the_lag_is_what_was_not_read_and_as_old_as_its_oldest_record(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Log, "batch_ms", clock.now_ms() - 2500)
+    monkeypatch.setattr(Log, "ends", {("orders", 0): 10, ("orders", 1): 12})
+    assert status.lag_told(CONFIG, READ, clock) == {
+        "records": 5, "seconds": 2.5, "unknown": None,
+    }  # fmt: skip
+    monkeypatch.setattr(Log, "ends", {("orders", 0): 10, ("orders", 1): 7})
+    assert status.lag_told(CONFIG, READ, clock) == {
+        "records": 0, "seconds": 0.0, "unknown": None,
+    }  # fmt: skip
+
+
+def test_what_cannot_be_asked_is_unknown_and_says_why(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert status.lag_told(CONFIG, READ, clock)["unknown"] == "Gave up after 2 s."
+    assert status.lag_told(CONFIG, None, clock)["unknown"] == "no epoch was committed yet"
+    monkeypatch.undo()
+    told = status.lag_told(CONFIG, READ, clock)
+    assert told["unknown"] == "no broker at 127.0.0.1:1 answers"
+
+
+def entry(epoch: int, finished_ms: int) -> EpochEntry:
+    end = SourceOffset(epoch, READ, [0], 0)
+    shards = [
+        ShardEpoch(0, 0, events=10, outputs=4, operator_ms=5.0),
+        ShardEpoch(1, 0, events=10, outputs=4, operator_ms=20.0),
+        ShardEpoch(0, 1, events=8, outputs=2, operator_ms=3.0),
+    ]
+    sinks = {"rows": SinkEpoch("rows", 2, "c")}
+    return EpochEntry(
+        epoch, end, end, shards, sinks, finished_ms, run_ms=100.0, sink_ms={"rows": 7.0}
+    )
+
+
+def test_an_epochs_time_is_that_of_its_parts(tmp_path: Path) -> None:
+    done = entry(3, 1_000_000)
+    assert status.times_of(done, tmp_path) == {
+        "source_ms": 77.0, "operator_ms": 23.0, "sinks_ms": 7.0, "commit_ms": None,
+        "total_ms": 107.0,
+    }  # fmt: skip
+    (tmp_path / "commits").mkdir()
+    (tmp_path / "commits" / "3").touch()
+    os.utime(tmp_path / "commits" / "3", (1000.05, 1000.05))
+    assert status.times_of(done, tmp_path)["commit_ms"] == 50.0
+    os.utime(tmp_path / "commits" / "3", (5000, 5000))  # by a restore
+    assert status.times_of(done, tmp_path)["commit_ms"] is None
+
+
+def test_the_rate_of_a_chain_is_what_goes_in_and_what_comes_out() -> None:
+    entries = [entry(0, 1000), entry(1, 2000), entry(2, 5000)]
+    assert status.rate_told(entries, None) == {"in_per_s": 10.0, "out_per_s": 1.0, "over_s": 4.0}
+    assert status.rate_told(entries, 9000)["in_per_s"] == 5.0
+    assert status.rate_told(entries[:1], 9000)["in_per_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("supervised", "process", "records", "now_ms", "state"),
+    [
+        (None, 7, 0, 1100, "running"),
+        ("running", 7, 0, 1100, "running"),
+        ("running", 7, 0, 60_000, "idle"),
+        ("running", 7, 5, 60_000, "running"),
+        ("running", 7, None, 60_000, "running"),
+        ("waiting", None, 0, 60_000, "waiting"),
+        ("killed", None, 0, 60_000, "killed"),
+        (None, None, 0, 1100, "stopped"),
+    ],
+)
+def test_the_state_in_a_word(
+    supervised: str | None, process: int | None, records: int | None, now_ms: int, state: str
+) -> None:
+    found = Look(Path("c"), 0, [], {}, None, [entry(0, 1000)], [])
+    lag = {"records": records}
+    assert status.state_of(supervised, process, found, lag, now_ms) == state
+    nothing = Look(Path("c"), -1, [], {}, None, [], [])
+    assert status.state_of(None, None, nothing, lag, now_ms) == "never started"
