@@ -88,6 +88,8 @@ class BrokerConfig:
     group_consumer_session_timeout_ms: int = 45_000
     group_consumer_heartbeat_interval_ms: int = 5_000
     group_consumer_max_size: int = 10_000
+    offsets_retention_minutes: int = 10_080
+    offsets_retention_check_interval_ms: int = 600_000
     transactional_id_expiration_ms: int = 604_800_000
     catchwater_control_listener: Address = DEFAULT_CONTROL_LISTENER
     catchwater_wal_segment_bytes: int = 67_108_864
@@ -132,6 +134,8 @@ _LEAST = {
     "group.consumer.session.timeout.ms": 2,
     "group.consumer.heartbeat.interval.ms": 1,
     "group.consumer.max.size": 1,
+    "offsets.retention.minutes": 1,
+    "offsets.retention.check.interval.ms": 1,
     "transactional.id.expiration.ms": 1,
     "catchwater.wal.segment.bytes": 4096,
     "catchwater.pack.interval.ms": 1,

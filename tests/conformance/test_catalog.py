@@ -13,6 +13,8 @@ from catchwater.catalog.base import (
     CoordinatorMoved,
     EpochGap,
     RunsChanged,
+    TopicCollides,
+    TopicExists,
     TopicUnknown,
 )
 from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase, call_now
@@ -487,6 +489,19 @@ def test_a_superseded_coordinator_changes_nothing(open_catalog: Open) -> None:
     assert catalog.claim_group("g", None).result(5).epoch > second.epoch
 
 
+def test_topics_do_not_differ_in_dots_and_underscores_alone(open_catalog: Open) -> None:
+    catalog = open_catalog()
+    catalog.create_topic(Topic(b"1" * 16, "q_1.x", 1)).result(5)
+    for name in ("q.1.x", "q_1_x", "q.1_x"):
+        with pytest.raises(TopicCollides, match=rf"{name} collides with q_1\.x"):
+            catalog.create_topic(Topic(b"2" * 16, name, 1)).result(5)
+    with pytest.raises(TopicExists):
+        catalog.create_topic(Topic(b"2" * 16, "q_1.x", 1)).result(5)
+    catalog.create_topic(Topic(b"2" * 16, "q-1-x", 1)).result(5)
+    catalog.delete_topic(b"1" * 16).result(5)
+    catalog.create_topic(Topic(b"3" * 16, "q.1.x", 1)).result(5)
+
+
 def test_a_group_is_as_its_coordinator_left_it(open_catalog: Open) -> None:
     catalog = open_catalog()
     assert catalog.group("g") == GroupRow(0, 0)
@@ -534,7 +549,11 @@ def test_old_positions_expire_unless_they_were_committed_again(open_catalog: Ope
     catalog.keep_group("lively", GroupChanges(1, "s", {"m": 1}, True)).result(5)
     assert catalog.groups_to_expire(100) == ["g", "vacant"]
     assert catalog.groups_to_expire(-1) == ["vacant"]
-    assert catalog.expire_offsets("g", keys[1:], 100).result(5) == [keys[1]]
+    assert catalog.expire_offsets("g", keys[1:], 100, with_group=True).result(5) == [keys[1]]
+    for name in ("vacant", "lively"):
+        assert catalog.expire_offsets(name, [], 100, with_group=True).result(5) == []
+    assert catalog.group("vacant") == GroupRow(0, 0)
+    assert catalog.group("lively").generation == 1
     assert open_catalog().committed("g").keys() == {keys[0], keys[2]}
 
 

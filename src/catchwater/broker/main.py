@@ -20,6 +20,7 @@ import uvicorn
 
 from catchwater.broker.broker import Broker
 from catchwater.broker.control.app import create_app
+from catchwater.broker.coordination import expiry
 from catchwater.broker.coordination.claims import LogClaims
 from catchwater.broker.coordination.consumer.member import ConsumerLimits
 from catchwater.broker.coordination.coordinator import Coordinator
@@ -203,6 +204,7 @@ async def _serve_log(
         background = [
             tasks.create_task(broker.groups.run()),
             tasks.create_task(log.txns.run()),
+            tasks.create_task(expiry.run(broker)),
             tasks.create_task(peers.run()),
             tasks.create_task(server.sweep()),
             tasks.create_task(_measure_loop_lag(broker)),

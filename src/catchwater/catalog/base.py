@@ -102,6 +102,10 @@ class TopicExists(CatchwaterError):
     """A topic of that name is already there."""
 
 
+class TopicCollides(CatchwaterError):
+    """A topic is there whose name differs in `.` and `_` only."""
+
+
 class TopicUnknown(CatchwaterError):
     """No topic of that name or id."""
 
@@ -139,7 +143,7 @@ class Catalog(Protocol):
     # --- barriers --------------------------------------------------------------------------
 
     def create_topic(self, topic: Topic) -> Future[None]:
-        """Fails with `TopicExists`."""
+        """Fails with `TopicExists` or `TopicCollides`."""
         ...
 
     def delete_topic(self, topic_id: bytes) -> Future[None]:
@@ -204,11 +208,13 @@ class Catalog(Protocol):
         keys: Iterable[tuple[str, int]],
         committed_until_ms: int,
         *,
+        with_group: bool,
         claim_epoch: int | None = None,
     ) -> Future[list[tuple[str, int]]]:
         """Forget those of these (topic, partition) that were committed then or before; which.
 
-        Fails with `CoordinatorMoved` as `commit_offsets` does.
+        `with_group`: and the group, if neither positions nor members are left. Fails with
+        `CoordinatorMoved` as `commit_offsets` does.
         """
         ...
 

@@ -68,7 +68,7 @@ class RelationalCatalog(ABC):
         return self._commit(lambda db: commit.transact(scope, decide, db))
 
     def create_topic(self, topic: Topic) -> Future[None]:
-        """Fails with `TopicExists`."""
+        """Fails with `TopicExists` or `TopicCollides`."""
         return self._commit(partial(topics.create_topic, topic))
 
     def delete_topic(self, topic_id: bytes) -> Future[None]:
@@ -135,10 +135,11 @@ class RelationalCatalog(ABC):
         keys: Iterable[tuple[str, int]],
         committed_until_ms: int,
         *,
+        with_group: bool,
         claim_epoch: int | None = None,
     ) -> Future[list[tuple[str, int]]]:
         """Forget those of a group's positions that are so old. Fails with `CoordinatorMoved`."""
-        wanted = (list(keys), committed_until_ms, claim_epoch)
+        wanted = (list(keys), committed_until_ms, with_group, claim_epoch)
         return self._commit(partial(groups.expire_offsets, group, *wanted))
 
     def set_pin(self, pin: Pin) -> Future[None]:

@@ -10,6 +10,11 @@ from catchwater.catalog.rows import (
 )
 
 
+def collision(name: str, other: str) -> str:
+    """Why there cannot be a topic of this name beside that of the other."""
+    return f"Topic {name} collides with {other}: their names differ in '.' and '_' only."
+
+
 class Topics:
     """Iterates in name order; changed only by the log, after the catalog has been."""
 
@@ -20,6 +25,12 @@ class Topics:
     def get(self, name: str) -> Topic | None:
         """The topic of this name, if there is one."""
         return self._by_name.get(name)
+
+    def colliding(self, name: str) -> str | None:
+        """Another topic's name that differs from this one in `.` and `_` only, if there is one."""
+        plain = name.replace(".", "_")
+        others = (other for other in self._by_name if other.replace(".", "_") == plain)
+        return next((other for other in others if other != name), None)
 
     def by_id(self, topic_id: bytes) -> Topic | None:
         """The topic with this id, if there is one."""

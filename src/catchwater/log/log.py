@@ -161,7 +161,10 @@ class Log:
     async def create_topic(
         self, name: str, partitions: int, config: Mapping[str, str] | None = None
     ) -> Topic:
-        """Create an empty topic; the caller has checked name and number. Raises `TopicExists`."""
+        """Create an empty topic; the caller has checked name and number.
+
+        Raises `TopicExists` or `TopicCollides`.
+        """
         topic = Topic(self._core.clock.uuid().bytes, name, partitions, dict(config or {}))
 
         async def change() -> None:
@@ -387,14 +390,18 @@ class Log:
         group: str,
         keys: Iterable[tuple[str, int]],
         committed_until_ms: int,
+        *,
+        with_group: bool,
         claim_epoch: int | None = None,
     ) -> list[tuple[str, int]]:
         """Forget those of these positions that were committed then or before; which.
 
-        Raises as `commit_offsets`.
+        `with_group`: and the group, if nothing of it is left. Raises as `commit_offsets`.
         """
-        old = (list(keys), committed_until_ms)
-        return await done(self._catalog.expire_offsets(group, *old, claim_epoch=claim_epoch))
+        change = self._catalog.expire_offsets(
+            group, keys, committed_until_ms, with_group=with_group, claim_epoch=claim_epoch
+        )
+        return await done(change)
 
     async def take_group(self, group: str) -> GroupRow:
         """Become a group's coordinator, and see what the last one has left.

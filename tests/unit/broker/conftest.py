@@ -16,6 +16,7 @@ from catchwater.broker.metrics.registry import Metrics
 from catchwater.broker.router import APIS, start
 from catchwater.catalog.base import (
     AlterConfig,
+    TopicCollides,
     TopicExists,
     TopicUnknown,
 )
@@ -51,6 +52,10 @@ class MemoryTopics:
         if name not in self.all:
             raise TopicUnknown(f"{name} is not there.")
         return self.all[name]
+
+    def colliding(self, name: str) -> str | None:
+        plain = name.replace(".", "_")
+        return next((t for t in self.all if t != name and t.replace(".", "_") == plain), None)
 
     def by_id(self, topic_id: bytes) -> Topic | None:
         return next((t for t in self.all.values() if t.id == topic_id), None)
@@ -118,6 +123,8 @@ class MemoryLog:
     ) -> Topic:
         if name in self.topics.all:
             raise TopicExists(f"{name} exists.")
+        if self.topics.colliding(name):
+            raise TopicCollides(f"{name} collides.")
         topic = Topic(next(self.ids).to_bytes(16, "big"), name, partitions, config or {})
         self.topics.all[name] = topic
         self.batches |= {(topic.id, index): [] for index in range(partitions)}

@@ -30,6 +30,7 @@ from catchwater.catalog.base import (
     CatalogFull,
     CatalogUnavailable,
     CatalogUncertain,
+    TopicCollides,
     TopicExists,
 )
 from catchwater.catalog.rows import BrokerRow, Topic
@@ -153,6 +154,8 @@ async def _wanted(
             return denied
         try:
             return _topic(await broker.log.create_topic(name, broker.config.num_partitions), near)
+        except TopicCollides:
+            return MetadataTopic(ErrorCode.INVALID_TOPIC_EXCEPTION, name, NO_TOPIC_ID, False, ())
         except (TopicExists, CatalogFull, CatalogUnavailable, CatalogUncertain):
             # Just created by another request, or no space or no catalog: the client asks again.
             return MetadataTopic(ErrorCode.LEADER_NOT_AVAILABLE, name, NO_TOPIC_ID, False, ())

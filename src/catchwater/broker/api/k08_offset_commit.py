@@ -1,8 +1,8 @@
 """OffsetCommit (8), v2-10: a group's positions, durable when answered.
 
 The offsets of one request are stored together, under the epoch of the coordinator's claim where
-there are several brokers. v2-4 carry a retention time, which is not used: positions are kept until
-their topic goes.
+there are several brokers. v2-4 carry a retention time, which is not used: positions expire as
+`coordination/expiry.py` says.
 
 Version notes: v9 (KIP-848) is the first that members of the consumer protocol may use, with their
 epoch where others have a generation; v10 names topics by id alone.

@@ -17,8 +17,9 @@ from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.coordination.held import UNAVAILABLE
 from catchwater.broker.gate import Operation
 from catchwater.broker.names import is_legal_topic_name
-from catchwater.catalog.base import TopicExists
+from catchwater.catalog.base import TopicCollides, TopicExists
 from catchwater.catalog.rows import Topic
+from catchwater.catalog.topics import collision
 from catchwater.wire.errors import ErrorCode
 
 _DEFAULT = -1
@@ -51,6 +52,8 @@ async def _create(
             topic_id = (await broker.log.create_topic(wanted.name, partitions, config)).id
         except TopicExists as exists:
             error, message = ErrorCode.TOPIC_ALREADY_EXISTS, str(exists)
+        except TopicCollides as collides:
+            error, message = ErrorCode.INVALID_TOPIC_EXCEPTION, str(collides)
         except UNAVAILABLE as reason:
             error, message = ErrorCode.KAFKA_STORAGE_ERROR, str(reason)
     is_good = error is ErrorCode.NONE
@@ -84,14 +87,24 @@ def _partitions(broker: Broker, wanted: Any) -> int:
     return int(wanted.num_partitions)
 
 
-def _refusal(broker: Broker, wanted: Any) -> tuple[ErrorCode, str | None]:
-    if not is_legal_topic_name(wanted.name):
+def _refused_name(broker: Broker, name: str) -> tuple[ErrorCode, str] | None:
+    if not is_legal_topic_name(name):
         return ErrorCode.INVALID_TOPIC_EXCEPTION, (
             "A topic's name has 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-', and is "
             "not '.' or '..'."
         )
-    if broker.log.topics.get(wanted.name) is not None:
-        return ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic {wanted.name} already exists."
+    if broker.log.topics.get(name) is not None:
+        return ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic {name} already exists."
+    other = broker.log.topics.colliding(name)
+    if other is not None:
+        return ErrorCode.INVALID_TOPIC_EXCEPTION, collision(name, other)
+    return None
+
+
+def _refusal(broker: Broker, wanted: Any) -> tuple[ErrorCode, str | None]:
+    refused = _refused_name(broker, wanted.name)
+    if refused is not None:
+        return refused
     if not 1 <= _partitions(broker, wanted) <= layout.MAX_PARTITIONS:
         most = layout.MAX_PARTITIONS
         return ErrorCode.INVALID_PARTITIONS, f"A topic has from 1 to {most} partitions."

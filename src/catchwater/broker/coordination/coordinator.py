@@ -211,6 +211,19 @@ class Coordinator:
         members = consumers.members.values() if consumers else ()
         return any(topic in m.topics for m in members) or bool(group and group.is_subscribed(topic))
 
+    def may_read(self, group_id: str, topic: str) -> bool:
+        """Whether a member reads this topic, or nobody can tell yet, as while it rebalances."""
+        group = self.groups.get(group_id)
+        if group is not None and not group.is_idle:
+            if not group.is_of_consumers or group.state is not classic.GroupState.STABLE:
+                return True
+        return self.is_subscribed(group_id, topic)
+
+    def is_saved(self, group_id: str) -> bool:
+        """Whether the catalog knows all that has come of the group."""
+        group = self.groups.get(group_id) or self.consumer_groups.get(group_id)
+        return group is None or self._held.is_saved(group)
+
     def forget(self, group_id: str) -> bool:
         """A group without members was deleted, its claim too; whether it was known here."""
         was_known = group_id in self.groups or group_id in self.consumer_groups

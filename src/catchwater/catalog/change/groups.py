@@ -72,13 +72,17 @@ def expire_offsets(
     group: str,
     keys: Sequence[tuple[str, int]],
     committed_until_ms: int,
+    with_group: bool,
     claim_epoch: int | None,
     db: Db,
 ) -> list[tuple[str, int]]:
     """Forget those of the positions that are so old; which. Raises `CoordinatorMoved`."""
     _require_claim(group, claim_epoch, db)
     wanted = [(group, *key, committed_until_ms) for key in sorted(keys)]
-    return [(topic, index) for topic, index in db.each("group_offset_expire", wanted)]
+    gone = [(topic, index) for topic, index in db.each("group_offset_expire", wanted)]
+    if with_group:
+        db.many("group_claim_forget", [(group,)])
+    return gone
 
 
 def _row(claims: Rows, group: str, db: Db) -> GroupRow:

@@ -4,15 +4,25 @@ from collections.abc import Mapping
 
 import msgspec
 
-from catchwater.catalog.base import AlterConfig, TopicExists, TopicUnknown
+from catchwater.catalog.base import AlterConfig, TopicCollides, TopicExists, TopicUnknown
 from catchwater.catalog.change.commit import json_text, lock_partitions
 from catchwater.catalog.change.runs import mark_deleting
 from catchwater.catalog.db import Db
 from catchwater.catalog.rows import Notice, PartitionRow, Pin, PinState, Topic
+from catchwater.catalog.topics import collision
 
 
 def create_topic(topic: Topic, db: Db) -> None:
-    """Raises `TopicExists`."""
+    """Raises `TopicExists` or `TopicCollides`."""
+    # Kafka names metrics after topics, where a dot becomes an underscore: two would be one.
+    plain = topic.name.replace(".", "_")
+    db.query("name_lock", f"topic {plain}")
+    found = [name for (name,) in db.query("topic_collision", plain) if name != topic.name]
+    if found:
+        raise TopicCollides(
+            collision(topic.name, found[0]),
+            hint="Use either dots or underscores in the names of topics, not both.",
+        )
     row = (topic.id, topic.name, topic.partitions, json_text(dict(topic.config)))
     if not db.query("topic_insert", *row):
         raise TopicExists(f"There is a topic {topic.name} already.")

@@ -58,6 +58,13 @@ async def test_an_illegal_name_is_never_created(client, name) -> None:
     assert len(client.log.topics) == 0
 
 
+async def test_a_name_that_collides_is_never_created(client) -> None:
+    await client.log.create_topic("q_1", 1)
+    (topic,) = (await client.send(ask("q.1"))).topics
+    assert topic.error_code.name == "invalid_topic_exception"
+    assert client.log.topics.get("q.1") is None
+
+
 async def test_topics_are_found_by_id(client) -> None:
     topic = await client.log.create_topic("a", 1)
     for topic_id, name, error in (

@@ -168,3 +168,15 @@ async def test_who_may_not_make_a_topic_is_told_so(client, deny) -> None:
     assert errors(reply) == ["topic_authorization_failed", "none"]
     assert [t.topic_config_error_code for t in reply.topics] == [0, 29]
     assert [topic.name for topic in client.log.topics] == ["open"]
+
+
+@pytest.mark.parametrize("validate_only", [True, False])
+async def test_names_that_differ_in_dots_and_underscores_alone_collide(
+    client, validate_only
+) -> None:
+    await client.send(create({"name": "q_1"}))
+    reply = await client.send(create({"name": "q.1"}, validate_only=validate_only))
+    assert errors(reply) == ["invalid_topic_exception"]
+    assert "q.1 collides with q_1" in reply.topics[0].error_message
+    both = create({"name": "a.b"}, {"name": "a_b"})
+    assert errors(await client.send(both)) == ["none", "invalid_topic_exception"]

@@ -1,0 +1,1 @@
+SELECT name FROM topic WHERE replace(name, '.', '_') = ? ORDER BY name;
