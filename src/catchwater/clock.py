@@ -7,6 +7,7 @@ moves by hand and a simulation can replay a seed. Nothing else in the package im
 
 import asyncio
 import random
+import select
 import time
 import uuid
 from typing import Any
@@ -41,9 +42,12 @@ class Clock:
         """Let the event loop go on for so many seconds."""
         await asyncio.sleep(seconds)
 
-    def pause(self, seconds: float) -> None:
-        """Block this thread for so many seconds."""
-        time.sleep(seconds)
+    def pause(self, seconds: float, woken: int | None = None) -> None:
+        """Block this thread for so many seconds, or until this descriptor can be read."""
+        if woken is None:
+            time.sleep(seconds)
+        else:
+            select.select([woken], [], [], seconds)
 
     def token(self) -> str:
         """Sixteen random hexadecimal digits: names nothing else will ever have."""
@@ -78,7 +82,7 @@ class ManualClock(Clock):
         self._now_ms += int(seconds * 1000)
         await asyncio.sleep(0)
 
-    def pause(self, seconds: float) -> None:
+    def pause(self, seconds: float, woken: int | None = None) -> None:
         """Move the clock instead of waiting."""
         self._now_ms += int(seconds * 1000)
 

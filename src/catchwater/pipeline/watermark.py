@@ -54,5 +54,19 @@ class EventTime:
         due_clock_ms = last.next_due_clock_ms
         if due_clock_ms is not None and due_clock_ms <= clock_ms:
             return True
+        due_ms = self._next_due_ms(last)
+        return due_ms is not None and due_ms <= watermark_ms
+
+    def due_at_ms(self, begin: SourceOffset, last: EpochEntry) -> int | None:
+        """By which clock `is_due` says yes after `begin` if no input comes; None: never."""
+        due_ms = self._next_due_ms(last)
+        times = [last.next_due_clock_ms]
+        if due_ms is not None and last.seen and self.idle_timeout_ms is not None:
+            behind_ms = due_ms - (max(last.seen.values()) - self.delay_ms)
+            times.append(begin.input_ms + self.idle_timeout_ms + behind_ms)
+        return min((at for at in times if at is not None), default=None)
+
+    def _next_due_ms(self, last: EpochEntry) -> int | None:
+        """The least watermark that a shard of some stage waits for."""
         due = map(last.next_due_ms, range(self.stages))
-        return any(at is not None and at <= watermark_ms for at in due)
+        return min((at for at in due if at is not None), default=None)

@@ -64,6 +64,7 @@ _KNOWN = (
     *VALUE_OPTIONS,
     "catchwater.read",
     "catchwater.pin.lease",
+    "catchwater.wait",
     _CATALOG,
     _OBJECTS,
     CONTROL_URL,
@@ -152,6 +153,8 @@ class SourceOptions:
     """How long the pin of a batch query outlasts its last renewal; 0: it has none."""
     stream_pin_lease_ms: int = 0
     """The same of a streaming query, which has one only if that is asked for."""
+    wait_ms: int = 100
+    """How long a streaming query that has read all is kept when it asks for more, at most."""
     catalog: str | None = None
     """Asked instead of brokers: the data directory of a broker alone, or `postgresql://...`."""
     objects: str = ""
@@ -214,6 +217,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         client_id=given.get(_CLIENT_ID) or "catchwater",
         pin_lease_ms=_duration_ms(given, "catchwater.pin.lease", "10m"),
         stream_pin_lease_ms=_duration_ms(given, "catchwater.pin.lease", "0"),
+        wait_ms=_duration_ms(given, "catchwater.wait", "100ms"),
     )
 
 

@@ -137,9 +137,9 @@ class Delays(Clock):
         self.repeats += 1
         self._since_s = now_s
 
-    def pause(self, seconds: float) -> None:
+    def pause(self, seconds: float, woken: int | None = None) -> None:
         """Clients and stores wait before they repeat, or because they were told to."""
-        super().pause(seconds)
+        super().pause(seconds, woken)
         self.repeat()
 
 

@@ -2,7 +2,7 @@
 
 Options and columns are those of Spark's Kafka source (see `options`), and so are the offsets in a
 checkpoint. The driver's side asks for offsets and plans; the tasks read storage, or fetch from the
-leaders, and hand Spark Arrow. A thin shell: all it decides is when to ask.
+leaders, and hand Spark Arrow. A thin shell: all it decides is when to ask, and when to wait.
 
 Relies on Spark 4.2's admission control for Python sources. Promises that a micro-batch repeated
 after a restart reads exactly the same offsets. Does not write.
@@ -10,6 +10,7 @@ after a restart reads exactly the same offsets. Does not write.
 
 import gc
 import logging
+import math
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,6 +47,11 @@ from catchwater.values.typed import read_columns, typed, value_fields
 from catchwater.wire.client import LATEST
 
 _LOG = logging.getLogger(__name__)
+
+_IN_A_LOOP_S = 0.1
+"""Spark asks again after so long at most, where no trigger tells it when to."""
+_ASK_EVERY_S = 1.0
+"""Partitions that appear, or are gone, are seen no later than this."""
 
 SPARK_TYPES: Mapping[str, types.DataType] = {
     "key": types.BinaryType(),
@@ -191,6 +197,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         self._latest: Offsets | None = None
         # When a micro-batch was last let through; none before the first, which waits for nothing.
         self._triggered_s: float | None = None
+        # When it was last said that there is nothing more, and when the log was last asked; by the
+        # monotonic clock, long ago if never.
+        self._told_s = self._asked_s = -math.inf
 
     @in_two_lines
     def initialOffset(self) -> dict[str, Any]:
@@ -213,12 +222,33 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         self._pin.renew()
         begin = from_json(start)
+        if not self._may_have_more(begin):
+            return self._told(start)
+        self._asked_s = self._clock.monotonic_s()
         self._latest = self._subscription.latest() if self._goal is None else dict(self._goal)
         self._subscription.check_present(begin, self._latest)
         if not isinstance(limit, ReadAllAvailable) and self._waits(begin, self._latest):
-            return start
+            return self._told(start)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return to_json(admit(begin, self._latest, most))
+        ends = admit(begin, self._latest, most)
+        return to_json(ends) if ends != begin else self._told(start)
+
+    def _told(self, start: dict[str, Any]) -> dict[str, Any]:
+        """The answer that there is no more than there was."""
+        self._told_s = self._clock.monotonic_s()
+        return start
+
+    def _may_have_more(self, begin: Offsets) -> bool:
+        """Wait for records, if that is worth it; False if there are none and no need to ask.
+
+        Who comes back seldom, by a trigger of its own, is not kept.
+        """
+        options, now_s = self._subscription.options, self._clock.monotonic_s()
+        is_in_a_loop = now_s - self._told_s < _IN_A_LOOP_S
+        if not is_in_a_loop or self._goal is not None or not self._latest:
+            return True
+        has_come = self._subscription.wait(self._latest, options.wait_ms / 1000)
+        return has_come or begin != self._latest or now_s - self._asked_s >= _ASK_EVERY_S
 
     def _waits(self, begin: Offsets, latest: Offsets) -> bool:
         """Whether there is too little yet for a micro-batch, and the last one is not long ago."""

@@ -34,6 +34,9 @@ _LOG = logging.getLogger(__name__)
 TIMEOUT_S = 60.0
 """Longer than a broker takes to come back from kill -9, shorter than anyone's patience."""
 
+CATALOG_WAIT_S = 0.5
+"""A catalog follows its log within a second, and is opened anew for every question."""
+
 _ABSENT = "The log does not hold"
 _NO_BROKER = "No broker is asked, and what can be read without one does not hold"
 
@@ -94,6 +97,17 @@ class Subscription:
     def latest(self) -> Offsets:
         """The ends of all partitions now, new ones among them."""
         return self._list(dict.fromkeys(self.partitions(), LATEST))
+
+    def wait(self, ends: Mapping[TopicPartition, int], timeout_s: float) -> bool:
+        """Wait until there may be a record at one of these ends; False if not after `timeout_s`.
+
+        Without brokers nobody could tell of it: then the wait is short, and the answer True.
+        """
+        if self.options.catalog is not None:
+            self._clock.pause(min(timeout_s, CATALOG_WAIT_S))
+            return True
+        committed = self.options.read_committed
+        return self._connected().wait(ends, timeout_s, read_committed=committed)
 
     def check_present(self, start: Iterable[TopicPartition], now: Mapping[Any, int]) -> None:
         """Raise `PartitionsGone`, or warn, if a partition that was being read is not there."""

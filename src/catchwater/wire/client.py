@@ -39,6 +39,7 @@ from catchwater.wire.connection import Address, Connection, ConnectionLost, Conn
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.exchange import Fetched, TopicPartition
 from catchwater.wire.security.settings import UNSECURED, Security
+from catchwater.wire.watch import Watch
 
 _Answer = TypeVar("_Answer")
 
@@ -119,9 +120,13 @@ class Client:
         self._client_id = client_id
         self._timeout_s = timeout_s
         self._clock = clock
-        self._connections = Connections(
-            bootstrap, client_id=client_id, timeout_s=timeout_s, clock=clock, security=security
+        self._connections, waiting = (
+            Connections(
+                bootstrap, client_id=client_id, timeout_s=timeout_s, clock=clock, security=security
+            )
+            for _ in range(2)
         )
+        self._watch = Watch(waiting, client_id, clock)
         # What the last Metadata reply said, for the topics asked for since a leader last moved.
         self._brokers: dict[int, Address] = {}
         self._leaders: dict[TopicPartition, int] = {}
@@ -138,6 +143,7 @@ class Client:
     def close(self) -> None:
         """Close every connection; the client may be used again and then connects anew."""
         self._connections.close()
+        self._watch.close()
 
     def metadata(self, topics: Sequence[str] | None = None) -> Cluster:
         """Brokers and leaders, of all topics unless some are named; absent ones are left out."""
@@ -201,6 +207,30 @@ class Client:
             return fetched
 
         return self._repeat(attempt)
+
+    def wait(
+        self,
+        ends: Mapping[TopicPartition, int],
+        timeout_s: float,
+        *,
+        read_committed: bool = False,
+    ) -> bool:
+        """Wait until there may be a record at or behind one of these offsets; False if not by then.
+
+        True also where that cannot be known: ask again. Raises nothing of what befalls brokers.
+        """
+        try:
+            by_leader = self._by_leader(ends)
+        except (_Again, CatchwaterError):
+            self._leaders.clear()
+            self._connections.close()  # a reply may still be under way
+            self._clock.pause(min(_FIRST_BACKOFF_S, timeout_s))
+            return True
+        places = {
+            self._brokers[broker]: {key: ends[key] for key in sorted(keys)}
+            for broker, keys in by_leader.items()
+        }
+        return self._watch.wait(places, timeout_s, read_committed=read_committed)
 
     def produce(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
         """Append the batches; the base offset each was given, in the same order.

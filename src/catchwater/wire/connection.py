@@ -121,6 +121,15 @@ class Connection:
         self._answered = True
         return reply
 
+    @property
+    def is_silenced(self) -> bool:
+        """Whether `send` would wait, because a reply asked for it."""
+        return self._clock.monotonic_s() < self._silent_until_s
+
+    def fileno(self) -> int:
+        """The socket's descriptor; readable when a reply begins to come, or the end."""
+        return self._socket.fileno()
+
     def throttle(self, milliseconds: int) -> None:
         """Send nothing for so long, as the last reply asked."""
         if milliseconds > 0:
@@ -189,13 +198,18 @@ class Connections:
             connection.close()
         self._open.clear()
 
+    def drop(self, address: Address) -> None:
+        """Close the connection to one broker, if there is one."""
+        if address in self._open:
+            self._open.pop(address)[0].close()
+
     def to(self, address: Address) -> Connection:
         """The connection to one broker.
 
         Raises `ConnectionLost`, and for good `BrokerNotTrusted`, `TlsFailed`, `LoginFailed`.
         """
         if address in self._open and self._clock.monotonic_s() >= self._open[address][1]:
-            self._open.pop(address)[0].close()
+            self.drop(address)
         if address not in self._open:
             self._open[address] = self._connect(address)
         return self._open[address][0]

@@ -1,5 +1,6 @@
 """The watermark: held back by what is unread, never back, on with the clock when input is idle."""
 
+import msgspec
 import pytest
 
 from catchwater.pipeline.watermark import EventTime
@@ -72,3 +73,25 @@ def test_the_clock_wakes_a_shard_that_waits_for_it() -> None:
     last = entry(ShardEpoch(0), ShardEpoch(1, next_due_clock_ms=70))
     assert not EventTime(100).is_due(last, 0, 69)
     assert EventTime(100).is_due(last, 0, 70)
+
+
+@pytest.mark.parametrize("idle_timeout_ms", [None, 0, 30_000])
+@pytest.mark.parametrize("clock_due_ms", [None, 1, 70_000])
+@pytest.mark.parametrize("due_ms", [None, 4_901, 9_000, 50_000])
+def test_it_is_due_from_the_time_on_that_is_told(
+    idle_timeout_ms: int | None, clock_due_ms: int | None, due_ms: int | None
+) -> None:
+    time = EventTime(100, idle_timeout_ms=idle_timeout_ms)
+    shards = [ShardEpoch(0, next_due_ms=due_ms, next_due_clock_ms=clock_due_ms), ShardEpoch(1)]
+    last = EpochEntry(4, begin(0), begin(0), shards, {}, 0, seen=SEEN)
+    found = msgspec.structs.replace(begin(4_900), input_ms=1_000)
+
+    def is_due(at_ms: int) -> bool:
+        (watermark_ms,) = time.advance(found, SEEN, {}, at_ms - found.input_ms)
+        return time.is_due(last, watermark_ms, at_ms)
+
+    at_ms = time.due_at_ms(found, last)
+    if at_ms is None:
+        assert not is_due(10**12)
+    else:
+        assert is_due(at_ms) and not is_due(at_ms - 1)

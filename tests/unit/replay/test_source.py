@@ -49,12 +49,26 @@ class Subscription:
 
     def __init__(self, options: Any, clock: Clock = SYSTEM) -> None:
         self.options = options
+        self.clock = clock
         self.checked: list[Any] = []
+        self.waits: list[Any] = []
+        self.coming: list[int] = []
+        self.asked = 0
+
+    def wait(self, ends: dict[Any, int], timeout_s: float) -> bool:
+        """No record comes unless it is `coming`; the clock goes on."""
+        self.waits.append((dict(ends), timeout_s))
+        if self.coming:
+            Subscription.end += self.coming.pop(0)
+            return True
+        self.clock.pause(timeout_s)
+        return False
 
     def starting(self, default: int) -> dict[Any, int]:
         return {("t", 0): 0 if default == -2 else self.end}
 
     def latest(self) -> dict[Any, int]:
+        self.asked += 1
         return {("t", 0): self.end}
 
     ending = latest
@@ -232,6 +246,55 @@ def test_available_now_ends_at_the_end_whatever_the_least_number_is() -> None:
         seen.append(end["t"]["0"])
         at = end
     assert seen == [31, 61, 91, 100]
+
+
+END = {"t": {"0": 100}}
+LONG_S = 40
+
+
+def idle(**options: str) -> tuple[StreamReader, Subscription, ManualClock]:
+    """A stream that has just been told that there is nothing more."""
+    clock = ManualClock()
+    reader = StreamReader(parse_options({**LEAST, **options}), clock)
+    assert reader.latestOffset(END, ReadAllAvailable()) is END
+    log = reader._subscription
+    assert isinstance(log, Subscription) and log.waits == [], "the first answer comes at once"
+    return reader, log, clock
+
+
+@pytest.mark.parametrize(("option", "wait_s"), [({}, 0.1), ({"catchwater.wait": "1s"}, 1.0)])
+def test_who_asks_again_and_again_waits_and_the_log_is_asked_once_a_second(
+    option: dict[str, str], wait_s: float
+) -> None:
+    reader, log, clock = idle(**option)
+    began_s = clock.monotonic_s()
+    while clock.monotonic_s() < began_s + LONG_S:
+        assert reader.latestOffset(END, ReadAllAvailable()) is END
+        clock.advance(10)  # as Spark does
+    assert set(map(str, log.waits)) == {str(({("t", 0): 100}, wait_s))}
+    assert len(log.waits) <= LONG_S / wait_s and log.asked <= LONG_S + 2
+
+
+def test_a_record_ends_the_wait() -> None:
+    reader, log, clock = idle()
+    log.coming = [7]
+    assert reader.latestOffset(END, ReadAllAvailable()) == {"t": {"0": 107}}
+    assert clock.monotonic_s() == ManualClock().monotonic_s()
+
+
+def test_who_comes_back_by_a_trigger_of_its_own_is_not_kept() -> None:
+    reader, log, clock = idle()
+    for _ in range(3):
+        clock.advance(200)
+        assert reader.latestOffset(END, ReadAllAvailable()) is END
+    assert log.waits == []
+
+
+def test_available_now_waits_for_nothing() -> None:
+    reader, log, _ = idle()
+    reader.prepareForTriggerAvailableNow()
+    assert reader.latestOffset(END, ReadAllAvailable()) is END
+    assert log.waits == []
 
 
 def test_a_stream_has_no_end() -> None:

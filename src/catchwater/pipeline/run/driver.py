@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("catchwater.pipeline")
 
-_TURN_S = 0.01
+_LOOK_S = 0.1
+"""How often a driver that stands by looks whether it is to stop."""
 
 
 def run_pipeline(
@@ -101,8 +102,8 @@ def _stand_by(
     sinks = [*config.sinks.values(), *filter(None, [config.dead_letter])]
     preload(sink.kind for sink in sinks)  # half a second, and a third of a restart
     _log.info("Standing by.")
-    while not turn.come and not stop.requested:
-        clock.pause(_TURN_S)
+    while not stop.requested and not turn.wait(_LOOK_S):
+        pass
 
 
 def settings_of(config: PipelineConfig) -> dict[str, str]:

@@ -99,6 +99,7 @@ def source_settings(parts: Parts) -> "PackedSettings":
         tables=dict(config.tables),
         table_options=config.table_options,
         until=config.until,
+        waits=config.trigger == CONTINUOUS,
     )
 
 

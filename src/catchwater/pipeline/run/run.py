@@ -1,7 +1,9 @@
 """Run one pipeline on a session: look before the start, run the query, keep its contracts."""
 
 import logging
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +37,8 @@ TOPIC_S = 1.0
 """How often to look for a topic that is not there yet."""
 STARTS = 3
 """So often is a query started whose Python process does not come up in time."""
-_POLL_S = 0.1
+_LOOK_S = 0.1
+"""How often to look whether to stop, and at what is due behind the epochs."""
 
 
 class InputMissing(CatchwaterError):
@@ -118,7 +121,7 @@ def run_query(
             _tell(entry)
         return not stop.requested and not _has_led(config.checkpoint)
 
-    failure = run_to_end(lambda: start_query(spark, parts, writer), look, clock)
+    failure = run_to_end(lambda: start_query(spark, parts, writer), look)
     for entry in upkeep.look(at_once=True) if handover.take_over(config.checkpoint) else ():
         _tell(entry)
     if failure is not None and not stop.requested:
@@ -128,33 +131,42 @@ def run_query(
     _log.info("Stopped after epoch %d.", checkpoint.last_commit(config.checkpoint))
 
 
-def run_to_end(
-    start: Callable[[], "StreamingQuery"], look: Callable[[], bool], clock: Clock
-) -> str | None:
+def run_to_end(start: Callable[[], "StreamingQuery"], look: Callable[[], bool]) -> str | None:
     """Run a query until it ends or `look`, asked often, says no; what failed it, None if nothing.
 
     One whose Python process could not start in time has done nothing, and is started again: a
     machine that is busy for ten seconds should not cost a start of Spark.
     """
     for left in reversed(range(STARTS)):
-        failure, goes_on = _run_once(start(), look, clock)
+        failure, goes_on = _run_once(start(), look)
         if not (failure and goes_on and left and is_starved(failure)):
             return failure
         _log.warning("Spark's Python process was not there within 10 s; the query starts again.")
     raise AssertionError("the last start returns")
 
 
-def _run_once(
-    query: "StreamingQuery", look: Callable[[], bool], clock: Clock
-) -> tuple[str | None, bool]:
+def _run_once(query: "StreamingQuery", look: Callable[[], bool]) -> tuple[str | None, bool]:
     """What failed the query, and whether `look` would have it go on."""
+    ended = threading.Event()
+    threading.Thread(target=_await, args=(query, ended), name="await-query", daemon=True).start()
     try:
-        while (goes_on := look()) and query.isActive:
-            clock.pause(_POLL_S)
+        while (goes_on := look()) and not ended.wait(_LOOK_S):
+            pass
     finally:
         failure = None if query.isActive else query.exception()
         query.stop()
     return None if failure is None else str(failure), goes_on
+
+
+def _await(query: "StreamingQuery", ended: threading.Event) -> None:
+    """Say when the query has ended: to ask ten times a second costs more than all else here."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    # What has failed it, or the JVM, is found by who is told.
+    with suppress(PySparkException, Py4JError, OSError):
+        query.awaitTermination()
+    ended.set()
 
 
 def _has_led(folder: Path) -> bool:

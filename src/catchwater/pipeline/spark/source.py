@@ -6,9 +6,10 @@ saw. So do the positions that the shards' state starts from: they are those of t
 before, and travel in the head rows, one for every shard of every stage in every epoch.
 
 An epoch begins when there is something new to read, or when a shard waits for a watermark or a time
-that has come (`watermark`). Tables are read to their end before the first event is. After a restore
-the recorded ends of the epochs that ran before are issued again, so that their marks in the sinks
-stay true.
+that has come (`watermark`). Spark would ask for it fifty times a second: who asks again when there
+was none yet is kept until there may be one. Tables are read to their end before the first event is.
+After a restore the recorded ends of the epochs that ran before are issued again, so that their
+marks in the sinks stay true.
 
 Relies on `replay` for offsets, plans and reading, and on the ledger entry of an epoch being written
 before Spark commits it.
@@ -57,6 +58,10 @@ from catchwater.wire.client import EARLIEST, LATEST
 
 _COLUMNS = ("key", "value", "topic", "partition", "offset", TIMESTAMP_MS)
 _SETTINGS = "settings"
+LONGEST_WAIT_S = 1.0
+"""Partitions that appear, or are gone, are seen no later than this."""
+_LOOK_S = 0.02
+"""How often to look at the files by which another driver holds epochs up."""
 RUN_BYTES = 32 << 20
 """Batches are packed together until they have so many bytes, so that a key is hashed but once."""
 
@@ -80,6 +85,8 @@ class PackedSettings(msgspec.Struct, frozen=True):
     table_options: dict[str, str] = {}
     until: OffsetMap | None = None
     """Where a run that ends with its input ends; None: where that is when it begins."""
+    waits: bool = True
+    """Whether the next epoch may be waited for; not where the trigger is a clock's."""
 
     def __repr__(self) -> str:
         # The options hold passwords.
@@ -124,6 +131,17 @@ class PackedSource(DataSource):  # type: ignore[misc]
         return PackedReader(msgspec.json.decode(self.options[_SETTINGS], type=PackedSettings))
 
 
+@dataclass(frozen=True)
+class _Idle:
+    """There is no epoch after this one yet, and what it waits for."""
+
+    epoch: int
+    ends: Offsets | None = None
+    """A record at one of these, in topics and tables; None: another driver."""
+    due_ms: int | None = None
+    """Or this time of the clock."""
+
+
 class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
     """Decides where epochs end (driver) and brings their rows (tasks)."""
 
@@ -141,6 +159,8 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         # What was there when Trigger.AvailableNow began: nothing beyond it is read.
         self._goal: Offsets | None = None
         self._planned_ms = 0
+        self._idle: _Idle | None = None
+        """What the last answer was, where it was that there is no next epoch yet."""
 
     @cached_property
     def _specs(self) -> list[FunctionSpec]:
@@ -181,23 +201,36 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Where the next epoch ends, or `start` itself if there is none yet."""
         begin = SourceOffset.from_json(start)
+        if self._idle is not None and self._idle.epoch == begin.epoch:
+            self._wait(self._idle)
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        found = self._next(begin, most)
+        if isinstance(found, SourceOffset):
+            self._idle = None
+            return found.to_json()
+        # A run that ends with its input ends when there is no next epoch.
+        self._idle = found if self._settings.waits and self._goal is None else None
+        return start
+
+    def _next(self, begin: SourceOffset, most: int | None) -> "SourceOffset | _Idle":
+        """The end of the epoch after `begin`, or what is to be waited for."""
         recorded = self._ledger.recorded_end(begin.epoch + 1)
         if recorded is not None:
-            return recorded.to_json()
+            return recorded
         folder = self._ledger.checkpoint
         if handover.is_shadow(folder, begin.epoch + 1):
             led = handover.leaders_end(folder, begin.epoch + 1)
-            return led.to_json() if led else start
+            return led or _Idle(begin.epoch)
         now_ms = self._clock.now_ms()
-        if handover.fenced_by(folder) or now_ms < self._planned_ms + handover.pace(folder, now_ms):
-            return start
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        if self._is_held_up(begin.epoch, now_ms):
+            return _Idle(begin.epoch)
         offsets, tables = from_json(begin.offsets), from_json(begin.tables)
         latest = self._subscription.latest() if self._goal is None else dict(self._goal)
         self._subscription.check_present(offsets, latest)
         ends = admit(offsets, latest, most)
-        table_ends, loaded = self._admit_tables(tables, most)
-        if not loaded and begin.offsets == self._first.offsets:
+        latest_tables = self._latest_tables(tables)
+        table_ends = admit(tables, latest_tables, most)
+        if table_ends != latest_tables and begin.offsets == self._first.offsets:
             ends = offsets
         clock_ms = max(begin.clock_ms, self._clock.now_ms())
         last = self._ledger.base(begin.epoch + 1)
@@ -207,8 +240,10 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         idle = (ends, table_ends) == (offsets, tables)
         # Spark runs its first batch in any case, so epoch 0 may be empty.
         if last and idle and not self._time.is_due(last, watermarks[0], clock_ms):
-            return start
-        end = SourceOffset(
+            due_ms = self._time.due_at_ms(begin, last)
+            return _Idle(begin.epoch, {**latest_tables, **latest}, due_ms)
+        self._planned_ms = now_ms
+        return SourceOffset(
             begin.epoch + 1,
             to_json(ends),
             watermarks,
@@ -216,21 +251,41 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             to_json(table_ends),
             clock_ms if ends != offsets else begin.input_ms,
         )
-        self._planned_ms = now_ms
-        return end.to_json()
+
+    def _is_held_up(self, epoch: int, now_ms: int) -> bool:
+        """Whether another driver's files say that the epoch after this one is not to begin yet."""
+        folder = self._ledger.checkpoint
+        if handover.is_shadow(folder, epoch + 1):
+            return handover.leaders_end(folder, epoch + 1) is None
+        if handover.fenced_by(folder):
+            return True
+        return now_ms < self._planned_ms + handover.pace(folder, now_ms)
+
+    def _wait(self, idle: "_Idle") -> None:
+        """Until there may be a next epoch, at most so long that Spark is not kept from anything."""
+        until_s = self._clock.monotonic_s() + LONGEST_WAIT_S
+        if idle.ends is None:
+            while self._is_held_up(idle.epoch, self._clock.now_ms()):
+                if self._clock.monotonic_s() > until_s:
+                    break
+                self._clock.pause(_LOOK_S)
+            return
+        wait_s = LONGEST_WAIT_S
+        if idle.due_ms is not None:
+            wait_s = min(wait_s, max(0, idle.due_ms - self._clock.now_ms()) / 1000)
+        self._subscription.wait(idle.ends, wait_s)
 
     @cached_property
     def _first(self) -> SourceOffset:
         return self._ledger.first()
 
-    def _admit_tables(self, tables: Offsets, most: int | None) -> tuple[Offsets, bool]:
-        """Where the epoch ends in the tables' topics, and whether that is all there is of them."""
+    def _latest_tables(self, tables: Offsets) -> Offsets:
+        """Where the tables' topics end now."""
         if self._tables is None:
-            return tables, True
+            return tables
         latest = self._tables.latest()
         self._tables.check_present(tables, latest)
-        ends = admit(tables, latest, most)
-        return ends, ends == latest
+        return latest
 
     @in_two_lines
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

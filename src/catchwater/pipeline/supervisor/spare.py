@@ -45,6 +45,10 @@ class Turn:
         """Whether the supervisor has said go."""
         return self._come.is_set()
 
+    def wait(self, timeout_s: float) -> bool:
+        """Whether the supervisor says go within so long."""
+        return self._come.wait(timeout_s)
+
     def _listen(self) -> None:
         while os.read(self._descriptor, len(GO)):
             self._come.set()

@@ -35,9 +35,9 @@ STOP_S = 90.0
 """How long a driver may take to end after SIGTERM; then it is killed."""
 SPARE_WAIT_S = 60.0
 """How long to wait with another spare after one has died."""
-_POLL_S = 0.02
 _LOOK_S = 1.0
-"""How often to look whether the driver has committed its first epoch."""
+"""How often to look whether the driver has committed its first epoch. Its end is told by a signal.
+"""
 
 
 class GivenUp(CatchwaterError):
@@ -186,7 +186,7 @@ class Supervisor:
             if self._wants_spare and self._clock.monotonic_s() >= look_s:
                 look_s += _LOOK_S
                 self._look_after_spare(before)
-            self._clock.pause(_POLL_S)
+            self._stop.pause(self._clock, _LOOK_S)
         driver.end()
         self._driver = None
         return failure, self._committed() > before
@@ -198,7 +198,7 @@ class Supervisor:
         while (ended := driver.ended()) is None:
             if self._clock.monotonic_s() > deadline_s:
                 return Failure(-signal.SIGKILL, message=f"It did not stop within {STOP_S:.0f} s.")
-            self._clock.pause(_POLL_S)
+            self._stop.pause(self._clock, _LOOK_S)
         return Failure(0) if ended.exit_code == -signal.SIGTERM else ended
 
     def _look_after_spare(self, before: int) -> None:
@@ -225,8 +225,8 @@ class Supervisor:
         if wait_s:
             self._say("waiting")
         until_s = self._clock.monotonic_s() + wait_s
-        while self._clock.monotonic_s() < until_s and not self._stop.requested:
-            self._clock.pause(min(_POLL_S, wait_s))
+        while not self._stop.requested and (left_s := until_s - self._clock.monotonic_s()) > 0:
+            self._stop.pause(self._clock, min(_LOOK_S, left_s))
 
     def _given_up(self, failure: Failure) -> GivenUp:
         recent = self._restarts.recent

@@ -23,6 +23,9 @@ class FakeQuery:
         self.stopped = False
         self.isActive = False
 
+    def awaitTermination(self) -> None:
+        pass
+
     def exception(self) -> str | None:
         return self._failure
 
@@ -38,7 +41,7 @@ def run(failures: Iterable[str | None], goes_on: bool = True) -> tuple[str | Non
         started.append(FakeQuery(next(waiting)))
         return started[-1]
 
-    failure = run_to_end(start, lambda: goes_on, ManualClock())  # type: ignore[arg-type]
+    failure = run_to_end(start, lambda: goes_on)  # type: ignore[arg-type]
     assert all(query.stopped for query in started)
     return failure, started
 

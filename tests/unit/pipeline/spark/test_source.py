@@ -1,7 +1,7 @@
 """Where epochs end, decided from what the log and the ledger say; no Spark runs."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pyarrow as pa
@@ -14,6 +14,7 @@ from catchwater.pipeline.rows import EVENTS, HEAD, TABLES, Head
 from catchwater.pipeline.run.artefact import publish
 from catchwater.pipeline.spark import source
 from catchwater.pipeline.spark.source import PackedReader, PackedSettings
+from catchwater.recovery import handover
 from catchwater.recovery.ledger import EpochEntry, Ledger, ShardEpoch, SourceOffset
 from catchwater.replay.options import Offsets, SourceOptions
 from catchwater.replay.plan import Slice, Task
@@ -30,6 +31,12 @@ class FakeClock(Clock):
     def now_ms(self) -> int:
         return self.now
 
+    def monotonic_s(self) -> float:
+        return self.now / 1000
+
+    def pause(self, seconds: float, woken: int | None = None) -> None:
+        self.now += round(1000 * seconds)
+
 
 class FakeLog:
     """Ends by topic and partition, for every subscription."""
@@ -44,6 +51,15 @@ class FakeLog:
 
     def starting(self, default: int) -> Offsets:
         return dict.fromkeys(self.latest(), 0)
+
+    waits: ClassVar[list[tuple[Offsets, float]]] = []
+    coming: ClassVar[Offsets] = {}
+    """What has come when somebody waits."""
+
+    def wait(self, ends: Offsets, timeout_s: float) -> bool:
+        self.waits.append((dict(ends), timeout_s))
+        FakeLog.ends |= self.coming
+        return bool(self.coming)
 
     def check_present(self, *_: object) -> None:
         pass
@@ -66,6 +82,8 @@ class FakeLog:
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackedSettings:
     monkeypatch.setattr(source, "Subscription", FakeLog)
     FakeLog.ends = {("pay", 0): 0, ("pay", 1): 0}
+    monkeypatch.setattr(FakeLog, "waits", [])
+    monkeypatch.setattr(FakeLog, "coming", {})
     servers = {"kafka.bootstrap.servers": "127.0.0.1:1"}
     return PackedSettings(
         options={**servers, "subscribe": "pay"},
@@ -158,6 +176,85 @@ def test_idle_input_lets_the_watermark_go_on_with_the_clock(settings: PackedSett
     driver.clock.now += 1
     end = driver.plan()
     assert end is not None and end.watermark_ms == 500_000 - DELAY + 5_000
+
+
+def test_who_asks_again_waits_for_a_record_in_topics_and_tables(settings: PackedSettings) -> None:
+    driver = Driver(msgspec.structs.replace(settings, tables={"shops": "shops"}))
+    FakeLog.ends[("shops", 0)] = 5
+    driver.run()
+    assert driver.plan() is None and FakeLog.waits == [], "Spark may have something else to do"
+    assert driver.plan() is None
+    everything = {("pay", 0): 0, ("pay", 1): 0, ("shops", 0): 5}
+    assert FakeLog.waits == [(everything, source.LONGEST_WAIT_S)]
+    FakeLog.coming = {("pay", 1): 2}
+    end = driver.plan()
+    assert end is not None and end.offsets == {"pay": {"0": 0, "1": 2}}
+
+
+def test_it_waits_no_longer_than_until_a_shard_is_due(settings: PackedSettings) -> None:
+    driver = Driver(settings)
+    driver.run(next_due_clock_ms=FakeClock.now + 50)
+    assert driver.plan() is None
+    assert driver.plan() is None
+    driver.clock.now += 49
+    assert driver.plan() is None
+    assert [wait_s for _, wait_s in FakeLog.waits] == [0.05, 0.001]
+
+
+def test_it_waits_no_longer_than_until_an_idle_watermark_is_due(settings: PackedSettings) -> None:
+    driver = Driver(msgspec.structs.replace(settings, idle_timeout_ms=10_000))
+    FakeLog.ends = {("pay", 0): 3, ("pay", 1): 0}
+    driver.run(seen={"pay-0": 500_000}, next_due_ms=500_000 - DELAY + 5_000)
+    driver.clock.now += 14_600
+    assert driver.plan() is None
+    assert driver.plan() is None
+    assert [wait_s for _, wait_s in FakeLog.waits] == [0.4]
+    driver.clock.now += 400
+    assert driver.plan() is not None
+
+
+@pytest.mark.parametrize("of_a_clock", [True, False])
+def test_a_run_to_the_end_of_its_input_or_by_a_clock_does_not_wait(
+    settings: PackedSettings, of_a_clock: bool
+) -> None:
+    driver = Driver(msgspec.structs.replace(settings, waits=not of_a_clock))
+    driver.run()
+    if not of_a_clock:
+        driver.reader.prepareForTriggerAvailableNow()
+    assert driver.plan() is None and driver.plan() is None
+    assert FakeLog.waits == []
+
+
+def test_a_leader_that_is_held_up_asks_no_log_and_goes_on_when_it_may(
+    settings: PackedSettings,
+) -> None:
+    driver = Driver(settings)
+    driver.run()
+    folder = Path(settings.checkpoint)
+    FakeLog.ends = {("pay", 0): 3, ("pay", 1): 0}
+    handover.set_pace(folder, 900, driver.clock.now + 60_000)
+    began = driver.clock.now
+    assert driver.plan() is None, "at once"
+    assert driver.clock.now == began
+    assert driver.plan() is not None
+    assert began + 880 <= driver.clock.now <= began + 920 and FakeLog.waits == []
+
+
+def test_a_shadow_sees_what_its_leader_does_while_it_waits(settings: PackedSettings) -> None:
+    driver = Driver(settings)
+    driver.run()
+    folder = Path(settings.checkpoint)
+    leader = folder / "leader"
+    handover.follow(folder, leader)
+    assert driver.plan() is None
+    began = driver.clock.now
+    assert driver.plan() is None
+    assert driver.clock.now - began >= 1000 * source.LONGEST_WAIT_S, "it is kept"
+    end = SourceOffset(1, {"pay": {"0": 2, "1": 1}}, [77], 88)
+    ledger = Ledger(leader)
+    ledger.begin(end)
+    ledger.write(EpochEntry(1, end, end, [], {}, 0))
+    assert driver.plan() == end
 
 
 def test_a_recorded_end_is_issued_again_whatever_the_log_holds_now(
