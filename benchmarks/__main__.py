@@ -17,6 +17,7 @@ NAMES = (
     "partitions",
     "restart",
     "microbatch",
+    "idle",
     "operator",
     "state",
 )

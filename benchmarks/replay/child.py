@@ -4,6 +4,8 @@ Run by `sessions` in an environment of its own: ours with this repository's pysp
 the pyspark that has a Kafka connector. Reads [kind, query, bootstrap, topic] per line on stdin,
 answers one JSON line: seconds, CPU seconds of this process tree, and the query's result.
 
+Of the query `stream` the answer comes when it runs, and it runs on.
+
 Kinds: `ours` reads storage by plan, `foreign` any Kafka over its protocol, `history` Parquet where
 there is some; with `export` the tasks write the files; `default` and `tuned` are Spark's connector.
 """
@@ -81,6 +83,8 @@ def source(spark: SparkSession, kind: str, query: str, bootstrap: str, topic: st
 
 def run(spark: SparkSession, kind: str, query: str, bootstrap: str, topic: str) -> float:
     """The query's answer; the same for every kind."""
+    if query == "stream":
+        return run_on(spark, kind, bootstrap, topic)
     if query == "write to Parquet":
         return rows_written(spark, kind, bootstrap, topic)
     frame = source(spark, kind, query, bootstrap, topic)
@@ -94,6 +98,23 @@ def run(spark: SparkSession, kind: str, query: str, bootstrap: str, topic: str) 
     if kind in CONNECTOR:
         frame = frame.selectExpr(f"from_json(cast(value as string), '{SCHEMA}').amount as amount")
     return float(frame.selectExpr("sum(amount) as n").first()["n"])
+
+
+def run_on(spark: SparkSession, kind: str, bootstrap: str, topic: str) -> int:
+    """Begin to read for good what comes; of `nothing`, what never comes."""
+    if kind == "nothing":
+        frame = spark.readStream.format("rate").option("rowsPerSecond", 0).load()
+    else:
+        options = options_of(bootstrap, topic)
+        del options["endingOffsets"]
+        name = "kafka" if kind in CONNECTOR else "catchwater"
+        frame = spark.readStream.format(name).options(**options).load()
+    query = frame.writeStream.format("noop").start()
+    while query.isActive and not query.recentProgress:
+        time.sleep(0.1)
+    if query.exception() is not None:
+        raise RuntimeError(str(query.exception()))
+    return 0
 
 
 def rows_written(spark: SparkSession, kind: str, bootstrap: str, topic: str) -> int:

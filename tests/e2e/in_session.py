@@ -115,7 +115,8 @@ class HereQuery:
         self, parts: Parts, write: Callable[[Any, int], None], clock: Clock = SYSTEM
     ) -> None:
         self._folder = parts.config.checkpoint
-        self._reader = PackedReader(source_settings(parts), clock)
+        settings = msgspec.structs.replace(source_settings(parts), waits=False)
+        self._reader = PackedReader(settings, clock)
         self._now = parts.config.trigger == config.AVAILABLE_NOW
         self._stages = stages(parts)
         self._write = write
