@@ -127,14 +127,16 @@ def drawn(files: list[Path], count: int) -> Iterator[tuple[Path, int]]:
         yield file, draw.randrange(file.stat().st_size * 8)
 
 
-def same_or_named(world: World, truth: dict[PartitionKey, bytes]) -> list[CatchwaterError]:
+def same_or_named(
+    world: World, truth: dict[PartitionKey, bytes]
+) -> dict[PartitionKey, CatchwaterError]:
     """What readers are told; what they are given is the truth."""
-    told = []
+    told = {}
     for key, expected in truth.items():
         try:
             assert world.read(key) == expected
         except CatchwaterError as error:
-            told.append(error)
+            told[key] = error
     return told
 
 
@@ -145,7 +147,7 @@ def test_a_flipped_bit_in_the_wal_or_a_segment_is_named_or_harmless_and_fsck_fin
     assert world.fsck().is_good
     files = [*world.data.glob("wal/*.wal"), *world.data.glob("objects/segments/**/*.seg")]
     assert len(files) > 3
-    harmful = 0
+    harmful = alone = 0
     for path, bit in drawn(files, BITS * 7 // 10):
         with flipped(path, bit):
             told = same_or_named(world, truth)
@@ -157,11 +159,13 @@ def test_a_flipped_bit_in_the_wal_or_a_segment_is_named_or_harmless_and_fsck_fin
             ]
         harmful += bool(told)
         if told:
-            assert any(path.name in str(error) for error in told)
-            assert any(found.first_offset >= 0 for found in named)
+            assert all(path.name in str(error) for error in told.values())
+            of = {found.partition for found in named if found.first_offset >= 0}
+            assert {partition for _, partition in told} <= of, "other partitions go on"
+            alone += len(told) < PARTITIONS
         in_tail = path.suffix == ".seg" and bit // 8 >= path.stat().st_size - SEGMENT_TAIL_BYTES
         assert named or in_tail, (path, bit)
-    assert harmful > BITS // 4
+    assert harmful > BITS // 4 and alone > harmful // 2
 
 
 def test_a_flipped_bit_in_the_catalog_is_named_before_it_is_believed(
@@ -242,3 +246,20 @@ def test_a_wal_cut_at_every_byte_gives_a_prefix_or_is_refused_by_name(
         assert found == truth[: len(found)]
         lengths.add(len(found))
     assert len(lengths) > 2
+
+
+def test_a_start_tells_once_what_it_cuts_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = tmp_path / "data"
+    asyncio.run(fill(data))
+    with max(data.glob("wal/*.wal")).open("ab") as file:
+        file.write(b"garbage")
+
+    async def start() -> str:
+        caplog.clear()
+        await (await Log.open(data, QUIET, CLOCK)).close()
+        return caplog.text
+
+    assert "7 bytes behind frame 40, never acknowledged, were cut off" in asyncio.run(start())
+    assert "cut off" not in asyncio.run(start())

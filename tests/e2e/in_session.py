@@ -129,6 +129,9 @@ class HereQuery:
     def isActive(self) -> bool:
         return self._thread.is_alive()
 
+    def awaitTermination(self) -> None:
+        self._thread.join()
+
     def exception(self) -> Exception | None:
         return self._failure
 

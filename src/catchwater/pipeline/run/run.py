@@ -163,10 +163,12 @@ def _await(query: "StreamingQuery", ended: threading.Event) -> None:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    # What has failed it, or the JVM, is found by who is told.
-    with suppress(PySparkException, Py4JError, OSError):
-        query.awaitTermination()
-    ended.set()
+    try:
+        # What has failed it, or the JVM, is found by who is told.
+        with suppress(PySparkException, Py4JError, OSError):
+            query.awaitTermination()
+    finally:
+        ended.set()
 
 
 def _has_led(folder: Path) -> bool:
