@@ -69,8 +69,8 @@ def take(
                 waits_for = str(unknown)
                 _log.warning("%s The pipeline waits for it.", unknown)
         until_s = clock.monotonic_s() + TOPIC_S
-        while clock.monotonic_s() < until_s and not stop.requested:
-            clock.pause(_POLL_S)
+        while not stop.requested and (left_s := until_s - clock.monotonic_s()) > 0:
+            stop.pause(clock, left_s)
     return None
 
 

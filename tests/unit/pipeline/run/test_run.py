@@ -10,6 +10,7 @@ from catchwater.clock import ManualClock
 from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS
 from catchwater.pipeline.run.run import STARTS, InputMissing, run_to_end, take
 from catchwater.pipeline.supervisor.restarts import Failure, Restarts
+from catchwater.pipeline.supervisor.stopping import Stop
 from catchwater.replay.subscription import TopicUnknown
 
 STARVED = "terminated with exception: Python worker failed to connect back. SQLSTATE: XXKST"
@@ -77,7 +78,7 @@ class Missing:
         return "parts"
 
 
-def prepared(trigger: str, stop: SimpleNamespace) -> object:
+def prepared(trigger: str, stop: Stop) -> object:
     config = SimpleNamespace(trigger=trigger)
     held = SimpleNamespace(acquire=lambda: None)
     return take(config, held, 0.0, stop, ManualClock())  # type: ignore[arg-type]
@@ -87,7 +88,7 @@ def test_a_topic_that_is_not_there_is_waited_for_and_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     look = Missing(monkeypatch)
-    assert prepared(CONTINUOUS, SimpleNamespace(requested=False)) == "parts"
+    assert prepared(CONTINUOUS, Stop()) == "parts"
     assert look.looks == 3
     told = [record.message for record in caplog.records if "clicks" in record.message]
     assert told == [
@@ -96,10 +97,10 @@ def test_a_topic_that_is_not_there_is_waited_for_and_told_once(
 
 
 def test_a_stop_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    stop = SimpleNamespace(requested=False)
+    stop = Stop()
     look = Missing(monkeypatch, found=99)
 
-    def pause(self: ManualClock, seconds: float) -> None:
+    def pause(self: ManualClock, seconds: float, woken: int | None = None) -> None:
         stop.requested = True
 
     monkeypatch.setattr(ManualClock, "pause", pause)
@@ -110,7 +111,7 @@ def test_a_stop_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_with_an_end_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     Missing(monkeypatch)
     with pytest.raises(InputMissing, match="clicks") as missing:
-        prepared(AVAILABLE_NOW, SimpleNamespace(requested=False))
+        prepared(AVAILABLE_NOW, Stop())
     assert "Create the topic" in (missing.value.hint or "")
     failure = Failure(1, "InputMissing", str(missing.value))
     assert Restarts(10, Random(0)).failed(failure, progressed=False, now_s=0.0) is None
