@@ -182,9 +182,15 @@ def write_end(folder: Path, found: ProcessEnd, name: str) -> None:
 def read_ends(folder: Path) -> list[ProcessEnd]:
     """All there are, the latest last."""
     found = []
-    for path in (folder / "ends").glob("*.json"):
+    try:
+        names = os.listdir(f"{folder}/ends")  # mostly there is none, and every epoch asks
+    except FileNotFoundError:
+        return []
+    for name in names:
         with suppress(OSError, msgspec.MsgspecError):
-            found.append(msgspec.json.decode(path.read_bytes(), type=ProcessEnd))
+            if name.endswith(".json"):
+                data = (folder / "ends" / name).read_bytes()
+                found.append(msgspec.json.decode(data, type=ProcessEnd))
     return sorted(found, key=lambda each: each.at_ms)
 
 

@@ -17,8 +17,9 @@ _ENDED = re.compile(r"terminated with exception: (.+?)(?: SQLSTATE: \w+)?$", re.
 """What Spark says itself, before it tells the query's state."""
 _STATE = "=== Streaming Query ==="
 """Where Spark goes on with the query's plan and state: no cause stands there."""
-_LOST = re.compile(r"exited unexpectedly|EOF|IOException|Broken pipe|[Cc]onnection reset|[Ss]ocket")
-"""What Spark says where a Python process does not answer any more."""
+_RAISED = "Traceback (most recent call last)"
+"""What Spark says where a Python process could still say something itself. Of one that is gone it
+says any of a dozen things, or nothing: a broken pipe, an end of file, "no cause message"."""
 _PATIENCE_S, _RECENT_MS, _POLL_S = 2.0, 60_000, 0.02
 """Spark may notice before whoever reaps the process has written down how it ended."""
 
@@ -60,7 +61,8 @@ def cause(text: str, told: Told, clock: Clock = SYSTEM) -> CatchwaterError:
         failed.kind = name
         return failed
     said = text.partition(_STATE)[0]
-    if told.folder and _LOST.search(said) and (ended := _latest_end(told.folder, clock)):
+    silent = _RAISED not in said and not is_starved(said)
+    if told.folder and silent and (ended := _latest_end(told.folder, clock)):
         failed = PipelineFailed(
             f"The pipeline failed: {ended}.", hint=f"{workers.hint(ended)} {where}"
         )

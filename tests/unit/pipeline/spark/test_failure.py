@@ -3,6 +3,8 @@
 import traceback
 from pathlib import Path
 
+import pytest
+
 from catchwater.clock import ManualClock
 from catchwater.pipeline.spark.failure import PipelineFailed, Told, cause, is_starved
 from catchwater.pipeline.workers import Doing, ProcessEnd, write_end
@@ -88,6 +90,19 @@ def test_a_process_that_died_is_named_with_its_signal_and_what_it_did(tmp_path: 
     )
     assert "lack of memory" in (failed.hint or "")
     assert isinstance(failed, PipelineFailed) and failed.kind == "ProcessEnded"
+
+
+@pytest.mark.parametrize(
+    "what", ["Broken pipe", "terminated with exception:  SQLSTATE: XXKST (no cause message)"]
+)
+def test_whatever_spark_says_of_a_process_that_is_gone(what: str, tmp_path: Path) -> None:
+    clock = ManualClock(10_000_000)
+    write_end(tmp_path, end(clock.now_ms(), "The source's Python"), "1")
+    failed = cause(LOST.format(what=what), Told(LOG, tmp_path), clock)
+    assert "The source's Python (process 99) was ended by SIGKILL" in str(failed)
+    raised = f"{what}\nTraceback (most recent call last):\nValueError: no such card"
+    failed = cause(LOST.format(what=raised), Told(LOG, tmp_path), clock)
+    assert str(failed) == "The pipeline failed: ValueError: no such card"
 
 
 def test_an_end_of_long_ago_is_not_the_cause(tmp_path: Path) -> None:
