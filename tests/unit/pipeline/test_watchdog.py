@@ -4,8 +4,10 @@ Each attempt is a fork of its own, reaped by its parent as Spark's daemon reaps 
 """
 
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -121,14 +123,18 @@ class Ran:
     def __init__(self, folder: Path, policy: str, *dos: str) -> None:
         (folder / "doing.py").write_text(FUNCTION)
         self.folder = folder / "run"
-        ended = subprocess.run(
+        with subprocess.Popen(
             [sys.executable, "-c", ATTEMPTS, str(folder), policy, *dos],
             env={**os.environ, workers.FOLDER: str(self.folder), "PYTHONPATH": str(folder)},
-            capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-        assert ended.returncode == 0, ended.stderr
-        self.answers = ended.stdout.splitlines()
-        self.log = ended.stderr
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
+        ) as process:  # fmt: skip
+            try:
+                told, self.log = process.communicate(timeout=120)
+            finally:  # an attempt that hangs outlives its parent
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        assert process.returncode == 0, self.log
+        self.answers = told.splitlines()
 
     @property
     def ends(self) -> list[workers.ProcessEnd]:
