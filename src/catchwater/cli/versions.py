@@ -35,7 +35,7 @@ def versions(file: PipelineFile, as_json: AsJson = False) -> None:
             "function": each.function,
             "version": each.version,
             "from_epoch": each.from_epoch,
-            "code": each.code[:12],
+            "code": (each.part or each.code)[:12],
             "savepoint": each.savepoint,
             "is": "rolled back"
             if each in ledger.withdrawn

@@ -6,13 +6,21 @@ were told. Pickling a class by reference would let a worker that imported it ear
 finds another copy on its path, run old code without a word.
 
 Modules that the function's module imports are found on the path as usual.
+
+Which of a module's functions a change is of, its *part* says: the statements that make the function
+and all that these name, directly or not, with every statement that may do more than bind its names.
+It may be too large, so that a function counts as changed which is not; not too small.
 """
 
+import ast
+import builtins
 import hashlib
 import importlib
+import re
 import sys
 import sysconfig
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -33,6 +41,14 @@ _NOT_THE_USERS = (
     sysconfig.get_path("purelib"),
 )
 """How names of files begin that are not the user's."""
+_QUIET = sys.stdlib_module_names | {"catchwater", "msgspec", "pydantic"}
+"""What is imported from here has no effect on others when a module calls it, decorates with it, or
+derives from it."""
+_SEES_ALL = frozenset(
+    {"eval", "exec", "compile", "globals", "locals", "vars", "__import__"}
+    | {"sys", "importlib", "inspect"}
+)
+"""A function that names one of these may use anything in its module."""
 
 
 class CodeChanged(CatchwaterError):
@@ -54,6 +70,10 @@ class FunctionCode:
         if module is None or getattr(module, _LOADED, None) != self.sha256:
             module = self._execute()
         return spec_of(getattr(module, self.name))
+
+    def part_sha256(self) -> str:
+        """Of the function's part of its module, whatever its comments and its place in it are."""
+        return part_sha256(Path(self.path).read_bytes(), self.name)
 
     def _execute(self) -> Any:
         path = Path(self.path)
@@ -138,3 +158,118 @@ def _name_of(target: Any) -> str:
         f"{target.__module__!r}, where workers look for it.",
         hint="Give it one there: name = made(…), and let function = name that module.",
     )
+
+
+def part_sha256(source: bytes, name: str) -> str:
+    """SHA-256 of what a module says of the function of this name."""
+    statements = ast.parse(source).body
+    quiet = {*dir(builtins)} - _SEES_ALL
+    imports = (each for each in statements if isinstance(each, ast.Import | ast.ImportFrom))
+    quiet.update(n for each in imports if _module_of(each) in _QUIET for n in _bound(each))
+    made = [each for each in statements if not isinstance(each, ast.Import | ast.ImportFrom)]
+    quiet.difference_update(bound for each in made for bound in _bound(each))
+    classes = {each.name for each in made if isinstance(each, ast.ClassDef)}
+    told_of_subclasses = "__init_subclass__" in source.decode()
+    bases = quiet | (set() if told_of_subclasses else classes) | {*dir(builtins)}
+    makers: dict[str, list[int]] = {}
+    waiting = []
+    for index, each in enumerate(statements):
+        for bound in _bound(each):
+            makers.setdefault(bound, []).append(index)
+        if not _is_inert(each, quiet, bases):
+            waiting.append(index)
+    part: set[int] = set()
+    waiting += makers.get(name, range(len(statements)))
+    while waiting:
+        index = waiting.pop()
+        if index not in part:
+            part.add(index)
+            named = {*_named(statements[index])}
+            if named & _SEES_ALL and not isinstance(statements[index], ast.Import | ast.ImportFrom):
+                waiting += range(len(statements))
+            waiting += (maker for each in named for maker in makers.get(each, ()))
+    told = "\n".join(ast.dump(statements[index]) for index in sorted(part))
+    return hashlib.sha256(told.encode()).hexdigest()
+
+
+def _module_of(statement: ast.Import | ast.ImportFrom) -> str:
+    """The top-level package that it imports from; empty: of several, or beside this module."""
+    if isinstance(statement, ast.ImportFrom):
+        return "" if statement.level else (statement.module or "").partition(".")[0]
+    found = {each.name.partition(".")[0] for each in statement.names}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _bound(statement: ast.stmt) -> Iterator[str]:
+    """The names of the module that it binds."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield statement.name
+        return
+    for each in ast.walk(statement):
+        if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load):
+            yield each.id
+        elif isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield each.name
+        elif isinstance(each, ast.alias):
+            yield each.asname or each.name.partition(".")[0]
+
+
+def _is_inert(statement: ast.stmt, quiet: set[str], bases: set[str]) -> bool:
+    """Whether it does nothing but bind its names: then it counts for those who use them.
+
+    `quiet` may be called, `bases` derived from.
+    """
+    run: list[ast.expr | None] = []
+    match statement:
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            run += [*statement.args.defaults, *statement.args.kw_defaults]
+            called = statement.decorator_list
+        case ast.ClassDef():
+            run += (each.value for each in statement.keywords)
+            called = [*statement.decorator_list]
+            called += (k.value for k in statement.keywords if k.arg in (None, "metaclass"))
+            derived = all(_root(each) in bases for each in statement.bases)
+            if not (derived and all(_is_inert(each, quiet, bases) for each in statement.body)):
+                return False
+        case ast.Assign(targets=targets, value=value):
+            run, called = [*targets, value], []
+        case ast.AnnAssign(target=target, value=declared):
+            run, called = [target, declared], []
+        case ast.Import() | ast.ImportFrom():
+            stars = any(each.name == "*" for each in statement.names)
+            return not stars and _module_of(statement) in _QUIET - {"__future__"}
+        case ast.Expr(ast.Constant()) | ast.Pass():
+            return True
+        case _:
+            return False
+    return all(_root(each) in quiet for each in called) and not any(
+        _acts(each, quiet) for part in run if part is not None for each in ast.walk(part)
+    )
+
+
+def _acts(expression: ast.AST, quiet: set[str]) -> bool:
+    """Whether evaluating this alone may change something that has a name already."""
+    if isinstance(expression, ast.Attribute | ast.Subscript):
+        return not isinstance(expression.ctx, ast.Load)
+    return isinstance(expression, ast.Call) and _root(expression) not in quiet
+
+
+def _root(expression: ast.expr) -> str | None:
+    """`a` of `a.b(c)[d].e()`."""
+    while isinstance(expression, ast.Attribute | ast.Subscript | ast.Call):
+        expression = expression.func if isinstance(expression, ast.Call) else expression.value
+    return expression.id if isinstance(expression, ast.Name) else None
+
+
+def _named(statement: ast.stmt) -> Iterator[str]:
+    """All names in it, those in texts too: annotations, and names that are looked up."""
+    docstrings = {id(each.value) for each in ast.walk(statement) if isinstance(each, ast.Expr)}
+    for each in ast.walk(statement):
+        if isinstance(each, ast.Name):
+            yield each.id
+        elif (
+            id(each) not in docstrings
+            and isinstance(each, ast.Constant)
+            and isinstance(each.value, str)
+        ):
+            yield from re.findall(r"[^\W\d]\w*", each.value)

@@ -57,6 +57,8 @@ class Version(msgspec.Struct, frozen=True):
     """The savepoint that was taken before it; empty: it was no upgrade."""
     shelf: str = ""
     """URL of the place where that lies."""
+    part: str = ""
+    """SHA-256 of the function's part of that source; empty: unknown, as older versions wrote it."""
     before: str = ""
     """The checkpoint that the version before it ran in, if that is another one."""
 
@@ -107,8 +109,9 @@ def admit(
 ) -> list[Function]:
     """Let these functions go on with the checkpoint from this epoch on; what is to run.
 
-    A first start and changed code of the same version are written down. Raises `VersionDiffers` for
-    another version, `StateIncompatible` naming the field, `CodeGone`.
+    A first start and changed code of the same version are written down; of the functions of one
+    module, those whose part of it has changed. Raises `VersionDiffers` for another version,
+    `StateIncompatible` naming the field, `CodeGone`.
     """
     ledger = load(checkpoint)
     admitted, fresh = [], []
@@ -120,7 +123,7 @@ def admit(
         if there is not None and there.version != spec.version:
             raise _differs(checkpoint, there, spec)
         check(checkpoint, ledger, spec)
-        if there is None or there.code != code.sha256:
+        if there is None or not _is_same(there, code):
             fresh.append(version_of(spec, code, epoch, now_ms))
         admitted.append((spec, code))
     if fresh:
@@ -155,6 +158,7 @@ def version_of(spec: FunctionSpec, code: FunctionCode, epoch: int, now_ms: int) 
         schema=describe(spec),
         from_epoch=epoch,
         since_ms=now_ms,
+        part=code.part_sha256(),
     )
 
 
@@ -206,8 +210,19 @@ def _differs(checkpoint: Path, there: Version, spec: FunctionSpec) -> VersionDif
 
 def _is_withdrawn(ledger: Versions, code: FunctionCode) -> bool:
     """Whether this very code was rolled back; mended code of the same version is another."""
-    gone = {each.code for each in ledger.withdrawn}
-    return code.sha256 in gone - {each.code for each in ledger.history}
+    gone = any(_is_same(each, code) for each in ledger.withdrawn)
+    return gone and not any(_is_same(each, code) for each in ledger.history)
+
+
+def _is_same(version: Version, code: FunctionCode) -> bool:
+    """Whether that is the function as this code makes it, whatever else its module says."""
+    if version.code == code.sha256 or not version.part:
+        return version.code == code.sha256
+    return (version.module, version.name, version.part) == (
+        code.module,
+        code.name,
+        code.part_sha256(),
+    )
 
 
 def _path(checkpoint: Path) -> Path:

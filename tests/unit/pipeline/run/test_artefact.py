@@ -8,7 +8,7 @@ import pytest
 
 from catchwater.config import ConfigError
 from catchwater.pipeline.functions.declare import DeclarationError, spec_of
-from catchwater.pipeline.run.artefact import CodeChanged, find_function, publish
+from catchwater.pipeline.run.artefact import CodeChanged, find_function, part_sha256, publish
 
 SOURCE = """\
 from dataclasses import dataclass
@@ -135,3 +135,106 @@ def test_a_function_that_another_one_made_is_known_by_the_name_it_was_given(tmp_
     nameless = spec_of(sys.modules["counter_module"].make())
     with pytest.raises(ConfigError, match="Counter has no name in the module that makes it"):
         publish(nameless, tmp_path / "checkpoint")
+
+
+TWO = """\
+\"\"\"Two functions; First is the older.\"\"\"
+from dataclasses import dataclass, field
+import math
+from catchwater import Context, Keyed, Out, function
+
+LIMIT = 5
+FACTOR = math.floor(2.5)
+NAMES: dict[str, int] = {"a": 1}
+
+@dataclass
+class Event:
+    card: str
+    at: int
+
+@dataclass
+class State:
+    seen: list[int] = field(default_factory=list)
+
+@dataclass
+class Other:
+    n: int = 0
+
+def deepest(n: int) -> int:
+    return n + LIMIT
+
+def deeper(n: int) -> int:
+    return deepest(n)
+
+def beside(n: int) -> int:
+    return n * FACTOR
+
+class Base(Keyed[Event, State, Event]):
+    def helped(self, n: int) -> int:
+        return deeper(n)
+
+@function(name="first", key="card", event_time="at")
+class First(Base):
+    def on_event(self, e: Event, s: State, ctx: Context) -> Out[Event]:
+        \"\"\"Says what Other says.\"\"\"
+        return []
+
+@function(name="second", key="card", event_time="at")
+class Second(Keyed[Event, Other, Event]):
+    def on_event(self, e: Event, s: Other, ctx: Context) -> Out[Event]:
+        return [beside(s.n), NAMES]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "first", "second"),
+    [
+        ("n + LIMIT", "n - LIMIT", True, False),
+        ("LIMIT = 5", "LIMIT = 6", True, False),
+        ("return deeper(n)", "return -deeper(n)", True, False),
+        ("FACTOR = math.floor(2.5)", "FACTOR = math.ceil(2.5)", False, True),
+        ('{"a": 1}', '{"a": 2}', False, True),
+        ("n: int = 0", "n: int = 1", False, True),
+        ("at: int", "at: int  # ms", False, False),
+        ("    card: str", "    card: str\n    shop: str = ''", True, True),
+        ('name="second"', 'name="second", version=2', False, True),
+        ('"""Two functions', '"""More functions', False, False),
+        ("def beside", "\n# what follows helps\n\ndef beside", False, False),
+        ("LIMIT = 5", "LIMIT = 5\nUNUSED = 7", False, False),
+        ("class First", "class Third:\n    pass\n\nclass First", True, False),
+        # What may do more than bind a name is everybody's.
+        ("LIMIT = 5", "LIMIT = 5\nNAMES = {}\nNAMES['b'] = 2", True, True),
+        ("LIMIT = 5", "LIMIT = 5\nif LIMIT:\n    pass", True, True),
+        ("LIMIT = 5", "from helpers import *\nLIMIT = 5", True, True),
+        ("@dataclass\nclass Other", "@beside\n@dataclass\nclass Other", True, True),
+        ("def beside", "@registered\ndef beside", True, True),
+        ("def deeper", "X = beside(3)\ndef deeper", True, True),
+        ("class Other:", "class Other(metaclass=Base):", True, True),
+        ("class Other:", "class Other:\n    First.x = 5", True, True),
+    ],
+)
+def test_a_change_is_of_the_functions_that_use_what_was_changed(
+    old: str, new: str, first: bool, second: bool
+) -> None:
+    changed = TWO.replace(old, new, 1)
+    assert changed != TWO
+    for name, expected in (("First", first), ("Second", second)):
+        before, after = (part_sha256(text.encode(), name) for text in (TWO, changed))
+        assert (before != after) is expected, name
+
+
+@pytest.mark.parametrize(
+    "use", ["deeper", "'deeper'", "globals()['dee' + 'per']", "eval('dee' + 'per')"]
+)
+def test_a_helper_is_found_however_it_is_named(use: str) -> None:
+    """By its name, in a text that something looks up, or by who may see all that there is."""
+    text = TWO.replace("return [beside(s.n), NAMES]", f"return [{use}]")
+    changed = text.replace("n + LIMIT", "n - LIMIT")
+    assert part_sha256(text.encode(), "Second") != part_sha256(changed.encode(), "Second")
+
+
+def test_a_function_that_another_made_and_one_that_is_not_found_count_what_they_may_use() -> None:
+    made = "def made(n):\n    return n\nF = made(1)\nG = made(2)\n"
+    changed = made.replace("return n", "return -n")
+    for name in ("F", "G", "Nowhere"):
+        assert part_sha256(made.encode(), name) != part_sha256(changed.encode(), name)

@@ -1,5 +1,6 @@
 """Which versions a checkpoint has seen, and whether another one may go on with it."""
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,12 @@ class Counter(Keyed[Event, State, Event]):
         return ()
     {more}
 """
+TALLY = """
+@function(name="tally", key="card", event_time="at")
+class Tally(Keyed[Event, State, Event]):
+    def on_event(self, e: Event, s: State, ctx: Context) -> Out[Event]:
+        return ()
+"""
 FROM_V1 = """
     @staticmethod
     def from_v1(old: dict) -> State:
@@ -73,6 +80,17 @@ class Desk:
         spec = find_function(f"{name}:Counter", self.folder)
         return spec, publish(spec, self.checkpoint)
 
+    def of_one_module(self, body: str) -> list[Function]:
+        """Two functions of one module, of which the second does this."""
+        name = f"both_{self.folder.name.replace('-', '_')}"
+        text = dedent(CODE).format(fields="seen: int = 0", version=1, more="")
+        both = text + TALLY.replace("return ()", body)
+        (self.folder / f"{name}.py").write_text(both)
+        sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        specs = [find_function(f"{name}:{each}", self.folder) for each in ("Counter", "Tally")]
+        return [(spec, publish(spec, self.checkpoint)) for spec in specs]
+
     def admit(self, function: Function, epoch: int = 0) -> Function:
         (admitted,) = admit(self.checkpoint, [function], epoch, 1000)
         return admitted
@@ -95,6 +113,29 @@ def test_compatible_code_of_the_same_version_goes_on(desk: Desk) -> None:
     desk.admit(desk.written("seen: int = 0"))
     desk.admit(desk.written("seen: float = 0.0"), epoch=7)
     assert [each.from_epoch for each in load(desk.checkpoint).of("counter")] == [0, 7]
+
+
+def test_of_one_module_only_the_function_that_was_changed_is_written_down(desk: Desk) -> None:
+    """All functions of a module had the same code, and a change of one was one of all."""
+    first, second = desk.of_one_module("return ()")
+    admit(desk.checkpoint, [first, second], 0, 1000)
+    changed = desk.of_one_module("return []")
+    assert [code.sha256 for _, code in changed] != [code.sha256 for _, code in (first, second)]
+    admitted = admit(desk.checkpoint, changed, 7, 2000)
+    assert admitted == list(changed), "what runs is the new module"
+    ledger = load(desk.checkpoint)
+    assert [each.from_epoch for each in ledger.of("counter")] == [0]
+    assert [each.from_epoch for each in ledger.of("tally")] == [0, 7]
+
+
+def test_a_ledger_that_knows_no_parts_takes_another_module_for_a_change(desk: Desk) -> None:
+    function = desk.written("seen: int = 0")
+    old = msgspec.structs.replace(version_of(*function, epoch=0, now_ms=0), part="")
+    store(desk.checkpoint, Versions([old]))
+    desk.admit(function, epoch=3)
+    assert load(desk.checkpoint).history == [old]
+    desk.admit(desk.written("seen: int = 0", more="# no change"), epoch=4)
+    assert [each.from_epoch for each in load(desk.checkpoint).history] == [0, 4]
 
 
 def test_an_incompatible_state_is_refused_and_the_field_named(desk: Desk) -> None:
