@@ -9,7 +9,7 @@ Every step may be repeated, and a marker stands from the first to the last: a ro
 short is done again, and nothing is run before.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from catchwater.pipeline.change.alone import alone, stopped
 from catchwater.pipeline.change.around import Around
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run import identity, versions
+from catchwater.pipeline.run.preflight import doubts_of
 from catchwater.pipeline.run.versions import Version, Versions
 from catchwater.pipeline.supervisor.halt import halt, running
 from catchwater.recovery import handover
@@ -32,6 +33,7 @@ from catchwater.recovery.savepoint.format import Savepoint
 from catchwater.recovery.savepoint.marker import Marker
 from catchwater.recovery.savepoint.restore import bring_state, write_epoch
 from catchwater.recovery.savepoint.storage import NoSuchSavepoint, Shelf
+from catchwater.sinks.open import target_of
 
 ASIDE = "withdrawn"
 """Where what was undone is kept, in the ledger's folder, by generation."""
@@ -69,7 +71,7 @@ def look(around: Around) -> Way:
     """Where a rollback leads. Changes nothing.
 
     Raises `NothingToRollBack`, `SavepointGone`, `CodeGone` naming what to put back, `HistoryGone`
-    with both offsets.
+    with both offsets, `OtherPipeline` where a sink writes elsewhere.
     """
     checkpoint = around.config.checkpoint
     ledger = versions.load(checkpoint)
@@ -95,8 +97,19 @@ def look(around: Around) -> Way:
     bad = [each for each in reversed(ledger.history) if each not in before.history]
     specs = [versions.kept(checkpoint, each)[0] for each in back]
     around.check_covered(savepoint.entry.end)
+    _check_sinks(around, specs)
     last = max([*numbered(checkpoint / "offsets"), savepoint.epoch])
     return Way(bad, back, specs, shelf, savepoint, last)
+
+
+def _check_sinks(around: Around, specs: Sequence[FunctionSpec]) -> None:
+    """What the bad version wrote is to be withdrawn from where it was written."""
+    config = around.config
+    bound = identity.read(config.checkpoint)
+    if bound is not None:
+        sinks = {name: target_of(each, config.folder) for name, each in config.sinks.items()}
+        doubts = doubts_of(config, specs, around.clock)
+        identity.check_sinks(config.checkpoint, bound, sinks, doubts)
 
 
 def _upgraded(around: Around, ledger: Versions) -> Version | None:

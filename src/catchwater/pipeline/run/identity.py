@@ -7,7 +7,7 @@ holds all that was written to the one before. The functions' versions and their 
 have a ledger of their own (`versions`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -85,8 +85,15 @@ def check(checkpoint: Path, identity: Identity, doubts: Doubts = no_move) -> Non
                 f"{wanted}. Its state would be lost or misread; nothing was changed.",
                 hint=hint or "Put it back as it was, or begin a new checkpoint in another folder.",
             )
-    for sink, wanted in identity.sinks.items():
-        was = bound.sinks[sink]
+    check_sinks(checkpoint, bound, identity.sinks, doubts)
+
+
+def check_sinks(
+    checkpoint: Path, bound: Identity, sinks: Mapping[str, str], doubts: Doubts = no_move
+) -> None:
+    """Raise `OtherPipeline` if a sink is to write elsewhere, and has not moved there whole."""
+    for sink, wanted in sinks.items():
+        was = bound.sinks.get(sink, wanted)
         if was != wanted and (doubt := doubts(sink, was)):
             raise OtherPipeline(
                 f"The checkpoint {checkpoint} cannot be continued: the sink {sink!r} has written "

@@ -8,7 +8,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from catchwater.pipeline.change.upgrade import look
+from catchwater.pipeline.change import rollback
+from catchwater.pipeline.change.upgrade import look, upgrade
 from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.backfill import BadBackfill, check_apart
 from catchwater.pipeline.run.config import PipelineConfig
@@ -51,6 +52,14 @@ def test_an_upgrade_does_not_change_the_target_either(shop: Shop) -> None:
     around = shop.code(2)
     with pytest.raises(OtherPipeline, match="is now to write to"):
         look(replace(around, config=elsewhere(shop, "other.db")), 2)
+
+
+def test_a_rollback_takes_nothing_back_from_another_database(shop: Shop) -> None:
+    upgrade(shop.code(2), 2)
+    shop.run("b")
+    with pytest.raises(OtherPipeline, match="is now to write to"):
+        rollback.look(replace(shop.around, config=elsewhere(shop, "other.db")))
+    assert rollback.look(shop.around).savepoint.epoch == 1
 
 
 def test_a_database_that_holds_all_that_was_written_may_be_elsewhere(shop: Shop) -> None:
