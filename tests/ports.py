@@ -4,13 +4,19 @@ A port that the system gives out (port 0) is given out again while the server th
 starts anew: to any client that connects. These lie below the ports that clients are given, and
 each is locked until the process ends that asked for it, so that two test processes have none in
 common.
+
+And connections to a port that say nothing, held by processes of their own.
 """
 
+import contextlib
 import fcntl
 import os
 import random
 import socket
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 _FIRST, _LAST = 20_000, 31_999
@@ -49,3 +55,40 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+_MUTE = """
+import socket, sys
+port, count = int(sys.argv[1]), int(sys.argv[2])
+held = []
+for _ in range(count):
+    try:
+        held.append(socket.create_connection(("127.0.0.1", port), 5, ("127.0.0.2", 0)))
+    except OSError:
+        pass
+print("connected", flush=True)
+sys.stdin.read()
+"""
+_A_PROCESS = 200
+
+
+@contextlib.contextmanager
+def mute_connections(port: int, count: int) -> Iterator[None]:
+    """So many connections that say nothing and stay, as far as they are let."""
+    mutes = [
+        subprocess.Popen(
+            [sys.executable, "-c", _MUTE, str(port), str(min(_A_PROCESS, count - at))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for at in range(0, count, _A_PROCESS)
+    ]
+    try:
+        for mute in mutes:
+            assert mute.stdout is not None
+            assert mute.stdout.readline() == b"connected\n"
+        yield
+    finally:
+        for mute in mutes:
+            mute.kill()
+            mute.communicate()

@@ -79,6 +79,7 @@ class BrokerConfig:
     max_connections_per_ip: int = 2_048
     max_connection_creation_rate: int = 1_000
     catchwater_max_connection_creation_rate_per_ip: int = 200
+    catchwater_max_control_connections: int = 512
     queued_max_request_bytes: int = 50_331_648
     connections_max_idle_ms: int = 600_000
     group_initial_rebalance_delay_ms: int = 0
@@ -99,6 +100,7 @@ class BrokerConfig:
     catchwater_history_parquet_after_ms: int = 21_600_000
     catchwater_retention_interval_ms: int = 10_000
     catchwater_delete_grace_ms: int = 60_000
+    catchwater_reserve_bytes: int = 16_777_216
     catchwater_cache_bytes: int = 268_435_456
     catchwater_ready_file: Path | None = None
     broker_rack: str = ""
@@ -128,6 +130,7 @@ _LEAST = {
     "max.connections.per.ip": 1,
     "max.connection.creation.rate": 1,
     "catchwater.max.connection.creation.rate.per.ip": 1,
+    "catchwater.max.control.connections": 1,
     "queued.max.request.bytes": 1_048_576,
     "connections.max.idle.ms": 1,
     "group.max.size": 1,

@@ -5,6 +5,7 @@ is injected by strace, a short write comes from a limit on the size of files. Th
 a data directory is in `test_start.py`.
 """
 
+import contextlib
 import json
 import resource
 import shutil
@@ -14,7 +15,14 @@ import urllib.error
 import urllib.request
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import (
+    OFFSET_END,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.conformance.killing import trace
 
@@ -155,6 +163,90 @@ def test_a_full_disk_refuses_changes_of_the_catalog_too(make_broker, small_disk)
         assert "Traceback" not in broker.log()
     finally:
         broker.kill()
+
+
+QUICK = {
+    "catchwater.pack.interval.ms": "3600000",
+    "catchwater.retention.interval.ms": "200",
+    "catchwater.delete.grace.ms": "100",
+}
+
+
+def fill(disk) -> None:
+    """Leave not one block free."""
+    with (disk / "fill").open("ab", buffering=0) as file:
+        with contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+
+
+def until_written(writer: Writer) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while writer.write() is not None:
+        assert time.monotonic() < deadline, "nobody freed the disk"
+
+
+def commit(bootstrap: str, offset: int) -> None:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "committers"})
+    consumer.commit(offsets=[TopicPartition(TOPIC, 0, offset)], asynchronous=False)
+    consumer.close()
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("way", ["topic", "records"])
+def test_a_full_disk_is_freed_through_kafkas_own_requests(
+    make_broker, small_disk, way, is_restarted
+):
+    broker = make_broker(QUICK | {"log.dirs": str(small_disk / "data")})
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    writer = Writer(broker.bootstrap)
+    try:
+        assert _refusal(admin, "small", 1) is None
+        assert writer.until_refused().code() == RETRIABLE
+        fill(small_disk)
+        if is_restarted:
+            broker.kill()
+            fill(small_disk)
+            broker.start()
+        for offset in range(50):  # more than fits into a block that was there already
+            commit(broker.bootstrap, offset)
+        refused = _refusal(admin, "another", 1000)
+        assert refused is None or refused.code() == RETRIABLE
+        if way == "topic":
+            (deleted,) = admin.delete_topics([TOPIC]).values()
+            deleted.result(PATIENCE_S)
+            writer = Writer(broker.bootstrap)
+        else:
+            everything = TopicPartition(TOPIC, 0, OFFSET_END)
+            (deleted,) = admin.delete_records([everything]).values()
+            assert deleted.result(PATIENCE_S).low_watermark == len(writer.acknowledged)
+        until_written(writer)
+        assert readiness(broker) == (200, "ready")
+        broker.restart()
+        assert Writer(broker.bootstrap).write() is None
+        assert "Traceback" not in broker.log()
+        assert "rebuild" not in broker.log()
+    finally:
+        broker.kill()
+
+
+def test_a_start_on_a_full_disk_says_so(make_broker, small_disk):
+    settings = QUICK | {"log.dirs": str(small_disk / "data"), "catchwater.reserve.bytes": "0"}
+    broker = make_broker(settings)
+    Writer(broker.bootstrap, 100).write()
+    broker.stop()
+    fill(small_disk)
+    broker.spawn()
+    assert broker.process.wait(PATIENCE_S) == 1
+    *_, error, hint = broker.log().splitlines()
+    assert error.startswith(f"error: The disk of the data directory {small_disk / 'data'} is full")
+    assert "Make room" in hint
+    assert "rebuild" not in broker.log() and "Traceback" not in broker.log()
+
+    (small_disk / "fill").unlink()
+    broker.start()
+    assert Writer(broker.bootstrap, 100).write() is None
+    broker.kill()
 
 
 def _refusal(admin: AdminClient, topic: str, partitions: int) -> KafkaError | None:

@@ -20,15 +20,17 @@ import uvicorn
 
 from catchwater.broker.broker import Broker
 from catchwater.broker.control.app import create_app
+from catchwater.broker.control.port import ControlPort
 from catchwater.broker.coordination import expiry
 from catchwater.broker.coordination.claims import LogClaims
 from catchwater.broker.coordination.consumer.member import ConsumerLimits
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.members import GroupLimits
+from catchwater.broker.limits.descriptors import AT_ONCE, fitted, raise_limit
 from catchwater.broker.metrics.registry import Metrics
 from catchwater.broker.peers import Peers
 from catchwater.broker.router import APIS
-from catchwater.broker.server import BACKLOG, Server
+from catchwater.broker.server import Server
 from catchwater.catalog.rows import BrokerRow
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import Address, BrokerConfig, CatchwaterError
@@ -37,6 +39,9 @@ from catchwater.log.log import Log
 from catchwater.log.open import LogConfig, SharedStores
 from catchwater.objects.retry import RetryingStore
 from catchwater.wal.open import WalKind
+
+BACKLOG = 1024
+"""Connections to the Kafka port that the kernel accepts before we do."""
 
 _log = logging.getLogger("catchwater.broker")
 
@@ -76,8 +81,17 @@ def run(config: BrokerConfig) -> None:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
+    limit = raise_limit(config)
+    bounded = fitted(config, limit)
+    if bounded != config:
+        _log.warning(
+            "The limit of open files (ulimit -n) is %d: max.connections is %d here, "
+            "max.connections.per.ip %d and catchwater.max.control.connections %d.",
+            *(limit, bounded.max_connections, bounded.max_connections_per_ip),
+            bounded.catchwater_max_control_connections,
+        )
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(serve(config, SYSTEM))
+        runner.run(serve(bounded, SYSTEM))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -135,6 +149,7 @@ def log_config(config: BrokerConfig) -> LogConfig:
     """The part of the settings that the log needs."""
     return LogConfig(
         wal_segment_bytes=config.catchwater_wal_segment_bytes,
+        reserve_bytes=config.catchwater_reserve_bytes,
         cache_bytes=config.catchwater_cache_bytes,
         pack_interval_ms=config.catchwater_pack_interval_ms,
         pack_min_bytes=config.catchwater_pack_min_bytes,
@@ -185,9 +200,12 @@ async def _serve_log(
     broker = _broker(config, clock, log, places, peers)
     server = Server(broker)
     stop = _stop_signal()
+    control_port = ControlPort(broker)
     control_server = _ControlServer(
         uvicorn.Config(
             create_app(broker),
+            http=control_port.protocol,
+            backlog=AT_ONCE,
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -198,7 +216,7 @@ async def _serve_log(
     )
     _listen(control, config.catchwater_control_listener, _CONTROL)
     _listen(kafka, config.listeners, _KAFKA)
-    await server.listen(kafka)
+    server.listen(kafka)
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(control_server.serve(sockets=[control]))
         background = [
@@ -207,6 +225,7 @@ async def _serve_log(
             tasks.create_task(expiry.run(broker)),
             tasks.create_task(peers.run()),
             tasks.create_task(server.sweep()),
+            tasks.create_task(control_port.sweep()),
             tasks.create_task(_measure_loop_lag(broker)),
             tasks.create_task(_stop_if_replaced(log, stop)),
         ]

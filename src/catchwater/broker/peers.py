@@ -8,9 +8,12 @@ broker that only this one cannot reach goes on, and is recommended again as soon
 
 import asyncio
 import struct
+from itertools import islice
 
+from catchwater.broker.limits.descriptors import MOST_PEERS
 from catchwater.clock import Clock
 from catchwater.log.log import Log
+from catchwater.room import NO_DESCRIPTORS
 from catchwater.wire.frames import prefixed
 
 LOOK_S = 0.2
@@ -40,7 +43,7 @@ class Peers:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 rows = [row for row in self._log.brokers() if row.id != self._broker_id]
-                places = {(row.id, row.host, row.port) for row in rows}
+                places = {(row.id, row.host, row.port) for row in islice(rows, MOST_PEERS)}
                 for place in watches.keys() - places:
                     watches.pop(place).cancel()
                     self.unreachable.discard(place[0])
@@ -53,8 +56,9 @@ class Peers:
             try:
                 async with asyncio.timeout(CONNECT_S):
                     reader, writer = await asyncio.open_connection(host, port)
-            except OSError:
-                self.unreachable.add(broker_id)
+            except OSError as error:
+                if error.errno not in NO_DESCRIPTORS:  # else it is we who cannot
+                    self.unreachable.add(broker_id)
                 await self._clock.sleep(AGAIN_S)
                 continue
             self.unreachable.discard(broker_id)

@@ -26,7 +26,9 @@ from typing import Any, NamedTuple, cast
 
 from catchwater.broker import router
 from catchwater.broker.broker import Api, Broker, Later
+from catchwater.broker.door import Door
 from catchwater.broker.guard import Guard
+from catchwater.broker.limits.newcomers import Newcomers
 from catchwater.broker.limits.rate import ConnectionRates
 from catchwater.broker.limits.refusals import RefusalLog
 from catchwater.objects.base import Buffer
@@ -35,8 +37,6 @@ from catchwater.wire.frames import ArenaPool, Frame, FrameBuffer, FrameError, pr
 FIRST_FRAME_BYTES = 512 * 1024
 """The largest frame of a connection that has not yet sent a good request."""
 FIRST_REQUEST_S = 30.0
-BACKLOG = 1024
-"""Connections that the kernel accepts before we do."""
 MAX_IN_FLIGHT = 128
 MAX_HELD_BYTES = 16 * 1024 * 1024
 """Request bytes that one connection may have waiting or in flight before it is not read from."""
@@ -246,8 +246,10 @@ class Connection(asyncio.BufferedProtocol):
             frame.release()
             return
         api, later = started
-        self.is_new = False
-        self._frames.max_frame_bytes = self._broker.config.socket_request_max_bytes
+        if self.is_new:
+            self.is_new = False
+            self._server.newcomers.drop(self)
+            self._frames.max_frame_bytes = self._broker.config.socket_request_max_bytes
         self._in_flight.append(Slot(api, later, size_bytes, started_s))
         if later.future.done():
             self._reply()
@@ -339,6 +341,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_open:
             self._is_open = False
             self._give_up()
+            self._server.newcomers.drop(self)
             self._broker.metrics.connections_closed.labels(reason).inc()
             now_s = self._broker.clock.monotonic_s()
             self._server.refusals.write(self.host, message, now_s)
@@ -382,15 +385,14 @@ class Server:
             now_s,
         )
         self._connections: set[Connection] = set()
+        self.newcomers: Newcomers[Connection] = Newcomers()
+        """Those without a good request yet."""
         self._by_host: Counter[str] = Counter()
-        self._listener: asyncio.Server | None = None
+        self._door: Door | None = None
 
-    async def listen(self, bound: socket.socket) -> None:
+    def listen(self, bound: socket.socket) -> None:
         """Accept connections on a socket that listens."""
-        loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(
-            lambda: Connection(self), sock=bound, backlog=BACKLOG
-        )
+        self._door = Door(bound, lambda: Connection(self))
 
     @property
     def room_bytes(self) -> int:
@@ -418,21 +420,33 @@ class Server:
 
     def admit(self, connection: Connection) -> tuple[str, str] | None:
         """Count a new connection; why it may not stay, if it may not: in a word, in a sentence."""
-        config = self.broker.config
+        config, now_s = self.broker.config, self.broker.clock.monotonic_s()
         self._connections.add(connection)
         self._by_host[connection.host] += 1
         self.broker.metrics.connections.set(len(self._connections))
-        if len(self._connections) > config.max_connections:
+        of_one = config.max_connections_per_ip
+        if self._by_host[connection.host] > of_one:
+            if not self._make_place(now_s, connection.host):
+                return "limit", f"max.connections.per.ip is {of_one}."
+        elif len(self._connections) > config.max_connections and not self._make_place(now_s):
             return "limit", f"max.connections is {config.max_connections}."
-        if self._by_host[connection.host] > config.max_connections_per_ip:
-            return "limit", f"max.connections.per.ip is {config.max_connections_per_ip}."
-        if not self._rates.admit(connection.host, self.broker.clock.monotonic_s()):
-            return "rate", "connections come faster than max.connection.creation.rate allows."
+        exceeded = self._rates.admit(connection.host, now_s)
+        if exceeded is not None:
+            return exceeded.reason, f"connections come faster than {exceeded} allows."
+        self.newcomers.add(connection, now_s)
         return None
+
+    def _make_place(self, now_s: float, host: str | None = None) -> bool:
+        """Close who has long been silent, at this host or at any; whether there was one."""
+        silent = self.newcomers.silent_longest(now_s, lambda each: host in (None, each.host))
+        if silent is not None:
+            silent.refuse("displaced", "another one needed the place; it had not said anything.")
+        return silent is not None
 
     def forget(self, connection: Connection) -> None:
         """The connection is gone."""
         self._connections.discard(connection)
+        self.newcomers.drop(connection)
         self.held_back.pop(connection, None)
         self._by_host[connection.host] -= 1
         if not self._by_host[connection.host]:
@@ -475,8 +489,8 @@ class Server:
 
     async def drain(self) -> None:
         """Accept and start nothing new, answer what is in flight, then close everything."""
-        assert self._listener is not None
-        self._listener.close()
+        assert self._door is not None
+        self._door.close()
         for connection in self._connections:
             connection.stop_or_go_on()
         deadline_s = self.broker.clock.monotonic_s() + DRAIN_S

@@ -13,14 +13,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from catchwater.catalog.base import CatalogDead, CatalogTooNew
+from catchwater.catalog.base import CatalogDead, CatalogFull, CatalogTooNew
 from catchwater.catalog.change.commit import producer_row
 from catchwater.catalog.db import Db, SqliteDb
 from catchwater.catalog.relational import RelationalCatalog
-from catchwater.catalog.rows import AbortedRow, Changes, PartitionKey, ProducerRow, RunRow
+from catchwater.catalog.rows import AbortedRow, Changes, PartitionKey, ProducerRow, RunRow, Topic
 from catchwater.catalog.statements import migrations, sql
 from catchwater.catalog.sums import PageSums
-from catchwater.catalog.writer import Writer
+from catchwater.catalog.writer import Writer, passing
+from catchwater.config import CatchwaterError
+from catchwater.room import Reserve
 
 T = TypeVar("T")
 
@@ -31,10 +33,18 @@ class SqliteCatalog(RelationalCatalog):
     """`catalog.db` of a data directory; whoever opens it holds the directory's lock."""
 
     def __init__(
-        self, path: Path, *, new_cluster_id: Callable[[], str], lag_s: float = 1.0
+        self,
+        path: Path,
+        *,
+        new_cluster_id: Callable[[], str],
+        lag_s: float = 1.0,
+        reserve: Reserve | None = None,
     ) -> None:
-        """Open or create. Raises `CatalogTooNew` or `CatalogDead` (damaged, unreadable)."""
+        """Open or create. Raises `CatalogTooNew`, `CatalogDead` (damaged, unreadable),
+        `CatalogFull` or `CatalogUnavailable`.
+        """
         self._path = path
+        self._reserve = reserve or Reserve()
         self._idle: deque[SqliteDb] = deque()
         self._sums = PageSums(path)
         with self._failing():
@@ -45,16 +55,39 @@ class SqliteCatalog(RelationalCatalog):
                 db.execute("PRAGMA wal_autocheckpoint = 0")  # checkpoints are the sums' own
                 _migrate(db, path, new_cluster_id)
                 self._sums.begin(db)
-            except (sqlite3.Error, CatalogTooNew, CatalogDead):
+            except (sqlite3.Error, OSError, CatchwaterError):
                 db.close()
                 self._sums.close()
                 raise
         self._db = db
-        self._writer = Writer(SqliteDb(db), str(path), lag_s, lambda: self._sums.keep_up(db))
+        self._writer = Writer(
+            SqliteDb(db), str(path), lag_s, lambda: self._sums.keep_up(db), self._reserve
+        )
 
     def apply(self, sequence: int, changes: Changes) -> None:
         """Take one chunk's changes; durable within `lag_s`."""
         self._writer.apply(sequence, changes)
+
+    def create_topic(self, topic: Topic) -> Future[None]:
+        """Fails with `TopicExists`, and with `CatalogFull` while the reserve is not whole."""
+        return self._without_reserve() or super().create_topic(topic)
+
+    def add_partitions(self, topic_id: bytes, partitions: int) -> Future[None]:
+        """Fails with `TopicUnknown`, and with `CatalogFull` while the reserve is not whole."""
+        return self._without_reserve() or super().add_partitions(topic_id, partitions)
+
+    def _without_reserve(self) -> Future[None] | None:
+        """The refusal of what only takes space, if what is left is kept for what frees some."""
+        if self._reserve.refill():
+            return None
+        refused: Future[None] = Future()
+        refused.set_exception(
+            CatalogFull(
+                f"There is no space for the catalog {self._path} but what is kept for deletions.",
+                hint="Delete topics or records, or free space on this file system, and try again.",
+            )
+        )
+        return refused
 
     def runs(
         self, key: PartitionKey, offset: int, *, max_bytes: int | None = None, limit: int = 1000
@@ -106,9 +139,13 @@ class SqliteCatalog(RelationalCatalog):
     # --- connections -----------------------------------------------------------------------------
 
     def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(
+        db = sqlite3.connect(
             self._path, timeout=_LOCK_WAIT_S, isolation_level=None, check_same_thread=False
         )
+        # What a savepoint may have to undo would otherwise go to a file of its own, opened in the
+        # middle of a transaction.
+        db.execute("PRAGMA temp_store = MEMORY")
+        return db
 
     def _query(self, read: Callable[[Db], T]) -> T:
         with self._failing():
@@ -125,6 +162,8 @@ class SqliteCatalog(RelationalCatalog):
         try:
             yield
         except sqlite3.Error as error:
+            if (told := passing(error, str(self._path))) is not None:
+                raise told from error
             raise CatalogDead(
                 f"The catalog {self._path} cannot be read: {error}.",
                 hint="Make it again with `catchwater log rebuild`, which leaves this file aside.",

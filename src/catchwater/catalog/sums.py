@@ -14,7 +14,6 @@ Relies on one process writing. The database's descriptor stays open until `close
 drops the locks SQLite holds on a file when any descriptor of it is closed in the process.
 """
 
-import errno
 import os
 import sqlite3
 import struct
@@ -28,6 +27,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from catchwater.catalog.base import CatalogDead
+from catchwater.room import NO_SPACE
 
 CHECKPOINT_PAGES = 1000
 
@@ -76,7 +76,7 @@ class PageSums:
         self._wal_path = database.with_name(f"{database.name}-wal")
         self._known = sums_path(database).exists()
         self._database_fd = os.open(database, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._sums_fd = -1
+        self._sums_fd = self._wal_fd = -1
 
     def begin(self, db: sqlite3.Connection) -> None:
         """Take over the checkpoints of an open database in WAL mode without its own.
@@ -86,6 +86,9 @@ class PageSums:
         """
         (page_bytes,) = db.execute("PRAGMA page_size").fetchone()
         self._page_bytes: int = page_bytes
+        # Held open, for it is looked at after every transaction. SQLite keeps this very file as
+        # long as a connection is open, and what is empty counts as missing to it.
+        self._wal_fd = os.open(self._wal_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if not self._known:
             _check_content(db, self._path)
             self._sum_all()
@@ -97,7 +100,7 @@ class PageSums:
 
         One that SQLite has no space for, or is kept from, is made another time. Raises `OSError`.
         """
-        if _frames_in(self._wal_path, self._page_bytes) >= CHECKPOINT_PAGES:
+        if _frames_in(self._wal_fd, self._page_bytes) >= CHECKPOINT_PAGES:
             with suppress(sqlite3.Error):
                 self.checkpoint(db)
 
@@ -106,8 +109,8 @@ class PageSums:
 
         Called between two transactions of the only writer. Raises `sqlite3.Error` or `OSError`.
         """
-        frames = _frames_in(self._wal_path, self._page_bytes)
-        pages = {page for page, *_ in _frames(self._wal_path, self._page_bytes, frames)}
+        frames = _frames_in(self._wal_fd, self._page_bytes)
+        pages = {page for page, *_ in _frames(self._wal_fd, self._page_bytes, frames)}
         if not self._has_space(max(pages, default=0)):
             return
         db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
@@ -115,17 +118,17 @@ class PageSums:
 
     def close(self) -> None:
         """Let go of the files, once the last connection is closed."""
-        for fd in (self._database_fd, self._sums_fd):
+        for fd in (self._database_fd, self._sums_fd, self._wal_fd):
             if fd >= 0:
                 os.close(fd)
-        self._database_fd = self._sums_fd = -1
+        self._database_fd = self._sums_fd = self._wal_fd = -1
 
     def _has_space(self, pages: int) -> bool:
         """Whether the checksums of so many pages can be written once the pages are."""
         try:
             os.posix_fallocate(self._sums_fd, 0, _sum_at(pages + 1))
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno in NO_SPACE:
                 return False
             raise
         return True
@@ -248,35 +251,26 @@ class _Frame(NamedTuple):
     sums: tuple[int, int]
 
 
-def _frames_in(path: Path, page_bytes: int) -> int:
+def _frames_in(fd: int, page_bytes: int) -> int:
     """How many frames carry the salts of the header: those of the present round."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    head = os.pread(fd, _WAL_HEADER.size, 0)
+    slot = _FRAME_HEADER.size + page_bytes
+    slots = (os.fstat(fd).st_size - _WAL_HEADER.size) // slot
+    if len(head) < _WAL_HEADER.size or slots <= 0:
         return 0
-    try:
-        head = os.pread(fd, _WAL_HEADER.size, 0)
-        slot = _FRAME_HEADER.size + page_bytes
-        slots = (os.fstat(fd).st_size - _WAL_HEADER.size) // slot
-        if len(head) < _WAL_HEADER.size or slots <= 0:
-            return 0
-        salts = head[16:24]
+    salts = head[16:24]
 
-        def is_older(index: int) -> bool:
-            return os.pread(fd, 8, _WAL_HEADER.size + index * slot + 8) != salts
+    def is_older(index: int) -> bool:
+        return os.pread(fd, 8, _WAL_HEADER.size + index * slot + 8) != salts
 
-        return bisect_left(range(slots), True, key=is_older)
-    finally:
-        os.close(fd)
+    return bisect_left(range(slots), True, key=is_older)
 
 
-def _frames(path: Path, page_bytes: int, count: int) -> Iterator[_Frame]:
+def _frames(fd: int, page_bytes: int, count: int) -> Iterator[_Frame]:
     """The headers of so many frames."""
-    if count:
-        with open(path, "rb", buffering=0) as file:
-            for index in range(count):
-                file.seek(_WAL_HEADER.size + index * (_FRAME_HEADER.size + page_bytes))
-                yield _frame(file.read(_FRAME_HEADER.size), 0)
+    for index in range(count):
+        at = _WAL_HEADER.size + index * (_FRAME_HEADER.size + page_bytes)
+        yield _frame(os.pread(fd, _FRAME_HEADER.size, at), 0)
 
 
 def _frame(data: bytes | memoryview, at: int) -> _Frame:

@@ -6,8 +6,10 @@ barriers there are, so a thousand waiting barriers cost one sync, and a barrier 
 without the chunks before it. A barrier that raises is rolled back to its savepoint alone, and who
 waits for it is told what it raised.
 
-A full disk fails the barriers and keeps the trail for the next try; a locked database keeps both.
-Anything else is the end: what the file holds is then unknown, and every later call says so.
+On a full disk the transaction is tried once more on the reserve. Where that is gone too, or a file
+cannot be opened for want of descriptors, the barriers fail and the trail is kept for the next try;
+a locked database keeps both. Anything else is the end: what the file holds is then unknown, and
+every later call says so.
 """
 
 import sqlite3
@@ -17,10 +19,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-from catchwater.catalog.base import (
-    CatalogDead,
-    CatalogFull,
-)
+from catchwater.catalog.base import CatalogDead, CatalogFull, CatalogUnavailable
 from catchwater.catalog.change.commit import write_changes
 from catchwater.catalog.db import Db, SqliteDb
 from catchwater.catalog.rows import (
@@ -36,10 +35,27 @@ from catchwater.catalog.rows import (
     TxnRow,
 )
 from catchwater.config import CatchwaterError
+from catchwater.room import Reserve
 
 T = TypeVar("T")
 
 _LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+
+
+def passing(error: sqlite3.Error, path: str) -> CatalogFull | CatalogUnavailable | None:
+    """What to tell of an error that may pass and says nothing about what the file holds."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    if code & 0xFF == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE:
+        return CatalogFull(
+            f"There is no space for the catalog {path}.",
+            hint="Delete topics or records, or free space on this file system, and try again.",
+        )
+    if code & 0xFF == sqlite3.SQLITE_CANTOPEN:
+        return CatalogUnavailable(
+            f"A file of the catalog {path} cannot be opened now.",
+            hint="Look at the limit of open files (ulimit -n), and whether this user may open it.",
+        )
+    return None
 
 
 class Trail:
@@ -117,9 +133,11 @@ class Writer:
         path: str,
         lag_s: float,
         after_commit: Callable[[], None] = lambda: None,
+        reserve: Reserve | None = None,
     ) -> None:
         """`after_commit` is called in the thread; what it raises (`OSError`) is the end."""
         self._db = db
+        self._reserve = reserve or Reserve()
         self._after_commit = after_commit
         self._path = path
         self._lag_s = lag_s
@@ -192,9 +210,14 @@ class Writer:
         if not barriers and self._writing is None:
             return
         try:
-            outcomes = self._transaction(barriers)
+            outcomes = self._with_reserve(barriers)
         except sqlite3.Error as error:
             self._failed(error, barriers, last_try=last_try)
+            return
+        except Exception as error:  # noqa: BLE001 - a defect; nobody else would answer who waits
+            dead = self._die(error)
+            for barrier in barriers:
+                barrier.done.set_exception(dead)
             return
         with self._wake:
             self._writing = None
@@ -207,6 +230,17 @@ class Writer:
             self._after_commit()
         except OSError as error:
             self._die(error)
+
+    def _with_reserve(self, barriers: list[_Barrier]) -> list[tuple[Any, Exception | None]]:
+        try:
+            return self._transaction(barriers)
+        except sqlite3.Error as error:
+            is_full = isinstance(passing(error, self._path), CatalogFull)
+            if not is_full or not self._reserve.give_up():
+                raise
+        with suppress(sqlite3.Error):
+            self._db.connection.rollback()
+        return self._transaction(barriers)
 
     def _transaction(self, barriers: list[_Barrier]) -> list[tuple[Any, Exception | None]]:
         self._db.connection.execute("BEGIN IMMEDIATE")
@@ -242,18 +276,13 @@ class Writer:
             with self._wake:
                 self._barriers[:0] = barriers
             return
-        failure: CatchwaterError
-        if code == sqlite3.SQLITE_FULL and not last_try:
-            failure = CatalogFull(
-                f"There is no space for the catalog {self._path}.",
-                hint="Free space on this file system and try again.",
-            )
-        else:
+        failure: CatchwaterError | None = None if last_try else passing(error, self._path)
+        if failure is None:
             failure = self._die(error)
         for barrier in barriers:
             barrier.done.set_exception(failure)
 
-    def _die(self, error: sqlite3.Error | OSError) -> CatalogDead:
+    def _die(self, error: Exception) -> CatalogDead:
         dead = CatalogDead(
             f"The catalog {self._path} could not be written: {error}.",
             hint="Check the disk, then start the broker again: the catalog is brought up to date "

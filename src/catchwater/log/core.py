@@ -24,6 +24,7 @@ from catchwater.log.storage import Storage
 from catchwater.log.write.intake import Answer, Intake, Submission
 from catchwater.log.write.sequence import PartitionState
 from catchwater.log.write.txn import Txns
+from catchwater.room import Reserve
 from catchwater.wal.base import Position
 
 T = TypeVar("T")
@@ -75,6 +76,8 @@ class Core:
     intake: Intake
     cluster: Cluster | None = None
     """Only where the catalog is shared."""
+    reserve: Reserve = field(default_factory=Reserve)
+    """Space on the objects' disk for what frees some; of no size where that is elsewhere."""
     writer: Writer = field(init=False)
     on_appended: Callable[[Changes, Position, bytearray], None] = field(init=False)
     """Told of every chunk before it is acknowledged; owns its bytes."""

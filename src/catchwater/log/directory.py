@@ -3,6 +3,7 @@
     catchwater.lock   locked for the life of the broker, holds its process id
     format            the number of this layout
     catalog.db        the catalog
+    reserve           space that is kept back for what frees space
     wal/              the write-ahead log
     objects/          the local object store
 
@@ -10,7 +11,6 @@ The lock goes with the process, however that ends. Opening checks the WAL behind
 has applied; it is for the log to replay it.
 """
 
-import errno
 import fcntl
 import os
 from base64 import urlsafe_b64encode
@@ -18,12 +18,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from catchwater.catalog.base import CatalogFull
 from catchwater.catalog.sqlite import SqliteCatalog
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
-from catchwater.objects.base import ObjectStore
+from catchwater.objects.base import ObjectStore, StoreFull
 from catchwater.objects.local import LocalStore
 from catchwater.objects.open import open_store
+from catchwater.room import NO_SPACE, Reserve
 from catchwater.wal.file import SEGMENT_BYTES, FileWal
 
 FORMAT = 1
@@ -41,6 +43,10 @@ class DirectoryUnusable(CatchwaterError):
     """The data directory cannot be created, read or written."""
 
 
+class DirectoryFull(DirectoryUnusable):
+    """The data directory's disk has no space for what opening it takes; nothing was lost."""
+
+
 class DataDirectory:
     """A data directory that this process holds, with its stores open, until `close`."""
 
@@ -52,46 +58,63 @@ class DataDirectory:
         catalog_lag_s: float = 1.0,
         wal_segment_bytes: int = SEGMENT_BYTES,
         objects_url: str = "",
+        reserve_bytes: int = 0,
     ) -> None:
         """Create the directory if need be, lock it, and open what lies in it.
 
-        With `objects_url` the objects lie elsewhere: see `objects.open`.
+        With `objects_url` the objects lie elsewhere: see `objects.open`. On a full disk it is
+        opened on the reserve, if an earlier start has made one.
 
-        Raises `DirectoryInUse`, `DirectoryTooNew`, `DirectoryUnusable`, `CatalogTooNew`,
-        `CatalogDead`, `WalTooNew`, `WalCorrupt`, `StoreError` or `ConfigError`; nothing stays open
-        then.
+        Raises `DirectoryInUse`, `DirectoryTooNew`, `DirectoryFull`, `DirectoryUnusable`,
+        `CatalogTooNew`, `CatalogDead`, `WalTooNew`, `WalCorrupt`, `StoreError` or `ConfigError`;
+        nothing stays open then.
         """
-        try:
-            with ExitStack() as undo:
+        with ExitStack() as undo:
+            with _named(path):
                 path.mkdir(parents=True, exist_ok=True)
                 self._lock = os.open(
                     path / "catchwater.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
                 )
                 undo.callback(os.close, self._lock)
                 _take_lock(self._lock, path)
-                _check_format(path)
-                self.catalog = SqliteCatalog(
-                    path / "catalog.db",
-                    new_cluster_id=lambda: new_cluster_id(clock),
-                    lag_s=catalog_lag_s,
-                )
-                undo.callback(self.catalog.close)
-                self.snapshot = self.catalog.load()
-                self.objects: ObjectStore = (
-                    open_store(objects_url, clock)
-                    if objects_url
-                    else LocalStore(path / "objects", clock)
-                )
-                applied = self.snapshot.applied_sequence
-                self.wal = FileWal(path, clock, applied=applied, segment_bytes=wal_segment_bytes)
-                undo.pop_all()
-        except OSError as error:
-            hint = "Name a directory that this user may write to in log.dirs."
-            if error.errno == errno.ENOSPC:
-                hint = "Make room on that disk, then start again; nothing was lost."
-            raise DirectoryUnusable(
-                f"The data directory {path} cannot be used: {error.strerror}.", hint=hint
-            ) from error
+                self.reserve = Reserve(path / "reserve", reserve_bytes)
+                undo.callback(self.reserve.close)
+
+            def open_all() -> None:
+                with _named(path), ExitStack() as undo_all:
+                    _write_pid(self._lock)
+                    _check_format(path)
+                    self.catalog = SqliteCatalog(
+                        path / "catalog.db",
+                        new_cluster_id=lambda: new_cluster_id(clock),
+                        lag_s=catalog_lag_s,
+                        reserve=self.reserve,
+                    )
+                    undo_all.callback(self.catalog.close)
+                    self.snapshot = self.catalog.load()
+                    self.objects: ObjectStore = (
+                        open_store(objects_url, clock)
+                        if objects_url
+                        else LocalStore(path / "objects", clock)
+                    )
+                    self.wal = FileWal(
+                        path,
+                        clock,
+                        applied=self.snapshot.applied_sequence,
+                        segment_bytes=wal_segment_bytes,
+                        reserve=self.reserve,
+                    )
+                    undo_all.pop_all()
+
+            try:
+                open_all()
+            except DirectoryFull:
+                if not self.reserve.give_up():
+                    raise
+                open_all()
+            undo.pop_all()
+        with _named(path):
+            self.reserve.refill()
 
     def close(self) -> None:
         """Close the stores (the catalog writes what is left) and let another process have them.
@@ -100,6 +123,7 @@ class DataDirectory:
         """
         with ExitStack() as closing:
             closing.callback(os.close, self._lock)
+            closing.callback(self.reserve.close)
             closing.callback(self.wal.close)
             closing.callback(self.catalog.close)
 
@@ -108,20 +132,35 @@ class DataDirectory:
 def locked(path: Path) -> Iterator[None]:
     """Hold a data directory, created if need be, without opening it.
 
-    Raises `DirectoryInUse` or `DirectoryUnusable`.
+    Raises `DirectoryInUse`, `DirectoryFull` or `DirectoryUnusable`.
     """
-    try:
+    with _named(path):
         path.mkdir(parents=True, exist_ok=True)
         fd = os.open(path / "catchwater.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise DirectoryUnusable(
-            f"The data directory {path} cannot be used: {error.strerror}."
-        ) from error
     try:
         _take_lock(fd, path)
+        _write_pid(fd)
         yield
     finally:
         os.close(fd)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Name the directory in what the system, or what lies in it, raises."""
+    full = f"The disk of the data directory {path} is full"
+    hint = "Make room on it, then start again; nothing was lost."
+    try:
+        yield
+    except (CatalogFull, StoreFull) as error:
+        raise DirectoryFull(f"{full}: {error}", hint=hint) from error
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise DirectoryFull(f"{full}: {error.strerror}.", hint=hint) from error
+        raise DirectoryUnusable(
+            f"The data directory {path} cannot be used: {error.strerror}.",
+            hint="Name a directory that this user may write to in log.dirs.",
+        ) from error
 
 
 def _take_lock(fd: int, path: Path) -> None:
@@ -133,8 +172,11 @@ def _take_lock(fd: int, path: Path) -> None:
             f"The data directory {path} is in use by process {holder or 'unknown'}.",
             hint="Stop that broker, or give this one a data directory of its own.",
         ) from error
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+
+
+def _write_pid(fd: int) -> None:
+    """Write it over the last one, which takes no space on a full disk."""
+    os.pwrite(fd, b"%-19d\n" % os.getpid(), 0)
 
 
 def _check_format(path: Path) -> None:

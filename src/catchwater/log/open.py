@@ -32,6 +32,7 @@ from catchwater.log.write.sequence import states_of, txns_of
 from catchwater.log.write.txn import Txns
 from catchwater.objects.base import ObjectStore
 from catchwater.objects.open import open_store
+from catchwater.room import Reserve
 from catchwater.wal.base import Wal
 from catchwater.wal.open import WalKind, open_wal, session_prefix
 
@@ -45,6 +46,8 @@ class LogConfig(KeepConfig):
     """Sizes in bytes, times in milliseconds; the defaults suit one broker on one machine."""
 
     wal_segment_bytes: int = 64 * 1024 * 1024
+    reserve_bytes: int = 0
+    """Kept back on the disk of a broker alone, for what frees space; see `catchwater.room`."""
     pending_bytes: int = 64 * 1024 * 1024
     """Appends that wait for the WAL; beyond this they are refused with a retriable error."""
     cache_bytes: int = 256 * 1024 * 1024
@@ -95,6 +98,8 @@ async def embedded(
         txns,
         clock,
         Intake(config.pending_bytes),
+        # Objects that lie elsewhere have a disk of their own.
+        reserve=Reserve() if objects_url else directory.reserve,
     )
     core.writer = Appender(core, directory.wal, directory.catalog, sequenced=sequenced)
 
@@ -113,6 +118,7 @@ def _recover(
         catalog_lag_s=config.catalog_lag_ms / 1000,
         wal_segment_bytes=config.wal_segment_bytes,
         objects_url=objects_url,
+        reserve_bytes=config.reserve_bytes,
     )
     with ExitStack() as undo:
         undo.callback(directory.close)

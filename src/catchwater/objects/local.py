@@ -6,7 +6,6 @@ What a killed process leaves in `.incoming` is invisible and removed a day later
 Relies on POSIX rename and link within one file system; does not cache (the page cache does).
 """
 
-import errno
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -21,13 +20,14 @@ from catchwater.objects.base import (
     ObjectMissing,
     StoreError,
     StoreFull,
+    StoreUnavailable,
     check_key,
     check_range,
 )
+from catchwater.room import NO_DESCRIPTORS, NO_SPACE
 
 _INCOMING = ".incoming"
 _ABANDONED_MS = 24 * 3600 * 1000
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _MAX_PARTS = 1024  # IOV_MAX on Linux
 
 
@@ -176,7 +176,12 @@ def _named(path: Path, done: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise ObjectMissing(f"There is no object at {path}.") from error
     except OSError as error:
-        if error.errno in _NO_SPACE:
+        if error.errno in NO_DESCRIPTORS:
+            raise StoreUnavailable(
+                f"{path} could not be {done} now: {error.strerror}.",
+                hint="Raise the limit of open files (ulimit -n); it may be tried again.",
+            ) from error
+        if error.errno in NO_SPACE:
             raise StoreFull(
                 f"{path} was not written: the file system is full.",
                 hint="Free some space; nothing was left behind and the write may be repeated.",

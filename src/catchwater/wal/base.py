@@ -172,7 +172,10 @@ class Wal(WalPlace, Protocol):
         ...
 
     def roll(self) -> None:
-        """Let the next append begin a new file."""
+        """Begin a new file, so that the one before it may be removed once nobody needs it.
+
+        Raises `WalFull` or `WalUnavailable`, as `append` does.
+        """
         ...
 
     def describe(self) -> WalDescription:
@@ -188,6 +191,11 @@ class RecoverableWal(Wal, Protocol):
     """The WAL of a broker alone, which gives its frames back after a crash."""
 
     recovered: Recovered
+
+    @property
+    def is_full(self) -> bool:
+        """Whether appends find no space."""
+        ...
 
     def frames(self, after: int) -> Iterator[tuple[Position, memoryview]]:
         """Every frame with a sequence above `after`, in order, checked.

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from catchwater.objects.base import ObjectInfo, ObjectTruncated
+from catchwater.objects.base import ObjectInfo, ObjectTruncated, StoreUnavailable
 from catchwater.objects.local import read_file_range
+from catchwater.room import NO_DESCRIPTORS
 from catchwater.wal.base import WalReadError, WalUnavailable
 
 FILE_NAME = re.compile(r"wal/(\d+-\d+/)?(\d{20})\.wal")
@@ -34,6 +35,11 @@ class WalDirectory:
         except ObjectTruncated as error:
             raise WalReadError(str(error), hint=error.hint) from error
         except OSError as error:
+            if error.errno in NO_DESCRIPTORS:
+                raise StoreUnavailable(
+                    f"{self._root / file} cannot be read now: {error.strerror}.",
+                    hint="Raise the limit of open files (ulimit -n); it may be tried again.",
+                ) from error
             raise WalReadError(f"{self._root / file} cannot be read: {error.strerror}.") from error
 
     def url(self, file: str) -> str:

@@ -10,11 +10,11 @@ Of many brokers on one directory each writes below a prefix of its own, which `w
 and checked; there is nothing to recover there.
 
 Relies on whoever opens it to hold the data directory's lock (or the prefix), and to call `append`
-and `roll` from one thread. The other calls may come from any thread.
+from one thread. The other calls may come from any thread.
 """
 
-import errno
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from crc32c import crc32c
 
 from catchwater.clock import Clock
 from catchwater.objects.base import Buffer
+from catchwater.room import NO_DESCRIPTORS, NO_SPACE, Reserve
 from catchwater.wal.base import (
     Damage,
     Position,
@@ -31,6 +32,7 @@ from catchwater.wal.base import (
     WalDescription,
     WalFile,
     WalFull,
+    WalUnavailable,
 )
 from catchwater.wal.directory import FILE_NAME as FILE_NAME
 from catchwater.wal.directory import WalDirectory, sync_directory
@@ -46,7 +48,6 @@ from catchwater.wal.scan import (
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _MAX_PARTS = 1024
 
 
@@ -67,17 +68,21 @@ class FileWal(WalDirectory):
         applied: int,
         segment_bytes: int = SEGMENT_BYTES,
         prefix: str = "",
+        reserve: Reserve | None = None,
     ) -> None:
         """Check every frame behind `applied`, the last one the catalog holds; cut a torn tail.
 
-        Raises `WalCorrupt` when a later frame is damaged or missing, and `WalTooNew`; nothing has
-        been changed then.
+        Frames are written only while the `reserve` is whole. Raises `WalCorrupt` when a later
+        frame is damaged or missing, and `WalTooNew`; nothing has been changed then.
         """
         super().__init__(root)
         self.prefix = prefix
         self._folder = root / "wal" / prefix
         self._clock = clock
         self._segment_bytes = segment_bytes
+        self._reserve = reserve or Reserve()
+        self._lock = threading.Lock()
+        self._found_no_space = False
         self._dead: str | None = None
         # The file being written and the byte behind its last frame; -1: the next append begins one.
         self._fd = -1
@@ -97,10 +102,21 @@ class FileWal(WalDirectory):
 
     # --- writing -----------------------------------------------------------------------------
 
+    @property
+    def is_full(self) -> bool:
+        """Whether appends find no space, or would find none but the reserve."""
+        return self._found_no_space or not self._reserve.refill()
+
     def append(self, parts: Sequence[Buffer]) -> Position:
         """Write the parts as one frame and return when they are durable."""
+        with self._lock:
+            return self._append(parts)
+
+    def _append(self, parts: Sequence[Buffer]) -> Position:
         if self._dead is not None:
             raise WalDead(self._dead)
+        if not self._reserve.refill():
+            raise self._full("what is left is kept for what frees some")
         if self._fd < 0 or self._at >= self._segment_bytes:
             self._begin_file()
         size = payload_crc = 0
@@ -119,6 +135,7 @@ class FileWal(WalDirectory):
         )
         self._at = position.offset + size + len(padding)
         self._next += 1
+        self._found_no_space = False
         return position
 
     def _write(self, parts: Sequence[Buffer]) -> None:
@@ -126,13 +143,13 @@ class FileWal(WalDirectory):
         try:
             _write_all(self._fd, parts, self._at)
         except OSError as error:
-            if error.errno not in _NO_SPACE:
+            if error.errno not in NO_SPACE:
                 raise self._die("written", error) from error
             try:
                 os.ftruncate(self._fd, self._at)
             except OSError as second:
                 raise self._die("truncated", second) from second
-            raise self._full(error) from error
+            raise self._full(os.strerror(error.errno or 0)) from error
 
     def _begin_file(self) -> None:
         self._let_go()
@@ -148,16 +165,24 @@ class FileWal(WalDirectory):
             if fd >= 0:
                 os.close(fd)
                 path.unlink()
-            if error.errno in _NO_SPACE:
-                raise self._full(error) from error
+            if error.errno in NO_SPACE:
+                raise self._full(os.strerror(error.errno or 0)) from error
+            if error.errno in NO_DESCRIPTORS:
+                raise WalUnavailable(
+                    f"No file of the write-ahead log in {self._folder} could be begun now: "
+                    f"{error.strerror}.",
+                    hint="Raise the limit of open files (ulimit -n); appends go on by themselves.",
+                ) from error
             raise self._die("begun", error) from error
         self._fd, self._at, self._salt = fd, FILE_HEADER_BYTES, salt
         self._firsts.append(self._next)
 
-    def _full(self, error: OSError) -> WalFull:
+    def _full(self, why: str) -> WalFull:
+        self._found_no_space = True
         return WalFull(
-            f"There is no space for the write-ahead log in {self._folder}: {error.strerror}.",
-            hint="Free space on this file system; appends then go on by themselves.",
+            f"There is no space for the write-ahead log in {self._folder}: {why}.",
+            hint="Delete topics or records, or free space on this file system; appends then go on "
+            "by themselves.",
         )
 
     def _die(self, done: str, error: OSError) -> WalDead:
@@ -194,9 +219,16 @@ class FileWal(WalDirectory):
         return found
 
     def roll(self) -> None:
-        """Let the next append begin a new file."""
-        if self._at > FILE_HEADER_BYTES:
-            self._let_go()
+        """Begin a new file, on the reserve if need be, so that the one before it may go."""
+        with self._lock:
+            if self._dead is not None or self._at <= FILE_HEADER_BYTES:
+                return
+            try:
+                self._begin_file()
+            except WalFull:
+                if not self._reserve.give_up():
+                    raise
+                self._begin_file()
 
     def remove(self, file: str) -> None:
         """Delete a file of any writer; of its own, never the newest."""

@@ -8,7 +8,6 @@ else can read. Two checks stand against that: the `cluster` file, and that the f
 sessions alive right now are to be seen.
 """
 
-import errno
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
+from catchwater.room import NO_SPACE
 from catchwater.wal.directory import sync_directory
 
 PEER_WAIT_S = 5.0
@@ -101,7 +101,7 @@ def _named(root: Path) -> Iterator[None]:
         yield
     except OSError as error:
         hint = "Name a directory that this user may write to in catchwater.wal.dir."
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in NO_SPACE:
             hint = "Make room on that file system, then start again; nothing was lost."
         raise WalDirectoryRefused(
             f"The write-ahead log's directory {root} cannot be used: {error.strerror}.", hint=hint

@@ -25,8 +25,9 @@ MIB = 2**20
 class PipeTransport(asyncio.Transport):
     """What a connection writes goes into a pipe of the kernel's; nothing comes out of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str) -> None:
         super().__init__()
+        self.host = host
         self.read_fd, self.write_fd = os.pipe()
         os.set_blocking(self.write_fd, False)
         os.set_blocking(self.read_fd, False)
@@ -39,7 +40,7 @@ class PipeTransport(asyncio.Transport):
         return self.write_fd
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return {"socket": self, "peername": ("10.0.0.1", 4)}.get(name, default)
+        return {"socket": self, "peername": (self.host, 4)}.get(name, default)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         assert high == 0
@@ -86,8 +87,8 @@ def server(broker: Broker) -> Server:
 def connect(server: Server):
     made = []
 
-    def connect() -> tuple[Connection, PipeTransport]:
-        transport = PipeTransport()
+    def connect(host: str = "10.0.0.1") -> tuple[Connection, PipeTransport]:
+        transport = PipeTransport(host)
         connection = Connection(server)
         transport.protocol = connection
         connection.connection_made(transport)
@@ -296,6 +297,35 @@ async def test_too_many_connections_are_refused_and_the_count_recovers(
     assert not connect()[1].is_aborted
 
 
+async def test_who_has_said_nothing_gives_way_to_a_new_connection(connect, broker) -> None:
+    broker.config = type(broker.config)(max_connections=3, max_connections_per_ip=3)
+    speaking, used = connect()
+    receive(speaking, api_versions(1))
+    await turns()
+    first, second = connect(), connect()
+    refused, transport = connect()
+    assert transport.is_aborted, "all of them have only just come"
+    refused.connection_lost(None)
+    pass_s(broker, 1.5)
+    new, kept = connect()
+    assert [t.is_aborted for t in (used, first[1], second[1], kept)] == [False, True, False, False]
+    first[0].connection_lost(None)
+    receive(new, api_versions(1))
+    assert not connect()[1].is_aborted
+    assert second[1].is_aborted
+    pass_s(broker, 1.5)
+    assert not used.is_aborted and not kept.is_aborted
+    assert b'closed_total{reason="displaced"} 2.0' in broker.metrics.page()
+
+
+async def test_at_the_bound_of_one_address_only_its_own_give_way(connect, broker) -> None:
+    broker.config = type(broker.config)(max_connections=10, max_connections_per_ip=1)
+    transports = [connect(host)[1] for host in ("10.0.0.2", "10.0.0.1")]
+    pass_s(broker, 1.5)
+    transports.append(connect("10.0.0.1")[1])
+    assert [transport.is_aborted for transport in transports] == [False, True, False]
+
+
 async def test_silent_connections_are_closed(connect, server, broker) -> None:
     _, silent = connect()
     active, used = connect()
@@ -447,14 +477,25 @@ async def test_a_large_request_has_less_time_while_others_wait(experienced, serv
         pass_s(broker, 0.1)
 
 
-async def test_connections_that_come_too_fast_are_refused(connect, broker, server) -> None:
+async def test_connections_that_come_too_fast_are_refused_by_the_name_of_the_rate(
+    connect, broker, server, caplog
+) -> None:
     rates = server_module.ConnectionRates(1_000, 1, broker.clock.monotonic_s())
     server._rates = rates
     connections = [connect()[1] for _ in range(12)]
     assert [transport.is_aborted for transport in connections] == [False] * 10 + [True] * 2
     pass_s(broker, 1.0)
     assert not connect()[1].is_aborted
-    assert b'closed_total{reason="rate"} 2.0' in broker.metrics.page()
+    assert b'closed_total{reason="rate_per_ip"} 2.0' in broker.metrics.page()
+    of_one = "faster than catchwater.max.connection.creation.rate.per.ip = 1 (a second) allows"
+    assert [of_one in record.getMessage() for record in caplog.records] == [True] * 2
+
+    caplog.clear()
+    server._rates = server_module.ConnectionRates(1, 1_000, broker.clock.monotonic_s())
+    assert [connect()[1].is_aborted for _ in range(11)][-2:] == [False, True]
+    (record,) = caplog.records
+    assert "faster than max.connection.creation.rate = 1 (a second) allows" in record.getMessage()
+    assert b'closed_total{reason="rate"} 1.0' in broker.metrics.page()
 
 
 async def stall(connection: Connection, transport: PipeTransport, batch: Any) -> None:
@@ -533,7 +574,7 @@ async def test_draining_answers_what_is_in_flight_and_starts_nothing(
     class Listener:
         def close(self) -> None: ...
 
-    server._listener = Listener()
+    server._door = Listener()
     await server.drain()
     assert correlation_ids(transport.read_all()) == [1]
     assert transport.is_aborted

@@ -1,12 +1,16 @@
 """What is particular to SQLite: the file, its schema, its refusals."""
 
+import builtins
+import errno
+import io
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from catchwater.catalog.base import CatalogDead, CatalogTooNew, TopicExists
+from catchwater.catalog.base import CatalogDead, CatalogTooNew, CatalogUnavailable, TopicExists
 from catchwater.catalog.rows import (
     AbortedRow,
     Changes,
@@ -54,6 +58,44 @@ def test_a_newer_schema_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "catalog.sums").unlink()
     with pytest.raises(CatalogTooNew, match=r"catalog\.db has schema version 99"):
         opened(tmp_path)
+
+
+def test_writing_opens_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = opened(tmp_path)
+    catalog.create_topic(TOPIC).result(60)
+
+    def scarce(path: object, *rest: object, **more: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    with monkeypatch.context() as without:
+        for module, name in ((os, "open"), (io, "open"), (io, "open_code"), (builtins, "open")):
+            without.setattr(module, name, scarce)
+        for number in range(40):  # enough for several checkpoints
+            topic = Topic(number.to_bytes(16), f"t-{number}", 1000, {})
+            catalog.create_topic(topic).result(60)
+            catalog.commit_offsets("g", {("payments", 0): OffsetCommit(number)}).result(60)
+            catalog.delete_topic(topic.id).result(60)
+        catalog.flush().result(60)
+    assert catalog.committed("g")["payments", 0].offset == 39
+
+
+def test_a_reader_without_descriptors_does_not_call_the_catalog_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = opened(tmp_path)
+    connect = catalog._connect
+
+    def scarce() -> sqlite3.Connection:
+        error = sqlite3.OperationalError("unable to open database file")
+        error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+        raise error
+
+    catalog._idle.clear()
+    monkeypatch.setattr(catalog, "_connect", scarce)
+    with pytest.raises(CatalogUnavailable, match="cannot be opened now"):
+        catalog.groups()
+    monkeypatch.setattr(catalog, "_connect", connect)
+    assert catalog.groups() == []
 
 
 def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from catchwater.catalog.base import (
     CatalogDead,
     CatalogFull,
+    CatalogUnavailable,
 )
 from catchwater.catalog.db import Db, SqliteDb
 from catchwater.catalog.rows import (
@@ -137,6 +138,40 @@ def test_a_locked_database_is_waited_for(db: sqlite3.Connection, tmp_path: Path)
     assert future.result(60) == "done"
     writer.close()
     assert applied(db) == 2
+
+
+def test_a_file_that_cannot_be_opened_now_fails_the_change_and_nothing_else(
+    db: sqlite3.Connection,
+) -> None:
+    writer = Writer(SqliteDb(db), "catalog.db", lag_s=3600)
+    writer.apply(1, chunk(0))
+
+    def scarce(db: Db) -> None:
+        error = sqlite3.OperationalError("unable to open database file")
+        error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+        raise error
+
+    with pytest.raises(CatalogUnavailable, match="cannot be opened now"):
+        writer.commit(scarce).result(60)
+    assert writer.commit(lambda _: "done").result(60) == "done"
+    assert applied(db) == 1
+    writer.close()
+
+
+def test_a_defect_while_chunks_are_written_is_told_to_all(
+    db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Writer(SqliteDb(db), "catalog.db", lag_s=3600)
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("catchwater.catalog.writer.write_changes", broken)
+    writer.apply(1, chunk(0))
+    with pytest.raises(CatalogDead):
+        writer.commit(lambda _: None).result(60)
+    with pytest.raises(CatalogDead):
+        writer.close()
 
 
 def test_after_an_unknown_failure_nothing_is_taken_any_more(db: sqlite3.Connection) -> None:

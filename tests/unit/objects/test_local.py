@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from catchwater.objects.base import ObjectMissing, StoreError, StoreFull
+from catchwater.objects.base import ObjectMissing, StoreError, StoreFull, StoreUnavailable
 from catchwater.objects.local import LocalStore
 
 DAY_S = 24 * 3600
@@ -40,6 +40,22 @@ def test_a_full_disk_leaves_nothing_behind(
     assert files(tmp_path) == set()
     getattr(store, method)("a/b", [b"x"])
     assert store.get("a/b") == b"x"
+
+
+@pytest.mark.parametrize("method", ["put", "put_if_absent"])
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+def test_without_descriptors_it_may_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, code: int
+) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a", [b"old"])
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", failing(code))
+        with pytest.raises(StoreUnavailable, match=os.strerror(code)):
+            getattr(store, method)("b", [b"x"])
+        with pytest.raises(StoreUnavailable, match=os.strerror(code)):
+            store.get_range("a", 0, 3)
+    assert files(tmp_path) == {"a"}
 
 
 def test_a_failing_disk_is_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

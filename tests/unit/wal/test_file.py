@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from catchwater.clock import ManualClock
-from catchwater.wal.base import WalCorrupt, WalDead, WalFull, WalReadError
+from catchwater.objects.base import StoreUnavailable
+from catchwater.wal.base import WalCorrupt, WalDead, WalFull, WalReadError, WalUnavailable
 from catchwater.wal.file import FileWal
 from catchwater.wal.scan import FILE_HEADER_BYTES, FRAME_HEADER_BYTES
 
@@ -390,3 +391,25 @@ def test_only_its_own_files_are_its_own_but_all_are_listed(
     assert {info.key for info in session.listing()} == {mine.file, theirs.file}
     session.close()
     neighbour.close()
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+def test_without_descriptors_it_refuses_for_now_and_is_not_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def scarce(path: Path, *rest: int) -> int:
+        raise OSError(code, os.strerror(code), str(path))
+
+    wal = opened(tmp_path, segment_bytes=FILE_HEADER_BYTES + 1)  # every frame begins a file
+    wal.append([b"one"])
+    with monkeypatch.context() as without:
+        without.setattr(os, "open", scarce)
+        for _ in range(2):
+            with pytest.raises(WalUnavailable, match=os.strerror(code)):
+                wal.append([b"two"])
+            # Not the error of a file that is gone or damaged.
+            with pytest.raises(StoreUnavailable, match=os.strerror(code)):
+                wal.read(wal.files()[0].name, 0, 4)
+    assert wal.append([b"two"]).sequence == 2
+    assert read_back(wal) == [b"one", b"two"]
+    wal.close()

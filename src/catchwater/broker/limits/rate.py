@@ -8,7 +8,21 @@ Pure: time is an argument, in seconds on a clock that does not go back. An addre
 its bucket is full again, and only admitted ones are known, so that the memory has a bound, too.
 """
 
+from typing import NamedTuple
+
 BURST_S = 10
+
+
+class Exceeded(NamedTuple):
+    """The bound that bites; as text its key and its value."""
+
+    reason: str
+    """As `catchwater_connections_closed_total` counts it."""
+    key: str
+    rate: int
+
+    def __str__(self) -> str:
+        return f"{self.key} = {self.rate} (a second)"
 
 
 class TokenBucket:
@@ -45,17 +59,21 @@ class ConnectionRates:
 
     def __init__(self, of_all: int, per_ip: int, now_s: float) -> None:
         self._all = TokenBucket(of_all, of_all * BURST_S, now_s)
+        self._of_all = of_all
         self._per_ip = per_ip
         self._by_ip: dict[str, TokenBucket] = {}
 
-    def admit(self, ip: str, now_s: float) -> bool:
-        """Count a new connection; whether it may stay. One that may not costs others nothing."""
+    def admit(self, ip: str, now_s: float) -> Exceeded | None:
+        """Count a new connection; None: it may stay. One that may not costs others nothing."""
         own = self._by_ip.get(ip) or TokenBucket(self._per_ip, self._per_ip * BURST_S, now_s)
-        if own.holds(now_s) < 1 or not self._all.take(now_s):
-            return False
+        if own.holds(now_s) < 1:
+            key = "catchwater.max.connection.creation.rate.per.ip"
+            return Exceeded("rate_per_ip", key, self._per_ip)
+        if not self._all.take(now_s):
+            return Exceeded("rate", "max.connection.creation.rate", self._of_all)
         own.take(now_s)
         self._by_ip[ip] = own
-        return True
+        return None
 
     def forget_silent(self, now_s: float) -> None:
         """Drop the addresses that a fresh bucket would serve as well."""

@@ -37,7 +37,7 @@ class Metrics:
             self._registry.register(each)
         self.connections = self._gauge("connections", "Open Kafka connections.")
         self.connections_closed = self._counter(
-            "connections_closed", "Kafka connections that the broker closed on its own.", "reason"
+            "connections_closed", "Connections that the broker closed on its own.", "reason"
         )
         self.batches_refused = self._counter(
             "batches_refused", "Record batches not appended, by Kafka's error name.", "error"

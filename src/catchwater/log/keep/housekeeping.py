@@ -6,7 +6,8 @@ that holds a job's lease does it (`leases.py`). The jobs block in threads, and e
 happens on the event loop that opened the log. A job that is under way when its caller stops
 waiting goes on to its end.
 
-A job that fails for want of storage or space is logged and tried again when it is next due.
+A job that finds the disk full is tried once more on the reserve. One that fails for want of
+storage or space is logged and tried again when it is next due.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ from catchwater.log.keep.retain import Retention
 from catchwater.log.keep.sweep import Sweeper
 from catchwater.log.repair.backup import Backups
 from catchwater.log.write.producers import PRODUCER_EXPIRY_MS
-from catchwater.objects.base import StoreError
+from catchwater.objects.base import StoreError, StoreFull
 
 _LOG = logging.getLogger(__name__)
 
@@ -295,7 +296,12 @@ class Housekeeping:
     async def _in_turn(self, job: Callable[[], Awaitable[T]]) -> T:
         async def alone() -> T:
             async with self._turn:
-                return await job()
+                try:
+                    return await job()
+                except StoreFull:  # packing and backing up lead to deletions
+                    if not self._core.reserve.give_up():
+                        raise
+                    return await job()
 
         return await self._core.to_the_end(alone())
 

@@ -14,15 +14,15 @@ Everything here blocks. It works in steps of `STEP_OBJECTS` and rests in between
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from itertools import pairwise
 from typing import cast
 
 from catchwater.catalog.base import SharedCatalog
 from catchwater.log.core import Core
 from catchwater.log.storage import PARQUET, SEGMENTS, STAGED, WAL
-from catchwater.objects.base import ObjectInfo, StoreError
-from catchwater.wal.base import WalUnavailable
+from catchwater.objects.base import ObjectInfo, StoreError, StoreFull
+from catchwater.wal.base import RecoverableWal, WalDead, WalFull, WalUnavailable
 
 _LOG = logging.getLogger(__name__)
 
@@ -64,8 +64,8 @@ class Sweeper:
         Raises what the catalog raises; what is left is found the next time.
         """
         catalog = self._core.catalog
-        finished = self._finished_wal_files()
         unused = {row.key for row in catalog.objects("live", unreferenced=True)}
+        finished = self._finished_wal_files(unused)
         if self._core.session is None:
             unused = {key for key in unused if not key.startswith(WAL) or key in finished}
         else:
@@ -97,10 +97,11 @@ class Sweeper:
         if self._core.session is not None:
             yield from storage.wal.listing()
 
-    def _finished_wal_files(self) -> set[str]:
+    def _finished_wal_files(self, unused: Container[str]) -> set[str]:
         """Embedded: files that are not written to any more and whose every frame was applied."""
         if self._core.session is not None:
             return set()
+        self._finish_the_newest(unused)
         applied = self._core.writer.sequenced
         finished = {
             file.name: following.first_sequence - 1
@@ -108,8 +109,25 @@ class Sweeper:
             if following.first_sequence <= applied + 1
         }
         if finished:
-            self._back_up_to(max(finished.values()))
+            try:
+                self._back_up_to(max(finished.values()))
+            except StoreError as error:
+                if isinstance(error, StoreFull) and self._core.reserve.give_up():
+                    self._back_up_to(max(finished.values()))
+                    return set(finished)
+                _LOG.warning("Files of the write-ahead log are deleted later: %s", error)
+                return set()
         return set(finished)
+
+    def _finish_the_newest(self, unused: Container[str]) -> None:
+        """Let the newest file end if nothing in it is needed and no append can end it."""
+        wal = cast(RecoverableWal, self._core.storage.wal)
+        newest = [file.name for file in wal.files()][-1:]
+        if wal.is_full and newest and newest[0] in unused:
+            try:
+                wal.roll()
+            except (WalFull, WalUnavailable, WalDead) as error:
+                _LOG.warning("%s is deleted later: %s", newest[0], error)
 
     def _in_use(self, keys: Iterable[str]) -> set[str]:
         """Those of these WAL files in which something may still be committed."""

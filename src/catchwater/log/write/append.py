@@ -6,7 +6,7 @@ sequenced, applied to the catalog, kept for readers and acknowledged. No timer, 
 
 Promises: nothing is acknowledged that is not synced; chunks are sequenced in the order of the WAL;
 when the WAL or the catalog has failed for good, nothing is acknowledged any more. What is refused
-(too much waiting, no space) is refused with a retriable error and was not appended.
+(too much waiting, no space, no descriptor) is refused with a retriable error and was not appended.
 
 `between_chunks` stops sequencing, not writing: whoever holds it may commit a change of the
 catalog that lies between two chunks, and has the states to itself.
@@ -25,12 +25,20 @@ from catchwater.catalog.rows import (
     Changes,
     ObjectRow,
 )
+from catchwater.config import CatchwaterError
 from catchwater.log.core import Core, States
 from catchwater.log.format.chunk import Chunk, ChunkError, decode_index
 from catchwater.log.write.intake import Answer, Gathered, Request, Submission, gather
 from catchwater.log.write.sequence import Sequenced, catalog_changes, sequence
 from catchwater.log.write.txn import Txns
-from catchwater.wal.base import Position, RecoverableWal, Wal, WalDead, WalFull
+from catchwater.wal.base import (
+    Position,
+    RecoverableWal,
+    Wal,
+    WalDead,
+    WalFull,
+    WalUnavailable,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -168,7 +176,7 @@ class Appender:
         self._core.on_wal_append(written.took_s)
         self._intake.wake(done.changed)
 
-    def _failed(self, requests: list[Request], error: WalFull | WalDead) -> None:
+    def _failed(self, requests: list[Request], error: CatchwaterError) -> None:
         _LOG.error("%s", error)
         self.has_failed = self.has_failed or isinstance(error, WalDead)
         # What came behind goes with it: of a new producer any batch may be the first, and the
@@ -195,7 +203,7 @@ class Appender:
             began_s = clock.monotonic_s()
             try:
                 position = self._wal.append([gathered.payload])
-            except (WalFull, WalDead) as error:
+            except (WalFull, WalUnavailable, WalDead) as error:
                 self._refusing = True
                 self._loop.call_soon_threadsafe(self._failed, requests, error)
             else:

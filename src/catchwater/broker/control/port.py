@@ -1,0 +1,151 @@
+"""The control port's connections: no more than their bound, and none that keeps it without use.
+
+A connection has `REQUEST_S` for its next whole request, and as long to go on taking a reply. At
+the bound, one that has not asked for anything gives way to a new one, as on the Kafka port; where
+there is none, the new one is answered 503. Between requests uvicorn closes it after five seconds.
+"""
+
+import asyncio
+from typing import Any, cast
+
+import h11
+import msgspec
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from catchwater.broker.broker import Broker
+from catchwater.broker.limits.newcomers import Newcomers
+from catchwater.broker.limits.refusals import RefusalLog
+
+REQUEST_S = 30.0
+
+_COMING = {h11.IDLE, h11.SEND_BODY}
+"""What the client has still to do in these states is to send its request."""
+
+
+class ControlPort:
+    """Who is connected to the control port."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._connections: set[ControlConnection] = set()
+        self.newcomers: Newcomers[ControlConnection] = Newcomers()
+        self._refusals = RefusalLog(self.now_s)
+
+    @property
+    def now_s(self) -> float:
+        """Seconds on the broker's clock."""
+        return self._broker.clock.monotonic_s()
+
+    @property
+    def protocol(self) -> type[asyncio.Protocol]:
+        """What uvicorn makes for every connection."""
+
+        def connection(*args: Any, **kwargs: Any) -> ControlConnection:
+            return ControlConnection(self, *args, **kwargs)
+
+        return cast(type[asyncio.Protocol], connection)
+
+    def admit(self, connection: "ControlConnection") -> bool:
+        """Count a new connection; whether it may stay."""
+        self._connections.add(connection)
+        most = self._broker.config.catchwater_max_control_connections
+        if len(self._connections) > most:
+            silent = self.newcomers.silent_longest(self.now_s, lambda each: True)
+            if silent is None:
+                key = "catchwater.max.control.connections"
+                self.refuse(connection, "control_limit", f"{key} is {most}.", _FULL)
+                return False
+            what = "another one needed the place; it had not asked for anything."
+            self.refuse(silent, "control_displaced", what)
+        self.newcomers.add(connection, self.now_s)
+        return True
+
+    def forget(self, connection: "ControlConnection") -> None:
+        """The connection is gone."""
+        self._connections.discard(connection)
+        self.newcomers.drop(connection)
+
+    def refuse(
+        self, connection: "ControlConnection", reason: str, message: str, reply: bytes = b""
+    ) -> None:
+        """Close at once, with these last bytes: one line in the log, one count in the metrics."""
+        self.newcomers.drop(connection)
+        self._broker.metrics.connections_closed.labels(reason).inc()
+        host = connection.client[0] if connection.client else "unknown"
+        self._refusals.write(host, f"control API: {message}", self.now_s)
+        if reply:
+            connection.transport.write(reply)
+            connection.transport.close()
+        else:
+            connection.transport.abort()
+
+    async def sweep(self) -> None:
+        """Once a second, until cancelled: close who keeps us waiting for too long."""
+        while True:
+            await self._broker.clock.sleep(1.0)
+            self._refusals.summarize(self.now_s)
+            self._close_late()
+
+    def _close_late(self) -> None:
+        for connection in list(self._connections):
+            since_s = connection.waited_for_since_s
+            if since_s is not None and self.now_s - since_s > REQUEST_S:
+                connection.waited_for_since_s = None
+                what = f"no whole request came, or no reply was taken, for {REQUEST_S:.0f} seconds."
+                self.refuse(connection, "control_idle", what)
+
+
+class ControlConnection(H11Protocol):
+    """uvicorn's connection, which is counted and has deadlines."""
+
+    def __init__(self, port: ControlPort, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._port = port
+        self.waited_for_since_s: float | None = None
+        """Since when the client has to do something; None: it is our turn."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self._port.admit(self):
+            self.waited_for_since_s = self._port.now_s
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.waited_for_since_s = None
+        self._port.forget(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state not in _COMING:
+            self._port.newcomers.drop(self)
+            self.waited_for_since_s = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.waited_for_since_s = self._port.now_s
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._look_again()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._look_again()
+
+    def _look_again(self) -> None:
+        is_theirs = self.conn.their_state in _COMING
+        self.waited_for_since_s = self._port.now_s if is_theirs else None
+
+
+_BODY = msgspec.json.encode(
+    {
+        "error": "TOO_MANY_CONNECTIONS",
+        "message": "The control API has as many connections as catchwater.max.control.connections "
+        "and the limit of open files allow.",
+        "hint": "Try again, or raise them.",
+    }
+)
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(_BODY), _BODY)
+)

@@ -1,0 +1,76 @@
+"""Accepts a port's connections, a few at a time, so that each is judged before many more come.
+
+An event loop's own server accepts whatever the kernel has queued before anybody can refuse one of
+them: a thousand descriptors at once, which the broker may not have. Where accept(2) fails (most
+often for want of descriptors in the whole system) it pauses, and does not ask again and again.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from catchwater.broker.limits.descriptors import AT_ONCE
+
+PAUSE_S = 0.5
+
+_log = logging.getLogger("catchwater.broker")
+
+
+class Door:
+    """Makes a protocol for every connection to a socket that listens, until `close`."""
+
+    def __init__(self, bound: socket.socket, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
+        """Begins at once, in the loop that runs."""
+        self._bound = bound
+        self._protocol = protocol
+        self._loop = asyncio.get_running_loop()
+        self._opening: set[asyncio.Task[Any]] = set()
+        self._pause: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        bound.setblocking(False)
+        self._watch()
+
+    def close(self) -> None:
+        """Accept no more; the socket is closed."""
+        self._is_closed = True
+        self._loop.remove_reader(self._bound)
+        if self._pause is not None:
+            self._pause.cancel()
+        self._bound.close()
+
+    def _watch(self) -> None:
+        if not self._is_closed and self._pause is None:
+            self._loop.add_reader(self._bound, self._accept)
+
+    def _accept(self) -> None:
+        while len(self._opening) < AT_ONCE:
+            try:
+                accepted, _ = self._bound.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._loop.remove_reader(self._bound)
+                self._pause = self._loop.call_later(PAUSE_S, self._resume)
+                _log.warning("No connection is accepted for a moment: %s.", error.strerror)
+                return
+            accepted.setblocking(False)
+            opening = self._loop.create_task(
+                self._loop.connect_accepted_socket(self._protocol, accepted)
+            )
+            self._opening.add(opening)
+            opening.add_done_callback(self._opened)
+        self._loop.remove_reader(self._bound)
+
+    def _resume(self) -> None:
+        self._pause = None
+        self._watch()
+
+    def _opened(self, opening: asyncio.Task[Any]) -> None:
+        was_full = len(self._opening) == AT_ONCE
+        self._opening.discard(opening)
+        if not opening.cancelled():
+            opening.exception()  # it was closed as soon as it was there
+        if was_full:
+            self._watch()

@@ -1,0 +1,105 @@
+"""Accepting: few at a time, and a pause where the kernel gives no more connections."""
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+from typing import Any
+
+import pytest
+
+from catchwater.broker import door
+from catchwater.broker.limits.descriptors import AT_ONCE
+
+
+class Bound(socket.socket):
+    """A socket that listens on loopback, out of descriptors for as often as it is told to be."""
+
+    failures = 0
+    accepts = 0
+    code = errno.EMFILE
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        self.accepts += 1
+        if self.failures:
+            self.failures -= 1
+            raise OSError(self.code, os.strerror(self.code))
+        return super().accept()
+
+
+class Greeting(asyncio.Protocol):
+    """Says hello, so that a client knows it was taken in."""
+
+    made: list[asyncio.BaseTransport]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.made.append(transport)
+        transport.write(b"hello")  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def bound():
+    with Bound(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen(128)
+        yield sock
+
+
+def client(bound: socket.socket) -> socket.socket:
+    return socket.create_connection(bound.getsockname(), timeout=30)
+
+
+async def read(sock: socket.socket) -> bytes:
+    sock.setblocking(False)
+    async with asyncio.timeout(30):
+        return await asyncio.get_running_loop().sock_recv(sock, 100)
+
+
+@pytest.fixture
+def opened(bound: Bound):
+    Greeting.made = []
+    doors: list[door.Door] = []
+
+    def opened() -> door.Door:
+        doors.append(door.Door(bound, Greeting))
+        return doors[0]
+
+    yield opened
+    for transport in Greeting.made:
+        transport.close()
+    for each in doors:
+        each.close()
+
+
+async def test_many_at_once_are_all_taken_in_and_few_at_a_time(bound, opened) -> None:
+    clients = [client(bound) for _ in range(100)]
+    entrance = opened()
+    most = 0
+    while len(Greeting.made) < 100:
+        most = max(most, len(entrance._opening))
+        await asyncio.sleep(0)
+    assert 0 < most <= AT_ONCE
+    for each in clients:
+        assert await read(each) == b"hello"
+        each.close()
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+async def test_without_descriptors_it_pauses_and_then_goes_on(
+    bound, opened, monkeypatch, caplog, code
+) -> None:
+    monkeypatch.setattr(door, "PAUSE_S", 0.01)
+    bound.failures, bound.code = 3, code
+    opened()
+    with client(bound) as waiting:
+        with caplog.at_level(logging.WARNING):
+            assert await read(waiting) == b"hello"
+    assert bound.accepts < 10
+    assert [os.strerror(code) in record.getMessage() for record in caplog.records] == [True] * 3
+
+
+async def test_a_closed_door_lets_nobody_in(bound, opened) -> None:
+    opened().close()
+    with pytest.raises(OSError):
+        client(bound)
