@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from tests.e2e.in_session import Pipeline, produce
 from tests.e2e.rebuild_steps import run as rebuild
-from tests.e2e.tally import FUNCTION, TOPIC, Tables, model, newest, order, write_file
+from tests.e2e.tally import FUNCTION, Tables, model, newest, order, write_file
 from typer.testing import CliRunner
 
 from catchwater.cli.app import app
@@ -24,11 +24,12 @@ from catchwater.config import CatchwaterError
 from catchwater.pipeline.run import config
 from catchwater.recovery import checkpoint
 from catchwater.recovery.ledger import Ledger, read_offset
+from catchwater.replay import subscription
 from catchwater.wire.client import Client
 
 pytestmark = pytest.mark.timeout(1800)
 
-RECORDS, EPOCH = 40, 20
+RECORDS, EPOCH, RETAIN = 80, 20, 2
 
 
 class Life:
@@ -37,10 +38,14 @@ class Life:
     def __init__(self, broker: Any, folder: Path, spark: Any = None) -> None:
         self.broker, self.folder = broker, folder
         self.tables = Tables(folder / "rows.db")
+        self.topic = folder.name.replace("_", "-")  # a test's own, on the broker that all share
         with Client(broker.bootstrap) as client:
-            client.create_topics({TOPIC: 1})
+            client.create_topics({self.topic: 1})
         self.produced = 0
         self.file = write_file(folder, broker.bootstrap, self.tables, EPOCH)
+        text = self.file.read_text().replace('"orders"', f'"{self.topic}"')
+        text = text.replace("[source]", f'name = "{self.topic}"\n[source]')
+        self.file.write_text(f"{text}[recovery]\nretain = {RETAIN}\n")
         self.codes = 0
         self.code(1)
         self.produce(RECORDS)
@@ -63,12 +68,12 @@ class Life:
         error = done.exception if isinstance(done.exception, CatchwaterError) else None
         said = done.output + (f"{error} {error.hint}" if error else "")
         assert (error.exit_code if error else done.exit_code) == code, (said, done.exception)
-        return said
+        return done.stdout if "--json" in words else said
 
     def produce(self, count: int) -> None:
         if count:
             orders = (order(0, n) for n in range(self.produced, self.produced + count))
-            produce(self.broker.bootstrap, TOPIC, 0, *orders)
+            produce(self.broker.bootstrap, self.topic, 0, *orders)
         self.produced += count
 
     def run(self, spark: Any = None) -> int:
@@ -85,20 +90,30 @@ class Life:
         assert self.tables.rows("live") == rows
         assert self.tables.rows("newest") == newest(rows)
 
+    def save(self) -> str:
+        """Take a savepoint; its name."""
+        name = f"s{len(list(self.folder.glob('savepoints/*')))}"
+        self.type("savepoint", "create", str(self.file), "--name", name, "--yes")
+        return name
+
+    @property
+    def epochs(self) -> list[int]:
+        return Ledger(self.checkpoint).epochs()
+
     @property
     def checkpoint(self) -> Path:
         return config.load(self.file, {}).checkpoint
 
     def files(self) -> dict[str, bytes]:
-        """What of the checkpoint a start that comes to nothing must not change."""
+        """What of the checkpoint a start that comes to nothing must not change, but for spaces."""
         logs = ("offsets", "commits", "catchwater/epochs", "catchwater/contracts")
         paths = [path for log in logs for path in (self.checkpoint / log).glob("[0-9]*")]
-        return {str(path): path.read_bytes() for path in paths}
+        last = checkpoint.last_commit(self.checkpoint)
+        return {str(p): p.read_bytes().replace(b" ", b"") for p in paths if int(p.stem) <= last}
 
 
 def restored(life: Life) -> None:
-    name = f"s{len(list(life.folder.glob('savepoints/*')))}"
-    life.type("savepoint", "create", str(life.file), "--name", name, "--yes")
+    name = life.save()
     shutil.rmtree(life.checkpoint)
     life.type("savepoint", "restore", str(life.file), name, "--yes")
 
@@ -113,8 +128,7 @@ def rolled_back(life: Life) -> None:
 
 
 def rewound(life: Life) -> None:
-    before = checkpoint.committed_epochs(life.checkpoint)[-2]
-    life.type("recovery", "restore", str(life.file), "--checkpoint", str(before), "--yes")
+    life.type("recovery", "restore", str(life.file), "--checkpoint", str(life.epochs[-2]), "--yes")
     life.run()  # the epoch that was undone; what comes now is what is unread
 
 
@@ -124,8 +138,7 @@ def rebuilt(life: Life) -> None:
 
 def fallen_back(life: Life) -> None:
     """To the checkpoint before the newest, which is damaged."""
-    newest_entry = Ledger(life.checkpoint).epochs()[-1]
-    path = life.checkpoint / "catchwater" / "epochs" / f"{newest_entry}.json"
+    path = life.checkpoint / "catchwater" / "epochs" / f"{life.epochs[-1]}.json"
     path.write_bytes(path.read_bytes()[:-3])
 
 
@@ -147,6 +160,7 @@ def restored_by_an_earlier_version_and_started(life: Life) -> None:
     (life.checkpoint / "offsets" / str(last + 1)).write_text("\n".join(planned))
 
 
+Way = Callable[[Life], None]
 WAYS = [
     restored,
     restored_by_an_earlier_version,
@@ -158,36 +172,80 @@ WAYS = [
 ]
 
 
-@pytest.fixture(params=WAYS, ids=[way.__name__ for way in WAYS])
-def way(request: pytest.FixtureRequest) -> Callable[[Life], None]:
-    chosen: Callable[[Life], None] = request.param
+@pytest.fixture(params=WAYS, ids=lambda way: way.__name__)
+def way(request: pytest.FixtureRequest) -> Way:
+    chosen: Way = request.param
     return chosen
 
 
+@pytest.fixture(scope="module")
+def broker(make_broker: Callable[..., Any]) -> Any:
+    return make_broker({"log.retention.ms": "-1"})
+
+
 @pytest.fixture
-def life(make_broker: Callable[..., Any], tmp_path: Path) -> Life:
-    return Life(make_broker({"log.retention.ms": "-1"}), tmp_path)
+def life(broker: Any, tmp_path: Path) -> Life:
+    return Life(broker, tmp_path)
 
 
-@pytest.mark.parametrize("unread", [0, 1])
-def test_the_pipeline_goes_on(life: Life, way: Callable[[Life], None], unread: int) -> None:
+@pytest.mark.parametrize("unread", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_pipeline_goes_on(
+    life: Life, way: Way, unread: int, caplog: pytest.LogCaptureFixture
+) -> None:
     way(life)
     life.produce(unread)
     life.run()
     life.check()
     assert life.run() == 0, "there is nothing new"
     life.produce(1)
+    assert life.run() == 1
+    life.check()
+    rows = json.loads(life.type("recovery", "explain", str(life.file), "--json"))
+    retained = life.epochs
+    assert [(row["checkpoint"], row["restorable"]) for row in rows] == [(e, True) for e in retained]
+    assert len(retained) <= RETAIN
+    broken = [r for r in caplog.records if "can no longer be restored" in r.getMessage()]
+    assert not broken, "only forgotten"
+
+
+@pytest.mark.parametrize(
+    "way",
+    [rolled_back, *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS[:3] + WAYS[4:])],
+    ids=lambda way: way.__name__,
+    indirect=True,
+)
+def test_a_way_back_without_a_broker_changes_nothing_and_is_gone_with_one(
+    life: Life, way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the command nor the start after it; what they say names the broker."""
+    monkeypatch.setattr(subscription, "TIMEOUT_S", 1.0)
+    name = life.save()
+    life.broker.stop()
+    before = life.files()
+    for words in (
+        ("savepoint", "restore", str(life.file), name, "--into", str(life.folder / "other")),
+        ("pipeline", "rollback", str(life.file)),
+        ("recovery", "restore", str(life.file), "--checkpoint", str(life.epochs[0])),
+    ):
+        assert life.broker.bootstrap in life.type(*words, "--yes", code=1)
+    assert not (life.folder / "other").exists()
+    assert life.files() == before
+    life.broker.start()
+    way(life)
+    life.broker.stop()
+    before = life.files()
+    with pytest.raises(CatchwaterError, match=life.broker.bootstrap):
+        life.run()
+    assert life.files() == before
+    life.broker.start()
     life.run()
     life.check()
-    told = json.loads(life.type("recovery", "explain", str(life.file), "--json"))
-    assert all(each["restorable"] for each in told), told
+    assert life.run() == 0
 
 
 @pytest.mark.spark
-def test_spark_finds_nothing_new(
-    make_broker: Callable[..., Any], spark: Any, tmp_path: Path
-) -> None:
-    life = Life(make_broker({"log.retention.ms": "-1"}), tmp_path, spark)
+def test_spark_finds_nothing_new(broker: Any, spark: Any, tmp_path: Path) -> None:
+    life = Life(broker, tmp_path, spark)
     path = life.checkpoint / "offsets" / str(checkpoint.last_commit(life.checkpoint))
     assert path.read_text().splitlines()[2] == read_offset(path).to_text()
     for way in (restored, restored_by_an_earlier_version_and_started):

@@ -110,7 +110,7 @@ def look(folder: Path, more: Iterable[Reader] = ()) -> Look:
     ahead = max(numbered(folder / "offsets"), default=-1)
     planned = _tried(problems, read_one, folder, ahead) if ahead > last else None
     whole = [found for found in checked.values() if isinstance(found, Checkpoint)]
-    for epoch in _contracts(folder, whole):
+    for epoch in _contracts(folder, checked):
         _tried(problems, _check_contract, folder, epoch)
     for name in _LASTING if last >= 0 else ():
         _tried(problems, _check_there, folder / name)
@@ -148,11 +148,11 @@ def _expected(folder: Path) -> list[int]:
     return [epoch for epoch in sorted(spark | ours) if oldest <= epoch <= newest]
 
 
-def _contracts(folder: Path, whole: Iterable[Checkpoint]) -> list[int]:
-    """The epochs that have a contract, or should: it is written one step behind the epoch."""
+def _contracts(folder: Path, epochs: Iterable[int]) -> list[int]:
+    """The epochs that have a contract, or should, being between two that have one."""
     there = {*numbered(folder / FOLDER / "contracts", ".json")}
-    newest = max(there, default=-1)
-    return sorted(there | {each.epoch for each in whole if each.epoch < newest})
+    oldest, newest = min(there, default=0), max(there, default=0)
+    return sorted(there | {epoch for epoch in epochs if oldest < epoch < newest})
 
 
 def _check_contract(folder: Path, epoch: int) -> None:

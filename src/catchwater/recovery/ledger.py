@@ -15,7 +15,8 @@ query and the commands all read it.
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -272,18 +273,34 @@ class Ledger:
         return self.first()
 
     def recorded_end(self, epoch: int) -> SourceOffset | None:
-        """Where this epoch ended when it ran before a restore went back behind it."""
-        path = self.replayed / "offsets" / str(epoch)
-        if not path.exists():
+        """Where this epoch ended when it ran before a restore went back behind it.
+
+        Its file may be what the restore went back for: our own entry says the same, and so does
+        that of the epoch after it. Raises `LedgerDamaged` where none of them can be read.
+        """
+        if max(self.recorded_epochs(), default=-1) < epoch:
             return None
-        try:
-            return read_offset(path)
-        except LedgerDamaged:
-            # It may be what the restore went back for; our own entry has the same end.
-            entry = read_json(self.replayed / "epochs" / f"{epoch}.json", EpochEntry)
-            if entry is None:
-                raise
-            return entry.end
+        path = self.replayed / "offsets" / str(epoch)
+        ways: tuple[Callable[[], SourceOffset], ...] = (
+            lambda: read_offset(path),
+            lambda: self._recorded(epoch).end,
+            lambda: self._recorded(epoch + 1).start,
+        )
+        for read in ways:
+            with suppress(LedgerDamaged, FileNotFoundError):
+                return read()
+        raise LedgerDamaged(
+            f"{path} is missing or damaged, and so are the ledger's entries in "
+            f"{self.replayed / 'epochs'} that would say where epoch {epoch} ended.",
+            hint="Put a copy of one of them back, or restore a savepoint.",
+        )
+
+    def _recorded(self, epoch: int) -> EpochEntry:
+        path = self.replayed / "epochs" / f"{epoch}.json"
+        entry = read_json(path, EpochEntry)
+        if entry is None:
+            raise FileNotFoundError(path)
+        return entry
 
     def recorded_epochs(self) -> list[int]:
         """The epochs that ran before a restore went back behind them."""
