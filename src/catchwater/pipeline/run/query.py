@@ -4,6 +4,9 @@ Imports Spark only when it is called.
 """
 
 import hashlib
+import os
+import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +27,14 @@ if TYPE_CHECKING:
     from catchwater.pipeline.spark.source import PackedSettings
 
 
+_OWNER = "checkpoint"
+"""A file in a checkpoint's folder of the cache: the checkpoint's path."""
+
+
 def stages(parts: Parts) -> list[Stage]:
     """The functions of the chain, and what the tasks need to run them."""
     config = parts.config
-    local = config.local or session.cache_folder() / "shards" / _digest(config.checkpoint)
+    local = config.local or _cached(config.checkpoint)
     last = len(parts.specs) - 1
     dead_letters = parts.outlets.dead_letters
     made = []
@@ -108,5 +115,25 @@ def poison_of(config: PipelineConfig, spec: FunctionSpec) -> Poison:
     return Poison(config.poison or spec.poison.policy, None)
 
 
+def sweep_cache(checkpoint: Path) -> None:
+    """Note whose shards lie in this machine's cache; those of checkpoints that are gone leave it.
+
+    A checkpoint that comes back, as on a disk that is mounted later, has its shards built again. No
+    start fails for it: what cannot be deleted now can be by the next one.
+    """
+    mine = _cached(checkpoint)
+    with suppress(OSError):
+        mine.mkdir(parents=True, exist_ok=True)
+        (mine / _OWNER).write_bytes(os.fsencode(checkpoint.resolve()))
+        for owner in mine.parent.glob(f"*/{_OWNER}"):
+            named = Path(os.fsdecode(owner.read_bytes()))
+            if named.is_absolute() and not named.exists() and owner.parent == _cached(named):
+                shutil.rmtree(owner.parent, ignore_errors=True)
+
+
+def _cached(checkpoint: Path) -> Path:
+    return session.cache_folder() / "shards" / _digest(checkpoint)
+
+
 def _digest(checkpoint_folder: Path) -> str:
-    return hashlib.sha256(str(checkpoint_folder.resolve()).encode()).hexdigest()[:16]
+    return hashlib.sha256(os.fsencode(checkpoint_folder.resolve())).hexdigest()[:16]

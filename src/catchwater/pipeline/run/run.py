@@ -14,7 +14,7 @@ from catchwater.pipeline.change.settle import settle
 from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
 from catchwater.pipeline.run.metrics import PipelineMetrics
 from catchwater.pipeline.run.preflight import Parts, prepare, tails_of
-from catchwater.pipeline.run.query import stages, start_query
+from catchwater.pipeline.run.query import stages, start_query, sweep_cache
 from catchwater.pipeline.spark.failure import Told, cause, is_starved
 from catchwater.pipeline.supervisor.spare import take_report
 from catchwater.pipeline.supervisor.stopping import Stop
@@ -103,6 +103,8 @@ def run_query(
     from catchwater.pipeline.spark.epochs import EpochWriter
 
     config = parts.config
+    if config.local is None:
+        sweep_cache(config.checkpoint)
     shards = config.shard_count * len(parts.specs)
     ledger = Ledger(config.checkpoint)
     limit = poison_limit(parts)
