@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -77,7 +78,18 @@ from catchwater.pipeline.shard_epoch import Stage, run_stage
 from catchwater.state.roll import EMPTY
 
 watchdog.LOOK_S, watchdog.GRACE_LOOKS = 0.1, 2
-folder, policy, dos = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+for line in sys.stdin:  # a test; each in a fork, so that what is imported here is imported once
+    folder, policy, *dos = line.rstrip("\\n").split("\\t")
+    if os.fork() == 0:
+        break
+    os.wait()
+    print("ended", flush=True)
+else:
+    sys.exit()
+folder = Path(folder)
+os.environ[workers.FOLDER] = str(folder / "run")
+for stream, name in ((1, "answers"), (2, "log")):
+    os.dup2(os.open(folder / name, os.O_CREAT | os.O_WRONLY | os.O_APPEND), stream)
 spec = find_function("doing:Doing", folder)
 stage = Stage(
     index=0, code=publish(spec, folder), shards=1, objects=(folder / "home").as_uri(),
@@ -117,24 +129,38 @@ for epoch, blobs in enumerate([packed, []] if "timer" in dos else [packed]):
 """
 
 
+@pytest.fixture(scope="module")
+def parent() -> Iterator[subprocess.Popen[str]]:
+    """The process that makes the attempts."""
+    with subprocess.Popen(
+        [sys.executable, "-c", ATTEMPTS],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0,
+    ) as process:  # fmt: skip
+        yield process
+        os.killpg(process.pid, signal.SIGKILL)  # an attempt that hangs outlives its parent
+
+
+@pytest.fixture
+def ran(parent: subprocess.Popen[str], tmp_path: Path) -> Callable[..., "Ran"]:
+    """`ran(policy, *dos)`: what attempts come to at events of which each does something."""
+    return partial(Ran, parent, tmp_path)
+
+
+Run = Callable[..., "Ran"]
+
+
 class Ran:
     """What the attempts at an epoch came to."""
 
-    def __init__(self, folder: Path, policy: str, *dos: str) -> None:
+    def __init__(self, parent: subprocess.Popen[str], folder: Path, policy: str, *dos: str) -> None:
         (folder / "doing.py").write_text(FUNCTION)
+        assert parent.stdin is not None and parent.stdout is not None
+        parent.stdin.write("\t".join([str(folder), policy, *dos]) + "\n")
+        parent.stdin.flush()
+        assert parent.stdout.readline() == "ended\n"
+        self.answers = (folder / "answers").read_text().splitlines()
+        self.log = (folder / "log").read_text()
         self.folder = folder / "run"
-        with subprocess.Popen(
-            [sys.executable, "-c", ATTEMPTS, str(folder), policy, *dos],
-            env={**os.environ, workers.FOLDER: str(self.folder), "PYTHONPATH": str(folder)},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
-        ) as process:  # fmt: skip
-            try:
-                told, self.log = process.communicate(timeout=120)
-            finally:  # an attempt that hangs outlives its parent
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-        assert process.returncode == 0, self.log
-        self.answers = told.splitlines()
 
     @property
     def ends(self) -> list[workers.ProcessEnd]:
@@ -143,40 +169,42 @@ class Ran:
 
 @pytest.mark.parametrize("do", ["loop", "sleep"])
 def test_a_handler_that_does_not_end_is_named_with_its_record_and_its_stack(
-    do: str, tmp_path: Path
+    do: str, ran: Run
 ) -> None:
-    ran = Ran(tmp_path, "fail", "", do, "")
-    assert ran.answers == [f"attempt {n} failed" for n in range(4)]
+    found = ran("fail", "", do, "")
+    assert found.answers == [f"attempt {n} failed" for n in range(4)]
     place = "Function 'doing' cannot handle the event at s-0, offset 8, key 'a'"
     error = f"{place}: HandlerTimeout: it had not ended after 0.3 s, its handler_timeout, in "
-    assert ran.log.count(error) == 4
-    assert ran.log.count("offset 8, key b'a'. It is here:") == 2, "tried twice, by one attempt"
-    assert "in on_event" in ran.log
+    assert found.log.count(error) == 4
+    assert found.log.count("offset 8, key b'a'. It is here:") == 2, "tried twice, by one attempt"
+    assert "in on_event" in found.log
 
 
 def test_a_handler_that_does_not_end_is_passed_over_where_that_is_the_policy(
-    tmp_path: Path,
+    ran: Run,
 ) -> None:
-    ran = Ran(tmp_path, "skip", "", "loop", "", "sleep", "")
-    assert ran.answers == ["attempt 0 answered", "events 5 outputs 3 poisoned 2"]
+    found = ran("skip", "", "loop", "", "sleep", "")
+    assert found.answers == ["attempt 0 answered", "events 5 outputs 3 poisoned 2"]
 
 
-def test_a_timer_that_does_not_end_is_passed_over_too(tmp_path: Path) -> None:
-    ran = Ran(tmp_path, "skip", "", "timer")
-    assert ran.answers == [
+def test_a_timer_that_does_not_end_is_passed_over_too(ran: Run) -> None:
+    found = ran("skip", "", "timer")
+    assert found.answers == [
         "attempt 0 answered", "events 2 outputs 2 poisoned 0",
         "attempt 0 answered", "events 0 outputs 0 poisoned 1",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("do", ["swallow", "loop in C"])
-def test_a_handler_that_cannot_be_interrupted_ends_its_process(do: str, tmp_path: Path) -> None:
-    ran = Ran(tmp_path, "skip", "", do, "")
-    assert ran.answers == [
+def test_a_handler_that_cannot_be_interrupted_ends_its_process(
+    do: str, ran: Run, tmp_path: Path
+) -> None:
+    found = ran("skip", "", do, "")
+    assert found.answers == [
         "attempt 0 failed", "attempt 1 failed", "attempt 2 answered",
         "events 3 outputs 2 poisoned 1",
     ]  # fmt: skip
-    first, second = ran.ends
+    first, second = found.ends
     assert first.doing == workers.Doing("doing", 0, 0, 0)
     assert second.doing and second.doing.cause and second.doing.cause.offset == 8
     assert "did not end and could not be interrupted" in str(second)
@@ -186,20 +214,20 @@ def test_a_handler_that_cannot_be_interrupted_ends_its_process(do: str, tmp_path
 @pytest.mark.parametrize(
     "do, how", [("exit", "ended with exit code 3"), ("crash", "was ended by SIGSEGV (signal 11)")]
 )
-def test_a_handler_that_ends_its_process_is_found(do: str, how: str, tmp_path: Path) -> None:
-    ran = Ran(tmp_path, "fail", "", "", do)
-    assert ran.answers == [f"attempt {n} failed" for n in range(4)]
+def test_a_handler_that_ends_its_process_is_found(do: str, how: str, ran: Run) -> None:
+    found = ran("fail", "", "", do)
+    assert found.answers == [f"attempt {n} failed" for n in range(4)]
     error = f"cannot handle the event at s-0, offset 9, key 'a': the process that handled it {how}"
-    assert ran.log.count(error) == 2
-    assert "in function 'doing' (epoch 0, shard 0), at s-0 offset 9" in str(ran.ends[-1])
+    assert found.log.count(error) == 2
+    assert "in function 'doing' (epoch 0, shard 0), at s-0 offset 9" in str(found.ends[-1])
 
 
-def test_what_somebody_else_has_killed_is_no_events_fault(tmp_path: Path) -> None:
-    ran = Ran(tmp_path, "skip", "", "be killed")
-    assert ran.answers == [f"attempt {n} failed" for n in range(4)]
-    assert {each.code for each in ran.ends} == {-9} and not any(e.handlers for e in ran.ends)
-    assert "was ended by SIGKILL (signal 9) in function 'doing'" in str(ran.ends[0])
-    assert "kill -9" in workers.hint(ran.ends[0])
+def test_what_somebody_else_has_killed_is_no_events_fault(ran: Run) -> None:
+    found = ran("skip", "", "be killed")
+    assert found.answers == [f"attempt {n} failed" for n in range(4)]
+    assert {each.code for each in found.ends} == {-9} and not any(e.handlers for e in found.ends)
+    assert "was ended by SIGKILL (signal 9) in function 'doing'" in str(found.ends[0])
+    assert "kill -9" in workers.hint(found.ends[0])
 
 
 def test_a_signal_is_told_by_its_name_where_it_has_one() -> None:

@@ -274,7 +274,7 @@ def make_class_archive() -> Path | None:
 def make_class_archive_later() -> bool:
     """Have the archive made beside, if there is none yet; whether that was begun.
 
-    By a process of its own at the lowest priority, which outlives this one: for the end of a run,
+    By a process of its own at a low priority, which outlives this one: for the end of a run,
     when the machine has nothing else of ours to do. Another that makes it already is let do so.
     """
     try:
@@ -297,7 +297,7 @@ def _there() -> Path:
 
 
 def _make_class_archive_alone() -> None:
-    os.nice(19)
+    os.nice(10)
     with (_there() / "archive.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -407,25 +407,25 @@ def _as_they_are(batches: Iterator[Any]) -> Iterator[Any]:
     return batches
 
 
-def stop(spark: "SparkSession") -> None:
-    """End the session and its JVM, and wait until the JVM is gone."""
+def stop(spark: "SparkSession", patience_s: float = _END_S) -> None:
+    """End the session and its JVM, by force if that takes long, and wait until the JVM is gone."""
     from py4j.protocol import Py4JError
     from pyspark import SparkContext
 
     gateway = spark.sparkContext._gateway
     with suppress(Py4JError, OSError):  # it may be gone already
         spark.stop()
-    _end(gateway)
+    _end(gateway, patience_s)
     SparkContext._gateway = SparkContext._jvm = None
 
 
-def _end(gateway: Any) -> None:
+def _end(gateway: Any, patience_s: float = _END_S) -> None:
     """End the JVM behind a gateway, by force if it takes long, and wait until it is gone."""
     with suppress(OSError):
         gateway.shutdown()
     gateway.proc.stdin.close()
     try:
-        gateway.proc.wait(_END_S)
+        gateway.proc.wait(patience_s)
     except subprocess.TimeoutExpired:
         gateway.proc.kill()
         gateway.proc.wait()
@@ -437,7 +437,7 @@ def _record_classes(archive: str) -> None:
 
     spark = start("classes", java_options=f"-XX:ArchiveClassesAtExit={archive}")
     warm_up(spark, 2, lambda: False)
-    stop(spark)
+    stop(spark, _ARCHIVE_S)  # it writes the archive when it ends
 
 
 if __name__ == "__main__":

@@ -94,11 +94,10 @@ def test_the_cache_is_where_the_environment_says_or_where_one_can_write(tmp_path
     assert cache_folder({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "catchwater"
 
 
-def test_a_jvm_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jvm_that_does_not_end_is_ended() -> None:
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
-        monkeypatch.setattr(session, "_END_S", 0.01)
-        session._end(SimpleNamespace(proc=process, shutdown=lambda: None))
+        session._end(SimpleNamespace(proc=process, shutdown=lambda: None), 0.01)
         assert process.returncode == -signal.SIGKILL
 
 
