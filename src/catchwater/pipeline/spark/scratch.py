@@ -17,6 +17,8 @@ from pathlib import Path
 from catchwater.clock import SYSTEM, Clock
 
 _LOCK = "lock"
+_MOST_BYTES = 25
+"""Of the temporary folder's path: sockets lie in the scratch folder, and theirs may have 103."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,10 @@ def clear(base: Path) -> None:
 
 def _base() -> Path:
     """Of this user; where another has taken its name, one for this process alone."""
-    base = Path(tempfile.gettempdir()) / f"catchwater-run-{os.getuid()}"
+    within = tempfile.gettempdir()
+    if len(os.fsencode(within)) > _MOST_BYTES and os.access("/tmp", os.W_OK):
+        within = "/tmp"
+    base = Path(within) / f"catchwater-run-{os.getuid()}"
     with suppress(FileExistsError):
         base.mkdir(mode=0o700)
     if base.is_symlink() or base.stat().st_uid != os.getuid():

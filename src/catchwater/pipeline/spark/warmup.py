@@ -5,6 +5,7 @@ runs this before its turn; the class-data archive is recorded over it. It reads 
 up a row, and leaves nothing behind.
 """
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.pipeline.rows import SPARK_SCHEMA, Row, to_arrow
+from catchwater.pipeline.workers import FOLDER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,7 +80,7 @@ def warm_up(
     spark.dataSource.register(WarmUpSource)
     source = spark.readStream.format(WarmUpSource.name()).option("tasks", str(tasks)).load()
     rows = source.repartition(tasks, "label").mapInArrow(_as_they_are, source.schema)
-    with tempfile.TemporaryDirectory() as checkpoint:
+    with tempfile.TemporaryDirectory(dir=os.environ.get(FOLDER)) as checkpoint:
         writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
         query = writer.start()
         deadline_s = clock.monotonic_s() + PATIENCE_S

@@ -2,9 +2,11 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,9 @@ from catchwater.pipeline.spark.scratch import scratch
 HOLDS = """
 import subprocess, sys, tempfile
 tempfile.tempdir = sys.argv[1]
+from catchwater.pipeline.spark import scratch as module
 from catchwater.pipeline.spark.scratch import scratch
+module._MOST_BYTES = 1000
 with scratch() as own:
     (own.path / "left").write_text("by Spark")
     command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
@@ -27,6 +31,7 @@ with scratch() as own:
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("catchwater.pipeline.spark.scratch._MOST_BYTES", 1000)
 
 
 def test_it_goes_with_all_that_is_in_it() -> None:
@@ -67,3 +72,14 @@ def test_a_base_that_another_user_made_is_not_used(
     (tmp_path / "catchwater-run-12345").mkdir()
     with scratch() as own:
         assert own.path.parent.name != "catchwater-run-12345"
+
+
+def test_sockets_have_room_under_it_however_long_the_temporary_folders_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    deep = tmp_path / ("d" * 80)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    with scratch() as own, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(own.path / f".{uuid.UUID(int=1)}.sock"))
