@@ -20,7 +20,7 @@ from catchwater.pipeline.supervisor.supervise import Supervision, read_supervisi
 from catchwater.recovery.intact import Look
 from catchwater.recovery.ledger import EpochEntry, LedgerDamaged, OffsetMap, ShardEpoch
 from catchwater.recovery.lock import SUPERVISOR, holder
-from catchwater.recovery.measure import operator_ms
+from catchwater.recovery.measure import operator_ms, parts_ms
 from catchwater.replay.offsets import from_json
 from catchwater.replay.options import parse_options
 from catchwater.wire.batch import BatchError, read_header
@@ -118,26 +118,19 @@ def epoch_told(entry: EpochEntry, folder: Path) -> dict[str, Any]:
 
 
 def times_of(entry: EpochEntry, folder: Path) -> dict[str, float | None]:
-    """Milliseconds of an epoch's parts; None where that was not measured.
+    """Milliseconds of an epoch's parts (`parts_ms`), and of the ledger's entry and Spark's commit.
 
-    `source_ms` is reading, decoding and shuffling; `operator_ms` the functions, one after the
-    other, each as long as its slowest shard; `commit_ms` the ledger's entry and Spark's commit.
+    None where that was not measured.
     """
-    stages: dict[int, float] = {}
-    for shard in entry.shards:
-        stages[shard.stage] = max(stages.get(shard.stage, 0.0), shard.operator_ms)
-    operator, sinks = sum(stages.values()), sum(entry.sink_ms.values())
-    source = max(0.0, entry.run_ms - operator) if entry.run_ms else None
-    commit = _commit_ms(entry, folder)
-    known = [part for part in (source, operator, sinks, commit) if part is not None]
-    parts = {
-        "source_ms": source,
-        "operator_ms": operator,
-        "sinks_ms": sinks if entry.run_ms else None,
+    parts, commit = parts_ms(entry), _commit_ms(entry, folder)
+    told = {
+        "source_ms": parts.get("source"),
+        "operator_ms": parts.get("function"),
+        "sinks_ms": parts.get("sinks"),
         "commit_ms": commit,
-        "total_ms": sum(known) if source is not None else None,
+        "total_ms": sum(parts.values()) + (commit or 0) if parts else None,
     }
-    return {name: None if part is None else round(part, 1) for name, part in parts.items()}
+    return {name: None if part is None else round(part, 1) for name, part in told.items()}
 
 
 def _commit_ms(entry: EpochEntry, folder: Path) -> float | None:

@@ -61,6 +61,22 @@ class RestoreWatch:
         )
 
 
+def parts_ms(entry: EpochEntry) -> dict[str, float]:
+    """Where an epoch's time went, ms; empty if it was not measured.
+
+    `source` is reading, decoding and shuffling; `function` the whole chain, one function after the
+    other, each as long as its slowest shard; `sinks` their commits.
+    """
+    if not entry.run_ms:
+        return {}
+    stages: dict[int, float] = {}
+    for shard in entry.shards:
+        stages[shard.stage] = max(stages.get(shard.stage, 0.0), shard.operator_ms)
+    function = sum(stages.values())
+    source = max(0.0, entry.run_ms - function)
+    return {"source": source, "function": function, "sinks": sum(entry.sink_ms.values())}
+
+
 def operator_ms(shards: Iterable[ShardEpoch], *shares: float) -> list[float]:
     """How long events were in the operator, ms: what so large a share of them did not exceed.
 

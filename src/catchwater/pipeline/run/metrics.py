@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 
 from catchwater.config import ConfigError
 from catchwater.recovery.ledger import CallEpoch, EpochEntry
-from catchwater.recovery.measure import operator_ms
+from catchwater.recovery.measure import operator_ms, parts_ms
 
 _LABELS = ("pipeline", "function")
 _COUNTED = {
@@ -78,6 +78,12 @@ class PipelineMetrics:
             ("pipeline",),
             registry=self.registry,
         )
+        self._parts = Gauge(
+            "catchwater_epoch_part_seconds",
+            "Where the last epoch's time went",
+            ("pipeline", "part"),
+            registry=self.registry,
+        )
         self._watermark = Gauge(
             "catchwater_watermark_delay_seconds",
             "How far the watermark is behind the clock",
@@ -102,6 +108,8 @@ class PipelineMetrics:
             self._take_stage(entry, stage, function)
         end = entry.end
         self._epoch.labels(self._pipeline).set(entry.epoch)
+        for part, spent_ms in parts_ms(entry).items():
+            self._parts.labels(self._pipeline, part).set(spent_ms / 1000)
         self._took.labels(self._pipeline).set((entry.finished_ms - end.clock_ms) / 1000)
         self._watermark.labels(self._pipeline).set((end.clock_ms - end.watermark_ms) / 1000)
 

@@ -28,7 +28,7 @@ def entry(epoch: int) -> EpochEntry:
         ),
         ShardEpoch(0, stage=1, events=2, poisoned=1),
     ]
-    return EpochEntry(epoch, end, end, shards, {}, 5_250)
+    return EpochEntry(epoch, end, end, shards, {}, 5_250, run_ms=100.0, sink_ms={"rows": 7.0})
 
 
 def test_counts_add_up_and_sizes_are_those_of_the_last_epoch() -> None:
@@ -51,6 +51,9 @@ def test_counts_add_up_and_sizes_are_those_of_the_last_epoch() -> None:
         'catchwater_epoch{pipeline="cards"} 4.0',
         'catchwater_checkpoint_duration_seconds{pipeline="cards"} 0.25',
         'catchwater_watermark_delay_seconds{pipeline="cards"} 3.0',
+        'catchwater_epoch_part_seconds{part="source",pipeline="cards"} 0.02',
+        'catchwater_epoch_part_seconds{part="function",pipeline="cards"} 0.08',
+        'catchwater_epoch_part_seconds{part="sinks",pipeline="cards"} 0.007',
     ]:
         assert line in told
 
