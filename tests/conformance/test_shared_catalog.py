@@ -102,8 +102,9 @@ def test_brokers_join_are_seen_and_leave(shared: Shared) -> None:
     [one, two] = shared.connect().brokers()
     assert one == broker(1)._replace(epoch=first.epoch, deadline_ms=one.deadline_ms)
     assert two.zone == "z1"
-    catalog.heartbeat(first, "draining", TTL_MS).result(PATIENCE_S)
-    assert [row.state for row in catalog.brokers()] == ["draining", "live"]
+    alive = catalog.heartbeat(first, "draining", TTL_MS).result(PATIENCE_S)
+    assert [row.state for row in alive] == ["draining", "live"]
+    assert alive == catalog.brokers()
     catalog.leave(first).result(PATIENCE_S)
     catalog.leave(first).result(PATIENCE_S)
     assert [row.id for row in catalog.brokers()] == [2]
@@ -135,7 +136,8 @@ def test_a_heartbeat_ends_the_sessions_that_missed_theirs(shared: Shared) -> Non
     shared.let_pass(250)
     assert [row.id for row in catalog.brokers()] == [2]
     assert append(catalog, silent, "wal/not-yet-superseded") == 0
-    catalog.heartbeat(alive, "live", TTL_MS).result(PATIENCE_S)
+    left = catalog.heartbeat(alive, "live", TTL_MS).result(PATIENCE_S)
+    assert [row.id for row in left] == [2]
     with pytest.raises(SessionFenced):
         append(catalog, silent, "wal/superseded")
     with pytest.raises(SessionFenced):

@@ -456,8 +456,10 @@ class SharedCatalog(Catalog, Protocol):
         """
         ...
 
-    def heartbeat(self, session: Session, state: BrokerState, ttl_ms: int) -> Future[None]:
-        """Move the session's deadline and supersede sessions whose deadline has passed.
+    def heartbeat(
+        self, session: Session, state: BrokerState, ttl_ms: int
+    ) -> Future[list[BrokerRow]]:
+        """Move the session's deadline and supersede those whose deadline has passed; who is alive.
 
         Fails with `SessionFenced`.
         """

@@ -385,8 +385,10 @@ class SharedRelationalCatalog(RelationalCatalog):
         """Begin a session. Fails with `BrokerRefused`."""
         return self._commit(partial(brokers.join, broker, ttl_ms))
 
-    def heartbeat(self, session: Session, state: BrokerState, ttl_ms: int) -> Future[None]:
-        """Move the session's deadline. Fails with `SessionFenced`."""
+    def heartbeat(
+        self, session: Session, state: BrokerState, ttl_ms: int
+    ) -> Future[list[BrokerRow]]:
+        """Move the session's deadline; who is alive. Fails with `SessionFenced`."""
         return self._commit(partial(brokers.heartbeat, session, state, ttl_ms))
 
     def leave(self, session: Session) -> Future[None]:

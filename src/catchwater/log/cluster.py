@@ -165,9 +165,8 @@ class Cluster:
         session, began_s = self.session, self._clock.monotonic_s()
         beat = self._catalog.heartbeat(session, self._state, self._session_ms)
         try:
-            await asyncio.wrap_future(beat)
+            self._rows = await asyncio.wrap_future(beat)
             self._beat_s = began_s
-            await self.look()
             self._is_in_touch = True
         except SessionFenced as error:
             _LOG.warning("%s", error)

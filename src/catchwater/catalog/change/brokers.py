@@ -6,7 +6,7 @@ delete the row, which waits for the commits that hold it. Deadlines are by the d
 
 from catchwater.catalog.base import BrokerRefused, SessionFenced
 from catchwater.catalog.change.commit import require_session
-from catchwater.catalog.db import Db
+from catchwater.catalog.db import Db, Rows
 from catchwater.catalog.rows import BrokerRow, BrokerState, Notice, Session
 
 
@@ -22,16 +22,24 @@ def join(broker: BrokerRow, ttl_ms: int, db: Db) -> Session:
     return Session(broker.id, epoch)
 
 
-def heartbeat(session: Session, state: BrokerState, ttl_ms: int, db: Db) -> None:
-    """Move the deadline, supersede sessions that missed theirs. Raises `SessionFenced`."""
+def heartbeat(session: Session, state: BrokerState, ttl_ms: int, db: Db) -> list[BrokerRow]:
+    """Move the deadline, supersede sessions that missed theirs; who is alive then, by id.
+
+    Raises `SessionFenced`.
+    """
     before = db.query("broker_lock", *session)
     if not before:
         require_session(session, db)
     now_ms = db.now_ms()
-    db.query("broker_renew", state, now_ms + ttl_ms, *session)
-    expired = db.query("broker_expire", now_ms)
+    # In one trip: heartbeats are most of what brokers without work ask of the database.
+    _, expired, alive = db.ask(
+        ("broker_renew", [(state, now_ms + ttl_ms, *session)]),
+        ("broker_expire", [(now_ms,)]),
+        ("broker_select", [(now_ms,)]),
+    )
     if expired or before != [(state,)]:
         db.tell(Notice("brokers"))
+    return _as_brokers(alive)
 
 
 def leave(session: Session, db: Db) -> None:
@@ -42,7 +50,11 @@ def leave(session: Session, db: Db) -> None:
 
 def live_brokers(db: Db) -> list[BrokerRow]:
     """The brokers whose session has not ended, by id."""
-    rows = [BrokerRow._make(row) for row in db.query("broker_select", db.now_ms())]
+    return _as_brokers(db.query("broker_select", db.now_ms()))
+
+
+def _as_brokers(found: Rows) -> list[BrokerRow]:
+    rows = [BrokerRow._make(row) for row in found]
     return [row._replace(wal_is_shared=bool(row.wal_is_shared)) for row in rows]
 
 
