@@ -3,6 +3,12 @@
 Submissions become a chunk (`gather`); once it has its offsets every one gets its answer, in the
 order it was made. `Intake` counts the bytes in hand, so that more than the limit is refused with a
 retriable error, and knows who waits for the next append. Used on the event loop, except `gather`.
+
+Whoever is refused sends the batch again, and must not find a later one of its own before it. So
+once something did not fit, nothing does before all in hand is answered; and of a producer with
+sequences nothing is taken behind a batch that was refused until that one has come again. (Where
+the partition knows such a producer the sequencer would see the gap. Of a new one any batch may be
+the first, and those it has sent already may arrive when there is room again.)
 """
 
 import asyncio
@@ -48,6 +54,19 @@ class Appended(NamedTuple):
 
 Answer = asyncio.Future[list[Appended]]
 
+TURN_S = 5.0
+"""How long a refused batch is waited for; its producer may have given it up, or gone elsewhere."""
+_MOST_TURNS = 10_000
+_SEQUENCES = 2**31
+
+
+class _Turn(NamedTuple):
+    """The batch of a producer that has to come next."""
+
+    epoch: int
+    sequence: int
+    until_s: float
+
 
 class Request(NamedTuple):
     """What was submitted at once, and is answered at once."""
@@ -89,13 +108,19 @@ class Intake:
         self._max_pending_bytes = max_pending_bytes
         self.pending_bytes = 0
         """Submitted and not answered yet."""
+        self._is_overfull = False
+        """Something did not fit, and not all that was in hand then is answered."""
+        self._turns: dict[tuple[PartitionKey, int], _Turn] = {}
+        """Of producers of which a batch was refused, the oldest refusal first."""
         self._waiters: dict[PartitionKey, dict[asyncio.Future[None], None]] = {}
         """In the order in which they came, so that a simulation can be repeated."""
 
     def request(self, batches: Sequence[Submission]) -> tuple[Request, bool]:
         """The batches as a request in hand, and whether it fits: if not, it is to be refused."""
         size = sum(len(batch.data) for batch in batches)
-        fits = not self.pending_bytes or self.pending_bytes + size <= self._max_pending_bytes
+        if self.pending_bytes:
+            self._is_overfull |= self.pending_bytes + size > self._max_pending_bytes
+        fits = not self._is_overfull and (not self._turns or self._is_their_turn(batches))
         self.pending_bytes += size
         return Request(batches, self._loop.create_future(), size), fits
 
@@ -104,8 +129,44 @@ class Intake:
     ) -> None:
         """Answer with an error: nothing of it is known to be appended."""
         refused = Appended(error, -1, -1, -1)
+        until_s = self._loop.time() + TURN_S
         for request in requests:
+            for batch in request.batches:
+                self._wait_for_again(batch, until_s)
             self._finish(request, [refused] * len(request.batches))
+
+    def _wait_for_again(self, batch: Submission, until_s: float) -> None:
+        """Let nothing of a refused batch's producer pass it, unless it is behind one itself."""
+        header = batch.header
+        if header.producer_id < 0:
+            return
+        key = batch.partition, header.producer_id
+        turn = self._turns.get(key)
+        if turn is not None and _is_behind(header, turn):
+            return
+        self._turns.pop(key, None)
+        self._turns[key] = _Turn(header.producer_epoch, header.base_sequence, until_s)
+        if len(self._turns) > _MOST_TURNS:
+            del self._turns[next(iter(self._turns))]
+
+    def _is_their_turn(self, batches: Sequence[Submission]) -> bool:
+        """Whether none of these is behind one that was refused; forgets what has come again."""
+        now_s = self._loop.time()
+        while self._turns and (first := next(iter(self._turns.items())))[1].until_s < now_s:
+            del self._turns[first[0]]
+        come_again = []
+        for batch in batches:
+            header, key = batch.header, (batch.partition, batch.header.producer_id)
+            turn = self._turns.get(key)
+            if turn is None:
+                continue
+            if _is_behind(header, turn):
+                return False
+            if header.producer_epoch != turn.epoch or header.base_sequence == turn.sequence:
+                come_again.append(key)
+        for key in come_again:
+            del self._turns[key]
+        return True
 
     def answer(
         self,
@@ -145,6 +206,8 @@ class Intake:
 
     def _finish(self, request: Request, answers: list[Appended]) -> None:
         self.pending_bytes -= request.size_bytes
+        if not self.pending_bytes:
+            self._is_overfull = False
         for batch in request.batches:
             if batch.frame is not None:
                 batch.frame.release()
@@ -160,3 +223,9 @@ class Intake:
 
 
 _NONE = Appended(ErrorCode.NONE, -1, -1, -1)
+
+
+def _is_behind(header: BatchHeader, turn: _Turn) -> bool:
+    """Whether it is a later batch than the one whose turn it is; sequences go round."""
+    distance = (header.base_sequence - turn.sequence) % _SEQUENCES
+    return header.producer_epoch == turn.epoch and 0 < distance < _SEQUENCES // 2

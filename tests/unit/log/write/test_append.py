@@ -18,6 +18,7 @@ from catchwater.catalog.topics import Topics
 from catchwater.clock import ManualClock
 from catchwater.log.core import Core
 from catchwater.log.format.chunk import ChunkError, decode_index
+from catchwater.log.write import intake
 from catchwater.log.write.append import Appender, replay
 from catchwater.log.write.intake import Intake, Submission
 from catchwater.log.write.sequence import PartitionState
@@ -188,6 +189,75 @@ async def test_too_much_waiting_is_refused_and_taken_again_later(
     await asyncio.gather(first, second)
     (taken,) = await log.appender.submit([log.batch(0, b"z" * 900)])
     assert taken.base_offset == 2
+    await log.appender.close()
+
+
+async def test_while_one_is_refused_for_too_much_waiting_no_smaller_one_passes_it(
+    bench: Callable[..., Bench],
+) -> None:
+    log = bench(pending_bytes=500)
+    first = await log.stop_at_the_gate()
+    answers = [log.appender.submit([log.batch(0, b"x" * size)]) for size in (900, 1, 1)]
+    for answer in answers:
+        assert [each.error for each in await answer] == [ErrorCode.KAFKA_STORAGE_ERROR]
+    log.wal.gate.set()
+    await first
+    (taken,) = await log.appender.submit([log.batch(0, b"x" * 900)])
+    assert (taken.error, taken.base_offset) == (ErrorCode.NONE, 1)
+    await log.appender.close()
+
+
+def numbered(log: Bench, sequence: int, *, epoch: int = 0, size: int = 1) -> Submission:
+    """A batch of an idempotent producer that the partition knows nothing of."""
+    plain = log.batch(0, b"x" * size)
+    header = plain.header._replace(producer_id=9, producer_epoch=epoch, base_sequence=sequence)
+    return plain._replace(header=header)
+
+
+@pytest.mark.parametrize("reason", ["too much waiting", "no space"])
+async def test_a_later_batch_of_a_producer_waits_for_the_one_that_was_refused(
+    bench: Callable[..., Bench], reason: str
+) -> None:
+    log = bench(pending_bytes=500)
+    if reason == "no space":
+        log.wal.failure = WalFull("no space")
+        (refused,) = await log.appender.submit([numbered(log, 0)])
+        log.wal.failure = None
+    else:
+        first = await log.stop_at_the_gate()
+        (refused,) = await log.appender.submit([numbered(log, 0, size=900)])
+        log.wal.gate.set()
+        await first
+    assert refused.error == ErrorCode.KAFKA_STORAGE_ERROR
+
+    async def errors(*batches: Submission) -> list[ErrorCode]:
+        answers = [log.appender.submit([batch]) for batch in batches]
+        return [answer.error for each in answers for answer in await each]
+
+    # They were on their way before the producer heard of it: any may be its first here.
+    late = [numbered(log, sequence) for sequence in (1, 2)]
+    assert await errors(*late) == [ErrorCode.KAFKA_STORAGE_ERROR] * 2
+    assert await errors(log.batch(0, b"of nobody")) == [ErrorCode.NONE]
+    assert await errors(numbered(log, 0), *late) == [ErrorCode.NONE] * 3
+    await log.appender.close()
+
+
+@pytest.mark.parametrize("way", ["a new epoch", "time"])
+async def test_a_producer_that_gave_its_batch_up_goes_on(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    log = bench()
+    log.wal.failure = WalFull("no space")
+    await log.appender.submit([numbered(log, 5)])
+    log.wal.failure = None
+    if way == "time":
+        loop = asyncio.get_running_loop()
+        later_s = loop.time() + intake.TURN_S + 1
+        monkeypatch.setattr(loop, "time", lambda: later_s)
+        (taken,) = await log.appender.submit([numbered(log, 6)])
+    else:
+        (taken,) = await log.appender.submit([numbered(log, 6, epoch=1)])
+    assert taken.error == ErrorCode.NONE
     await log.appender.close()
 
 
