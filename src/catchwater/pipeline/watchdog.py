@@ -148,7 +148,7 @@ def _stack_file() -> IO[str]:
     if folder := os.environ.get(FOLDER):
         with suppress(OSError):
             path = stack_path(Path(folder), os.getpid())
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
             return path.open("w")
     return _standard_error()
 

@@ -113,7 +113,7 @@ class Notes:
         self._folder = folder
         self._clock = clock
         path = note_path(folder, os.getpid())
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)
         with path.open("w+b") as file:
             file.truncate(_NOTE_BYTES)
             self._page = mmap.mmap(file.fileno(), _NOTE_BYTES)
@@ -173,7 +173,7 @@ def write_end(folder: Path, found: ProcessEnd, name: str) -> None:
     """Keep it; where that cannot be done, nobody will know."""
     with suppress(OSError):
         path = folder / "ends" / f"{name}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)
         fresh = path.with_suffix(".new")
         fresh.write_bytes(msgspec.json.encode(found))
         fresh.replace(path)

@@ -154,6 +154,7 @@ class Ran:
 
     def __init__(self, parent: subprocess.Popen[str], folder: Path, policy: str, *dos: str) -> None:
         (folder / "doing.py").write_text(FUNCTION)
+        (folder / "run").mkdir()
         assert parent.stdin is not None and parent.stdout is not None
         parent.stdin.write("\t".join([str(folder), policy, *dos]) + "\n")
         parent.stdin.flush()
@@ -240,3 +241,11 @@ def test_a_page_that_was_half_written_says_nothing(tmp_path: Path) -> None:
     page = tmp_path / "page"
     page.write_bytes(len(doing).to_bytes(4, "big") + doing[:-3])
     assert workers._read_note(page) is None
+
+
+def test_nothing_is_noted_where_the_folder_has_gone_with_its_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "_NOTES", {})
+    monkeypatch.setenv(workers.FOLDER, str(tmp_path / "gone"))
+    assert workers.notes() is None and not (tmp_path / "gone").exists()

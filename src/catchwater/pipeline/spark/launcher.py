@@ -52,13 +52,14 @@ def note_end(module: str, pid: int, code: int) -> None:
 
     what = "Spark's Python daemon" if "daemon" in module else "The source's Python"
     folder = os.environ.get("CATCHWATER_RUN_FOLDER")
-    if folder:
-        at_ms = time.time_ns() // 1_000_000
-        told = json.dumps({"pid": pid, "at_ms": at_ms, "code": code, "what": what})
-        os.makedirs(f"{folder}/ends", exist_ok=True)
-        with open(f"{folder}/ends/{pid}.new", "w") as file:
-            file.write(told)
-        os.replace(f"{folder}/ends/{pid}.new", f"{folder}/ends/{pid}.json")
+    if not folder or not os.path.isdir(folder):
+        return
+    at_ms = time.time_ns() // 1_000_000
+    told = json.dumps({"pid": pid, "at_ms": at_ms, "code": code, "what": what})
+    os.makedirs(f"{folder}/ends", exist_ok=True)
+    with open(f"{folder}/ends/{pid}.new", "w") as file:
+        file.write(told)
+    os.replace(f"{folder}/ends/{pid}.new", f"{folder}/ends/{pid}.json")
 
 
 if __name__ == "__main__":

@@ -382,7 +382,6 @@ def start(
 def _keep_in(scratch: Path | None) -> dict[str, str]:
     """Let Spark keep its files there, but for those that SPARK_LOCAL_DIRS has another place for."""
     if scratch is None:
-        os.environ.pop(workers.FOLDER, None)
         return {}
     os.environ[workers.FOLDER] = str(scratch)
     return {"spark.local.dir": str(scratch)}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from catchwater.pipeline import workers
 from catchwater.pipeline.spark.zygote import zygote
 
 TELLS = """
@@ -32,6 +33,8 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "tells.py").write_text(TELLS)
     (folder / "fails.py").write_text("raise ValueError('as it must')")
     (folder / "forks.py").write_text(FORKS)
+    told = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
+    (folder / "tells_its_id.py").write_text(told)
     (folder / "waits.py").write_text("import signal; print('here', flush=True); signal.pause()")
     return folder
 
@@ -117,3 +120,21 @@ def test_where_nobody_answers_it_is_python_itself(
     lost.chmod(0o700)
     answer = run(str(lost), modules, "-m", "tells", "a")
     assert answer.stdout.split()[:3] == ["['a']", "yes", "hello"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_fork_that_is_killed_is_told_by_its_launcher_unless_it_was_asked_to_end(
+    python: str, modules: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(modules), workers.FOLDER: str(tmp_path)}
+    command = [python, "-m", "tells_its_id"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        fork = int(process.stdout.readline())
+        os.kill(fork, number)
+        code = process.wait(60)
+    found = [(each.pid, each.code, each.what) for each in workers.read_ends(tmp_path)]
+    if number == signal.SIGKILL:
+        assert (found, code) == ([(fork, -9, "The source's Python")], 137)
+    else:
+        assert (found, code) == ([], 0)
