@@ -17,7 +17,8 @@ The chapters, in the order of a record's journey:
 
 Beside them: `demo` rehearses the whole journey, `operators` are classes to derive a function from,
 `testing` runs a function without a cluster, `values` makes typed columns of bytes, `cli` is the
-command line, and `clock`, `config` and `room` are what everything stands on.
+command line, and `clock`, `config` (with `kafka_settings`) and `room` are what everything stands
+on.
 """
 
 import importlib

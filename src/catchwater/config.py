@@ -3,16 +3,22 @@
 A broker's file is Kafka's `server.properties` syntax or, where its name ends in `.toml`, TOML.
 Kafka's keys keep Kafka's names; ours stand under `catchwater.`. Every key may also be set in the
 environment, where it wins: `num.partitions` is `CATCHWATER_BROKER__NUM_PARTITIONS`. A key we do
-not know stops the start, because a setting that is silently ignored is worse than none.
+not know stops the start, because a setting that is silently ignored is worse than none; what of
+Kafka's own may be left out says `kafka_settings`.
 """
 
 import difflib
+import logging
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from catchwater.kafka_settings import Setting, understood
+
+_LOG = logging.getLogger("catchwater.broker")
 
 ENVIRONMENT_PREFIX = "CATCHWATER_BROKER__"
 
@@ -152,30 +158,31 @@ _LEAST = {
 _FIELDS = {f.name.replace("_", "."): f for f in fields(BrokerConfig)}
 
 
-class _Setting(NamedTuple):
-    """One value as it was found: a text, or what TOML made of it; `where` is for messages."""
-
-    key: str
-    value: Any
-    where: str
-
-
 def load_broker_config(
     path: Path | None, environment: Mapping[str, str], overrides: Mapping[str, str] | None = None
 ) -> BrokerConfig:
     """The settings of a file, then the environment's, then `overrides` (the command line's).
 
     Raises `ConfigError` for a file that cannot be read, an unknown or repeated key, a value of
-    the wrong type or out of range, and settings that cannot go together.
+    the wrong type or out of range, settings that cannot go together, and settings of Apache Kafka
+    whose users would get something else; what means nothing here is named in one warning.
     """
     values: dict[str, Any] = {}
     settings = [*(_read_file(path) if path else ()), *_environment(environment)]
-    settings += [_Setting(k, v, "the command line") for k, v in (overrides or {}).items()]
-    for setting in settings:
-        target = _FIELDS.get(setting.key)
-        if target is None:
-            raise _unknown_key(setting)
+    settings += [Setting(k, v, "the command line") for k, v in (overrides or {}).items()]
+    found = understood(settings, _FIELDS)
+    unknown = [setting for setting in found.settings if setting.key not in _FIELDS]
+    if found.refusals:
+        raise _refused([*found.refusals, *(str(_unknown_key(setting)) for setting in unknown)])
+    if unknown:
+        raise _unknown_key(*unknown)
+    for setting in found.settings:
+        target = _FIELDS[setting.key]
         values[target.name] = _convert(setting, target.type)
+    if found.left_out:
+        _LOG.warning(
+            "These settings of Apache Kafka have no meaning here: %s.", ", ".join(found.left_out)
+        )
     config = BrokerConfig(**values)
     _check_stores(config)
     _check_quotas(config)
@@ -272,7 +279,7 @@ def _check_shared(config: BrokerConfig, wal: str) -> None:
         )
 
 
-def _read_file(path: Path) -> list[_Setting]:
+def _read_file(path: Path) -> list[Setting]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
@@ -285,7 +292,7 @@ def _read_file(path: Path) -> list[_Setting]:
     return list(_properties_settings(path, text))
 
 
-def _properties_settings(path: Path, text: str) -> Iterator[_Setting]:
+def _properties_settings(path: Path, text: str) -> Iterator[Setting]:
     """Java's properties syntax as far as Kafka's files use it: `key=value`, `#` and `!` remarks."""
     lines_of: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
@@ -304,16 +311,16 @@ def _properties_settings(path: Path, text: str) -> Iterator[_Setting]:
                 hint="Keep one of the two lines.",
             )
         lines_of[key] = number
-        yield _Setting(key, value, f"{path}, line {number}")
+        yield Setting(key, value, f"{path}, line {number}")
 
 
-def _toml_settings(path: Path, text: str) -> Iterator[_Setting]:
+def _toml_settings(path: Path, text: str) -> Iterator[Setting]:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as problem:
         raise ConfigError(f"{path}: not valid TOML: {problem}.") from problem
     for key, value in flatten(document):
-        yield _Setting(key, value, f"{path}, line {toml_line(text, key)}")
+        yield Setting(key, value, f"{path}, line {toml_line(text, key)}")
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -350,21 +357,29 @@ def duration_ms(text: str) -> int:
     return int(match[1]) * _UNITS_MS[match[2]]
 
 
-def _environment(environment: Mapping[str, str]) -> Iterator[_Setting]:
+def _environment(environment: Mapping[str, str]) -> Iterator[Setting]:
     for name, value in sorted(environment.items()):
         if name.startswith(ENVIRONMENT_PREFIX):
             key = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("_", ".")
-            yield _Setting(key, value, f"the environment variable {name}")
+            yield Setting(key, value, f"the environment variable {name}")
 
 
-def _unknown_key(setting: _Setting) -> ConfigError:
+def _unknown_key(*settings: Setting) -> ConfigError:
+    unknown = [f"{setting.where}: there is no setting {setting.key}." for setting in settings]
+    near = ", ".join(nearest(setting.key, _FIELDS) for setting in settings)
     return ConfigError(
-        f"{setting.where}: there is no setting {setting.key}.",
-        hint=f"The nearest is {nearest(setting.key, _FIELDS)}.",
+        "\n".join(unknown), hint=f"The nearest {'is' if len(settings) == 1 else 'are'} {near}."
     )
 
 
-def _convert(setting: _Setting, wanted: Any) -> Any:
+def _refused(reasons: Sequence[str]) -> ConfigError:
+    return ConfigError(
+        "\n".join(reasons),
+        hint="Take these lines out, or change them to what they are here; see docs/operations.md.",
+    )
+
+
+def _convert(setting: Setting, wanted: Any) -> Any:
     """The setting's value as the field's type wants it."""
     try:
         if wanted is bool:

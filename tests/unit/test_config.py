@@ -69,6 +69,102 @@ def test_an_unknown_key_names_file_line_and_the_nearest_key(tmp_path: Path) -> N
     assert error.hint == "The nearest is num.partitions."
 
 
+KAFKA_4 = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.bootstrap.servers=localhost:9093
+listeners=PLAINTEXT://:9092,CONTROLLER://:9093
+inter.broker.listener.name=PLAINTEXT
+advertised.listeners=PLAINTEXT://localhost:9092,CONTROLLER://localhost:9093
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL
+num.network.threads=3
+num.io.threads=8
+socket.send.buffer.bytes=102400
+socket.receive.buffer.bytes=102400
+socket.request.max.bytes=104857600
+log.dirs=/tmp/kraft-combined-logs
+num.partitions=1
+num.recovery.threads.per.data.dir=1
+offsets.topic.replication.factor=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+log.retention.hours=168
+log.segment.bytes=1073741824
+log.retention.check.interval.ms=300000
+"""
+"""The settings of config/server.properties in Apache Kafka 4.x's distribution."""
+
+
+def test_apache_kafkas_own_file_starts_and_one_warning_names_what_means_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = load_broker_config(written(tmp_path, KAFKA_4), {})
+    assert config == BrokerConfig(
+        listeners=Address("0.0.0.0", 9092),
+        advertised_listeners=Address("localhost", 9092),
+        log_dirs=Path("/tmp/kraft-combined-logs"),
+        log_retention_ms=7 * 24 * 3_600_000,
+    )
+    (warning,) = caplog.messages
+    for key in ("num.io.threads", "log.segment.bytes", "controller.quorum.bootstrap.servers"):
+        assert warning.count(key) == 1
+    for key in ("node.id", "log.dirs", "log.retention.hours", "process.roles"):
+        assert key not in warning
+
+
+def test_what_would_mean_something_else_is_refused_at_one_go_with_reasons(tmp_path: Path) -> None:
+    lines = {
+        "process.roles=controller": "no controllers to run",
+        "ssl.keystore.location=/k": "no TLS",
+        "sasl.enabled.mechanisms=PLAIN": "authentication",
+        "authorizer.class.name=kafka.X": "authorisation",
+        "delete.topic.enable=false": "always be deleted",
+        "log.cleanup.policy=compact": "cleanup.policy",
+        "compression.type=zstd": "compression.type",
+    }
+    path = written(tmp_path, "\n".join(["num.io.threads=8", *lines, "num.partition=1"]))
+    told = str(refusal(path)).splitlines()
+    for line, (setting, reason), number in zip(told, lines.items(), range(2, 99), strict=False):
+        assert line.startswith(f"{path}, line {number}: {setting}: ")
+        assert reason in line
+    assert told[-1].endswith("there is no setting num.partition.")
+    assert len(told) == len(lines) + 1
+
+
+def test_what_asks_for_what_is_done_anyway_is_taken_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = "delete.topic.enable=true\nlog.cleanup.policy=delete\ncompression.type=producer\n"
+    assert load_broker_config(written(tmp_path, text), {}) == BrokerConfig()
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("log.retention.hours=2\n", 7_200_000),
+        ("log.retention.hours=-1\n", -1),
+        ("log.retention.hours=2\nlog.retention.minutes=1\n", 60_000),
+        ("log.retention.minutes=1\nlog.retention.ms=5\nlog.retention.hours=2\n", 5),
+    ],
+)
+def test_the_finest_unit_of_retention_wins_as_in_kafka(
+    tmp_path: Path, text: str, expected: int
+) -> None:
+    assert load_broker_config(written(tmp_path, text), {}).log_retention_ms == expected
+
+
+def test_a_named_listener_is_what_its_protocol_says(tmp_path: Path) -> None:
+    names = "listener.security.protocol.map=INSIDE:PLAINTEXT,OUTSIDE:SSL\n"
+    config = load_broker_config(written(tmp_path, f"{names}listeners=INSIDE://h:1\n"), {})
+    assert config.listeners == Address("h", 1)
+    error = refusal(written(tmp_path, f"{names}listeners=OUTSIDE://h:1\n"))
+    assert "listeners must be one address like" in str(error)
+
+
 def test_an_unknown_key_in_a_toml_table_names_its_line(tmp_path: Path) -> None:
     path = written(tmp_path, "node.id = 1\n\n[catchwater]\npak.min.bytes = 4\n", "b.toml")
     error = refusal(path)

@@ -1,0 +1,141 @@
+"""What of Apache Kafka's `server.properties` means nothing here, or something else. Pure.
+
+A setting of machinery that is not here (threads, replicas, controllers) is left out, and all of
+them are named in one warning. One whose users would get something else than they asked for
+(encryption, authorisation, another clean-up) is refused unless it asks for what is done anyway.
+"""
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+
+class Setting(NamedTuple):
+    """One value as it was found: a text, or what TOML made of it; `where` is for messages."""
+
+    key: str
+    value: Any
+    where: str
+
+
+_WITHOUT_MEANING = (
+    # threads, buffers and queues
+    *("num.network.threads", "num.io.threads", "num.recovery.threads.per.data.dir"),
+    *("background.threads", "socket.*.buffer.bytes", "socket.listen.backlog.size"),
+    *("queued.max.requests", "connection.failed.authentication.delay.ms"),
+    # controllers, replicas and what coordinators keep in topics of their own
+    *("controller.*", "broker.heartbeat.interval.ms", "broker.session.timeout.ms"),
+    *("inter.broker.listener.name", "listener.security.protocol.map", "initial.broker.*"),
+    *("metadata.*", "replica.*", "num.replica.*", "default.replication.factor"),
+    *("min.insync.replicas", "unclean.leader.election.enable", "*leader.imbalance.*"),
+    *("auto.leader.rebalance.enable", "controlled.shutdown.*", "request.timeout.ms"),
+    *("offsets.topic.*", "offsets.commit.*", "offsets.load.buffer.size"),
+    *("transaction.state.log.*", "transaction.*.cleanup.interval.ms", "share.coordinator.*"),
+    *("group.share.*", "group.coordinator.*", "zookeeper.*", "reserved.broker.max.id"),
+    # files of a partition's log; every acknowledged batch is synced
+    *("log.segment.bytes", "log.segment.delete.delay.ms", "log.roll.*", "log.index.*"),
+    *("log.flush.*", "log.preallocate", "log.cleaner.*", "log.retention.check.interval.ms"),
+    *("log.dir.failure.timeout.ms", "fetch.purgatory.*", "producer.purgatory.*"),
+    *("delete.records.purgatory.*", "metrics.*", "metric.reporters", "kafka.metrics.*"),
+    *("auto.include.jmx.reporter", "telemetry.max.bytes", "confluent.*"),
+)
+
+_NO_SECURITY = "there is no TLS, authentication or authorisation"
+_ONLY: Sequence[tuple[str, frozenset[str], str]] = (
+    ("process.roles", frozenset({"broker", "broker,controller", "controller,broker"}),
+     "this process serves clients; there are no controllers to run"),
+    ("security.inter.broker.protocol", frozenset({"plaintext"}), _NO_SECURITY),
+    ("allow.everyone.if.no.acl.found", frozenset({"true"}), _NO_SECURITY),
+    ("authorizer.class.name", frozenset({""}), _NO_SECURITY),
+    ("super.users", frozenset({""}), _NO_SECURITY),
+    ("sasl.*", frozenset(), _NO_SECURITY),
+    ("ssl.*", frozenset(), _NO_SECURITY),
+    ("security.*", frozenset(), _NO_SECURITY),
+    ("listener.name.*", frozenset(), "settings of a single listener are not read"),
+    ("delete.topic.enable", frozenset({"true"}), "topics can always be deleted"),
+    ("log.cleanup.policy", frozenset({"delete"}),
+     "a topic is deleted from unless its own cleanup.policy says otherwise"),
+    ("log.message.timestamp.type", frozenset({"createtime"}),
+     "a record keeps its producer's time unless its topic's message.timestamp.type says otherwise"),
+    ("compression.type", frozenset({"producer"}),
+     "batches stay as they came unless their topic's compression.type says otherwise"),
+    ("remote.log.storage.system.enable", frozenset({"false"}),
+     "history lies in catchwater.objects, and no plug-in stores it"),
+    ("max.connections.per.ip.overrides", frozenset({""}), "all addresses have one bound"),
+    ("quota.*", frozenset(), "there are no quotas but those of replays"),
+    ("client.quota.callback.class", frozenset({""}), "there are no quotas but those of replays"),
+)  # fmt: skip
+_RETENTION_MS = {"log.retention.hours": 3_600_000, "log.retention.minutes": 60_000}
+_LISTENERS = ("listeners", "advertised.listeners")
+
+
+class Understood(NamedTuple):
+    """The settings that are left, in our words; those left out; why some cannot be had."""
+
+    settings: list[Setting]
+    left_out: list[str]
+    refusals: list[str]
+
+
+def understood(settings: Sequence[Setting], known: Iterable[str]) -> Understood:
+    """Sort the settings; what is in `known` is ours, and what nothing is known of is left in."""
+    found, ours = Understood([], [], []), frozenset(known)
+    texts = {setting.key: str(setting.value) for setting in settings}
+    for setting in settings:
+        key, value = setting.key, str(setting.value).strip()
+        if key in _LISTENERS:
+            found.settings.append(_own_listener(setting, texts))
+        elif key in _RETENTION_MS:
+            if "log.retention.ms" not in texts and not (
+                key == "log.retention.hours" and "log.retention.minutes" in texts
+            ):
+                found.settings.append(_in_ms(setting))
+        elif key in ours:
+            found.settings.append(setting)
+        elif (reason := _refusal(key, value)) is not None:
+            if reason:
+                found.refusals.append(f"{setting.where}: {key}={value}: {reason}.")
+        elif any(fnmatchcase(key, pattern) for pattern in _WITHOUT_MEANING):
+            found.left_out.append(key)
+        else:
+            found.settings.append(setting)
+    return found
+
+
+def _refusal(key: str, value: str) -> str | None:
+    """Why this cannot be had; empty: it is so anyway; None: nothing is said about the key."""
+    for pattern, accepted, reason in _ONLY:
+        if fnmatchcase(key, pattern):
+            is_accepted = value.lower().replace(" ", "") in accepted
+            return "" if is_accepted else reason
+    return None
+
+
+def _in_ms(setting: Setting) -> Setting:
+    text = str(setting.value).strip()
+    if text.isdecimal():
+        text = str(int(text) * _RETENTION_MS[setting.key])
+    return Setting("log.retention.ms", text, f"{setting.where} ({setting.key})")
+
+
+def _own_listener(setting: Setting, texts: dict[str, str]) -> Setting:
+    """The one address that clients use: without controllers', a protocol's other name, or no host.
+
+    Whatever else it may be is left for the address's own reader to refuse.
+    """
+    names = {name.strip() for name in texts.get("controller.listener.names", "").split(",")}
+    protocols = dict(
+        pair.strip().partition(":")[::2]
+        for pair in texts.get("listener.security.protocol.map", "").split(",")
+    )
+    own = []
+    for each in map(str.strip, str(setting.value).split(",")):
+        name, separator, address = each.rpartition("://")
+        if name in names and name:
+            continue
+        if separator and protocols.get(name) == "PLAINTEXT":
+            name = "PLAINTEXT"
+        if separator and setting.key == "listeners" and address.startswith(":"):
+            address = f"0.0.0.0{address}"
+        own.append(f"{name}{separator}{address}")
+    return setting._replace(value=",".join(own))
