@@ -21,8 +21,9 @@ from typer.testing import CliRunner
 
 from catchwater.cli.app import app
 from catchwater.config import CatchwaterError
-from catchwater.pipeline.run import config
+from catchwater.pipeline.run import config, identity, versions
 from catchwater.recovery import checkpoint
+from catchwater.recovery.intact import look
 from catchwater.recovery.ledger import Ledger, read_offset
 from catchwater.replay import subscription
 from catchwater.wire.client import Client
@@ -251,6 +252,26 @@ def test_spark_finds_nothing_new(broker: Any, spark: Any, tmp_path: Path) -> Non
     for way in (restored, restored_by_an_earlier_version_and_started):
         way(life)
         assert life.run(spark) == 0
+    (life.checkpoint / "metadata").write_bytes(b"")
     life.produce(1)
     assert life.run(spark) == 1
     life.check()
+    check_named(life.checkpoint)
+
+
+READERS = (identity.read, versions.load)
+
+
+def check_named(folder: Path) -> None:
+    """Every file of a checkpoint that Spark made, damaged in turn, is survived; ours are named."""
+    assert look(folder, READERS).problems == []
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
+        kept, inside = path.read_bytes(), path.relative_to(folder).as_posix()
+        checked = inside == "metadata" or (inside.endswith(".json") and "staged" not in inside)
+        if inside.startswith(("offsets/", "commits/")) and path.name.isdigit():
+            checked = int(path.name) >= Ledger(folder).epochs()[0]
+        for content in (kept[: len(kept) // 2], b"\xff" + kept, b"[]", b""):
+            path.write_bytes(content)
+            named = [problem for problem in look(folder, READERS).problems if str(path) in problem]
+            assert len(named) == 1 or not checked, (path, named)
+        path.write_bytes(kept)

@@ -13,11 +13,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from catchwater.clock import Clock
 from catchwater.recovery.ledger import (
     FOLDER,
     LedgerDamaged,
     SourceOffset,
     numbered,
+    read_json,
     read_offset,
     write_whole,
 )
@@ -96,6 +100,27 @@ def read_one(folder: Path, epoch: int) -> Checkpoint | None:
     return Checkpoint(epoch, end)
 
 
+class Query(msgspec.Struct, frozen=True):
+    """Spark's `metadata`."""
+
+    id: str
+
+
+def read_query(folder: Path) -> Query | None:
+    """Whose checkpoint Spark takes this for. Raises `LedgerDamaged`."""
+    return read_json(folder / "metadata", Query)
+
+
+def name_query(folder: Path, clock: Clock) -> None:
+    """Give Spark an id for its query where it finds none that it can read; nothing rests on it."""
+    try:
+        known = read_query(folder)
+    except LedgerDamaged:
+        known = None
+    if known is None:
+        _write_log(folder / "metadata", [_compact({"id": str(clock.uuid())})])
+
+
 def write_offset(folder: Path, end: SourceOffset) -> None:
     """Tell Spark where a batch ended."""
     planned = {"batchWatermarkMs": 0, "batchTimestampMs": end.clock_ms, "conf": {}}
@@ -122,6 +147,9 @@ def _compact(said: Mapping[str, Any]) -> str:
 
 
 def _write_log(path: Path, lines: Sequence[str]) -> None:
-    """A file of Spark's logs: its version, then a line of JSON each; Hadoop's checksum goes."""
+    """A file of Spark's, such as a log's: its version, then a line of JSON each.
+
+    Hadoop's checksum of what was there before goes.
+    """
     path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
     write_whole(path, "\n".join(lines).encode())

@@ -25,6 +25,7 @@ from catchwater.recovery.checkpoint import (
     last_commit,
     oldest_kept,
     read_one,
+    read_query,
 )
 from catchwater.recovery.contract import Contract, PartitionTail
 from catchwater.recovery.home import home_of
@@ -57,12 +58,6 @@ _LASTING = (
 """What every checkpoint has that has done an epoch."""
 
 
-class _Query(msgspec.Struct):
-    """Spark's `metadata`."""
-
-    id: str
-
-
 READERS: tuple[Reader, ...] = (
     lambda folder: Ledger(folder).beginning(),
     home_of,
@@ -74,7 +69,7 @@ READERS: tuple[Reader, ...] = (
     marker.read,
     claim.read_claim,
     read_samples,
-    lambda folder: read_json(folder / "metadata", _Query),
+    read_query,
 )
 """Of the files that a checkpoint has one of."""
 

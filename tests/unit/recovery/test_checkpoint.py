@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from catchwater.clock import Clock
 from catchwater.recovery import checkpoint
 from catchwater.recovery.ledger import LedgerDamaged, SourceOffset
 
@@ -50,3 +51,15 @@ def test_an_offset_file_of_another_epoch_is_named(tmp_path: Path) -> None:
     commit(tmp_path, 4)
     with pytest.raises(LedgerDamaged, match="ends epoch 5, not 4"):
         checkpoint.read(tmp_path)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b'{"id":7}', b"\xff"])
+def test_a_query_whose_id_cannot_be_read_gets_one(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "metadata"
+    if content is not None:
+        path.write_bytes(content)
+    checkpoint.name_query(tmp_path, Clock(1))
+    named = checkpoint.read_query(tmp_path)
+    assert named is not None and path.read_text() == f'{{"id":"{named.id}"}}'
+    checkpoint.name_query(tmp_path, Clock(2))
+    assert checkpoint.read_query(tmp_path) == named

@@ -80,6 +80,8 @@ def look_before(config: PipelineConfig, began_s: float, clock: Clock) -> Parts:
     forget_the_dead(folder)
     restore.finish(folder)
     restore.respell(folder)
+    if checkpoint.last_commit(folder) >= 0:
+        checkpoint.name_query(folder, clock)
     try:
         before = take_report(folder)
         if before is not None and before.kind in DAMAGED:

@@ -20,7 +20,7 @@ from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectStore, StoreError
 from catchwater.objects.open import open_store, place
-from catchwater.recovery.checkpoint import write_commit, write_offset
+from catchwater.recovery.checkpoint import name_query, write_commit, write_offset
 from catchwater.recovery.home import claim_home
 from catchwater.recovery.ledger import (
     FOLDER,
@@ -138,8 +138,7 @@ def bind(store: ObjectStore, savepoint: Savepoint, into: Path, identity: Mapping
 def write_epoch(into: Path, entry: EpochEntry, clock: Clock) -> None:
     """Make this epoch the last one that Spark has done there; its commit comes last."""
     Ledger(into).write(entry)
-    if not (into / "metadata").exists():
-        write_whole(into / "metadata", msgspec.json.encode({"id": str(clock.uuid())}))
+    name_query(into, clock)
     for log in ("sources", "offsets", "commits"):
         (into / log).mkdir(exist_ok=True)
     # Spark does not start from a batch without the offsets of the one before.
