@@ -80,18 +80,25 @@ def _java(protocol: str) -> Program:
     return Program(command, KAFKA_VERSION, {"GROUP_PROTOCOL": protocol})
 
 
-def _franz_go() -> Program:
+def build_go(package: str, name: str) -> str:
+    """The path of a program of `clients/go`, built. Raises `Missing`, `CalledProcessError`."""
     _need("go")
     module = (SOURCES / "go" / "go.mod").read_text()
     said = subprocess.run(["go", "version"], capture_output=True, text=True, check=True).stdout
     here, wanted = re.search(r"go(\d+)\.(\d+)", said), re.search(r"^go (\d+)\.(\d+)", module, re.M)
     if here and wanted and tuple(map(int, here.groups())) < tuple(map(int, wanted.groups())):
         raise Missing(f"the library wants {wanted[0]}, installed is {here[0]}")
-    binary = BUILT / "franz-go"
+    binary = BUILT / name
     BUILT.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["go", "build", "-o", str(binary), "."], cwd=SOURCES / "go", check=True)
+    subprocess.run(["go", "build", "-o", str(binary), package], cwd=SOURCES / "go", check=True)
+    return str(binary)
+
+
+def _franz_go() -> Program:
+    binary = build_go(".", "franz-go")
+    module = (SOURCES / "go" / "go.mod").read_text()
     found = re.search(r"twmb/franz-go v(\S+)", module)
-    return Program([str(binary)], found[1] if found else "?")
+    return Program([binary], found[1] if found else "?")
 
 
 def _kafkajs() -> Program:

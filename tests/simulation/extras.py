@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tests.simulation.clients import RETRIABLE, Client, Place, WatermarkWatcher, visible
 from tests.simulation.network import Lost, Refused
@@ -193,7 +193,10 @@ class Sink(Insider):
 
 
 class GroupMember(Client):
-    """Commits positions of a group that nobody else commits, and asks for them."""
+    """Joins a group once, commits positions that nobody else commits, and asks for them.
+
+    Once it was given its assignment, no coordinator may forget it, whatever befalls the brokers.
+    """
 
     repeats = False
 
@@ -201,18 +204,62 @@ class GroupMember(Client):
         super().__init__(world, process, seed)
         self.place = place
         self.group = f"group-{process}"
+        self.member: dict[str, Any] = {}
         self.certain = -1
-        # Nobody fences a commit without a generation, so one that is late may still overwrite.
+        # Commits of one generation are not fenced: one that is late may still overwrite.
         self.uncertain: set[int] = set()
 
     async def run(self) -> None:
         position = 0
+        while not self.world.is_stopping and not self.member:
+            await self._join()
         while not self.world.is_stopping:
             position += self.random.randrange(1, 5)
             await self._commit(position)
             if self.random.random() < 0.3:
                 await self._compare()
+            if self.random.random() < 0.5:
+                await self._beat()
             await self.rest(0.6)
+
+    async def _join(self) -> None:
+        """Become a member, or be in doubt, and begin again as one of another group."""
+        who = {"group_id": self.group, "group_instance_id": "i"}
+        range_assignor = {"name": "range", "metadata": b""}
+        times = {
+            "session_timeout": 1_800_000,
+            "rebalance_timeout": 60_000,
+        }
+        asks = {"protocol_type": "consumer", "protocols": [range_assignor]}
+        try:
+            joined = await self.call(11, 5, {**who, **times, **asks, "member_id": ""})
+            if joined.error_code.value == 0:
+                me = {**who, "member_id": joined.member_id}
+                share = {"member_id": joined.member_id, "assignment": b"all"}
+                fields = {**me, "generation_id": joined.generation_id, "assignments": [share]}
+                synced = await self.call(14, 3, fields)
+                if synced.error_code.value == 0:
+                    self.member = {**me, "generation_id": joined.generation_id}
+                    return
+            self.may_move()
+        except (Lost, Refused):
+            # It may arrive yet, and take the place of whoever has joined meanwhile.
+            self.group += "+"
+        await self.rest(0.3)
+
+    async def _beat(self) -> None:
+        try:
+            self._judge((await self.call(12, 3, self.member)).error_code)
+        except (Lost, Refused):
+            return
+
+    def _judge(self, error: Any) -> None:
+        """Nothing but to look for the coordinator, or to try again, may be told."""
+        code = ErrorCode(error.value)
+        if code in RETRIABLE:
+            self.may_move()
+        elif code is not ErrorCode.NONE:
+            self.world.fail(f"{self.group} has lost its only member: {code.name}")
 
     async def _commit(self, position: int) -> None:
         partition = {
@@ -222,10 +269,8 @@ class GroupMember(Client):
             "committed_metadata": "",
         }
         fields = {
-            "group_id": self.group,
-            "generation_id_or_member_epoch": -1,
-            "member_id": "",
-            "group_instance_id": None,
+            **{key: value for key, value in self.member.items() if key != "generation_id"},
+            "generation_id_or_member_epoch": self.member["generation_id"],
             "topics": [{"name": self.place[0], "partitions": [partition]}],
         }
         self.uncertain.add(position)
@@ -233,7 +278,9 @@ class GroupMember(Client):
             reply = await self.call(8, 7, fields)
         except (Lost, Refused):
             return
-        if reply.topics[0].partitions[0].error_code.value == 0:
+        error = reply.topics[0].partitions[0].error_code
+        self._judge(error)
+        if error.value == 0:
             self.uncertain.discard(position)
             self.certain = position
 

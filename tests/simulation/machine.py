@@ -5,6 +5,7 @@ import asyncio
 from tests.simulation.world import SESSION_MS, Machine
 
 from catchwater.broker.broker import Broker
+from catchwater.broker.coordination.claims import LogClaims
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.members import GroupLimits
 from catchwater.broker.metrics.registry import Metrics
@@ -41,11 +42,12 @@ async def broker_opener(machine: Machine) -> Broker:
         else:
             break
     clock = machine.clock
-    groups = Coordinator(GroupLimits(), clock)
+    groups = Coordinator(GroupLimits(), clock, LogClaims(log, machine.id, frozenset()))
     config = BrokerConfig(node_id=machine.id)
     address = Address(f"broker-{machine.id}", 9092)
     broker = Broker(config, log, clock, groups, Metrics(), address, APIS)
-    machine.background = [asyncio.ensure_future(log.txns.run())]
+    running = (log.txns.run(), groups.run())
+    machine.background = [asyncio.ensure_future(each) for each in running]
     return broker
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
+from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.catalog.change import brokers as catalog_brokers
 from catchwater.catalog.change import commit as catalog_commit
 from catchwater.catalog.rows import Changes, EndedTxn, Seen
@@ -120,6 +121,11 @@ def delete_chunks_that_are_half_packed() -> Any:
         return packed
 
     return patch.object(pack.Packer, "_pack_group", pack_group)
+
+
+def forget_the_members_of_groups() -> Any:
+    """A coordinator begins every group anew, whatever the last one has left."""
+    return patch.object(Coordinator, "_load", lambda self, group_id, row: None)
 
 
 def mark_only_some_partitions() -> Any:
@@ -251,6 +257,7 @@ BUGS = [
     Bug("commit made twice", forget_a_settled_commit, ("duplicate",), UNCERTAIN, seed=1),
     Bug("run lost in packing", lose_a_run_in_packing, ("lost-write", "no run holds", "unseen")),
     Bug("chunks deleted early", delete_chunks_that_are_half_packed, ("no progress", "run ")),
+    Bug("members forgotten", forget_the_members_of_groups, ("lost its only member",)),
     Bug("marker on one partition", mark_only_some_partitions, ("still open", "no progress")),
     Bug("aborted not told", forget_what_was_aborted, ("G1a",)),
     Bug("open transactions read", ignore_the_last_stable_offset, ("G1a", "poll-skip"), seed=1),
@@ -259,7 +266,7 @@ BUGS = [
     Bug("watermark of a stale view", answer_from_a_stale_view, ("hw-regression",), UNTOLD, seed=1),
     Bug("wrong offset told", answer_a_duplicate_wrongly, ("inconsistent-offsets",), LOSSY),
     Bug("pins ignored", trim_past_a_pin, ("pinned",)),
-    Bug("last value compacted away", compact_away_the_last_value, ("lost-write", "unseen"), seed=6),
+    Bug("last value compacted away", compact_away_the_last_value, ("lost-write", "unseen"), seed=2),
     Bug("epoch written twice", write_an_epoch_twice, ("duplicate", "torn-contract")),
     Bug("overdue left open", leave_overdue_open, ("no progress", "still open"), seed=1),
     Bug("session not checked", ignore_the_end_of_a_session, ("ended session",), seed=2),
