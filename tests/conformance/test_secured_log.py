@@ -26,6 +26,8 @@ from catchwater.sinks.log.sink import LogSink, open_log
 from catchwater.sinks.reconcile import verify
 from catchwater.sinks.staged import Archive, StagedFile
 from catchwater.sinks.surroundings import Surroundings
+from catchwater.wire.client import LATEST, Client
+from catchwater.wire.watch import OPEN_S
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -103,7 +105,7 @@ def secured(
     broker.kill()
 
 
-def test_commands_and_log_sinks_reach_a_log_behind_tls(
+def test_commands_log_sinks_and_who_waits_reach_a_log_behind_tls(
     secured: tuple[Path, Proxy, Control],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -141,6 +143,21 @@ def test_commands_and_log_sinks_reach_a_log_behind_tls(
         main()
     assert not left.value.code
     assert {row["topic"] for row in json.loads(capsys.readouterr().out)} >= {"once", "again"}
+
+    secured_by = parse_options(
+        {f"kafka.{key}": value for key, value in security.items()}
+        | {"kafka.bootstrap.servers": address, "subscribe": "once"}
+    ).security
+    with Client(address, security=secured_by) as client:
+        ends = client.list_offsets({("once", 0): LATEST})
+        took_s = []
+        for _ in range(3):
+            client.close()
+            client.metadata()
+            began_s = time.monotonic()
+            assert not client.wait(ends, 0.5)
+            took_s.append(time.monotonic() - began_s)
+        assert min(took_s) < OPEN_S / 2, "the session tickets of TLS are no reply to wait for"
 
 
 def _clock(delivery: str) -> list[Clock]:

@@ -73,6 +73,8 @@ class Connection:
         self._awaited: deque[int] = deque()
         self._silent_until_s = 0.0
         self._answered = False
+        self._early = b""
+        """The first byte of a reply, where `has_reply` has read it."""
         self._unanswered_hint = _ASKED_IN_TLS if context is not None else _ASKED_PLAINLY
         try:
             self._socket = socket.create_connection((host, port), timeout_s)
@@ -127,8 +129,26 @@ class Connection:
         return self._clock.monotonic_s() < self._silent_until_s
 
     def fileno(self) -> int:
-        """The socket's descriptor; readable when a reply begins to come, or the end."""
+        """The socket's descriptor; readable when a reply begins to come, or something of TLS's."""
         return self._socket.fileno()
+
+    def has_reply(self) -> bool:
+        """Whether a reply begins to come, without waiting for it. Raises `ConnectionLost`."""
+        if self._early:
+            return True
+        timeout_s = self._socket.gettimeout()
+        self._socket.settimeout(0)
+        try:
+            self._early = self._socket.recv(1)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            pass  # a session ticket, say
+        except OSError as error:
+            raise self._lost(error) from error
+        else:
+            if not self._early:
+                raise self._lost(OSError("it was closed by the broker"))
+        self._socket.settimeout(timeout_s)
+        return bool(self._early)
 
     def throttle(self, milliseconds: int) -> None:
         """Send nothing for so long, as the last reply asked."""
@@ -140,7 +160,8 @@ class Connection:
 
     def _exactly(self, size_bytes: int) -> memoryview:
         view = memoryview(bytearray(size_bytes))
-        at = 0
+        at = len(self._early)
+        view[:at], self._early = self._early, b""
         while at < size_bytes:
             received = self._socket.recv_into(view[at:])
             if not received:

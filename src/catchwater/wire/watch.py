@@ -82,7 +82,10 @@ class Watch:
         """Read the replies that have come; whether one has something new behind these ends."""
         has_news = False
         for address in self._readable(0):
-            held = self._open.pop(address)
+            held = self._open[address]
+            if not held.connection.has_reply():
+                continue
+            del self._open[address]
             throttle_ms, parts = exchange.parse_fetch_reply(held.connection.receive())
             held.connection.throttle(throttle_ms)
             if held.ends != ends.get(address):

@@ -155,3 +155,34 @@ def test_a_broker_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ConnectionLost, match="broker at h:1: refused") as caught:
         Connection("h", 1, timeout_s=1, clock=ManualClock())
     assert caught.value.hint is not None
+
+
+def test_whether_a_reply_has_come_is_asked_without_waiting() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket, "create_connection", lambda *_: Unnagled(ours))
+        connection = Connection("h", 1, timeout_s=60, clock=ManualClock())
+        connection.send([b"request"])
+        assert not connection.has_reply()
+        theirs.sendall(reply(0, b"first"))
+        assert connection.has_reply() and connection.has_reply()
+        assert connection.receive()[4:] == b"first"
+        assert not connection.has_reply()
+        connection.send([b"request"])
+        theirs.sendall(reply(1, b"second"))
+        assert connection.receive()[4:] == b"second"
+        theirs.close()
+        with pytest.raises(ConnectionLost, match="h:1 broke"):
+            connection.has_reply()
+
+
+class Unnagled:
+    """A socket of a pair, which takes TCP's options as well."""
+
+    def __init__(self, of: socket.socket) -> None:
+        self._of = of
+
+    def setsockopt(self, *_: object) -> None: ...
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._of, name)
