@@ -16,6 +16,7 @@ from contextlib import suppress
 
 from catchwater.broker.broker import Broker
 from catchwater.broker.coordination.held import MOVED, UNAVAILABLE
+from catchwater.catalog.base import CatalogDead
 from catchwater.log.keep.jumps import ClockJumps
 from catchwater.wire.errors import ErrorCode
 
@@ -30,7 +31,7 @@ async def run(broker: Broker) -> None:
     while True:
         await broker.clock.sleep(broker.config.offsets_retention_check_interval_ms / 1000)
         if jumps.since_last() == 0:
-            with suppress(*UNAVAILABLE):  # there is a next time
+            with suppress(*UNAVAILABLE, CatalogDead):  # there is a next time, or a next start
                 await expire(broker)
 
 

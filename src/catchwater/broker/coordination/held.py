@@ -143,7 +143,7 @@ class HeldGroups:
             row = await claims.take(group_id)
         except MOVED:
             return ErrorCode.NOT_COORDINATOR
-        except UNAVAILABLE:
+        except (*UNAVAILABLE, CatalogDead):
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if not claims.is_mine(group_id):
             return ErrorCode.NOT_COORDINATOR
@@ -170,7 +170,7 @@ class HeldGroups:
                 if await self.hold(group_id) is ErrorCode.COORDINATOR_NOT_AVAILABLE:
                     self._must_adopt = True
                     break
-        except UNAVAILABLE:
+        except (*UNAVAILABLE, CatalogDead):
             self._must_adopt = True
         finally:
             self._adopting = None

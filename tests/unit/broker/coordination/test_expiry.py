@@ -12,6 +12,7 @@ from catchwater.broker.coordination import expiry
 from catchwater.broker.coordination.claims import LogClaims
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.members import GroupLimits, Join
+from catchwater.catalog.base import CatalogDead
 from catchwater.catalog.rows import OffsetCommit
 from catchwater.wire.messages import encode
 
@@ -155,6 +156,25 @@ async def test_after_a_jump_of_the_wall_clock_nothing_expires(keeping) -> None:
     with pytest.raises(EndOfTest):
         await expiry.run(broker)
     assert await left(broker, "g") == set(PLACES)
+
+
+async def test_a_catalog_that_fails_for_good_does_not_end_the_broker(keeping) -> None:
+    broker, world = keeping
+    passes = 0
+
+    async def dead(until_ms: int) -> list[str]:
+        raise CatalogDead("It could not be written.")
+
+    async def sleep(seconds: float) -> None:
+        nonlocal passes
+        passes += 1
+        if passes == 3:
+            raise EndOfTest
+
+    broker.log.groups_to_expire = dead
+    world.clock.sleep = sleep
+    with pytest.raises(EndOfTest):
+        await expiry.run(broker)
 
 
 class EndOfTest(Exception):
