@@ -9,6 +9,7 @@ import resource
 import shutil
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 
@@ -66,6 +67,16 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+def is_ready(broker: BrokerProcess) -> bool:
+    try:
+        with urllib.request.urlopen(f"{broker.control_url}/readyz", timeout=PATIENCE_S) as reply:
+            return json.load(reply) == {"status": "ready"}
+    except urllib.error.HTTPError as refusal:
+        with refusal:  # nobody has been silent for long enough yet to give way
+            assert json.load(refusal)["error"] == "TOO_MANY_CONNECTIONS"
+        return False
+
+
 def files(broker: BrokerProcess, pattern: str) -> set[str]:
     return {path.name for path in broker.data_dir.rglob(pattern)}
 
@@ -96,8 +107,7 @@ def test_mute_connections_stop_neither_clients_nor_housekeeping(make_broker, nof
         newest = max(files(broker, "*.wal"))
         before.go_on()
         until(lambda: newest not in files(broker, "*.wal") or max(files(broker, "*.wal")) > newest)
-        with urllib.request.urlopen(f"{broker.control_url}/readyz", timeout=PATIENCE_S) as reply:
-            assert json.load(reply) == {"status": "ready"}
+        until(lambda: is_ready(broker))
     before.go_on()
     Numbers(broker.bootstrap, "afterwards").go_on()
     broker.restart()
