@@ -8,6 +8,7 @@ import sys
 
 NAMES = (
     "produce",
+    "records",
     "replay",
     "replay_live",
     "decoder",

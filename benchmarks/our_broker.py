@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +25,11 @@ class Broker:
 
 
 @contextlib.contextmanager
-def catchwater_broker(**settings: str) -> Iterator[Broker]:
-    """Defaults, on free ports; settings are broker keys with `.` written as `_`."""
+def catchwater_broker(command: Sequence[str | Path] = (), **settings: str) -> Iterator[Broker]:
+    """Defaults, on free ports; settings are broker keys with `.` written as `_`.
+
+    `command` is run in place of `catchwater`.
+    """
     folder = Path(tempfile.mkdtemp(prefix="catchwater-bench-"))
     ready = folder / "ready.json"
     lines = {
@@ -38,10 +41,12 @@ def catchwater_broker(**settings: str) -> Iterator[Broker]:
     }
     config = folder / "server.properties"
     config.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
-    command = [Path(sys.executable).with_name("catchwater"), "broker", "run", "--config", config]
+    program = command or [Path(sys.executable).with_name("catchwater")]
     log = folder / "broker.log"
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            [*program, "broker", "run", "--config", config], stdout=output, stderr=output
+        )
     try:
         deadline = time.monotonic() + START_S
         while not ready.exists():

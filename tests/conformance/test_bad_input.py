@@ -24,17 +24,22 @@ import re
 import socket
 import struct
 import time
+from datetime import timedelta
 
 import pytest
 from confluent_kafka import Producer
 from kio.schema.api_versions.v3.request import ApiVersionsRequest
 from kio.schema.metadata.v9.request import MetadataRequest, MetadataRequestTopic
+from kio.schema.produce.v9.request import PartitionProduceData, ProduceRequest, TopicProduceData
+from kio.static.primitive import i32Timedelta
 from tests.conformance.protocol_inputs import VERSIONS, drawn
 from tests.ports import mute_connections
 
 from catchwater.broker.router import APIS
+from catchwater.wire.batch import assembled, read_header
 from catchwater.wire.frames import prefixed
 from catchwater.wire.messages import encode_request
+from catchwater.wire.records import encode_batch
 
 PATIENCE_S = 60.0
 CLOSED_WITHIN_S = 20.0
@@ -80,12 +85,12 @@ API_VERSIONS_REQUEST = framed(
 )
 
 
-def metadata(*topics: str) -> bytes:
+def metadata(*topics: str, create: bool = False) -> bytes:
     names = tuple(MetadataRequestTopic(name=name) for name in topics)
     return framed(
         MetadataRequest(
             topics=names,
-            allow_auto_topic_creation=False,
+            allow_auto_topic_creation=create,
             include_cluster_authorized_operations=False,
             include_topic_authorized_operations=False,
         )
@@ -302,6 +307,29 @@ def test_an_unknown_version_of_api_versions_gets_the_ranges(broker):
     correlation_id, error, count = struct.unpack_from(">ihi", reply)
     assert (correlation_id, error) == (77, 35)
     assert count > 15
+
+
+def test_a_bad_batch_that_waits_for_no_answer_is_closed_with_one_line(broker):
+    whole = encode_batch([(b"k", b"v", 0, ())])
+    bad = assembled(read_header(memoryview(whole)), b"\xff" * 50)[1]
+    lines = broker.log().count("\n")
+    produce = ProduceRequest(
+        transactional_id=None,
+        acks=0,
+        timeout=i32Timedelta.parse(timedelta(seconds=1)),
+        topic_data=(
+            TopicProduceData(
+                name="no-answer", partition_data=(PartitionProduceData(index=0, records=bad),)
+            ),
+        ),
+    )
+    with connect(broker) as connection:
+        connection.sendall(metadata("no-answer", create=True))
+        receive_frame(connection)
+        connection.sendall(framed(produce))
+        assert is_closed(connection)
+    (line,) = broker.log().splitlines()[lines:]
+    assert "acks=0" in line and "INVALID_RECORD" in line and "Record 0" in line
 
 
 def test_offences_are_counted(broker):

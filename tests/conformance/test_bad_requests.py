@@ -5,8 +5,10 @@ made by hand, since no client library would send them.
 """
 
 import http.client
+import random
 import struct
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import timedelta
@@ -14,12 +16,14 @@ from types import NoneType
 from typing import Any, get_args, get_origin
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 from crc32c import crc32c
 from kio.index import load_request_schema
 from tests.conftest import BrokerProcess
 
 from catchwater.clock import SYSTEM
-from catchwater.wire.codecs import Codec
+from catchwater.wire.batch import assembled, read_header
+from catchwater.wire.codecs import Codec, compress
 from catchwater.wire.connection import Connection, ask
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.records import encode_batch
@@ -130,6 +134,16 @@ def end_offset(connection: Connection, topic: str) -> int:
     return int(answer.offset)
 
 
+def holding(records: bytes, count: int = 3, codec: Codec = Codec.NONE) -> bytes:
+    """A batch with these records, under a header and a CRC that fit."""
+    header = read_header(memoryview(batch(count)))._replace(attributes=codec)
+    return assembled(header, compress(codec, records))[1]
+
+
+def records_of(count: int = 3) -> bytes:
+    return batch(count)[HEADER_BYTES:]
+
+
 YEARS_MS = 3 * 365 * 24 * 3600 * 1000
 BATCHES = {
     "a CRC that does not fit": (sealed(batch(), CRC_AT, ">I", 7), "CORRUPT_MESSAGE"),
@@ -162,6 +176,20 @@ BATCHES = {
         sealed(batch(), ATTRIBUTES_AT, ">h", 0x10),
         "INVALID_RECORD",
     ),
+    "bytes that are no record": (holding(b"\xff" * 50, 1), "INVALID_RECORD"),
+    "5,000 records in 40 bytes": (holding(bytes(40), 5_000), "INVALID_RECORD"),
+    "5,000 records in 40 compressed bytes": (
+        holding(bytes(40), 5_000, Codec.ZSTD),
+        "INVALID_RECORD",
+    ),
+    "a record too few": (holding(records_of(2)), "INVALID_RECORD"),
+    "a record too many": (holding(records_of(4)), "INVALID_RECORD"),
+    "a record twice": (holding(records_of(1) * 3), "INVALID_RECORD"),
+    "bytes behind compressed records": (
+        holding(bytes(compress(Codec.LZ4, records_of())) + b"junk"),
+        "INVALID_RECORD",
+    ),
+    "gzip that is none": (sealed(batch(), ATTRIBUTES_AT, ">h", Codec.GZIP), "INVALID_RECORD"),
 }
 
 
@@ -182,6 +210,53 @@ def test_a_compacted_topic_takes_no_record_without_a_key(connection: Connection)
         )
     assert end_offset(connection, "compacted") == 0
     assert produce(connection, batch(), "compacted") == NONE
+
+
+def test_whatever_is_acknowledged_is_read_to_the_end(
+    connection: Connection, broker: BrokerProcess
+) -> None:
+    """Beside `unit/wire/test_walk.py`, which asks other readers; librdkafka reads from brokers."""
+    topic = {"name": "mutated", "num_partitions": 1, "replication_factor": -1}
+    ask(connection, "test", built(CREATE_TOPICS, 7, topics=[topic]))
+    source = random.Random(7)
+    verdicts: Counter[str] = Counter()
+    wanted = 0
+    for nth in range(600):
+        codec = source.choice((Codec.NONE, Codec.NONE, *Codec))
+        whole = batch(2, value=b"v" * source.choice((0, 1, 70)))
+        body = bytearray(whole[HEADER_BYTES:])
+        body[source.randrange(len(body))] = source.choice((0, 1, 2, 3, 127, 128, 255))
+        packed = bytearray(compress(codec, bytes(body)))
+        if codec and nth % 3 == 0:
+            packed[source.randrange(len(packed))] ^= 1 << source.randrange(8)
+        header = read_header(memoryview(whole))._replace(attributes=codec)
+        answer = produce(connection, assembled(header, bytes(packed))[1], "mutated")
+        verdicts[answer] += 1
+        wanted += 2 if answer == NONE else 0
+    assert set(verdicts) <= {NONE, "INVALID_RECORD", "INVALID_TIMESTAMP"}
+    assert min(verdicts[NONE], verdicts["INVALID_RECORD"]) > 100, verdicts
+    assert end_offset(connection, "mutated") == wanted
+    settings = {"bootstrap.servers": f"127.0.0.1:{broker.port}", "group.id": "reader"}
+    consumer = Consumer(settings | {"enable.auto.commit": False, "check.crcs": True})
+    consumer.assign([TopicPartition("mutated", 0, 0)])
+    offsets: list[int] = []
+    deadline = time.monotonic() + 60
+    while len(offsets) < wanted and time.monotonic() < deadline:
+        offsets += [message.offset() for message in consumer.consume(500, 1.0)]
+    consumer.close()
+    assert offsets == list(range(wanted))
+
+
+def test_a_bad_batch_leaves_a_producers_sequence_where_it_was(connection: Connection) -> None:
+    given = ask(connection, "test", built(INIT_PRODUCER_ID, 4, transaction_timeout=60_000))
+    own = {"producer_id": given.producer_id, "producer_epoch": 0}
+    good = batch(3, **own, base_sequence=0)
+    header = read_header(memoryview(good))
+    for codec in Codec:
+        bad = assembled(header._replace(attributes=codec), compress(codec, b"\xff" * 50))[1]
+        assert produce(connection, bad) == "INVALID_RECORD"
+    assert produce(connection, good) == NONE
+    assert produce(connection, batch(1, **own, base_sequence=3)) == NONE
 
 
 def test_acks_of_two_are_refused(connection: Connection) -> None:

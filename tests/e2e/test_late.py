@@ -1,4 +1,4 @@
-"""Events that are not where or when they should be, through a pipeline without Spark."""
+"""Late and future events through a pipeline that dies: tables hold what a plain loop says."""
 
 import random
 import shutil
@@ -16,7 +16,6 @@ from tests.e2e import in_session
 from tests.unit.pipeline.operators.streams import shuffled
 from tests.unit.pipeline.operators.test_windowed import Visit, sessions_of
 
-from catchwater.config import CatchwaterError
 from catchwater.wire.client import Client
 
 PARTITIONS = 3
@@ -185,30 +184,6 @@ def test_a_table_of_sessions_is_that_of_a_plain_loop(
     assert dict(rows(tmp_path, "totals", "user, sum(pages)", " GROUP BY user")) == sums
     dead = rows(tmp_path, "dead", "value")
     assert [b"future" in bytes(value) for (value,) in dead] == [True] * FUTURE
-
-
-def test_records_under_another_key_stop_the_pipeline_before_it_commits_anything(
-    make_broker: Callable[..., Any], tmp_path: Path
-) -> None:
-    """They met the state of that other key, and nobody was told."""
-    broker, topic = make_broker({"log.retention.ms": "-1"}), "misplaced"
-    with Client(broker.bootstrap) as client:
-        client.create_topics({topic: 1})
-    visits = [Visit(f"u{i % 3}", str(i), in_session.WRITTEN_MS + i, i % 2) for i in range(9)]
-    in_session.produce(broker.bootstrap, topic, 0, *map(asdict, visits[:4]), key="user")
-    in_session.produce(broker.bootstrap, topic, 0, *map(asdict, visits[4:]), key="pages")
-    (tmp_path / "late_sessions.py").write_text(MODULE)
-    file = tmp_path / "pipeline.toml"
-    text = FILE.format(bootstrap=broker.bootstrap, topic=topic)
-    file.write_text(text.replace("[source]", "[source]\nrecordKeyIsFunctionKey = true"))
-    pipeline = in_session.Pipeline(None, tmp_path, file)
-    told = f"topic {topic}, partition 0, offset 4 has the key b'0'.*(user) is 'u1'"
-    with pytest.raises(CatchwaterError, match=told.replace("(", r"\(").replace(")", r"\)")):
-        pipeline.run()
-    assert pipeline.committed == -1
-    file.write_text(text)
-    pipeline.run()
-    assert sum(entry.total("events") for entry in pipeline.epochs) == len(visits)
 
 
 def rows(folder: Path, table: str, columns: str, more: str = "") -> list[tuple[Any, ...]]:

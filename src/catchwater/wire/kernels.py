@@ -1,9 +1,10 @@
-"""The compiled loops of `records`: varints in and out, and bytes moved in blocks.
+"""The compiled loops of `records` and `walk`: varints in and out, and bytes moved in blocks.
 
-Three loops read (`parse` finds every field of every record, `parse_headers` does it for record
-headers, `gather` copies fields into Arrow's layout) and one writes (`write_records`). They are
-plain loops over NumPy arrays that numba compiles on first use and caches: beside this file, in
-HOME, in a private temporary folder, or, where nothing can be written, for the process only.
+Four loops read (`parse` finds every field of every record, `parse_headers` does it for record
+headers, `gather` copies fields into Arrow's layout, `walk` only looks whether all is there) and one
+writes (`write_records`). They are plain loops over NumPy arrays, `walk` over a memoryview, that
+numba compiles on first use and caches: beside this file, in HOME, in a private temporary folder,
+or, where nothing can be written, for the process only.
 
 Bytes are read by address: an array handed from loop to loop is counted each time, which took three
 quarters of `parse`. Relies on the caller for arrays that are large enough, and alive. Promises not
@@ -23,6 +24,19 @@ import numpy as np
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from catchwater.wire.walk import (
+    ENDED,
+    LEFT_OVER,
+    MISNUMBERED,
+    MOST_ATTRIBUTES,
+    MOST_HEADERS,
+    SMALLEST_BODY_BYTES,
+    SOUND,
+    TORN,
+    VARINT_BYTES,
+    VARLONG_BYTES,
+)
+
 # Columns of the table that describes the batches of a group to `parse`.
 (
     START,
@@ -39,9 +53,6 @@ from numba.extending import intrinsic
 KEY_AT, KEY_SIZE, VALUE_AT, VALUE_SIZE, HEADERS_AT, HEADER_COUNT = range(6)
 # Entries of the totals that `parse` fills.
 ROWS, KEY_BYTES, VALUE_BYTES, HEADERS, BAD_BATCH = range(5)
-
-MOST_HEADERS = 2**20
-"""Of one record: each takes 2 bytes of input, but 40 of Arrow, which must not grow without end."""
 
 # A varint of 64 bits takes at most ten bytes; a record's length, two deltas, three counts.
 _MOST_VARINT_BYTES = 10
@@ -103,6 +114,17 @@ def _byte(typing_context: Any, address: Any) -> Any:
         return builder.zext(builder.load(pointer), cgutils.intp_t)
 
     return types.intp(types.intp), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _address(typing_context: Any, view: Any) -> Any:
+    """Where the bytes of a memoryview lie."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        return builder.ptrtoint(array.data, cgutils.intp_t)
+
+    return types.intp(view), generate
 
 
 @_compiled
@@ -226,6 +248,81 @@ def parse(source, batches, first, stop, fields, offsets, times, append_times, to
         batches[batch, PREVIOUS_DELTA] = previous_delta
     totals[ROWS], totals[HEADERS] = row, headers
     totals[KEY_BYTES], totals[VALUE_BYTES] = key_bytes, value_bytes
+
+
+@_compiled
+def _short_varint(origin, at, end):  # type: ignore[no-untyped-def]
+    """As `_varint`, of 32 bits: it may not have more than VARINT_BYTES."""
+    value, behind = _varint(origin, at, end)
+    return value, behind if behind - at <= VARINT_BYTES else np.int64(-1)
+
+
+@_compiled
+def _timestamp(origin, at, end):  # type: ignore[no-untyped-def]
+    """As `_varint`, of 64 bits and no more: Kafka's clients differ in what they make of others."""
+    value, behind = _varint(origin, at, end)
+    if behind - at == VARLONG_BYTES and _byte(origin + behind - 1) > 1:
+        return value, np.int64(-1)
+    return value, behind
+
+
+@_compiled
+def _short_field(origin, at, end):  # type: ignore[no-untyped-def]
+    """The size of a field (null: -1) and the position behind it."""
+    size, at = _short_varint(origin, at, end)
+    if at < 0 or size < -1 or size > end - at:
+        return np.int64(-1), np.int64(-1)
+    return size, at + max(size, 0)
+
+
+@_compiled
+def _walk_headers(origin, at, end, count):  # type: ignore[no-untyped-def]
+    """The position behind `count` record headers, -1 if they do not lie before `end`."""
+    if at < 0 or count < 0 or count > min(end - at, MOST_HEADERS):
+        return np.int64(-1)
+    for _ in range(count):
+        size, at = _short_field(origin, at, end)
+        if size < 0:  # a header's key may not be null
+            return np.int64(-1)
+        _, at = _short_field(origin, at, end)
+        if at < 0:
+            return np.int64(-1)
+    return at
+
+
+@_compiled
+def walk(records, count):  # type: ignore[no-untyped-def]
+    """What `catchwater.wire.walk.walk_plainly` does. `records` is a read-only memoryview."""
+    origin = _address(records)
+    end = np.int64(records.shape[0])
+    at = np.int64(0)
+    newest, oldest = np.int64(-(2**63)), np.int64(2**63 - 1)
+    keyless = np.int64(-1)
+    for index in range(count):
+        if at == end:
+            return ENDED, index, np.int64(0), np.int64(0), np.int64(-1)
+        size, at = _short_varint(origin, at, end)
+        if at < 0 or size < SMALLEST_BODY_BYTES or size > end - at:
+            return TORN, index, np.int64(0), np.int64(0), np.int64(-1)
+        stop = at + size
+        if _byte(origin + at) > MOST_ATTRIBUTES:
+            return TORN, index, np.int64(0), np.int64(0), np.int64(-1)
+        time_delta, at = _timestamp(origin, at + 1, stop)
+        offset_delta, at = _short_varint(origin, at, stop)
+        key_size, at = _short_field(origin, at, stop)
+        _, at = _short_field(origin, at, stop)
+        headers, at = _short_varint(origin, at, stop)
+        if headers != 0:
+            at = _walk_headers(origin, at, stop, headers)
+        if at != stop:
+            return TORN, index, np.int64(0), np.int64(0), np.int64(-1)
+        if offset_delta != index:
+            return MISNUMBERED, index, np.int64(0), np.int64(0), np.int64(-1)
+        newest, oldest = max(newest, time_delta), min(oldest, time_delta)
+        if key_size < 0 and keyless < 0:
+            keyless = np.int64(index)
+        at = stop  # not where the fields ended: the next record is fetched while this one is read
+    return SOUND if at == end else LEFT_OVER, count, newest, oldest, keyless
 
 
 @_compiled

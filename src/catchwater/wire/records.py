@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from crc32c import crc32c
 
 from catchwater.config import CatchwaterError
-from catchwater.wire import codecs, kernels
+from catchwater.wire import codecs, kernels, walk
 from catchwater.wire.batch import (
     HEADER_BYTES,
     NO_PRODUCER_ID,
@@ -65,7 +65,7 @@ _MOST_SPAN_BYTES = 2**31 - 1
 _SMALLEST_RECORD_BYTES = 7
 _NOT_RECORDS = (
     "its records do not fill it exactly, are not numbered upwards within its offsets, or one has "
-    f"more than {kernels.MOST_HEADERS} headers."
+    f"more than {walk.MOST_HEADERS} headers."
 )
 _LENGTH_AT = 8
 _LENGTH_FIELD_END = 12
@@ -496,3 +496,4 @@ def warm() -> None:
     batch = encode_batch([(b"key", b"value", 0, [("header", b"value")]), (None, None, 0, [])])
     for _ in decode(batch, place(batch)):
         pass
+    walk.load()

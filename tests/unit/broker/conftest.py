@@ -95,7 +95,7 @@ class MemoryLog:
 
     def __post_init__(self) -> None:
         self.keeping = MemoryKeeping()
-        self.preparation = Preparation(self.submit)
+        self.preparation = Preparation(lambda batches: self.submit(batches))
         self.batches: dict[PartitionKey, list[tuple[int, int, bytes]]] = {}
         self.waiters: list[asyncio.Future[None]] = []
         self.offsets: dict[str, dict[tuple[str, int], OffsetCommit]] = {}
@@ -307,9 +307,9 @@ def is_on_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bool]]:
         seen: list[bool] = []
 
         def watched(function: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any) -> Any:
+            def call(*arguments: Any, **named: Any) -> Any:
                 seen.append(threading.get_ident() == mine)
-                return function(*arguments)
+                return function(*arguments, **named)
 
             return call
 

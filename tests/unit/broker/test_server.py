@@ -18,6 +18,10 @@ from catchwater.broker.broker import Broker
 from catchwater.broker.server import Connection, Server
 from catchwater.wire.frames import prefixed
 from catchwater.wire.messages import encode_request
+from catchwater.wire.records import encode_batch
+
+LARGE = encode_batch([(b"k", bytes(280_000), 1_700_000_000_000, ())])
+"""Bytes, not records: these would be looked into in a thread."""
 
 MIB = 2**20
 
@@ -232,7 +236,7 @@ async def test_a_client_that_does_not_read_is_not_read_from(connect, broker, bat
     await broker.log.create_topic("t", 1)
     connection, transport = connect()
     for _ in range(3):
-        receive(connection, produce(0, batch(20_000)))
+        receive(connection, produce(0, LARGE))
         await turns()
     transport.read_all()
     receive(connection, b"".join(fetch(i) for i in range(50)))
@@ -499,7 +503,7 @@ async def test_connections_that_come_too_fast_are_refused_by_the_name_of_the_rat
 
 
 async def stall(connection: Connection, transport: PipeTransport, batch: Any) -> None:
-    receive(connection, produce(0, batch(20_000)))
+    receive(connection, produce(0, LARGE))
     await turns()
     transport.read_all()
     receive(connection, fetch(1))

@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import tracemalloc
+from functools import partial
 
 import cramjam
 import lz4.frame
@@ -13,7 +14,14 @@ from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catchwater.wire.codecs import Codec, CodecError, DecompressionBomb, compress, decompress
+from catchwater.wire.codecs import (
+    Codec,
+    CodecError,
+    DecompressionBomb,
+    compress,
+    decompress,
+    decompress_checked,
+)
 
 COMPRESSING = [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD]
 TEXT = b"a line that repeats itself, and a number: " * 5000
@@ -210,3 +218,73 @@ def test_very_many_snappy_blocks_take_no_memory_each() -> None:
         assert tracemalloc.get_traced_memory()[1] < 20_000
     finally:
         tracemalloc.stop()
+
+
+# What every client reads, and not only some of them.
+
+LARGE = TEXT * 30  # what is large goes another way
+MEMBER, FRAME, ZSTD = (
+    bytes(compress(codec, TEXT)) for codec in (Codec.GZIP, Codec.LZ4, Codec.ZSTD)
+)
+
+
+@pytest.mark.parametrize("room", [None, 2**20, 2**23])
+@pytest.mark.parametrize("data", [b"x", TEXT, LARGE], ids=["a byte", "text", "large"])
+@pytest.mark.parametrize(
+    ("codec", "write"),
+    [
+        *((codec, partial(compress, codec)) for codec in COMPRESSING),
+        (Codec.GZIP, gzip_encode),
+        (Codec.GZIP, gzip.compress),
+        (Codec.SNAPPY, snappy_encode),
+        (Codec.SNAPPY, cramjam.snappy.compress_raw),
+        (Codec.LZ4, lz4_encode),
+        *(
+            (Codec.LZ4, partial(lz4.frame.compress, block_linked=False, block_size=size, **more))
+            for size in range(4, 8)
+            for more in ({"content_checksum": True}, {"block_checksum": True, "store_size": False})
+        ),
+        (Codec.ZSTD, zstd_encode),
+    ],
+)
+def test_what_clients_write_passes_the_check(codec: Codec, write, data: bytes, room) -> None:
+    memory = memoryview(bytearray(room)) if room else None
+    written = bytes(write(data))
+    assert decompress_checked(codec, written, max_bytes=2**24, room=memory) == data
+    if len(data) > 1:
+        with pytest.raises(DecompressionBomb):
+            decompress_checked(codec, written, max_bytes=len(data) - 1, room=memory)
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("codec", COMPRESSING)
+def test_what_is_before_or_behind_one_frame_is_refused(codec: Codec, large: bool) -> None:
+    written, empty = (bytes(compress(codec, data)) for data in (LARGE if large else TEXT, b""))
+    for data in (
+        b"",
+        empty + written,
+        written + written,
+        written + b"\0",
+        written[:-1],
+        b"\0" * 20,
+    ):
+        with pytest.raises(CodecError):
+            decompress_checked(codec, data, max_bytes=2**25)
+
+
+@pytest.mark.parametrize(
+    ("codec", "written"),
+    [
+        (Codec.LZ4, lz4.frame.compress(TEXT, block_linked=True)),
+        (Codec.LZ4, FRAME[:4] + bytes([FRAME[4] | 1]) + FRAME[5:]),  # with a dictionary
+        (Codec.LZ4, b"\x50\x2a\x4d\x18\0\0\0\0" + FRAME),  # a frame to be skipped
+        (Codec.ZSTD, b"\x50\x2a\x4d\x18\0\0\0\0" + ZSTD),
+        (Codec.SNAPPY, b"\x82SNAPPY\0" + bytes(8) + bytes(snappy_encode(TEXT))[16:]),
+        (Codec.GZIP, MEMBER[:-1] + b"\x7f"),  # a size that lies
+        (Codec.GZIP, MEMBER[:-4] + b"\1\0\0\0"),
+        (Codec.LZ4, b"\x04\x22\x4d\x18\x68\x70" + b"\xff" * 60),  # a size beyond all memory
+    ],
+)
+def test_what_only_some_clients_read_is_refused(codec: Codec, written: bytes) -> None:
+    with pytest.raises(CodecError):
+        decompress_checked(codec, written, max_bytes=2**32)

@@ -1,13 +1,17 @@
 """Produce (0), v3-13: record batches to the log; answered when they are durable.
 
-Every batch is checked from the outside (`wire/batch.py`), handed to the log as a view of the
-frame it came in, and answered for itself: one bad partition does not hold back the others. The
-log keeps the frame until the write-ahead log has its bytes. With acks=0 nothing is answered;
-acks=1 and acks=-1 (all) mean the same here, synced to disk.
+Every batch is checked from the outside (`wire/batch.py`), looked into (`log/write/inside.py`: on
+the loop where that is quick, else in a thread, in its producer's order) and handed to the log as a
+view of the frame it came in. Each is answered for itself: one bad partition does not hold back the
+others. Whatever is wrong with a batch for good is answered with an error that no client tries
+again: INVALID_RECORD, where Kafka has UNKNOWN_SERVER_ERROR or CORRUPT_MESSAGE for some of it.
+
+The log keeps the frame until the write-ahead log has its bytes. acks=1 and acks=-1 (all) mean the
+same here, synced to disk. With acks=0 nothing is answered; an error closes the connection, as in
+Kafka, so that the producer notices.
 
 What else is done with a batch, its topic has to ask for (`log/write/rules.py`): the time of the
-append is written into the header where it lies; keys, times of single records and another
-compression lie inside, so a copy of such a batch is opened in a thread, in its producer's order.
+append is written into the header where it lies.
 
 Version notes: before v7 zstd is refused (KIP-110), v8 adds a message per partition and the records
 to blame (KIP-467), v9 is flexible, v10 has room for a new leader, of which there are none
@@ -15,19 +19,17 @@ to blame (KIP-467), v9 is flexible, v10 has room for a new leader, of which ther
 transactional batch add its partition to the transaction (KIP-890), v13 has topic ids (KIP-516).
 """
 
-import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 from catchwater.broker.broker import Api, Broker, Call, Later
 from catchwater.broker.gate import Operation
 from catchwater.catalog.rows import (
     Topic,
 )
+from catchwater.config import CatchwaterError
 from catchwater.log.format.chunk import ADDS_PARTITION, KAFKAS_ATTRIBUTES
-from catchwater.log.write.inside import prepared
-from catchwater.log.write.intake import Appended, Submission
+from catchwater.log.write.intake import Appended
 from catchwater.log.write.prepare import Outcome, Unprepared
 from catchwater.log.write.rules import Rules, rules_of
 from catchwater.objects.base import Buffer
@@ -49,23 +51,18 @@ _ADDS_PARTITIONS_SINCE = 12
 _NO_TIME = -1
 
 
-class _Taken(NamedTuple):
-    """What becomes of a request's batches, before the log has answered."""
-
-    appends: list[Submission]
-    unprepared: list[Unprepared]
-    is_inside: list[bool]
-    """For every batch that is not refused: whether it is among `unprepared`."""
-    answers: list[ProduceReplyPartition | int]
-    """For every partition of the request a refusal, or where the log will answer the time of the
-    append that stands in the batch, -1 if none does."""
+class Unanswered(CatchwaterError):
+    """A batch was refused whose producer waits for no answer."""
 
 
 def start(broker: Broker, call: Call) -> Later:
     """Hand the good batches to the log; runs without a pause, so that batches keep their order."""
     request = parse_produce(call.frame.data, call.version, call.header.body_at)
     now_ms = broker.clock.now_ms()
-    taken = _Taken([], [], [], [])
+    taken: list[Unprepared] = []
+    # For every partition of the request a refusal, or where there will be an outcome the time of
+    # the append that stands in the batch, -1 if none does.
+    answers: list[ProduceReplyPartition | int] = []
     for wanted in request.topics:
         topic = broker.find_topic(wanted.name, wanted.id or b"")
         name = topic.name if topic else wanted.name
@@ -80,29 +77,19 @@ def start(broker: Broker, call: Call) -> Later:
                 data = records or memoryview(b"")
                 header = _check_batch(request, call.version, rules, data, now_ms)
             except BatchError as error:
-                taken.answers.append(_refusal(broker, index, error))
+                answers.append(_refusal(broker, index, error))
                 continue
-            _take(broker, taken, (topic.id, index), header, data, rules, call.version, now_ms)
-    encode = partial(_encode, broker, call.correlation_id, call.version, request, taken.answers)
-    if not taken.appends:
-        call.frame.release()
-        return Later(_appended(broker, taken), encode)
-    # The log releases the frame with the last batch that lies in it.
-    taken.appends[-1] = taken.appends[-1]._replace(frame=call.frame)
-    return Later(_appended(broker, taken), encode)
+            header = _marked(header, data, rules, call.version, now_ms)
+            answers.append(now_ms if rules.stamps else _NO_TIME)
+            taken.append(Unprepared((topic.id, index), header, data, rules, now_ms))
+    encode = partial(_encode, broker, call.correlation_id, call.version, request, answers)
+    return Later(broker.log.preparation.submit(taken, call.frame), encode)
 
 
-def _take(
-    broker: Broker,
-    taken: _Taken,
-    key: tuple[bytes, int],
-    header: BatchHeader,
-    data: memoryview,
-    rules: Rules,
-    version: int,
-    now_ms: int,
-) -> None:
-    """Find out which way a good batch goes."""
+def _marked(
+    header: BatchHeader, data: memoryview, rules: Rules, version: int, now_ms: int
+) -> BatchHeader:
+    """The header with what the request and the topic say of the batch."""
     if rules.stamps:
         header = stamp(data, header, now_ms)
     # The upper bits of the attributes are the index's; what a client put there is not read.
@@ -111,36 +98,7 @@ def _take(
         attributes |= ADDS_PARTITION
     if attributes != header.attributes:
         header = header._replace(attributes=attributes)
-    is_inside = rules.look_inside or broker.log.preparation.holds(key)
-    taken.is_inside.append(is_inside)
-    taken.answers.append(now_ms if rules.stamps else _NO_TIME)
-    if is_inside:
-        make = partial(prepared, rules=rules, now_ms=now_ms)
-        taken.unprepared.append(Unprepared(key, header, bytes(data), make))
-    else:
-        taken.appends.append(Submission(key, header, data, None))
-
-
-def _appended(
-    broker: Broker, taken: _Taken
-) -> "asyncio.Future[list[Appended]] | asyncio.Future[list[Outcome]]":
-    """The outcomes of all batches that were not refused, in their order."""
-    if not taken.unprepared:
-        return broker.log.submit(taken.appends) if taken.appends else _nothing()
-    inside = broker.log.preparation.submit(taken.unprepared)
-    if not taken.appends:
-        return inside
-    return asyncio.ensure_future(_merged(taken.is_inside, broker.log.submit(taken.appends), inside))
-
-
-async def _merged(
-    is_inside: Sequence[bool],
-    appended: "asyncio.Future[list[Appended]]",
-    inside: "asyncio.Future[list[Outcome]]",
-) -> list[Outcome]:
-    others, plain = await asyncio.gather(inside, appended)
-    ways: tuple[Iterator[Outcome], Iterator[Outcome]] = (iter(plain), iter(others))
-    return [next(ways[way]) for way in is_inside]
+    return header
 
 
 def _check_allowed(may_write: bool, name: str | None) -> None:
@@ -187,12 +145,6 @@ def _check_batch(
     return header
 
 
-def _nothing() -> asyncio.Future[list[Appended]]:
-    future: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
-    future.set_result([])
-    return future
-
-
 def _encode(
     broker: Broker,
     correlation_id: int,
@@ -216,7 +168,16 @@ def _encode(
         ProduceReplyTopic(topic.name, topic.id, [answer(index) for index, _ in topic.partitions])
         for topic in request.topics
     ]
-    return [] if request.acks == 0 else encode_produce_reply(correlation_id, version, topics)
+    if request.acks != 0:
+        return encode_produce_reply(correlation_id, version, topics)
+    for topic in topics:
+        for partition in topic.partitions:
+            if partition.error:
+                raise Unanswered(
+                    f"A batch that was sent with acks=0 is refused with "
+                    f"{ErrorCode(partition.error).name}. {partition.error_message or ''}"
+                )
+    return []
 
 
 def _refusal(broker: Broker, index: int, error: BatchError) -> ProduceReplyPartition:

@@ -1,65 +1,91 @@
-"""Batches that have to be looked into before they are appended, in their order, off the loop.
+"""Batches on their way to the log: looked into first (`inside`), in their order.
 
-One thread takes what was submitted, request by request, and each is handed on to the log before
-the next is begun. So a producer's batches keep their order, and no more than one request's batches
-are unfolded at a time. A batch that is refused is answered with its `BatchError` and does not hold
-back the others. What is ahead of a batch for its partition is always appended before it: ask
-`holds` for those that would not have to come this way.
+What is looked into quickly, as most requests are, is handed to the log at once. For all else there
+is one thread, which takes requests as they came; each is handed on before the next is begun. So a
+producer's batches keep their order, since a request for a partition that the thread has batches of
+goes the same way, and no more than one batch is unfolded at a time. A batch that is refused is
+answered with its `BatchError` and does not hold back the others.
+
+Nothing is copied: the frame that a request came in is handed to the log with the first of its good
+batches, and released here if there are none. What was submitted is appended even if nobody waits
+for the answer any more: a producer with acks=0 closes its connection behind its last batch.
 """
 
 import asyncio
+import logging
+import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from catchwater.catalog.rows import PartitionKey
-from catchwater.log.format.chunk import KAFKAS_ATTRIBUTES
-from catchwater.log.write.intake import Answer, Appended, Submission
-from catchwater.objects.base import Buffer
+from catchwater.log.write.inside import QUICK_EFFORT, NotQuick, effort, prepared
+from catchwater.log.write.intake import Answer, Appended, Held, Submission
+from catchwater.log.write.rules import Rules
+from catchwater.wire import walk
 from catchwater.wire.batch import BatchError, BatchHeader
 
+_LOG = logging.getLogger(__name__)
+
+LOAD_AFTER_RECORDS = 20_000
+"""Walked plainly, before the compiled loop is loaded: a broker with little to do stays small."""
+_ROOM_BYTES = 4 * 1024 * 1024
+
 Outcome: TypeAlias = Appended | BatchError
+Outcomes: TypeAlias = "asyncio.Future[list[Appended]] | asyncio.Future[list[Outcome]]"
+_Made: TypeAlias = tuple[BatchHeader, memoryview] | BatchError
 
 
 class Unprepared(NamedTuple):
-    """One batch for one partition, checked from outside; `data` is its own copy.
+    """One batch for one partition, checked from outside.
 
-    The attributes of `header` may bear the index's bits, which `prepare` is not shown.
+    The attributes of `header` may bear the index's bits.
     """
 
     partition: PartitionKey
     header: BatchHeader
-    data: bytes
-    prepare: Callable[[BatchHeader, memoryview], tuple[BatchHeader, Buffer]]
-    """Makes the batch that is stored; raises `BatchError`. Called in a thread."""
+    data: memoryview
+    rules: Rules
+    now_ms: int
+    """When it was received."""
 
 
 class _Waiting(NamedTuple):
     batches: Sequence[Unprepared]
+    frame: Held | None
     answer: "asyncio.Future[list[Outcome]]"
 
 
 class Preparation:
-    """Used on the event loop; its thread begins with the first batch and ends with `close`."""
+    """Used on the event loop; its thread begins with the first batch for it, ends with `close`."""
 
     def __init__(self, submit: Callable[[Sequence[Submission]], Answer]) -> None:
         self._submit = submit
         self._waiting: deque[_Waiting] = deque()
         self._partitions: Counter[PartitionKey] = Counter()
-        """Of the batches that were not handed on yet."""
+        """Of the batches that the thread has not handed on yet."""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="prepare")
         self._working: asyncio.Task[None] | None = None
+        self._room = memoryview(bytearray(_ROOM_BYTES))
+        """The thread's own, which costs memory once it is used."""
+        self._plain_left = LOAD_AFTER_RECORDS
+        """Records to be walked before the compiled loop is loaded."""
 
-    def holds(self, partition: PartitionKey) -> bool:
-        """Whether batches of this partition are still to be handed on."""
-        return partition in self._partitions
+    def submit(self, batches: Sequence[Unprepared], frame: Held | None) -> Outcomes:
+        """Append batches; the outcomes come in the same order, once all are durable or refused.
 
-    def submit(self, batches: Sequence[Unprepared]) -> "asyncio.Future[list[Outcome]]":
-        """Append batches; the outcomes come in the same order, once all are durable or refused."""
+        The batches lie in `frame`, which is released when it is needed no more; not if this raises.
+        """
+        if self._plain_left > 0:
+            self._count(batches)
+        try:
+            return self._hand_on(batches, self._at_once(batches), frame)
+        except NotQuick:
+            pass
         answer: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(batches, answer))
+        self._waiting.append(_Waiting(batches, frame, answer))
         self._partitions.update(batch.partition for batch in batches)
         if self._working is None:
             self._working = asyncio.ensure_future(self._work())
@@ -71,17 +97,41 @@ class Preparation:
             await self._working
         self._worker.shutdown()
 
+    def _at_once(self, batches: Sequence[Unprepared]) -> list[_Made]:
+        """What becomes of the batches. Raises `NotQuick`: then nothing was done."""
+        held, left = self._partitions, QUICK_EFFORT
+        made: list[_Made] = []
+        for partition, header, data, rules, now_ms in batches:
+            left -= effort(header, rules)
+            if left < 0 or (held and partition in held):
+                raise NotQuick
+            try:
+                made.append(prepared(header, data, rules, now_ms, at_once=True))
+            except BatchError as error:
+                made.append(error)
+        return made
+
+    def _count(self, batches: Sequence[Unprepared]) -> None:
+        """Have the compiled loop loaded once there is work for it."""
+        self._plain_left -= sum(batch.header.record_count for batch in batches)
+        if self._plain_left <= 0 and not walk.is_compiled():
+            # No daemon: the process must not end in the midst of a compilation.
+            threading.Thread(target=_load, name="load-walk").start()
+
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
         while self._waiting:
-            batches, answer = self._waiting.popleft()
-            if not answer.cancelled():
-                work = loop.run_in_executor(self._worker, _prepare, batches)
-                await asyncio.wait([work])
-                error = work.exception()
-                if error is None:
-                    self._hand_on(batches, work.result(), answer)
-                elif not answer.done():
+            batches, frame, answer = self._waiting.popleft()
+            work = loop.run_in_executor(self._worker, _prepare, batches, self._room)
+            await asyncio.wait([work])
+            error = work.exception()
+            if error is None:
+                appended = self._hand_on(batches, work.result(), frame)
+                appended.add_done_callback(partial(_pass_on, answer))
+            else:
+                if frame is not None:
+                    frame.release()
+                if not answer.done():
                     answer.set_exception(error)
             for batch in batches:
                 self._partitions[batch.partition] -= 1
@@ -90,39 +140,44 @@ class Preparation:
         self._working = None
 
     def _hand_on(
-        self,
-        batches: Sequence[Unprepared],
-        made: "Sequence[tuple[BatchHeader, Buffer] | BatchError]",
-        answer: "asyncio.Future[list[Outcome]]",
-    ) -> None:
-        good = [
-            Submission(batch.partition, _indexed(batch, new[0]), memoryview(new[1]), None)
-            for batch, new in zip(batches, made, strict=True)
-            if not isinstance(new, BatchError)
-        ]
+        self, batches: Sequence[Unprepared], made: Sequence[_Made], frame: Held | None
+    ) -> Outcomes:
+        good: list[Submission] = []
+        bears = frame
+        for batch, new in zip(batches, made, strict=True):
+            if not isinstance(new, BatchError):
+                good.append(Submission(batch.partition, *new, bears))
+                bears = None
+        if good:
+            appended = self._submit(good)
+            if len(good) == len(made):
+                return appended
+        elif frame is not None:
+            frame.release()
+        answer: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
         refused = [new if isinstance(new, BatchError) else None for new in made]
         if good:
-            self._submit(good).add_done_callback(partial(_tell, answer, refused))
-        elif not answer.done():
+            appended.add_done_callback(partial(_tell, answer, refused))
+        else:
             answer.set_result([error for error in refused if error is not None])
+        return answer
 
 
-def _prepare(
-    batches: Iterable[Unprepared],
-) -> "list[tuple[BatchHeader, Buffer] | BatchError]":
-    made: list[tuple[BatchHeader, Buffer] | BatchError] = []
-    for _, header, data, prepare in batches:
-        plain = header._replace(attributes=header.attributes & KAFKAS_ATTRIBUTES)
+def _load() -> None:
+    if not walk.load():
+        _LOG.info(
+            "Records are walked by plain Python, at 1 to 2 µs each: install 'catchwater[fast]'."
+        )
+
+
+def _prepare(batches: Sequence[Unprepared], room: memoryview) -> list[_Made]:
+    made: list[_Made] = []
+    for _, header, data, rules, now_ms in batches:
         try:
-            made.append(prepare(plain, memoryview(data)))
+            made.append(prepared(header, data, rules, now_ms, room=room))
         except BatchError as error:
             made.append(error)
     return made
-
-
-def _indexed(batch: Unprepared, header: BatchHeader) -> BatchHeader:
-    bits = batch.header.attributes & ~KAFKAS_ATTRIBUTES
-    return header._replace(attributes=header.attributes | bits) if bits else header
 
 
 def _tell(
@@ -131,3 +186,8 @@ def _tell(
     if not answer.done():
         appends = iter(appended.result())
         answer.set_result([error or next(appends) for error in refused])
+
+
+def _pass_on(answer: "asyncio.Future[list[Outcome]]", outcomes: Outcomes) -> None:
+    if not answer.done():
+        answer.set_result([*outcomes.result()])

@@ -1,8 +1,8 @@
 """What a topic's settings ask of the batches that are appended to it. Pure.
 
-A topic that sets none of these takes batches as they come, by their headers alone. `message.
-timestamp.type` is written into the header; what else is asked for lies inside of a batch, which has
-to be opened. The names and their meaning are Kafka's.
+A topic that sets none of these takes batches as they come, if their records are sound. `message.
+timestamp.type` is written into the header; what else is asked for lies `inside` of a batch.
+The names and their meaning are Kafka's.
 """
 
 from typing import NamedTuple
@@ -60,10 +60,12 @@ class Rules(NamedTuple):
     """How batches are stored; None: as the producer compressed them."""
     needs_keys: bool = False
 
-    @property
-    def look_inside(self) -> bool:
-        """Whether every batch has to be opened."""
-        return self.needs_keys or self.codec is not None or self.before_ms != EARLIEST_MS
+    def takes(self, oldest_ms: int, newest_ms: int, now_ms: int) -> bool:
+        """Whether records of these times may be appended now, milliseconds since 1970."""
+        return self.stamps or (
+            now_ms - self.before_ms <= oldest_ms
+            and newest_ms <= min(now_ms + self.after_ms, EARLIEST_MS)
+        )
 
 
 def rules_of(topic: Topic, max_message_bytes: int) -> Rules:

@@ -66,11 +66,9 @@ def _compare(epoch: int, sink: str, old: Truth, new: Truth) -> Compared:
     return Compared(epoch, sink, same, sum(gone.values()), sum(come.values()), examples)
 
 
-def _rows(truth: Truth, epoch: int) -> Counter[tuple[bytes, bytes, bool]]:
-    records = (row.record for row in truth.rows(epoch))
-    return Counter((record.key, record.value, record.retracts) for record in records)
+def _rows(truth: Truth, epoch: int) -> Counter[tuple[bytes, bytes]]:
+    return Counter((row.record.key, row.record.value) for row in truth.rows(epoch))
 
 
-def _shown(row: tuple[bytes, bytes, bool]) -> str:
-    _, value, retracts = row
-    return "retracts " * retracts + value.decode(errors="replace")
+def _shown(row: tuple[bytes, bytes]) -> str:
+    return row[1].decode(errors="replace")

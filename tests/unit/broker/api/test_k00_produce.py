@@ -1,6 +1,7 @@
 """Produce: good batches are appended, bad ones answered each for itself, never appended."""
 
 import asyncio
+import os
 import uuid
 from dataclasses import replace
 from datetime import timedelta
@@ -10,9 +11,12 @@ from kio.schema.produce.v3 import request as v3
 from kio.schema.produce.v9 import request as v9
 from kio.schema.produce.v13 import request as v13
 
+from catchwater.broker.api.k00_produce import Unanswered
+from catchwater.log.write import inside, prepare
 from catchwater.log.write.inside import MAX_OPENED_BYTES
 from catchwater.log.write.rules import LATEST_MS
-from catchwater.wire.batch import check, read_single
+from catchwater.wire.batch import HEADER_BYTES, assembled, check, read_single
+from catchwater.wire.codecs import compress
 from catchwater.wire.records import encode_batch
 
 
@@ -163,7 +167,7 @@ async def test_a_bomb_for_a_compacted_topic_is_refused_at_the_cap(client) -> Non
     bomb = encode_batch([(b"k", bytes(MAX_OPENED_BYTES), 0, ())], codec=4)
     assert len(bomb) < 100_000
     reply = await client.send(produce((0, bomb), topic="c"))
-    assert [answer[1] for answer in answers(reply)] == ["invalid_record"]
+    assert [answer[1] for answer in answers(reply)] == ["message_too_large"]
 
 
 def stored(client, topic, index: int = 0) -> list:
@@ -285,3 +289,127 @@ async def test_a_topic_that_asks_no_more_still_has_its_batches_in_order(client, 
     assert answers(await client.send(produce((0, batch(2)), topic="z"))) == [(0, "none", 1)]
     assert answers(await first) == [(0, "none", 0)]
     assert [header.compression for header in stored(client, topic)] == [1, 0]
+
+
+# What lies inside of a batch.
+
+NOW_MS = 1_700_000_000_000
+RECORDS = encode_batch([(b"k", b"v%d" % i, NOW_MS + i, ()) for i in range(3)])[HEADER_BYTES:]
+
+
+def sealed(body: bytes, count: int, codec: int = 0, **header) -> bytes:
+    """A batch whose header and CRC are right, whatever its records are."""
+    told = read_single(memoryview(encode_batch([(b"k", b"v", NOW_MS, ())], **header)))
+    attributes = told.attributes | codec
+    told = told._replace(record_count=count, last_offset_delta=count - 1, attributes=attributes)
+    return assembled(told, compress(codec, body))[1]
+
+
+@pytest.mark.parametrize("codec", range(5))
+@pytest.mark.parametrize(
+    ("body", "count", "reason"),
+    [
+        (b"\xff" * 50, 1, "Record 0 is damaged"),
+        (bytes(40), 5, "Record 0 is damaged"),
+        (RECORDS, 2, "Bytes follow"),
+        (RECORDS, 4, "promises 4 records, but ends after 3"),
+        (RECORDS[:10] + RECORDS, 4, "offset delta"),
+        (RECORDS[:-1], 3, "Record 2 is damaged"),
+    ],
+)
+async def test_records_that_are_not_sound_are_refused(
+    client, body, count, reason, codec, topic
+) -> None:
+    assert RECORDS[0] >> 1 == 9, "the first record has ten bytes"
+    data = sealed(body, count, codec)
+    reply = await client.send(produce((0, data), (1, encode_batch([(b"k", b"v", 0, ())]))))
+    # A count that cannot be is seen from outside.
+    is_seen_from_outside = codec == 0 and count * 7 > len(body)
+    assert answers(reply) == [(0, "invalid_record", -1), (1, "none", 0)]
+    answer = reply.responses[0].partition_responses[0]
+    assert is_seen_from_outside or reason in answer.error_message
+    blamed = [error.batch_index for error in answer.record_errors]
+    assert is_seen_from_outside or ("Record" in answer.error_message) == (len(blamed) == 1)
+    assert client.log.state((topic.id, 0)).high_watermark == 0
+
+
+async def test_five_thousand_promised_records_in_40_bytes_are_refused(client, topic) -> None:
+    for codec in range(5):
+        reply = await client.send(produce((0, sealed(bytes(40), 5_000, codec))))
+        assert answers(reply) == [(0, "invalid_record", -1)], codec
+    assert client.log.state((topic.id, 0)).high_watermark == 0
+
+
+@pytest.mark.parametrize("codec", range(1, 5))
+async def test_what_is_behind_compressed_records_is_refused(client, codec) -> None:
+    whole = read_single(memoryview(sealed(RECORDS, 3, codec)))
+    packed = bytes(compress(codec, RECORDS))
+    for body in (packed + b"junk", packed + packed, packed[:-1], b""):
+        data = assembled(whole, body)[1]
+        reply = await client.send(produce((0, data)))
+        assert answers(reply) == [(0, "invalid_record", -1)], body
+    assert answers(await client.send(produce((0, assembled(whole, packed)[1])))) == [(0, "none", 0)]
+
+
+async def test_a_bomb_is_refused_off_the_loop(client, is_on_loop, topic) -> None:
+    seen = is_on_loop((inside, "decompress_checked"))
+    bomb = encode_batch([(b"k", bytes(MAX_OPENED_BYTES), 0, ())], codec=4)
+    reply = await client.send(produce((0, bomb)))
+    assert answers(reply) == [(0, "message_too_large", -1)]
+    assert seen[-1] is False
+    assert client.log.state((topic.id, 0)).high_watermark == 0
+
+
+async def test_small_batches_are_looked_into_on_the_loop_and_large_ones_not(
+    client, batch, is_on_loop
+) -> None:
+    seen = is_on_loop((prepare, "prepared"))
+    for codec in range(5):
+        assert answers(await client.send(produce((0, batch(3, codec=codec)))))[0][1] == "none"
+    assert seen == [True] * 5
+    large = [
+        encode_batch([(b"k", os.urandom(100_000), NOW_MS, ())], codec=codec) for codec in (1, 4)
+    ]
+    for data in (*large, batch(50_000)):
+        assert answers(await client.send(produce((0, data))))[0][1] == "none"
+    assert seen[5:] == [False] * 3
+
+
+async def test_batches_keep_their_order_however_large_they_are(client, batch) -> None:
+    sizes = (1, 30_000, 2, 1, 40_000, 3)
+    found = await asyncio.gather(*(client.send(produce((0, batch(n, codec=2)))) for n in sizes))
+    firsts = [sum(sizes[:i]) for i in range(len(sizes))]
+    assert [answers(reply) for reply in found] == [[(0, "none", first)] for first in firsts]
+
+
+async def test_an_error_without_an_answer_ends_the_connection(client, batch, topic) -> None:
+    request = produce((0, sealed(b"\xff" * 50, 1)), (1, batch(1)), acks=0)
+    with pytest.raises(Unanswered, match=r"INVALID_RECORD\. Record 0 is damaged"):
+        await client.send(request)
+    assert client.log.state((topic.id, 0)).high_watermark == 0
+    assert client.log.state((topic.id, 1)).high_watermark == 1
+
+
+async def test_a_largest_timestamp_that_is_not_the_records_is_put_right(client, topic) -> None:
+    for codec in (0, 4):
+        data = encode_batch([(b"k", b"v", NOW_MS + i, ()) for i in range(3)], codec=codec)
+        header = read_single(memoryview(data))
+        lie = assembled(header._replace(max_timestamp=5), data[HEADER_BYTES:])[1]
+        assert answers(await client.send(produce((0, lie))))[0][1] == "none"
+    assert [header.max_timestamp for header in stored(client, topic)] == [NOW_MS + 2] * 2
+
+
+async def test_a_time_is_refused_whatever_the_header_says(client) -> None:
+    now_ms = client.broker.clock.now_ms()
+    data = encode_batch([(b"k", b"v", now_ms, ()), (b"k", b"v", now_ms + LATEST_MS + 1, ())])
+    header = read_single(memoryview(data))
+    lie = assembled(header._replace(max_timestamp=now_ms), data[HEADER_BYTES:])[1]
+    reply = await client.send(produce((0, lie)))
+    assert answers(reply) == [(0, "invalid_timestamp", -1)]
+    errors = reply.responses[0].partition_responses[0].record_errors
+    assert [error.batch_index for error in errors] == [1]
+    for base_ms, ms in ((2**63 - 1, 1), (-(2**63), -1)):
+        data = encode_batch([(b"k", b"v", 0, ()), (b"k", b"v", ms, ())])
+        told = read_single(memoryview(data))._replace(base_timestamp=base_ms)
+        reply = await client.send(produce((0, assembled(told, data[HEADER_BYTES:])[1])))
+        assert answers(reply) == [(0, "invalid_timestamp", -1)]

@@ -1,10 +1,18 @@
-"""Batches opened because their topic asks for it: keys, times, another compression."""
+"""Batches looked into: sound records, keys, times, another compression."""
 
 import pytest
 
+from catchwater.log.format.chunk import ADDS_PARTITION
 from catchwater.log.format.records import open_records
-from catchwater.log.write.inside import MAX_OPENED_BYTES, prepared
+from catchwater.log.write.inside import (
+    MAX_OPENED_BYTES,
+    QUICK_EFFORT,
+    NotQuick,
+    effort,
+    prepared,
+)
 from catchwater.log.write.rules import Rules
+from catchwater.wire import walk
 from catchwater.wire.batch import BatchError, check, read_single
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.records import encode_batch
@@ -15,6 +23,9 @@ TRANSACTIONAL = {
     "base_sequence": 30,
     "transactional": True,
 }
+
+
+PLAIN = Rules(10**6)
 
 
 def make(codec: int = 0, **settings):
@@ -52,10 +63,11 @@ def refusal(header, data, rules: Rules, now_ms: int = 0) -> BatchError:
 def test_what_cannot_be_opened_is_refused() -> None:
     header, data = make(4)
     torn = memoryview(bytes(data[:-9]))
-    for rules in (Rules(10**6, codec=1), Rules(10**6, needs_keys=True)):
+    for rules in (PLAIN, Rules(10**6, codec=1), Rules(10**6, needs_keys=True)):
         assert refusal(header, torn, rules).code is ErrorCode.INVALID_RECORD
     bomb = memoryview(encode_batch([(b"k", bytes(MAX_OPENED_BYTES), 0, ())], codec=4))
-    assert refusal(read_single(bomb), bomb, Rules(10**9, codec=0)).code is ErrorCode.INVALID_RECORD
+    error = refusal(read_single(bomb), bomb, Rules(10**9, codec=0))
+    assert error.code is ErrorCode.MESSAGE_TOO_LARGE
 
 
 def test_what_becomes_too_large_is_refused() -> None:
@@ -70,3 +82,41 @@ def test_records_that_are_too_old_are_named() -> None:
     assert error.code is ErrorCode.INVALID_TIMESTAMP
     assert [index for index, _ in error.records] == [0, 1, 2]
     assert prepared(header, data, Rules(10**6, before_ms=100), 1_100) == (header, data)
+
+
+def test_the_bits_of_the_index_are_kept_and_not_written() -> None:
+    header, data = make(4, **TRANSACTIONAL)
+    marked = header._replace(attributes=header.attributes | ADDS_PARTITION)
+    assert prepared(marked, data, PLAIN, 0) == (marked, data)
+    for lie, rules in ((marked, Rules(10**6, codec=0)), (marked._replace(max_timestamp=7), PLAIN)):
+        new, stored = prepared(lie, data, rules, 0)
+        assert new.attributes & ADDS_PARTITION
+        written = read_single(memoryview(stored))
+        assert written.attributes & ~7 == header.attributes & ~7
+        assert written.max_timestamp == header.max_timestamp == new.max_timestamp
+
+
+@pytest.mark.parametrize("codec", range(1, 5))
+def test_what_takes_long_is_not_done_at_once(codec) -> None:
+    small = make(codec)
+    assert prepared(*small, PLAIN, 0, at_once=True) == small
+    data = memoryview(encode_batch([(b"k", bytes(100_000), 0, ())], codec=codec))
+    header = read_single(data)
+    with pytest.raises(NotQuick):
+        prepared(header, data, PLAIN, 0, at_once=True)
+    room = memoryview(bytearray(200_000))
+    assert prepared(header, data, PLAIN, 0, room=room) == (header, data)
+    keyless = memoryview(encode_batch([(None, b"v", 0, ())] * 2000))
+    with pytest.raises(NotQuick):
+        prepared(read_single(keyless), keyless, Rules(10**6, needs_keys=True), 0, at_once=True)
+
+
+def test_the_effort_of_a_request_decides_where_it_is_looked_into(monkeypatch) -> None:
+    monkeypatch.setattr(walk, "walk", walk.walk_plainly)
+    header, _ = make()
+    assert effort(header._replace(record_count=900), PLAIN) <= QUICK_EFFORT
+    assert effort(header._replace(record_count=2_000), PLAIN) > QUICK_EFFORT
+    assert walk.load()
+    assert effort(header._replace(record_count=10_000), PLAIN) <= QUICK_EFFORT
+    assert effort(header, Rules(10**6, codec=4)) > QUICK_EFFORT
+    assert effort(make(4)[0]._replace(size_bytes=17_000), PLAIN) > QUICK_EFFORT

@@ -1,20 +1,32 @@
-"""Batches on their way through the thread that looks into them: order, refusals, the end."""
+"""Batches on their way to the log: at once or through the thread, order, refusals, the end."""
 
 import asyncio
 import threading
 
 import pytest
 
-from catchwater.log.format.chunk import ADDS_PARTITION
+from catchwater.log.write import prepare
+from catchwater.log.write.inside import NotQuick
 from catchwater.log.write.intake import Appended
 from catchwater.log.write.prepare import Preparation, Unprepared
+from catchwater.log.write.rules import Rules
+from catchwater.wire import walk
 from catchwater.wire.batch import BatchError, read_single
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.records import encode_batch
 
 KEY, OTHER = (b"t" * 16, 0), (b"t" * 16, 1)
-DATA = encode_batch([(b"k", b"v", 0, ())])
-HEADER = read_single(memoryview(DATA))
+DATA = memoryview(encode_batch([(b"k", b"v", 0, ())]))
+HEADER = read_single(DATA)
+RULES = Rules(10**6)
+
+
+class Frame:
+    def __init__(self) -> None:
+        self.released = 0
+
+    def release(self) -> None:
+        self.released += 1
 
 
 class MemoryWriter:
@@ -41,65 +53,127 @@ async def preparation(writer):
     await preparation.close()
 
 
-def refused(header, data):
-    raise BatchError(ErrorCode.INVALID_RECORD, "No.")
+class Looks:
+    """What is done to a batch, by the `now_ms` it bears; all else goes to the thread."""
 
+    QUICK, SLOW, REFUSED, BROKEN = range(4)
 
-def unprepared(make=lambda header, data: (header, data), key=KEY, header=HEADER) -> Unprepared:
-    return Unprepared(key, header, DATA, make)
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
 
-
-async def test_requests_are_handed_on_in_their_order(preparation, writer) -> None:
-    gate = threading.Event()
-
-    def slow(header, data):
-        assert gate.wait(60)
+    def prepared(self, header, data, rules, now_ms, *, at_once=False, room=None):
+        if now_ms == self.REFUSED:
+            raise BatchError(ErrorCode.INVALID_RECORD, "No.")
+        if now_ms == self.BROKEN:
+            raise ZeroDivisionError
+        if now_ms == self.SLOW:
+            if at_once:
+                raise NotQuick
+            assert self.gate.wait(60)
         return header, data
 
-    first = preparation.submit([unprepared(slow)])
-    second = preparation.submit([unprepared(key=OTHER)])
-    await asyncio.sleep(0)
-    assert preparation.holds(KEY) and preparation.holds(OTHER) and not writer.taken
-    gate.set()
-    assert [(await first)[0].base_offset, (await second)[0].base_offset] == [0, 1]
+
+@pytest.fixture
+def looks(monkeypatch) -> Looks:
+    looks = Looks()
+    monkeypatch.setattr(prepare, "prepared", looks.prepared)
+    return looks
+
+
+def unprepared(way: int = Looks.QUICK, key=KEY) -> Unprepared:
+    return Unprepared(key, HEADER, DATA, RULES, way)
+
+
+async def test_what_is_quick_is_handed_on_at_once(preparation, writer) -> None:
+    frame = Frame()
+    answer = preparation.submit([unprepared(), unprepared(key=OTHER)], frame)
     assert [batch.partition for batch in writer.taken] == [KEY, OTHER]
-    assert not preparation.holds(OTHER)
+    assert [batch.frame for batch in writer.taken] == [frame, None]
+    assert [batch.data for batch in writer.taken] == [DATA, DATA], "nothing is copied"
+    assert [each.base_offset for each in await answer] == [0, 1]
+    assert not frame.released, "that is for the log"
 
 
-async def test_a_refused_batch_does_not_hold_back_the_others(preparation, writer) -> None:
-    found = await preparation.submit([unprepared(), unprepared(refused), unprepared()])
+async def test_requests_for_a_partition_keep_their_order(preparation, writer, looks) -> None:
+    looks.gate.clear()
+    first = preparation.submit([unprepared(Looks.SLOW), unprepared(key=OTHER)], Frame())
+    second = preparation.submit([unprepared(key=OTHER)], Frame())
+    await asyncio.sleep(0)
+    assert not writer.taken, "a quick one waits for a slow one of its partition"
+    third = preparation.submit([unprepared(key=(b"u" * 16, 0))], Frame())
+    assert [each.base_offset for each in await third] == [0], "and no other does"
+    looks.gate.set()
+    assert [each.base_offset for each in await first] == [1, 2]
+    assert [each.base_offset for each in await second] == [3]
+    await preparation.close()
+    assert not preparation._partitions
+
+
+@pytest.mark.parametrize("way", [Looks.QUICK, Looks.SLOW])
+async def test_a_refused_batch_does_not_hold_back_the_others(
+    preparation, writer, looks, way
+) -> None:
+    frame = Frame()
+    batches = [unprepared(way), unprepared(Looks.REFUSED), unprepared(way)]
+    found = await preparation.submit(batches, frame)
     assert [type(each) for each in found] == [Appended, BatchError, Appended]
     assert [each.base_offset for each in found[::2]] == [0, 1]
-    (only,) = await preparation.submit([unprepared(refused)])
+    assert [batch.frame for batch in writer.taken] == [frame, None]
+    found = await preparation.submit([unprepared(Looks.REFUSED), unprepared(way)], frame)
+    assert writer.taken[-1].frame is frame and not frame.released
+    (only,) = await preparation.submit([unprepared(Looks.REFUSED)], frame)
     assert only.code is ErrorCode.INVALID_RECORD
+    assert frame.released == 1
+    assert await preparation.submit([], frame) == []
+    assert frame.released == 2
 
 
-async def test_the_bits_of_the_index_are_kept_and_not_shown(preparation, writer) -> None:
-    shown = []
-
-    def look(header, data):
-        shown.append(header.attributes)
-        return header, data
-
-    header = HEADER._replace(attributes=HEADER.attributes | ADDS_PARTITION)
-    await preparation.submit([unprepared(look, header=header)])
-    assert shown == [HEADER.attributes]
-    assert writer.taken[0].header == header
-
-
-async def test_a_bug_in_one_request_is_raised_there_and_the_next_goes_on(preparation) -> None:
-    def broken(header, data):
-        raise ZeroDivisionError
-
-    bad, good = preparation.submit([unprepared(broken)]), preparation.submit([unprepared()])
+async def test_a_bug_in_one_request_is_raised_there_and_the_next_goes_on(
+    preparation, looks
+) -> None:
+    frame = Frame()
+    with pytest.raises(ZeroDivisionError):
+        preparation.submit([unprepared(Looks.BROKEN)], frame)
+    assert not frame.released, "then it is still the caller's"
+    bad = preparation.submit([unprepared(Looks.SLOW), unprepared(Looks.BROKEN)], frame)
+    good = preparation.submit([unprepared()], None)
     with pytest.raises(ZeroDivisionError):
         await bad
     assert (await good)[0].base_offset == 0
+    assert frame.released == 1
 
 
-async def test_what_nobody_waits_for_any_more_is_not_begun(preparation, writer) -> None:
-    gone = preparation.submit([unprepared()])
+@pytest.mark.parametrize("way", [Looks.SLOW, Looks.REFUSED])
+async def test_what_nobody_waits_for_any_more_is_appended_all_the_same(
+    preparation, writer, looks, way
+) -> None:
+    """A producer with acks=0 closes its connection behind its last batch."""
+    frame = Frame()
+    gone = preparation.submit([unprepared(Looks.SLOW), unprepared(way)], frame)
     gone.cancel()
-    assert (await preparation.submit([unprepared()]))[0].base_offset == 0
-    assert len(writer.taken) == 1
-    assert not preparation.holds(KEY)
+    await preparation.close()
+    assert len(writer.taken) == (2 if way == Looks.SLOW else 1)
+    assert writer.taken[0].frame is frame
+
+
+async def test_the_compiled_loop_is_loaded_once_there_is_work_for_it(
+    preparation, writer, monkeypatch
+) -> None:
+    loads, loaded = [], threading.Event()
+
+    def load() -> bool:
+        loads.append(threading.current_thread())
+        loaded.set()
+        return False
+
+    monkeypatch.setattr(walk, "walk", walk.walk_plainly)
+    monkeypatch.setattr(walk, "load", load)
+    preparation._plain_left = 6
+    for _ in range(5):
+        await preparation.submit([unprepared()], None)
+    assert not loads
+    for _ in range(3):
+        await preparation.submit([unprepared()], None)
+    assert await asyncio.to_thread(loaded.wait, 60)
+    assert len(loads) == 1 and loads[0] is not threading.main_thread()

@@ -16,23 +16,18 @@ def test_a_topic_that_says_nothing_takes_batches_as_they_come() -> None:
         "message_timestamp_type": "CreateTime",
     }
     assert rules() == rules(**as_by_default) == plain
-    assert not plain.look_inside
 
 
-def test_what_lies_inside_is_looked_at_only_where_it_is_asked_for() -> None:
-    assert rules(compression_type="uncompressed").codec == 0
-    asked = [
-        rules(compression_type="uncompressed"),
-        rules(cleanup_policy="compact,delete"),
-        rules(message_timestamp_before_max_ms="5"),
-    ]
-    assert all(each.look_inside for each in asked)
-    unasked = [
-        rules(max_message_bytes="7"),
-        rules(message_timestamp_after_max_ms="5"),
-        rules(message_timestamp_type="LogAppendTime"),
-    ]
-    assert not any(each.look_inside for each in unasked)
+def test_times_are_taken_within_the_topics_limits() -> None:
+    limits = {"message_timestamp_before_max_ms": "6", "message_timestamp_after_max_ms": "5"}
+    narrow, stamped = rules(**limits), rules(message_timestamp_type="LogAppendTime", **limits)
+    assert [narrow.takes(ms, ms, 100) for ms in (93, 94, 105, 106)] == [False, True, True, False]
+    assert stamped.takes(0, 10**9, 100)
+    assert rules().takes(-(2**62), 100 + LATEST_MS, 100)
+    for ms in (-(2**63) - 1, 2**63, 100 + LATEST_MS + 1):
+        assert not rules(message_timestamp_after_max_ms=str(2**63 - 1)).takes(ms, ms, 100) or (
+            ms < 2**63
+        )
 
 
 def test_no_producers_clock_is_asked_where_the_brokers_is_told() -> None:

@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from catchwater.clock import Clock
 from catchwater.pipeline.change.alone import AnotherChange
-from catchwater.pipeline.change.compared import Comparison, compare
+from catchwater.pipeline.change.compared import Comparison
 from catchwater.pipeline.change.rollback import look as look_back
 from catchwater.pipeline.change.rollback import roll_back
 from catchwater.pipeline.change.settle import settle
@@ -18,7 +16,6 @@ from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.versions import StateIncompatible, load
 from catchwater.recovery import checkpoint, handover
 from catchwater.recovery.lock import lock
-from catchwater.sinks.base import RETRACTS_ID_HEADER, Expected, OutputRecord, RowId
 
 from .conftest import Shop
 
@@ -229,17 +226,3 @@ def test_who_is_not_handed_over_to_ends(beside: tuple[Shop, Shop]) -> None:
     handover.hand_over(old.checkpoint, settle(old.checkpoint))
     with pytest.raises(handover.HandedOver, match="and not to"):
         conduct()
-
-
-def test_a_retraction_differs_from_the_result_that_it_takes_back() -> None:
-    result = OutputRecord(b"k", b'{"n":1}', 0)
-    retraction = result._replace(headers=((RETRACTS_ID_HEADER, b"n"),))
-
-    def kept(record: OutputRecord) -> Any:
-        return SimpleNamespace(rows=lambda epoch: [Expected(RowId(epoch, 0, 0), record)])
-
-    (found,) = compare(0, {"out": kept(result)}, {"out": kept(retraction)})
-    assert (found.same, found.only_old, found.only_new) == (0, 1, 1)
-    assert found.examples == ['- {"n":1}', '+ retracts {"n":1}']
-    (found,) = compare(0, {"out": kept(retraction)}, {"out": kept(retraction)})
-    assert (found.same, found.examples) == (1, [])

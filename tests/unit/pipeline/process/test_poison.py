@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from catchwater import Context, Keyed, Out, Retraction, function
+from catchwater import Context, Keyed, Out, function
 from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.functions.policy import EventRefused, Poison
 from catchwater.pipeline.process.batch import Batch, Poisoned, Times
@@ -59,18 +59,6 @@ def run(target, events, poison=None, progress=None):
     )
     state = ShardState(DictEntries(), 1)
     return process(spec, state, [batch], Times(0, 0, 0), poison=poison, progress=progress)
-
-
-def test_only_an_output_with_an_identity_can_be_taken_back():
-    @function(name="takes", key="card", event_time="at")
-    class Takes(Keyed[Event, State, Event]):
-        def on_event(self, e: Event, s: State, ctx: Context) -> Out[Event]:
-            return [Retraction(e)]
-
-    with pytest.raises(EventFailed, match="a Retraction, but declares no output_id"):
-        Harness(Takes).send(Event("a", 5))
-    named = function(name="takes", key="card", event_time="at", output_id=("card", "at"))
-    assert Harness(named(Takes)).send(Event("a", 5)) == [Retraction(Event("a", 5))]
 
 
 def test_failing_names_place_key_error_and_the_line_in_the_users_file():
