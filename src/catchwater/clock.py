@@ -6,6 +6,7 @@ moves by hand and a simulation can replay a seed. Nothing else in the package im
 """
 
 import asyncio
+import math
 import random
 import select
 import time
@@ -83,8 +84,8 @@ class ManualClock(Clock):
         await asyncio.sleep(0)
 
     def pause(self, seconds: float, woken: int | None = None) -> None:
-        """Move the clock instead of waiting."""
-        self._now_ms += int(seconds * 1000)
+        """Move the clock instead of waiting; by a millisecond at least, so that no wait stands."""
+        self._now_ms += math.ceil(seconds * 1000)
 
 
 SYSTEM = Clock()

@@ -33,10 +33,13 @@ from tests.conformance.protocol_inputs import (
 from tests.conftest import BrokerProcess
 
 from catchwater.clock import SYSTEM
+from catchwater.log.write.prepare import LOAD_AFTER_RECORDS
+from catchwater.wire.client import Client
 from catchwater.wire.connection import Connection, ask
 from catchwater.wire.fields import MalformedMessage
 from catchwater.wire.frames import prefixed
 from catchwater.wire.messages import decode_reply, encode_request
+from catchwater.wire.records import encode_batch
 
 CORPUS = Path(__file__).parent / "corpus_protocol"
 FUZZ_SECONDS = float(os.environ.get("FUZZ_SECONDS", "10"))
@@ -221,8 +224,27 @@ def broker(make_broker: Callable[..., BrokerProcess]) -> Iterator[BrokerProcess]
     process.kill()
 
 
+def load_the_walk(broker: BrokerProcess) -> None:
+    """Have the compiled walk of records loaded, 75 MB that are no growth either."""
+    batch = encode_batch([(b"k", b"v", 0, ())] * LOAD_AFTER_RECORDS)
+    with Client(broker.bootstrap) as client:
+        client.create_topics({"walked": 1})
+        client.produce([(("walked", 0), batch)])
+    deadline = time.monotonic() + ANSWERED_WITHIN_S
+    size = 0
+    while size != (size := resident_bytes(broker)) or not is_mapped(broker, "llvmlite"):
+        assert time.monotonic() < deadline, "the compiled walk is not loaded"
+        time.sleep(0.5)
+
+
+def is_mapped(broker: BrokerProcess, library: str) -> bool:
+    assert broker.process is not None
+    return library in Path(f"/proc/{broker.process.pid}/maps").read_text()
+
+
 @pytest.fixture(scope="module")
 def target(broker: BrokerProcess) -> Iterator[Target]:
+    load_the_walk(broker)
     target = Target(broker, make_topics(broker))
     yield target
     target.close()

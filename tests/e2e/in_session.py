@@ -73,6 +73,7 @@ class Pipeline:
             self.between(epoch)
 
         query: Any
+        since_ms = SYSTEM.now_ms()
         if self.spark is None:
             query = HereQuery(parts, write, self.clock)
         else:
@@ -90,7 +91,7 @@ class Pipeline:
         upkeep.sweep()
         parts.outlets.close()
         if failure is not None:
-            raise writer.failure or cause(str(failure), _told(self.folder))
+            raise writer.failure or cause(str(failure), _told(self.folder, since_ms))
 
     @property
     def committed(self) -> int:
@@ -102,10 +103,10 @@ class Pipeline:
         return sorted((p for p in found if p.is_file()), key=lambda p: p.name)
 
 
-def _told(folder: Path) -> Told:
+def _told(folder: Path, since_ms: int) -> Told:
     """Where the shared session's processes tell what happens to them."""
     scratch = os.environ.get(workers.FOLDER)
-    return Told(folder / "spark.log", Path(scratch) if scratch else None)
+    return Told(folder / "spark.log", Path(scratch) if scratch else None, since_ms)
 
 
 class HereQuery:

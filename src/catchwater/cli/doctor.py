@@ -92,10 +92,11 @@ def _pipeline(file: Path) -> dict[str, Finding]:
 
 
 def _warm() -> None:
-    from catchwater.wire import records
+    from catchwater.wire import records, walk
 
     talk("compiling the record decoders")
     records.warm()
+    walk.load()
     talk("archiving the classes that Spark loads")
     session.make_class_archive()
 

@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,6 +117,7 @@ def run_query(
     if config.metrics is not None:
         metrics.serve(config.metrics)
     _log.info("Running %s, checkpoint %s.", parts.name, config.checkpoint)
+    told = replace(told, since_ms=clock.now_ms())
 
     def look() -> bool:
         if beside is not None:

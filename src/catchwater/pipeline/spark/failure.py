@@ -17,6 +17,8 @@ _ENDED = re.compile(r"terminated with exception: (.+?)(?: SQLSTATE: \w+)?$", re.
 """What Spark says itself, before it tells the query's state."""
 _STATE = "=== Streaming Query ==="
 """Where Spark goes on with the query's plan and state: no cause stands there."""
+_CRASHED = "Python worker exited unexpectedly"
+"""What Spark says of a worker that is gone, whatever else stands beside it."""
 _RAISED = "Traceback (most recent call last)"
 """What Spark says where a Python process could still say something itself. Of one that is gone it
 says any of a dozen things, or nothing: a broken pipe, an end of file, "no cause message"."""
@@ -32,6 +34,8 @@ class Told:
     """Spark's log."""
     folder: Path | None = None
     """Where its Python processes' ends are written down (`workers`)."""
+    since_ms: int = 0
+    """When the query began: what ended before is not its failure."""
 
 
 class PipelineFailed(CatchwaterError):
@@ -61,8 +65,8 @@ def cause(text: str, told: Told, clock: Clock = SYSTEM) -> CatchwaterError:
         failed.kind = name
         return failed
     said = text.partition(_STATE)[0]
-    silent = _RAISED not in said and not is_starved(said)
-    if told.folder and silent and (ended := _latest_end(told.folder, clock)):
+    silent = _CRASHED in said or (_RAISED not in said and not is_starved(said))
+    if silent and (ended := _latest_end(told, clock)):
         failed = PipelineFailed(
             f"The pipeline failed: {ended}.", hint=f"{workers.hint(ended)} {where}"
         )
@@ -71,12 +75,14 @@ def cause(text: str, told: Told, clock: Clock = SYSTEM) -> CatchwaterError:
     return PipelineFailed(f"The pipeline failed: {_last_error(said)}", hint=where)
 
 
-def _latest_end(folder: Path, clock: Clock) -> workers.ProcessEnd | None:
-    """How the last of the processes ended, if one has just now."""
+def _latest_end(told: Told, clock: Clock) -> workers.ProcessEnd | None:
+    """How the last of the query's processes ended, if one has just now."""
+    if told.folder is None:
+        return None
     deadline_s = clock.monotonic_s() + _PATIENCE_S
     while True:
-        for each in reversed(workers.read_ends(folder)):
-            if each.code and each.at_ms > clock.now_ms() - _RECENT_MS:
+        for each in reversed(workers.read_ends(told.folder)):
+            if each.code and each.at_ms >= max(told.since_ms, clock.now_ms() - _RECENT_MS):
                 return each
         if clock.monotonic_s() > deadline_s:
             return None

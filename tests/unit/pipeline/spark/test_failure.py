@@ -105,6 +105,22 @@ def test_whatever_spark_says_of_a_process_that_is_gone(what: str, tmp_path: Path
     assert str(failed) == "The pipeline failed: ValueError: no such card"
 
 
+def test_a_worker_that_crashed_is_told_though_the_driver_shows_a_traceback(tmp_path: Path) -> None:
+    clock = ManualClock(10_000_000)
+    write_end(tmp_path, end(clock.now_ms()), "1")
+    text = f"{TRACE.format(error='py4j.protocol.Py4JJavaError: An error occurred')}\nCaused by: "
+    text += "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed): "
+    failed = cause(text, Told(LOG, tmp_path), clock)
+    assert isinstance(failed, PipelineFailed) and failed.kind == "ProcessEnded"
+
+
+def test_an_end_before_the_query_began_is_not_its_cause(tmp_path: Path) -> None:
+    clock = ManualClock(10_000_000)
+    write_end(tmp_path, end(clock.now_ms() - 5), "1")
+    told = Told(LOG, tmp_path, since_ms=clock.now_ms() - 4)
+    assert "Broken pipe" in str(cause(LOST.format(what="Broken pipe"), told, clock))
+
+
 def test_an_end_of_long_ago_is_not_the_cause(tmp_path: Path) -> None:
     clock = ManualClock(10_000_000)
     write_end(tmp_path, end(clock.now_ms() - 100_000), "1")

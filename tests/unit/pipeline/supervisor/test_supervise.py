@@ -169,8 +169,8 @@ def asked_after(play: Stage, seconds: float) -> None:
     at_s = play.clock.monotonic_s() + seconds
     pause = play.clock.pause
 
-    def pause_and_ask(wait_s: float) -> None:
-        pause(wait_s)
+    def pause_and_ask(wait_s: float, woken: int | None = None) -> None:
+        pause(wait_s, woken)
         play.stop.requested = play.clock.monotonic_s() >= at_s
 
     play.clock.pause = pause_and_ask  # type: ignore[method-assign]
