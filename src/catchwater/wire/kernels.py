@@ -16,6 +16,7 @@ compression and no Arrow.
 import os
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,16 +75,20 @@ def _private_cache_folder() -> Path | None:
     return folder if is_ours and os.access(folder, os.W_OK) else None
 
 
-def _compiled(function: Callable[..., Any]) -> Any:
-    """`function` under numba, its machine code cached in the first place that can be written."""
+def _compiled(function: Callable[..., Any], *, nogil: bool = True) -> Any:
+    """`function` under numba, its machine code cached in the first place that can be written.
+
+    `nogil` lets other threads run meanwhile. Whoever calls it for a microsecond wants that not: the
+    lock is gone when it comes back for it, and it waits.
+    """
     try:
-        return numba.njit(cache=True, nogil=True)(function)
+        return numba.njit(cache=True, nogil=nogil)(function)
     except RuntimeError:  # numba's word for "neither the package's folder nor HOME is writable"
         folder = _private_cache_folder()
     if folder is None:
-        return numba.njit(nogil=True)(function)
+        return numba.njit(nogil=nogil)(function)
     numba.config.CACHE_DIR = str(folder)
-    return numba.njit(cache=True, nogil=True)(function)
+    return numba.njit(cache=True, nogil=nogil)(function)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -290,7 +295,7 @@ def _walk_headers(origin, at, end, count):  # type: ignore[no-untyped-def]
     return at
 
 
-@_compiled
+@partial(_compiled, nogil=False)
 def walk(records, count):  # type: ignore[no-untyped-def]
     """What `catchwater.wire.walk.walk_plainly` does. `records` is a read-only memoryview."""
     origin = _address(records)
@@ -323,6 +328,12 @@ def walk(records, count):  # type: ignore[no-untyped-def]
             keyless = np.int64(index)
         at = stop  # not where the fields ended: the next record is fetched while this one is read
     return SOUND if at == end else LEFT_OVER, count, newest, oldest, keyless
+
+
+@_compiled
+def walk_beside(records, count):  # type: ignore[no-untyped-def]
+    """The same, for a thread beside others: large batches take milliseconds."""
+    return walk(records, count)
 
 
 @_compiled

@@ -132,6 +132,8 @@ def _skip_headers(data: bytes, at: int, stop: int, count: int) -> int:
 
 walk: Callable[[memoryview, int], Walked] = walk_plainly
 """Follow so many records that a read-only view must hold, and nothing else. Raises nothing."""
+walk_beside: Callable[[memoryview, int], Walked] = walk_plainly
+"""The same in a thread of its own: once compiled, other threads run meanwhile."""
 
 
 def is_compiled() -> bool:
@@ -144,11 +146,12 @@ def load() -> bool:
 
     Takes half a second, and where nothing is cached several: for a thread of its own.
     """
-    global walk
+    global walk, walk_beside
     try:
         from catchwater.wire import kernels
     except ImportError:
         return False
+    kernels.walk_beside(memoryview(b""), 0)
     kernels.walk(memoryview(b""), 0)
-    walk = kernels.walk
+    walk, walk_beside = kernels.walk, kernels.walk_beside
     return True

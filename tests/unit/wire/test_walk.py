@@ -96,7 +96,8 @@ batches = st.lists(shapes, min_size=1, max_size=5).map(made)
 def loops(body: bytes, count: int) -> walk.Walked:
     """What both say, which has to be the same."""
     plain = walk.walk_plainly(memoryview(body), count)
-    assert kernels.walk(memoryview(body), count) == plain, (body, count)
+    for loop in (kernels.walk, kernels.walk_beside):
+        assert loop(memoryview(body), count) == plain, (body, count)
     return plain
 
 

@@ -68,7 +68,8 @@ def prepared(
     codec = header.attributes & _CODEC_BITS
     if codec:
         records = _unfolded(codec, records, at_once, room)
-    fault, index, newest_delta, oldest_delta, keyless = walk.walk(records.toreadonly(), count)
+    follow = walk.walk if at_once else walk.walk_beside
+    fault, index, newest_delta, oldest_delta, keyless = follow(records.toreadonly(), count)
     if fault:
         raise BatchError(ErrorCode.INVALID_RECORD, *walk.blame(fault, index, count))
     newest_ms = header.base_timestamp + newest_delta
