@@ -108,7 +108,7 @@ class Preparation:
             try:
                 made.append(prepared(header, data, rules, now_ms, at_once=True))
             except BatchError as error:
-                made.append(error)
+                made.append(_freed(error))
         return made
 
     def _count(self, batches: Sequence[Unprepared]) -> None:
@@ -170,13 +170,19 @@ def _load() -> None:
         )
 
 
+def _freed(error: BatchError) -> BatchError:
+    """The error alone: its frames hold up to 32 MiB of unfolded records until a collector comes."""
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error
+
+
 def _prepare(batches: Sequence[Unprepared], room: memoryview) -> list[_Made]:
     made: list[_Made] = []
     for _, header, data, rules, now_ms in batches:
         try:
             made.append(prepared(header, data, rules, now_ms, room=room))
         except BatchError as error:
-            made.append(error)
+            made.append(_freed(error))
     return made
 
 

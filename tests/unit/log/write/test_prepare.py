@@ -11,7 +11,8 @@ from catchwater.log.write.intake import Appended
 from catchwater.log.write.prepare import Preparation, Unprepared
 from catchwater.log.write.rules import Rules
 from catchwater.wire import walk
-from catchwater.wire.batch import BatchError, read_single
+from catchwater.wire.batch import BatchError, BatchHeader, assembled, read_single
+from catchwater.wire.codecs import Codec, compress
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.records import encode_batch
 
@@ -155,6 +156,20 @@ async def test_what_nobody_waits_for_any_more_is_appended_all_the_same(
     await preparation.close()
     assert len(writer.taken) == (2 if way == Looks.SLOW else 1)
     assert writer.taken[0].frame is frame
+
+
+@pytest.mark.parametrize("size_bytes", [100, 1_000_000], ids=["at once", "in the thread"])
+async def test_a_refusal_holds_nothing_of_what_was_unfolded(preparation, size_bytes: int) -> None:
+    count_lies = header_of(1)._replace(attributes=int(Codec.ZSTD))
+    header, data = assembled(count_lies, compress(Codec.ZSTD, bytes(size_bytes)))
+    batch = Unprepared(KEY, header, memoryview(data), RULES, 0)
+    (refused,) = await preparation.submit([batch], None)
+    assert isinstance(refused, BatchError) and refused.code is ErrorCode.INVALID_RECORD
+    assert refused.__traceback__ is refused.__cause__ is refused.__context__ is None
+
+
+def header_of(count: int) -> BatchHeader:
+    return HEADER._replace(record_count=count, last_offset_delta=count - 1)
 
 
 async def test_the_compiled_loop_is_loaded_once_there_is_work_for_it(
