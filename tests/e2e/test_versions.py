@@ -34,6 +34,7 @@ from catchwater.pipeline.change.warm import prepare as prepare_warm
 from catchwater.pipeline.run import config as files
 from catchwater.pipeline.run import run
 from catchwater.pipeline.run.preflight import prepare
+from catchwater.pipeline.spark.failure import Told
 from catchwater.pipeline.supervisor.stopping import Stop
 from catchwater.recovery import checkpoint, handover
 from catchwater.recovery.ledger import Ledger
@@ -227,7 +228,7 @@ def drive(
     with lock(config.checkpoint):
         parts = prepare(config, SYSTEM.monotonic_s(), SYSTEM)
         with closing(parts.outlets):
-            run.run_query(None, parts, stop, config.folder / "x.log", beside, SYSTEM)  # type: ignore[arg-type]
+            run.run_query(None, parts, stop, Told(config.folder / "x.log"), beside, SYSTEM)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
