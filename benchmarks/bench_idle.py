@@ -122,7 +122,7 @@ def rows(found: dict[str, list[float]]) -> list[Row]:
     pairs = [
         ("an idle pipeline, all its processes", "pipeline", f"{PEER}, reading only", "connector"),
         ("an idle stream by our source", "stream", f"{PEER}, reading only", "connector"),
-        ("an idle stream by our source", "stream", "a rate source without rows", "nothing"),
+        ("an idle stream by our source", "stream", "Spark's text source, no files", "nothing"),
         ("the broker of an idle pipeline", "broker", "Apache Kafka 4.3.1", "kafka"),
     ]
     against = [("an idle pipeline, all its processes", "pipeline"),

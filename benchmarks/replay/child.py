@@ -10,12 +10,14 @@ Kinds: `ours` reads storage by plan, `foreign` any Kafka over its protocol, `his
 there is some; with `export` the tasks write the files; `default` and `tuned` are Spark's connector.
 """
 
+import atexit
 import json
 import os
 import sys
 import tempfile
 import time
 from pathlib import Path
+from shutil import rmtree
 
 from pyarrow.parquet import read_metadata
 from pyspark.sql import DataFrame, SparkSession
@@ -103,7 +105,9 @@ def run(spark: SparkSession, kind: str, query: str, bootstrap: str, topic: str) 
 def run_on(spark: SparkSession, kind: str, bootstrap: str, topic: str) -> int:
     """Begin to read for good what comes; of `nothing`, what never comes."""
     if kind == "nothing":
-        frame = spark.readStream.format("rate").option("rowsPerSecond", 0).load()
+        empty = tempfile.mkdtemp(prefix="catchwater-bench-")
+        atexit.register(rmtree, empty)
+        frame = spark.readStream.text(empty)
     else:
         options = options_of(bootstrap, topic)
         del options["endingOffsets"]

@@ -90,7 +90,8 @@ _TIERED = "The log always lies in its one storage; there is no second tier to mo
 TOPIC_SETTINGS: Mapping[str, Setting] = {
     PARQUET: Setting(
         BOOLEAN, _only("false"), choices=("true", "false"),
-        about="Whether what is packed is also written as Parquet ([history.md](history.md))."),
+        about="Whether what is packed is also written as Parquet "
+              "([history](replay.md#keeping-history-as-parquet))."),
     VALUE_FORMAT: Setting(
         STRING, _only("binary"), choices=tuple(kind.value for kind in FORMATS),
         about="What the values are, for columns of them in that Parquet."),

@@ -16,7 +16,7 @@ app = noun(has_verbs=False)
 @app.command()
 def check(
     history: Annotated[
-        Path, typer.Argument(show_default=False, help="JSON lines; see docs/drill/history.md.")
+        Path, typer.Argument(show_default=False, help="JSON lines; see docs/testing.md.")
     ],
     as_json: AsJson = False,
 ) -> None:

@@ -1,7 +1,7 @@
 """A history to findings: every anomaly of the log, by its class.
 
 Pure: operations in, a report out. Classes and verdicts follow the Kafka workload of Jepsen
-(docs/drill/results.md explains each), with two of our own: a watermark that goes back, and a
+(docs/testing.md explains each), with two of our own: a watermark that goes back, and a
 contract whose parts disagree. An operation that ended in `info`, or never, may have happened or
 not: it is held to nothing, until somebody has seen it happen.
 

@@ -3,7 +3,7 @@
 Lines stand in the order in which things happened. An operation begins with a line of type
 `invoke` and ends with `ok` (it happened), `fail` (it definitely did not) or `info` (nobody knows:
 a timeout, a lost reply, a client that died). A `process` is one client with one thing in its hand
-at a time, but for sends, of which it may have many under way. The schema is docs/drill/history.md.
+at a time, but for sends, of which it may have many under way. The schema is docs/testing.md.
 
 Promises that what it yields fits the schema; a line that does not is refused by its number. It
 does not judge what the lines say together: that is `check`.
@@ -154,7 +154,7 @@ def read_lines(lines: Iterable[bytes], source: str) -> Iterator[Line]:
         except (msgspec.DecodeError, UnicodeDecodeError) as problem:
             raise HistoryUnusable(
                 f"{source}, line {number} is no operation of a history: {problem}.",
-                hint="Each line is one JSON object; see docs/drill/history.md.",
+                hint="Each line is one JSON object; see docs/testing.md.",
             ) from problem
 
 

@@ -1,4 +1,4 @@
-"""The bytes of a state object: a header, then blocks of entries (docs/format/state.md).
+"""The bytes of a state object: a header, then blocks of entries (docs/formats.md).
 
 Every frame is zstd behind magic, CRC-32C and sizes. The CRC begins with that of the frame before,
 so a block that is missing, foreign or elsewhere than it was written does not pass. The header says

@@ -1,6 +1,6 @@
 """A write-ahead log in an object store: every frame is an object of its own.
 
-An object holds what a file with one frame would (`docs/format/wal.md`), under a key that is chosen
+An object holds what a file with one frame would (`docs/formats.md`), under a key that is chosen
 before the write and never used twice: a frame that was not confirmed loses its number, so a late
 write can only leave garbage. The key is taken with create-if-absent. Where the reply was lost
 after the write was applied, the store's retries find the very bytes there (each frame has a random

@@ -1,6 +1,6 @@
 """The bytes of one WAL file -> its frames, the damage between them, and where they end.
 
-Pure. The byte table is in `docs/format/wal.md`. A frame counts only when its header's CRC, its
+Pure. The byte table is in `docs/formats.md`. A frame counts only when its header's CRC, its
 file's salt and its payload's CRC are right and it lies wholly in the file. Behind damage the next
 frame is looked for at every eighth byte, so damage is reported with the frames it took.
 

@@ -1,7 +1,7 @@
 """A chunk: batches of many partitions side by side, with an index in front of them.
 
 One chunk is the payload of one WAL frame, or one staged object of a sink. The byte table is in
-`docs/format/chunk.md`. Encoding copies no batch: it returns a list of buffers to be written one
+`docs/formats.md`. Encoding copies no batch: it returns a list of buffers to be written one
 after the other. Decoding reads the header and the index only; a batch has its own CRC, which
 whoever reads the batch checks.
 

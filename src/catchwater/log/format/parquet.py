@@ -1,6 +1,6 @@
 """A segment's records as one Parquet object, for engines that read Parquet themselves.
 
-The columns are docs/format/parquet.md's. Values and keys are plain binary under Zstandard: with
+The columns are docs/formats.md's. Values and keys are plain binary under Zstandard: with
 dictionaries they are slower to read and, being mostly unlike each other, no smaller. Offsets and
 times are stored as differences. Offsets and place have statistics, so that a reader who wants some
 of them skips the row groups without any.

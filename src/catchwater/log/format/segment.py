@@ -1,6 +1,6 @@
 """A segment: an immutable object with the batches of one partition and all it takes to read them.
 
-The byte table is docs/format/segment.md. Batches carry their final offsets; behind them lie a
+The byte table is docs/formats.md. Batches carry their final offsets; behind them lie a
 sparse index, the aborted transactions and a footer with the topic's name and id, so a segment is
 readable without any database. Encoding copies no batch. All that follows the batches is covered by
 a CRC-32C, batches by their own, so damage anywhere is noticed by whoever reads the damaged part,

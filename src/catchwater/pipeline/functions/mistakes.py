@@ -103,7 +103,10 @@ def uncallable(handler: Callable[..., Any], arguments: int, shape: str) -> Itera
     """Why a method of the user's cannot be called with so many arguments."""
     name = handler.__name__
     if inspect.iscoroutinefunction(handler) or inspect.isasyncgenfunction(handler):
-        yield f"{name} must not be async; for calls to the outside there are calls= (docs/calls.md)"
+        yield (
+            f"{name} must not be async; calls to the outside are declared by calls= "
+            "(docs/functions.md)"
+        )
     try:
         inspect.signature(handler).bind(*range(arguments))
     except TypeError as error:

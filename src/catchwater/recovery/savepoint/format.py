@@ -2,7 +2,7 @@
 
 A savepoint is a folder of objects: state objects and code under the very keys that they had in the
 checkpoint's store, and `savepoint.json`, written last, which names them all with size and SHA-256
-(docs/format/savepoint.md). Pure: bytes in, a checked `Savepoint` out, and back.
+(docs/formats.md). Pure: bytes in, a checked `Savepoint` out, and back.
 """
 
 import hashlib

@@ -172,7 +172,7 @@ def test_writing_copies_no_records(make_batch: MakeBatch) -> None:
 
 
 def test_the_format_page_has_the_sizes_of_the_code() -> None:
-    page = Path(__file__).parents[4].joinpath("docs/format/segment.md").read_text()
+    page = Path(__file__).parents[4].joinpath("docs/formats.md").read_text()
     assert f"## Header ({HEADER_BYTES} bytes)" in page
     assert "## Tail (12 bytes)" in page
 
