@@ -60,7 +60,7 @@ class Clock:
 
 
 class ManualClock(Clock):
-    """A clock that stands still until it is told to move; for tests and simulations."""
+    """A clock that stands still until `advance` moves it; for tests and simulations."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000, seed: int = 0) -> None:
         super().__init__(seed)

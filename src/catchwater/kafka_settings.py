@@ -121,7 +121,7 @@ def _in_ms(setting: Setting) -> Setting:
 def _own_listener(setting: Setting, texts: dict[str, str]) -> Setting:
     """The one address that clients use: without controllers', a protocol's other name, or no host.
 
-    Whatever else it may be is left for the address's own reader to refuse.
+    The address's own reader refuses other mistakes in it.
     """
     names = {name.strip() for name in texts.get("controller.listener.names", "").split(",")}
     protocols = dict(

@@ -70,7 +70,7 @@ class Nouns(TyperGroup):
         return list(NOUNS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The noun's own command; of what is no noun the nearest is told."""
+        """The noun's own command; an unknown noun ends with the nearest known one."""
         if cmd_name not in NOUNS:
             ctx.fail(f"No such command {cmd_name!r}; the nearest is {nearest(cmd_name, NOUNS)!r}.")
         module = importlib.import_module(f"catchwater.cli.{cmd_name}")

@@ -26,9 +26,9 @@ def check(
 
     report = judge(read_history(history))
     if as_json:
-        told = {"verdict": report.verdict, "operations": report.operations}
-        told |= {"records": report.records, "unjudged_partitions": report.unjudged}
-        print_json({**told, "findings": report.findings})
+        answer = {"verdict": report.verdict, "operations": report.operations}
+        answer |= {"records": report.records, "unjudged_partitions": report.unjudged}
+        print_json({**answer, "findings": report.findings})
     else:
         rows = [
             (found.anomaly, found.count, _verdict(found.count, allowed=found.allowed))

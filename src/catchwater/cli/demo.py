@@ -93,8 +93,8 @@ def _print_verdict(scenario: "Scenario", verdict: "Verdict") -> None:
     good = verdict.correct
     color = "green" if good else "red"
     table = Table.grid(padding=(0, 3))
-    for label, told in _findings(verdict):
-        table.add_row(Text(label, style="bold"), told)
+    for label, finding in _findings(verdict):
+        table.add_row(Text(label, style="bold"), finding)
     spec = scenario.spec
     headline = "CORRECT ✔" if good else "WRONG ✘"
     console().print(

@@ -79,7 +79,7 @@ def doctor(
 
 
 def _pipeline(file: Path) -> dict[str, Finding]:
-    """What a start of this pipeline would fail on; missing packages are told above."""
+    """What a start of this pipeline would fail on; missing packages are listed above."""
     from catchwater.cli.pipeline_file import load_here
     from catchwater.pipeline.plan import problems_of
 

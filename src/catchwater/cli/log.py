@@ -71,11 +71,11 @@ def describe(
     """
     settings = _settings(data, config)
     what, files = _shared(settings) if settings.is_shared else _alone(settings.log_dirs)
-    told = asdict(what)
+    properties = asdict(what)
     if as_json:
-        print_json({**told, "files": files})
+        print_json({**properties, "files": files})
         return
-    print_table(["property", "value"], [(k.replace("_", " "), v) for k, v in told.items()])
+    print_table(["property", "value"], [(k.replace("_", " "), v) for k, v in properties.items()])
     if files:
         print_table(list(files[0]), [list(file.values()) for file in files])
 
@@ -219,9 +219,7 @@ def rebuild(
     ],
     source: Annotated[
         str,
-        typer.Option(
-            "--from", metavar="DIR|URL", help="The object store; DIR/objects if not told."
-        ),
+        typer.Option("--from", metavar="DIR|URL", help="The object store; DIR/objects by default."),
     ] = "",
     wal_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="catchwater.wal.dir of several brokers.")
@@ -291,7 +289,7 @@ def _rebuild_shared(
 
 
 def _print_rebuilt(rebuilt: "Rebuilt", as_json: bool) -> None:
-    told = {
+    properties = {
         "backup": rebuilt.backup.number if rebuilt.backup else None,
         "backup_created_ms": rebuilt.backup.created_ms if rebuilt.backup else None,
         "topics": len(rebuilt.state["topic"]),
@@ -300,9 +298,9 @@ def _print_rebuilt(rebuilt: "Rebuilt", as_json: bool) -> None:
         "frames": rebuilt.frames,
     }
     if as_json:
-        print_json({**told, "findings": [found._asdict() for found in rebuilt.findings]})
+        print_json({**properties, "findings": [found._asdict() for found in rebuilt.findings]})
         return
-    print_table(["property", "value"], [(k.replace("_", " "), v) for k, v in told.items()])
+    print_table(["property", "value"], [(k.replace("_", " "), v) for k, v in properties.items()])
     if rebuilt.findings:
         rows = [
             (

@@ -79,15 +79,15 @@ def get(
 
 def _nothing(view: "View", key: str, function: str | None, keep: list[str]) -> NoSuchKey:
     """Names the function of a chain that was asked, and those that keep something."""
-    told = f"Nothing is kept for the key {key!r} after epoch {view.entry.epoch}"
+    nothing = f"Nothing is kept for the key {key!r} after epoch {view.entry.epoch}"
     if len(view.functions) == 1:
-        return NoSuchKey(f"{told}.")
+        return NoSuchKey(f"{nothing}.")
     names = ", ".join(view.functions)
     hint = f"The functions of this chain are {names}; --function names one."
     if keep:
         verb = "keeps" if len(keep) == 1 else "keep"
         hint = f"{', '.join(keep)} of this chain {verb} something: --function {keep[0]}."
-    return NoSuchKey(f"{told} by {view.functions[view.stage(function)]!r}.", hint=hint)
+    return NoSuchKey(f"{nothing} by {view.functions[view.stage(function)]!r}.", hint=hint)
 
 
 @app.command()

@@ -22,10 +22,10 @@ _NAME = 20
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def page(told: dict[str, Any], now_ms: int) -> list[str]:
+def page(status: dict[str, Any], now_ms: int) -> list[str]:
     """The lines of a status."""
-    lines = [*_head(told, now_ms)]
-    for table in (_functions(told), _sinks(told), _epochs(told), told["problems"]):
+    lines = [*_head(status, now_ms)]
+    for table in (_functions(status), _sinks(status), _epochs(status), status["problems"]):
         lines += ["", *table] if table else []
     return lines
 
@@ -57,9 +57,9 @@ def iso(time_ms: int | None) -> str:
     return f"{at:%Y-%m-%dT%H:%M:%SZ}" if time_ms > 0 else ""
 
 
-def _head(told: dict[str, Any], now_ms: int) -> list[str]:
-    rows = [("pipeline", told["name"]), ("state", _state(told))]
-    supervisor, processes = told["supervisor"], _processes(told)
+def _head(status: dict[str, Any], now_ms: int) -> list[str]:
+    rows = [("pipeline", status["name"]), ("state", _state(status))]
+    supervisor, processes = status["supervisor"], _processes(status)
     if processes:
         rows.append(("processes", processes))
     if supervisor and supervisor["restarts"]:
@@ -69,15 +69,15 @@ def _head(told: dict[str, Any], now_ms: int) -> list[str]:
         )
     if supervisor and supervisor["last_cause"]:
         rows.append(("last failure", supervisor["last_cause"]))
-    if told["committed_epoch"] is not None or told["planned_epoch"] is not None:
+    if status["committed_epoch"] is not None or status["planned_epoch"] is not None:
         rows += [
-            ("epoch", _epoch(told, now_ms)),
-            ("watermark", iso(told["watermark_ms"]) or "none yet"),
-            ("lag", _lag(told["lag"])),
-            ("rate", _rate(told["rate"])),
-            ("restorable", _ranges(told["restorable"]) or "no epoch"),
+            ("epoch", _epoch(status, now_ms)),
+            ("watermark", iso(status["watermark_ms"]) or "none yet"),
+            ("lag", _lag(status["lag"])),
+            ("rate", _rate(status["rate"])),
+            ("restorable", _ranges(status["restorable"]) or "no epoch"),
         ]
-    rows.append(("checkpoint", told["checkpoint"]))
+    rows.append(("checkpoint", status["checkpoint"]))
     return [line for name, text in rows for line in _wrapped(name, text)]
 
 
@@ -91,13 +91,13 @@ def _wrapped(name: str, text: str) -> list[str]:
     )  # fmt: skip
 
 
-def _state(told: dict[str, Any]) -> str:
-    state, supervisor = told["state"], told["supervisor"]
+def _state(status: dict[str, Any]) -> str:
+    state, supervisor = status["state"], status["supervisor"]
     if state == "never started":
         return "never started; catchwater pipeline run FILE starts it"
     since_ms = supervisor["since_ms"] if supervisor else None
     if state == "idle":
-        since_ms = told["last_finished_ms"]
+        since_ms = status["last_finished_ms"]
     words = {
         "waiting": "waits to start again",
         "killed": "was killed, having run",
@@ -107,26 +107,26 @@ def _state(told: dict[str, Any]) -> str:
     return words.get(state, str(state)) + (f" since {since}" if since else "")
 
 
-def _processes(told: dict[str, Any]) -> str:
-    supervisor = told["supervisor"]
-    if supervisor and told["state"] in ("running", "idle", "waiting"):
+def _processes(status: dict[str, Any]) -> str:
+    supervisor = status["supervisor"]
+    if supervisor and status["state"] in ("running", "idle", "waiting"):
         names = {"supervisor": "pid", "driver": "driver", "spare": "spare"}
         return ", ".join(
             f"{name} {supervisor[key]}" for name, key in names.items() if supervisor[key]
         )
-    return str(told["process"] or "")
+    return str(status["process"] or "")
 
 
-def _epoch(told: dict[str, Any], now_ms: int) -> str:
-    parts, finished_ms = [], told["last_finished_ms"]
-    if told["committed_epoch"] is not None:
+def _epoch(status: dict[str, Any], now_ms: int) -> str:
+    parts, finished_ms = [], status["last_finished_ms"]
+    if status["committed_epoch"] is not None:
         ago = "" if finished_ms is None else f", {_span((now_ms - finished_ms) / 1000)} ago"
         parts.append(
-            f"{told['committed_epoch']} was done at {iso(finished_ms) or 'some time'}{ago}"
+            f"{status['committed_epoch']} was done at {iso(finished_ms) or 'some time'}{ago}"
         )
-    if told["planned_epoch"] is not None:
-        how = "is under way" if told["process"] is not None else "was begun and runs again"
-        parts.append(f"{told['planned_epoch']} {how}")
+    if status["planned_epoch"] is not None:
+        how = "is under way" if status["process"] is not None else "was begun and runs again"
+        parts.append(f"{status['planned_epoch']} {how}")
     return "; ".join(parts)
 
 
@@ -146,30 +146,30 @@ def _rate(rate: dict[str, Any]) -> str:
     )
 
 
-def _functions(told: dict[str, Any]) -> list[str]:
+def _functions(status: dict[str, Any]) -> list[str]:
     rows = [
         [f["function"], f["events"], f["outputs"], f["late"], f["duplicates"], f["poisoned"],
          f["keys"], _size(f["state_bytes"]), f["operator_p99_ms"]]
-        for f in told["functions"] if told["recent_epochs"]
+        for f in status["functions"] if status["recent_epochs"]
     ]  # fmt: skip
     columns = ["function", "events", "outputs", "late", "dupl", "poison", "keys", "state", "p99 ms"]
     return _table(columns, rows)
 
 
-def _sinks(told: dict[str, Any]) -> list[str]:
+def _sinks(status: dict[str, Any]) -> list[str]:
     rows = [
         [s["sink"], s["epoch"], s["records"], s["commit_ms"], s["target"],
          " ".join(f"{p}:{at}" for p, at in s["offsets"].items())]
-        for s in told["sinks"]
+        for s in status["sinks"]
     ]  # fmt: skip
     return _table(["sink", "epoch", "records", "commit ms", "target", "next offsets"], rows)
 
 
-def _epochs(told: dict[str, Any]) -> list[str]:
+def _epochs(status: dict[str, Any]) -> list[str]:
     rows = [
         [e["epoch"], e["events"], e["outputs"], e["source_ms"], e["operator_ms"], e["sinks_ms"],
          e["commit_ms"], e["total_ms"], iso(e["finished_ms"])[11:]]
-        for e in told["recent_epochs"]
+        for e in status["recent_epochs"]
     ]  # fmt: skip
     parts = ["source", "function", "sinks", "commit", "total ms"]
     return _table(["epoch", "events", "outputs", *parts, "finished"], rows)

@@ -51,7 +51,7 @@ def abort(
 ) -> None:
     """Abort the open transaction of a transactional id.
 
-    Readers of committed records then go on. Its producer is fenced: whoever still runs under that
+    Readers of committed records then go on. Its producer is fenced: one that still runs under that
     id is refused from then on.
     """
     with _client(bootstrap, command_config) as client:

@@ -1,4 +1,4 @@
-"""Events into a topic, each once, through whatever happens to the broker in between.
+"""Events into a topic, each once, through kills and restarts of the broker.
 
 Relies on the client to send a batch again until it is acknowledged, and on the producer id and
 sequence in each batch to make that harmless. A round goes out as one request, so that a reader

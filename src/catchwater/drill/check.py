@@ -54,7 +54,7 @@ NEVER = (
 )
 """One of these makes a history fail."""
 ALLOWED = ("G0", "int-send-skip", "rebalance-poll-skip", "rebalance-nonmonotonic-poll")
-"""What Kafka allows: counted, for who wants to know."""
+"""What Kafka allows: counted, never a failure."""
 EXAMPLES = 3
 
 Verdict = Literal["pass", "fail", "unknown"]
@@ -159,12 +159,12 @@ class _Checker:
     def report(self) -> Report:
         self._settle_txns()
         for partition in self._partitions.values():
-            partition.judge(self._tell)
+            partition.judge(self._report)
         self._judge_txns()
         unjudged = sum(1 for p in self._partitions.values() if p.sends and not p.final_line)
         return Report(self._lines, self._records, list(self._findings.values()), unjudged)
 
-    def _tell(self, anomaly: str, what: str, lines: tuple[int, ...]) -> None:
+    def _report(self, anomaly: str, what: str, lines: tuple[int, ...]) -> None:
         finding = self._findings[anomaly]
         finding.count += 1
         if len(finding.examples) < EXAMPLES:
@@ -198,7 +198,7 @@ class _Checker:
             sent.outcome = outcome
         if send.offset is not None:
             sent.offset = send.offset
-            partition.place(send.offset, send.value, number, self._tell)
+            partition.place(send.offset, send.value, number, self._report)
             partition.floor = max(partition.floor, send.offset + 1)
 
     # --- polls -----------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class _Checker:
         values, polled, read = partition.values, partition.polled, partition.read
         for offset, value in poll.records:
             if values.get(offset) != value or value is None:
-                partition.place(offset, value, number, self._tell)
+                partition.place(offset, value, number, self._report)
             if last is not None and offset != last + 1:
                 self._jump(number, partition, last, offset, prefix)
             prefix = inside
@@ -241,7 +241,7 @@ class _Checker:
             partition.gaps.append(Gap(f"{prefix}poll-skip", number, last, offset))
         else:
             what = f"{partition.name}: {offset} was polled after {last}"
-            self._tell(f"{prefix}nonmonotonic-poll", what, (number,))
+            self._report(f"{prefix}nonmonotonic-poll", what, (number,))
 
     def _take_head(self, number: int, poll: Poll, partition: Partition, reader: Reader) -> None:
         head = poll.high_watermark
@@ -249,8 +249,8 @@ class _Checker:
             return
         least = max(self._heads.get(reader, 0), poll.records[-1][0] + 1 if poll.records else 0)
         if head < least:
-            what = f"{partition.name}: a poll told the watermark {head} after {least}"
-            self._tell("hw-regression", what, (number,))
+            what = f"{partition.name}: a poll gave the watermark {head} after {least}"
+            self._report("hw-regression", what, (number,))
         self._heads[reader] = head
         partition.floor = max(partition.floor, head)
 
@@ -263,8 +263,8 @@ class _Checker:
         elif line.type == "ok" and line.offset is not None:
             least = self._asked.pop(reader, self._heads.get(reader, 0))
             if line.offset < least:
-                what = f"{partition.name}: the watermark was told as {line.offset} after {least}"
-                self._tell("hw-regression", what, (number,))
+                what = f"{partition.name}: the watermark was given as {line.offset} after {least}"
+                self._report("hw-regression", what, (number,))
             self._heads[reader] = line.offset
             partition.floor = max(partition.floor, line.offset)
 
@@ -292,7 +292,7 @@ class _Checker:
         first = self._ledger.setdefault((line.name, line.epoch), line)
         if first.says != line.says:
             what = f"{line.name}, epoch {line.epoch}: {first.part} says {first.says!r}"
-            self._tell("torn-contract", f"{what}, {line.part} says {line.says!r}", (number,))
+            self._report("torn-contract", f"{what}, {line.part} says {line.says!r}", (number,))
 
     # --- transactions ----------------------------------------------------------------------------
 
@@ -337,7 +337,7 @@ class _Checker:
         for name, graph in (("G1c", self._reads_from()), ("G0", self._writes_after())):
             for group in cycles(graph):
                 lines = tuple(self._txns[index].line for index in group)
-                self._tell(name, f"{len(group)} transactions in a circle", lines)
+                self._report(name, f"{len(group)} transactions in a circle", lines)
 
     def _reads_from(self) -> dict[int, set[int]]:
         """Writer -> readers, by transactions that were not aborted."""
@@ -349,7 +349,7 @@ class _Checker:
                     continue
                 if sent.txn == reader:
                     what = f"{partition.name}: {value!r} was polled before its own commit"
-                    self._tell("precommitted-read", what, (txn.line,))
+                    self._report("precommitted-read", what, (txn.line,))
                 elif txn.outcome == "ok":
                     graph[sent.txn].add(reader)
         return dict(graph)
@@ -370,5 +370,5 @@ class _Checker:
                     graph[before].add(after)
                     if after in seen:
                         what = f"{partition.name}: others wrote before offset {offset}"
-                        self._tell("int-send-skip", what, (self._txns[after].line,))
+                        self._report("int-send-skip", what, (self._txns[after].line,))
         return dict(graph)

@@ -1,4 +1,4 @@
-"""The history of a run: what its clients asked, and what they were told, one JSON object a line.
+"""The history of a run: what its clients asked and what they were answered, one JSON object a line.
 
 Lines stand in the order in which things happened. An operation begins with a line of type
 `invoke` and ends with `ok` (it happened), `fail` (it definitely did not) or `info` (nobody knows:

@@ -6,7 +6,7 @@ that many brokers do not come back at once; tries and total time are bounded.
 
 A reply may be lost after its request was applied. All requests may therefore be repeated as they
 are but `put_if_absent`, whose second try would meet its own first: there, what lies under the key
-is compared with what was sent before anybody is told that the key is taken.
+is compared with what was sent before the caller hears that the key is taken.
 """
 
 import threading

@@ -1,6 +1,6 @@
 """Objects in a bucket of S3, or of a server that speaks its protocol, over obstore.
 
-Create-if-absent is a conditional PUT (`If-None-Match: *`), in one request whatever the size. Other
+Create-if-absent is a conditional PUT (`If-None-Match: *`), in one request of any size. Other
 large objects are uploaded in parts, each with its SHA-256 for the server to check; afterwards the
 size is compared. A range that comes back shorter than what the object holds is a lost reply, not
 a short object.
@@ -251,8 +251,8 @@ class _Why:
         if match := re.search(r"status code: (\d{3})", text):
             code = re.search(r"<Code>(.*?)</Code>", text)
             message = re.search(r"<Message>(.*?)</Message>", text)
-            told = [found[1] for found in (code, message) if found]
-            sentence = f"the server answered {match[1]} {': '.join(told)}".rstrip(" .")
+            parts = [found[1] for found in (code, message) if found]
+            sentence = f"the server answered {match[1]} {': '.join(parts)}".rstrip(" .")
             return cls(int(match[1]), code[1] if code else "", f"{sentence}.")
         reason = text.rpartition(" - ")[2].strip().rstrip(".")
         return cls(0, "", f"no complete answer ({reason}).")

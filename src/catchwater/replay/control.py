@@ -66,9 +66,9 @@ class Plan:
     ranges: tuple[PlanRange, ...]
     missing: tuple[Missing, ...] = ()
     aborted: tuple[Aborted, ...] = ()
-    """For who reads committed records only: what was aborted among the wanted offsets."""
+    """For readers of committed records: what was aborted among the wanted offsets."""
     quota: Quota | None = None
-    """What whoever reads by this plan pays from, if there is a limit."""
+    """The account that readers by this plan pay from, if there is a limit."""
 
 
 class Control:

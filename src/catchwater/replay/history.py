@@ -38,7 +38,7 @@ _FIELDS = "fields"
 """The column of a Parquet object that holds the values as the declared schema types them."""
 
 _READER_OPTIONS = {
-    # Whatever the session says: rows must never be left out.
+    # Over the session's own settings: rows must never be left out.
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
     # Our dates and times are those of the proleptic calendar, as Spark's own are.

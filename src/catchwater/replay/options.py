@@ -30,7 +30,7 @@ Offsets = dict[TopicPartition, int]
 """Per partition the offset that is read next."""
 
 TIMESTAMP_MS = "timestampMs"
-"""For our own readers: the column `timestamp` as a number, whatever a producer has put there."""
+"""For our own readers: the column `timestamp` as a number, which may lie outside Spark's range."""
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 
 _BOOTSTRAP = "kafka.bootstrap.servers"
@@ -387,7 +387,7 @@ def _position(given: Mapping[str, str], end: str) -> Position | None:
 
 
 def _check_order(starting: Position, ending: Position) -> None:
-    """Raise if the end is before the start, as far as that can be told without the log."""
+    """Raise if the end is before the start, as far as that can be known without the log."""
     times = starting.timestamp_ms, ending.timestamp_ms
     if times[0] is not None and times[1] is not None and times[1] < times[0]:
         raise BadOption(f"endingTimestamp {times[1]} is before startingTimestamp {times[0]}.")

@@ -6,8 +6,9 @@ one lease after the last task, or after the job was killed, and the log's next p
 stream's pin, where one is wanted, moves on with its micro-batches.
 
 Relies on the control API, whose clock measures the lease. Promises that what was planned can be
-read until the pin ends; a pin that has ended is told in the log of the task, and what the task then
-does not find is an error as ever. A failing renewal does not stop a task: storage may still answer.
+read until the pin ends. A pin that has ended is a warning in the task's log, and a range that the
+task then does not find is an error as ever. A failing renewal does not stop a task: storage may
+still answer.
 """
 
 import logging
@@ -103,8 +104,8 @@ class MovingPin:
     """A streaming query's: it holds from the start of the last micro-batch that was planned.
 
     From there the query reads again after a failure, and all that it has not read lies behind. It
-    is renewed at each trigger and by the tasks, so it ends one lease after the query; whoever
-    starts the query again within that finds everything. Not to be had without a lease.
+    is renewed at each trigger and by the tasks, so it ends one lease after the query; a query
+    that starts again within that time finds everything. Not to be had without a lease.
     """
 
     def __init__(self, lease_ms: int, clock: Clock = SYSTEM) -> None:

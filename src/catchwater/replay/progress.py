@@ -1,8 +1,8 @@
 """How far a streaming query has come in each partition: behind, rate and time left.
 
 Spark asks a Python source for no metrics of its own, but its progress carries the offsets at which
-each micro-batch started and ended and where the log ended then; the rest follows from those. So it
-is told of `format("catchwater")` and of Spark's own Kafka source alike; other sources are left out.
+each micro-batch started and ended and where the log ended then; the rest follows from those. It
+works for `format("catchwater")` and Spark's own Kafka source; other sources are left out.
 Pure: it takes what `query.lastProgress`, `query.recentProgress` or a listener gives.
 
 Counts offsets: where a transaction was aborted or a log compacted, fewer records than that came.

@@ -1,7 +1,7 @@
 """A quota on what is read from storage: tasks pay a broker for the bytes before they read them.
 
 The plan says that a quota applies, what it is, and which broker keeps the account. A task asks
-there for what it still has to read, is granted a part of it and told how long to wait for that, and
+there for what it still has to read, is granted a part of it after a stated wait, and
 goes on until a range is paid for. Nothing is split beforehand: a task that reads slowly leaves the
 rest to the others, of its own job and of those that share the account.
 

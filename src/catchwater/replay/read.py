@@ -138,7 +138,7 @@ class Delays(Clock):
         self._since_s = now_s
 
     def pause(self, seconds: float, woken: int | None = None) -> None:
-        """Clients and stores wait before they repeat, or because they were told to."""
+        """Clients and stores wait before they repeat, or because a broker throttles them."""
         super().pause(seconds, woken)
         self.repeat()
 

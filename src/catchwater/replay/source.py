@@ -78,12 +78,12 @@ def in_two_lines(method: _Method) -> _Method:
     """
 
     @wraps(method)
-    def told(*arguments: Any, **named: Any) -> Any:
+    def wrapped(*arguments: Any, **named: Any) -> Any:
         with _in_two_lines():
             result = method(*arguments, **named)
         return _each(result) if isinstance(result, Generator) else result
 
-    return told  # type: ignore[return-value]
+    return wrapped  # type: ignore[return-value]
 
 
 @contextmanager

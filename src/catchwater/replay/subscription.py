@@ -69,9 +69,9 @@ class Subscription:
         found = sorted(key for key in cluster.leaders if options.wants(*key))
         absent = {*options.topics} - {topic for topic, _ in found} or {*options.assigned} - {*found}
         if absent:
-            told = (each if isinstance(each, str) else "{}-{}".format(*each) for each in absent)
+            missing = (each if isinstance(each, str) else "{}-{}".format(*each) for each in absent)
             raise TopicUnknown(
-                f"There is no topic or partition {', '.join(sorted(told))} "
+                f"There is no topic or partition {', '.join(sorted(missing))} "
                 f"{'in the catalog' if options.catalog else f'at {options.bootstrap}'}.",
                 hint="Is the name right? Topics are not created by reading them.",
             )
@@ -160,7 +160,7 @@ class Subscription:
         return self.cut(self.slices(self._between(start, end)), count)
 
     def cut(self, slices: Sequence[Slice], count: int | None = None) -> list[Task]:
-        """The slices in tasks, which know what they pay from; how many is told at `tasks`."""
+        """The slices in tasks, which know the account they pay from; `tasks` says how many."""
         tasks = plan.cut(slices, count)
         if count is None:
             least = self.options.min_partitions or 0

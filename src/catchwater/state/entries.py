@@ -18,7 +18,7 @@ MAX_ENTRY_KEY_BYTES = 511
 
 
 class Table(IntEnum):
-    """The tables of a shard, and how their entries are laid out."""
+    """The tables of a shard, and the layout of their entries."""
 
     RECORD = 0
     """stored key → record: last write, timers, state"""
@@ -84,7 +84,7 @@ def unpack_time(data: bytes) -> int:
 def prefix_of(stored_key: bytes) -> bytes:
     """What the entries of one key begin with where more follows: hash, length (1), key.
 
-    With its length in front no key's entries are among another's, whatever their hashes.
+    The length in front keeps one key's entries from those of another with the same hash.
     """
     size = len(stored_key) - HASH_BYTES
     return stored_key[:HASH_BYTES] + bytes((size,)) + stored_key[HASH_BYTES:]

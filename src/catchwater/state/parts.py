@@ -1,7 +1,7 @@
-"""The objects of a shard: what they are called, what counts of them, how they are put and read.
+"""The objects of a shard: their names, which of them count, how they are written and read.
 
-Objects are read a few at a time ahead of whoever takes their blocks, and are held against what was
-looked for. Relies on the object store; its errors (`StoreError`) pass through.
+Objects are read a few at a time ahead of the caller that takes their blocks, and are checked
+against what was asked for. Relies on the object store; its errors (`StoreError`) pass through.
 """
 
 from collections import deque

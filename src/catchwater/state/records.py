@@ -66,7 +66,7 @@ def new_record(state: StateT) -> Record[StateT]:
 
 
 class RecordCodec(Generic[StateT]):
-    """Records of one state class to bytes and back, whatever version of the function wrote them."""
+    """Records of one state class to bytes and back, of every version of the function."""
 
     def __init__(
         self,
@@ -99,8 +99,8 @@ class RecordCodec(Generic[StateT]):
             for data in encoded:
                 self._decode_state(data[2:])
         except msgspec.ValidationError as error:
-            told = str(error).replace("$[4]", "state")
-            raise TypeError(f"the state could not be read again: {told}") from None
+            reason = str(error).replace("$[4]", "state")
+            raise TypeError(f"the state could not be read again: {reason}") from None
 
     def decode_many(self, stored: Mapping[bytes, bytes]) -> dict[bytes, Record[StateT]]:
         """As `decode`, by stored key, at half the cost a record."""

@@ -5,8 +5,8 @@ expiry journal are split by the keys they name, and the rows that every shard ho
 every one. Nothing is decoded but those pages.
 
 Each source is rebuilt in a temporary directory, which takes the state's size on disk for a while;
-in memory lie a few chunks at a time. The sources are left as they are. What is broken off leaves
-objects under a position that nobody was told.
+in memory lie a few chunks at a time. The sources are left as they are. A run that breaks off leaves
+objects under a position that nothing refers to.
 """
 
 import tempfile

@@ -2,7 +2,7 @@
 
 *Chunks* tile the entries in the order of table and key; each shows its range at some version.
 *Pieces* are the changes since: deltas of one epoch, or runs of small ones merged. Chunks first and
-then all pieces in order give the state: the last change of a key wins, whatever its chunk showed.
+then all pieces in order give the state: the last change of a key wins over its chunk.
 
 Snapshots roll: epochs rewrite twice the bytes of entries that they wrote changes, going round from
 where the last one stopped, so the oldest chunks are always next. One round answers half as many

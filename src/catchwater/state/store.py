@@ -5,7 +5,8 @@ only when epoch n + 1 begins and says, by version and token, that they were comm
 repeated or speculated attempt can therefore never leave the entries ahead. They are not fsynced:
 entries from before a restart of the operating system are emptied, like those of another function
 or shard or a file that cannot be opened. Entries that are behind are brought on by the changes
-since; whatever is not known to be on the way is rebuilt from the log. Nothing else is ever trusted.
+since; entries not known to be a past state of this log are rebuilt from it. Nothing else is ever
+trusted.
 
 One `ShardStore` per directory and process; attempts in other processes may share the directory.
 It may stay open between epochs, but not across a fork.
@@ -244,7 +245,7 @@ class ShardStore:
         self._local.write(change)
 
     def _keep(self, data: Sequence[bytes]) -> None:
-        """Keep the changes for whoever begins next; where that fails the log has them.
+        """Keep the changes for the next process; where that fails the log has them.
 
         In place: for a new file one would wait for the disk. A torn one does not have its sums.
         """
@@ -261,7 +262,7 @@ class ShardStore:
                 self._pending_path.unlink(missing_ok=True)
 
     def _kept(self) -> bytes:
-        """What was kept last, by whoever had the directory. Raises OSError and FrameDamaged."""
+        """What the directory's last user kept. Raises OSError and FrameDamaged."""
         with self._pending_path.open("rb") as file:
             data = file.read()
         if len(data) < _PENDING.size:

@@ -3,7 +3,7 @@
 For jobs that only move data: each task decodes its part of the log and writes it as Parquet itself,
 so no row passes the JVM. One file a task, in the columns of the source.
 
-Promises every wanted offset in exactly one file, whatever was retried or speculated, and that the
+Promises every wanted offset in exactly one file, also after retries and speculation, and that the
 target shows all of them or nothing (in a bucket: that `_SUCCESS` comes last).
 """
 
