@@ -27,7 +27,6 @@ from catchwater.config import CatchwaterError, nearest
 if TYPE_CHECKING:
     from catchwater.pipeline.run.config import PipelineConfig
     from catchwater.sinks.base import Sink
-    from catchwater.sinks.config import SinkConfig
     from catchwater.sinks.reconcile import Finding, Report
 
 app = noun()
@@ -141,7 +140,7 @@ def moved(
     from catchwater.sinks.open import target_of
 
     config = load_here(file)
-    (sink,) = _sinks_of(_with_only(config, name))
+    (sink,) = _with_only(config, name).every_sink.values()
     target = target_of(sink, config.folder)
     bound = identity.read(config.checkpoint)
     was = bound.sinks.get(name) if bound else None
@@ -164,12 +163,16 @@ def last_epochs(file: Path) -> dict[str, int | None]:
 
 @contextmanager
 def _opened(file: Path, only: str | None) -> "Iterator[_Opened]":
-    """The pipeline's sinks, or only this one, with what its checkpoint knows of them."""
+    """The pipeline's sinks, or only this one, with what its checkpoint knows of them.
+
+    Raises `OtherPipeline` before it opens a target that is not the one the checkpoint is bound to.
+    """
     from catchwater.cli.pipeline_file import load_here
     from catchwater.pipeline.change.around import Around
-    from catchwater.pipeline.run import versions
+    from catchwater.pipeline.run import identity, versions
     from catchwater.pipeline.run.fit import check_fit
     from catchwater.pipeline.run.outlets import open_outlets, surroundings_of
+    from catchwater.pipeline.run.preflight import doubts_of, identity_of
     from catchwater.recovery.home import home_of
     from catchwater.recovery.ledger import Ledger
 
@@ -185,24 +188,25 @@ def _opened(file: Path, only: str | None) -> "Iterator[_Opened]":
         clock=around.clock,
     )
     config = _with_only(config, only)
+    bound = identity.read(config.checkpoint)
+    if bound is not None:
+        targets = identity_of(config, around.specs).sinks
+        doubts = doubts_of(config, around.specs, around.clock)
+        identity.check_sinks(config.checkpoint, bound, targets, doubts)
     with closing(open_outlets(config, around.specs, where)) as outlets:
         committed = max(Ledger(config.checkpoint).epochs(), default=None)
-        unmarked = frozenset(each.name for each in _sinks_of(config) if not each.exactly_once)
+        unmarked = frozenset(n for n, each in config.every_sink.items() if not each.exactly_once)
         yield _Opened(outlets.all, committed, config.checkpoint, unmarked)
-
-
-def _sinks_of(config: "PipelineConfig") -> "list[SinkConfig]":
-    return [*config.sinks.values(), *filter(None, [config.dead_letter])]
 
 
 def _with_only(config: "PipelineConfig", only: str | None) -> "PipelineConfig":
     """Without the other sinks: whether they are there is not asked. Raises `NoSuchSink`."""
     if only is None:
         return config
-    names = [each.name for each in _sinks_of(config)]
-    if only not in names:
+    if only not in config.every_sink:
         raise NoSuchSink(
-            f"The pipeline has no sink {only!r}.", hint=f"The nearest is {nearest(only, names)}."
+            f"The pipeline has no sink {only!r}.",
+            hint=f"The nearest is {nearest(only, config.every_sink)}.",
         )
     dead_letter = config.dead_letter
     return replace(

@@ -165,9 +165,10 @@ def _check_identity(
     """A sink whose package is missing cannot say where it writes to, and is left out."""
     bound = identity.read(config.checkpoint)
     sinks = {name: each for name, each in config.sinks.items() if name not in unknown}
-    wanted = identity_of(replace(config, sinks=sinks), specs)
+    dead_letter = None if DEAD_LETTER in unknown else config.dead_letter
+    wanted = identity_of(replace(config, sinks=sinks, dead_letter=dead_letter), specs)
     if bound is not None:
-        for name in {*bound.sinks} & {*config.sinks} - {*sinks}:
+        for name in {*bound.sinks} & {*config.every_sink} - {*wanted.sinks}:
             wanted = identity.with_sink(wanted, name, bound.sinks[name])
     identity.check(config.checkpoint, wanted, doubts_of(config, specs, clock))
 

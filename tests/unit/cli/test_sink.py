@@ -141,6 +141,30 @@ def test_a_sink_that_moved_on_purpose_is_bound_to_where_it_writes_now(
     assert "nearest is alerts" in catchwater("sink", "moved", file, "--sink", "alert").err
 
 
+@pytest.mark.parametrize("command", [("verify",), ("repair", "--yes")])
+def test_a_target_that_is_not_the_bound_one_is_not_compared_and_not_repaired(
+    catchwater: Any, file: Path, command: tuple[str, ...]
+) -> None:
+    """Every epoch would be missing there, and repair would write them all again."""
+    bound = {"alerts": f"sqlite {file.parent}/out.db alerts"}
+    was = identity.Identity("cards", ["cards"], 4, ["payments"], bound)
+    identity.write(file.parent / "checkpoint", was)
+    assert catchwater("sink", *command[:1], file, *command[1:]).code == 0
+    file.write_text(file.read_text().replace("out.db", "other.db"))
+    answer = catchwater("sink", *command[:1], file, *command[1:])
+    assert answer.code == 5
+    assert "out.db alerts so far, and is now to write to" in answer.err
+    assert "catchwater sink moved FILE --sink alerts" in answer.err
+    assert not (file.parent / "other.db").exists()
+
+
+def test_a_target_that_moved_with_all_it_held_is_compared(catchwater: Any, file: Path) -> None:
+    bound = {"alerts": "sqlite /elsewhere/out.db alerts"}
+    was = identity.Identity("cards", ["cards"], 4, ["payments"], bound)
+    identity.write(file.parent / "checkpoint", was)
+    assert catchwater("sink", "verify", file).code == 0
+
+
 def test_the_plan_tells_each_sinks_guarantee_and_why(catchwater: Any, file: Path) -> None:
     told = json.loads(catchwater("pipeline", "plan", "--offline", file, "--json").out)
     assert told["source"] == "payments at 127.0.0.1:1"

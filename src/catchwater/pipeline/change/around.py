@@ -164,9 +164,7 @@ class Around:
 
     def _config_of(self, name: str) -> SinkConfig:
         """The section of a sink, which may be that of the dead letters."""
-        found = self.config.sinks.get(name) or self.config.dead_letter
-        assert found is not None, "every sink is of the file"
-        return found
+        return self.config.every_sink[name]
 
 
 def shelf_url(config: PipelineConfig) -> str:

@@ -107,7 +107,7 @@ def _check_sinks(around: Around, specs: Sequence[FunctionSpec]) -> None:
     config = around.config
     bound = identity.read(config.checkpoint)
     if bound is not None:
-        sinks = {name: target_of(each, config.folder) for name, each in config.sinks.items()}
+        sinks = {name: target_of(each, config.folder) for name, each in config.every_sink.items()}
         doubts = doubts_of(config, specs, around.clock)
         identity.check_sinks(config.checkpoint, bound, sinks, doubts)
 

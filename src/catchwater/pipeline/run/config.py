@@ -139,6 +139,12 @@ class PipelineConfig:
         return self.shards or 2 * self.tasks
 
     @property
+    def every_sink(self) -> dict[str, SinkConfig]:
+        """All sinks by name, that of dead letters the last."""
+        dead = {self.dead_letter.name: self.dead_letter} if self.dead_letter else {}
+        return {**self.sinks, **dead}
+
+    @property
     def source_options(self) -> dict[str, str]:
         """The options of the data source that reads all inputs."""
         topics = {"subscribe": ",".join(sorted(self.inputs.values()))} if self.inputs else {}

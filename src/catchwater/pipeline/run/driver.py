@@ -99,8 +99,9 @@ def _stand_by(
     from catchwater.sinks.open import preload
 
     warm_up(spark, config.tasks, lambda: turn.come or stop.requested, clock)
-    sinks = [*config.sinks.values(), *filter(None, [config.dead_letter])]
-    preload(sink.kind for sink in sinks)  # half a second, and a third of a restart
+    preload(
+        sink.kind for sink in config.every_sink.values()
+    )  # half a second, and a third of a restart
     _log.info("Standing by.")
     while not stop.requested and not turn.wait(_LOOK_S):
         pass

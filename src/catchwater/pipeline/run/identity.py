@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from catchwater.config import CatchwaterError
+from catchwater.pipeline.run.config import DEAD_LETTER
 from catchwater.recovery.ledger import FOLDER, read_json, write_whole
 from catchwater.recovery.savepoint.marker import refuse_unfinished
 
@@ -64,7 +65,10 @@ def claim(checkpoint: Path, identity: Identity, doubts: Doubts = no_move) -> Non
     Raises `OtherPipeline` if it is bound to another, `RestoreUnfinished` if it is incomplete.
     """
     check(checkpoint, identity, doubts)
-    if read(checkpoint) != identity:
+    bound = read(checkpoint)
+    if bound is not None and DEAD_LETTER in bound.sinks and DEAD_LETTER not in identity.sinks:
+        identity = with_sink(identity, DEAD_LETTER, bound.sinks[DEAD_LETTER])
+    if bound != identity:
         write(checkpoint, identity)
 
 
@@ -77,11 +81,13 @@ def check(checkpoint: Path, identity: Identity, doubts: Doubts = no_move) -> Non
     compared = [
         (w, getattr(bound, n), getattr(identity, n), _HINTS.get(n)) for n, w in _WORDS.items()
     ]
-    compared.append(("the set of sinks", sorted(bound.sinks), sorted(identity.sinks), _OTHER_SINKS))
-    for words, was, wanted, hint in compared:
-        if was != wanted:
+    # Dead letters may be added or left out; where they go is compared like any sink's target.
+    was, now = ({*each.sinks} - {DEAD_LETTER} for each in (bound, identity))
+    compared.append(("the set of sinks", sorted(was), sorted(now), _OTHER_SINKS))
+    for words, before, wanted, hint in compared:
+        if before != wanted:
             raise OtherPipeline(
-                f"The checkpoint {checkpoint} cannot be continued: {words} was {was} and is now "
+                f"The checkpoint {checkpoint} cannot be continued: {words} was {before} and is now "
                 f"{wanted}. Its state would be lost or misread; nothing was changed.",
                 hint=hint or "Put it back as it was, or begin a new checkpoint in another folder.",
             )

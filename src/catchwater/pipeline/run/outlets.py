@@ -8,7 +8,7 @@ from pathlib import Path
 from catchwater.clock import Clock
 from catchwater.config import ConfigError
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.pipeline.run.config import PipelineConfig
+from catchwater.pipeline.run.config import DEAD_LETTER, PipelineConfig
 from catchwater.replay.control import Control
 from catchwater.replay.options import parse_options
 from catchwater.sinks.base import Sink
@@ -43,9 +43,9 @@ class Outlets:
 def source_of(sink: SinkConfig, specs: Sequence[FunctionSpec]) -> FunctionSpec | None:
     """The function whose outputs a sink takes: the one it names, or the last of the chain.
 
-    None: it takes what is late for a function that names it.
+    None: it takes dead letters, or what is late for a function that names it.
     """
-    if sink.name in {spec.late_sink for spec in specs}:
+    if sink.name in {DEAD_LETTER, *(spec.late_sink for spec in specs)}:
         return None
     return next((spec for spec in specs if spec.name == sink.source), specs[-1])
 
@@ -126,10 +126,8 @@ def outlets_of(
     config: PipelineConfig, specs: Sequence[FunctionSpec], around: Surroundings
 ) -> Iterator[tuple[SinkConfig, Surroundings]]:
     """Every sink, that of dead letters too, and what it learns of its pipeline."""
-    for each in config.sinks.values():
+    for each in config.every_sink.values():
         yield each, outlet_of(each, specs, around)
-    if config.dead_letter is not None:
-        yield config.dead_letter, around
 
 
 def open_outlets(

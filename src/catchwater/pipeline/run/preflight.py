@@ -136,7 +136,7 @@ def doubts_of(
     around = Surroundings(config.name or specs[0].name, "", config.folder, clock=clock)
 
     def doubt(name: str, was: str) -> str:
-        sink = config.sinks[name]
+        sink = config.every_sink[name]
         if is_target(sink, config.folder, was):
             return ""
         try:
@@ -177,7 +177,7 @@ def identity_of(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> identi
         functions=[spec.name for spec in specs],
         shards=config.shard_count,
         topics=list(parse_options(config.source_options).topics),
-        sinks={sink: target_of(each, config.folder) for sink, each in config.sinks.items()},
+        sinks={sink: target_of(each, config.folder) for sink, each in config.every_sink.items()},
     )
 
 

@@ -15,7 +15,7 @@ from catchwater.pipeline.run.backfill import BadBackfill, check_apart
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.identity import OtherPipeline
 from catchwater.pipeline.run.preflight import bind, doubts_of, identity_of
-from catchwater.sinks.config import AT_LEAST_ONCE
+from catchwater.sinks.config import AT_LEAST_ONCE, SinkConfig, parse
 
 from .conftest import Shop
 
@@ -96,3 +96,27 @@ def test_without_marks_a_move_is_told_by_who_writes_there(shop: Shop) -> None:
     start(shop, elsewhere(shop, "moved.db", AT_LEAST_ONCE))
     with pytest.raises(OtherPipeline, match="is now to write to"):
         start(shop, elsewhere(shop, "other.db", AT_LEAST_ONCE))
+
+
+def dead_letters(path: str) -> SinkConfig:
+    return parse("dead-letter", {"kind": "sqlite", "path": path, "table": "dead"})
+
+
+def test_dead_letters_are_bound_to_their_target_as_any_sink_is(shop: Shop) -> None:
+    """A checkpoint that was begun without them takes them as they are."""
+    start(shop, replace(shop.config, dead_letter=dead_letters("dead.db")))
+    found = identity.read(shop.checkpoint)
+    assert found is not None
+    assert found.sinks["dead-letter"] == f"sqlite {shop.folder}/dead.db dead"
+    with pytest.raises(
+        OtherPipeline, match=r"'dead-letter' has written to sqlite .*/dead\.db dead"
+    ):
+        start(shop, replace(shop.config, dead_letter=dead_letters("other.db")))
+    assert not (shop.folder / "other.db").exists()
+
+
+def test_dead_letters_that_were_left_out_for_a_while_stay_bound(shop: Shop) -> None:
+    start(shop, replace(shop.config, dead_letter=dead_letters("dead.db")))
+    start(shop, shop.config)
+    with pytest.raises(OtherPipeline, match="'dead-letter'"):
+        start(shop, replace(shop.config, dead_letter=dead_letters("other.db")))
