@@ -19,6 +19,7 @@ _EVERY_S = 2.0
 _INDENT = 14
 _NAME = 20
 """A longer name is cut, in a table."""
+_NO_WATERMARK = "none yet; an epoch moves it for the next one"
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -72,7 +73,7 @@ def _head(status: dict[str, Any], now_ms: int) -> list[str]:
     if status["committed_epoch"] is not None or status["planned_epoch"] is not None:
         rows += [
             ("epoch", _epoch(status, now_ms)),
-            ("watermark", iso(status["watermark_ms"]) or "none yet"),
+            ("watermark", iso(status["watermark_ms"]) or _NO_WATERMARK),
             ("lag", _lag(status["lag"])),
             ("rate", _rate(status["rate"])),
             ("restorable", _ranges(status["restorable"]) or "no epoch"),

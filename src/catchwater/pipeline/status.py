@@ -15,8 +15,10 @@ import msgspec
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.run import identity
+from catchwater.pipeline.run.artefact import find_function
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.supervisor.supervise import Supervision, read_supervision
+from catchwater.recovery.checkpoint import commit_ms
 from catchwater.recovery.intact import Look
 from catchwater.recovery.ledger import EpochEntry, LedgerDamaged, OffsetMap, ShardEpoch
 from catchwater.recovery.lock import SUPERVISOR, holder
@@ -32,8 +34,8 @@ _ASK_S = 2.0
 """How long the log is asked; a status that waits tells nothing."""
 _COUNTED = ("events", "outputs", "late", "duplicates", "poisoned", "timers")
 _QUIET_MS = 10_000
-_COMMIT_MS = 60_000
-"""A commit that was written so long after its epoch was written by a restore."""
+_SUPERVISES = ("running", "waiting")
+"""What a supervisor says of itself as long as it is there."""
 
 
 def status_of(config: PipelineConfig, found: Look, clock: Clock) -> dict[str, Any]:
@@ -41,11 +43,13 @@ def status_of(config: PipelineConfig, found: Look, clock: Clock) -> dict[str, An
     folder, entries = found.folder, found.entries
     end = found.whole[-1].end if found.whole else None
     supervisor, process = _supervisor(folder), _worker(folder)
+    if supervisor and process is not None and supervisor.state not in _SUPERVISES:
+        supervisor = None  # it is gone, and another driver was started without one
     lag, now_ms = lag_told(config, end.offsets if end else None, clock), clock.now_ms()
     state = state_of(supervisor.state if supervisor else None, process, found, lag, now_ms)
     bound = _bound(folder)
     return {
-        "name": config.name or (bound.pipeline if bound else config.functions[0]),
+        "name": config.name or (bound.pipeline if bound else _function_name(config)),
         "state": state,
         "checkpoint": str(folder),
         "committed_epoch": found.last if found.last >= 0 else None,
@@ -63,6 +67,14 @@ def status_of(config: PipelineConfig, found: Look, clock: Clock) -> dict[str, An
         "recent_epochs": [epoch_told(entry, folder) for entry in entries],
         "problems": found.problems,
     }
+
+
+def _function_name(config: PipelineConfig) -> str:
+    """What the first start will call the pipeline, if its function can be imported."""
+    try:
+        return find_function(config.functions[0], config.folder).name
+    except CatchwaterError:
+        return config.functions[0]
 
 
 def _bound(folder: Path) -> identity.Identity | None:
@@ -87,7 +99,7 @@ def _supervisor(folder: Path) -> Supervision | None:
         is_gone = holder(folder, SUPERVISOR) is None
     except (LedgerDamaged, OSError):
         return None
-    if told and told.state in ("running", "waiting") and is_gone:
+    if told and told.state in _SUPERVISES and is_gone:
         return msgspec.structs.replace(told, state="killed", driver=None, spare=None)
     return told
 
@@ -122,7 +134,8 @@ def times_of(entry: EpochEntry, folder: Path) -> dict[str, float | None]:
 
     None where that was not measured.
     """
-    parts, commit = parts_ms(entry), _commit_ms(entry, folder)
+    parts = parts_ms(entry)
+    commit = commit_ms(folder, entry.epoch, entry.finished_ms)
     told = {
         "source_ms": parts.get("source"),
         "operator_ms": parts.get("function"),
@@ -131,14 +144,6 @@ def times_of(entry: EpochEntry, folder: Path) -> dict[str, float | None]:
         "total_ms": sum(parts.values()) + (commit or 0) if parts else None,
     }
     return {name: None if part is None else round(part, 1) for name, part in told.items()}
-
-
-def _commit_ms(entry: EpochEntry, folder: Path) -> float | None:
-    try:
-        committed_ms = (folder / "commits" / str(entry.epoch)).stat().st_mtime * 1000
-    except OSError:
-        return None
-    return commit if 0 <= (commit := committed_ms - entry.finished_ms) < _COMMIT_MS else None
 
 
 def functions_told(entries: Sequence[EpochEntry], names: Sequence[str]) -> list[dict[str, Any]]:
@@ -277,9 +282,10 @@ def state_of(
 ) -> str:
     """In a word: what the supervisor says, or whether there is a process at all.
 
-    A pipeline that runs, has read everything and has had no epoch for a while is `idle`.
+    A pipeline that runs, has read everything and has had no epoch for a while is `idle`. A process
+    that works where the last supervisor is gone was started without one.
     """
-    if supervised in (None, "running") and process is not None:
+    if supervised != "waiting" and process is not None:
         entries = found.entries
         quiet = bool(entries) and now_ms - entries[-1].finished_ms > _QUIET_MS
         return "idle" if quiet and lag["records"] == 0 else "running"

@@ -7,6 +7,7 @@ in Spark's own words.
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -25,6 +26,9 @@ from catchwater.recovery.ledger import (
     read_offset,
     write_whole,
 )
+
+_LONGEST_COMMIT_MS = 60_000
+"""A commit so long after its epoch was written by a restore of an earlier release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +140,24 @@ def respell_offset(folder: Path, epoch: int) -> None:
         _write_log(path, respelled)
 
 
-def write_commit(folder: Path, epoch: int) -> None:
-    """Tell Spark that a batch is done."""
-    _write_log(folder / "commits" / str(epoch), ["v1", _compact({"nextBatchWatermarkMs": 0})])
+def write_commit(folder: Path, epoch: int, finished_ms: int) -> None:
+    """Tell Spark that a batch is done; the file is as old as the batch (`commit_ms`)."""
+    path = folder / "commits" / str(epoch)
+    _write_log(path, ["v1", _compact({"nextBatchWatermarkMs": 0})])
+    os.utime(path, ns=(finished_ms * 1_000_000, finished_ms * 1_000_000))
+
+
+def commit_ms(folder: Path, epoch: int, finished_ms: int) -> float | None:
+    """How long Spark took to commit a batch that had finished then; None: not measured.
+
+    A commit that we wrote in Spark's place is no later than its batch (`write_commit`).
+    """
+    try:
+        committed_ns = (folder / "commits" / str(epoch)).stat().st_mtime_ns
+    except OSError:
+        return None
+    taken_ms = (committed_ns - finished_ms * 1_000_000) / 1e6
+    return taken_ms if 0 < taken_ms < _LONGEST_COMMIT_MS else None
 
 
 def _compact(said: Mapping[str, Any]) -> str:

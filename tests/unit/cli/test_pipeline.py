@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -98,6 +99,16 @@ def test_a_pipeline_that_never_ran_has_a_status_too(
     shown = catchwater("pipeline", "status", moved / "pipeline.toml").out.splitlines()
     assert shown[1] == "state         never started; catchwater pipeline run FILE starts it"
     assert len(shown) == 3
+
+
+def test_a_pipeline_has_the_same_name_before_and_after_its_first_start(
+    catchwater: Any, pipeline_file: Path
+) -> None:
+    named = 'function = "catchwater.demo.card_risk:CardRisk"'
+    text = re.sub("function = .*", named, pipeline_file.read_text())
+    pipeline_file.write_text(text.replace('"checkpoint"', '"another"'))
+    told = json.loads(catchwater("pipeline", "status", pipeline_file, "--json").out)
+    assert (told["name"], told["state"]) == ("card-risk", "never started")
 
 
 def test_a_file_that_is_not_there_is_told_with_what_to_do(catchwater: Any, tmp_path: Path) -> None:

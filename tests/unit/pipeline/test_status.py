@@ -1,17 +1,21 @@
 """How far behind a pipeline is, in what state, and where its epochs' time goes."""
 
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from catchwater.clock import ManualClock
+from catchwater.clock import SYSTEM, ManualClock
 from catchwater.pipeline import status
+from catchwater.pipeline.change.settle import settle
 from catchwater.pipeline.run.config import PipelineConfig
+from catchwater.recovery.checkpoint import write_offset
 from catchwater.recovery.intact import Look
-from catchwater.recovery.ledger import EpochEntry, ShardEpoch, SinkEpoch, SourceOffset
+from catchwater.recovery.ledger import EpochEntry, Ledger, ShardEpoch, SinkEpoch, SourceOffset
+from catchwater.recovery.savepoint.restore import write_epoch
 from catchwater.wire.client import RequestTimedOut
 from catchwater.wire.records import encode_batch
 
@@ -98,8 +102,23 @@ def test_an_epochs_time_is_that_of_its_parts(tmp_path: Path) -> None:
     (tmp_path / "commits" / "3").touch()
     os.utime(tmp_path / "commits" / "3", (1000.05, 1000.05))
     assert status.times_of(done, tmp_path)["commit_ms"] == 50.0
-    os.utime(tmp_path / "commits" / "3", (5000, 5000))  # by a restore
+    os.utime(tmp_path / "commits" / "3", (5000, 5000))  # by a restore of an earlier release
     assert status.times_of(done, tmp_path)["commit_ms"] is None
+
+
+@pytest.mark.parametrize("after_s", [0.02, 34.8])
+def test_a_commit_that_was_written_in_sparks_place_says_nothing_of_how_long_spark_took(
+    tmp_path: Path, after_s: float
+) -> None:
+    done = entry(0, int((time.time() - after_s) * 1000))
+    write_epoch(tmp_path / "restored", done, SYSTEM)
+    Ledger(tmp_path / "settled").write(done)
+    write_offset(tmp_path / "settled", done.end)
+    assert settle(tmp_path / "settled") == 0
+    for folder in ("restored", "settled"):
+        times = status.times_of(done, tmp_path / folder)
+        assert times["commit_ms"] is None
+        assert times["total_ms"] == 107.0
 
 
 def test_the_rate_of_a_chain_is_what_goes_in_and_what_comes_out() -> None:
@@ -119,6 +138,10 @@ def test_the_rate_of_a_chain_is_what_goes_in_and_what_comes_out() -> None:
         ("running", 7, None, 60_000, "running"),
         ("waiting", None, 0, 60_000, "waiting"),
         ("killed", None, 0, 60_000, "killed"),
+        ("ended", None, 0, 60_000, "ended"),
+        ("ended", 7, 0, 1100, "running"),
+        ("killed", 7, 0, 60_000, "idle"),
+        ("waiting", 7, 0, 1100, "waiting"),
         (None, None, 0, 1100, "stopped"),
     ],
 )

@@ -18,5 +18,5 @@ def settle(checkpoint: Path) -> int:
     planned = checkpoints.read(checkpoint).planned
     if entry is None or planned is None or planned != entry.end:
         return last
-    checkpoints.write_commit(checkpoint, entry.epoch)
+    checkpoints.write_commit(checkpoint, entry.epoch, entry.finished_ms)
     return entry.epoch

@@ -144,7 +144,7 @@ def write_epoch(into: Path, entry: EpochEntry, clock: Clock) -> None:
     # Spark does not start from a batch without the offsets of the one before.
     for end in (entry.start, entry.end)[entry.epoch == 0 :]:
         write_offset(into, end)
-    write_commit(into, entry.epoch)
+    write_commit(into, entry.epoch, entry.finished_ms)
 
 
 def _copy(
