@@ -15,9 +15,9 @@ import pyarrow as pa
 from aiokafka.record._crecords import MemoryRecords
 
 from benchmarks.measure import Row, alternate, publish, row
+from catchwater.wire.arrow import COLUMNS as TYPES
+from catchwater.wire.arrow import decode, encode_batch, place, warm
 from catchwater.wire.codecs import Codec
-from catchwater.wire.records import COLUMNS as TYPES
-from catchwater.wire.records import decode, encode_batch, place, warm
 
 PER_BATCH = 5_000
 VALUE_BYTES = 200

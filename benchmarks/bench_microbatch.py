@@ -25,8 +25,8 @@ from benchmarks.measure import Row, publish, row
 from benchmarks.our_broker import Broker, catchwater_broker
 from catchwater.recovery.ledger import Ledger
 from catchwater.recovery.measure import operator_ms
+from catchwater.wire.arrow import decode, encode_batch, place
 from catchwater.wire.client import Client
-from catchwater.wire.records import decode, encode_batch, place
 
 EVENTS = 1_000
 KEYS = 100_000

@@ -17,7 +17,7 @@ from kio.schema.produce.v9 import request as produce
 from benchmarks.load import NOW_MS, Connection, create_topic, encode, frame
 from benchmarks.measure import Row, cpu_seconds, publish, row
 from benchmarks.our_broker import catchwater_broker
-from catchwater.wire.records import encode_batch
+from catchwater.wire.arrow import encode_batch
 
 A_TOPIC = 1_000
 TOPICS = 10

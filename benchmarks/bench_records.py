@@ -20,8 +20,8 @@ from benchmarks.load import (
 )
 from benchmarks.measure import Row, publish, row
 from benchmarks.our_broker import Broker, catchwater_broker
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.codecs import Codec
-from catchwater.wire.records import encode_batch
 
 SECONDS, ROUNDS = 0.3, 15
 """Many short turns: on a shared machine what disturbs one seldom disturbs its neighbour alike."""

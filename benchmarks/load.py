@@ -18,7 +18,7 @@ from kio.schema.fetch.v11 import request as fetch
 from kio.schema.produce.v9 import request as produce
 from kio.serial import entity_reader, entity_writer
 
-from catchwater.wire.records import encode_batch
+from catchwater.wire.arrow import encode_batch
 
 CLIENT = "bench"
 NOW_MS = int(time.time() * 1000)

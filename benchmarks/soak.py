@@ -29,7 +29,7 @@ from benchmarks.load import (
 )
 from benchmarks.measure import RESULTS, machine
 from benchmarks.our_broker import Broker, catchwater_broker
-from catchwater.wire.records import encode_batch
+from catchwater.wire.arrow import encode_batch
 
 MINUTES = float(os.environ.get("MINUTES", "10"))
 RETENTION_S = 10.0

@@ -20,8 +20,8 @@ from confluent_kafka.admin import (
 from tests.ports import free_port
 from tests.token_endpoint import AUDIENCE, CLIENT_ID, CLIENT_SECRET, Provider, provider
 
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import Client
-from catchwater.wire.records import encode_batch
 
 TOPIC = "secured"
 VALUES = [b"%d" % number for number in range(300)]

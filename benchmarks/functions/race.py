@@ -23,7 +23,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from benchmarks.functions.peers import Contestant, Job
 from benchmarks.load import NOW_MS, Connection, create_topic, frame_of_batch, produce_error
-from catchwater.wire.records import encode_batch
+from catchwater.wire.arrow import encode_batch
 
 PARTITIONS = 2
 EVENTS_PER_ALERT = 50

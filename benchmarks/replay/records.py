@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from benchmarks.load import NOW_MS, Connection, create_topic, frame_of_batch, produce_error
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.codecs import Codec
-from catchwater.wire.records import encode_batch
 
 BATCH_BYTES = 800_000
 PARTITIONS = 2

@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from catchwater.wire.records import encode_batch
+from catchwater.wire.arrow import encode_batch
 from conformance.differ.cases import case
 from conformance.differ.talk import NO_TOPIC_ID, Talk, Topic
 

@@ -24,8 +24,8 @@ from tests.conformance.corpus import (
 
 from catchwater.replay.control import Control
 from catchwater.replay.plan import CLEANED, SEGMENT, PlanRange, Wanted
+from catchwater.wire.arrow import place
 from catchwater.wire.client import Client
-from catchwater.wire.records import place
 
 MIXED, COMPACTED = "mixed", "compacted"
 FEW, LARGE, TXNS, OPEN, MANY = range(5)

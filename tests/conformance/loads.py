@@ -24,10 +24,10 @@ from kio.schema.produce.v8 import request as produce_v8
 from kio.schema.txn_offset_commit.v1 import request as txn_offset_v1
 from kio.static.primitive import i32Timedelta
 
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import split
 from catchwater.wire.frames import prefixed
 from catchwater.wire.messages import decode_reply, encode_request
-from catchwater.wire.records import encode_batch
 
 IN_FLIGHT = 5
 PARTITIONS = 2

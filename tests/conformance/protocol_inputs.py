@@ -23,10 +23,10 @@ from kio.index import load_request_schema
 from kio.schema.errors import ErrorCode as KioErrorCode
 
 from catchwater.broker.router import APIS
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.codecs import Codec
 from catchwater.wire.frames import prefixed
 from catchwater.wire.messages import encode_request
-from catchwater.wire.records import encode_batch
 
 TOPICS = ("fuzz-a", "fuzz-b")
 """Topics that a broker under test had better have."""

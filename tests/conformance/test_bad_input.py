@@ -36,10 +36,10 @@ from tests.conformance.protocol_inputs import VERSIONS, drawn
 from tests.ports import mute_connections
 
 from catchwater.broker.router import APIS
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import assembled, read_header
 from catchwater.wire.frames import prefixed
 from catchwater.wire.messages import encode_request
-from catchwater.wire.records import encode_batch
 
 PATIENCE_S = 60.0
 CLOSED_WITHIN_S = 20.0

@@ -22,11 +22,11 @@ from kio.index import load_request_schema
 from tests.conftest import BrokerProcess
 
 from catchwater.clock import SYSTEM
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import assembled, read_header
 from catchwater.wire.codecs import Codec, compress
 from catchwater.wire.connection import Connection, ask
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.records import encode_batch
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT = 0, 1, 2, 3, 8
 JOIN_GROUP, CREATE_TOPICS, DELETE_RECORDS, INIT_PRODUCER_ID = 11, 19, 21, 22

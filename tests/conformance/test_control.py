@@ -18,8 +18,8 @@ from catchwater.replay.plan import Wanted
 from catchwater.replay.read import ReadSettings, read_task
 from catchwater.replay.source import BatchReader, StreamReader
 from catchwater.replay.subscription import Subscription
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import EARLIEST, Client
-from catchwater.wire.records import encode_batch
 
 PATIENCE_S = 60.0
 """What a busy machine may take for anything that comes to an end."""

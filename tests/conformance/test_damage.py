@@ -31,9 +31,9 @@ from catchwater.log.write.sequence import PartitionState, sequence
 from catchwater.objects.local import LocalStore
 from catchwater.wal.base import WalCorrupt
 from catchwater.wal.file import FileWal
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import read_header
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.records import encode_batch
 
 BITS = int(os.environ.get("BITS", "2000"))
 SEED = int(os.environ.get("SEED", "4"))

@@ -23,11 +23,9 @@ import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
+from catchwater.wire import arrow as records_module
 from catchwater.wire import codecs, kernels
-from catchwater.wire import records as records_module
-from catchwater.wire.batch import HEADER_BYTES, BatchError, check_crc
-from catchwater.wire.codecs import Codec, CodecError
-from catchwater.wire.records import (
+from catchwater.wire.arrow import (
     COLUMNS,
     MAX_OFFSET,
     AbortedTransaction,
@@ -37,6 +35,8 @@ from catchwater.wire.records import (
     encode_batch,
     place,
 )
+from catchwater.wire.batch import HEADER_BYTES, BatchError, check_crc
+from catchwater.wire.codecs import Codec, CodecError
 
 MUTATIONS = int(os.environ.get("MUTATIONS", "100000"))
 MAX_BYTES = 2**20

@@ -34,12 +34,12 @@ from tests.conftest import BrokerProcess
 
 from catchwater.clock import SYSTEM
 from catchwater.log.write.prepare import LOAD_AFTER_RECORDS
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import Client
 from catchwater.wire.connection import Connection, ask
 from catchwater.wire.fields import MalformedMessage
 from catchwater.wire.frames import prefixed
 from catchwater.wire.messages import decode_reply, encode_request
-from catchwater.wire.records import encode_batch
 
 CORPUS = Path(__file__).parent / "corpus_protocol"
 FUZZ_SECONDS = float(os.environ.get("FUZZ_SECONDS", "10"))

@@ -19,8 +19,8 @@ from catchwater.replay.options import parse_options
 from catchwater.replay.plan import Task
 from catchwater.replay.read import ReadSettings, read_task
 from catchwater.replay.subscription import Subscription
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import EARLIEST, Client
-from catchwater.wire.records import encode_batch
 
 RATE = 2_000_000
 TASKS = 4

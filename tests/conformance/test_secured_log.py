@@ -27,7 +27,7 @@ from catchwater.sinks.reconcile import verify
 from catchwater.sinks.staged import Archive, StagedFile
 from catchwater.sinks.surroundings import Surroundings
 from catchwater.wire.client import LATEST, Client
-from catchwater.wire.watch import OPEN_S
+from catchwater.wire.connection import OPEN_S
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

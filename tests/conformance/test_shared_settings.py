@@ -19,8 +19,8 @@ from kio.schema.incremental_alter_configs.v1 import request as alter
 from kio.static.primitive import i32Timedelta
 from tests.cluster import Brokers
 
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.messages import decode_reply, encode
-from catchwater.wire.records import encode_batch
 
 WAIT = i32Timedelta.parse(timedelta(seconds=10))
 SPREAD_S = 60.0

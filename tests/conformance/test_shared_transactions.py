@@ -24,9 +24,9 @@ from catchwater.log.write.intake import Submission
 from catchwater.objects.memory import MemoryStore
 from catchwater.wal.base import Wal
 from catchwater.wal.open import open_wal, session_prefix
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import read_header, split
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.records import encode_batch
 
 MINUTE_MS = 60_000
 

@@ -26,8 +26,8 @@ from catchwater.replay.control import Control
 from catchwater.replay.options import parse_options
 from catchwater.replay.plan import Wanted
 from catchwater.replay.source import BatchReader
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import Client
-from catchwater.wire.records import encode_batch
 
 CHILD = Path(__file__).with_name("bare_executor.py")
 RECORDS = 50

@@ -11,10 +11,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from catchwater.clock import SYSTEM
 from catchwater.replay.options import parse_options
 from catchwater.replay.source import StreamReader
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import LATEST, Client
-from catchwater.wire.connection import Connections
-from catchwater.wire.records import encode_batch
-from catchwater.wire.watch import Watch
+from catchwater.wire.connection import Connections, Watch
 
 FOR_EVER_S = 600.0
 """No test takes so long: what waits so was not woken."""

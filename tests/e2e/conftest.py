@@ -24,8 +24,8 @@ from catchwater.demo.scenarios import Scenario, card_payments
 from catchwater.recovery import checkpoint
 from catchwater.recovery.ledger import Ledger, numbered
 from catchwater.replay.control import Control
+from catchwater.wire.arrow import decode, place
 from catchwater.wire.client import LATEST, Client
-from catchwater.wire.records import decode, place
 
 EVENTS = 12_000
 EPOCH_EVENTS = 800

@@ -29,8 +29,8 @@ from catchwater.pipeline.spark.failure import Told, cause
 from catchwater.pipeline.spark.source import PackedReader
 from catchwater.recovery import checkpoint
 from catchwater.recovery.ledger import EpochEntry, Ledger, numbered, write_whole
+from catchwater.wire.arrow import decode, encode_batch, place
 from catchwater.wire.client import LATEST, Client
-from catchwater.wire.records import decode, encode_batch, place
 
 WRITTEN_MS = 1_700_000_000_000
 

@@ -35,8 +35,8 @@ from catchwater.sinks.base import RETRACTS_HEADER
 from catchwater.state.entries import DictEntries, Table, prefix_of
 from catchwater.state.keys import HASH_BYTES
 from catchwater.state.records import Record
+from catchwater.wire.arrow import decode, place
 from catchwater.wire.client import LATEST, Client
-from catchwater.wire.records import decode, place
 
 EVENTS, USERS, PARTITIONS = 400, 12, 2
 STEP_MS = 300

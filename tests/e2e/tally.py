@@ -15,8 +15,8 @@ from typing import Any
 import psycopg
 
 from catchwater.clock import SYSTEM
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import LATEST, Client
-from catchwater.wire.records import encode_batch
 
 TOPIC, PARTITIONS, CARDS = "orders", 2, 17
 

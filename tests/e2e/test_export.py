@@ -24,8 +24,8 @@ from catchwater.replay.export.source import ExportPartition, ExportReader, Expor
 from catchwater.replay.options import BadOption
 from catchwater.replay.plan import Wanted
 from catchwater.replay.source import loaded, register
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import Client
-from catchwater.wire.records import encode_batch
 
 pytestmark = pytest.mark.spark
 

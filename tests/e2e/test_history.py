@@ -19,8 +19,8 @@ from catchwater.replay import history
 from catchwater.replay.control import Control
 from catchwater.replay.plan import PlanRange, Wanted
 from catchwater.replay.source import register
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import LATEST, Client
-from catchwater.wire.records import encode_batch
 
 pytestmark = pytest.mark.spark
 

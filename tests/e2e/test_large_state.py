@@ -30,8 +30,8 @@ from catchwater.recovery.savepoint.create import Source
 from catchwater.state import roll
 from catchwater.state.entries import Table
 from catchwater.state.keys import HASH_BYTES
+from catchwater.wire.arrow import decode, encode_batch, place
 from catchwater.wire.client import LATEST, Client
-from catchwater.wire.records import decode, encode_batch, place
 
 pytestmark = pytest.mark.timeout(1800)
 

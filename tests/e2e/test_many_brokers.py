@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.cluster import Brokers, ask, metric
 
-from catchwater.wire.records import encode_batch
+from catchwater.wire.arrow import encode_batch
 
 PARTITIONS = 6
 NOT_LEADER, STORAGE_ERROR = 6, 56

@@ -26,8 +26,8 @@ from catchwater.clock import SYSTEM, Clock
 from catchwater.demo.feeder import Event, Feeder
 from catchwater.demo.online_retail import read_rows
 from catchwater.demo.reference import canonical
+from catchwater.wire.arrow import decode, place
 from catchwater.wire.client import LATEST, Client
-from catchwater.wire.records import decode, place
 
 pytestmark = pytest.mark.timeout(1800)
 

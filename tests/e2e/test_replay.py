@@ -14,8 +14,8 @@ from pyspark.errors import PySparkException
 
 from catchwater.clock import SYSTEM
 from catchwater.replay.source import register
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import EARLIEST, LATEST, Client
-from catchwater.wire.records import encode_batch
 
 pytestmark = pytest.mark.spark
 

@@ -13,8 +13,8 @@ import pytest
 
 from catchwater.clock import SYSTEM
 from catchwater.replay.source import register
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import Client
-from catchwater.wire.records import encode_batch
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 

@@ -22,8 +22,8 @@ from catchwater.demo.scenarios import card_payments
 from catchwater.recovery import checkpoint
 from catchwater.sinks.kafka.client import Brokers, read
 from catchwater.sinks.kafka.sink import LEDGER_TOPIC
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import Client
-from catchwater.wire.records import encode_batch
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -20,8 +20,8 @@ from tests.e2e.in_session import Pipeline
 from catchwater.clock import SYSTEM
 from catchwater.recovery.checkpoint import numbered
 from catchwater.sinks.base import SinkUnavailable
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import Client
-from catchwater.wire.records import encode_batch
 
 HOLD_S = int(os.environ.get("HOLD_S", "2"))
 AT_ONCE, EPOCH_EVENTS, FILLER = 10, 50, "x" * 10_000

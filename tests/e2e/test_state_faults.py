@@ -36,8 +36,8 @@ from catchwater.state.entries import Table
 from catchwater.state.keys import HASH_BYTES
 from catchwater.state.roll import EMPTY
 from catchwater.state.store import ShardStoreFailed
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import Client
-from catchwater.wire.records import encode_batch
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 

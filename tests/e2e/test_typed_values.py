@@ -12,8 +12,8 @@ from pyspark.errors import PySparkException
 
 from catchwater.clock import SYSTEM
 from catchwater.replay.source import register
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import Client
-from catchwater.wire.records import encode_batch
 
 pytestmark = pytest.mark.spark
 COUNT = 500

@@ -22,18 +22,9 @@ from catchwater.drill.history import (
     WatermarkLine,
 )
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.exchange import (
-    FETCH,
-    PRODUCE,
-    Api,
-    Fetched,
-    FetchLimits,
-    encode_fetch,
-    encode_header,
-    encode_produce,
-    parse_fetch_reply,
-    parse_produce_reply,
-)
+from catchwater.wire.fetch import FETCH, Fetched, FetchLimits, encode_fetch, parse_fetch_reply
+from catchwater.wire.fields import ApiVersion, encode_header
+from catchwater.wire.produce import PRODUCE, encode_produce, parse_produce_reply
 
 Place = tuple[str, int]
 
@@ -132,7 +123,7 @@ class Client:
         """One try: (error, base offset); None where there was no answer."""
         body = joined(encode_produce({place: batch}, 3_000))
         try:
-            reply = await self.ask(encode_header(Api(*PRODUCE), 1, "simulated") + body)
+            reply = await self.ask(encode_header(ApiVersion(*PRODUCE), 1, "simulated") + body)
         except Lost:
             return None, -1
         except Refused:
@@ -145,7 +136,7 @@ class Client:
         limits = FetchLimits(100_000, self.random.choice([1, 200, 5_000]), 1, 500, read_committed)
         body = joined(encode_fetch({place: offset}, limits))
         try:
-            reply = await self.ask(encode_header(Api(*FETCH), 1, "simulated") + body)
+            reply = await self.ask(encode_header(ApiVersion(*FETCH), 1, "simulated") + body)
         except (Lost, Refused):
             return None
         return parse_fetch_reply(memoryview(reply))[1][place]

@@ -12,7 +12,7 @@ from tests.simulation.truth import Truth
 from catchwater.catalog.rows import Session
 from catchwater.log.keep.parquet import PARQUET
 from catchwater.log.storage import SEGMENTS
-from catchwater.wire.records import decode, place
+from catchwater.wire.arrow import decode, place
 
 ASKING = ("trimmed", "keyed", "txn")
 

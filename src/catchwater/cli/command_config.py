@@ -43,8 +43,7 @@ def load_security(file: Path) -> "Security":
     Raises `ConfigError`, which names the file and the properties as they stand in it.
     """
     from catchwater.config import ConfigError
-    from catchwater.wire.security.properties import read_properties, resolve
-    from catchwater.wire.security.settings import PREFIXES, parse_security
+    from catchwater.wire.security.settings import PREFIXES, parse_security, read_properties, resolve
 
     found = {f"kafka.{key}": value for key, value in read_properties(file).items()}
     try:

@@ -10,8 +10,8 @@ from itertools import islice
 from typing import NamedTuple
 from zlib import crc32
 
+from catchwater.wire.arrow import Record, encode_batch
 from catchwater.wire.client import Client
-from catchwater.wire.records import Record, encode_batch
 
 ROUND_EVENTS = 4_000
 """Most events of a round: below the broker's largest batch even if all have the same key."""

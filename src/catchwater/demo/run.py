@@ -23,8 +23,8 @@ from catchwater.demo.scenarios import Scenario
 from catchwater.demo.verdict import Verdict, differences
 from catchwater.demo.watch import Watch
 from catchwater.recovery.contract import Contract
+from catchwater.wire.arrow import decode, place
 from catchwater.wire.client import LATEST, Client
-from catchwater.wire.records import decode, place
 
 PARTITIONS = 4
 FED_BEFORE_KILL = 0.6

@@ -28,7 +28,7 @@ from catchwater.replay.options import parse_options
 from catchwater.wire.batch import BatchError, read_header
 from catchwater.wire.client import LATEST, Client
 from catchwater.wire.connection import parse_bootstrap
-from catchwater.wire.exchange import TopicPartition
+from catchwater.wire.fields import TopicPartition
 
 _ASK_S = 2.0
 """How long the log is asked; a status that waits tells nothing."""

@@ -14,7 +14,7 @@ from catchwater.log.read.offline import opened
 from catchwater.replay.control import Plan, TransactionOpen
 from catchwater.replay.plan import Aborted, Missing, PlanRange, Wanted
 from catchwater.wire.client import EARLIEST, LATEST, Cluster
-from catchwater.wire.exchange import TopicPartition
+from catchwater.wire.fields import TopicPartition
 
 _NO_LEADER = -1
 

@@ -10,7 +10,7 @@ from typing import Any
 from catchwater.config import CatchwaterError
 from catchwater.replay.options import Offsets
 from catchwater.replay.plan import Missing, Slice, Task, Wanted
-from catchwater.wire.exchange import TopicPartition
+from catchwater.wire.fields import TopicPartition
 
 
 class HistoryLost(CatchwaterError):

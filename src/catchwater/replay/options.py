@@ -23,7 +23,7 @@ from catchwater.values.settings import (
     parse_values,
 )
 from catchwater.wire.client import EARLIEST, LATEST
-from catchwater.wire.exchange import TopicPartition
+from catchwater.wire.fields import TopicPartition
 from catchwater.wire.security.settings import UNSECURED, Security, parse_security
 
 Offsets = dict[TopicPartition, int]

@@ -34,10 +34,7 @@ from catchwater.replay.plan import (
     slices_of,
 )
 from catchwater.replay.quota import Meter
-from catchwater.wire.client import EARLIEST, Client, RequestTimedOut
-from catchwater.wire.errors import ErrorCode
-from catchwater.wire.exchange import Fetched
-from catchwater.wire.records import (
+from catchwater.wire.arrow import (
     COLUMNS,
     HEADERS_TYPE,
     AbortedTransaction,
@@ -46,6 +43,9 @@ from catchwater.wire.records import (
     decode,
     place,
 )
+from catchwater.wire.client import EARLIEST, Client, RequestTimedOut
+from catchwater.wire.errors import ErrorCode
+from catchwater.wire.fetch import Fetched
 from catchwater.wire.security.settings import UNSECURED, Security
 
 _LOG = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from catchwater.replay.options import BadOption, Offsets, Position, ReadPath, So
 from catchwater.replay.plan import Missing, Quota, Slice, Task, Wanted
 from catchwater.wire.client import EARLIEST, LATEST, Client, RequestRefused
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.exchange import TopicPartition
+from catchwater.wire.fields import TopicPartition
 
 if TYPE_CHECKING:
     from catchwater.replay.archive import Archive

@@ -17,8 +17,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from catchwater.wire.errors import ErrorCode
-
-Buffer = bytes | bytearray | memoryview
+from catchwater.wire.fields import Buffer
 
 HEADER_BYTES = 61
 

@@ -33,13 +33,12 @@ from kio.static.protocol import RequestPayload
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
-from catchwater.wire import exchange
-from catchwater.wire.codecs import Buffer
-from catchwater.wire.connection import Address, Connection, ConnectionLost, Connections, ask
+from catchwater.wire import fetch, produce
+from catchwater.wire.connection import Address, Connection, ConnectionLost, Connections, Watch, ask
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.exchange import Fetched, TopicPartition
+from catchwater.wire.fetch import Fetched
+from catchwater.wire.fields import ApiVersion, Buffer, TopicPartition, encode_header
 from catchwater.wire.security.settings import UNSECURED, Security
-from catchwater.wire.watch import Watch
 
 _Answer = TypeVar("_Answer")
 
@@ -184,7 +183,7 @@ class Client:
         Partitions may be left out of the answer when `max_bytes` is used up; the first batch of an
         answer is always whole. The broker waits `max_wait_ms` for `min_bytes` to be there.
         """
-        limits = exchange.FetchLimits(
+        limits = fetch.FetchLimits(
             max_bytes, max_partition_bytes, min_bytes, max_wait_ms, read_committed
         )
 
@@ -194,11 +193,11 @@ class Client:
                 for broker, keys in self._by_leader(wanted).items()
             ]
             for connection, keys in asked:
-                request = exchange.encode_fetch({key: wanted[key] for key in keys}, limits)
-                self._send(connection, exchange.FETCH, request)
+                request = fetch.encode_fetch({key: wanted[key] for key in keys}, limits)
+                self._send(connection, fetch.FETCH, request)
             fetched: dict[TopicPartition, Fetched] = {}
             for connection, _ in asked:
-                throttle_ms, part = exchange.parse_fetch_reply(connection.receive())
+                throttle_ms, part = fetch.parse_fetch_reply(connection.receive())
                 connection.throttle(throttle_ms)
                 fetched.update(part)
             for key, answer in fetched.items():
@@ -427,11 +426,11 @@ class Client:
             if unsent and not failure and len(sent) < _MOST_IN_FLIGHT:
                 sent.append(unsent.popleft())
                 content = {key: batches[index][1] for key, index in sent[-1].items()}
-                body = exchange.encode_produce(content, timeout_ms=int(self._timeout_s * 1000))
-                self._send(connection, exchange.PRODUCE, body)
+                body = produce.encode_produce(content, timeout_ms=int(self._timeout_s * 1000))
+                self._send(connection, produce.PRODUCE, body)
                 continue
             indices = sent.popleft()
-            throttle_ms, produced = exchange.parse_produce_reply(connection.receive())
+            throttle_ms, produced = produce.parse_produce_reply(connection.receive())
             connection.throttle(throttle_ms)
             for key, (error, offset) in produced.items():
                 # A batch behind one that must be sent again is out of order until that arrives.
@@ -451,8 +450,8 @@ class Client:
         self._metadata(())
         return self._brokers.get(self._controller_id) or self._any_broker()
 
-    def _send(self, connection: Connection, api: exchange.Api, body: Sequence[Buffer]) -> None:
-        header = exchange.encode_header(api, connection.correlation_id(), self._client_id)
+    def _send(self, connection: Connection, api: ApiVersion, body: Sequence[Buffer]) -> None:
+        header = encode_header(api, connection.correlation_id(), self._client_id)
         connection.send([header, *body])
 
     def _exchange(self, address: Address, request: RequestPayload) -> Any:

@@ -21,8 +21,7 @@ import cramjam
 import lz4.frame
 
 from catchwater.config import CatchwaterError
-
-Buffer = bytes | bytearray | memoryview
+from catchwater.wire.fields import Buffer
 
 MAX_DECOMPRESSED_BYTES = 128 * 2**20
 """Far above any honest batch (message.max.bytes is 1 MiB unless set), far below a worker's RAM."""

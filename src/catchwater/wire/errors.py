@@ -210,3 +210,9 @@ _RETRIABLE = frozenset(
         ErrorCode.SHARE_SESSION_LIMIT_REACHED,
     }
 )
+
+
+def known_error(number: int) -> ErrorCode:
+    """The error of a reply; one newer than our list is unknown, as it is to Kafka's own clients."""
+    known = number in ErrorCode._value2member_map_
+    return ErrorCode(number) if known else ErrorCode.UNKNOWN_SERVER_ERROR

@@ -8,7 +8,7 @@ length, and end structs with tagged fields (KIP-482); the others write 2 or 4 by
 """
 
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from catchwater.config import CatchwaterError
 
@@ -16,12 +16,24 @@ from catchwater.config import CatchwaterError
 # partitions is within Kafka's habits; each element costs a server about 3 µs and 200 bytes.
 MAX_REQUEST_ELEMENTS = 250_000
 
+Buffer: TypeAlias = bytes | bytearray | memoryview
+TopicPartition: TypeAlias = tuple[str, int]
+
 I8, I16, I32, I64 = Struct(">b"), Struct(">h"), Struct(">i"), Struct(">q")
 NO_TAGGED_FIELDS = b"\x00"
+_ZERO_ID = bytes(16)
+_HEADER = Struct(">hhih")
 
 _VARINT_SHIFTS = (0, 7, 14, 21, 28)
 # Nearly every length is one byte.
 _ONE_BYTE_VARINTS = [bytes([value]) for value in range(0x80)]
+
+
+class ApiVersion(NamedTuple):
+    """An API key, and one version of that API."""
+
+    key: int
+    version: int
 
 
 class MalformedMessage(CatchwaterError):
@@ -155,3 +167,24 @@ def encode_varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+def encode_header(api: ApiVersion, correlation_id: int, client_id: str) -> bytes:
+    """A request's header in its version 1, which precedes every request that is not flexible."""
+    name = client_id.encode()
+    return _HEADER.pack(api.key, api.version, correlation_id, len(name)) + name
+
+
+def take_topic(cursor: Cursor, flexible: bool, by_id: bool) -> tuple[str | None, bytes | None]:
+    """A topic by its name or, in later versions of a message, by its id (KIP-516)."""
+    if by_id:
+        return None, cursor.bytes(16)
+    return cursor.text(flexible), None
+
+
+def encode_topic(name: str | None, topic_id: bytes | None, flexible: bool, by_id: bool) -> bytes:
+    """The reverse of `take_topic`."""
+    if by_id:
+        return topic_id or _ZERO_ID
+    assert name is not None, "a reply in this version names its topics"
+    return encode_text(name, flexible)

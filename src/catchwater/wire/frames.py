@@ -14,18 +14,15 @@ thread-safe: all connections of a pool, and the releases of their frames, belong
 import mmap
 from collections.abc import Sequence
 from struct import Struct
-from typing import TypeAlias
 
 from catchwater.config import CatchwaterError
+from catchwater.wire.fields import Buffer
 
 ARENA_BYTES = 2 * 1024 * 1024
 
 _PREFIX = Struct(">i")
 # With less than a 128th of an arena left, it is cheaper to begin the next frame in another.
 _LEAST_ROOM_DIVISOR = 128
-
-
-Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class FrameError(CatchwaterError):

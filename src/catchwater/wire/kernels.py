@@ -1,4 +1,4 @@
-"""The compiled loops of `records` and `walk`: varints in and out, and bytes moved in blocks.
+"""The compiled loops of `arrow` and `walk`: varints in and out, and bytes moved in blocks.
 
 Four loops read (`parse` finds every field of every record, `parse_headers` does it for record
 headers, `gather` copies fields into Arrow's layout, `walk` only looks whether all is there) and one

@@ -1,4 +1,4 @@
-"""Typed messages out of frames and back: every API but the hot ones, in both directions.
+"""Typed messages out of frames and back: every API that is not written by hand, in both directions.
 
 The messages are kio's dataclasses, generated from Kafka's own descriptions; this is the one place
 that imports kio. Encoding is kio's. Decoding is ours, driven by kio's descriptions: kio's native

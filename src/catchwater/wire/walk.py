@@ -3,7 +3,7 @@
 A reader finds the next record by the length of the one before, so one wrong number stops every
 reader at this batch. `walk` follows all of them as a reader would: each record's fields fill it
 exactly, its offset delta is its index, and the records fill the batch. What it accepts, Kafka's
-clients and our own decoder (`records`) read to the end; that is why it is stricter than some of
+clients and our own decoder (`arrow`) read to the end; that is why it is stricter than some of
 them: varints of 32 bits have at most 5 bytes, no length is below -1, no record has more than
 MOST_HEADERS headers, and the attributes, which mean nothing yet, are below 128, since two clients
 in Python read them as a varint. Keys, values and header keys may be any bytes.

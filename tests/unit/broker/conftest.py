@@ -287,7 +287,7 @@ def client(broker: Broker) -> Client:
 
 def encode(count: int = 1, **settings: Any) -> bytes:
     """A batch of so many small records."""
-    from catchwater.wire.records import encode_batch
+    from catchwater.wire.arrow import encode_batch
 
     records = [(b"k", b"v%d" % i, 1_700_000_000_000 + i, ()) for i in range(count)]
     return encode_batch(records, **settings)

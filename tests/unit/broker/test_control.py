@@ -38,10 +38,10 @@ from catchwater.replay import read as read_module
 from catchwater.replay.control import Control
 from catchwater.replay.plan import Slice, Wanted, cut, slices_of
 from catchwater.replay.read import ReadSettings, read_task
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import read_header
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.exchange import Fetched
-from catchwater.wire.records import encode_batch
+from catchwater.wire.fetch import Fetched
 
 # Without a cache of the tail, which compaction does not reach, the leader reads storage too.
 QUIET = LogConfig(background=False, catalog_lag_ms=3_600_000, cache_bytes=1)

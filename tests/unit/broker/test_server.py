@@ -16,9 +16,9 @@ from kio.static.primitive import i32Timedelta
 from catchwater.broker import server as server_module
 from catchwater.broker.broker import Broker
 from catchwater.broker.server import Connection, Server
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.frames import prefixed
 from catchwater.wire.messages import encode_request
-from catchwater.wire.records import encode_batch
 
 LARGE = encode_batch([(b"k", bytes(280_000), 1_700_000_000_000, ())])
 """Bytes, not records: these would be looked into in a thread."""

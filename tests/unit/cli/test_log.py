@@ -15,8 +15,8 @@ from catchwater.objects.open import open_store
 from catchwater.wal.file import FileWal
 from catchwater.wal.object import ObjectWal
 from catchwater.wal.shared import make_session_folder
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import read_header
-from catchwater.wire.records import encode_batch
 
 
 def test_each_file_is_told_with_its_frames(catchwater: Any, tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from catchwater.objects.memory import MemoryStore
 from catchwater.wal.base import Wal
 from catchwater.wal.object import ObjectWal
 from catchwater.wal.open import session_prefix
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import read_header, split
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.records import encode_batch
 
 QUIET = LogConfig(background=False)
 

@@ -31,9 +31,9 @@ from catchwater.log.storage import StagedDamaged
 from catchwater.log.write.intake import Appended, Submission
 from catchwater.objects.base import StoreFull
 from catchwater.wal.base import WalCorrupt
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import read_header
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.records import encode_batch
 
 QUIET = LogConfig(background=False, catalog_lag_ms=3_600_000)
 Open = Callable[..., Awaitable[Log]]

@@ -25,9 +25,9 @@ from catchwater.log.write.txn import LAST_EPOCH, TxnRefused
 from catchwater.objects.memory import MemoryStore
 from catchwater.wal.base import Wal
 from catchwater.wal.open import open_wal, session_prefix
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import read_header, split
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.records import encode_batch
 
 # The catalog trails as far as it can, so that every reopening replays the write-ahead log.
 QUIET = LogConfig(background=False, catalog_lag_ms=3_600_000)

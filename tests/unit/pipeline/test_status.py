@@ -16,8 +16,8 @@ from catchwater.recovery.checkpoint import write_offset
 from catchwater.recovery.intact import Look
 from catchwater.recovery.ledger import EpochEntry, Ledger, ShardEpoch, SinkEpoch, SourceOffset
 from catchwater.recovery.savepoint.restore import write_epoch
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import RequestTimedOut
-from catchwater.wire.records import encode_batch
 
 CONFIG = PipelineConfig(
     functions=("m:F",), checkpoint=Path("c"), sinks={},

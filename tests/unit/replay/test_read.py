@@ -18,10 +18,10 @@ from catchwater.replay.offsets import HistoryLost
 from catchwater.replay.options import COLUMNS
 from catchwater.replay.plan import CHUNK, SEGMENT, Missing, PlanRange, Slice, Task, Wanted
 from catchwater.replay.read import ROWS, RangeDamaged, ReadSettings, arrow_schema, read_task
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import RequestTimedOut
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.exchange import Fetched
-from catchwater.wire.records import encode_batch
+from catchwater.wire.fetch import Fetched
 from catchwater.wire.security.settings import Security
 
 SETTINGS = ReadSettings("h:1", COLUMNS)

@@ -11,19 +11,10 @@ from kio.schema.produce.v7 import ProduceRequest, ProduceResponse
 from kio.schema.produce.v7 import response as produce
 
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.exchange import (
-    FETCH,
-    PRODUCE,
-    FetchLimits,
-    Produced,
-    encode_fetch,
-    encode_header,
-    encode_produce,
-    parse_fetch_reply,
-    parse_produce_reply,
-)
-from catchwater.wire.fields import MalformedMessage
+from catchwater.wire.fetch import FETCH, FetchLimits, encode_fetch, parse_fetch_reply
+from catchwater.wire.fields import MalformedMessage, encode_header
 from catchwater.wire.messages import decode_header, decode_request, encode_reply
+from catchwater.wire.produce import PRODUCE, Produced, encode_produce, parse_produce_reply
 
 LIMITS = FetchLimits(1000, 100, 1, 500, True)
 

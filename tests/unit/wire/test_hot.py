@@ -13,33 +13,37 @@ from kio.index import load_payload_module, load_request_schema
 from kio.schema.errors import ErrorCode as KioErrorCode
 from kio.static.constants import EntityType
 
-from catchwater.wire.fields import MAX_REQUEST_ELEMENTS, MalformedMessage
-from catchwater.wire.hot import (
+from catchwater.wire.fetch import (
     FETCH_VERSIONS,
-    METADATA_VERSIONS,
-    PRODUCE_VERSIONS,
     FetchPartition,
     FetchReplyPartition,
     FetchReplyTopic,
     FetchRequest,
     FetchTopic,
     ForgottenTopic,
+    encode_fetch_reply,
+    parse_fetch,
+)
+from catchwater.wire.fields import MAX_REQUEST_ELEMENTS, MalformedMessage
+from catchwater.wire.messages import decode, encode, encode_reply
+from catchwater.wire.metadata import (
+    METADATA_VERSIONS,
     MetadataBroker,
     MetadataPartition,
     MetadataReply,
     MetadataTopic,
+    encode_metadata_reply,
+)
+from catchwater.wire.produce import (
+    PRODUCE_VERSIONS,
     ProducePartition,
     ProduceReplyPartition,
     ProduceReplyTopic,
     ProduceRequest,
     ProduceTopic,
-    encode_fetch_reply,
-    encode_metadata_reply,
     encode_produce_reply,
-    parse_fetch,
     parse_produce,
 )
-from catchwater.wire.messages import decode, encode, encode_reply
 
 PRODUCE, FETCH, METADATA = 0, 1, 3
 

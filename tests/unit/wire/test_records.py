@@ -15,10 +15,8 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catchwater.wire import records as records_module
-from catchwater.wire.batch import read_header
-from catchwater.wire.codecs import Codec
-from catchwater.wire.records import (
+from catchwater.wire import arrow as records_module
+from catchwater.wire.arrow import (
     COLUMNS,
     AbortedTransaction,
     Record,
@@ -27,6 +25,8 @@ from catchwater.wire.records import (
     encode_batch,
     place,
 )
+from catchwater.wire.batch import read_header
+from catchwater.wire.codecs import Codec
 
 with warnings.catch_warnings():  # kafka-python reads its schemas in a way that Python deprecates
     warnings.simplefilter("ignore", DeprecationWarning)

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catchwater.wire import codecs, kernels, walk
+from catchwater.wire.arrow import decode, place
 from catchwater.wire.batch import BatchHeader, assembled
 from catchwater.wire.codecs import Codec, CodecError, decompress_checked
-from catchwater.wire.records import decode, place
 from catchwater.wire.walk import ENDED, LEFT_OVER, MISNUMBERED, SOUND, TORN
 
 MUTATIONS = int(os.environ.get("MUTATIONS", "2000000"))

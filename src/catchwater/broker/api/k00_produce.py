@@ -36,7 +36,7 @@ from catchwater.objects.base import Buffer
 from catchwater.wire.batch import BatchError, BatchHeader, check, read_single, stamp
 from catchwater.wire.codecs import Codec
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.hot import (
+from catchwater.wire.produce import (
     PRODUCE_VERSIONS,
     ProduceReplyPartition,
     ProduceReplyTopic,

@@ -39,7 +39,7 @@ from catchwater.broker.fetching.sessions import (
 from catchwater.catalog.rows import BrokerRow
 from catchwater.objects.base import Buffer
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.hot import (
+from catchwater.wire.fetch import (
     FETCH_VERSIONS,
     FetchReplyTopic,
     FetchRequest,

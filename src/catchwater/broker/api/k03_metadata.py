@@ -36,7 +36,8 @@ from catchwater.catalog.base import (
 from catchwater.catalog.rows import BrokerRow, Topic
 from catchwater.objects.base import Buffer
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.hot import (
+from catchwater.wire.messages import decode_request
+from catchwater.wire.metadata import (
     METADATA_VERSIONS,
     MetadataBroker,
     MetadataPartition,
@@ -44,7 +45,6 @@ from catchwater.wire.hot import (
     MetadataTopic,
     encode_metadata_reply,
 )
-from catchwater.wire.messages import decode_request
 
 _BY_ID_ALONE = 12
 _MANY = 2_000

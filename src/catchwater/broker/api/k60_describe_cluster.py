@@ -12,7 +12,7 @@ from catchwater.broker.admin import layout
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.gate import Operation
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.hot import OPERATIONS_NOT_TOLD
+from catchwater.wire.metadata import OPERATIONS_NOT_TOLD
 
 _BROKERS, _CONTROLLERS = 1, 2
 

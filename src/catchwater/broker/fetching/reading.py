@@ -14,7 +14,7 @@ from catchwater.broker.gate import Operation
 from catchwater.catalog.rows import BrokerRow, PartitionKey, Topic
 from catchwater.log.write.rules import COMPRESSION_TYPE
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.hot import FetchPartition, FetchReplyPartition, FetchRequest
+from catchwater.wire.fetch import FetchPartition, FetchReplyPartition, FetchRequest
 
 LONGEST_READ_S = 0.5
 """A reply that has something leaves out partitions that would be read after so long."""

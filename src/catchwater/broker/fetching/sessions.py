@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from catchwater.clock import Clock
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.hot import (
+from catchwater.wire.fetch import (
     FetchPartition,
     FetchReplyPartition,
     FetchReplyTopic,

@@ -5,7 +5,7 @@ dictionaries they are slower to read and, being mostly unlike each other, no sma
 times are stored as differences. Offsets and place have statistics, so that a reader who wants some
 of them skips the row groups without any.
 
-Relies on `wire.records`, and like it needs numba and pyarrow (the extra `history`). Promises one
+Relies on `wire.arrow`, and like it needs numba and pyarrow (the extra `history`). Promises one
 row for every record of a data batch, in order, or `NotParquet`. Holds one row group and what was
 written so far; the caller verifies the batches.
 """
@@ -21,7 +21,7 @@ from catchwater.config import CatchwaterError
 from catchwater.log.format.batches import StoredBatch
 from catchwater.log.format.segment import HEADER_BYTES, Footer
 from catchwater.objects.base import Buffer
-from catchwater.wire.records import HEADERS_TYPE, PlacedBatch, RecordsDamaged, decode
+from catchwater.wire.arrow import HEADERS_TYPE, PlacedBatch, RecordsDamaged, decode
 
 ROW_GROUP_BYTES = 32 * 1024 * 1024
 """Of what the rows unfold to."""

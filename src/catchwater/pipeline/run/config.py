@@ -30,7 +30,7 @@ from catchwater.recovery.ledger import OffsetMap
 from catchwater.sinks import config as sinks
 from catchwater.sinks.config import SinkConfig
 from catchwater.wire.connection import parse_bootstrap
-from catchwater.wire.security.properties import resolve
+from catchwater.wire.security.settings import resolve
 
 _PREFIX = "CATCHWATER_"
 

@@ -16,7 +16,7 @@ from pyspark import daemon
 from catchwater.pipeline import shard_epoch, workers
 from catchwater.replay import read
 from catchwater.sinks.log import stager
-from catchwater.wire import records
+from catchwater.wire import arrow
 
 PRELOADED = (read, shard_epoch, stager)
 
@@ -26,7 +26,7 @@ def _reap(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    records.warm()
+    arrow.warm()
     # Spark's daemon lets the system forget how its workers end; after its first fork, this stands.
     os.register_at_fork(after_in_parent=lambda: signal.signal(signal.SIGCHLD, _reap) and None)
     # A worker collects garbage after every task, which for what is imported here takes 0.1 s.

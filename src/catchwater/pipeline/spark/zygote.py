@@ -80,14 +80,14 @@ def zygote(python_path: Sequence[str]) -> Iterator[str]:
 def serve(listener: socket.socket) -> None:
     """Fork what is asked for there until standard input ends; a fork returns, too."""
     # Only here: who starts a zygote is not to wait for the decoders' compiler.
-    from catchwater.wire import kernels, records
+    from catchwater.wire import arrow, kernels
 
     for module in _PRELOADED:
         importlib.import_module(module)
     if not kernels.are_cached():
         sys.stderr.write("compiling the record decoders: once on this machine, some seconds\n")
         sys.stderr.flush()
-    records.warm()
+    arrow.warm()
     gc.freeze()  # no fork looks through what all of them share, and so none copies it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _fork_on_demand(listener)

@@ -37,7 +37,7 @@ from catchwater.wire.client import Client
 from catchwater.wire.security.settings import UNSECURED, Security
 
 if TYPE_CHECKING:
-    from catchwater.wire.records import Record
+    from catchwater.wire.arrow import Record
 
 BATCH_BYTES = 512 * 1024
 """Keys and values of one record batch; well below any broker's `message.max.bytes`."""
@@ -136,7 +136,7 @@ def row_headers(sink: str, row: RowId) -> Headers:
 def batches_of(records: Iterable[Addressed]) -> list[tuple[int, bytes]]:
     """Record batches with their partitions, those of one partition side by side and in order."""
     # The driver has this module, too, and seldom encodes: loading the encoder takes a second.
-    from catchwater.wire.records import encode_batch
+    from catchwater.wire.arrow import encode_batch
 
     by_partition: dict[int, list[Record]] = {}
     for partition, record in records:

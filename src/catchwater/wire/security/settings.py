@@ -8,14 +8,17 @@ Promises that no secret stands in a `repr` or in an error. They do stand in the 
 because what reads on another machine must know them. Opens files in `Security.loaded` only.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from catchwater.config import ConfigError
-from catchwater.wire.security import oauth_options
-from catchwater.wire.security.jaas import JAAS, OAUTH_MODULE, parse_jaas
-from catchwater.wire.security.oauth import OAuth
+from catchwater.wire.security import oauth as oauth_options
+from catchwater.wire.security.oauth import EXTENSION, OAuth
+
+JAAS = "kafka.sasl.jaas.config"
+OAUTH_MODULE = "OAuthBearerLoginModule"
 
 PREFIXES = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
 """Options that begin so are for `parse_security`, and for nobody else."""
@@ -227,3 +230,124 @@ def _pem(part: str, given: Mapping[str, str]) -> Pem | None:
     if len(pems) > 1:
         raise ConfigError(f"{pems[0].option} and {pems[1].option} are given: choose one.")
     return pems[0] if pems else None
+
+
+# Java's form of a login, `sasl.jaas.config`: a module and its options. No error quotes a value.
+
+_LOGIN = re.compile(
+    r"\s*(?:\w+\.)*(\w+)\s+(?:required|requisite|sufficient|optional)\b(.*);\s*", re.S
+)
+_OPTION = re.compile(r'\s*(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s";]+))', re.S)
+_PASSWORD_OPTIONS = ("username", "password")
+_MODULES = {
+    "PlainLoginModule": _PASSWORD_OPTIONS,
+    "ScramLoginModule": _PASSWORD_OPTIONS,
+    OAUTH_MODULE: ("clientId", "clientSecret", "scope"),
+}
+
+
+def parse_jaas(text: str) -> tuple[str, dict[str, str]]:
+    """The module's name without its package, and its options. Raises `ConfigError`."""
+    login = _LOGIN.fullmatch(text)
+    if login is None:
+        raise ConfigError(
+            f"{JAAS} is not of the form of one login module with its options.",
+            hint="Write: org.apache.kafka.common.security.scram.ScramLoginModule required "
+            'username="…" password="…";',
+        )
+    module, rest = login[1], login[2]
+    if module not in _MODULES:
+        raise ConfigError(
+            f"{JAAS} names the login module {module}, which is not supported.",
+            hint=f"Supported are: {', '.join(_MODULES)}.",
+        )
+    options, at = {}, 0
+    while found := _OPTION.match(rest, at):
+        quoted, bare = found[2], found[3]
+        options[found[1]] = bare if quoted is None else re.sub(r"\\(.)", r"\1", quoted, flags=re.S)
+        at = found.end()
+    known = _MODULES[module]
+    others = [name for name in options if name not in known]
+    if module == OAUTH_MODULE:
+        others = [name for name in others if not name.startswith(EXTENSION)]
+    if others or rest[at:].strip():
+        what = f"the option {min(others)}" if others else "something that is not of the form a=b"
+        raise ConfigError(
+            f"{JAAS} has {what}, which is not supported.",
+            hint=f'It takes {", ".join(known)}, each as name="…"; quotes within them as \\".',
+        )
+    return module, options
+
+
+# Java's files of options, and what a value may refer to.
+
+_KEY = re.compile(r"((?:[^\\=:\s]|\\.)*)\s*[=:]?\s*(.*)", re.S)
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.S)
+_CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_REFERENCE = re.compile(r"\$\{(\w+):(?:([^}]*):)?([^}:]*)\}")
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """Key → value. Raises `ConfigError` for a file that cannot be read."""
+    found = (_KEY.fullmatch(line) for line in _lines(_text(path)))
+    return {_plain(each[1]): _plain(each[2]) for each in found if each}
+
+
+def resolve(value: str, environment: Mapping[str, str], folder: Path) -> str:
+    """The value with what it refers to; paths are meant from `folder`. Raises `ConfigError`."""
+
+    def looked_up(reference: re.Match[str]) -> str:
+        provider, path, key = reference[1], reference[2] or "", reference[3]
+        match provider:
+            case "env" if key in environment:
+                return environment[key]
+            case "env":
+                raise ConfigError(f"{reference[0]} names no variable of the environment.")
+            case "file":
+                properties = read_properties(folder / path)
+                if key not in properties:
+                    raise ConfigError(f"{reference[0]}: there is no {key!r} in {folder / path}.")
+                return properties[key]
+            case "directory":
+                return _text(folder / path / key).removesuffix("\n")
+        raise ConfigError(
+            f"{reference[0]} names a provider that does not exist.",
+            hint="There are ${env:NAME}, ${file:PATH:KEY} and ${directory:PATH:FILE}.",
+        )
+
+    return _REFERENCE.sub(looked_up, value)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"The file {path} cannot be read: {error}.", hint="Name an existing UTF-8 text file."
+        ) from error
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Logical lines, without remarks and empty ones."""
+    whole = ""
+    for line in text.splitlines():
+        part = line.lstrip()
+        if not whole and (not part or part[0] in "#!"):
+            continue
+        whole += part
+        backslashes = len(whole) - len(whole.rstrip("\\"))
+        if backslashes % 2:
+            whole = whole[:-1]
+            continue
+        yield whole
+        whole = ""
+    if whole:
+        yield whole
+
+
+def _plain(text: str) -> str:
+    def unescaped(found: re.Match[str]) -> str:
+        name = found[1]
+        return chr(int(name[1:], 16)) if len(name) == 5 else _CONTROLS.get(name, name)
+
+    return _ESCAPE.sub(unescaped, text)

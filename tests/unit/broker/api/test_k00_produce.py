@@ -15,9 +15,9 @@ from catchwater.broker.api.k00_produce import Unanswered
 from catchwater.log.write import inside, prepare
 from catchwater.log.write.inside import MAX_OPENED_BYTES
 from catchwater.log.write.rules import LATEST_MS
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import HEADER_BYTES, assembled, check, read_single
 from catchwater.wire.codecs import compress
-from catchwater.wire.records import encode_batch
 
 
 def produce(*partitions, topic="t", acks=-1, transactional_id=None):

@@ -13,7 +13,7 @@ from catchwater.broker.fetching.sessions import (
 )
 from catchwater.clock import ManualClock
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.hot import (
+from catchwater.wire.fetch import (
     FetchPartition,
     FetchReplyPartition,
     FetchRequest,

@@ -13,8 +13,8 @@ from catchwater.log.format.chunk import (
     decode_index,
     encode,
 )
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import BatchHeader, read_header, stamp
-from catchwater.wire.records import encode_batch
 
 i32 = st.integers(-(2**31), 2**31 - 1)
 i64 = st.integers(-(2**63), 2**63 - 1)

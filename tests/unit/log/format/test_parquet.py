@@ -11,8 +11,8 @@ from catchwater.log.format.parquet import NotParquet, Written, parquet_key, writ
 from catchwater.log.format.records import empty
 from catchwater.log.format.segment import Footer, SegmentWriter, batches_of
 from catchwater.objects.base import Buffer
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import BatchHeader, read_header
-from catchwater.wire.records import encode_batch
 
 _LOG_APPEND_TIME = 0x08
 

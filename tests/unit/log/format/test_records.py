@@ -14,8 +14,8 @@ from catchwater.log.format.records import (
     open_records,
     rewritten,
 )
+from catchwater.wire.arrow import decode, encode_batch, place
 from catchwater.wire.batch import BatchHeader, check_crc, read_header
-from catchwater.wire.records import decode, encode_batch, place
 
 RECORDS = st.lists(
     st.tuples(

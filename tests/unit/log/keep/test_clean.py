@@ -10,8 +10,8 @@ from catchwater.log.format.marker import marker
 from catchwater.log.format.records import open_records
 from catchwater.log.format.segment import AbortedTxn
 from catchwater.log.keep.clean import Cleaning
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import read_header
-from catchwater.wire.records import encode_batch
 
 RETENTION_MS = 100
 

@@ -13,8 +13,8 @@ from catchwater.log.keep.compact import Compactor
 from catchwater.log.keep.pack import PackConfig, Packer
 from catchwater.log.keep.policy import Policy
 from catchwater.log.read.history import History
+from catchwater.wire.arrow import decode, encode_batch, place
 from catchwater.wire.batch import split
-from catchwater.wire.records import decode, encode_batch, place
 
 OpenLog = Callable[..., Any]
 ALWAYS = Policy(-1, -1, compacts=True, min_dirty_ratio=0.0)

@@ -20,8 +20,8 @@ from catchwater.log.keep.parquet import PARQUET
 from catchwater.log.log import Log
 from catchwater.log.open import LogConfig
 from catchwater.log.write.intake import Submission
+from catchwater.wire.arrow import decode, encode_batch, place
 from catchwater.wire.batch import read_header
-from catchwater.wire.records import decode, encode_batch, place
 
 HOUR_MS = 3_600_000
 COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}

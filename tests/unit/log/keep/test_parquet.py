@@ -21,7 +21,7 @@ from catchwater.log.keep.sweep import Sweeper
 from catchwater.log.read.history import History
 from catchwater.objects.base import StoreFull
 from catchwater.values.settings import ValueFormat, ValueSettings, identity
-from catchwater.wire.records import COLUMNS, decode, encode_batch, place
+from catchwater.wire.arrow import COLUMNS, decode, encode_batch, place
 
 OpenLog = Callable[..., Any]
 GRACE_MS = 1_000

@@ -14,8 +14,8 @@ from catchwater.log.core import RangeMissing
 from catchwater.log.log import Log, LogConfig
 from catchwater.log.read.offline import NoCatalog, OfflineLog, opened
 from catchwater.log.write.intake import Submission
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import read_header
-from catchwater.wire.records import encode_batch
 
 QUIET = LogConfig(background=False, catalog_lag_ms=3_600_000)
 T = TypeVar("T")

@@ -12,8 +12,8 @@ from catchwater.log.log import Log, LogConfig
 from catchwater.log.repair.fsck import Report, fsck_directory
 from catchwater.log.write.intake import Submission
 from catchwater.objects.local import LocalStore
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import read_header
-from catchwater.wire.records import encode_batch
 
 CLOCK = ManualClock()
 QUIET = LogConfig(background=False, catalog_lag_ms=1)

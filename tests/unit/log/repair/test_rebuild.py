@@ -22,8 +22,8 @@ from catchwater.log.repair.replace import replace_catalog
 from catchwater.log.repair.stored import Stored
 from catchwater.log.write.intake import Appended, Submission
 from catchwater.objects.local import LocalStore
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import read_header, split
-from catchwater.wire.records import encode_batch
 
 QUIET = LogConfig(background=False, wal_segment_bytes=2000)
 CLOCK = ManualClock()

@@ -13,9 +13,9 @@ from catchwater.log.write.inside import (
 )
 from catchwater.log.write.rules import Rules
 from catchwater.wire import walk
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import BatchError, check, read_single
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.records import encode_batch
 
 TRANSACTIONAL = {
     "producer_id": 7,

@@ -11,10 +11,10 @@ from catchwater.log.write.intake import Appended
 from catchwater.log.write.prepare import Preparation, Unprepared
 from catchwater.log.write.rules import Rules
 from catchwater.wire import walk
+from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import BatchError, BatchHeader, assembled, read_single
 from catchwater.wire.codecs import Codec, compress
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.records import encode_batch
 
 KEY, OTHER = (b"t" * 16, 0), (b"t" * 16, 1)
 DATA = memoryview(encode_batch([(b"k", b"v", 0, ())]))

@@ -17,7 +17,7 @@ from catchwater.sinks.log.stager import (
     partition_of,
 )
 from catchwater.sinks.staged import Archive, StagedFile
-from catchwater.wire.records import decode, place
+from catchwater.wire.arrow import decode, place
 from catchwater.wire.security.settings import Security
 
 TOPIC = bytes(range(16))

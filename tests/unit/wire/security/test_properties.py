@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from catchwater.config import ConfigError
-from catchwater.wire.security.properties import read_properties, resolve
+from catchwater.wire.security.settings import read_properties, resolve
 
 FILE = r"""
 # a remark

@@ -2,7 +2,7 @@
 
 import pytest
 
-from catchwater.wire.security.scram import Scram, ScramFailed
+from catchwater.wire.security.sasl import Scram, ScramFailed
 
 NONCE = "rOprNGfwEbeRWgbNEkqO"
 BOTH = f"{NONCE}%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"

@@ -33,7 +33,8 @@ from catchwater.wire.batch import (
     check_crc,
     read_header,
 )
-from catchwater.wire.codecs import Buffer, Codec, CodecError
+from catchwater.wire.codecs import Codec, CodecError
+from catchwater.wire.fields import Buffer
 
 HEADERS_TYPE = pa.list_(
     pa.field(

@@ -1,0 +1,201 @@
+"""Produce by hand, both directions, as a broker reads and answers it and as a client sends it.
+
+Produce, Fetch and Metadata carry nearly all traffic, and a generic codec would cost more than the
+rest of the broker. Parsing gives record bytes as views of the frame; encoding passes record bytes
+through as the buffers it was given. kio is the oracle in the tests: every declared version is byte
+for byte what kio writes.
+
+The broker's side speaks every version that is served, the client's side version 7: the last that
+names topics by name without compact encodings, and that every Kafka from 2.8 to 4.x serves.
+Requests come out without their header; replies begin with the correlation id.
+
+Promises what `fields` promises: malformed input raises `MalformedMessage`, nothing else. Does not
+know which topics exist, what a good batch is, or whether an error is one to try again after.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from struct import Struct
+from typing import NamedTuple
+
+from catchwater.wire.errors import ErrorCode, known_error
+from catchwater.wire.fields import (
+    I16,
+    I32,
+    I64,
+    NO_TAGGED_FIELDS,
+    ApiVersion,
+    Buffer,
+    Cursor,
+    TopicPartition,
+    encode_size,
+    encode_text,
+    encode_topic,
+    take_topic,
+)
+
+PRODUCE_VERSIONS = range(3, 14)
+PRODUCE = ApiVersion(0, 7)
+
+_FLEXIBLE_SINCE = 9  # lengths are compact and structs end with tagged fields (KIP-482)
+_TOPIC_ID_SINCE = 13  # topics are named by their ids (KIP-516)
+
+
+class ProducePartition(NamedTuple):
+    """A partition's batch as a view of the frame; null, as Kafka allows, is None."""
+
+    partition: int
+    records: memoryview | None
+
+
+class ProduceTopic(NamedTuple):
+    """A topic by `name`, or from version 13 by its 16-byte `id`; the other one is None."""
+
+    name: str | None
+    id: bytes | None
+    partitions: list[ProducePartition]
+
+
+class ProduceRequest(NamedTuple):
+    """`acks` is 0, 1 or -1 (all) from a good client; anything else is for the handler to refuse."""
+
+    transactional_id: str | None
+    acks: int
+    timeout_ms: int
+    topics: list[ProduceTopic]
+
+
+class ProduceReplyPartition(NamedTuple):
+    """What became of a partition's batch; -1 where an offset or a time is not known."""
+
+    partition: int
+    error: int
+    base_offset: int = -1
+    log_append_ms: int = -1
+    log_start: int = -1
+    error_message: str | None = None
+    record_errors: Sequence[tuple[int, str]] = ()
+    """The records that are to blame, each an index in the batch and why (v8, KIP-467)."""
+
+
+class ProduceReplyTopic(NamedTuple):
+    """A topic by `name`, or from version 13 by its 16-byte `id`, as it was asked for."""
+
+    name: str | None
+    id: bytes | None
+    partitions: Sequence[ProduceReplyPartition]
+
+
+# The broker's side.
+
+_ACKS_AND_TIMEOUT = Struct(">hi")
+_PRODUCED_V3, _PRODUCED = Struct(">ihqq"), Struct(">ihqqq")
+
+
+def parse_produce(frame: memoryview, version: int, at: int) -> ProduceRequest:
+    """The Produce request whose body begins at byte `at`. Raises `MalformedMessage`."""
+    assert version in PRODUCE_VERSIONS, version
+    flexible = version >= _FLEXIBLE_SINCE
+    cursor = Cursor(frame, at)
+    transactional_id = cursor.nullable_text(flexible)
+    acks, timeout_ms = cursor.numbers(_ACKS_AND_TIMEOUT)
+    topics = []
+    for _ in range(cursor.count(flexible)):
+        name, topic_id = take_topic(cursor, flexible, version >= _TOPIC_ID_SINCE)
+        partitions = []
+        for _ in range(cursor.count(flexible)):
+            index = cursor.number(I32)
+            size_bytes = cursor.size(flexible)
+            records = None
+            if size_bytes != -1:
+                start = cursor.take(size_bytes)
+                records = frame[start : cursor.at]
+            if flexible:
+                cursor.skip_tagged_fields()
+            partitions.append(ProducePartition(index, records))
+        if flexible:
+            cursor.skip_tagged_fields()
+        topics.append(ProduceTopic(name, topic_id, partitions))
+    if flexible:
+        cursor.skip_tagged_fields()
+    return ProduceRequest(transactional_id, acks, timeout_ms, topics)
+
+
+def encode_produce_reply(
+    correlation_id: int,
+    version: int,
+    topics: Sequence[ProduceReplyTopic],
+    throttle_ms: int = 0,
+) -> list[Buffer]:
+    """The reply to a Produce request of this version."""
+    assert version in PRODUCE_VERSIONS, version
+    flexible = version >= _FLEXIBLE_SINCE
+    end = NO_TAGGED_FIELDS if flexible else b""
+    no_record_errors = encode_size(0, flexible)
+    out = [I32.pack(correlation_id), end, encode_size(len(topics), flexible)]
+    for topic in topics:
+        out.append(encode_topic(topic.name, topic.id, flexible, version >= _TOPIC_ID_SINCE))
+        out.append(encode_size(len(topic.partitions), flexible))
+        for partition in topic.partitions:
+            index, error, base_offset, append_ms, log_start, message, blamed = partition
+            if version < 5:
+                out.append(_PRODUCED_V3.pack(index, error, base_offset, append_ms))
+                continue
+            out.append(_PRODUCED.pack(index, error, base_offset, append_ms, log_start))
+            if version >= 8:
+                out.append(_encode_blamed(blamed, flexible) if blamed else no_record_errors)
+                out += (encode_text(message, flexible), end)
+        out.append(end)
+    out += (I32.pack(throttle_ms), end)
+    return [b"".join(out)]
+
+
+def _encode_blamed(record_errors: Sequence[tuple[int, str]], flexible: bool) -> bytes:
+    end = NO_TAGGED_FIELDS if flexible else b""
+    entries = [I32.pack(i) + encode_text(reason, flexible) + end for i, reason in record_errors]
+    return encode_size(len(entries), flexible) + b"".join(entries)
+
+
+# The client's side.
+
+# Transactional id (absent), acks, timeout, number of topics.
+_PRODUCE_HEAD = Struct(">hhii")
+_NO_TRANSACTION = -1
+_ALL_REPLICAS = -1
+
+
+class Produced(NamedTuple):
+    """What became of one batch: the offset of its first record, where there is no error."""
+
+    error: ErrorCode
+    base_offset: int
+
+
+def encode_produce(batches: Mapping[TopicPartition, Buffer], timeout_ms: int) -> list[Buffer]:
+    """A Produce request that carries one batch for each partition, for all replicas to have."""
+    by_topic: dict[str, list[tuple[int, Buffer]]] = defaultdict(list)
+    for (topic, partition), batch in batches.items():
+        by_topic[topic].append((partition, batch))
+    parts: list[Buffer] = [
+        _PRODUCE_HEAD.pack(_NO_TRANSACTION, _ALL_REPLICAS, timeout_ms, len(by_topic))
+    ]
+    for topic, partitions in by_topic.items():
+        parts += [encode_text(topic, False), I32.pack(len(partitions))]
+        for partition, batch in partitions:
+            parts += [I32.pack(partition), I32.pack(len(batch)), batch]
+    return parts
+
+
+def parse_produce_reply(reply: memoryview) -> tuple[int, dict[TopicPartition, Produced]]:
+    """The throttle time in milliseconds, and what became of each partition's batch."""
+    cursor = Cursor(reply, I32.size)
+    produced = {}
+    for _ in range(cursor.elements(cursor.number(I32))):
+        topic = cursor.string(cursor.number(I16))
+        for _ in range(cursor.elements(cursor.number(I32))):
+            partition: int = cursor.number(I32)
+            error = known_error(cursor.number(I16))
+            produced[topic, partition] = Produced(error, cursor.number(I64))
+            cursor.take(2 * I64.size)  # log append time, log start
+    throttle_ms: int = cursor.number(I32)
+    return throttle_ms, produced
