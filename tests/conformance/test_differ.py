@@ -10,7 +10,7 @@ from conformance.differ.expected import Expected, read_expected
 from conformance.differ.plain import Names, of_the_case, plain
 from conformance.differ.requests import exists, request
 
-from catchwater.broker.reply import reply
+from catchwater.broker.router import reply
 from catchwater.wire.messages import encode_request
 
 METADATA, FETCH, LIST_GROUPS = 3, 1, 16

@@ -17,8 +17,7 @@ from tests.simulation.gates import Weather
 from tests.simulation.loop import Node, VirtualLoop
 
 from catchwater.broker.broker import Broker
-from catchwater.broker.reply import _struct
-from catchwater.broker.router import start
+from catchwater.broker.router import message_builder, start
 from catchwater.config import CatchwaterError
 from catchwater.wire.frames import ArenaPool, Frame, FrameBuffer, prefixed
 from catchwater.wire.messages import decode_reply, encode_request
@@ -145,7 +144,7 @@ def decode(api_key: int, version: int, reply: bytes) -> Any:
 
 @cache
 def _builder(api_key: int, version: int) -> Any:
-    return _struct(load_request_schema(api_key, version))
+    return message_builder(load_request_schema(api_key, version))
 
 
 def joined(parts: Sequence[Any]) -> bytes:

@@ -138,7 +138,8 @@ class Call(NamedTuple):
 
 
 Fields = Mapping[str, Any]
-Cold = Callable[[Broker, Call, Any], Awaitable[Fields]]
+Cold = Callable[[Broker, Call, Any], Awaitable[Any]]
+Encode = Callable[[int, int, Any], Sequence[Buffer]]
 
 
 class Later(NamedTuple):
@@ -152,16 +153,40 @@ Hot = Callable[[Broker, Call], Later]
 
 
 class Api(NamedTuple):
-    """One API key: exactly one of `handle` and `start` is set. `notes` go into docs/protocol.md."""
+    """One API key: exactly one of `handle` and `start` is set. `notes` go into docs/protocol.md.
+
+    `encode` makes bytes of the correlation id, the version and what `handle` gives; without it
+    that is the reply's `Fields`.
+    """
 
     key: int
     name: str
     versions: range
     handle: Cold | None = None
     start: Hot | None = None
+    encode: Encode | None = None
     notes: str = ""
 
 
 def error_fields(error: ErrorCode, message: str | None = None) -> dict[str, Any]:
     """The two fields by which most replies say what went wrong."""
     return {"error_code": error, "error_message": message}
+
+
+def errors_by_partition(request: Any, errors: Mapping[tuple[str, int], ErrorCode]) -> Fields:
+    """The fields of a reply that answers every (topic, partition) asked for with an error alone."""
+    return {
+        "topics": [
+            {
+                "name": topic.name,
+                "partitions": [
+                    {
+                        "partition_index": p.partition_index,
+                        "error_code": errors[topic.name, p.partition_index],
+                    }
+                    for p in topic.partitions
+                ],
+            }
+            for topic in request.topics
+        ]
+    }

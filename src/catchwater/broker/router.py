@@ -1,123 +1,51 @@
-"""API key and version to handler: the table of what this broker serves.
+"""One request to its handler and one reply back: the table of what this broker serves.
 
 Promises that a request of an API or version outside the table never reaches a handler: ApiVersions
-is answered in v0 with the ranges (KIP-511), anything else ends the connection.
+is answered in v0 with the ranges (KIP-511), anything else ends the connection. What is slow in
+proportion to its size, to decode a large request and to encode a large reply, happens in a thread.
+
+A handler describes its reply once, as nested dicts with the fields of the newest version it
+serves; here they become the message of the version that was asked for.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from datetime import timedelta
+from functools import cache, partial
+from importlib import import_module
+from operator import attrgetter
+from typing import Any, get_args, get_origin
+from uuid import UUID
 
-from catchwater.broker.api import (
-    k00_produce,
-    k01_fetch,
-    k02_list_offsets,
-    k03_metadata,
-    k08_offset_commit,
-    k09_offset_fetch,
-    k10_find_coordinator,
-    k11_join_group,
-    k12_heartbeat,
-    k13_leave_group,
-    k14_sync_group,
-    k15_describe_groups,
-    k16_list_groups,
-    k18_api_versions,
-    k19_create_topics,
-    k20_delete_topics,
-    k21_delete_records,
-    k22_init_producer_id,
-    k23_offset_for_leader_epoch,
-    k24_add_partitions_to_txn,
-    k25_add_offsets_to_txn,
-    k26_end_txn,
-    k28_txn_offset_commit,
-    k29_describe_acls,
-    k32_describe_configs,
-    k33_alter_configs,
-    k34_alter_replica_log_dirs,
-    k35_describe_log_dirs,
-    k37_create_partitions,
-    k42_delete_groups,
-    k43_elect_leaders,
-    k44_incremental_alter_configs,
-    k45_alter_partition_reassignments,
-    k46_list_partition_reassignments,
-    k47_offset_delete,
-    k55_describe_quorum,
-    k57_update_features,
-    k60_describe_cluster,
-    k61_describe_producers,
-    k65_describe_transactions,
-    k66_list_transactions,
-    k68_consumer_group_heartbeat,
-    k69_consumer_group_describe,
-    k71_get_telemetry_subscriptions,
-    k72_push_telemetry,
-    k74_list_config_resources,
-    k75_describe_topic_partitions,
-)
-from catchwater.broker.broker import Api, Broker, Call, Cold, Fields, Later
-from catchwater.broker.limits.large import LARGE_REQUEST_BYTES, decode_aside, is_large
-from catchwater.broker.reply import reply
+from catchwater.broker import api as handlers
+from catchwater.broker.api import k18_api_versions
+from catchwater.broker.broker import Api, Broker, Call, Fields, Later
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import Buffer
 from catchwater.wire.frames import Frame
-from catchwater.wire.messages import decode_header, decode_request, encode_reply
+from catchwater.wire.messages import (
+    RequestHeader,
+    decode_header,
+    decode_request,
+    encode_reply,
+    reply_type,
+)
+
+LARGE_REQUEST_BYTES = 64 * 1024
+"""To decode a larger one takes so long that others would notice."""
+LARGE_REPLY_VALUES = 5_000
+"""To encode one of more values takes longer than about 10 ms."""
+
+Build = Callable[[Any], Any]
 
 APIS: Mapping[int, Api] = {
     module.API.key: module.API
-    for module in (
-        k00_produce,
-        k01_fetch,
-        k02_list_offsets,
-        k03_metadata,
-        k08_offset_commit,
-        k09_offset_fetch,
-        k10_find_coordinator,
-        k11_join_group,
-        k12_heartbeat,
-        k13_leave_group,
-        k14_sync_group,
-        k15_describe_groups,
-        k16_list_groups,
-        k18_api_versions,
-        k19_create_topics,
-        k20_delete_topics,
-        k21_delete_records,
-        k22_init_producer_id,
-        k23_offset_for_leader_epoch,
-        k24_add_partitions_to_txn,
-        k25_add_offsets_to_txn,
-        k26_end_txn,
-        k28_txn_offset_commit,
-        k29_describe_acls,
-        k32_describe_configs,
-        k33_alter_configs,
-        k34_alter_replica_log_dirs,
-        k35_describe_log_dirs,
-        k37_create_partitions,
-        k42_delete_groups,
-        k43_elect_leaders,
-        k44_incremental_alter_configs,
-        k45_alter_partition_reassignments,
-        k46_list_partition_reassignments,
-        k47_offset_delete,
-        k55_describe_quorum,
-        k57_update_features,
-        k60_describe_cluster,
-        k61_describe_producers,
-        k65_describe_transactions,
-        k66_list_transactions,
-        k68_consumer_group_heartbeat,
-        k69_consumer_group_describe,
-        k71_get_telemetry_subscriptions,
-        k72_push_telemetry,
-        k74_list_config_resources,
-        k75_describe_topic_partitions,
-    )
+    for found in sorted(pkgutil.iter_modules(handlers.__path__), key=attrgetter("name"))
+    for module in (import_module(f"{handlers.__name__}.{found.name}"),)
 }
+"""Every module of the folder `api` serves the one that it declares as its `API`."""
 
 
 class NotServed(CatchwaterError):
@@ -135,43 +63,134 @@ def start(broker: Broker, frame: Frame, client_host: str) -> tuple[Api, Later]:
         if api is not k18_api_versions.API:
             raise NotServed(f"API {header.api_key} v{header.api_version} is not served here.")
         frame.release()
-        return api, _done(header.correlation_id, k18_api_versions.unsupported(broker))
+        return api, _done(_encode(api, header, 0, k18_api_versions.unsupported(broker)))
     call = Call(header, client_host, frame)
     if api.start is not None:
         return api, api.start(broker, call)
-    assert api.handle is not None
     if len(frame.data) > LARGE_REQUEST_BYTES:
-        return api, Later(asyncio.ensure_future(_aside(broker, api.handle, call)), _as_it_is)
+        return api, Later(asyncio.ensure_future(_answer_large(broker, api, call)), _as_it_is)
     request = decode_request(header, frame.data)
     frame.release()
-    return api, Later(asyncio.ensure_future(_answer(broker, api.handle, call, request)), _as_it_is)
+    return api, Later(asyncio.ensure_future(_answer(broker, api, call, request)), _as_it_is)
 
 
-async def _aside(broker: Broker, handle: Cold, call: Call) -> Sequence[Buffer]:
-    """Answer a large request, which a thread decodes."""
-    return await _answer(broker, handle, call, await decode_aside(call))
+async def _answer_large(broker: Broker, api: Api, call: Call) -> Sequence[Buffer]:
+    """Answer a request that a thread decodes, for to do it here would hold up everybody else."""
+    try:
+        request = await asyncio.to_thread(decode_request, call.header, call.frame.data)
+    finally:
+        call.frame.release()
+    return await _answer(broker, api, call, request)
 
 
-async def _answer(broker: Broker, handle: Cold, call: Call, request: Any) -> Sequence[Buffer]:
+async def _answer(broker: Broker, api: Api, call: Call, request: Any) -> Sequence[Buffer]:
     """The reply's bytes; a thread encodes a large one."""
-    fields = await handle(broker, call, request)
-    header = call.header
-    encode = partial(_encode, header.api_key, header.api_version, header.correlation_id, fields)
-    return await asyncio.to_thread(encode) if is_large(fields) else encode()
+    assert api.handle is not None
+    fields = await api.handle(broker, call, request)
+    encode = partial(_encode, api, call.header, call.version, fields)
+    return await asyncio.to_thread(encode) if _is_large(fields) else encode()
+
+
+def _encode(api: Api, header: RequestHeader, version: int, fields: Any) -> Sequence[Buffer]:
+    if api.encode is not None:
+        return api.encode(header.correlation_id, version, fields)
+    return encode_reply(header.correlation_id, reply(api.key, version, fields))
 
 
 def _as_it_is(encoded: Sequence[Buffer]) -> Sequence[Buffer]:
     return encoded
 
 
-def _done(correlation_id: int, fields: Fields) -> Later:
-    future: asyncio.Future[Fields] = asyncio.get_running_loop().create_future()
-    future.set_result(fields)
-    return Later(future, partial(_encode, k18_api_versions.API.key, 0, correlation_id))
+def _done(encoded: Sequence[Buffer]) -> Later:
+    future: asyncio.Future[Sequence[Buffer]] = asyncio.get_running_loop().create_future()
+    future.set_result(encoded)
+    return Later(future, _as_it_is)
 
 
-def _encode(api_key: int, version: int, correlation_id: int, fields: Fields) -> Sequence[Buffer]:
-    return encode_reply(correlation_id, reply(api_key, version, fields))
+def _is_large(fields: Mapping[str, Any] | tuple[Any, ...]) -> bool:
+    """Whether a reply has more than `LARGE_REPLY_VALUES`; stops to count when it has."""
+    left = LARGE_REPLY_VALUES
+    waiting: list[Mapping[str, Any] | Sequence[Any]] = [fields]
+    while waiting and left >= 0:
+        inside = waiting.pop()
+        left -= len(inside)
+        values = inside.values() if isinstance(inside, Mapping) else inside
+        waiting += [value for value in values if isinstance(value, Mapping | list | tuple)]
+    return left < 0
+
+
+# From here on: a message's fields, plain nested dicts, to the message of the version asked for.
+
+
+def reply(api_key: int, version: int, values: Fields) -> Any:
+    """The reply of this API and version, which takes of the fields those that it has.
+
+    A field that no version served has is misspelt: an `AssertionError`. One that is left out must
+    have a default in Kafka's description, or be an array (empty) or the throttle time (zero).
+    """
+    return _reply_builder(api_key, version)(values)
+
+
+@cache
+def _reply_builder(api_key: int, version: int) -> Build:
+    others = [reply_type(api_key, other) for other in APIS[api_key].versions]
+    return message_builder(reply_type(api_key, version), others)
+
+
+def message_builder(entity: Any, others: Sequence[Any] = ()) -> Build:
+    """What makes this message of a dict; `others` are its other versions, whose fields may stand
+    in the dict as well.
+    """
+    known = {field.name for each in (entity, *others) for field in fields(each)}
+    builders = [(field.name, _field(field, others), _default(field)) for field in fields(entity)]
+
+    def build(values: Fields) -> Any:
+        assert values.keys() <= known, f"{entity.__qualname__} has no {set(values) - known}"
+        return entity(
+            **{
+                name: build_field(values[name]) if name in values else default
+                for name, build_field, default in builders
+            }
+        )
+
+    return build
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default is not MISSING:
+        return field.default
+    if get_origin(field.type) is tuple:
+        return ()
+    # Kafka describes no default for these, yet there is only one thing to say.
+    return timedelta(0) if field.name == "throttle_time" else None
+
+
+def _field(field: Field[Any], others: Sequence[Any]) -> Build:
+    inner = _inner_struct(field.type)
+    if inner is not None:
+        same = [other for each in others for other in fields(each) if other.name == field.name]
+        build = message_builder(inner, [found for f in same if (found := _inner_struct(f.type))])
+        if any(get_origin(t) is tuple for t in (field.type, *get_args(field.type))):
+            return lambda values: None if values is None else tuple(map(build, values))
+        return lambda values: None if values is None else build(values)
+    match field.metadata.get("kafka_type"):
+        case "uuid":
+            return _uuid
+        case "timedelta_i32" | "timedelta_i64":
+            return lambda milliseconds: timedelta(milliseconds=milliseconds)
+        case _:
+            return lambda value: tuple(value) if isinstance(value, list) else value
+
+
+def _inner_struct(annotation: Any) -> Any:
+    """The dataclass inside a field's type, through arrays and unions with None; or None."""
+    if is_dataclass(annotation):
+        return annotation
+    return next(filter(None, map(_inner_struct, get_args(annotation))), None)
+
+
+def _uuid(value: bytes | UUID | None) -> UUID | None:
+    return UUID(bytes=value) if isinstance(value, bytes) else value
 
 
 def coverage_table() -> str:

@@ -11,7 +11,6 @@ from kio.schema.describe_groups.v5.request import DescribeGroupsRequest
 from catchwater.broker import router
 from catchwater.broker.api import k18_api_versions
 from catchwater.broker.broker import Broker
-from catchwater.broker.limits import large
 from catchwater.broker.router import APIS, NotServed, coverage_table, start
 from catchwater.broker.topic_config import settings_table
 from catchwater.wire.fields import MalformedMessage
@@ -76,9 +75,7 @@ def many_groups(count: int) -> bytes:
 async def test_a_large_request_is_decoded_and_its_reply_encoded_beside_the_loop(
     client, is_on_loop
 ) -> None:
-    seen = is_on_loop(
-        (router, "decode_request"), (large, "decode_request"), (router, "encode_reply")
-    )
+    seen = is_on_loop((router, "decode_request"), (router, "encode_reply"))
     for count in (10, 40_000):
         _, reply = decode_reply(15, 5, memoryview(await client.send_bytes(many_groups(count))))
         assert len(reply.groups) == count
@@ -109,3 +106,19 @@ async def test_a_large_request_that_is_malformed_gives_its_memory_back(client) -
     with pytest.raises(MalformedMessage):
         await later.future
     assert frame._arena.holders == 0
+
+
+@pytest.mark.parametrize(
+    "values", [{"protocol_typ": ""}, {"members": [{"member_id": "m", "metadta": b""}]}]
+)
+def test_a_misspelt_field_of_a_reply_is_an_error(values) -> None:
+    known = {
+        "error_code": 0,
+        "generation_id": 1,
+        "protocol_name": "",
+        "leader": "",
+        "member_id": "",
+    }
+    assert router.reply(11, 0, known | {"protocol_type": "consumer"})  # only later versions have it
+    with pytest.raises(AssertionError, match="has no"):
+        router.reply(11, 0, known | values)

@@ -10,10 +10,9 @@ Version notes: v1 lets null mean all topics (in v0 an empty list does), v8 asks 
 do with topics and, up to v10, the cluster (KIP-430), v10 adds topic ids, v12 lets a topic be asked
 for by id alone (KIP-516), v13 a request-level error, which is not used.
 
-Thousands of topics are read and written in a thread, and gathered in turns: others do not wait.
+Thousands of topics are gathered in turns: others do not wait.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -22,9 +21,8 @@ from uuid import UUID
 
 from catchwater.broker import zones
 from catchwater.broker.admin import layout
-from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call, Later
+from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call
 from catchwater.broker.gate import Operation
-from catchwater.broker.limits.large import LARGE_REQUEST_BYTES, Turns, decode_aside
 from catchwater.broker.names import is_legal_topic_name
 from catchwater.catalog.base import (
     CatalogFull,
@@ -34,7 +32,7 @@ from catchwater.catalog.base import (
     TopicExists,
 )
 from catchwater.catalog.rows import BrokerRow, Topic
-from catchwater.objects.base import Buffer
+from catchwater.clock import Clock
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.messages import decode_request
 from catchwater.wire.metadata import (
@@ -47,37 +45,15 @@ from catchwater.wire.metadata import (
 )
 
 _BY_ID_ALONE = 12
-_MANY = 2_000
-"""Topics and partitions, to encode which takes 10 ms or so."""
+A_TURN = 500
+"""Topics and partitions that are gathered at one go; a few milliseconds."""
 # v10 and v11 can ask without a name, yet not answer so; Kafka's brokers refuse it, too.
 _NAMELESS = MetadataTopic(ErrorCode.INVALID_REQUEST, "", NO_TOPIC_ID, False, ())
 
 
-def start(broker: Broker, call: Call) -> Later:
-    """Read the request, let go of its frame, and gather the reply in a task of its own."""
-    if len(call.frame.data) > LARGE_REQUEST_BYTES:
-        return Later(asyncio.ensure_future(_aside(broker, call)), _as_it_is)
-    request = decode_request(call.header, call.frame.data)
-    call.frame.release()
-    return Later(asyncio.ensure_future(_answer(broker, call, request)), _as_it_is)
-
-
-async def _aside(broker: Broker, call: Call) -> Sequence[Buffer]:
-    return await _answer(broker, call, await decode_aside(call))
-
-
-async def _answer(broker: Broker, call: Call, request: Any) -> Sequence[Buffer]:
-    turns = Turns(broker.clock)
-    reply = await _gather(broker, call, request, turns)
-    encode = partial(encode_metadata_reply, call.correlation_id, call.version, reply)
-    return await asyncio.to_thread(encode) if turns.done > _MANY else encode()
-
-
-def _as_it_is(encoded: Sequence[Buffer]) -> Sequence[Buffer]:
-    return encoded
-
-
-async def _gather(broker: Broker, call: Call, request: Any, turns: Turns) -> MetadataReply:
+async def handle(broker: Broker, call: Call, request: Any) -> MetadataReply:
+    """Gather the reply."""
+    turns = _Turns(broker.clock)
     listed = zones.candidates(broker.brokers)
     near = zones.candidates(listed, zones.zone_of(call.header.client_id))
     may = partial(broker.may, call.principal, Operation.DESCRIBE)
@@ -129,6 +105,21 @@ def _with_operations(
     return reply
 
 
+class _Turns:
+    """Counts the work of a task, and lets others have a turn after every `A_TURN` of it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._left = A_TURN
+
+    async def after(self, work: int) -> None:
+        """So much more was done."""
+        self._left -= work
+        if self._left <= 0:
+            self._left = A_TURN
+            await self._clock.sleep(0)
+
+
 async def _wanted(
     broker: Broker,
     wanted: Any,
@@ -171,4 +162,4 @@ def _topic(topic: Topic, near: Sequence[BrokerRow]) -> MetadataTopic:
     return MetadataTopic(ErrorCode.NONE, topic.name, topic.id, False, partitions)
 
 
-API = Api(3, "Metadata", METADATA_VERSIONS, start=start)
+API = Api(3, "Metadata", METADATA_VERSIONS, handle, encode=encode_metadata_reply)

@@ -20,6 +20,7 @@ from catchwater.catalog.rows import (
 from catchwater.wire.errors import ErrorCode
 
 _NONE = OffsetCommit(offset=-1)
+_BY_ID_SINCE = 10
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
@@ -27,19 +28,23 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     stable = getattr(request, "require_stable", False)
     if call.version < 8:
         return await _group(broker, call, request, stable)
-    return {"groups": [await _group(broker, call, group, stable) for group in request.groups]}
+    groups = [
+        {"group_id": group.group_id, **await _group(broker, call, group, stable)}
+        for group in request.groups
+    ]
+    return {"groups": groups}
 
 
 async def _group(broker: Broker, call: Call, group: Any, require_stable: bool) -> dict[str, Any]:
     """One group's part; `group` has `group_id` and `topics`, in every version."""
     error = await _refusal(broker, call, group)
     if error is not ErrorCode.NONE:
-        return _nothing(group, error)
+        return _nothing(call.version, group, error)
     try:
         unstable = await broker.log.txns.unstable(group.group_id) if require_stable else set()
         committed = await broker.log.committed(group.group_id)
     except UNAVAILABLE:
-        return _nothing(group, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return _nothing(call.version, group, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     def position(name: str, index: int) -> dict[str, Any]:
         if (name, index) in unstable:
@@ -51,12 +56,10 @@ async def _group(broker: Broker, call: Call, group: Any, require_stable: bool) -
     else:
         topics = [_asked(broker, call, topic) for topic in group.topics]
     return {
-        "group_id": group.group_id,
         "error_code": ErrorCode.NONE,
         "topics": [
             {
-                "name": name,
-                "topic_id": topic_id,
+                **_named(call.version, name, topic_id),
                 "partitions": [
                     _partition(index, _NONE, denied) if denied else position(name, index)
                     for index in indexes
@@ -89,7 +92,9 @@ def _all(broker: Broker, call: Call, committed: Iterable[tuple[str, int]]) -> li
     for name, found in indexes.items():
         topic = broker.find_topic(name)
         # Where topics are named by id, one that is gone has no name any more.
-        if broker.may(call.principal, Operation.DESCRIBE, name) and (topic or call.version < 10):
+        if broker.may(call.principal, Operation.DESCRIBE, name) and (
+            topic or call.version < _BY_ID_SINCE
+        ):
             topics.append((name, topic.id if topic else None, found, ErrorCode.NONE))
     return topics
 
@@ -105,17 +110,20 @@ def _asked(broker: Broker, call: Call, wanted: Any) -> _Topic:
     return name, topic_id, wanted.partition_indexes, denied
 
 
-def _nothing(group: Any, error: ErrorCode) -> dict[str, Any]:
+def _nothing(version: int, group: Any, error: ErrorCode) -> dict[str, Any]:
     """An error of the whole group, told of its partitions too, for v1 has no other place."""
     topics = [
         {
-            "name": getattr(topic, "name", None),
-            "topic_id": getattr(topic, "topic_id", None),
+            **_named(version, getattr(topic, "name", None), getattr(topic, "topic_id", None)),
             "partitions": [_partition(index, _NONE, error) for index in topic.partition_indexes],
         }
         for topic in group.topics or ()
     ]
-    return {"group_id": group.group_id, "error_code": error, "topics": topics}
+    return {"error_code": error, "topics": topics}
+
+
+def _named(version: int, name: str | None, topic_id: Any) -> dict[str, Any]:
+    return {"topic_id": topic_id} if version >= _BY_ID_SINCE else {"name": name}
 
 
 def _partition(

@@ -27,31 +27,30 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Name a broker for each key."""
     if call.version >= 4:
         keys = request.coordinator_keys
-        return {"coordinators": [_coordinator(broker, call, request.key_type, key) for key in keys]}
+        found = [{"key": key, **_coordinator(broker, call, request.key_type, key)} for key in keys]
+        return {"coordinators": found}
     return _coordinator(broker, call, getattr(request, "key_type", _GROUP), request.key)
 
 
 def _coordinator(broker: Broker, call: Call, key_type: int, key: str) -> dict[str, Any]:
     if key_type not in _KINDS:
         message = "Groups and transactional ids have coordinators here, nothing else."
-        return _nowhere(key, ErrorCode.INVALID_REQUEST, message)
+        return _nowhere(ErrorCode.INVALID_REQUEST, message)
     resource_type, denied = _KINDS[key_type]
     if not broker.gate.may(call.principal, Operation.DESCRIBE, Resource(resource_type, key)):
-        return _nowhere(key, denied, f"{call.principal} may not DESCRIBE {key}.")
+        return _nowhere(denied, f"{call.principal} may not DESCRIBE {key}.")
     row = zones.coordinator(broker.brokers, key)
     return {
         "error_code": ErrorCode.NONE,
         "error_message": None,
-        "key": key,
         "node_id": row.id,
         "host": row.host,
         "port": row.port,
     }
 
 
-def _nowhere(key: str, error: ErrorCode, message: str) -> dict[str, Any]:
-    fields = {"key": key, "node_id": -1, "host": "", "port": -1}
-    return fields | error_fields(error, message)
+def _nowhere(error: ErrorCode, message: str) -> dict[str, Any]:
+    return {"node_id": -1, "host": "", "port": -1, **error_fields(error, message)}
 
 
 API = Api(10, "FindCoordinator", range(0, 7), handle, notes="no share groups")

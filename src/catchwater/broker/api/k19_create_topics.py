@@ -23,6 +23,7 @@ from catchwater.catalog.topics import collision
 from catchwater.wire.errors import ErrorCode
 
 _DEFAULT = -1
+_TOLD_OF_A_SETTING = ("name", "value", "read_only", "config_source", "is_sensitive")
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
@@ -76,7 +77,8 @@ def _settings(broker: Broker, call: Call, wanted: Any, error: ErrorCode) -> dict
         denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         return {"configs": None, "topic_config_error_code": denied}
     own = {config.name: config.value for config in wanted.configs}
-    return {"configs": settings.of_topic(broker.config, Topic(b"", wanted.name, 1, own))}
+    configs = settings.of_topic(broker.config, Topic(b"", wanted.name, 1, own))
+    return {"configs": [{name: config[name] for name in _TOLD_OF_A_SETTING} for config in configs]}
 
 
 def _partitions(broker: Broker, wanted: Any) -> int:

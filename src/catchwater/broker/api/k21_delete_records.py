@@ -10,7 +10,7 @@ that are compacted and nothing else (as Kafka does).
 import logging
 from typing import Any
 
-from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
+from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination.held import UNAVAILABLE
 from catchwater.catalog.base import SessionFenced
 from catchwater.catalog.rows import PartitionKey, Pin
@@ -91,7 +91,7 @@ def _answer(
     return {
         "partition_index": wanted.partition_index,
         "low_watermark": broker.log.state(key).log_start if is_done and key else _NO_OFFSET,
-        **error_fields(error),
+        "error_code": error,
     }
 
 

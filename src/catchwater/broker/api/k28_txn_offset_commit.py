@@ -13,12 +13,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from catchwater.broker.api.k08_offset_commit import check
-from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.broker import Api, Broker, Call, Fields, errors_by_partition
 from catchwater.broker.coordination import access
 from catchwater.broker.coordination.transactions import answered
 from catchwater.broker.gate import Operation
 from catchwater.broker.names import is_legal_group_id
-from catchwater.broker.reply import errors_by_partition
 from catchwater.catalog.rows import OffsetCommit
 from catchwater.log.transactions import Producer
 from catchwater.wire.errors import ErrorCode

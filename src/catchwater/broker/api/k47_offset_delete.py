@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.broker import Api, Broker, Call, Fields, errors_by_partition
 from catchwater.broker.coordination import access
 from catchwater.broker.coordination.held import MOVED, UNAVAILABLE
 from catchwater.broker.gate import Operation
 from catchwater.broker.names import is_legal_group_id
-from catchwater.broker.reply import errors_by_partition
 from catchwater.wire.errors import ErrorCode
 
 
@@ -31,7 +30,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
             return {"error_code": ErrorCode.NOT_COORDINATOR, "topics": []}
         except UNAVAILABLE:
             return {"error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE, "topics": []}
-    return {"error_code": ErrorCode.NONE} | errors_by_partition(request, errors)
+    return {"error_code": ErrorCode.NONE, **errors_by_partition(request, errors)}
 
 
 async def _refusal(broker: Broker, call: Call, group_id: str) -> ErrorCode:
