@@ -34,7 +34,6 @@ from catchwater.catalog.base import (
 from catchwater.catalog.rows import BrokerRow, Topic
 from catchwater.clock import Clock
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.messages import decode_request
 from catchwater.wire.metadata import (
     METADATA_VERSIONS,
     MetadataBroker,
