@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from catchwater.catalog.base import (
-    Catalog,
+from catchwater.catalog.base import Catalog
+from catchwater.catalog.errors import (
     CatalogRefused,
     CoordinatorMoved,
     EpochGap,

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ import psycopg
 import pytest
 from tests.postgres import PostgresServer
 
-from catchwater.catalog.base import (
+from catchwater.catalog.db import STATEMENTS
+from catchwater.catalog.errors import (
     CatalogRefused,
     CatalogTooNew,
     CatalogUnavailable,
@@ -37,7 +37,6 @@ from catchwater.catalog.rows import (
     Topic,
 )
 from catchwater.catalog.sqlite import SqliteCatalog
-from catchwater.catalog.statements import sql
 from catchwater.config import ConfigError
 
 T1 = b"1" * 16
@@ -267,7 +266,7 @@ def test_a_backend_that_does_not_answer_is_given_up(
         "WHERE application_name = 'catchwater' AND datname = current_database()"
     ).fetchall()
     assert backends
-    monkeypatch.setattr("catchwater.catalog.server.pool._ANSWER_S", 2.0)
+    monkeypatch.setattr("catchwater.catalog.server._ANSWER_S", 2.0)
     for (backend,) in backends:
         os.kill(backend, signal.SIGSTOP)
     try:
@@ -467,10 +466,7 @@ def test_three_brokers_may_make_the_tables_at_once(connect: Open) -> None:
 
 def test_every_statement_fits_the_tables(connect: Open, admin: psycopg.Connection[Any]) -> None:
     connect()
-    folder = files("catchwater.catalog") / "sql"
-    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
-    for name in names:
-        text = sql(name.removesuffix(".sql"), "postgres")
+    for text in STATEMENTS["postgres"].values():
         if text.startswith("SET"):
             continue
         pieces = re.sub(r"--.*", "", text).split("?")

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from catchwater.catalog.reading import ReadOnlyCatalog
 from catchwater.catalog.rows import OffsetCommit, PartitionKey, Pin
-from catchwater.catalog.sqlite import SqliteCatalog
+from catchwater.catalog.sqlite import ReadOnlyCatalog, SqliteCatalog
 from catchwater.catalog.sums import CatalogDamaged, find_spoiled
 from catchwater.clock import ManualClock
 from catchwater.config import CatchwaterError

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from confluent_kafka import Producer
 
-from catchwater.catalog.base import CatalogUnavailable
+from catchwater.catalog.errors import CatalogUnavailable
 from catchwater.clock import SYSTEM
 from catchwater.log.read.offline import NoCatalog, opened
 from catchwater.replay.control import Control, TransactionOpen

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from catchwater.catalog.base import BrokerRefused, SessionFenced, SharedCatalog
+from catchwater.catalog.errors import BrokerRefused, SessionFenced
 from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase, call_now
 from catchwater.catalog.rows import (
     BrokerRow,
@@ -21,6 +21,7 @@ from catchwater.catalog.rows import (
     Session,
     Topic,
 )
+from catchwater.catalog.shared import SharedCatalog
 from catchwater.clock import ManualClock
 
 T1 = b"1" * 16

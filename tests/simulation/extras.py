@@ -11,7 +11,7 @@ from tests.simulation.records import build
 from tests.simulation.txns import committed_offset
 from tests.simulation.world import World
 
-from catchwater.catalog.base import EpochGap
+from catchwater.catalog.errors import EpochGap
 from catchwater.catalog.rows import EpochCommit, Pin
 from catchwater.config import CatchwaterError
 from catchwater.drill.history import LedgerLine, SendLine, TrimLine, Type

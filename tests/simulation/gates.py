@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 from tests.simulation.loop import Hand, Killed, Node, VirtualLoop, this_hand
 
-from catchwater.catalog.base import CatalogUnavailable, CatalogUncertain
 from catchwater.catalog.db import Db
+from catchwater.catalog.errors import CatalogUnavailable, CatalogUncertain
 from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase
 from catchwater.catalog.rows import Changes, Notice, Scope, Seen
 from catchwater.clock import Clock

@@ -11,8 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from catchwater.broker.coordination.coordinator import Coordinator
-from catchwater.catalog.change import brokers as catalog_brokers
-from catchwater.catalog.change import commit as catalog_commit
+from catchwater.catalog import commit as catalog_commit
 from catchwater.catalog.rows import Changes, EndedTxn, Seen
 from catchwater.log.keep import clean, housekeeping, pack
 from catchwater.log.keep.clean import Cleaning
@@ -246,7 +245,7 @@ def ignore_the_end_of_a_session() -> Any:
 
     return all_of(
         patch.object(catalog_commit, "look", look),
-        patch.object(catalog_brokers, "require_session", lambda session, db: None),
+        patch.object(catalog_commit, "require_session", lambda session, db: None),
     )
 
 

@@ -10,7 +10,7 @@ from tests.simulation.machine import broker_opener
 from tests.simulation.records import build
 from tests.simulation.world import Machine, World
 
-from catchwater.catalog.base import SessionFenced
+from catchwater.catalog.errors import SessionFenced
 from catchwater.catalog.memory import MemoryCatalog
 from catchwater.catalog.rows import Pin
 

@@ -1,5 +1,5 @@
 """Chapter 6: who has what.
 
 The SQL tables that say which runs exist and in which order, the committed group offsets, pins
-and sink epochs. One `.sql` file per statement.
+and sink epochs: `base.py` has the operations, `queries.sql` their statements.
 """

@@ -12,10 +12,9 @@ from functools import partial
 from threading import RLock
 from typing import TypeVar
 
-from catchwater.catalog.db import Db, SqliteDb
-from catchwater.catalog.relational import SharedRelationalCatalog
+from catchwater.catalog.db import STATEMENTS, Db, SqliteDb, migrations
 from catchwater.catalog.rows import Notice
-from catchwater.catalog.statements import migrations, sql
+from catchwater.catalog.shared import SharedCatalog
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 
@@ -30,35 +29,35 @@ class MemoryDatabase:
     def __init__(self, clock: Clock, schedule: Callable[[Callable[[], None]], object]) -> None:
         """`schedule` is given every call of a listener, to make it now or later."""
         self._schedule = schedule
-        self._told: list[Notice] = []
+        self._notices: list[Notice] = []
         self._listeners: list[Notify] = []
         self.lock = RLock()
-        """Held by whoever uses the connection: tests call from threads."""
+        """Held while the connection is used: tests call from threads."""
         connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         for script in migrations():
             connection.executescript(script)
-        connection.execute(sql("log_insert"), (clock.uuid().hex,))
-        self.db = SqliteDb(connection, clock, self._told.append)
+        connection.execute(STATEMENTS["sqlite"]["log_insert"], (clock.uuid().hex,))
+        self.db = SqliteDb(connection, clock, self._notices.append)
 
-    def commit(self, change: Callable[[Db], T]) -> T:
-        """Run a change in a transaction; what it raises undoes it."""
+    def commit(self, body: Callable[[Db], T]) -> T:
+        """Run it in a transaction; what it raises undoes it."""
         connection = self.db.connection
         with self.lock:
             connection.execute("BEGIN")
             try:
-                result = change(self.db)
+                result = body(self.db)
                 connection.execute("COMMIT")
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
-                    self._told.clear()
-            told, self._told[:] = self._told[:], []
-        for notice in told:
-            self.tell(notice)
+                    self._notices.clear()
+            notices, self._notices[:] = self._notices[:], []
+        for notice in notices:
+            self.notify(notice)
         return result
 
-    def tell(self, notice: Notice) -> None:
-        """Give a notice to all who listen; a simulation tells `resync` for a lost connection."""
+    def notify(self, notice: Notice) -> None:
+        """Give a notice to all who listen; a simulation sends `resync` for a lost connection."""
         for notify in self._listeners:
             self._schedule(partial(notify, notice))
 
@@ -81,7 +80,7 @@ def call_now(call: Callable[[], None]) -> None:
     call()
 
 
-class MemoryCatalog(SharedRelationalCatalog):
+class MemoryCatalog(SharedCatalog):
     """One broker's connection to a `MemoryDatabase`."""
 
     def __init__(self, database: MemoryDatabase) -> None:
@@ -90,23 +89,21 @@ class MemoryCatalog(SharedRelationalCatalog):
         self._listening: list[Notify] = []
 
     def listen(self, notify: Notify) -> None:
-        """Call back for every change by any broker, by way of the database's `schedule`."""
         self._listening.append(notify)
         self._database.add_listener(notify)
 
     def close(self) -> None:
-        """Hear of nothing any more."""
         while self._listening:
             self._database.remove_listener(self._listening.pop())
 
-    def _commit(self, change: Callable[[Db], T]) -> Future[T]:
+    def _commit(self, body: Callable[[Db], T]) -> Future[T]:
         done: Future[T] = Future()
         try:
-            done.set_result(self._database.commit(change))
+            done.set_result(self._database.commit(body))
         except CatchwaterError as refusal:
             done.set_exception(refusal)
         return done
 
-    def _query(self, read: Callable[[Db], T]) -> T:
+    def _query(self, body: Callable[[Db], T]) -> T:
         with self._database.lock:
-            return read(self._database.db)
+            return body(self._database.db)

@@ -7,7 +7,7 @@ is `CatalogUncertain`. Deadlines are by the server's clock.
 
 Notices travel behind the COMMIT in the same message, not inside the transaction: NOTIFY takes a
 lock of the whole database until its transaction is durable, which would let only one transaction
-commit at a time. If that message's fate is unknown, everybody is told `resync`.
+commit at a time. If that message's fate is unknown, `resync` is sent to everybody.
 """
 
 from collections.abc import Callable
@@ -15,24 +15,25 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
-from catchwater.catalog.base import (
+from catchwater.catalog.db import STATEMENTS, Db, migrations
+from catchwater.catalog.errors import (
     CatalogFull,
     CatalogRefused,
     CatalogTooNew,
     CatalogUncertain,
 )
-from catchwater.catalog.db import Db
-from catchwater.catalog.relational import SharedRelationalCatalog
 from catchwater.catalog.rows import Notice
-from catchwater.catalog.server.notices import NOTIFY, Listener, encode_notice
-from catchwater.catalog.server.pool import (
+from catchwater.catalog.server import (
+    NOTIFY,
     Connection,
+    Listener,
     Pool,
     PostgresDb,
+    encode_notice,
     may_be_retried,
     psycopg,
 )
-from catchwater.catalog.statements import migrations, sql
+from catchwater.catalog.shared import SharedCatalog
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 
@@ -41,10 +42,10 @@ T = TypeVar("T")
 _TRYING_S = 10.0
 _LONGEST_PAUSE_S = 1.0
 _SCHEMA_LOCK = 0x6361_7463_6877_6174
-"""Whoever makes or upgrades the tables holds this advisory lock."""
+"""The advisory lock held while the tables are made or upgraded."""
 
 
-class PostgresCatalog(SharedRelationalCatalog):
+class PostgresCatalog(SharedCatalog):
     """One broker's, or one command's, connections to the catalog."""
 
     def __init__(
@@ -72,28 +73,25 @@ class PostgresCatalog(SharedRelationalCatalog):
             raise
 
     def listen(self, notify: Callable[[Notice], None]) -> None:
-        """Call back for every change by any broker, from now on. Raises `CatalogUnavailable`."""
-
         def begin() -> Listener:
             return Listener(self._pool, notify, self._clock)
 
         self._listeners.append(self._trying(begin))
 
     def close(self) -> None:
-        """Let go of the connections, once the changes under way have ended."""
         self._closing = True
         for listener in self._listeners:
             listener.close()
         self._workers.shutdown()
         self._pool.clear()
 
-    def _commit(self, change: Callable[[Db], T]) -> Future[T]:
-        return self._workers.submit(self._trying, lambda: self._transaction(change))
+    def _commit(self, body: Callable[[Db], T]) -> Future[T]:
+        return self._workers.submit(self._trying, lambda: self._transaction(body))
 
-    def _query(self, read: Callable[[Db], T]) -> T:
+    def _query(self, body: Callable[[Db], T]) -> T:
         def once() -> T:
             with self._pool.lend() as connection:
-                return read(PostgresDb(connection))
+                return body(PostgresDb(connection))
 
         return self._trying(once)
 
@@ -111,11 +109,11 @@ class PostgresCatalog(SharedRelationalCatalog):
             self._clock.pause(pause_s * (0.5 + self._clock.random.random()))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _transaction(self, change: Callable[[Db], T]) -> T:
+    def _transaction(self, body: Callable[[Db], T]) -> T:
         with self._pool.lend() as connection:
             db = PostgresDb(connection, transaction=True)
             try:
-                result = change(db)
+                result = body(db)
             except CatchwaterError:
                 with suppress(psycopg.Error):
                     connection.execute("ROLLBACK")
@@ -125,7 +123,7 @@ class PostgresCatalog(SharedRelationalCatalog):
             return result
 
     def _end(self, connection: Connection, notices: list[Notice]) -> None:
-        """Commit, and tell. Raises `CatalogUncertain` when nobody knows what came of it."""
+        """Commit, and send notices. Raises `CatalogUncertain` when nobody knows what came of it."""
         bind = psycopg.ClientCursor(connection)
         payloads = [payload for notice in notices for payload in encode_notice(notice)]
         message = "\n".join(["COMMIT;", *(bind.mogrify(NOTIFY, (each,)) for each in payloads)])
@@ -135,7 +133,7 @@ class PostgresCatalog(SharedRelationalCatalog):
             if error.sqlstate is not None and error.sqlstate[:2] in ("40", "23"):
                 raise
             with suppress(RuntimeError):  # closed meanwhile
-                self._workers.submit(self._tell_resync)
+                self._workers.submit(self._notify_resync)
             raise CatalogUncertain(
                 f"The connection to the catalog {self._pool.name} was lost while a transaction "
                 f"was committed: {self._pool.describe(error)}",
@@ -143,7 +141,7 @@ class PostgresCatalog(SharedRelationalCatalog):
             ) from error
         assert ended.statusmessage == "COMMIT", "what failed has raised before"
 
-    def _tell_resync(self) -> None:
+    def _notify_resync(self) -> None:
         """Notices were lost, perhaps: let everybody read again. Best effort: with the server
         gone, every listener has lost its connection and will do so anyway."""
         with suppress(psycopg.Error), self._pool.connect() as connection:
@@ -177,7 +175,7 @@ class PostgresCatalog(SharedRelationalCatalog):
             for script in scripts[version:]:
                 connection.execute(script.encode())
             if version == 0:
-                statement = sql("log_insert").replace("?", "%s").encode()
+                statement = STATEMENTS["postgres"]["log_insert"].replace("?", "%s").encode()
                 connection.execute(statement, (new_cluster_id(),))
 
 

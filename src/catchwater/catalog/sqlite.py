@@ -1,4 +1,4 @@
-"""The catalog of one broker, in SQLite.
+"""The catalog of one broker, in SQLite; and that catalog looked at from outside.
 
 One thread writes (`writer.py`); queries run in their callers' threads on connections of their
 own, which a pool keeps. SQLite runs in WAL mode with every transaction synced, and with checksums
@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
-from catchwater.catalog.base import CatalogDead, CatalogFull, CatalogTooNew
-from catchwater.catalog.change.commit import producer_row
-from catchwater.catalog.db import Db, SqliteDb
-from catchwater.catalog.relational import RelationalCatalog
-from catchwater.catalog.rows import AbortedRow, Changes, PartitionKey, ProducerRow, RunRow, Topic
-from catchwater.catalog.statements import migrations, sql
+from catchwater.catalog.base import Catalog, EmbeddedCatalog
+from catchwater.catalog.db import STATEMENTS, Db, SqliteDb, migrations
+from catchwater.catalog.errors import CatalogDead, CatalogFull, CatalogTooNew
+from catchwater.catalog.rows import AbortedRow, Changes, PartitionKey, RunRow, Topic
 from catchwater.catalog.sums import PageSums
 from catchwater.catalog.writer import Writer, passing
 from catchwater.config import CatchwaterError
@@ -29,8 +27,8 @@ T = TypeVar("T")
 _LOCK_WAIT_S = 5.0
 
 
-class SqliteCatalog(RelationalCatalog):
-    """`catalog.db` of a data directory; whoever opens it holds the directory's lock."""
+class SqliteCatalog(EmbeddedCatalog):
+    """`catalog.db` of a data directory; to open it, hold the directory's lock."""
 
     def __init__(
         self,
@@ -65,15 +63,14 @@ class SqliteCatalog(RelationalCatalog):
         )
 
     def apply(self, sequence: int, changes: Changes) -> None:
-        """Take one chunk's changes; durable within `lag_s`."""
         self._writer.apply(sequence, changes)
 
     def create_topic(self, topic: Topic) -> Future[None]:
-        """Fails with `TopicExists`, and with `CatalogFull` while the reserve is not whole."""
+        """Also fails with `CatalogFull` while the reserve is not whole."""
         return self._without_reserve() or super().create_topic(topic)
 
     def add_partitions(self, topic_id: bytes, partitions: int) -> Future[None]:
-        """Fails with `TopicUnknown`, and with `CatalogFull` while the reserve is not whole."""
+        """Also fails with `CatalogFull` while the reserve is not whole."""
         return self._without_reserve() or super().add_partitions(topic_id, partitions)
 
     def _without_reserve(self) -> Future[None] | None:
@@ -92,7 +89,6 @@ class SqliteCatalog(RelationalCatalog):
     def runs(
         self, key: PartitionKey, offset: int, *, max_bytes: int | None = None, limit: int = 1000
     ) -> list[RunRow]:
-        """Runs in offset order, those applied just now included."""
         # First what is not written yet: it can only become visible to the query in between.
         unwritten = self._writer.unwritten_runs(key)
         found = super().runs(key, offset, max_bytes=max_bytes, limit=limit)
@@ -106,20 +102,17 @@ class SqliteCatalog(RelationalCatalog):
         return found
 
     def run_for_timestamp(self, key: PartitionKey, timestamp_ms: int) -> RunRow | None:
-        """The first run with a timestamp at or after this one, those applied just now included."""
         unwritten = self._writer.unwritten_runs(key)
         found = super().run_for_timestamp(key, timestamp_ms)
         return found or next((run for run in unwritten if run.max_timestamp >= timestamp_ms), None)
 
     def aborted(self, key: PartitionKey, start: int, end: int) -> list[AbortedRow]:
-        """Aborted transactions with records or marker in [start, end), those of just now too."""
         unwritten = self._writer.unwritten_aborted(key)
         found = super().aborted(key, start, end)
         newer = {row for row in unwritten if row.last_offset >= start and row.first_offset < end}
         return found + sorted(newer.difference(found), key=lambda row: row.last_offset)
 
     def close(self) -> None:
-        """Make everything durable and let go of the file."""
         try:
             self._writer.close()
         finally:
@@ -130,13 +123,8 @@ class SqliteCatalog(RelationalCatalog):
             self._db.close()
             self._sums.close()
 
-    def _commit(self, change: Callable[[Db], T]) -> Future[T]:
-        return self._writer.commit(change)
-
-    def _producers(self, db: Db) -> list[ProducerRow]:
-        return [producer_row(row) for row in db.query("producer_select")]
-
-    # --- connections -----------------------------------------------------------------------------
+    def _commit(self, body: Callable[[Db], T]) -> Future[T]:
+        return self._writer.commit(body)
 
     def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(
@@ -147,13 +135,13 @@ class SqliteCatalog(RelationalCatalog):
         db.execute("PRAGMA temp_store = MEMORY")
         return db
 
-    def _query(self, read: Callable[[Db], T]) -> T:
+    def _query(self, body: Callable[[Db], T]) -> T:
         with self._failing():
             try:
                 db = self._idle.pop()
             except IndexError:
                 db = SqliteDb(self._connect())
-            found = read(db)
+            found = body(db)
             self._idle.append(db)
         return found
 
@@ -162,12 +150,65 @@ class SqliteCatalog(RelationalCatalog):
         try:
             yield
         except sqlite3.Error as error:
-            if (told := passing(error, str(self._path))) is not None:
-                raise told from error
+            if (passed := passing(error, str(self._path))) is not None:
+                raise passed from error
             raise CatalogDead(
                 f"The catalog {self._path} cannot be read: {error}.",
                 hint="Make it again with `catchwater log rebuild`, which leaves this file aside.",
             ) from error
+
+
+class ReadOnlyCatalog(Catalog):
+    """The catalog in one SQLite file, also while its broker is running: nothing is written.
+
+    What the broker has applied and not yet written (a second at most) is not seen. Every change is
+    refused, and so is a catalog of another schema version. For one thread at a time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises `CatalogTooNew`, or `CatalogDead` for one that cannot be read."""
+        self._path = path
+        with self._failing():
+            if not path.exists():
+                raise sqlite3.OperationalError("there is no such file")
+            uri = f"{path.absolute().as_uri()}?mode=ro"
+            self._db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+            try:
+                [version] = self._db.execute("SELECT max(version) FROM schema_version").fetchone()
+                if version != len(migrations()):
+                    raise CatalogTooNew(
+                        f"The catalog {path} has schema version {version}; this release reads "
+                        f"version {len(migrations())}.",
+                        hint="Use the release that wrote it; or start its broker with this one.",
+                    )
+            except (sqlite3.Error, CatalogTooNew):
+                self._db.close()
+                raise
+
+    def _commit(self, body: Callable[[Db], T]) -> Future[T]:
+        raise AssertionError("nothing is changed through a catalog opened for reading")
+
+    def _query(self, body: Callable[[Db], T]) -> T:
+        with self._failing():
+            return body(SqliteDb(self._db))
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            self._dead(error)
+        except (ValueError, OverflowError) as error:  # what a flipped bit has made of a value
+            self._dead(error)
+
+    def _dead(self, error: Exception) -> NoReturn:
+        raise CatalogDead(
+            f"The catalog {self._path} cannot be read: {error}.",
+            hint="Make it again with `catchwater log rebuild`.",
+        ) from error
+
+    def close(self) -> None:
+        self._db.close()
 
 
 def _migrate(db: sqlite3.Connection, path: Path, new_cluster_id: Callable[[], str]) -> None:
@@ -183,6 +224,10 @@ def _migrate(db: sqlite3.Connection, path: Path, new_cluster_id: Callable[[], st
         )
     for script in scripts[version:]:
         # One transaction, so that a crash leaves the old version or the new one.
-        insert = sql("log_insert").replace("?", f"'{new_cluster_id()}'") if is_new else ""
+        insert = (
+            STATEMENTS["sqlite"]["log_insert"].replace("?", f"'{new_cluster_id()}'")
+            if is_new
+            else ""
+        )
         db.executescript(f"BEGIN IMMEDIATE;\n{script}\n{insert}\nCOMMIT;")
         is_new = False

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from catchwater.catalog.base import CatalogDead
+from catchwater.catalog.errors import CatalogDead
 from catchwater.room import NO_SPACE
 
 CHECKPOINT_PAGES = 1000

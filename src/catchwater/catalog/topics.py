@@ -2,12 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
-from catchwater.catalog.base import (
-    TopicUnknown,
-)
-from catchwater.catalog.rows import (
-    Topic,
-)
+from catchwater.catalog.errors import TopicUnknown
+from catchwater.catalog.rows import Topic
 
 
 def collision(name: str, other: str) -> str:

@@ -19,9 +19,9 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-from catchwater.catalog.base import CatalogDead, CatalogFull, CatalogUnavailable
-from catchwater.catalog.change.commit import write_changes
+from catchwater.catalog.commit import write_changes
 from catchwater.catalog.db import Db, SqliteDb
+from catchwater.catalog.errors import CatalogDead, CatalogFull, CatalogUnavailable
 from catchwater.catalog.rows import (
     AbortedRow,
     Changes,

@@ -14,14 +14,14 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from catchwater.catalog.base import (
+from catchwater.catalog.errors import (
     BrokerRefused,
     CatalogUnavailable,
     CatalogUncertain,
     SessionFenced,
-    SharedCatalog,
 )
 from catchwater.catalog.rows import BrokerRow, BrokerState, Session
+from catchwater.catalog.shared import SharedCatalog
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 

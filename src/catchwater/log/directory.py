@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from catchwater.catalog.base import CatalogFull
+from catchwater.catalog.errors import CatalogFull
 from catchwater.catalog.sqlite import SqliteCatalog
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError

@@ -9,13 +9,14 @@ Coroutines run on the one event loop that opened the log; what blocks runs in th
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from catchwater.catalog.base import AlterConfig, CatalogUnavailable, SharedCatalog, TopicExists
+from catchwater.catalog.base import AlterConfig
+from catchwater.catalog.errors import CatalogUnavailable, TopicExists
 from catchwater.catalog.rows import (
     AbortedRow,
     BrokerRow,
@@ -30,6 +31,7 @@ from catchwater.catalog.rows import (
     StorageRow,
     Topic,
 )
+from catchwater.catalog.shared import SharedCatalog
 from catchwater.catalog.topics import Topics
 from catchwater.clock import Clock
 from catchwater.log.cluster import Cluster
@@ -380,7 +382,7 @@ class Log:
         return await done(self._catalog.delete_group(group, claim_epoch=claim_epoch))
 
     async def delete_offsets(
-        self, group: str, keys: Iterable[tuple[str, int]], claim_epoch: int | None = None
+        self, group: str, keys: Collection[tuple[str, int]], claim_epoch: int | None = None
     ) -> None:
         """Forget a group's positions in these (topic, partition). Raises as `commit_offsets`."""
         await done(self._catalog.delete_offsets(group, keys, claim_epoch=claim_epoch))
@@ -388,7 +390,7 @@ class Log:
     async def expire_offsets(
         self,
         group: str,
-        keys: Iterable[tuple[str, int]],
+        keys: Collection[tuple[str, int]],
         committed_until_ms: int,
         *,
         with_group: bool,

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from catchwater.catalog.base import SharedCatalog
 from catchwater.catalog.rows import BrokerRow, Session
+from catchwater.catalog.shared import SharedCatalog
 from catchwater.catalog.topics import Topics
 from catchwater.clock import Clock
 from catchwater.config import ConfigError

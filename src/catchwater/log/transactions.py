@@ -25,7 +25,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from catchwater.catalog.base import (
+from catchwater.catalog.errors import (
     CatalogDead,
     CatalogFull,
     CatalogUnavailable,

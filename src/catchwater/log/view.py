@@ -10,8 +10,9 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from catchwater.catalog.base import CatalogUnavailable, SharedCatalog
+from catchwater.catalog.errors import CatalogUnavailable
 from catchwater.catalog.rows import Notice, PartitionKey, Snapshot
+from catchwater.catalog.shared import SharedCatalog
 from catchwater.log.cluster import Cluster
 from catchwater.log.core import Core
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from catchwater.catalog.base import SharedCatalog
 from catchwater.catalog.rows import Session
+from catchwater.catalog.shared import SharedCatalog
 from catchwater.clock import Clock
 from catchwater.objects.base import ObjectStore
 from catchwater.wal.base import Wal, WalPlace

@@ -9,7 +9,8 @@ replication is what protects the frames.
 import itertools
 from collections.abc import Iterator, Sequence
 
-from catchwater.catalog.base import CatalogUnavailable, CatalogUncertain, SharedCatalog
+from catchwater.catalog.errors import CatalogUnavailable, CatalogUncertain
+from catchwater.catalog.shared import SharedCatalog
 from catchwater.objects.base import Buffer, ObjectInfo
 from catchwater.wal.base import Position, WalDescription, WalFile, WalReadError, WalUnavailable
 

@@ -14,12 +14,8 @@ from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.members import GroupLimits
 from catchwater.broker.metrics.registry import Metrics
 from catchwater.broker.router import APIS, start
-from catchwater.catalog.base import (
-    AlterConfig,
-    TopicCollides,
-    TopicExists,
-    TopicUnknown,
-)
+from catchwater.catalog.base import AlterConfig
+from catchwater.catalog.errors import TopicCollides, TopicExists, TopicUnknown
 from catchwater.catalog.rows import (
     AbortedRow,
     BrokerRow,

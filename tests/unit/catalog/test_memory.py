@@ -37,7 +37,7 @@ def test_notices_wait_until_they_are_scheduled_and_stop_with_their_listener() ->
     call()
     assert heard == [Notice("topics")]
     one.close()
-    database.tell(Notice("resync"))
+    database.notify(Notice("resync"))
     assert len(later) == 1
     database.close()
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from catchwater.catalog.base import CatalogDead, CatalogTooNew, CatalogUnavailable, TopicExists
+from catchwater.catalog.db import migrations
+from catchwater.catalog.errors import CatalogDead, CatalogTooNew, CatalogUnavailable, TopicExists
 from catchwater.catalog.rows import (
     AbortedRow,
     Changes,
@@ -26,7 +27,6 @@ from catchwater.catalog.rows import (
     Topic,
 )
 from catchwater.catalog.sqlite import SqliteCatalog
-from catchwater.catalog.statements import migrations
 
 T1 = b"1" * 16
 KEY = (T1, 0)

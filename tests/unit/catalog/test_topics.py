@@ -2,9 +2,7 @@
 
 import pytest
 
-from catchwater.catalog.base import (
-    TopicUnknown,
-)
+from catchwater.catalog.errors import TopicUnknown
 from catchwater.catalog.rows import (
     Topic,
 )

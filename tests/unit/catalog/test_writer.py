@@ -8,19 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from catchwater.catalog.base import (
-    CatalogDead,
-    CatalogFull,
-    CatalogUnavailable,
-)
-from catchwater.catalog.db import Db, SqliteDb
+from catchwater.catalog.db import STATEMENTS, Db, SqliteDb, migrations
+from catchwater.catalog.errors import CatalogDead, CatalogFull, CatalogUnavailable
 from catchwater.catalog.rows import (
     Changes,
     ObjectRow,
     PartitionRow,
     RunRow,
 )
-from catchwater.catalog.statements import migrations, sql
 from catchwater.catalog.writer import Writer
 
 T1 = b"1" * 16
@@ -32,7 +27,7 @@ def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
     db = connected(tmp_path, timeout=0.01)
     for script in migrations():
         db.executescript(script)
-    db.execute(sql("log_insert"), ("c-1",))
+    db.execute(STATEMENTS["sqlite"]["log_insert"], ("c-1",))
     yield db
     db.close()
 

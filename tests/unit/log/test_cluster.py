@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.unit.log.shared import World, catalog_of, settled, until
 
-from catchwater.catalog.base import BrokerRefused
+from catchwater.catalog.errors import BrokerRefused
 from catchwater.catalog.rows import BrokerRow
 from catchwater.log.cluster import BrokerReplaced, Cluster
 from catchwater.log.log import Log

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from catchwater.catalog.base import (
-    CatalogDead,
-)
+from catchwater.catalog.errors import CatalogDead
 from catchwater.clock import ManualClock
 from catchwater.log.directory import (
     DataDirectory,

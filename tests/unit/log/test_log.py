@@ -12,11 +12,7 @@ from pathlib import Path
 import pytest
 from tests.unit.log.shared import World, everything
 
-from catchwater.catalog.base import (
-    EpochGap,
-    TopicExists,
-    TopicUnknown,
-)
+from catchwater.catalog.errors import EpochGap, TopicExists, TopicUnknown
 from catchwater.catalog.rows import (
     OffsetCommit,
     PartitionKey,

@@ -12,7 +12,7 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from catchwater.catalog.base import CatalogUnavailable
+from catchwater.catalog.errors import CatalogUnavailable
 from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase, call_now
 from catchwater.catalog.rows import BrokerRow, OffsetCommit, PartitionKey, Session, TxnRow
 from catchwater.clock import Clock, ManualClock

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.unit.log.shared import World, append, batch, catalog_of, offsets, settled, until
 
-from catchwater.catalog.base import CatalogUnavailable, TopicExists, TopicUnknown
+from catchwater.catalog.errors import CatalogUnavailable, TopicExists, TopicUnknown
 from catchwater.catalog.rows import Notice, PartitionKey, PartitionRow
 from catchwater.log.log import Log
 from catchwater.log.view import View

@@ -13,7 +13,8 @@ from catchwater.broker import topic_config
 from catchwater.broker.broker import Broker, Call, Fields, error_fields
 from catchwater.broker.coordination.held import UNAVAILABLE
 from catchwater.broker.gate import Operation, Resource, ResourceType
-from catchwater.catalog.base import AlterConfig, TopicUnknown
+from catchwater.catalog.base import AlterConfig
+from catchwater.catalog.errors import TopicUnknown
 from catchwater.config import BrokerConfig, CatchwaterError
 from catchwater.wire.errors import ErrorCode
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.gate import Operation
-from catchwater.catalog.base import CatalogUnavailable
+from catchwater.catalog.errors import CatalogUnavailable
 from catchwater.catalog.rows import PartitionKey
 from catchwater.log.read.reader import Unreadable
 from catchwater.wire.errors import ErrorCode

@@ -24,7 +24,7 @@ from catchwater.broker.admin import layout
 from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call
 from catchwater.broker.gate import Operation
 from catchwater.broker.names import is_legal_topic_name
-from catchwater.catalog.base import (
+from catchwater.catalog.errors import (
     CatalogFull,
     CatalogUnavailable,
     CatalogUncertain,

@@ -17,7 +17,7 @@ from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.coordination.held import UNAVAILABLE
 from catchwater.broker.gate import Operation
 from catchwater.broker.names import is_legal_topic_name
-from catchwater.catalog.base import TopicCollides, TopicExists
+from catchwater.catalog.errors import TopicCollides, TopicExists
 from catchwater.catalog.rows import Topic
 from catchwater.catalog.topics import collision
 from catchwater.wire.errors import ErrorCode

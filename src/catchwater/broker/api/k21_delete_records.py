@@ -12,7 +12,7 @@ from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination.held import UNAVAILABLE
-from catchwater.catalog.base import SessionFenced
+from catchwater.catalog.errors import SessionFenced
 from catchwater.catalog.rows import PartitionKey, Pin
 from catchwater.log.keep.policy import DELETE, cleanup_policies
 from catchwater.wire.errors import ErrorCode

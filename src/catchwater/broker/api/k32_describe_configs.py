@@ -15,7 +15,7 @@ from catchwater.broker.admin import alteration, settings
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.gate import Operation
 from catchwater.broker.names import is_legal_topic_name
-from catchwater.catalog.base import CatalogUnavailable
+from catchwater.catalog.errors import CatalogUnavailable
 from catchwater.wire.errors import ErrorCode
 
 MAX_RESOURCES = 10_000

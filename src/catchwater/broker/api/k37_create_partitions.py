@@ -14,7 +14,7 @@ from catchwater.broker.admin import layout
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.coordination.held import UNAVAILABLE
 from catchwater.broker.gate import Operation
-from catchwater.catalog.base import TopicUnknown
+from catchwater.catalog.errors import TopicUnknown
 from catchwater.wire.errors import ErrorCode
 
 

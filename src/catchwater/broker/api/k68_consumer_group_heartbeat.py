@@ -22,7 +22,7 @@ from catchwater.broker.coordination.consumer.group import TopicsSeen, refused
 from catchwater.broker.coordination.consumer.member import JOINS, PAUSES, Beat, Beaten, Partitions
 from catchwater.broker.gate import Operation
 from catchwater.broker.names import is_legal_group_id, is_legal_member_name
-from catchwater.catalog.base import CatalogUnavailable
+from catchwater.catalog.errors import CatalogUnavailable
 from catchwater.wire.errors import ErrorCode
 
 MAX_NAMES_CHARACTERS = 1024 * 1024

@@ -14,7 +14,7 @@ from catchwater.broker.admin import layout
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.gate import Operation
 from catchwater.broker.names import is_legal_topic_name
-from catchwater.catalog.base import CatalogUnavailable
+from catchwater.catalog.errors import CatalogUnavailable
 from catchwater.catalog.rows import Topic
 from catchwater.wire.errors import ErrorCode
 

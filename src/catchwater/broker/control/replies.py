@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from catchwater.broker.gate import ClusterDenied, TopicDenied
-from catchwater.catalog.base import (
+from catchwater.catalog.errors import (
     CatalogFull,
     CatalogUnavailable,
     CatalogUncertain,

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from catchwater.broker.broker import Broker
 from catchwater.broker.coordination.held import MOVED, UNAVAILABLE
-from catchwater.catalog.base import CatalogDead
+from catchwater.catalog.errors import CatalogDead
 from catchwater.log.keep.jumps import ClockJumps
 from catchwater.wire.errors import ErrorCode
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from catchwater.catalog.base import (
+from catchwater.catalog.errors import (
     CatalogDead,
     CatalogFull,
     CatalogUnavailable,

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from catchwater.catalog.base import RunsChanged
+from catchwater.catalog.errors import RunsChanged
 from catchwater.catalog.rows import ObjectRow, PartitionKey, RunRow, Topic
 from catchwater.log.core import Core
 from catchwater.log.format.batches import DamagedObject, StoredBatch

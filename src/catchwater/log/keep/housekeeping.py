@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from catchwater.catalog.base import (
+from catchwater.catalog.errors import (
     CatalogDead,
     CatalogFull,
     CatalogUnavailable,

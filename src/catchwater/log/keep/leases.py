@@ -13,13 +13,9 @@ from contextlib import asynccontextmanager, suppress
 from typing import cast
 from zlib import crc32
 
-from catchwater.catalog.base import (
-    CatalogUnavailable,
-    CatalogUncertain,
-    SessionFenced,
-    SharedCatalog,
-)
+from catchwater.catalog.errors import CatalogUnavailable, CatalogUncertain, SessionFenced
 from catchwater.catalog.rows import PartitionKey
+from catchwater.catalog.shared import SharedCatalog
 from catchwater.log.core import Core, done
 
 BUCKETS = 16

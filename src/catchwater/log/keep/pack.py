@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from catchwater.catalog.base import Catalog, RunsChanged
+from catchwater.catalog.base import Catalog
+from catchwater.catalog.errors import RunsChanged
 from catchwater.catalog.rows import ObjectRow, PartitionKey, RunRow
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError

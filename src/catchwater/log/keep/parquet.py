@@ -20,7 +20,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from catchwater.catalog.base import RunsChanged
+from catchwater.catalog.errors import RunsChanged
 from catchwater.catalog.rows import ObjectRow, ParquetRow, PartitionKey, RunRow, Topic
 from catchwater.config import CatchwaterError
 from catchwater.log.core import Core

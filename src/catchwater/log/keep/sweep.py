@@ -18,7 +18,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from itertools import pairwise
 from typing import cast
 
-from catchwater.catalog.base import SharedCatalog
+from catchwater.catalog.shared import SharedCatalog
 from catchwater.log.core import Core
 from catchwater.log.storage import PARQUET, SEGMENTS, STAGED, WAL
 from catchwater.objects.base import ObjectInfo, StoreError, StoreFull

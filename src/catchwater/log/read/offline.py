@@ -16,8 +16,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from catchwater.catalog.base import Catalog
-from catchwater.catalog.reading import ReadOnlyCatalog
 from catchwater.catalog.rows import PartitionKey, RunRow
+from catchwater.catalog.sqlite import ReadOnlyCatalog
 from catchwater.catalog.topics import Topics
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError

@@ -17,10 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from catchwater.catalog.base import (
-    Catalog,
-    CatalogUnavailable,
-)
+from catchwater.catalog.base import Catalog
+from catchwater.catalog.errors import CatalogUnavailable
 from catchwater.catalog.rows import (
     PartitionKey,
     RunRow,

@@ -18,8 +18,7 @@ from typing import Any
 import msgspec
 from crc32c import crc32c
 
-from catchwater.catalog.base import Catalog
-from catchwater.catalog.change.state import BEGIN_WITH_TOPIC_ID
+from catchwater.catalog.base import BEGIN_WITH_TOPIC_ID, Catalog
 from catchwater.catalog.rows import State
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError

@@ -20,9 +20,10 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from catchwater.catalog.base import Catalog, CatalogDead
-from catchwater.catalog.reading import ReadOnlyCatalog
+from catchwater.catalog.base import Catalog
+from catchwater.catalog.errors import CatalogDead
 from catchwater.catalog.rows import ParquetRow, PartitionKey, PartitionRow, Pin, RunRow, Topic
+from catchwater.catalog.sqlite import ReadOnlyCatalog
 from catchwater.catalog.sums import find_spoiled
 from catchwater.clock import Clock
 from catchwater.log.format.batches import DamagedObject, walk, whole_batches

@@ -20,7 +20,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from catchwater.catalog.base import CatalogDead, EmbeddedCatalog
+from catchwater.catalog.base import EmbeddedCatalog
+from catchwater.catalog.errors import CatalogDead
 from catchwater.catalog.rows import (
     Changes,
     ObjectRow,

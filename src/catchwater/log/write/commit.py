@@ -28,11 +28,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from catchwater.catalog.base import (
-    CatalogDead,
-    CatalogUncertain,
-    SessionFenced,
-)
+from catchwater.catalog.errors import CatalogDead, CatalogUncertain, SessionFenced
 from catchwater.catalog.rows import Changes, ObjectRow, Seen, Session
 from catchwater.config import CatchwaterError
 from catchwater.log.cluster import BrokerReplaced, Cluster

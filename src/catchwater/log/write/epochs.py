@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from catchwater.catalog.base import EpochGap, TopicUnknown
+from catchwater.catalog.errors import EpochGap, TopicUnknown
 from catchwater.catalog.rows import Changes, EpochCommit, PartitionKey, Scope, Seen
 from catchwater.log.core import Core, done
 from catchwater.log.format.chunk import Chunk

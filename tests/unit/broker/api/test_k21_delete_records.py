@@ -7,7 +7,7 @@ import pytest
 from kio.schema.delete_records.v2 import request as v2
 from kio.static.primitive import i32Timedelta
 
-from catchwater.catalog.base import CatalogUnavailable, SessionFenced
+from catchwater.catalog.errors import CatalogUnavailable, SessionFenced
 from catchwater.catalog.rows import Pin
 
 

@@ -15,10 +15,7 @@ from kio.schema.offset_for_leader_epoch.v4 import request as epoch_v4
 from kio.static.primitive import i32Timedelta
 
 from catchwater.broker.api import k32_describe_configs
-from catchwater.catalog.base import (
-    CatalogFull,
-    CatalogUnavailable,
-)
+from catchwater.catalog.errors import CatalogFull, CatalogUnavailable
 
 SECOND = i32Timedelta.parse(timedelta(seconds=1))
 

@@ -8,7 +8,7 @@ import pytest
 from kio.schema.describe_log_dirs.v1.request import DescribeLogDirsRequest as AskV1
 from kio.schema.describe_log_dirs.v5 import request as v5
 
-from catchwater.catalog.base import CatalogUnavailable
+from catchwater.catalog.errors import CatalogUnavailable
 from catchwater.catalog.rows import BrokerRow
 from catchwater.log.write.intake import Submission
 from catchwater.wire.batch import read_header

@@ -13,7 +13,7 @@ from kio.schema.offset_delete.v0 import request as delete_v0
 from kio.static.primitive import i32Timedelta
 
 from catchwater.broker.coordination.held import HeldGroups
-from catchwater.catalog.base import CatalogUnavailable, CoordinatorMoved
+from catchwater.catalog.errors import CatalogUnavailable, CoordinatorMoved
 from catchwater.catalog.rows import OffsetCommit
 from catchwater.wire.messages import encode
 

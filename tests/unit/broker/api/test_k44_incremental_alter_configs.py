@@ -3,7 +3,7 @@
 import pytest
 from kio.schema.incremental_alter_configs.v1 import request as v1
 
-from catchwater.catalog.base import CatalogUnavailable
+from catchwater.catalog.errors import CatalogUnavailable
 
 TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32
 SET, DELETE, APPEND, SUBTRACT = range(4)

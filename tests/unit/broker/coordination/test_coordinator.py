@@ -9,9 +9,8 @@ from catchwater.broker.coordination.consumer.group import TopicsSeen
 from catchwater.broker.coordination.consumer.member import Beat
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.members import GroupLimits, Join
-from catchwater.catalog.base import CatalogUnavailable, CoordinatorMoved
-from catchwater.catalog.change.commit import json_text
-from catchwater.catalog.rows import GroupChanges, GroupRow
+from catchwater.catalog.errors import CatalogUnavailable, CoordinatorMoved
+from catchwater.catalog.rows import GroupChanges, GroupRow, json_text
 from catchwater.clock import ManualClock
 from catchwater.wire.errors import ErrorCode
 

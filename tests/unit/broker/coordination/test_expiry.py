@@ -12,7 +12,7 @@ from catchwater.broker.coordination import expiry
 from catchwater.broker.coordination.claims import LogClaims
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.members import GroupLimits, Join
-from catchwater.catalog.base import CatalogDead
+from catchwater.catalog.errors import CatalogDead
 from catchwater.catalog.rows import OffsetCommit
 from catchwater.wire.messages import encode
 

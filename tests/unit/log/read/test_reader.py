@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from catchwater.catalog.base import CatalogUnavailable
+from catchwater.catalog.errors import CatalogUnavailable
 from catchwater.catalog.rows import (
     ObjectRow,
     PartitionKey,

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from catchwater.catalog.base import (
-    CatalogDead,
-)
+from catchwater.catalog.errors import CatalogDead
 from catchwater.catalog.rows import (
     Changes,
 )

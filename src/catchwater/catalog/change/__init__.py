@@ -1,1 +1,0 @@
-"""What each change does inside its transaction, written once over `Db` for every database."""

@@ -1,0 +1,61 @@
+"""What can go wrong with a change or a query of the catalog."""
+
+from catchwater.config import CatchwaterError
+
+
+class CatalogFull(CatchwaterError):
+    """No space for the change; it was rolled back and may be tried again."""
+
+
+class CatalogDead(CatchwaterError):
+    """The catalog's storage failed, so nobody knows what it holds: it takes no more changes."""
+
+
+class CatalogTooNew(CatchwaterError):
+    """The catalog was written by a newer release; this one will not touch it."""
+
+
+class CatalogUnavailable(CatchwaterError):
+    """The database did not answer, or refused, in all the tries; nothing was changed."""
+
+
+class CatalogRefused(CatchwaterError):
+    """The database cannot hold a value it was given (text with a NUL); nothing was changed."""
+
+
+class CatalogUncertain(CatchwaterError):
+    """The connection was lost while a transaction was committed: it may have happened or not."""
+
+
+class SessionFenced(CatchwaterError):
+    """This broker's session was superseded; nothing it still has in hand may be acknowledged."""
+
+
+class BrokerRefused(CatchwaterError):
+    """The broker may not join: its write-ahead log, or that of one already there, is its own, or
+    they are not of one kind.
+    """
+
+
+class CoordinatorMoved(CatchwaterError):
+    """Another broker coordinates the group now; nothing was changed."""
+
+
+class TopicExists(CatchwaterError):
+    """A topic of that name is already there."""
+
+
+class TopicCollides(CatchwaterError):
+    """A topic is there whose name differs in `.` and `_` only."""
+
+
+class TopicUnknown(CatchwaterError):
+    """No topic of that name or id."""
+
+
+class EpochGap(CatchwaterError):
+    """A sink epoch is neither the next one nor one of the recorded ones."""
+
+
+class RunsChanged(CatchwaterError):
+    """The runs to be replaced are no longer what the caller saw; look again."""

@@ -1,1 +1,0 @@
-"""How a broker talks to a PostgreSQL server: connections, their failures, and notices."""

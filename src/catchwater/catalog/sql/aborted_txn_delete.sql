@@ -1,1 +1,0 @@
-DELETE FROM aborted_txn WHERE topic_id = ?;

@@ -1,2 +1,0 @@
--- SQLite reads everything of one transaction at one moment anyway.
-SELECT 1;

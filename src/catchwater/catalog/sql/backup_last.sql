@@ -1,1 +1,0 @@
-SELECT last_backup FROM log;

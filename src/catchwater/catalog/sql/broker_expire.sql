@@ -1,1 +1,0 @@
-DELETE FROM broker WHERE deadline_ms < ? RETURNING id;

@@ -1,1 +1,0 @@
-DELETE FROM broker WHERE id = ? AND epoch = ? RETURNING id;

@@ -1,1 +1,0 @@
-SELECT state FROM broker WHERE id = ? AND epoch = ?;

@@ -1,1 +1,0 @@
-UPDATE broker SET state = ?, deadline_ms = ? WHERE id = ? AND epoch = ?;

@@ -1,1 +1,0 @@
-SELECT epoch FROM group_claim WHERE group_id = ?;

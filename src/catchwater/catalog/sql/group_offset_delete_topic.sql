@@ -1,1 +1,0 @@
-DELETE FROM group_offset WHERE topic = ?;

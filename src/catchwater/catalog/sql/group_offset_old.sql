@@ -1,1 +1,0 @@
-SELECT DISTINCT group_id FROM group_offset WHERE committed_ms <= ? ORDER BY group_id;

@@ -1,1 +1,0 @@
-SELECT DISTINCT group_id FROM group_offset ORDER BY group_id;

@@ -1,1 +1,0 @@
-UPDATE log SET applied_sequence = ? WHERE applied_sequence < ?;

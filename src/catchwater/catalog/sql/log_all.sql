@@ -1,1 +1,0 @@
-SELECT cluster_id, applied_sequence, next_producer_id, next_epoch FROM log;

@@ -1,1 +1,0 @@
-INSERT INTO log (cluster_id, applied_sequence, next_producer_id) VALUES (?, 0, 1);

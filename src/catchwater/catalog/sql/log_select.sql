@@ -1,1 +1,0 @@
-SELECT cluster_id, applied_sequence FROM log;

@@ -1,2 +1,0 @@
--- Two transactions about one name that has no row yet. In SQLite writers are alone anyway.
-SELECT ?;

@@ -1,1 +1,0 @@
-SELECT key, kind, state, size_bytes, created_ms FROM object WHERE kind = 'chunk' ORDER BY key;

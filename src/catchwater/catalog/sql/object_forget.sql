@@ -1,1 +1,0 @@
-DELETE FROM object WHERE key = ? AND state = 'deleting';

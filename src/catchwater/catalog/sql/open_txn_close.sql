@@ -1,1 +1,0 @@
-DELETE FROM open_txn WHERE topic_id = ? AND partition = ? AND producer_id = ?;

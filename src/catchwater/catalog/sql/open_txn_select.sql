@@ -1,3 +1,0 @@
-SELECT topic_id, partition, producer_id, first_offset
-FROM open_txn
-ORDER BY topic_id, partition, producer_id;

@@ -1,1 +1,0 @@
-DELETE FROM partition WHERE topic_id = ?;

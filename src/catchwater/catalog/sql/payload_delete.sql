@@ -1,1 +1,0 @@
-DELETE FROM payload WHERE object_key = ?;

@@ -1,1 +1,0 @@
-INSERT INTO payload (object_key, data) VALUES (?, ?);

@@ -1,1 +1,0 @@
-SELECT substr(data, ?, ?) FROM payload WHERE object_key = ?;

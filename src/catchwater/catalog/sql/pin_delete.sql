@@ -1,1 +1,0 @@
-DELETE FROM pin WHERE id = ? RETURNING id;

@@ -1,1 +1,0 @@
-UPDATE pin SET state = ? WHERE id = ?;

@@ -1,1 +1,0 @@
-SELECT partitions, config FROM topic WHERE id = ? FOR UPDATE;

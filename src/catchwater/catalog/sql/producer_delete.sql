@@ -1,1 +1,0 @@
-DELETE FROM producer WHERE topic_id = ?;

@@ -1,3 +1,0 @@
-SELECT topic_id, partition, producer_id, epoch, batches, last_ms
-FROM producer
-WHERE topic_id = ? AND partition = ? AND producer_id = ?;

@@ -1,1 +1,0 @@
-DELETE FROM producer WHERE last_ms < ?;

@@ -1,1 +1,0 @@
-SELECT topic_id, partition, producer_id, epoch, batches, last_ms FROM producer;

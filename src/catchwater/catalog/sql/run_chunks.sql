@@ -1,7 +1,0 @@
--- CROSS JOIN keeps the order of the tables: the chunks are few, the runs are not.
-SELECT topic_id, partition, base_offset, last_offset, object.key, byte_offset, byte_size,
-       max_timestamp, record_count
-FROM object CROSS JOIN run ON run.object_id = object.id
-WHERE object.kind = 'chunk'
-ORDER BY topic_id, partition, last_offset
-LIMIT ?;

@@ -1,1 +1,0 @@
-DELETE FROM run WHERE topic_id = ?;

@@ -1,1 +1,0 @@
-UPDATE run SET reach_timestamp = ? WHERE topic_id = ? AND partition = ? AND last_offset = ?;

@@ -1,4 +1,0 @@
-DELETE FROM run
-WHERE topic_id = ? AND partition = ? AND base_offset = ? AND last_offset = ?
-  AND object_id = (SELECT id FROM object WHERE key = ?)
-RETURNING base_offset;

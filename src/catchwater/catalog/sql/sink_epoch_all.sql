@@ -1,3 +1,0 @@
-SELECT pipeline, sink, epoch, topic, records, offsets, checksum
-FROM sink_epoch
-ORDER BY pipeline, sink, epoch;

@@ -1,5 +1,0 @@
-SELECT epoch, topic, records, offsets, checksum
-FROM sink_epoch
-WHERE pipeline = ? AND sink = ?
-ORDER BY epoch DESC
-LIMIT 1;

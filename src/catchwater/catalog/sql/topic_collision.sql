@@ -1,1 +1,0 @@
-SELECT name FROM topic WHERE replace(name, '.', '_') = ? ORDER BY name;

@@ -1,1 +1,0 @@
-UPDATE topic SET config = ? WHERE id = ? RETURNING id;

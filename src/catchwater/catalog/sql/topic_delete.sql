@@ -1,1 +1,0 @@
-DELETE FROM topic WHERE id = ? RETURNING name;

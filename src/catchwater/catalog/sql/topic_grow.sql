@@ -1,1 +1,0 @@
-UPDATE topic SET partitions = ? WHERE id = ?;

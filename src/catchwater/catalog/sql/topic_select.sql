@@ -1,1 +1,0 @@
-SELECT id, name, partitions, config FROM topic ORDER BY name;

@@ -1,1 +1,0 @@
-DELETE FROM txn_offset WHERE producer_id = ?;

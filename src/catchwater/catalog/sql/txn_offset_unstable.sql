@@ -1,1 +1,0 @@
-SELECT DISTINCT topic, partition FROM txn_offset WHERE group_id = ?;
