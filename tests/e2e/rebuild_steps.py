@@ -44,7 +44,7 @@ SEAMS: tuple[tuple[str, Any, str], ...] = (
     ("stop the pipeline", halting, "halt"),
     ("keep the new range", changing, "begin"),
     ("come to rest", changing, "settle"),
-    ("fence the pipeline", _OWN["handover"], "fence"),
+    ("fence the pipeline", _OWN["handover"], "replace"),
     ("exchange a table", TableSink, "take_place"),
     ("take the identity", _OWN["identity"], "write"),
     ("take the home", changing, "adopt_home"),

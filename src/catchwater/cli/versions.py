@@ -111,12 +111,11 @@ def _warm(
 
     import msgspec
 
-    from catchwater.pipeline.change.alone import alone
     from catchwater.pipeline.change.compared import Comparison
     from catchwater.pipeline.change.warm import Conductor, prepare
     from catchwater.pipeline.run.driver import run_pipeline
     from catchwater.recovery.checkpoint import last_commit
-    from catchwater.recovery.handover import current
+    from catchwater.recovery.handover import alone, current
     from catchwater.recovery.savepoint.hold import hold
 
     log_to_stderr()
@@ -170,7 +169,7 @@ def rollback(
     from catchwater.config import CatchwaterError
     from catchwater.pipeline.change.around import Around
     from catchwater.pipeline.change.rollback import look, roll_back
-    from catchwater.recovery.savepoint import marker
+    from catchwater.recovery.handover import restore_under_way
 
     around = Around.of(load_here(file))
     way = look(around)
@@ -184,7 +183,7 @@ def rollback(
         with progress("restoring") as told:
             generation = roll_back(around, way, told)
     except CatchwaterError:
-        if marker.read(around.config.checkpoint) is not None:
+        if restore_under_way(around.config.checkpoint) is not None:
             talk("the rollback is not complete, and nothing runs before it is: type it again when "
                  "what follows is mended")  # fmt: skip
         raise

@@ -1,23 +1,31 @@
-"""Two drivers of one pipeline: the one that leads, and a shadow beside it that takes over.
+"""Which checkpoint of a pipeline writes to its sinks, and what may be done with it now.
 
-A *shadow* is a checkpoint of its own. Its epochs end where the leader's ended and are written to no
-sink, until the leader has handed over; from the epoch after on it leads. Four small files say who
-is where, all written whole:
+A *shadow* is a checkpoint of its own. Its epochs end where its leader's ended and are written to no
+sink, until the leader has handed over; from the epoch after on it leads. A checkpoint has one
+`Role` and one `Work`; what may happen in which of them, and what it is afterwards, stands in
+`ROLES` and `WORKS`, and everything else is refused. Each event writes or removes one file under
+`<checkpoint>/catchwater/`, whole, so a process that dies leaves the state before it or behind it:
 
-- `shadow.json` in the shadow: whom it follows, and, once it is known, the leader's last epoch;
-- `pace.json` in the leader: plan epochs no faster than this, for a while, that the shadow can
-  catch up; it runs out by itself, so a shadow that dies slows nobody down;
-- `fence.json` in the leader: plan no more epochs; once it is closed, do not even start;
-- `handed-over.json` in the leader: nothing is written from here any more, go on over there.
+- `shadow.json`: whom it follows, and, once it has taken over, the leader's last epoch;
+- `fence.json`: who asks it to hand over, or, `closed`, who has begun to take its place;
+- `handed-over.json`: who leads now, and the last epoch that was written from here;
+- `restoring.json`: the epoch to which a rewind is under way; the next start ends it;
+- `restoring-savepoint.json`: the restore or rollback that is under way, and its command.
 
-A leader that is killed leaves its lock; whoever takes that may say for it that it has handed over.
-Who looks for the pipeline's checkpoint follows the last file (`current`).
+Beside them, `pace.json` asks a leader to plan epochs no faster than this, for a while, that its
+shadow can catch up; it runs out by itself, so a shadow that dies slows nobody down.
+
+A process that looks for the pipeline's checkpoint follows `handed-over.json` (`current`).
 """
 
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from enum import Enum
 from pathlib import Path
 
 import msgspec
 
+from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.recovery.ledger import (
     FOLDER,
@@ -29,7 +37,88 @@ from catchwater.recovery.ledger import (
     sync_folder,
     write_whole,
 )
+from catchwater.recovery.lock import CheckpointInUse, holder, lock
 
+
+class Role(Enum):
+    """Whose epochs the checkpoint's are."""
+
+    LEADS = "leads"
+    """Its own: they are written to the sinks. A new checkpoint leads."""
+    FOLLOWS = "follows"
+    """Its leader's, repeated: they are staged, and compared."""
+    ASKED = "asked to hand over"
+    """Its own, and it plans no more of them: a shadow waits to take over."""
+    REPLACED = "being replaced"
+    """Its sinks may hold what a rebuild has written, of which it knows nothing: it cannot start."""
+    HANDED_OVER = "handed over"
+    """None any more: another checkpoint leads."""
+
+
+class Work(Enum):
+    """What is being done to the checkpoint's files."""
+
+    WHOLE = "whole"
+    REWINDING = "rewinding"
+    """Later epochs are being moved aside: the next process that takes the checkpoint ends that."""
+    RESTORING = "restoring"
+    """A savepoint is being restored into it: only the same command goes on."""
+
+
+class Event(Enum):
+    """What happens to a checkpoint, and in whose hands."""
+
+    START = "a driver starts, holding the lock"
+    FOLLOW = "the restore that makes it a shadow"
+    ASK = "its shadow has caught up; the shadow's process is alone in changing the version"
+    FORGET = "the process that asked is gone; holding the lock"
+    REPLACE = "a rebuild begins to exchange its tables, holding the lock"
+    GIVE_BACK = "the rebuild could not exchange even one; holding the lock"
+    HAND_OVER = "its driver ended as it was asked, or is gone; holding the lock"
+    TAKE_OVER = "it learns that its leader has handed over to it; its own driver"
+    LEAD = "a rollback: the epochs that were its leader's are written anew; holding the lock"
+    REWIND = "a restore of an older checkpoint, holding the lock"
+    REWOUND = "everything was moved aside, holding the lock"
+    RESTORE = "a restore of a savepoint or a rollback, holding the lock"
+    RESTORED = "all of it is there, holding the lock"
+
+
+ROLES: Mapping[Event, Mapping[Role, Role]] = {
+    Event.START: {each: each for each in (Role.LEADS, Role.FOLLOWS, Role.ASKED)},
+    Event.FOLLOW: {Role.LEADS: Role.FOLLOWS, Role.FOLLOWS: Role.FOLLOWS},
+    Event.ASK: {Role.LEADS: Role.ASKED},
+    Event.FORGET: {
+        Role.LEADS: Role.LEADS,
+        Role.FOLLOWS: Role.FOLLOWS,
+        Role.ASKED: Role.LEADS,
+    },
+    Event.REPLACE: {
+        Role.LEADS: Role.REPLACED,
+        Role.ASKED: Role.REPLACED,
+        Role.REPLACED: Role.REPLACED,
+    },
+    Event.GIVE_BACK: {Role.REPLACED: Role.LEADS},
+    Event.HAND_OVER: {Role.ASKED: Role.HANDED_OVER, Role.REPLACED: Role.HANDED_OVER},
+    Event.TAKE_OVER: {Role.FOLLOWS: Role.LEADS, Role.ASKED: Role.ASKED},
+    Event.LEAD: {Role.LEADS: Role.LEADS, Role.FOLLOWS: Role.LEADS},
+}
+"""Event → role before → role behind. A role that is not there refuses the event."""
+
+WORKS: Mapping[Event, Mapping[Work, Work]] = {
+    Event.START: {Work.WHOLE: Work.WHOLE, Work.REWINDING: Work.REWINDING},
+    Event.REWIND: {Work.WHOLE: Work.REWINDING, Work.REWINDING: Work.REWINDING},
+    Event.REWOUND: {Work.REWINDING: Work.WHOLE},
+    Event.RESTORE: {Work.WHOLE: Work.RESTORING, Work.RESTORING: Work.RESTORING},
+    Event.RESTORED: {Work.RESTORING: Work.WHOLE},
+}
+"""The same of what is done to its files."""
+
+CHANGE = "change.lock"
+"""The file that the process holds which changes the pipeline's version.
+
+A warm upgrade runs beside the pipeline for a while, so neither the pipeline's lock nor its
+supervisor's can say that one is under way. This lock goes with its process, as they do.
+"""
 _MOST_HANDOVERS = 1000
 
 
@@ -37,6 +126,19 @@ class HandedOver(CatchwaterError):
     """The checkpoint has handed over to another one, or another one's outputs are in its sinks."""
 
     exit_code = 5
+
+
+class RestoreUnfinished(CatchwaterError):
+    """A restore into this checkpoint was cut short: it is not to be run."""
+
+    exit_code = 5
+
+
+class AnotherChange(CatchwaterError):
+    """Another upgrade or rollback of this checkpoint is under way."""
+
+
+# The files.
 
 
 class Shadow(msgspec.Struct, frozen=True):
@@ -59,6 +161,21 @@ class Handed(msgspec.Struct, frozen=True):
     """The last one that was written from here."""
 
 
+class Restore(msgspec.Struct, frozen=True):
+    """A restore of a savepoint that is under way."""
+
+    savepoint: str
+    """Its URL."""
+    command: str
+    """What to type to go on."""
+
+
+class Rewind(msgspec.Struct, frozen=True):
+    """A rewind that is under way."""
+
+    epoch: int
+
+
 class _Pace(msgspec.Struct, frozen=True):
     interval_ms: int
     until_ms: int
@@ -67,7 +184,57 @@ class _Pace(msgspec.Struct, frozen=True):
 class _Fence(msgspec.Struct, frozen=True):
     to: str
     closed: bool = False
-    """The sinks may hold what the other one has written, and none of this one's."""
+
+
+def role_of(checkpoint: Path) -> Role:
+    """The checkpoint's role. Raises `LedgerDamaged`."""
+    if read_handed(checkpoint) is not None:
+        return Role.HANDED_OVER
+    fence = _fence(checkpoint)
+    if fence is not None:
+        return Role.REPLACED if fence.closed else Role.ASKED
+    shadow = shadow_of(checkpoint)
+    return Role.FOLLOWS if shadow is not None and shadow.until is None else Role.LEADS
+
+
+def work_of(checkpoint: Path) -> Work:
+    """What is being done to its files, or was cut short. Raises `LedgerDamaged`."""
+    if restore_under_way(checkpoint) is not None:
+        return Work.RESTORING
+    return Work.WHOLE if rewind_under_way(checkpoint) is None else Work.REWINDING
+
+
+def shadow_of(checkpoint: Path) -> Shadow | None:
+    """Whom the checkpoint follows or has followed; None: it always led."""
+    return read_json(_path(checkpoint, "shadow"), Shadow)
+
+
+def fenced_by(leader: Path) -> Path | None:
+    """Who asks the leader to hand over, or takes its place."""
+    fence = _fence(leader)
+    return Path(fence.to) if fence else None
+
+
+def read_handed(leader: Path) -> Handed | None:
+    """Whether, to whom and where the leader has handed over."""
+    return read_json(_path(leader, "handed-over"), Handed)
+
+
+def rewind_under_way(checkpoint: Path) -> Rewind | None:
+    """The rewind that is under way, or was cut short."""
+    return read_json(_path(checkpoint, "restoring"), Rewind)
+
+
+def restore_under_way(checkpoint: Path) -> Restore | None:
+    """The restore into this checkpoint that is under way, or was cut short."""
+    return read_json(_path(checkpoint, "restoring-savepoint"), Restore)
+
+
+def _fence(leader: Path) -> _Fence | None:
+    return read_json(_path(leader, "fence"), _Fence)
+
+
+# What follows from them.
 
 
 def current(checkpoint: Path) -> Path:
@@ -94,16 +261,6 @@ def followed(checkpoint: Path) -> tuple[Path, LedgerDamaged | None]:
     return checkpoint, None
 
 
-def follow(shadow: Path, leader: Path) -> None:
-    """Make a checkpoint the shadow of another."""
-    write_whole(_path(shadow, "shadow"), msgspec.json.encode(Shadow(str(leader))))
-
-
-def shadow_of(checkpoint: Path) -> Shadow | None:
-    """Whom the checkpoint follows or has followed; None: it always led."""
-    return read_json(_path(checkpoint, "shadow"), Shadow)
-
-
 def is_shadow(checkpoint: Path, epoch: int) -> bool:
     """Whether this epoch of the checkpoint is written to no sink."""
     shadow = shadow_of(checkpoint)
@@ -122,6 +279,140 @@ def leaders_entry(checkpoint: Path, epoch: int) -> EpochEntry | None:
     return Ledger(Path(shadow.leader)).read(epoch) if shadow else None
 
 
+# The events.
+
+
+def check(checkpoint: Path, event: Event) -> None:
+    """Raise `HandedOver` or `RestoreUnfinished` where the event is refused. Changes nothing.
+
+    A process that waited for the lock was given this checkpoint before another one took over. That
+    an event comes in a state in which nobody could have meant it is a bug.
+    """
+    if event in ROLES and (role := role_of(checkpoint)) not in ROLES[event]:
+        _refuse_role(checkpoint)
+        raise AssertionError(f"{checkpoint} {role.value}: {event.name}")
+    if event in WORKS and (work := work_of(checkpoint)) not in WORKS[event]:
+        refuse_unfinished(checkpoint)
+        raise AssertionError(f"{checkpoint} is {work.value}: {event.name}")
+
+
+def refuse_unfinished(checkpoint: Path) -> None:
+    """Raise `RestoreUnfinished` if a restore into this checkpoint was cut short."""
+    restore = restore_under_way(checkpoint)
+    if restore is not None:
+        raise RestoreUnfinished(
+            f"Restoring {restore.savepoint} into {checkpoint} was cut short; it is incomplete.",
+            hint=f"Do it again: {restore.command}.",
+        )
+
+
+def follow(shadow: Path, leader: Path) -> None:
+    """Make a checkpoint the shadow of another."""
+    check(shadow, Event.FOLLOW)
+    write_whole(_path(shadow, "shadow"), msgspec.json.encode(Shadow(str(leader))))
+
+
+def ask(leader: Path, to: Path) -> None:
+    """Ask the leader to plan no more epochs, and to hand over."""
+    check(leader, Event.ASK)
+    write_whole(_path(leader, "fence"), msgspec.json.encode(_Fence(str(to))))
+
+
+def forget(leader: Path) -> None:
+    """Let the leader go on: whoever asked it to hand over is gone. Raises `HandedOver`."""
+    check(leader, Event.FORGET)
+    _remove(leader, "fence")
+
+
+def replace(leader: Path, by: Path) -> None:
+    """Let the leader never start again: its sinks are about to hold what another one wrote.
+
+    Raises `HandedOver` if another one leads already.
+    """
+    check(leader, Event.REPLACE)
+    write_whole(_path(leader, "fence"), msgspec.json.encode(_Fence(str(by), closed=True)))
+
+
+def give_back(leader: Path) -> None:
+    """Let the leader start again: its sinks hold nothing of the one that began to replace it."""
+    check(leader, Event.GIVE_BACK)
+    _remove(leader, "fence")
+
+
+def hand_over(leader: Path, epoch: int) -> None:
+    """Say that nothing is written from here any more, to the one that has asked for it."""
+    check(leader, Event.HAND_OVER)
+    to = fenced_by(leader)
+    assert to is not None, "it was asked by somebody"
+    write_whole(_path(leader, "handed-over"), msgspec.json.encode(Handed(str(to), epoch)))
+
+
+def take_over(checkpoint: Path) -> bool:
+    """Let a shadow know where its leader ended; whether it will lead, or leads already."""
+    shadow = shadow_of(checkpoint)
+    if shadow is None or shadow.until is not None:
+        return True
+    handed = read_handed(Path(shadow.leader))
+    if handed is None or Path(handed.to) != checkpoint:
+        return False
+    check(checkpoint, Event.TAKE_OVER)
+    known = msgspec.structs.replace(shadow, until=handed.epoch)
+    write_whole(_path(checkpoint, "shadow"), msgspec.json.encode(known))
+    return True
+
+
+def lead(checkpoint: Path) -> None:
+    """Follow nobody any more: the epochs that were the leader's are written anew from here."""
+    check(checkpoint, Event.LEAD)
+    _remove(checkpoint, "shadow")
+
+
+def begin_rewind(checkpoint: Path, epoch: int) -> None:
+    """Let the next start go on with a rewind to this epoch. Raises `RestoreUnfinished`."""
+    check(checkpoint, Event.REWIND)
+    write_whole(_path(checkpoint, "restoring"), msgspec.json.encode(Rewind(epoch)))
+
+
+def end_rewind(checkpoint: Path) -> None:
+    """The rewind is complete."""
+    check(checkpoint, Event.REWOUND)
+    _remove(checkpoint, "restoring")
+
+
+def begin_restore(checkpoint: Path, restore: Restore) -> None:
+    """Let nobody run the checkpoint before `end_restore`."""
+    check(checkpoint, Event.RESTORE)
+    write_whole(_path(checkpoint, "restoring-savepoint"), msgspec.json.encode(restore))
+
+
+def end_restore(checkpoint: Path) -> None:
+    """The restore is complete."""
+    check(checkpoint, Event.RESTORED)
+    _remove(checkpoint, "restoring-savepoint")
+
+
+def _refuse_role(checkpoint: Path) -> None:
+    if (handed := read_handed(checkpoint)) is not None:
+        raise HandedOver(
+            f"The checkpoint {checkpoint} has handed over to {handed.to}.",
+            hint="Start the pipeline again: it goes on from there.",
+        )
+    if (fence := _fence(checkpoint)) is not None and fence.closed:
+        raise HandedOver(
+            f"{fence.to} has begun to take the place of the checkpoint {checkpoint}, and was cut "
+            "short.",
+            hint=f"Let it end: catchwater pipeline rebuild FILE --label {Path(fence.to).name}",
+        )
+    if role_of(checkpoint) is Role.FOLLOWS and (shadow := shadow_of(checkpoint)) is not None:
+        raise HandedOver(
+            f"The checkpoint {checkpoint} follows {shadow.leader}, which still leads.",
+            hint="Name that one in the pipeline's file.",
+        )
+
+
+# Time for a shadow to catch up.
+
+
 def set_pace(leader: Path, interval_ms: int, until_ms: int) -> None:
     """Ask the leader for so long between two epochs, until this time by the clock."""
     write_whole(_path(leader, "pace"), msgspec.json.encode(_Pace(interval_ms, until_ms)))
@@ -133,70 +424,36 @@ def pace(leader: Path, now_ms: int) -> int:
     return asked.interval_ms if asked and now_ms < asked.until_ms else 0
 
 
-def fence(leader: Path, to: Path, *, closed: bool = False) -> None:
-    """Ask the leader to plan no more epochs, and to hand over; or, `closed`, never to start."""
-    write_whole(_path(leader, "fence"), msgspec.json.encode(_Fence(str(to), closed)))
+# One change of the version at a time.
 
 
-def lift_fence(leader: Path) -> None:
-    """Let the leader go on: nothing has taken its place. The caller holds the leader's lock."""
-    _path(leader, "fence").unlink(missing_ok=True)
-    sync_folder(leader / FOLDER)
+@contextmanager
+def alone(checkpoint: Path, clock: Clock) -> Iterator[None]:
+    """Let nobody else change the version meanwhile. Raises `AnotherChange`."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(lock(checkpoint, clock, name=CHANGE, wait_s=0))
+        except CheckpointInUse as error:
+            raise AnotherChange(
+                f"Process {holder(checkpoint, CHANGE) or 'unknown'} is upgrading {checkpoint}, or "
+                "rolling it back, already.",
+                hint="Wait until it has ended, or end it: Ctrl-C, or SIGTERM.",
+            ) from error
+        yield
 
 
-def check_leads(checkpoint: Path) -> None:
-    """Raise `HandedOver` where no driver may start any more. The caller holds the lock.
+def forget_the_dead(checkpoint: Path) -> None:
+    """Let a checkpoint go on whose shadow died before it was handed over to.
 
-    A driver that waited for the lock was told of this checkpoint before another one took over.
+    The caller holds the checkpoint's lock. Raises what `check` does.
     """
-    if (handed := read_handed(checkpoint)) is not None:
-        raise HandedOver(
-            f"The checkpoint {checkpoint} has handed over to {handed.to}.",
-            hint="Start the pipeline again: it goes on from there.",
-        )
-    asked = read_json(_path(checkpoint, "fence"), _Fence)
-    if asked is not None and asked.closed:
-        raise HandedOver(
-            f"{asked.to} has begun to take the place of the checkpoint {checkpoint}, and was cut "
-            "short.",
-            hint=f"Let it end: catchwater pipeline rebuild FILE --label {Path(asked.to).name}",
-        )
+    check(checkpoint, Event.START)
+    if role_of(checkpoint) is Role.ASKED and holder(checkpoint, CHANGE) is None:
+        forget(checkpoint)
 
 
-def fenced_by(leader: Path) -> Path | None:
-    """To whom the leader is asked to hand over."""
-    asked = read_json(_path(leader, "fence"), _Fence)
-    return Path(asked.to) if asked else None
-
-
-def hand_over(leader: Path, epoch: int) -> None:
-    """Say that nothing is written from here any more. The caller holds the leader's lock."""
-    to = fenced_by(leader)
-    assert to is not None, "who hands over was asked to"
-    write_whole(_path(leader, "handed-over"), msgspec.json.encode(Handed(str(to), epoch)))
-
-
-def read_handed(leader: Path) -> Handed | None:
-    """Whether, to whom and where the leader has handed over."""
-    return read_json(_path(leader, "handed-over"), Handed)
-
-
-def take_over(checkpoint: Path) -> bool:
-    """Let a shadow know where its leader ended; whether it will lead, or leads already."""
-    shadow = shadow_of(checkpoint)
-    if shadow is None or shadow.until is not None:
-        return True
-    handed = read_handed(Path(shadow.leader))
-    if handed is None or Path(handed.to) != checkpoint:
-        return False
-    known = msgspec.structs.replace(shadow, until=handed.epoch)
-    write_whole(_path(checkpoint, "shadow"), msgspec.json.encode(known))
-    return True
-
-
-def lead(checkpoint: Path) -> None:
-    """Follow nobody any more: the epochs that were the leader's are written anew from here."""
-    _path(checkpoint, "shadow").unlink(missing_ok=True)
+def _remove(checkpoint: Path, name: str) -> None:
+    _path(checkpoint, name).unlink(missing_ok=True)
     sync_folder(checkpoint / FOLDER)
 
 

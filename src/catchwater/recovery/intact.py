@@ -18,7 +18,7 @@ import msgspec
 
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import StoreError
-from catchwater.recovery import handover, restore
+from catchwater.recovery import handover
 from catchwater.recovery.checkpoint import (
     Checkpoint,
     committed_epochs,
@@ -40,7 +40,7 @@ from catchwater.recovery.ledger import (
 )
 from catchwater.recovery.measure import read_samples
 from catchwater.recovery.restore import check_covered
-from catchwater.recovery.savepoint import claim, marker
+from catchwater.recovery.savepoint import claim
 from catchwater.recovery.savepoint.create import Source
 from catchwater.state.parts import ShardDamaged
 
@@ -65,8 +65,8 @@ READERS: tuple[Reader, ...] = (
     handover.fenced_by,
     handover.read_handed,
     partial(handover.pace, now_ms=0),
-    restore.unfinished,
-    marker.read,
+    handover.rewind_under_way,
+    handover.restore_under_way,
     claim.read_claim,
     read_samples,
     read_query,

@@ -10,12 +10,14 @@ A checkpoint whose input the log no longer holds is refused with both offsets.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
+from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
-from catchwater.recovery import checkpoint
+from catchwater.recovery import checkpoint, handover
 from catchwater.recovery.checkpoint import Checkpoint
 from catchwater.recovery.contract import Contract, PartitionTail
 from catchwater.recovery.ledger import (
@@ -47,12 +49,6 @@ class NoSuchCheckpoint(CatchwaterError):
     """The epoch asked for is not one that Spark committed and still has."""
 
     exit_code = 2
-
-
-class Marker(msgspec.Struct, frozen=True):
-    """A restore that is under way."""
-
-    epoch: int
 
 
 def check_covered(end: SourceOffset, tails: Mapping[tuple[str, int], PartitionTail]) -> None:
@@ -102,7 +98,7 @@ def restore(folder: Path, epoch: int, tails: Mapping[tuple[str, int], PartitionT
 
 def go_back(folder: Path, epoch: int) -> None:
     """Move aside what came after the epoch. The caller holds the lock and has looked at it."""
-    write_whole(_marker(folder), msgspec.json.encode(Marker(epoch)))
+    handover.begin_rewind(folder, epoch)
     finish(folder)
 
 
@@ -116,21 +112,28 @@ def set_aside(folder: Path, epoch: int) -> None:
             _move(path, ours / "broken" / path.parent.name)
 
 
-def unfinished(folder: Path) -> Marker | None:
-    """The restore that is under way, or was cut short. Raises `LedgerDamaged`."""
-    return read_json(_marker(folder), Marker)
-
-
 def finish(folder: Path) -> None:
     """Complete a restore that was interrupted, if there is one. The caller holds the lock."""
-    marker = unfinished(folder)
-    if marker is None:
+    rewind = handover.rewind_under_way(folder)
+    if rewind is None:
         return
     aside = Ledger(folder).replayed
-    for path in list(_later(folder, marker.epoch)):
+    for path in list(_later(folder, rewind.epoch)):
         _move(path, aside / path.parent.name)
-    _marker(folder).unlink()
-    sync_folder(_marker(folder).parent)
+    handover.end_rewind(folder)
+
+
+@contextmanager
+def stopped(folder: Path, clock: Clock) -> Iterator[None]:
+    """Hold a checkpoint that still leads, and stays so; the pipeline was asked to stop.
+
+    The caller is `alone`, so a version that had asked to take over and did not is gone, and its
+    fence would only let a later start hand over to it. Raises `CheckpointInUse`, `HandedOver`.
+    """
+    with lock(folder, clock):
+        handover.forget(folder)  # refused if it has handed over when it was stopped
+        finish(folder)
+        yield
 
 
 def respell(folder: Path) -> None:
@@ -158,10 +161,6 @@ def _move(path: Path, into: Path) -> None:
     path.replace(into / path.name)
     sync_folder(into)
     sync_folder(path.parent)
-
-
-def _marker(folder: Path) -> Path:
-    return Ledger(folder).folder / "restoring.json"
 
 
 def _later(folder: Path, epoch: int) -> Iterator[Path]:

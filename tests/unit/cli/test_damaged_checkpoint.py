@@ -20,8 +20,6 @@ from catchwater.recovery import handover
 from catchwater.recovery.contract import PartitionTail, RestoreSample
 from catchwater.recovery.ledger import FOLDER, Ledger, write_whole
 from catchwater.recovery.measure import add_sample
-from catchwater.recovery.restore import Marker
-from catchwater.recovery.savepoint import marker
 from catchwater.recovery.savepoint.claim import Claim, keep_claim
 from catchwater.wire.connection import ConnectionLost
 
@@ -71,14 +69,14 @@ def whole(pipeline_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     versions.store(folder, versions.Versions())
     identity.write(folder, identity.Identity("card-risk", ["card-risk"], 1, ["payments"], {}))
     add_sample(folder, RestoreSample(0, 1.0, 1, 1.0, 1, 1.0))
-    marker.begin(folder, marker.Marker("file:///s/s1", "catchwater savepoint restore"))
+    handover.begin_restore(folder, handover.Restore("file:///s/s1", "catchwater savepoint restore"))
     keep_claim(folder, Claim("file:///s", "s1", 0))
-    handover.follow(folder, pipeline_file.parent / "leader")
     handover.set_pace(folder, 1, 2)
-    handover.fence(folder, pipeline_file.parent / "next")
+    handover.ask(folder, pipeline_file.parent / "next")
     write_whole(folder / "metadata", b'{"id":"34c7edce-5653-49e1-bfb8-4be5e2d2bba2"}')
     said = {
-        "restoring": Marker(1),
+        "shadow": handover.Shadow("leader", 1),
+        "restoring": handover.Rewind(1),
         "home": {"store": "s3://b", "url": "s3://b/c"},
         "supervisor": Supervision(1, "running", 5),
         "backfill": Bounds({}, {}),

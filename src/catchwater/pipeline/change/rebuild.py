@@ -102,9 +102,11 @@ def take_place(around: Around, rebuild: PipelineConfig) -> dict[str, int]:
     live, folder = around.config, rebuild.checkpoint
     bounds = begun(folder)
     assert bounds is not None, "it has begun"
+    handover.take_over(live.checkpoint)  # it may not know yet that it leads
+    handover.check(live.checkpoint, handover.Event.REPLACE)
     begin(rebuild, msgspec.structs.replace(bounds, taking=True))
     settle(folder)
-    handover.fence(live.checkpoint, folder, closed=True)
+    handover.replace(live.checkpoint, folder)
     rows = _exchange(around, rebuild)
     identity.write(folder, identity_of(live, around.specs))
     adopt_home(folder, live.state)
@@ -133,6 +135,6 @@ def _exchange(around: Around, rebuild: PipelineConfig) -> dict[str, int]:
                 rows[name] = sink.take_place(around.name, live.sinks[name].options["table"])
             except TargetDiffers:
                 if not rows:  # and this one was rolled back: the pipeline may go on
-                    handover.lift_fence(live.checkpoint)
+                    handover.give_back(live.checkpoint)
                 raise
     return rows

@@ -18,11 +18,11 @@ from catchwater.pipeline.change.around import Around
 from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.preflight import identity_of
 from catchwater.pipeline.run.versions import Versions
+from catchwater.recovery.handover import Restore
 from catchwater.recovery.ledger import EpochEntry
 from catchwater.recovery.savepoint.claim import Claim, keep_claim
 from catchwater.recovery.savepoint.create import Progress
 from catchwater.recovery.savepoint.format import Savepoint
-from catchwater.recovery.savepoint.marker import Marker
 from catchwater.recovery.savepoint.restore import restore
 from catchwater.recovery.savepoint.storage import Shelf
 
@@ -80,7 +80,7 @@ def bring_back(around: Around, wanted: Wanted, progress: Progress | None = None)
         wanted.shelf.store,
         savepoint,
         wanted.into,
-        Marker(wanted.shelf.url(savepoint.name), wanted.command),
+        Restore(wanted.shelf.url(savepoint.name), wanted.command),
         identity=msgspec.to_builtins(bound),
         shards=wanted.shards,
         state=config.state,

@@ -17,7 +17,6 @@ import msgspec
 
 from catchwater.config import CatchwaterError
 from catchwater.objects.open import open_store
-from catchwater.pipeline.change.alone import alone, stopped
 from catchwater.pipeline.change.around import Around
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run import identity, versions
@@ -27,10 +26,9 @@ from catchwater.pipeline.supervisor.halt import halt, running
 from catchwater.recovery import handover
 from catchwater.recovery.home import home_of
 from catchwater.recovery.ledger import FOLDER, Ledger, numbered, sync_folder
-from catchwater.recovery.savepoint import marker
+from catchwater.recovery.restore import stopped
 from catchwater.recovery.savepoint.create import Progress
 from catchwater.recovery.savepoint.format import Savepoint
-from catchwater.recovery.savepoint.marker import Marker
 from catchwater.recovery.savepoint.restore import bring_state, write_epoch
 from catchwater.recovery.savepoint.storage import NoSuchSavepoint, Shelf
 from catchwater.sinks.open import target_of
@@ -114,7 +112,7 @@ def _check_sinks(around: Around, specs: Sequence[FunctionSpec]) -> None:
 
 def _upgraded(around: Around, ledger: Versions) -> Version | None:
     """The version that is to be given up; of a rollback that was cut short, the same again."""
-    begun = marker.read(around.config.checkpoint)
+    begun = handover.restore_under_way(around.config.checkpoint)
     if begun is None:
         return next((each for each in reversed(ledger.history) if each.savepoint), None)
     for each in (*ledger.history, *ledger.withdrawn):
@@ -122,7 +120,7 @@ def _upgraded(around: Around, ledger: Versions) -> Version | None:
             shelf = Shelf.at(each.shelf, around.clock)
             if shelf.url(each.savepoint) == begun.savepoint:
                 return each
-    marker.refuse_unfinished(around.config.checkpoint)
+    handover.refuse_unfinished(around.config.checkpoint)
     return None
 
 
@@ -133,15 +131,17 @@ def roll_back(around: Around, way: Way, progress: Progress | None = None) -> int
     targets can raise; done again, it goes on where it was.
     """
     checkpoint, savepoint = around.config.checkpoint, way.savepoint
-    with alone(checkpoint, around.clock):
+    with handover.alone(checkpoint, around.clock):
         if running(checkpoint) is not None:
             halt(checkpoint, around.clock)
         with stopped(checkpoint, around.clock):
             bound = identity.read(checkpoint)
             # It may have been cut into another number of shards since.
             shards = bound.shards if bound else savepoint.shards
-            said = Marker(way.shelf.url(savepoint.name), "catchwater pipeline rollback FILE --yes")
-            marker.begin(checkpoint, said)
+            again = "catchwater pipeline rollback FILE --yes"
+            handover.begin_restore(
+                checkpoint, handover.Restore(way.shelf.url(savepoint.name), again)
+            )
             home = open_store(home_of(checkpoint), around.clock)
             entry = bring_state(way.shelf.store, savepoint, home, shards, progress)
             ledger = versions.load(checkpoint)
@@ -154,7 +154,7 @@ def roll_back(around: Around, way: Way, progress: Progress | None = None) -> int
             kept = [each for each in ledger.history if each not in way.bad]
             withdrawn = [each for each in way.bad if each not in ledger.withdrawn]
             versions.store(checkpoint, Versions(kept, [*ledger.withdrawn, *withdrawn], generation))
-            marker.done(checkpoint)
+            handover.end_restore(checkpoint)
     return generation
 
 

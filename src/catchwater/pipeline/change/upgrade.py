@@ -17,7 +17,6 @@ import msgspec
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
-from catchwater.pipeline.change.alone import alone, stopped
 from catchwater.pipeline.change.around import Around
 from catchwater.pipeline.change.settle import settle
 from catchwater.pipeline.change.trial import try_state
@@ -29,7 +28,9 @@ from catchwater.pipeline.run.outlets import check_outlets, outlets_of
 from catchwater.pipeline.run.preflight import doubts_of, identity_of
 from catchwater.pipeline.run.versions import Version, Versions
 from catchwater.pipeline.supervisor.halt import halt, running
+from catchwater.recovery.handover import alone
 from catchwater.recovery.home import key_part
+from catchwater.recovery.restore import stopped
 from catchwater.recovery.savepoint.create import Progress, Source, create
 from catchwater.recovery.savepoint.format import Savepoint
 from catchwater.recovery.savepoint.look import View

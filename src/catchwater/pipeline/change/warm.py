@@ -22,7 +22,6 @@ import msgspec
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
-from catchwater.pipeline.change.alone import AnotherChange
 from catchwater.pipeline.change.around import Around
 from catchwater.pipeline.change.compared import Comparison, compare
 from catchwater.pipeline.change.settle import settle
@@ -33,11 +32,11 @@ from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS, PipelineCo
 from catchwater.pipeline.run.preflight import identity_of
 from catchwater.recovery import checkpoint as checkpoints
 from catchwater.recovery import handover
+from catchwater.recovery.handover import Role
 from catchwater.recovery.home import home_of
 from catchwater.recovery.ledger import Ledger
 from catchwater.recovery.lock import CheckpointInUse, holder, lock
 from catchwater.recovery.savepoint.create import Progress, Source
-from catchwater.recovery.savepoint.marker import Marker
 from catchwater.recovery.savepoint.restore import CheckpointTaken, refuse_taken, restore
 from catchwater.sinks.base import Truth
 from catchwater.sinks.staged import Archive, StagedFile
@@ -80,7 +79,7 @@ def prepare(
     changes = look(around, to, alter=alter)
     leader = around.config.checkpoint
     if (asked := handover.fenced_by(leader)) is not None:
-        raise AnotherChange(
+        raise handover.AnotherChange(
             f"{leader} is asked to hand over to {asked} already.",
             hint="When it has ended, go on from there: catchwater pipeline run FILE.",
         )
@@ -105,7 +104,7 @@ def prepare(
         shelf.store,
         savepoint,
         shadow,
-        Marker(shelf.url(savepoint.name), "catchwater pipeline upgrade FILE --warm"),
+        handover.Restore(shelf.url(savepoint.name), "catchwater pipeline upgrade FILE --warm"),
         identity=msgspec.to_builtins(identity_of(config, around.specs)),
         shards=savepoint.shards,
         state=config.state,
@@ -180,10 +179,10 @@ class Conductor:
         elif handover.fenced_by(self._leader) is not None:
             self._speak_for_the_dead()
         elif checkpoints.last_commit(self._leader) - done <= NEAR:
-            if not self._has_compared():
+            if not self._has_compared() or handover.role_of(self._leader) is not Role.LEADS:
                 return
             _log.info("Caught up at epoch %d; the old version is asked to hand over.", done)
-            handover.fence(self._leader, self._shadow)
+            handover.ask(self._leader, self._shadow)
         else:
             self._ask_for_time(done)
 

@@ -14,8 +14,8 @@ import msgspec
 
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.run.config import DEAD_LETTER
+from catchwater.recovery.handover import refuse_unfinished
 from catchwater.recovery.ledger import FOLDER, read_json, write_whole
-from catchwater.recovery.savepoint.marker import refuse_unfinished
 
 
 class OtherPipeline(CatchwaterError):

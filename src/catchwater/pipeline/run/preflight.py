@@ -29,7 +29,6 @@ from catchwater.recovery.home import claim_home
 from catchwater.recovery.intact import check_files
 from catchwater.recovery.ledger import Ledger, numbered
 from catchwater.recovery.measure import RestoreWatch
-from catchwater.recovery.savepoint.marker import refuse_unfinished
 from catchwater.replay.control import Control
 from catchwater.replay.options import SourceOptions, parse_options
 from catchwater.replay.subscription import Subscription
@@ -64,7 +63,7 @@ class Parts:
 
 def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> Parts:
     """Look at everything a start could fail on, in the order that gives the clearest message."""
-    handover.check_leads(config.checkpoint)
+    handover.check(config.checkpoint, handover.Event.START)
     specs = [find_function(named, config.folder) for named in config.functions]
     name = config.name or specs[0].name
     options = parse_options(config.source_options)
@@ -166,7 +165,7 @@ def bind(
     if epochs or handover.shadow_of(folder):
         identity.claim(folder, wanted, doubts)
     else:
-        refuse_unfinished(folder)
+        handover.refuse_unfinished(folder)
         identity.write(folder, wanted)
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
-from catchwater.pipeline.change.alone import forget_the_dead
 from catchwater.pipeline.change.settle import settle
 from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
 from catchwater.pipeline.run.metrics import PipelineMetrics
@@ -78,7 +77,7 @@ def take(
 def look_before(config: PipelineConfig, began_s: float, clock: Clock) -> Parts:
     """End what was cut short, look at everything, and go back where something is broken."""
     folder = config.checkpoint
-    forget_the_dead(folder)
+    handover.forget_the_dead(folder)
     restore.finish(folder)
     restore.respell(folder)
     if checkpoint.last_commit(folder) >= 0:

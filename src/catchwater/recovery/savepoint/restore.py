@@ -21,6 +21,7 @@ from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectStore, StoreError
 from catchwater.objects.open import open_store, place
 from catchwater.recovery.checkpoint import name_query, write_commit, write_offset
+from catchwater.recovery.handover import Restore, begin_restore, end_restore, restore_under_way
 from catchwater.recovery.home import claim_home
 from catchwater.recovery.ledger import (
     FOLDER,
@@ -33,7 +34,6 @@ from catchwater.recovery.ledger import (
 from catchwater.recovery.lock import lock
 from catchwater.recovery.savepoint.create import COPIERS, Progress, state_log
 from catchwater.recovery.savepoint.format import Savepoint, SavepointDamaged
-from catchwater.recovery.savepoint.marker import Marker, begin, done, read
 from catchwater.recovery.savepoint.verify import read_whole
 from catchwater.state.rescale import rewrite
 from catchwater.state.roll import Position
@@ -52,7 +52,7 @@ class CheckpointTaken(CatchwaterError):
 def refuse_taken(into: Path) -> None:
     """Raise `CheckpointTaken` unless the folder is free, or a restore into it was cut short."""
     taken = any(True for log in ("offsets", "commits") for _ in numbered(into / log))
-    if taken and read(into) is None:
+    if taken and restore_under_way(into) is None:
         raise CheckpointTaken(
             f"{into} holds a checkpoint already; restoring over it would lose what is there.",
             hint="Name another folder with --into, or move this one away.",
@@ -63,7 +63,7 @@ def restore(
     store: ObjectStore,
     savepoint: Savepoint,
     into: Path,
-    marker: Marker,
+    work: Restore,
     *,
     identity: Mapping[str, Any] | None = None,
     shards: int | None = None,
@@ -83,7 +83,7 @@ def restore(
     """
     refuse_taken(into)
     with lock(into, clock, wait_s=0):
-        begin(into, marker)
+        begin_restore(into, work)
         home = open_store(claim_home(into, state, savepoint.pipeline, clock), clock)
         shards = shards or savepoint.shards
         entry = bring_state(store, savepoint, home, shards, progress)
@@ -91,7 +91,7 @@ def restore(
         write_epoch(into, entry, clock)
         if before_it_may_run:
             before_it_may_run()
-        done(into)
+        end_restore(into)
     return entry
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from catchwater.clock import Clock
-from catchwater.pipeline.change.alone import AnotherChange, alone, forget_the_dead, stopped
 from catchwater.recovery import handover
+from catchwater.recovery.handover import AnotherChange, alone, forget_the_dead
 from catchwater.recovery.lock import lock
+from catchwater.recovery.restore import stopped
 
 
 def test_the_second_is_told_of_the_first_and_the_pipeline_may_run(tmp_path: Path) -> None:
@@ -21,14 +22,14 @@ def test_the_second_is_told_of_the_first_and_the_pipeline_may_run(tmp_path: Path
 
 
 def test_what_asked_to_take_over_and_is_gone_is_forgotten(tmp_path: Path) -> None:
-    handover.fence(tmp_path, tmp_path / "gone")
+    handover.ask(tmp_path, tmp_path / "gone")
     with stopped(tmp_path, Clock(1)):
         assert handover.fenced_by(tmp_path) is None
 
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_who_has_been_replaced_is_left_alone(tmp_path: Path, closed: bool) -> None:
-    handover.fence(tmp_path, tmp_path / "new", closed=closed)
+    (handover.replace if closed else handover.ask)(tmp_path, tmp_path / "new")
     if not closed:
         handover.hand_over(tmp_path, 3)
     with pytest.raises(handover.HandedOver), stopped(tmp_path, Clock(1)):
@@ -39,12 +40,12 @@ def test_who_has_been_replaced_is_left_alone(tmp_path: Path, closed: bool) -> No
 def test_a_start_goes_on_where_the_successor_is_dead_and_hands_over_where_it_lives(
     tmp_path: Path,
 ) -> None:
-    handover.fence(tmp_path, tmp_path / "new")
+    handover.ask(tmp_path, tmp_path / "new")
     with alone(tmp_path, Clock(1)):
         forget_the_dead(tmp_path)
         assert handover.fenced_by(tmp_path) == tmp_path / "new"
     forget_the_dead(tmp_path)
     assert handover.fenced_by(tmp_path) is None
-    handover.fence(tmp_path, tmp_path / "new", closed=True)
+    handover.replace(tmp_path, tmp_path / "new")
     with pytest.raises(handover.HandedOver):
         forget_the_dead(tmp_path)

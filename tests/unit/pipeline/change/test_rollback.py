@@ -10,7 +10,6 @@ import pytest
 
 from catchwater.objects.local import LocalStore
 from catchwater.pipeline.change import rollback as module
-from catchwater.pipeline.change.alone import AnotherChange, alone
 from catchwater.pipeline.change.restoring import Wanted, bring_back
 from catchwater.pipeline.change.rollback import (
     NothingToRollBack,
@@ -22,10 +21,10 @@ from catchwater.pipeline.change.upgrade import upgrade
 from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.versions import CodeGone, VersionDiffers
 from catchwater.recovery import checkpoint, handover
+from catchwater.recovery.handover import AnotherChange, RestoreUnfinished, alone
 from catchwater.recovery.ledger import Ledger
 from catchwater.recovery.savepoint.create import Source, create
 from catchwater.recovery.savepoint.look import View, get
-from catchwater.recovery.savepoint.marker import RestoreUnfinished
 
 from .conftest import Shop
 
@@ -110,7 +109,9 @@ def test_what_is_missing_for_it_is_named_before_anything_changes(bad: Shop) -> N
     assert lost.value.exit_code == 5
 
 
-@pytest.mark.parametrize("step", ["bring_state", "move_aside", "write_epoch", "versions", "marker"])
+@pytest.mark.parametrize(
+    "step", ["bring_state", "move_aside", "write_epoch", "versions", "handover"]
+)
 def test_cut_short_anywhere_it_is_done_again_and_nothing_runs_before(
     bad: Shop, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,9 +119,9 @@ def test_cut_short_anywhere_it_is_done_again_and_nothing_runs_before(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        if step in ("versions", "marker"):
+        if step in ("versions", "handover"):
             target = getattr(module, step)
-            patched.setattr(target, {"versions": "store", "marker": "done"}[step], stop)
+            patched.setattr(target, {"versions": "store", "handover": "end_restore"}[step], stop)
         else:
             patched.setattr(module, step, stop)
         back(bad)
@@ -180,14 +181,14 @@ def test_a_version_that_cannot_even_be_imported_is_taken_back(bad: Shop) -> None
 
 
 def test_a_version_that_died_before_it_was_handed_over_to_is_forgotten(bad: Shop) -> None:
-    handover.fence(bad.checkpoint, bad.folder / "shadow")
+    handover.ask(bad.checkpoint, bad.folder / "shadow")
     back(bad)
     assert handover.fenced_by(bad.checkpoint) is None
 
 
 def test_a_checkpoint_that_has_handed_over_is_not_rolled_back(bad: Shop) -> None:
     way = look(bad.around)
-    handover.fence(bad.checkpoint, bad.folder / "shadow")
+    handover.ask(bad.checkpoint, bad.folder / "shadow")
     handover.hand_over(bad.checkpoint, 3)
     rows = bad.rows()
     with pytest.raises(handover.HandedOver, match="has handed over to"):

@@ -19,7 +19,7 @@ from catchwater.pipeline.change.upgrade import (
 from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.identity import OtherPipeline
 from catchwater.pipeline.run.versions import StateIncompatible, VersionDiffers
-from catchwater.recovery import checkpoint
+from catchwater.recovery import checkpoint, restore
 from catchwater.recovery.ledger import Ledger
 from catchwater.recovery.lock import CheckpointInUse, lock
 from catchwater.recovery.savepoint.hold import held
@@ -202,3 +202,22 @@ def test_functions_that_go_to_different_versions_are_told_apart(shop: Shop) -> N
     with pytest.raises(NotAnUpgrade) as error:
         find(specs, ledger.added(there), 2)
     assert "one after the other" in str(error.value.hint)
+
+
+def test_a_rewind_that_was_cut_short_is_ended_before_another_version_takes_over(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the next start would end it, and take the new version back behind where it took over."""
+    shop.run("b")
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(restore, "_move", stop)
+        restore.go_back(shop.checkpoint, 0)
+    shop.code(2)
+    assert upgrade(shop.around, 2).epoch == 0
+    last = checkpoint.last_commit(shop.checkpoint)
+    restore.finish(shop.checkpoint)
+    assert last == checkpoint.last_commit(shop.checkpoint) == 0

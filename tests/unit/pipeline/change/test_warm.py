@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from catchwater.clock import Clock
-from catchwater.pipeline.change.alone import AnotherChange
 from catchwater.pipeline.change.compared import Comparison
 from catchwater.pipeline.change.rollback import look as look_back
 from catchwater.pipeline.change.rollback import roll_back
@@ -212,8 +211,8 @@ def test_no_other_version_runs_beside_one_that_is_about_to_hand_over(
 ) -> None:
     old, new = beside
     old.module = new.module
-    handover.fence(old.checkpoint, new.checkpoint)
-    with lock(old.checkpoint), pytest.raises(AnotherChange, match="asked to hand over to"):
+    handover.ask(old.checkpoint, new.checkpoint)
+    with lock(old.checkpoint), pytest.raises(handover.AnotherChange, match="asked to hand over to"):
         prepare(old.around, 2)
 
 
@@ -221,8 +220,9 @@ def test_who_is_not_handed_over_to_ends(beside: tuple[Shop, Shop]) -> None:
     old, new = beside
     conduct, _ = conductor(old, new)
     other = old.folder / "other"
-    handover.fence(old.checkpoint, other)
-    conduct()
+    handover.ask(old.checkpoint, other)
+    with lock(old.checkpoint):
+        conduct()
     handover.hand_over(old.checkpoint, settle(old.checkpoint))
     with pytest.raises(handover.HandedOver, match="and not to"):
         conduct()

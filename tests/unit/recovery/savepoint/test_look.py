@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from catchwater.clock import Clock
+from catchwater.recovery.handover import Restore
 from catchwater.recovery.ledger import FOLDER, write_whole
 from catchwater.recovery.savepoint.create import Source, create
 from catchwater.recovery.savepoint.format import SavepointDamaged
 from catchwater.recovery.savepoint.hold import held
 from catchwater.recovery.savepoint.look import NoSuchFunction, View, diff, find, get
-from catchwater.recovery.savepoint.marker import Marker
 from catchwater.recovery.savepoint.restore import restore
 from catchwater.recovery.savepoint.storage import Shelf
 from catchwater.state.entries import Table, pack_time, prefix_of
@@ -108,7 +108,7 @@ def test_states_of_any_number_of_shards_are_compared(
     looked: Made, shelf: Shelf, tmp_path: Path, shards: int
 ) -> None:
     savepoint = create(looked.source, shelf, "now")
-    restore(shelf.store, savepoint, tmp_path / "other", Marker("", ""), shards=shards)
+    restore(shelf.store, savepoint, tmp_path / "other", Restore("", ""), shards=shards)
     other = View.of_checkpoint(Source.at(tmp_path / "other"), None)
     assert not list(diff(View.of_checkpoint(looked.source, None), other))
     assert {each.key for each in diff(View.of_checkpoint(looked.source, 0), other)} == {"a", "d"}
