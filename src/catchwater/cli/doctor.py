@@ -92,11 +92,10 @@ def _pipeline(file: Path) -> dict[str, Finding]:
 
 
 def _warm() -> None:
-    from catchwater.wire import arrow, walk
+    from catchwater.wire import arrow
 
     talk("compiling the record decoders")
     arrow.warm()
-    walk.load()
     talk("archiving the classes that Spark loads")
     session.make_class_archive()
 

@@ -44,7 +44,7 @@ from catchwater.catalog.rows import (
     TxnRow,
 )
 from catchwater.log.core import Core, done
-from catchwater.log.format.marker import marker
+from catchwater.log.format.chunk import marker
 from catchwater.log.write import txn
 from catchwater.log.write.intake import Submission
 from catchwater.log.write.txn import IDLE, LAST_EPOCH, PREPARED, TxnRefused

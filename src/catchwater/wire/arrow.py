@@ -14,23 +14,33 @@ Does not know topics, partitions, or where the bytes came from.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from struct import Struct
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from crc32c import crc32c
 
 from catchwater.config import CatchwaterError
-from catchwater.wire import codecs, kernels, walk
+from catchwater.wire import codecs, kernels
 from catchwater.wire.batch import (
+    ABORT,
     HEADER_BYTES,
+    LENGTH_FIELD_END,
+    MAGIC,
+    MOST_HEADERS,
     NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    SMALLEST_RECORD_BYTES,
+    TRANSACTIONAL_BIT,
     BatchError,
     BatchHeader,
     check_crc,
+    encode,
+    encode_zigzag,
+    load_walk,
+    marker_type,
+    read_extent,
     read_header,
 )
 from catchwater.wire.codecs import Codec, CodecError
@@ -63,20 +73,11 @@ _ROOM_BYTES = 2 * GROUP_BYTES
 # Batches that are left out may lie between those of a group, and positions are 32 bits wide.
 _MOST_SPAN_BYTES = 2**31 - 1
 
-_SMALLEST_RECORD_BYTES = 7
 _NOT_RECORDS = (
     "its records do not fill it exactly, are not numbered upwards within its offsets, or one has "
-    f"more than {walk.MOST_HEADERS} headers."
+    f"more than {MOST_HEADERS} headers."
 )
-_LENGTH_AT = 8
-_LENGTH_FIELD_END = 12
-_MAGIC = 2
-_TRANSACTIONAL_BIT = 0x10
-_BEFORE_CRC = Struct(">qiibI")
-_COVERED_BY_CRC = Struct(">hiqqqhii")
 _NO_HEADERS = b"\x00"
-_ABORT = 0  # the type in a control record's key that ends a transaction without effect
-_CONTROL_KEY = Struct(">hh")
 
 _Bytes = npt.NDArray[np.uint8]
 _Ints = npt.NDArray[np.int32]
@@ -147,8 +148,8 @@ def place(
 def _is_cut_short(view: memoryview, at: int) -> bool:
     if len(view) - at < HEADER_BYTES:
         return True
-    length = int.from_bytes(view[at + _LENGTH_AT : at + _LENGTH_FIELD_END], "big", signed=True)
-    return at + _LENGTH_FIELD_END + length > len(view)
+    length, _ = read_extent(view, at)
+    return bool(at + LENGTH_FIELD_END + length > len(view))
 
 
 class _OpenBatch(NamedTuple):
@@ -207,12 +208,7 @@ def _visible(
 
 def _is_abort_marker(view: memoryview, batch: PlacedBatch) -> bool:
     rows = next(_decode_group(view, [_open(view, batch)], 0, MAX_OFFSET, ("key",)), None)
-    key = rows.column(0)[0].as_py() if rows else None
-    return (
-        key is not None
-        and len(key) >= _CONTROL_KEY.size
-        and _CONTROL_KEY.unpack_from(key)[1] == _ABORT
-    )
+    return rows is not None and marker_type(rows.column(0)[0].as_py()) == ABORT
 
 
 def _open(view: memoryview, batch: PlacedBatch, room: memoryview | None = None) -> _OpenBatch:
@@ -224,7 +220,7 @@ def _open(view: memoryview, batch: PlacedBatch, room: memoryview | None = None) 
             body = codecs.decompress(batch.header.compression, body, room=room)
     except (BatchError, CodecError) as error:
         raise _damaged(batch, str(error)) from error
-    if not 0 <= batch.header.record_count * _SMALLEST_RECORD_BYTES <= len(body):
+    if not 0 <= batch.header.record_count * SMALLEST_RECORD_BYTES <= len(body):
         reason = f"{batch.header.record_count} records cannot lie in {len(body)} bytes"
         raise _damaged(batch, reason)
     return _OpenBatch(batch, body)
@@ -420,7 +416,7 @@ def encode_batch(
     base_offset: int = 0,
     producer_id: int = NO_PRODUCER_ID,
     producer_epoch: int = -1,
-    base_sequence: int = -1,
+    base_sequence: int = NO_SEQUENCE,
     transactional: bool = False,
 ) -> bytes:
     """One v2 record batch (KIP-98) of these records, in this order, ready for a Produce request.
@@ -433,9 +429,13 @@ def encode_batch(
     keys, values, timestamps, headers = zip(*records, strict=True)
     times = np.array(timestamps, np.int64)
     body = codecs.compress(codec, _encode_records(times - times[0], keys, values, headers))
-    attributes = int(codec) | (_TRANSACTIONAL_BIT if transactional else 0)
-    covered = _COVERED_BY_CRC.pack(
-        attributes,
+    header = BatchHeader(
+        base_offset,
+        0,
+        -1,
+        MAGIC,
+        0,
+        int(codec) | (TRANSACTIONAL_BIT if transactional else 0),
         len(records) - 1,
         int(times[0]),
         int(times.max()),
@@ -444,10 +444,7 @@ def encode_batch(
         base_sequence,
         len(records),
     )
-    crc = crc32c(body, crc32c(covered))
-    size_bytes = HEADER_BYTES + len(body)
-    head = _BEFORE_CRC.pack(base_offset, size_bytes - _LENGTH_FIELD_END, -1, _MAGIC, crc)
-    return b"".join((head, covered, body))
+    return encode(header, body)
 
 
 def _encode_records(
@@ -474,22 +471,12 @@ def _side_by_side(column: Sequence[bytes | None]) -> tuple[_Bytes, npt.NDArray[n
 
 
 def _encode_headers(pairs: Sequence[tuple[str, bytes | None]]) -> bytes:
-    parts = [_varint(len(pairs))]
+    parts = [encode_zigzag(len(pairs))]
     for key, value in pairs:
         name = key.encode()
-        parts += [_varint(len(name)), name]
-        parts += [_varint(-1)] if value is None else [_varint(len(value)), value]
+        parts += [encode_zigzag(len(name)), name]
+        parts += [encode_zigzag(-1)] if value is None else [encode_zigzag(len(value)), value]
     return b"".join(parts)
-
-
-def _varint(value: int) -> bytes:
-    bits = (value << 1) ^ (value >> 63)
-    encoded = bytearray()
-    while bits >= 0x80:
-        encoded.append(bits & 0x7F | 0x80)
-        bits >>= 7
-    encoded.append(bits)
-    return bytes(encoded)
 
 
 def warm() -> None:
@@ -497,4 +484,4 @@ def warm() -> None:
     batch = encode_batch([(b"key", b"value", 0, [("header", b"value")]), (None, None, 0, [])])
     for _ in decode(batch, place(batch)):
         pass
-    walk.load()
+    load_walk()

@@ -1,4 +1,4 @@
-"""The compiled loops of `arrow` and `walk`: varints in and out, and bytes moved in blocks.
+"""The compiled loops of `arrow` and `batch`: varints in and out, and bytes moved in blocks.
 
 Four loops read (`parse` finds every field of every record, `parse_headers` does it for record
 headers, `gather` copies fields into Arrow's layout, `walk` only looks whether all is there) and one
@@ -25,7 +25,7 @@ import numpy as np
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from catchwater.wire.walk import (
+from catchwater.wire.batch import (
     ENDED,
     LEFT_OVER,
     MISNUMBERED,
@@ -134,7 +134,7 @@ def _address(typing_context: Any, view: Any) -> Any:
 
 @_compiled
 def _varint(origin, at, end):  # type: ignore[no-untyped-def]
-    """A zigzag varint and the position behind it, which is -1 if it does not end before `end`.
+    """`batch.read_zigzag`, compiled; the position behind is -1 if it does not end before `end`.
 
     Positions count from the address `origin`. A position of -1 handed in comes out again, so a
     chain of reads is checked once, at its end.
@@ -214,8 +214,7 @@ def parse(source, batches, first, stop, fields, offsets, times, append_times, to
         previous_delta = batches[batch, PREVIOUS_DELTA]
         while left > 0 and row < fields.shape[1] and headers < MOST_HEADERS:
             size, at = _varint(origin, at, end)
-            # The smallest record: attributes, two deltas, two lengths, a header count.
-            if at < 0 or size < 6 or size > end - at:
+            if at < 0 or size < SMALLEST_BODY_BYTES or size > end - at:
                 at = np.int64(-1)
                 break
             record_end = at + size
@@ -297,7 +296,7 @@ def _walk_headers(origin, at, end, count):  # type: ignore[no-untyped-def]
 
 @partial(_compiled, nogil=False)
 def walk(records, count):  # type: ignore[no-untyped-def]
-    """What `catchwater.wire.walk.walk_plainly` does. `records` is a read-only memoryview."""
+    """What `catchwater.wire.batch.walk_plainly` does. `records` is a read-only memoryview."""
     origin = _address(records)
     end = np.int64(records.shape[0])
     at = np.int64(0)

@@ -25,7 +25,7 @@ from catchwater.wire.arrow import (
     encode_batch,
     place,
 )
-from catchwater.wire.batch import read_header
+from catchwater.wire.batch import encode_zigzag, read_header
 from catchwater.wire.codecs import Codec
 
 with warnings.catch_warnings():  # kafka-python reads its schemas in a way that Python deprecates
@@ -412,8 +412,8 @@ def test_any_buffer_will_do() -> None:
 
 def unnumbered(codec: Codec, deltas: Sequence[int], last_delta: int) -> bytes:
     """A batch of records with these offset deltas."""
-    bodies = [b"\x00\x00" + records_module._varint(delta) + b"\x01\x01\x00" for delta in deltas]
-    body = b"".join(records_module._varint(len(each)) + each for each in bodies)
+    bodies = [b"\x00\x00" + encode_zigzag(delta) + b"\x01\x01\x00" for delta in deltas]
+    body = b"".join(encode_zigzag(len(each)) + each for each in bodies)
     batch = bytearray(some(1)[:61]) + records_module.codecs.compress(codec, body)
     batch[ATTRIBUTES_AT + 1] |= codec
     pack_into(">i", batch, 8, len(batch) - 12)
@@ -480,7 +480,7 @@ def test_damage_far_into_a_batch_of_very_many_records_is_found() -> None:
 
 def with_headers(count: int, copies: int) -> bytes:
     """A batch of `copies` records, each with so many empty headers."""
-    varint = records_module._varint
+    varint = encode_zigzag
     records = [
         b"\x00\x00" + varint(n) + b"\x01\x01" + varint(count) + b"\x00\x01" * count
         for n in range(copies)

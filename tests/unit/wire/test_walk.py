@@ -16,11 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catchwater.wire import codecs, kernels, walk
+from catchwater.wire import batch, codecs, kernels
 from catchwater.wire.arrow import decode, place
-from catchwater.wire.batch import BatchHeader, assembled
+from catchwater.wire.batch import ENDED, LEFT_OVER, MISNUMBERED, SOUND, TORN, BatchHeader, assembled
 from catchwater.wire.codecs import Codec, CodecError, decompress_checked
-from catchwater.wire.walk import ENDED, LEFT_OVER, MISNUMBERED, SOUND, TORN
 
 MUTATIONS = int(os.environ.get("MUTATIONS", "2000000"))
 MAX_BYTES = 2**20
@@ -93,9 +92,9 @@ shapes = st.builds(
 batches = st.lists(shapes, min_size=1, max_size=5).map(made)
 
 
-def loops(body: bytes, count: int) -> walk.Walked:
+def loops(body: bytes, count: int) -> batch.Walked:
     """What both say, which has to be the same."""
-    plain = walk.walk_plainly(memoryview(body), count)
+    plain = batch.walk_plainly(memoryview(body), count)
     for loop in (kernels.walk, kernels.walk_beside):
         assert loop(memoryview(body), count) == plain, (body, count)
     return plain
@@ -200,23 +199,23 @@ def test_every_rule_has_its_case(record: bytes, fault: int) -> None:
 
 
 def test_more_headers_than_our_decoder_takes_are_refused() -> None:
-    for count, fault in ((walk.MOST_HEADERS, SOUND), (walk.MOST_HEADERS + 1, TORN)):
+    for count, fault in ((batch.MOST_HEADERS, SOUND), (batch.MOST_HEADERS + 1, TORN)):
         inside = b"\0\0\0\x01\x01" + varint(count) + b"\0\x01" * count
         assert loops(varint(len(inside)) + inside, 1)[0] == fault
 
 
 def test_the_fault_is_said_in_a_sentence_with_the_record_to_blame() -> None:
-    assert walk.blame(ENDED, 3, 9) == ("The batch promises 9 records, but ends after 3.", [])
-    reason, blamed = walk.blame(TORN, 3, 9)
+    assert batch.blame(ENDED, 3, 9) == ("The batch promises 9 records, but ends after 3.", [])
+    reason, blamed = batch.blame(TORN, 3, 9)
     assert blamed == [(3, reason)] and "Record 3 is damaged" in reason
 
 
 def test_without_numba_the_plain_loop_stays() -> None:
     script = (
         "import sys; sys.modules['numba'] = None\n"
-        "from catchwater.wire import walk\n"
-        "assert not walk.load() and not walk.is_compiled()\n"
-        "assert walk.walk(memoryview(b'\\x0c\\0\\0\\0\\x01\\x01\\0'), 1) == (0, 1, 0, 0, 0)\n"
+        "from catchwater.wire import batch\n"
+        "assert not batch.load_walk() and not batch.walk_is_compiled()\n"
+        "assert batch.walk(memoryview(b'\\x0c\\0\\0\\0\\x01\\x01\\0'), 1) == (0, 1, 0, 0, 0)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 

@@ -11,7 +11,6 @@ between batches; base offsets then have a CRC of their own.
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from struct import Struct
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -20,22 +19,22 @@ from catchwater.config import CatchwaterError
 from catchwater.objects.base import Buffer
 from catchwater.wire.batch import (
     HEADER_BYTES,
+    LEADER_EPOCH_AT,
+    LENGTH_FIELD_END,
     BatchError,
     BatchHeader,
     check_crc,
+    put_leader_epoch,
+    put_offset,
+    read_extent,
     read_header,
+    read_offset,
+    record_deltas,
 )
 from catchwater.wire.codecs import CodecError, decompress
 
 LEADER_EPOCH = 0
 """No partition of ours has a leader, so the epoch that clients compare never changes."""
-
-_OFFSET = Struct(">q")
-_EPOCH = Struct(">i")
-_EPOCH_AT = 12
-# The length, which counts from behind itself, and the last offset delta.
-_EXTENT = Struct(">8xi11xi")
-_LENGTH_FIELD_END = 12
 
 
 class DamagedObject(CatchwaterError):
@@ -87,11 +86,11 @@ def place(data: bytearray | memoryview, base_offset: int) -> Block:
     last_offsets, ends = array("q"), array("q")
     at = 0
     while at < len(view):
-        length, last_offset_delta = _EXTENT.unpack_from(view, at)
-        _OFFSET.pack_into(view, at, base_offset)
-        _EPOCH.pack_into(view, at + _EPOCH_AT, LEADER_EPOCH)
+        length, last_offset_delta = read_extent(view, at)
+        put_offset(view, at, base_offset)
+        put_leader_epoch(view, at + LEADER_EPOCH_AT, LEADER_EPOCH)
         base_offset += last_offset_delta + 1
-        at += length + _LENGTH_FIELD_END
+        at += length + LENGTH_FIELD_END
         last_offsets.append(base_offset - 1)
         ends.append(at)
     assert at == len(view), "the batches fill the run"
@@ -104,9 +103,9 @@ def laid(data: Buffer) -> Block:
     last_offsets, ends = array("q"), array("q")
     at = 0
     while at < len(view):
-        length, last_offset_delta = _EXTENT.unpack_from(view, at)
-        last_offsets.append(_OFFSET.unpack_from(view, at)[0] + last_offset_delta)
-        at += length + _LENGTH_FIELD_END
+        length, last_offset_delta = read_extent(view, at)
+        last_offsets.append(read_offset(view, at)[0] + last_offset_delta)
+        at += length + LENGTH_FIELD_END
         ends.append(at)
     assert at == len(view), "the batches fill the run"
     return Block(view.toreadonly(), last_offsets, ends)
@@ -119,17 +118,17 @@ def whole_batches(data: Buffer, base_offset: int) -> tuple[int, int]:
     """
     at = 0
     while at + HEADER_BYTES <= len(data):
-        length, last_offset_delta = _EXTENT.unpack_from(data, at)
-        if length < HEADER_BYTES - _LENGTH_FIELD_END or at + length + _LENGTH_FIELD_END > len(data):
+        length, last_offset_delta = read_extent(data, at)
+        if length < HEADER_BYTES - LENGTH_FIELD_END or at + length + LENGTH_FIELD_END > len(data):
             break
-        at += length + _LENGTH_FIELD_END
+        at += length + LENGTH_FIELD_END
         base_offset += last_offset_delta + 1
     return at, base_offset
 
 
 def heads_crc(base_offset: int, crc: int = 0) -> int:
     """The CRC-32C over base offsets (i64, one a batch) up to `crc`, with one more."""
-    return int(crc32c(_OFFSET.pack(base_offset), crc))
+    return int(crc32c(base_offset.to_bytes(8, "big", signed=True), crc))
 
 
 def walk(
@@ -199,32 +198,10 @@ def first_record_at(batch: StoredBatch, timestamp_ms: int) -> tuple[int, int]:
     if not header.log_append_time:
         try:
             records = decompress(header.compression, batch.data[HEADER_BYTES:])
-            for offset_delta, timestamp_delta in _places(records, header.record_count):
+            for offset_delta, timestamp_delta in record_deltas(records, header.record_count):
                 timestamp = header.base_timestamp + timestamp_delta
                 if timestamp >= timestamp_ms:
                     return header.base_offset + offset_delta, timestamp
         except (CodecError, IndexError):
             pass
     return header.base_offset, header.max_timestamp
-
-
-def _places(records: memoryview, count: int) -> Iterator[tuple[int, int]]:
-    """Offset delta and timestamp delta of each record. Raises `IndexError` past the end."""
-    at = 0
-    for _ in range(count):
-        size, at = _varint(records, at)
-        timestamp_delta, inside = _varint(records, at + 1)  # a byte of attributes comes first
-        offset_delta, _ = _varint(records, inside)
-        yield offset_delta, timestamp_delta
-        at += max(size, 0)
-
-
-def _varint(view: memoryview, at: int) -> tuple[int, int]:
-    """A zig-zag varint, and where it ends. Raises `IndexError` past the end."""
-    value = shift = 0
-    while (byte := view[at]) & 0x80:
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        at += 1
-    value |= byte << shift
-    return (value >> 1) ^ -(value & 1), at + 1

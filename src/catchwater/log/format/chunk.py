@@ -19,15 +19,24 @@ from catchwater.catalog.rows import (
 )
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import Buffer
-from catchwater.wire.batch import BatchError, BatchHeader, check, check_crc, read_single
+from catchwater.wire.batch import (
+    CONTROL_BIT,
+    TRANSACTIONAL_BIT,
+    BatchError,
+    BatchHeader,
+    check,
+    check_crc,
+    read_single,
+)
+from catchwater.wire.batch import marker as marker_batch
 
 MAGIC = b"CWCK"
 VERSION = 2
 """Chunks without transactions are still written as version 1, which older releases read."""
 MAX_CHUNK_BYTES = 2**32 - 1
 
-TRANSACTIONAL = 0x10
-CONTROL = 0x20
+TRANSACTIONAL = TRANSACTIONAL_BIT
+CONTROL = CONTROL_BIT
 KAFKAS_ATTRIBUTES = 0xFF
 # Ours, where Kafka has nothing: what stands there in the batch itself is not looked at.
 COMMIT = 0x100
@@ -82,6 +91,19 @@ class Chunk(NamedTuple):
     created_ms: int
     entries: list[Entry]
     size_bytes: int
+
+
+def marker(
+    producer_id: int, epoch: int, *, committed: bool, started_ms: int
+) -> tuple[BatchHeader, memoryview]:
+    """The batch that ends a transaction, and its header as the index takes it.
+
+    The index says in a bit of its own what consumers read in the record. The timestamp is the time
+    the transaction began, so that the marker names its transaction.
+    """
+    header, data = marker_batch(producer_id, epoch, committed=committed, timestamp_ms=started_ms)
+    bits = header.attributes | (COMMIT if committed else 0)
+    return header._replace(attributes=bits), memoryview(data)
 
 
 def encode(

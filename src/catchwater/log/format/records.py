@@ -7,21 +7,26 @@ the delete horizon of KIP-534.
 """
 
 from collections.abc import Sequence
-from struct import Struct
 from typing import NamedTuple
 
 from catchwater.config import CatchwaterError
 from catchwater.log.format.batches import LEADER_EPOCH, StoredBatch
 from catchwater.objects.base import Buffer
-from catchwater.wire.batch import HEADER_BYTES, NO_PRODUCER_ID, BatchHeader, assembled
+from catchwater.wire.batch import (
+    COMMIT,
+    DELETE_HORIZON_BIT,
+    HEADER_BYTES,
+    MAGIC,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    VARLONG_BYTES,
+    BatchHeader,
+    assembled,
+    encode_zigzag,
+    marker_type,
+    read_zigzag,
+)
 from catchwater.wire.codecs import MAX_DECOMPRESSED_BYTES, CodecError, compress, decompress
-
-DELETE_HORIZON_BIT = 0x40
-"""The base timestamp is the time from which tombstones and markers may go (KIP-534)."""
-
-_CONTROL_KEY = Struct(">hh")
-_MAGIC = 2
-_COMMIT = 1
 
 
 class Unopened(CatchwaterError):
@@ -65,15 +70,16 @@ def open_records(
 
 
 def _record(view: memoryview, start: int) -> tuple[Record, int]:
-    size, at = _varint(view, start)
+    size, at = read_zigzag(view, start, VARLONG_BYTES)
     end = at + size
     if size < 0 or end > len(view):
         raise IndexError("a record ends past the batch.")
-    timestamp_delta, after_timestamp = _varint(view, at + 1)  # a byte of attributes comes first
-    offset_delta, at = _varint(view, after_timestamp)
-    key_bytes, at = _varint(view, at)
+    at += 1  # a byte of attributes
+    timestamp_delta, after_timestamp = read_zigzag(view, at, VARLONG_BYTES)
+    offset_delta, at = read_zigzag(view, after_timestamp, VARLONG_BYTES)
+    key_bytes, at = read_zigzag(view, at, VARLONG_BYTES)
     key = None if key_bytes < 0 else view[at : at + key_bytes]
-    value_bytes, at = _varint(view, at + max(key_bytes, 0))
+    value_bytes, at = read_zigzag(view, at + max(key_bytes, 0), VARLONG_BYTES)
     if at > end:
         raise IndexError("a record's fields end past it.")
     record = Record(
@@ -110,7 +116,19 @@ def rewritten(
 def empty(offset: int) -> tuple[BatchHeader, bytes]:
     """A batch without records at this offset, which readers of a cleaned range arrive at."""
     header = BatchHeader(
-        offset, HEADER_BYTES, LEADER_EPOCH, _MAGIC, 0, 0, 0, -1, -1, NO_PRODUCER_ID, -1, -1, 0
+        offset,
+        HEADER_BYTES,
+        LEADER_EPOCH,
+        MAGIC,
+        0,
+        0,
+        0,
+        -1,
+        -1,
+        NO_PRODUCER_ID,
+        -1,
+        NO_SEQUENCE,
+        0,
     )
     return _encode(header, b"")
 
@@ -122,44 +140,16 @@ def delete_horizon(header: BatchHeader) -> int | None:
 
 def is_commit_marker(records: Sequence[Record]) -> bool:
     """Whether a control batch's records end a transaction with effect (KIP-98)."""
-    key = records[0].key if records else None
-    return (
-        key is not None
-        and len(key) >= _CONTROL_KEY.size
-        and _CONTROL_KEY.unpack_from(key)[1] == _COMMIT
-    )
+    return bool(records) and marker_type(records[0].key) == COMMIT
 
 
 def _encode(header: BatchHeader, body: Buffer) -> tuple[BatchHeader, bytes]:
-    return assembled(header._replace(leader_epoch=LEADER_EPOCH, magic=_MAGIC), body)
+    return assembled(header._replace(leader_epoch=LEADER_EPOCH, magic=MAGIC), body)
 
 
 def _moved(record: Record, later_ms: int) -> bytes:
     """The record with its timestamp told from a base that lies so much earlier."""
-    delta = _encode_varint(record.timestamp_delta + later_ms)
+    delta = encode_zigzag(record.timestamp_delta + later_ms)
     # The attributes of a record are one byte, which nobody has given a meaning yet: 0.
     size = 1 + len(delta) + len(record.after_timestamp)
-    return b"".join((_encode_varint(size), b"\0", delta, record.after_timestamp))
-
-
-def _varint(view: memoryview, at: int) -> tuple[int, int]:
-    """A zig-zag varint, and where it ends. Raises `IndexError` past the end."""
-    value = shift = 0
-    while (byte := view[at]) & 0x80:
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        at += 1
-        if shift > 63:
-            raise IndexError("a number is too long.")
-    value |= byte << shift
-    return (value >> 1) ^ -(value & 1), at + 1
-
-
-def _encode_varint(value: int) -> bytes:
-    bits = (value << 1) ^ (value >> 63)
-    encoded = bytearray()
-    while bits >= 0x80:
-        encoded.append(bits & 0x7F | 0x80)
-        bits >>= 7
-    encoded.append(bits)
-    return bytes(encoded)
+    return b"".join((encode_zigzag(size), b"\0", delta, record.after_timestamp))

@@ -1,7 +1,7 @@
 """What lies inside of a producer's batch: whether its records are sound, and what its topic asks.
 
-Every batch is unfolded and its records are walked before it is appended (`wire.walk`): what stops a
-reader is never acknowledged. The walk also finds what topics ask about keys and times; where one
+Every batch is unfolded and its records are walked (`batch.walk`) before it is appended: what stops
+a reader is never acknowledged. The walk also finds what topics ask about keys and times; where one
 asks for another compression, the batch is compressed anew. Producer, sequence, transaction and
 timestamps stay as they are, so such a batch is to the sequencer and to readers the one that was
 sent. Only a largest timestamp in the header that is not the records' is put right, as Kafka does.
@@ -15,8 +15,8 @@ from catchwater.log.format.chunk import KAFKAS_ATTRIBUTES
 from catchwater.log.format.records import Unopened, open_records
 from catchwater.log.write.rules import EARLIEST_MS, Rules
 from catchwater.objects.base import Buffer
-from catchwater.wire import walk
-from catchwater.wire.batch import HEADER_BYTES, BatchError, BatchHeader, assembled
+from catchwater.wire import batch
+from catchwater.wire.batch import COMPRESSION_BITS, HEADER_BYTES, BatchError, BatchHeader, assembled
 from catchwater.wire.codecs import CodecError, DecompressionBomb, compress, decompress_checked
 from catchwater.wire.errors import ErrorCode
 
@@ -32,7 +32,6 @@ _QUICK_GROWTH, _QUICK_OPENED_BYTES = 16, (16 * 1024, 64 * 1024)
 _QUICK_BLAME = 1000
 
 _MOST_NAMED = 100
-_CODEC_BITS = 0x07
 
 
 class NotQuick(Exception):
@@ -41,8 +40,8 @@ class NotQuick(Exception):
 
 def effort(header: BatchHeader, rules: Rules) -> int:
     """What it takes to look into a batch, in compiled steps (of some 6 ns)."""
-    steps = header.record_count * (1 if walk.is_compiled() else _PLAIN_FACTOR)
-    compression = header.attributes & _CODEC_BITS
+    steps = header.record_count * (1 if batch.walk_is_compiled() else _PLAIN_FACTOR)
+    compression = header.attributes & COMPRESSION_BITS
     if rules.codec is not None and rules.codec != compression:
         return steps + QUICK_EFFORT
     return steps + header.size_bytes + _COMPRESSED_EFFORT if compression else steps
@@ -65,13 +64,13 @@ def prepared(
     Records are unfolded in `room` where they fit.
     """
     count, records = header.record_count, data[HEADER_BYTES:]
-    codec = header.attributes & _CODEC_BITS
+    codec = header.attributes & COMPRESSION_BITS
     if codec:
         records = _unfolded(codec, records, at_once, room)
-    follow = walk.walk if at_once else walk.walk_beside
+    follow = batch.walk if at_once else batch.walk_beside
     fault, index, newest_delta, oldest_delta, keyless = follow(records.toreadonly(), count)
     if fault:
-        raise BatchError(ErrorCode.INVALID_RECORD, *walk.blame(fault, index, count))
+        raise BatchError(ErrorCode.INVALID_RECORD, *batch.blame(fault, index, count))
     newest_ms = header.base_timestamp + newest_delta
     if (
         newest_ms != header.max_timestamp
@@ -143,7 +142,7 @@ def _assembled(header: BatchHeader, records: Buffer) -> tuple[BatchHeader, memor
 def _compressed(
     header: BatchHeader, records: memoryview, codec: int, max_bytes: int
 ) -> tuple[BatchHeader, memoryview]:
-    attributes = header.attributes & ~_CODEC_BITS | codec
+    attributes = header.attributes & ~COMPRESSION_BITS | codec
     stored = _assembled(header._replace(attributes=attributes), compress(codec, records))
     if stored[0].size_bytes > max_bytes:
         raise BatchError(

@@ -24,8 +24,7 @@ from catchwater.catalog.rows import PartitionKey
 from catchwater.log.write.inside import QUICK_EFFORT, NotQuick, effort, prepared
 from catchwater.log.write.intake import Answer, Appended, Held, Submission
 from catchwater.log.write.rules import Rules
-from catchwater.wire import walk
-from catchwater.wire.batch import BatchError, BatchHeader
+from catchwater.wire.batch import BatchError, BatchHeader, load_walk, walk_is_compiled
 
 _LOG = logging.getLogger(__name__)
 
@@ -114,7 +113,7 @@ class Preparation:
     def _count(self, batches: Sequence[Unprepared]) -> None:
         """Have the compiled loop loaded once there is work for it."""
         self._plain_left -= sum(batch.header.record_count for batch in batches)
-        if self._plain_left <= 0 and not walk.is_compiled():
+        if self._plain_left <= 0 and not walk_is_compiled():
             # No daemon: the process must not end in the midst of a compilation.
             threading.Thread(target=_load, name="load-walk").start()
 
@@ -164,7 +163,7 @@ class Preparation:
 
 
 def _load() -> None:
-    if not walk.load():
+    if not load_walk():
         _LOG.info(
             "Records are walked by plain Python, at 1 to 2 µs each: install 'catchwater[fast]'."
         )

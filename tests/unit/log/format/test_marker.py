@@ -4,8 +4,7 @@ import pytest
 from aiokafka.record.control_record import ABORT_MARKER, COMMIT_MARKER, ControlRecord
 from aiokafka.record.default_records import DefaultRecordBatch
 
-from catchwater.log.format.chunk import CONTROL, decode, decode_index, encode
-from catchwater.log.format.marker import marker
+from catchwater.log.format.chunk import CONTROL, decode, decode_index, encode, marker
 from catchwater.wire.batch import check_crc
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catchwater.log.format.batches import StoredBatch, place
-from catchwater.log.format.marker import marker
+from catchwater.log.format.chunk import marker
 from catchwater.log.format.records import open_records
 from catchwater.log.format.segment import AbortedTxn
 from catchwater.log.keep.clean import Cleaning

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from catchwater.catalog.rows import PartitionKey, RunRow, Topic
-from catchwater.log.format.marker import marker
+from catchwater.log.format.chunk import marker
 from catchwater.log.keep import parquet as keep
 from catchwater.log.keep.pack import PackConfig, Packer
 from catchwater.log.keep.parquet import PARQUET, ParquetWriter, is_settled, wants_parquet

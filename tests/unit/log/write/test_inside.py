@@ -12,7 +12,7 @@ from catchwater.log.write.inside import (
     prepared,
 )
 from catchwater.log.write.rules import Rules
-from catchwater.wire import walk
+from catchwater.wire import batch
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import BatchError, check, read_single
 from catchwater.wire.errors import ErrorCode
@@ -112,11 +112,11 @@ def test_what_takes_long_is_not_done_at_once(codec) -> None:
 
 
 def test_the_effort_of_a_request_decides_where_it_is_looked_into(monkeypatch) -> None:
-    monkeypatch.setattr(walk, "walk", walk.walk_plainly)
+    monkeypatch.setattr(batch, "walk", batch.walk_plainly)
     header, _ = make()
     assert effort(header._replace(record_count=900), PLAIN) <= QUICK_EFFORT
     assert effort(header._replace(record_count=2_000), PLAIN) > QUICK_EFFORT
-    assert walk.load()
+    assert batch.load_walk()
     assert effort(header._replace(record_count=10_000), PLAIN) <= QUICK_EFFORT
     assert effort(header, Rules(10**6, codec=4)) > QUICK_EFFORT
     assert effort(make(4)[0]._replace(size_bytes=17_000), PLAIN) > QUICK_EFFORT

@@ -10,7 +10,7 @@ from catchwater.log.write.inside import NotQuick
 from catchwater.log.write.intake import Appended
 from catchwater.log.write.prepare import Preparation, Unprepared
 from catchwater.log.write.rules import Rules
-from catchwater.wire import walk
+from catchwater.wire import batch
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import BatchError, BatchHeader, assembled, read_single
 from catchwater.wire.codecs import Codec, compress
@@ -182,8 +182,8 @@ async def test_the_compiled_loop_is_loaded_once_there_is_work_for_it(
         loaded.set()
         return False
 
-    monkeypatch.setattr(walk, "walk", walk.walk_plainly)
-    monkeypatch.setattr(walk, "load", load)
+    monkeypatch.setattr(batch, "walk", batch.walk_plainly)
+    monkeypatch.setattr(prepare, "load_walk", load)
     preparation._plain_left = 6
     for _ in range(5):
         await preparation.submit([unprepared()], None)
