@@ -33,20 +33,26 @@ TARGET = 1.0
 
 
 def percent(*roots: int) -> list[float]:
-    """Of a core, each of these processes with all that it has started, while nothing comes."""
+    """Of a core, each of these processes with all that it has started, while nothing comes.
+
+    Looks each second, so that what a process has used is counted also when it has ended.
+    """
     time.sleep(SETTLE_S)
     began, before = time.monotonic(), [used_by(root) for root in roots]
-    time.sleep(SECONDS)
+    seen = [dict(used) for used in before]
+    while time.monotonic() < began + SECONDS:
+        time.sleep(1)
+        for used, root in zip(seen, roots, strict=True):
+            used |= used_by(root)
     passed = time.monotonic() - began
-    return [100 * (used_by(root) - was) / passed for root, was in zip(roots, before, strict=True)]
+    return [
+        100 * (sum(used.values()) - sum(was.values())) / passed
+        for used, was in zip(seen, before, strict=True)
+    ]
 
 
-def used_by(root: int) -> float:
-    """CPU seconds of a process and all that it has started.
-
-    A process's figure includes its children that have ended and were waited for, so the sum does
-    not fall when one ends.
-    """
+def used_by(root: int) -> dict[int, float]:
+    """CPU seconds of a process and of each that it has started, by process id."""
     used, parents = {}, {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -55,12 +61,12 @@ def used_by(root: int) -> float:
             except OSError:
                 continue
             parents[int(entry.name)] = int(fields[1])
-            used[int(entry.name)] = sum(map(int, fields[11:15]))
+            used[int(entry.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     family, more = set[int](), {root}
     while more:
         family |= more
         more = {pid for pid, parent in parents.items() if parent in more}
-    return sum(used.get(pid, 0) for pid in family) / os.sysconf("SC_CLK_TCK")
+    return {pid: used[pid] for pid in family if pid in used}
 
 
 @contextmanager
