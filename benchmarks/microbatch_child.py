@@ -42,16 +42,16 @@ def ours(path: Path, seconds: float) -> None:
     settings = config.load(path, {})
     folder = settings.checkpoint
     folder.mkdir(parents=True)
-    parts = prepare(settings, SYSTEM.monotonic_s(), SYSTEM)
+    pipeline = prepare(settings, SYSTEM.monotonic_s(), SYSTEM)
     with (folder.parent / "spark.log").open("ab") as log:
         spark = session.start(
-            parts.name, tasks=settings.tasks, log=log, conf=driver.settings_of(settings)
+            pipeline.name, tasks=settings.tasks, log=log, conf=driver.settings_of(settings)
         )
         session.start_workers(spark, settings.tasks)
-        shards = settings.shard_count * len(parts.specs)
-        writer = EpochWriter(Ledger(folder), parts.outlets.all, shards, SYSTEM)
-        upkeep = run.upkeep_of(parts, SYSTEM)
-        query = start_query(spark, parts, writer)
+        shards = settings.shard_count * len(pipeline.specs)
+        writer = EpochWriter(Ledger(folder), pipeline.sinks, shards, SYSTEM)
+        upkeep = run.upkeep_of(pipeline, SYSTEM)
+        query = start_query(spark, pipeline, writer)
         tell(query, seconds, upkeep.look)
         query.stop()
         session.stop(spark)

@@ -18,10 +18,10 @@ import msgspec
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.pipeline import workers
+from catchwater.pipeline.pipeline import Pipeline as Opened
 from catchwater.pipeline.rows import from_arrow
 from catchwater.pipeline.run import config, driver, run
 from catchwater.pipeline.run.backfill import backfill_of
-from catchwater.pipeline.run.preflight import Parts
 from catchwater.pipeline.run.query import source_settings, stages, start_query
 from catchwater.pipeline.shard_epoch import run_stage
 from catchwater.pipeline.spark.epochs import EpochWriter
@@ -60,13 +60,13 @@ class Pipeline:
         settings = config.load(self.file, os.environ if self.label else {})
         if self.label:
             settings = backfill_of(settings, self.label)
-        parts = run.look_before(settings, SYSTEM.monotonic_s(), SYSTEM)
-        shards = settings.shard_count * len(parts.specs)
+        opened = run.look_before(settings, SYSTEM.monotonic_s(), SYSTEM)
+        shards = settings.shard_count * len(opened.specs)
         writer = EpochWriter(
-            Ledger(settings.checkpoint), parts.outlets.all, shards, SYSTEM,
-            poison_limit=run.poison_limit(parts),
+            Ledger(settings.checkpoint), opened.sinks, shards, SYSTEM,
+            poison_limit=run.poison_limit(opened),
         )  # fmt: skip
-        upkeep = run.upkeep_of(parts, SYSTEM)
+        upkeep = run.upkeep_of(opened, SYSTEM)
 
         def write(rows: Any, epoch: int) -> None:
             writer(rows, epoch)
@@ -75,11 +75,11 @@ class Pipeline:
         query: Any
         since_ms = SYSTEM.now_ms()
         if self.spark is None:
-            query = HereQuery(parts, write, self.clock)
+            query = HereQuery(opened, write, self.clock)
         else:
             for key, value in driver.settings_of(settings).items():
                 self.spark.conf.set(key, value)
-            query = start_query(self.spark, parts, write)
+            query = start_query(self.spark, opened, write)
         try:
             while query.isActive and not until():
                 self.epochs += upkeep.look()
@@ -89,7 +89,7 @@ class Pipeline:
             query.stop()
         self.epochs += upkeep.look(at_once=True)
         upkeep.sweep()
-        parts.outlets.close()
+        opened.close()
         if failure is not None:
             raise writer.failure or cause(str(failure), _told(self.folder, since_ms))
 
@@ -113,13 +113,13 @@ class HereQuery:
     """What Spark does with a query, in a thread: plan, write down, run, commit."""
 
     def __init__(
-        self, parts: Parts, write: Callable[[Any, int], None], clock: Clock = SYSTEM
+        self, opened: Opened, write: Callable[[Any, int], None], clock: Clock = SYSTEM
     ) -> None:
-        self._folder = parts.config.checkpoint
-        settings = msgspec.structs.replace(source_settings(parts), waits=False)
+        self._folder = opened.config.checkpoint
+        settings = msgspec.structs.replace(source_settings(opened), waits=False)
         self._reader = PackedReader(settings, clock)
-        self._now = parts.config.trigger == config.AVAILABLE_NOW
-        self._stages = stages(parts)
+        self._now = opened.config.trigger == config.AVAILABLE_NOW
+        self._stages = stages(opened)
         self._write = write
         self._stopped = threading.Event()
         self._failure: Exception | None = None

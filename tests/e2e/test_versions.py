@@ -27,10 +27,10 @@ from catchwater.cli.app import app
 from catchwater.clock import SYSTEM
 from catchwater.config import CatchwaterError
 from catchwater.demo.feeder import Event, Feeder
-from catchwater.pipeline.change.around import Around
 from catchwater.pipeline.change.compared import Comparison
 from catchwater.pipeline.change.warm import NEAR, Conductor
 from catchwater.pipeline.change.warm import prepare as prepare_warm
+from catchwater.pipeline.pipeline import Pipeline
 from catchwater.pipeline.run import config as files
 from catchwater.pipeline.run import run
 from catchwater.pipeline.run.preflight import prepare
@@ -217,7 +217,7 @@ class Tally:
 @pytest.fixture(scope="module", autouse=True)
 def _here() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(run, "start_query", lambda _, parts, writer: HereQuery(parts, writer))
+        patched.setattr(run, "start_query", lambda _, pipeline, writer: HereQuery(pipeline, writer))
         yield
 
 
@@ -226,9 +226,9 @@ def drive(
 ) -> None:
     """What `run_pipeline` does, with Spark's part played here."""
     with lock(config.checkpoint):
-        parts = prepare(config, SYSTEM.monotonic_s(), SYSTEM)
-        with closing(parts.outlets):
-            run.run_query(None, parts, stop, Told(config.folder / "x.log"), beside, SYSTEM)  # type: ignore[arg-type]
+        pipeline = prepare(config, SYSTEM.monotonic_s(), SYSTEM)
+        with closing(pipeline):
+            run.run_query(None, pipeline, stop, Told(config.folder / "x.log"), beside, SYSTEM)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -436,11 +436,11 @@ def test_a_warm_version_takes_over_with_no_gap_and_no_duplicate(warm: Feed) -> N
     old = Driver(files.load(tally.file, {}), None)
     warm.until(lambda: old.failure is not None or tally.last_epoch >= 2)
     tally.write(V2_MIGRATES)
-    around = Around.of(files.load(tally.file, {}))
+    pipeline = Pipeline.open(files.load(tally.file, {}))
     told: list[Comparison] = []
     with hold(tally.checkpoint, tally.last_epoch, SYSTEM):
-        config = prepare_warm(around, 2)
-        new = Driver(config, Conductor(around, config.checkpoint, told.append))
+        config = prepare_warm(pipeline, 2)
+        new = Driver(config, Conductor(pipeline, config.checkpoint, told.append))
         warm.until(lambda: not old.is_alive() or not new.is_alive())
         old.end()
         warm.until(lambda: bool(told), count=5)

@@ -1,6 +1,5 @@
 """`catchwater pipeline backfill|rebuild`: run the pipeline's functions over past input again."""
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,7 +16,7 @@ from catchwater.cli.console import (
     spaced,
     talk,
 )
-from catchwater.cli.pipeline_file import NotOurLog, control_of, load_here
+from catchwater.cli.pipeline_file import load_here
 from catchwater.cli.supervised import supervised
 from catchwater.config import CatchwaterError
 
@@ -107,8 +106,8 @@ def rebuild(
     and each table's rows are exchanged in one transaction; then start it again. Readers never see
     half a table. If a rebuild is interrupted, the same command continues it.
     """
-    from catchwater.pipeline.change.around import Around
     from catchwater.pipeline.change.rebuild import extend, take_place
+    from catchwater.pipeline.pipeline import Pipeline
     from catchwater.pipeline.run.backfill import backfill_of, begun, progress
     from catchwater.pipeline.supervisor.halt import halt
     from catchwater.recovery.lock import lock
@@ -134,7 +133,7 @@ def rebuild(
         if reads and extend(config):
             supervised(file, config, flags)
             _check_whole(config)
-        rows = take_place(Around.of(live), config)
+        rows = take_place(Pipeline.open(live).with_log(), config)
     _release(config)
     if as_json:
         told = {"rebuilt": config.name, "rows": rows, "checkpoint": str(config.checkpoint)}
@@ -196,17 +195,19 @@ def _show(config: "PipelineConfig", bounds: "Bounds") -> None:
 
 def _pin(config: "PipelineConfig", bounds: "Bounds") -> None:
     """Let the log keep the range until the backfill is done; another Kafka keeps what it keeps."""
+    from catchwater.pipeline.pipeline import Pipeline
     from catchwater.recovery.pins import positions
 
     content = {"owner": config.name, "positions": positions(bounds.start)}
-    with suppress(NotOurLog):
-        control_of(config).set_pin(f"{config.name}/range", content)
+    if (control := Pipeline.open(config).control) is not None:
+        control.set_pin(f"{config.name}/range", content)
 
 
 def _release(config: "PipelineConfig") -> None:
     """Nothing of the range is needed any more."""
-    with suppress(NotOurLog):
-        control = control_of(config)
+    from catchwater.pipeline.pipeline import Pipeline
+
+    if (control := Pipeline.open(config).control) is not None:
         for pin in control.pins():
             if pin["owner"] == config.name:
                 control.release_pin(str(pin["id"]))

@@ -71,14 +71,14 @@ def check(file: PipelineFile, checkpoint: Checkpoint = None, as_json: AsJson = F
     Exit 0, 3 (warns) or 4 (fails).
     """
     from catchwater.cli import sink
-    from catchwater.cli.pipeline_file import load_here, state_of
+    from catchwater.cli.pipeline_file import open_here
     from catchwater.recovery import contract as terms
     from catchwater.recovery.restore import load_contracts
 
-    config = load_here(file)
-    chosen = _choose(load_contracts(config.checkpoint), checkpoint)
+    pipeline = open_here(file)
+    chosen = _choose(load_contracts(pipeline.config.checkpoint), checkpoint)
     topics = sorted({position.topic for position in chosen.inputs})
-    state = state_of(config, topics, sink.last_epochs(file))
+    state = pipeline.log_state(topics, sink.last_epochs(file))
     findings = terms.check(chosen, state)
     if as_json:
         print_json([asdict(finding) for finding in findings])

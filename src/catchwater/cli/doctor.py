@@ -81,11 +81,13 @@ def doctor(
 def _pipeline(file: Path) -> dict[str, Finding]:
     """What a start of this pipeline would fail on; missing packages are listed above."""
     from catchwater.cli.pipeline_file import load_here
-    from catchwater.pipeline.plan import problems_of
+    from catchwater.pipeline.pipeline import Pipeline
+    from catchwater.pipeline.plan import ASK_S, problems_of
 
+    pipeline = Pipeline.open(load_here(file), timeout_s=ASK_S)
     found = {
         each.what: Finding(each.verdict, each.told, each.hint)
-        for each in problems_of(load_here(file))
+        for each in problems_of(pipeline)
         if each.what != "packages"
     }
     return found or {"pipeline": Finding("ok", f"{file} could start now")}

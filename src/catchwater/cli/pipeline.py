@@ -126,11 +126,12 @@ def plan(
     Packages, topics, targets: they are asked and not changed. Exit 0, 3 (something did not answer)
     or 4 (a start would fail).
     """
-    from catchwater.pipeline.plan import plan_of, problems_of
+    from catchwater.pipeline.pipeline import Pipeline
+    from catchwater.pipeline.plan import ASK_S, plan_of, problems_of
 
-    config = load_here(file)
-    told = plan_of(config)
-    problems = problems_of(config, offline=offline)
+    pipeline = Pipeline.open(load_here(file), timeout_s=ASK_S)
+    told = plan_of(pipeline)
+    problems = problems_of(pipeline, offline=offline)
     if as_json:
         print_json({**told, "problems": [each._asdict() for each in problems]})
         leave(each.verdict for each in problems)

@@ -1,7 +1,6 @@
 """`catchwater recovery …`: what a restore would do, and doing it. Nothing is ever deleted."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,8 +36,9 @@ def explain(file: PipelineFile, as_json: AsJson = False) -> None:
     Says of each whether its files are whole and the log still holds that, and if not, which file
     is damaged or what is missing.
     """
-    from catchwater.cli.pipeline_file import look_here, tails_of
+    from catchwater.cli.pipeline_file import look_here
     from catchwater.config import CatchwaterError
+    from catchwater.pipeline.pipeline import Pipeline
 
     config, found = look_here(file)
     rows: dict[int, tuple[int, bool | None, int | None, str]] = {
@@ -46,7 +46,8 @@ def explain(file: PipelineFile, as_json: AsJson = False) -> None:
     }
     tails, unasked = {}, None
     try:
-        tails = tails_of(config, found.whole)
+        topics = {topic for each in found.whole for topic in each.end.needed}
+        tails = Pipeline.open(config).tails(topics) if topics else {}
     except CatchwaterError as error:
         unasked = error
     for each in found.whole:
@@ -91,19 +92,20 @@ def restore(
     Later epochs are moved aside, not deleted, and replayed with the same ends.
     The pipeline must not be running. Exit 5 if the log no longer holds what would be replayed.
     """
-    from catchwater.cli.pipeline_file import NotOurLog, control_of, load_here, tails_of
+    from catchwater.cli.pipeline_file import open_here
     from catchwater.pipeline.run.versions import check_reach
     from catchwater.recovery.pins import refuse_lost
     from catchwater.recovery.restore import check_covered, find
     from catchwater.recovery.restore import restore as carry_out
 
-    config = load_here(file)
+    pipeline = open_here(file)
+    config = pipeline.config
     chosen = find(config.checkpoint, checkpoint)
-    tails = tails_of(config, [chosen])
+    tails = pipeline.tails(chosen.end.needed)
     check_covered(chosen.end, tails)
     check_reach(config.checkpoint, checkpoint)
-    with suppress(NotOurLog):  # another Kafka has no pins that could be lost
-        refuse_lost(control_of(config), chosen.end, tails)
+    if pipeline.control is not None:  # another Kafka has no pins that could be lost
+        refuse_lost(pipeline.control, chosen.end, tails)
     plan = f"restore checkpoint {checkpoint} of {config.checkpoint} and replay "
     plan += f"{spaced(_to_replay(chosen, tails))} records"
     if not agreed(plan, dry_run=dry_run, yes=yes):

@@ -22,9 +22,10 @@ from catchwater.cli.console import (
     spaced,
     talk,
 )
+from catchwater.cli.pipeline_file import open_here
 
 if TYPE_CHECKING:
-    from catchwater.pipeline.change.around import Around
+    from catchwater.pipeline.pipeline import Pipeline
     from catchwater.recovery.savepoint.format import Savepoint
     from catchwater.recovery.savepoint.storage import Shelf
     from catchwater.sinks.config import SinkConfig
@@ -63,18 +64,18 @@ def create(
     from catchwater.recovery.home import key_part
     from catchwater.recovery.savepoint.create import Source, create
 
-    around = _around(file)
-    source = Source.at(around.config.checkpoint, around.clock)
+    pipeline = open_here(file).with_log()
+    source = Source.at(pipeline.config.checkpoint, pipeline.clock)
     epoch = source.entry(checkpoint).epoch
     chosen = name or f"{key_part(source.pipeline).lstrip('_-')}-{epoch}"
-    shelf = around.shelf(at)
+    shelf = pipeline.shelf(at)
     plan = f"copy epoch {epoch} of {source.pipeline} to {shelf.url(chosen)}"
     if not agreed(plan, dry_run=dry_run, yes=yes):
         return
     with progress("copying") as told:
         made = create(
-            source, shelf, chosen, epoch=epoch, pin=partial(around.pin, at=shelf),
-            unpin=around.release, clock=around.clock, progress=told,
+            source, shelf, chosen, epoch=epoch, pin=partial(pipeline.pin, at=shelf),
+            unpin=pipeline.release, clock=pipeline.clock, progress=told,
         )  # fmt: skip
     if as_json:
         print_json(_row(made, shelf.url(chosen)))
@@ -159,28 +160,28 @@ def restore(
     """
     from catchwater.pipeline.change.restoring import Wanted, bring_back, check
 
-    around = _around(file)
-    shelf = around.shelf(at)
+    pipeline = open_here(file).with_log()
+    shelf = pipeline.shelf(at)
     found = shelf.read(name)
-    folder = into or around.config.checkpoint
-    count = shards or around.config.shard_count
+    folder = into or pipeline.config.checkpoint
+    count = shards or pipeline.config.shard_count
     given = {"--into": into, "--shards": shards, "--at": at}
     flags = [f" {flag} {value}" for flag, value in given.items() if value is not None]
     command = f"catchwater savepoint restore {file} {name}" + "".join(flags)
     command += " --claim" if claim else ""
     wanted = Wanted(shelf, found, folder.absolute(), count, claim, command)
-    check(around, wanted)
+    check(pipeline, wanted)
     plan = f"restore epoch {found.epoch} of {found.pipeline} into {folder}, {found.shards} shards "
-    plan += f"as {count}{_of_sinks(around.config.sinks.values())}"
+    plan += f"as {count}{_of_sinks(pipeline.config.sinks.values())}"
     if not agreed(plan, dry_run=dry_run, yes=yes):
         return
     with progress("restoring") as told:
-        entry = bring_back(around, wanted, told)
+        entry = bring_back(pipeline, wanted, told)
     if as_json:
         print_json({"checkpoint": str(folder), "epoch": entry.epoch, "shards": count})
         return
     talk(f"{folder} goes on after epoch {entry.epoch}: catchwater pipeline run {file}")
-    if into is not None or count != around.config.shard_count:
+    if into is not None or count != pipeline.config.shard_count:
         talk(f"its file must say checkpoint = {str(folder)!r} and shards = {count} in [pipeline]")
 
 
@@ -228,17 +229,17 @@ def import_(
     from catchwater.recovery.savepoint.export import import_file, read_head
     from catchwater.replay.control import ControlRefused
 
-    around = _around(file)
-    shelf = around.shelf(at)
+    pipeline = open_here(file).with_log()
+    shelf = pipeline.shelf(at)
     head = read_head(source)
     plan = f"import epoch {head.epoch} of {head.pipeline} to {shelf.url(head.name)}"
     if not agreed(plan, dry_run=dry_run, yes=yes):
         return
-    pin = around.pin_id(head.name, shelf) if around.control else ""
+    pin = pipeline.pin_id(head.name, shelf) if pipeline.control else ""
     with progress("importing") as told:
         made = import_file(shelf, source, told, pin=pin)
     try:
-        around.pin(made.name, made.entry.end, shelf)
+        pipeline.pin(made.name, made.entry.end, shelf)
     except ControlRefused as refused:
         talk(f"the log cannot be pinned for it: {refused}")
     if as_json:
@@ -259,19 +260,19 @@ def delete(
     """Delete a savepoint, also an incomplete one; release its pin."""
     from catchwater.recovery.savepoint.format import SavepointDamaged
 
-    around = _around(file)
-    shelf = around.shelf(at)
+    pipeline = open_here(file).with_log()
+    shelf = pipeline.shelf(at)
     there = shelf.exists(name)
     try:
         pin = shelf.read(name).pin if there else ""
     except SavepointDamaged:
         pin = ""
-    plan = f"delete {shelf.url(name)}{_way_back(around, name)}"
+    plan = f"delete {shelf.url(name)}{_way_back(pipeline, name)}"
     if not agreed(plan, dry_run=dry_run, yes=yes):
         return
     size = shelf.delete(name)
-    for each in {pin, around.pin_id(name, shelf)}:
-        around.release(each)
+    for each in {pin, pipeline.pin_id(name, shelf)}:
+        pipeline.release(each)
     if not there and not size:
         shelf.read(name)  # says that there is none, and which there are
     if as_json:
@@ -281,25 +282,16 @@ def delete(
 
 
 def _shelf(file: Path, at: str | None) -> "Shelf":
-    from catchwater.cli.pipeline_file import load_here, shelf_of
-
-    return shelf_of(load_here(file), at)
+    return open_here(file).shelf(at)
 
 
-def _way_back(around: "Around", name: str) -> str:
+def _way_back(pipeline: "Pipeline", name: str) -> str:
     """Which upgrade could not be rolled back without this savepoint, to end a sentence with."""
     from catchwater.pipeline.run.versions import load
 
-    needed = [each for each in load(around.config.checkpoint).history if each.savepoint == name]
+    needed = [each for each in load(pipeline.config.checkpoint).history if each.savepoint == name]
     told = ", ".join(f"version {each.version} of {each.function}" for each in needed)
     return f", the way back from {told}" if told else ""
-
-
-def _around(file: Path) -> "Around":
-    from catchwater.cli.pipeline_file import load_here
-    from catchwater.pipeline.change.around import Around
-
-    return Around.of(load_here(file))
 
 
 def _asked(file: Path) -> tuple[Any, Any]:
@@ -307,9 +299,9 @@ def _asked(file: Path) -> tuple[Any, Any]:
     from catchwater.config import CatchwaterError
 
     try:
-        around = _around(file)
-        pins = around.control.pins() if around.control else []
-        return around.tails(), pins
+        pipeline = open_here(file).with_log()
+        pins = pipeline.control.pins() if pipeline.control else []
+        return pipeline.tails(), pins
     except CatchwaterError as error:
         talk(f"the log could not be asked: {error}")
         return None, None

@@ -167,36 +167,22 @@ def _opened(file: Path, only: str | None) -> "Iterator[_Opened]":
 
     Raises `OtherPipeline` before it opens a target that is not the one the checkpoint is bound to.
     """
-    from catchwater.cli.pipeline_file import load_here
-    from catchwater.pipeline.change.around import Around
-    from catchwater.pipeline.run import identity, versions
+    from catchwater.cli.pipeline_file import open_here
+    from catchwater.pipeline.run import identity
     from catchwater.pipeline.run.fit import check_fit
-    from catchwater.pipeline.run.outlets import open_outlets, surroundings_of
-    from catchwater.pipeline.run.preflight import doubts_of, identity_of
-    from catchwater.recovery.home import home_of
     from catchwater.recovery.ledger import Ledger
 
-    config = load_here(file)
-    around = Around.of(config)
-    check_fit(config, around.specs)
-    where = surroundings_of(
-        config,
-        around.name,
-        home_of(config.checkpoint),
-        around.control,
-        generation=versions.load(config.checkpoint).generation,
-        clock=around.clock,
-    )
-    config = _with_only(config, only)
-    bound = identity.read(config.checkpoint)
-    if bound is not None:
-        targets = identity_of(config, around.specs).sinks
-        doubts = doubts_of(config, around.specs, around.clock)
-        identity.check_sinks(config.checkpoint, bound, targets, doubts)
-    with closing(open_outlets(config, around.specs, where)) as outlets:
+    whole = open_here(file).with_log()
+    check_fit(whole.config, whole.specs)
+    config = _with_only(whole.config, only)
+    with closing(whole.other(config=config)) as pipeline:
+        bound = identity.read(config.checkpoint)
+        if bound is not None:
+            targets = pipeline.identity().sinks
+            identity.check_sinks(config.checkpoint, bound, targets, pipeline.doubt)
         committed = max(Ledger(config.checkpoint).epochs(), default=None)
         unmarked = frozenset(n for n, each in config.every_sink.items() if not each.exactly_once)
-        yield _Opened(outlets.all, committed, config.checkpoint, unmarked)
+        yield _Opened(pipeline.sinks, committed, config.checkpoint, unmarked)
 
 
 def _with_only(config: "PipelineConfig", only: str | None) -> "PipelineConfig":

@@ -20,7 +20,7 @@ from catchwater.cli.console import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from catchwater.pipeline.change.around import Around
+    from catchwater.pipeline.pipeline import Pipeline
 
 
 def versions(file: PipelineFile, as_json: AsJson = False) -> None:
@@ -77,25 +77,24 @@ def upgrade(
     naming the field or the key, if the state does not fit; exit 2 if a target does not. With --warm
     this process becomes the new version, and keeps running after it has taken over.
     """
-    from catchwater.cli.pipeline_file import load_here
-    from catchwater.pipeline.change.around import Around
+    from catchwater.cli.pipeline_file import open_here
     from catchwater.pipeline.change.upgrade import alterations, look, upgrade
 
     if same and not warm:
         raise typer.BadParameter("--same compares what --warm has put out; give both.")
-    around = Around.of(load_here(file))
-    plan = ", ".join(map(str, look(around, to, alter=alter)))
+    pipeline = open_here(file).with_log()
+    plan = ", ".join(map(str, look(pipeline, to, alter=alter)))
     first = "run beside" if warm else "stop"
-    added = [s for differs in alterations(around).values() for s in differs.alter]
+    added = [s for differs in alterations(pipeline).values() for s in differs.alter]
     altered = f"{'; '.join(added)}, " if added else ""
     steps = f"{first} the pipeline, {altered}take a savepoint, and upgrade {plan}"
     if not agreed(steps, dry_run=dry_run, yes=yes):
         return
     if warm:
-        _warm(around, to, alter=alter, same=same, quick=quick, as_json=as_json)
+        _warm(pipeline, to, alter=alter, same=same, quick=quick, as_json=as_json)
         return
     with progress("copying") as told:
-        done = upgrade(around, to, told, alter=alter)
+        done = upgrade(pipeline, to, told, alter=alter)
     if as_json:
         print_json({"to": to, "epoch": done.epoch, "keys": done.keys, "savepoint": done.savepoint})
         return
@@ -105,7 +104,7 @@ def upgrade(
 
 
 def _warm(
-    around: "Around", to: int, *, alter: bool, same: bool, quick: bool, as_json: bool
+    pipeline: "Pipeline", to: int, *, alter: bool, same: bool, quick: bool, as_json: bool
 ) -> None:
     from contextlib import ExitStack
 
@@ -128,17 +127,17 @@ def _warm(
             f"{found.only_old} only the old version's, {found.only_new} only the new one's"
         )
 
-    leader = around.config.checkpoint
+    leader = pipeline.config.checkpoint
     with (
-        alone(leader, around.clock),
-        hold(leader, last_commit(leader), around.clock),
+        alone(leader, pipeline.clock),
+        hold(leader, last_commit(leader), pipeline.clock),
         ExitStack() as behind,
     ):
         with progress("copying") as told:
-            config = prepare(around, to, told, alter=alter)
+            config = prepare(pipeline, to, told, alter=alter)
         behind.callback(_tell_who_leads, leader, config.checkpoint)
-        conductor = Conductor(around, config.checkpoint, over, same=same)
-        run_pipeline(config, quick=quick, beside=conductor, clock=around.clock)
+        conductor = Conductor(pipeline, config.checkpoint, over, same=same)
+        run_pipeline(config, quick=quick, beside=conductor, clock=pipeline.clock)
     if current(leader) == leader:  # asked to stop before it was anybody's turn
         raise typer.Exit(1)
 
@@ -165,14 +164,13 @@ def rollback(
     State is what it was then, outputs since are withdrawn, and their input is replayed.
     Exit 5 if the savepoint, the old code or the log's history is gone, naming it.
     """
-    from catchwater.cli.pipeline_file import load_here
+    from catchwater.cli.pipeline_file import open_here
     from catchwater.config import CatchwaterError
-    from catchwater.pipeline.change.around import Around
     from catchwater.pipeline.change.rollback import look, roll_back
     from catchwater.recovery.handover import restore_under_way
 
-    around = Around.of(load_here(file))
-    way = look(around)
+    pipeline = open_here(file).with_log()
+    way = look(pipeline)
     back = ", ".join(f"{each.function} to version {each.version}" for each in way.back)
     plan = f"{back}, as after epoch {way.savepoint.epoch}"
     if way.last > way.savepoint.epoch:
@@ -181,9 +179,9 @@ def rollback(
         return
     try:
         with progress("restoring") as told:
-            generation = roll_back(around, way, told)
+            generation = roll_back(pipeline, way, told)
     except CatchwaterError:
-        if restore_under_way(around.config.checkpoint) is not None:
+        if restore_under_way(pipeline.config.checkpoint) is not None:
             talk("the rollback is not complete, and nothing runs before it is: type it again when "
                  "what follows is mended")  # fmt: skip
         raise

@@ -7,39 +7,28 @@ brokers, topics, the checkpoint, the sinks' targets. It names them all and chang
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.pipeline.run import identity, versions
-from catchwater.pipeline.run.artefact import find_function
-from catchwater.pipeline.run.config import DEAD_LETTER, PipelineConfig
-from catchwater.pipeline.run.fit import check_fit
-from catchwater.pipeline.run.outlets import (
-    outlets_of,
-    packages_missing,
-    source_of,
-    surroundings_of,
-)
-from catchwater.pipeline.run.preflight import doubts_of, identity_of
+from catchwater.pipeline.pipeline import Pipeline
+from catchwater.pipeline.run import identity
+from catchwater.pipeline.run.config import DEAD_LETTER
+from catchwater.pipeline.run.fit import check_fit, packages_missing, source_of
 from catchwater.pipeline.spark.session import check_packages
-from catchwater.replay.control import CONTROL_URL, Control, ControlUnreachable
-from catchwater.replay.options import parse_options
-from catchwater.sinks.base import Seen, SinkUnavailable
+from catchwater.replay.control import ControlUnreachable
+from catchwater.sinks.base import SinkUnavailable
 from catchwater.sinks.config import SinkConfig
 from catchwater.sinks.guarantee import guarantee
 from catchwater.sinks.open import look_at
-from catchwater.sinks.surroundings import Surroundings
-from catchwater.wire.client import Client, RequestRefused, RequestTimedOut
+from catchwater.wire.client import RequestTimedOut
 from catchwater.wire.connection import ConnectionLost
-from catchwater.wire.errors import ErrorCode
 from catchwater.wire.security.settings import UNSECURED
 
 _AWAY = (SinkUnavailable, ControlUnreachable, ConnectionLost, RequestTimedOut)
-_ASK_S = 5.0
-"""How long brokers are asked; a start is more patient."""
+
+ASK_S = 5.0
+"""How long a plan asks brokers; a start is more patient."""
 
 
 class Problem(NamedTuple):
@@ -53,11 +42,10 @@ class Problem(NamedTuple):
     hint: str
 
 
-def plan_of(config: PipelineConfig) -> dict[str, Any]:
+def plan_of(pipeline: Pipeline) -> dict[str, Any]:
     """Source, shards, functions, tables, sinks, as `--json` prints them. Raises `ConfigError`."""
-    specs = [find_function(named, config.folder) for named in config.functions]
+    config, specs, options = pipeline.config, pipeline.specs, pipeline.options
     check_fit(config, specs)
-    options = parse_options(config.source_options)
     packages_missing(config, specs)
     last = specs[-1]
     secured = "" if options.security == UNSECURED else f", {options.security}"
@@ -94,49 +82,38 @@ def plan_of(config: PipelineConfig) -> dict[str, Any]:
     }
 
 
-def problems_of(
-    config: PipelineConfig, *, offline: bool = False, clock: Clock = SYSTEM
-) -> list[Problem]:
+def problems_of(pipeline: Pipeline, *, offline: bool = False) -> list[Problem]:
     """All that a start would fail on as things are now; `offline`: only what no other machine says.
 
     Raises `ConfigError` as `plan_of`.
     """
-    specs = [find_function(named, config.folder) for named in config.functions]
-    missing = packages_missing(config, specs)
+    missing = packages_missing(pipeline.config, pipeline.specs)
     found = [*_tried("packages", check_packages)]
     found += [_problem(f"sink {name}", error) for name, error in missing.items()]
     if offline:
         return found
-    control: Control | None = None
+    answered = True
     try:
-        control, topics = _asked(config, clock)
-        found += topics
-        answered = True
+        found += _ask(pipeline)
     except CatchwaterError as error:
         found.append(_problem("source", error))
         answered = False
-    found += _tried("checkpoint", lambda: _check_identity(config, specs, missing, clock))
-    for sink, own in outlets_of(config, specs, _around(config, specs, control, clock)):
-        if sink.name not in missing and (answered or sink.kind != "log"):
-            found += _tried(f"sink {sink.name}", lambda s=sink, o=own: _fits(look_at(s, o)))  # type: ignore[misc]
+        pipeline.control = None
+    found += _tried("checkpoint", lambda: _check_identity(pipeline, missing))
+    for name, sink in pipeline.config.every_sink.items():
+        if name not in missing and (answered or sink.kind != "log"):
+            found += _tried(f"sink {name}", lambda s=sink: _fits(pipeline, s))  # type: ignore[misc]
     return found
 
 
-def _asked(config: PipelineConfig, clock: Clock) -> tuple[Control | None, list[Problem]]:
-    """The control API of the source's log, and the topics that are not there."""
-    options = parse_options(config.source_options)
+def _ask(pipeline: Pipeline) -> list[Problem]:
+    """Ask the brokers who they are, and for the topics; those that are not there."""
+    options, config = pipeline.options, pipeline.config
     wanted = {*options.topics, *config.tables.values()}
-    with closing(
-        Client(options.bootstrap, timeout_s=_ASK_S, clock=clock, security=options.security)
-    ) as client:
-        there = client.metadata(sorted(wanted)).topics()
-        try:
-            url = options.control_url or client.broker_config().get(CONTROL_URL)
-        except RequestRefused as refused:
-            if refused.code is not ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
-                raise
-            url = None
-    absent = [
+    with closing(pipeline.source):
+        there = pipeline.source.topics(sorted(wanted))
+        pipeline.with_log()
+    return [
         Problem(
             "fail",
             f"topic {topic}",
@@ -145,35 +122,20 @@ def _asked(config: PipelineConfig, clock: Clock) -> tuple[Control | None, list[P
         )
         for topic in sorted(wanted - {*there})
     ]
-    return Control(url, timeout_s=_ASK_S, clock=clock) if url else None, absent
 
 
-def _around(
-    config: PipelineConfig, specs: Sequence[FunctionSpec], control: Control | None, clock: Clock
-) -> Surroundings:
-    name = config.name or specs[0].name
-    generation = versions.load(config.checkpoint).generation
-    return surroundings_of(config, name, "", control, generation=generation, clock=clock)
-
-
-def _check_identity(
-    config: PipelineConfig,
-    specs: Sequence[FunctionSpec],
-    unknown: Container[str],
-    clock: Clock,
-) -> None:
+def _check_identity(pipeline: Pipeline, unknown: Container[str]) -> None:
     """A sink whose package is missing cannot say where it writes to, and is left out."""
-    bound = identity.read(config.checkpoint)
-    sinks = {name: each for name, each in config.sinks.items() if name not in unknown}
-    dead_letter = None if DEAD_LETTER in unknown else config.dead_letter
-    wanted = identity_of(replace(config, sinks=sinks, dead_letter=dead_letter), specs)
+    folder = pipeline.config.checkpoint
+    bound, wanted = identity.read(folder), pipeline.identity(without=unknown)
     if bound is not None:
-        for name in {*bound.sinks} & {*config.every_sink} - {*wanted.sinks}:
+        for name in {*bound.sinks} & {*pipeline.config.every_sink} - {*wanted.sinks}:
             wanted = identity.with_sink(wanted, name, bound.sinks[name])
-    identity.check(config.checkpoint, wanted, doubts_of(config, specs, clock))
+    identity.check(folder, wanted, pipeline.doubt)
 
 
-def _fits(seen: Seen) -> None:
+def _fits(pipeline: Pipeline, sink: SinkConfig) -> None:
+    seen = look_at(sink, pipeline.surroundings(sink))
     if seen.differs is not None:
         raise seen.differs
 

@@ -109,11 +109,15 @@ def read_tails(control: Control, topics: Iterable[str]) -> dict[tuple[str, int],
 
 
 def kafka_tails(
-    bootstrap: str, topics: Iterable[str], security: Security = UNSECURED
+    bootstrap: str,
+    topics: Iterable[str],
+    security: Security = UNSECURED,
+    *,
+    timeout_s: float = 30.0,
 ) -> dict[tuple[str, int], PartitionTail]:
     """The same of a Kafka that is not ours, which does not tell how many bytes it holds."""
     names = list(topics)
-    with Client(bootstrap, security=security) as client:
+    with Client(bootstrap, timeout_s=timeout_s, security=security) as client:
         found = client.metadata(names)
         keys = [(topic, number) for topic in names for number in found.partitions(topic)]
         firsts = client.list_offsets(dict.fromkeys(keys, EARLIEST))

@@ -44,9 +44,12 @@ _NO_BROKER = "No broker is asked, and what can be read without one does not hold
 class Subscription:
     """The partitions that the options name, as they are in the log now."""
 
-    def __init__(self, options: SourceOptions, clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self, options: SourceOptions, clock: Clock = SYSTEM, *, timeout_s: float = TIMEOUT_S
+    ) -> None:
         self.options = options
         self._clock = clock
+        self._timeout_s = timeout_s
         self._client: Client | None = None
         self._control_url: str | None = None
         self._control_asked = False
@@ -76,6 +79,10 @@ class Subscription:
                 hint="Is the name right? Topics are not created by reading them.",
             )
         return found
+
+    def topics(self, names: Sequence[str]) -> set[str]:
+        """Which of these topics, wanted or not, are there."""
+        return {*self._connected().metadata(names).topics()}
 
     def starting(self, default: int) -> Offsets:
         """Where a new query begins; `default` is EARLIEST or LATEST. Not with exact ranges."""
@@ -237,7 +244,9 @@ class Subscription:
         if control_url is None:
             return None
         client_id = self.options.client_id
-        return Control(control_url, timeout_s=TIMEOUT_S, clock=self._clock, client_id=client_id)
+        return Control(
+            control_url, timeout_s=self._timeout_s, clock=self._clock, client_id=client_id
+        )
 
     def _resolve(self, position: Position, which: str) -> Offsets:
         partitions = self.partitions()
@@ -295,7 +304,7 @@ class Subscription:
             self._client = Client(
                 self.options.bootstrap,
                 client_id=self.options.client_id,
-                timeout_s=TIMEOUT_S,
+                timeout_s=self._timeout_s,
                 clock=self._clock,
                 security=self.options.security,
             )

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from catchwater.cli import init
-from catchwater.cli import pipeline_file as module
-from catchwater.cli.pipeline_file import NotOurLog, load_here, state_of, tails_of
-from catchwater.recovery import checkpoint, pins
+from catchwater.cli.pipeline_file import open_here
+from catchwater.pipeline.pipeline import Pipeline
+from catchwater.recovery import pins
 from catchwater.recovery.contract import PartitionTail
 
 TAILS = {("payments", 0): PartitionTail(15, 100, 0)}
@@ -19,14 +19,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the brokers of another Kafka were asked."""
     found: list[Any] = []
 
-    def not_ours(config: Any) -> None:
-        raise NotOurLog("another Kafka")
-
-    def kafka_tails(*told: Any) -> dict[Any, PartitionTail]:
+    def kafka_tails(*told: Any, **_: Any) -> dict[Any, PartitionTail]:
         found.append(told)
         return TAILS
 
-    monkeypatch.setattr(module, "control_of", not_ours)
+    monkeypatch.setattr(Pipeline, "control", None)
     monkeypatch.setattr(pins, "kafka_tails", kafka_tails)
     return found
 
@@ -35,11 +32,10 @@ def test_another_kafka_is_asked_as_the_source_reads_it_and_has_no_pins(
     asked: list[Any], pipeline_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CATCHWATER_SOURCE__KAFKA_SECURITY_PROTOCOL", "SSL")
-    config = load_here(pipeline_file)
-    state = state_of(config, ["payments"], {"alerts": 2})
+    pipeline = open_here(pipeline_file)
+    state = pipeline.log_state(["payments"], {"alerts": 2})
     assert (state.tails, state.pins, state.sink_epochs) == (TAILS, {}, {"alerts": 2})
-    assert tails_of(config, checkpoint.read(config.checkpoint).committed) == TAILS
-    assert tails_of(config, []) == {}
+    assert pipeline.tails() == TAILS
     assert [(told[0], str(told[2])) for told in asked] == [("127.0.0.1:1", "SSL")] * 2
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from catchwater.cli import init
-from catchwater.pipeline import plan
+from catchwater.replay import subscription
 from catchwater.wire.client import RequestTimedOut
 
 PIPELINE = """
@@ -60,7 +60,7 @@ class Kafka:
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(plan, "Client", Kafka)
+    monkeypatch.setattr(subscription, "Client", Kafka)
     monkeypatch.setattr(Kafka, "topics", [])
     (tmp_path / "card_risk.py").write_text(init.FILES["card_risk.py"])
     with closing(sqlite3.connect(tmp_path / "out.db")) as database:

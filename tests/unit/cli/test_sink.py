@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from catchwater.cli.pipeline_file import load_here
-from catchwater.pipeline.change.around import Around
+from catchwater.pipeline.pipeline import Pipeline
 from catchwater.pipeline.run import identity
 from catchwater.recovery.home import home_of
 from catchwater.recovery.ledger import SinkEpoch
@@ -51,9 +51,9 @@ def file(pipeline_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     text = pipeline_file.read_text().replace("card_risk:CardRisk", "cards_for_sinks:Cards")
     text = text.replace('topic = "alerts"', 'kind = "sqlite"\npath = "out.db"\ntable = "alerts"')
     pipeline_file.write_text(text)
-    monkeypatch.setattr(Around, "of", lambda config, *_: Around(config, None))
+    monkeypatch.setattr(Pipeline, "control", None)
     config = load_here(pipeline_file)
-    alert = Around(config, None).specs[0].output_type
+    alert = Pipeline.open(config).specs[0].output_type
     sink = open_sink(
         parse("alerts", {"kind": "sqlite", "path": "out.db", "table": "alerts"}),
         Surroundings("cards", home_of(config.checkpoint), folder, output_type=alert),

@@ -16,15 +16,13 @@ from dataclasses import replace
 import msgspec
 
 from catchwater.config import CatchwaterError, ConfigError
-from catchwater.pipeline.change.around import Around
 from catchwater.pipeline.change.settle import settle
-from catchwater.pipeline.run import identity, versions
+from catchwater.pipeline.pipeline import Pipeline
+from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.backfill import Bounds, begin, begun
 from catchwater.pipeline.run.config import PipelineConfig
-from catchwater.pipeline.run.outlets import open_outlets, surroundings_of
-from catchwater.pipeline.run.preflight import identity_of
 from catchwater.recovery import checkpoint, handover, pins
-from catchwater.recovery.home import adopt_home, home_of
+from catchwater.recovery.home import adopt_home
 from catchwater.replay.offsets import to_json
 from catchwater.replay.options import parse_options
 from catchwater.replay.subscription import Subscription
@@ -94,12 +92,12 @@ def extend(rebuild: PipelineConfig) -> int:
     return then.records - bounds.records
 
 
-def take_place(around: Around, rebuild: PipelineConfig) -> dict[str, int]:
+def take_place(pipeline: Pipeline, rebuild: PipelineConfig) -> dict[str, int]:
     """Put the rebuild in the live pipeline's place; the rows of each sink, -1 if it had them.
 
     The caller holds the lock of the live checkpoint, and the rebuild has read everything.
     """
-    live, folder = around.config, rebuild.checkpoint
+    live, folder = pipeline.config, rebuild.checkpoint
     bounds = begun(folder)
     assert bounds is not None, "it has begun"
     handover.take_over(live.checkpoint)  # it may not know yet that it leads
@@ -107,32 +105,24 @@ def take_place(around: Around, rebuild: PipelineConfig) -> dict[str, int]:
     begin(rebuild, msgspec.structs.replace(bounds, taking=True))
     settle(folder)
     handover.replace(live.checkpoint, folder)
-    rows = _exchange(around, rebuild)
-    identity.write(folder, identity_of(live, around.specs))
+    rows = _exchange(pipeline, rebuild)
+    identity.write(folder, pipeline.identity())
     adopt_home(folder, live.state)
-    if around.control is not None:
+    if pipeline.control is not None:
         kept = checkpoint.read(folder).committed[-live.retain :]
-        pins.hold(around.control, around.name, kept)
+        pins.hold(pipeline.control, pipeline.name, kept)
     handover.hand_over(live.checkpoint, settle(live.checkpoint))
     return rows
 
 
-def _exchange(around: Around, rebuild: PipelineConfig) -> dict[str, int]:
-    live, folder = around.config, rebuild.checkpoint
-    opened = surroundings_of(
-        rebuild,
-        rebuild.name or "",
-        home_of(folder),
-        around.control,
-        generation=versions.load(folder).generation,
-        clock=around.clock,
-    )
+def _exchange(pipeline: Pipeline, rebuild: PipelineConfig) -> dict[str, int]:
+    live = pipeline.config
     rows: dict[str, int] = {}
-    with closing(open_outlets(replace(rebuild, dead_letter=None), around.specs, opened)) as outlets:
-        for name, sink in outlets.sinks.items():
+    with closing(pipeline.other(config=replace(rebuild, dead_letter=None))) as made:
+        for name, sink in made.sinks.items():
             assert isinstance(sink, TableSink), "others were refused"
             try:
-                rows[name] = sink.take_place(around.name, live.sinks[name].options["table"])
+                rows[name] = sink.take_place(pipeline.name, live.sinks[name].options["table"])
             except TargetDiffers:
                 if not rows:  # and this one was rolled back: the pipeline may go on
                     handover.give_back(live.checkpoint)

@@ -14,9 +14,8 @@ from pathlib import Path
 import msgspec
 
 from catchwater.config import CatchwaterError
-from catchwater.pipeline.change.around import Around
+from catchwater.pipeline.pipeline import Pipeline
 from catchwater.pipeline.run import versions
-from catchwater.pipeline.run.preflight import identity_of
 from catchwater.pipeline.run.versions import Versions
 from catchwater.recovery.handover import Restore
 from catchwater.recovery.ledger import EpochEntry
@@ -46,9 +45,9 @@ class Wanted:
     """What to type to do it again."""
 
 
-def check(around: Around, wanted: Wanted) -> None:
+def check(pipeline: Pipeline, wanted: Wanted) -> None:
     """Raise `OtherFunctions`, `HistoryGone` with both offsets, or `LogBehind`; changes nothing."""
-    names = [spec.name for spec in around.specs]
+    names = [spec.name for spec in pipeline.specs]
     if names != wanted.savepoint.functions:
         raise OtherFunctions(
             f"The savepoint {wanted.savepoint.name!r} holds the state of "
@@ -56,20 +55,22 @@ def check(around: Around, wanted: Wanted) -> None:
             f"{', '.join(names)}.",
             hint="Restore it by a file that names the same functions, in the same order.",
         )
-    around.check_covered(wanted.savepoint.entry.end)
+    pipeline.check_covered(wanted.savepoint.entry.end)
 
 
-def bring_back(around: Around, wanted: Wanted, progress: Progress | None = None) -> EpochEntry:
+def bring_back(pipeline: Pipeline, wanted: Wanted, progress: Progress | None = None) -> EpochEntry:
     """Make the checkpoint; its epoch's entry. The caller has `check`ed.
 
     Raises what `savepoint.restore` does, and what the sinks' targets can raise.
     """
-    config, savepoint = around.config, wanted.savepoint
-    bound = msgspec.structs.replace(identity_of(config, around.specs), shards=wanted.shards)
+    config, savepoint = pipeline.config, wanted.savepoint
+    bound = msgspec.structs.replace(pipeline.identity(), shards=wanted.shards)
 
     def before_it_may_run() -> None:
         ledger = msgspec.convert(savepoint.versions, Versions)
-        generation = around.withdraw(around.specs, wanted.into, savepoint.epoch, ledger.generation)
+        generation = pipeline.withdraw(
+            pipeline.specs, wanted.into, savepoint.epoch, ledger.generation
+        )
         versions.store(wanted.into, msgspec.structs.replace(ledger, generation=generation))
         if wanted.claim:
             keep_claim(wanted.into, Claim(
@@ -85,6 +86,6 @@ def bring_back(around: Around, wanted: Wanted, progress: Progress | None = None)
         shards=wanted.shards,
         state=config.state,
         before_it_may_run=before_it_may_run,
-        clock=around.clock,
+        clock=pipeline.clock,
         progress=progress,
     )

@@ -17,10 +17,9 @@ import msgspec
 
 from catchwater.config import CatchwaterError
 from catchwater.objects.open import open_store
-from catchwater.pipeline.change.around import Around
 from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.pipeline import Pipeline
 from catchwater.pipeline.run import identity, versions
-from catchwater.pipeline.run.preflight import doubts_of
 from catchwater.pipeline.run.versions import Version, Versions
 from catchwater.pipeline.supervisor.halt import halt, running
 from catchwater.recovery import handover
@@ -65,22 +64,22 @@ class Way:
     """The last epoch there is; those after the savepoint's are written anew."""
 
 
-def look(around: Around) -> Way:
+def look(pipeline: Pipeline) -> Way:
     """Where a rollback leads. Changes nothing.
 
     Raises `NothingToRollBack`, `SavepointGone`, `CodeGone` naming what to put back, `HistoryGone`
     with both offsets, `OtherPipeline` where a sink writes elsewhere.
     """
-    checkpoint = around.config.checkpoint
+    checkpoint = pipeline.config.checkpoint
     ledger = versions.load(checkpoint)
-    upgraded = _upgraded(around, ledger)
+    upgraded = _upgraded(pipeline, ledger)
     if upgraded is None:
         raise NothingToRollBack(
-            f"No version of {around.config.checkpoint} took over from another.",
+            f"No version of {pipeline.config.checkpoint} took over from another.",
             hint="To go back to an older checkpoint: catchwater recovery restore FILE "
             "--checkpoint N.",
         )
-    shelf = Shelf.at(upgraded.shelf, around.clock)
+    shelf = Shelf.at(upgraded.shelf, pipeline.clock)
     try:
         savepoint = shelf.read(upgraded.savepoint)
     except NoSuchSavepoint as error:
@@ -94,47 +93,47 @@ def look(around: Around) -> Way:
     back = [each for name in savepoint.functions if (each := before.current(name))]
     bad = [each for each in reversed(ledger.history) if each not in before.history]
     specs = [versions.kept(checkpoint, each)[0] for each in back]
-    around.check_covered(savepoint.entry.end)
-    _check_sinks(around, specs)
+    pipeline.check_covered(savepoint.entry.end)
+    _check_sinks(pipeline, specs)
     last = max([*numbered(checkpoint / "offsets"), savepoint.epoch])
     return Way(bad, back, specs, shelf, savepoint, last)
 
 
-def _check_sinks(around: Around, specs: Sequence[FunctionSpec]) -> None:
+def _check_sinks(pipeline: Pipeline, specs: Sequence[FunctionSpec]) -> None:
     """What the bad version wrote is to be withdrawn from where it was written."""
-    config = around.config
+    config = pipeline.config
     bound = identity.read(config.checkpoint)
     if bound is not None:
         sinks = {name: target_of(each, config.folder) for name, each in config.every_sink.items()}
-        doubts = doubts_of(config, specs, around.clock)
-        identity.check_sinks(config.checkpoint, bound, sinks, doubts)
+        doubt = pipeline.other(functions=specs).doubt
+        identity.check_sinks(config.checkpoint, bound, sinks, doubt)
 
 
-def _upgraded(around: Around, ledger: Versions) -> Version | None:
+def _upgraded(pipeline: Pipeline, ledger: Versions) -> Version | None:
     """The version that is to be given up; of a rollback that was cut short, the same again."""
-    begun = handover.restore_under_way(around.config.checkpoint)
+    begun = handover.restore_under_way(pipeline.config.checkpoint)
     if begun is None:
         return next((each for each in reversed(ledger.history) if each.savepoint), None)
     for each in (*ledger.history, *ledger.withdrawn):
         if each.savepoint:
-            shelf = Shelf.at(each.shelf, around.clock)
+            shelf = Shelf.at(each.shelf, pipeline.clock)
             if shelf.url(each.savepoint) == begun.savepoint:
                 return each
-    handover.refuse_unfinished(around.config.checkpoint)
+    handover.refuse_unfinished(pipeline.config.checkpoint)
     return None
 
 
-def roll_back(around: Around, way: Way, progress: Progress | None = None) -> int:
+def roll_back(pipeline: Pipeline, way: Way, progress: Progress | None = None) -> int:
     """Go that way; the generation that writes from now on. The pipeline is stopped, not started.
 
     Raises `AnotherChange`, `NotStopped`, `SavepointDamaged`, `HandedOver`, and what the sinks'
     targets can raise; done again, it goes on where it was.
     """
-    checkpoint, savepoint = around.config.checkpoint, way.savepoint
-    with handover.alone(checkpoint, around.clock):
+    checkpoint, savepoint = pipeline.config.checkpoint, way.savepoint
+    with handover.alone(checkpoint, pipeline.clock):
         if running(checkpoint) is not None:
-            halt(checkpoint, around.clock)
-        with stopped(checkpoint, around.clock):
+            halt(checkpoint, pipeline.clock)
+        with stopped(checkpoint, pipeline.clock):
             bound = identity.read(checkpoint)
             # It may have been cut into another number of shards since.
             shards = bound.shards if bound else savepoint.shards
@@ -142,15 +141,15 @@ def roll_back(around: Around, way: Way, progress: Progress | None = None) -> int
             handover.begin_restore(
                 checkpoint, handover.Restore(way.shelf.url(savepoint.name), again)
             )
-            home = open_store(home_of(checkpoint), around.clock)
+            home = open_store(home_of(checkpoint), pipeline.clock)
             entry = bring_state(way.shelf.store, savepoint, home, shards, progress)
             ledger = versions.load(checkpoint)
-            generation = around.withdraw(
+            generation = pipeline.withdraw(
                 way.specs, checkpoint, savepoint.epoch, ledger.generation + 1
             )
             move_aside(checkpoint, savepoint.epoch, generation)
             handover.lead(checkpoint)
-            write_epoch(checkpoint, entry, around.clock)
+            write_epoch(checkpoint, entry, pipeline.clock)
             kept = [each for each in ledger.history if each not in way.bad]
             withdrawn = [each for each in way.bad if each not in ledger.withdrawn]
             versions.store(checkpoint, Versions(kept, [*ledger.withdrawn, *withdrawn], generation))

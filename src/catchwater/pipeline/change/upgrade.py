@@ -17,15 +17,13 @@ import msgspec
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
-from catchwater.pipeline.change.around import Around
 from catchwater.pipeline.change.settle import settle
 from catchwater.pipeline.change.trial import try_state
 from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.pipeline import Pipeline
 from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.artefact import FunctionCode, publish
-from catchwater.pipeline.run.fit import check_fit
-from catchwater.pipeline.run.outlets import check_outlets, outlets_of
-from catchwater.pipeline.run.preflight import doubts_of, identity_of
+from catchwater.pipeline.run.fit import check_fit, check_sinks
 from catchwater.pipeline.run.versions import Version, Versions
 from catchwater.pipeline.supervisor.halt import halt, running
 from catchwater.recovery.handover import alone
@@ -68,22 +66,21 @@ class Upgraded:
     """Records that were tried."""
 
 
-def look(around: Around, to: int, *, alter: bool = False) -> list[Change]:
+def look(pipeline: Pipeline, to: int, *, alter: bool = False) -> list[Change]:
     """Which functions the file has another version of; all of it fits what is stored.
 
     With `alter`, tables may lack columns that can be added. Raises `NotAnUpgrade`,
     `StateIncompatible` naming the field or the key, `OtherPipeline` if more than a function has
     changed, `TargetDiffers` and what else a sink's target can raise. Changes nothing.
     """
-    checkpoint = around.config.checkpoint
-    doubts = doubts_of(around.config, around.specs, around.clock)
-    identity.check(checkpoint, identity_of(around.config, around.specs), doubts)
+    checkpoint = pipeline.config.checkpoint
+    identity.check(checkpoint, pipeline.identity(), pipeline.doubt)
     ledger = versions.load(checkpoint)
-    changes = find(around.specs, ledger, to)
+    changes = find(pipeline.specs, ledger, to)
     for change in changes:
         versions.check(checkpoint, ledger, change.spec)
-    try_all(checkpoint, changes, around.clock)
-    lacking = alterations(around)
+    try_all(checkpoint, changes, pipeline.clock)
+    lacking = alterations(pipeline)
     if lacking and not alter:
         sinks = ", ".join(map(repr, lacking))
         raise TargetDiffers(
@@ -95,19 +92,18 @@ def look(around: Around, to: int, *, alter: bool = False) -> list[Change]:
     return changes
 
 
-def alterations(around: Around) -> dict[str, TargetDiffers]:
+def alterations(pipeline: Pipeline) -> dict[str, TargetDiffers]:
     """Sink → why its table does not take the outputs as it is, and what would make it.
 
     Raises `TargetDiffers` for a target that no statement of ours mends, `ConfigError`, and what a
     target that is away raises.
     """
-    config, checkpoint = around.config, around.config.checkpoint
-    check_fit(config, around.specs)
-    check_outlets(config, around.specs)
-    where = around.surroundings(checkpoint, versions.load(checkpoint).generation)
+    config = pipeline.config
+    check_fit(config, pipeline.specs)
+    check_sinks(config, pipeline.specs)
     lacking = {}
-    for sink, own in outlets_of(config, around.specs, where):
-        differs = look_at(sink, own).differs
+    for sink in config.every_sink.values():
+        differs = look_at(sink, pipeline.surroundings(sink)).differs
         if differs is not None and not differs.alter:
             raise differs
         if differs is not None:
@@ -115,13 +111,12 @@ def alterations(around: Around) -> dict[str, TargetDiffers]:
     return lacking
 
 
-def alter_targets(around: Around) -> None:
+def alter_targets(pipeline: Pipeline) -> None:
     """Add what `alterations` says; the version before goes on with it, too."""
-    lacking = alterations(around)
-    where = around.surroundings(around.config.checkpoint, 0)
-    for sink, own in outlets_of(around.config, around.specs, where):
-        if sink.name in lacking:
-            alter_target(sink, own)
+    lacking = alterations(pipeline)
+    for name in lacking:
+        sink = pipeline.config.every_sink[name]
+        alter_target(sink, pipeline.surroundings(sink))
 
 
 def find(specs: Sequence[FunctionSpec], ledger: Versions, to: int) -> list[Change]:
@@ -164,41 +159,41 @@ def try_all(checkpoint: Path, changes: Sequence[Change], clock: Clock) -> int:
 
 
 def upgrade(
-    around: Around, to: int, progress: Progress | None = None, *, alter: bool = False
+    pipeline: Pipeline, to: int, progress: Progress | None = None, *, alter: bool = False
 ) -> Upgraded:
     """Stop the pipeline if it runs, and let the new version take over; it is not started.
 
     Raises what `look` does, `AnotherChange`, `NotStopped`, `HandedOver`, and what taking a
     savepoint does.
     """
-    checkpoint = around.config.checkpoint
-    with alone(checkpoint, around.clock):
-        changes = look(around, to, alter=alter)
+    checkpoint = pipeline.config.checkpoint
+    with alone(checkpoint, pipeline.clock):
+        changes = look(pipeline, to, alter=alter)
         codes = [publish(change.spec, checkpoint) for change in changes]
         if running(checkpoint) is not None:
-            halt(checkpoint, around.clock)
-        with stopped(checkpoint, around.clock):
+            halt(checkpoint, pipeline.clock)
+        with stopped(checkpoint, pipeline.clock):
             epoch = settle(checkpoint)
-            keys = try_all(checkpoint, changes, around.clock)
-            name = save(around, changes, epoch, progress).name
-            alter_targets(around)
-            fresh = new_versions(around, changes, codes, epoch + 1, name)
+            keys = try_all(checkpoint, changes, pipeline.clock)
+            name = save(pipeline, changes, epoch, progress).name
+            alter_targets(pipeline)
+            fresh = new_versions(pipeline, changes, codes, epoch + 1, name)
             ledger = versions.load(checkpoint)
-            generation = _withdraw_unfinished(around, changes, epoch, ledger)
+            generation = _withdraw_unfinished(pipeline, changes, epoch, ledger)
             ledger = msgspec.structs.replace(ledger, generation=generation)
             versions.store(checkpoint, ledger.added(*fresh))
-    return Upgraded(changes, around.shelf().url(name), epoch, keys)
+    return Upgraded(changes, pipeline.shelf().url(name), epoch, keys)
 
 
 def new_versions(
-    around: Around,
+    pipeline: Pipeline,
     changes: Sequence[Change],
     codes: Sequence[FunctionCode],
     epoch: int,
     savepoint: str,
 ) -> list[Version]:
     """The versions that take over from this epoch on, for the ledger."""
-    shelf, now_ms = around.shelf().store.url(), around.clock.now_ms()
+    shelf, now_ms = pipeline.shelf().store.url(), pipeline.clock.now_ms()
     return [
         msgspec.structs.replace(
             versions.version_of(change.spec, code, epoch, now_ms), savepoint=savepoint, shelf=shelf
@@ -208,27 +203,27 @@ def new_versions(
 
 
 def _withdraw_unfinished(
-    around: Around, changes: Sequence[Change], epoch: int, ledger: Versions
+    pipeline: Pipeline, changes: Sequence[Change], epoch: int, ledger: Versions
 ) -> int:
     """Take back what the old version wrote of an epoch it did not finish: it is the new one's."""
-    checkpoint = around.config.checkpoint
+    checkpoint = pipeline.config.checkpoint
     old = {change.spec.name: versions.kept(checkpoint, change.before)[0] for change in changes}
-    specs = [old.get(spec.name, spec) for spec in around.specs]
-    return around.withdraw(specs, checkpoint, epoch, ledger.generation)
+    specs = [old.get(spec.name, spec) for spec in pipeline.specs]
+    return pipeline.withdraw(specs, checkpoint, epoch, ledger.generation)
 
 
 def save(
-    around: Around, changes: Sequence[Change], epoch: int, progress: Progress | None
+    pipeline: Pipeline, changes: Sequence[Change], epoch: int, progress: Progress | None
 ) -> Savepoint:
     """The savepoint before an upgrade; one of this very state may be there from an attempt."""
-    source, shelf = Source.at(around.config.checkpoint, around.clock), around.shelf()
-    name = f"{key_part(around.name)}-{epoch}-before-v{changes[0].spec.version}".lstrip("_-")
+    source, shelf = Source.at(pipeline.config.checkpoint, pipeline.clock), pipeline.shelf()
+    name = f"{key_part(pipeline.name)}-{epoch}-before-v{changes[0].spec.version}".lstrip("_-")
     if shelf.exists(name):
         there = shelf.read(name)
         if there.entry == source.entry(epoch):
             return there
-        name = f"{name}-{around.clock.token()[:6]}"
+        name = f"{name}-{pipeline.clock.token()[:6]}"
     return create(
-        source, shelf, name, epoch=epoch, pin=around.pin, unpin=around.release,
-        clock=around.clock, progress=progress,
+        source, shelf, name, epoch=epoch, pin=pipeline.pin, unpin=pipeline.release,
+        clock=pipeline.clock, progress=progress,
     )  # fmt: skip

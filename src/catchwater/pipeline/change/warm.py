@@ -22,14 +22,13 @@ import msgspec
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
-from catchwater.pipeline.change.around import Around
 from catchwater.pipeline.change.compared import Comparison, compare
 from catchwater.pipeline.change.settle import settle
 from catchwater.pipeline.change.upgrade import alter_targets, look, new_versions, save
+from catchwater.pipeline.pipeline import Pipeline
 from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.artefact import publish
 from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS, PipelineConfig
-from catchwater.pipeline.run.preflight import identity_of
 from catchwater.recovery import checkpoint as checkpoints
 from catchwater.recovery import handover
 from catchwater.recovery.handover import Role
@@ -70,14 +69,14 @@ class NotRunning(CatchwaterError):
 
 
 def prepare(
-    around: Around, to: int, progress: Progress | None = None, *, alter: bool = False
+    pipeline: Pipeline, to: int, progress: Progress | None = None, *, alter: bool = False
 ) -> PipelineConfig:
     """Make the shadow's checkpoint; what to run there. The old version goes on meanwhile.
 
     Raises what `upgrade.look` does, `NotRunning`, `AnotherChange`. The caller is `alone`.
     """
-    changes = look(around, to, alter=alter)
-    leader = around.config.checkpoint
+    changes = look(pipeline, to, alter=alter)
+    leader = pipeline.config.checkpoint
     if (asked := handover.fenced_by(leader)) is not None:
         raise handover.AnotherChange(
             f"{leader} is asked to hand over to {asked} already.",
@@ -88,15 +87,15 @@ def prepare(
             f"Nothing works on {leader}: there is no old version to run beside.",
             hint=f"Upgrade without --warm: catchwater pipeline upgrade FILE --to {to}.",
         )
-    alter_targets(around)
-    shelf = around.shelf()
-    savepoint = save(around, changes, Source.at(leader).entry(None).epoch, progress)
-    shadow = _free(leader.with_name(f"{leader.name}-v{to}-{savepoint.epoch}"), around.clock)
-    config = _beside(around.config, shadow)
+    alter_targets(pipeline)
+    shelf = pipeline.shelf()
+    savepoint = save(pipeline, changes, Source.at(leader).entry(None).epoch, progress)
+    shadow = _free(leader.with_name(f"{leader.name}-v{to}-{savepoint.epoch}"), pipeline.clock)
+    config = _beside(pipeline.config, shadow)
 
     def before_it_may_run() -> None:
         codes = [publish(change.spec, shadow) for change in changes]
-        fresh = new_versions(around, changes, codes, savepoint.epoch + 1, savepoint.name)
+        fresh = new_versions(pipeline, changes, codes, savepoint.epoch + 1, savepoint.name)
         versions.store(shadow, versions.load(shadow).added(*fresh))
         handover.follow(shadow, leader)
 
@@ -105,11 +104,11 @@ def prepare(
         savepoint,
         shadow,
         handover.Restore(shelf.url(savepoint.name), "catchwater pipeline upgrade FILE --warm"),
-        identity=msgspec.to_builtins(identity_of(config, around.specs)),
+        identity=msgspec.to_builtins(pipeline.identity()),
         shards=savepoint.shards,
         state=config.state,
         before_it_may_run=before_it_may_run,
-        clock=around.clock,
+        clock=pipeline.clock,
         progress=progress,
     )
     return config
@@ -136,7 +135,7 @@ class Conductor:
 
     def __init__(
         self,
-        around: Around,
+        pipeline: Pipeline,
         shadow: Path,
         told: Callable[[Comparison], None],
         *,
@@ -147,8 +146,8 @@ class Conductor:
         With `same`, a row that differs ends the shadow before the fence (`OutputsDiffer`), and at
         least one epoch is compared.
         """
-        self._around = around
-        self._leader = around.config.checkpoint
+        self._pipeline = pipeline
+        self._leader = pipeline.config.checkpoint
         self._shadow = shadow
         self._told = told
         self._same = same
@@ -158,7 +157,7 @@ class Conductor:
         self._first = self._next
         self._over = False
         self._asked_ms = 0
-        self._began_ms = around.clock.now_ms()
+        self._began_ms = pipeline.clock.now_ms()
         self.comparison = Comparison()
 
     def __call__(self) -> None:
@@ -188,7 +187,7 @@ class Conductor:
 
     def _has_compared(self) -> bool:
         """Whether there was an epoch to compare; where nothing comes in, only `same` insists."""
-        idle = self._around.clock.now_ms() - self._began_ms >= _IDLE_MS
+        idle = self._pipeline.clock.now_ms() - self._began_ms >= _IDLE_MS
         return self.comparison.epochs > 0 or (idle and not self._same)
 
     def _ask_for_time(self, done: int) -> None:
@@ -196,7 +195,7 @@ class Conductor:
 
         Both run epochs of the same ends; at the same pace the one behind would stay behind.
         """
-        now_ms = self._around.clock.now_ms()
+        now_ms = self._pipeline.clock.now_ms()
         if now_ms < self._asked_ms + _ASK_EVERY_MS:
             return
         ledger = Ledger(self._shadow)
@@ -231,7 +230,7 @@ class Conductor:
         if handed is not None or holder(self._leader) is not None:
             return
         try:
-            with lock(self._leader, self._around.clock, wait_s=0):
+            with lock(self._leader, self._pipeline.clock, wait_s=0):
                 if handover.read_handed(self._leader) is None:
                     handover.hand_over(self._leader, settle(self._leader))
         except CheckpointInUse:
@@ -241,5 +240,5 @@ class Conductor:
         objects = home_of(checkpoint)
         return {
             name: Archive(StagedFile(objects, staged_folder(name)))
-            for name in self._around.config.sinks
+            for name in self._pipeline.config.sinks
         }

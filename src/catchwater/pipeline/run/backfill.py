@@ -22,7 +22,6 @@ from catchwater.objects.open import join
 from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.artefact import find_function
 from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
-from catchwater.pipeline.run.preflight import is_target
 from catchwater.recovery import checkpoint, handover
 from catchwater.recovery.ledger import FOLDER, OffsetMap, read_json, write_whole
 from catchwater.replay.offsets import from_json, to_json
@@ -166,7 +165,7 @@ def check_apart(backfill: PipelineConfig, live: PipelineConfig) -> None:
     for name, sink in backfill.sinks.items():
         target = target_of(sink, backfill.folder)
         taken = bound.sinks.get(name, "") if bound else target_of(live.sinks[name], live.folder)
-        if is_target(sink, backfill.folder, taken):
+        if identity.is_target(sink, backfill.folder, taken):
             variable = f"CATCHWATER_SINK__{name.upper()}__{_KEY.get(sink.kind, 'TABLE')}"
             raise BadBackfill(
                 f"The sink {name!r} writes to {target}, which is the live pipeline's.",

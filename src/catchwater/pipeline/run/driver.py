@@ -76,16 +76,16 @@ def run_pipeline(
             # Only now: importing this and looking at everything takes as long as the JVM does.
             from catchwater.pipeline.run.run import run_query, take
 
-            parts = None if turn and not turn.come else take(config, held, began_s, stop, clock)
+            pipeline = None if turn and not turn.come else take(config, held, began_s, stop, clock)
             spark = starting.result()
             session.start_workers(spark, config.tasks)
-            if parts is None and turn:
+            if pipeline is None and turn:
                 _stand_by(spark, config, turn, stop, clock)
                 if turn.come:
-                    parts = take(config, held, clock.monotonic_s(), stop, clock)
-            if parts is not None:
-                with closing(parts.outlets), alive(spark):
-                    run_query(spark, parts, stop, Told(log_path, own.path), beside, clock)
+                    pipeline = take(config, held, clock.monotonic_s(), stop, clock)
+            if pipeline is not None:
+                with closing(pipeline), alive(spark):
+                    run_query(spark, pipeline, stop, Told(log_path, own.path), beside, clock)
         finally:
             if not starting.exception():
                 session.stop(starting.result())

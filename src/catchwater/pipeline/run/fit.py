@@ -1,15 +1,23 @@
 """Whether a pipeline's file fits its functions: inputs, tables, calls, sinks, dead letters.
 
-Asked before anything is opened; what does not fit is refused with both sides named (exit code 2).
+Also which function each sink takes the outputs of. Asked before anything is opened; what does not
+fit is refused with both sides named (exit code 2).
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from catchwater.config import ConfigError
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run.config import DEAD_LETTER, PipelineConfig
-from catchwater.pipeline.run.outlets import source_of
+from catchwater.sinks.config import SinkConfig
 from catchwater.sinks.guarantee import guarantee
+from catchwater.sinks.open import PackageMissing, check_sink, target_of
+from catchwater.sinks.surroundings import Surroundings
+
+_ALONE = ("postgres", "sqlite", "parquet", "iceberg")
+"""Kinds whose targets have one writer."""
 
 
 def check_fit(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:
@@ -102,3 +110,61 @@ def _same(
         )
         wrong = f"lacks {', '.join(missing)}" if missing else f"names {', '.join(unknown)}"
         raise ConfigError(f"{told}; the pipeline's file, {section}, {wrong}.")
+
+
+def source_of(sink: SinkConfig, specs: Sequence[FunctionSpec]) -> FunctionSpec | None:
+    """The function whose outputs a sink takes: the one it names, or the last of the chain.
+
+    None: it takes dead letters, or what is late for a function that names it.
+    """
+    if sink.name in {DEAD_LETTER, *(spec.late_sink for spec in specs)}:
+        return None
+    return next((spec for spec in specs if spec.name == sink.source), specs[-1])
+
+
+def outlet_of(
+    sink: SinkConfig, specs: Sequence[FunctionSpec], around: Surroundings
+) -> Surroundings:
+    """What one sink learns of its pipeline: also what the function puts out that it takes."""
+    spec = source_of(sink, specs)
+    if spec is None:
+        return around  # events that were not handled are as they came
+    return replace(around, output_type=spec.output_type, output_id=spec.output_id)
+
+
+def check_sinks(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:
+    """Refuse sinks that no start could open; opens nothing. Raises as `check_sink`."""
+    for missing in packages_missing(config, specs).values():
+        raise missing
+
+
+def packages_missing(
+    config: PipelineConfig, specs: Sequence[FunctionSpec]
+) -> dict[str, PackageMissing]:
+    """Sink → the package it lacks. Raises `ConfigError` for a sink that no package would mend."""
+    around = Surroundings(config.name or specs[0].name, "", config.folder)
+    missing: dict[str, PackageMissing] = {}
+    for sink in config.every_sink.values():
+        try:
+            check_sink(sink, outlet_of(sink, specs, around))
+        except PackageMissing as error:
+            missing[sink.name] = error
+    there = [each for each in config.every_sink.values() if each.name not in missing]
+    _refuse_shared_targets(there, config.folder)
+    return missing
+
+
+def _refuse_shared_targets(sinks: Sequence[SinkConfig], folder: Path) -> None:
+    """Two sinks of one pipeline may write to one topic, or one endpoint, and to nothing else.
+
+    What is one target under two names, its opening finds out.
+    """
+    writers: dict[str, str] = {}
+    for each in sinks:
+        if each.kind in _ALONE:
+            other = writers.setdefault(target_of(each, folder), each.name)
+            if other != each.name:
+                raise ConfigError(
+                    f"The sinks {other!r} and {each.name!r} would both write to {each.place}.",
+                    hint="Give each a target of its own.",
+                )

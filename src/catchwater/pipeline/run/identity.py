@@ -14,8 +14,11 @@ import msgspec
 
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.run.config import DEAD_LETTER
+from catchwater.recovery import handover
 from catchwater.recovery.handover import refuse_unfinished
-from catchwater.recovery.ledger import FOLDER, read_json, write_whole
+from catchwater.recovery.ledger import FOLDER, Ledger, numbered, read_json, write_whole
+from catchwater.sinks.config import SinkConfig
+from catchwater.sinks.open import target_of
 
 
 class OtherPipeline(CatchwaterError):
@@ -57,6 +60,21 @@ _OTHER_SINKS = (
     "Put them back as they were. To add one or take one away, restore a savepoint into a new "
     "checkpoint: catchwater savepoint restore FILE NAME --into FOLDER."
 )
+
+
+def bind(folder: Path, wanted: Identity, doubts: Doubts = no_move) -> None:
+    """Bind the checkpoint to this pipeline; while nothing was begun in it, anew.
+
+    A first start that failed, at a sink that was not there, must not hold on to that sink. Raises
+    `OtherPipeline`.
+    """
+    ledger = Ledger(folder)
+    epochs = [*numbered(folder / "offsets"), *ledger.epochs(), *ledger.recorded_epochs()]
+    if epochs or handover.shadow_of(folder):
+        claim(folder, wanted, doubts)
+    else:
+        refuse_unfinished(folder)
+        write(folder, wanted)
 
 
 def claim(checkpoint: Path, identity: Identity, doubts: Doubts = no_move) -> None:
@@ -108,6 +126,16 @@ def check_sinks(
                 "one does, marks included; if it is to begin anew there: catchwater sink moved "
                 f"FILE --sink {sink}.",
             )
+
+
+def is_target(sink: SinkConfig, folder: Path, bound: str) -> bool:
+    """Whether the sink writes to what a checkpoint is bound to.
+
+    Checkpoints of earlier versions know no more than a topic, table, path or URL.
+    """
+    named = (sink.options.get(key) for key in ("topic", "table", "path", "url"))
+    earlier = f"{sink.kind} {next(filter(None, named), '').partition('?')[0]}"
+    return bound in (target_of(sink, folder), earlier)
 
 
 def with_sink(identity: Identity, sink: str, target: str) -> Identity:

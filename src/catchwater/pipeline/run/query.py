@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from catchwater.pipeline.functions.policy import Poison
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.pack import shard_labels
-from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS, PipelineConfig
-from catchwater.pipeline.run.outlets import source_of
-from catchwater.pipeline.run.preflight import Parts
+from catchwater.pipeline.pipeline import Pipeline
+from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS, DEAD_LETTER, PipelineConfig
+from catchwater.pipeline.run.fit import source_of
 from catchwater.pipeline.shard_epoch import Stage
 from catchwater.pipeline.spark import session
 from catchwater.recovery.home import key_part, state_folder
@@ -31,34 +31,33 @@ _OWNER = "checkpoint"
 """A file in a checkpoint's folder of the cache: the checkpoint's path."""
 
 
-def stages(parts: Parts) -> list[Stage]:
+def stages(pipeline: Pipeline) -> list[Stage]:
     """The functions of the chain, and what the tasks need to run them."""
-    config = parts.config
+    config = pipeline.config
     local = config.local or _cached(config.checkpoint)
-    last = len(parts.specs) - 1
-    dead_letters = parts.outlets.dead_letters
+    last = len(pipeline.specs) - 1
+    sinks = pipeline.sinks
+    dead_letters = sinks.get(DEAD_LETTER)
     made = []
-    for index, (spec, code) in enumerate(zip(parts.specs, parts.codes, strict=True)):
+    for index, (spec, code) in enumerate(zip(pipeline.specs, pipeline.codes, strict=True)):
         stagers = {
             name: sink.stager()
-            for name, sink in parts.outlets.sinks.items()
-            if source_of(config.sinks[name], parts.specs) is spec
+            for name, sink in sinks.items()
+            if source_of(config.every_sink[name], pipeline.specs) is spec
         }
-        late = parts.outlets.sinks.get(spec.late_sink or "")
+        late = sinks.get(spec.late_sink or "")
         made.append(
             Stage(
                 index=index,
                 code=code,
                 shards=config.shard_count,
-                objects=parts.home,
+                objects=pipeline.home,
                 folder=state_folder(spec.name),
                 function=spec.name,
                 local=str(local / key_part(spec.name)),
                 stagers=stagers,
-                retracting=frozenset(
-                    name for name, sink in parts.outlets.sinks.items() if sink.retracts
-                ),
-                next=None if index == last else parts.codes[index + 1],
+                retracting=frozenset(name for name, sink in sinks.items() if sink.retracts),
+                next=None if index == last else pipeline.codes[index + 1],
                 dead_letters=dead_letters.stager() if dead_letters else None,
                 late=late.stager() if late else None,
                 poison=poison_of(config, spec),
@@ -69,18 +68,18 @@ def stages(parts: Parts) -> list[Stage]:
     return made
 
 
-def start_query(spark: "SparkSession", parts: Parts, writer: Any) -> "StreamingQuery":
+def start_query(spark: "SparkSession", pipeline: Pipeline, writer: Any) -> "StreamingQuery":
     """Start it on this session, with `writer` as its `foreachBatch`."""
     from catchwater.pipeline.spark.operator import operator
     from catchwater.pipeline.spark.source import PackedSource
 
-    config = parts.config
-    option = source_settings(parts).to_option()
+    config = pipeline.config
+    option = source_settings(pipeline).to_option()
     spark.dataSource.register(PackedSource)
     rows = spark.readStream.format(PackedSource.name()).options(**option).load()
-    for stage in stages(parts):
+    for stage in stages(pipeline):
         rows = rows.repartition(config.tasks, "label").mapInArrow(operator(stage), rows.schema)
-    query = rows.writeStream.foreachBatch(writer).queryName(parts.name)
+    query = rows.writeStream.foreachBatch(writer).queryName(pipeline.name)
     query = query.option("checkpointLocation", str(config.checkpoint))
     if config.trigger == AVAILABLE_NOW:
         query = query.trigger(availableNow=True)
@@ -89,15 +88,15 @@ def start_query(spark: "SparkSession", parts: Parts, writer: Any) -> "StreamingQ
     return query.start()
 
 
-def source_settings(parts: Parts) -> "PackedSettings":
+def source_settings(pipeline: Pipeline) -> "PackedSettings":
     """What the source is told."""
     from catchwater.pipeline.spark.source import PackedSettings
 
-    config = parts.config
+    config = pipeline.config
     return PackedSettings(
         options=config.source_options,
         checkpoint=str(config.checkpoint),
-        functions=list(parts.codes),
+        functions=list(pipeline.codes),
         labels=shard_labels(config.shard_count),
         tasks=config.tasks,
         record_key_is_function_key=config.record_key_is_function_key,

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.change.settle import settle
+from catchwater.pipeline.pipeline import Pipeline
 from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
 from catchwater.pipeline.run.metrics import PipelineMetrics
-from catchwater.pipeline.run.preflight import Parts, prepare, tails_of
+from catchwater.pipeline.run.preflight import prepare
 from catchwater.pipeline.run.query import stages, start_query, sweep_cache
 from catchwater.pipeline.spark.failure import Told, cause, is_starved
 from catchwater.pipeline.supervisor.spare import take_report
@@ -25,7 +26,7 @@ from catchwater.recovery.fallback import DAMAGED, fall_back
 from catchwater.recovery.ledger import EpochEntry, Ledger, LedgerDamaged, numbered
 from catchwater.recovery.lock import Lock
 from catchwater.recovery.software import versions
-from catchwater.replay.subscription import TopicUnknown
+from catchwater.replay.subscription import TIMEOUT_S, TopicUnknown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,7 +48,7 @@ class InputMissing(CatchwaterError):
 
 def take(
     config: PipelineConfig, held: Lock, began_s: float, stop: Stop, clock: Clock
-) -> Parts | None:
+) -> Pipeline | None:
     """Take the checkpoint, and look at everything that a start could fail on.
 
     Waits for topics that are not there yet, where the run has no end; None: it was to stop then.
@@ -74,7 +75,7 @@ def take(
     return None
 
 
-def look_before(config: PipelineConfig, began_s: float, clock: Clock) -> Parts:
+def look_before(config: PipelineConfig, began_s: float, clock: Clock) -> Pipeline:
     """End what was cut short, look at everything, and go back where something is broken."""
     folder = config.checkpoint
     handover.forget_the_dead(folder)
@@ -89,13 +90,14 @@ def look_before(config: PipelineConfig, began_s: float, clock: Clock) -> Parts:
         return prepare(config, began_s, clock)
     except LedgerDamaged as damage:
         _log.warning("%s", damage)
-        fall_back(folder, tails_of(config, clock))
+        tails = Pipeline.open(config, clock=clock, timeout_s=TIMEOUT_S).tails()
+        fall_back(folder, tails)
         return prepare(config, began_s, clock)
 
 
 def run_query(
     spark: "SparkSession",
-    parts: Parts,
+    pipeline: Pipeline,
     stop: Stop,
     told: Told,
     beside: Callable[[], None] | None,
@@ -104,18 +106,18 @@ def run_query(
     """Until the input ends, someone takes over or a stop is asked for. Raises what failed it."""
     from catchwater.pipeline.spark.epochs import EpochWriter
 
-    config = parts.config
+    config = pipeline.config
     if config.local is None:
         sweep_cache(config.checkpoint)
-    shards = config.shard_count * len(parts.specs)
+    shards = config.shard_count * len(pipeline.specs)
     ledger = Ledger(config.checkpoint)
-    limit = poison_limit(parts)
-    writer = EpochWriter(ledger, parts.outlets.all, shards, clock, poison_limit=limit)
-    upkeep = upkeep_of(parts, clock)
-    metrics = PipelineMetrics(parts.name, [spec.name for spec in parts.specs])
+    limit = poison_limit(pipeline)
+    writer = EpochWriter(ledger, pipeline.sinks, shards, clock, poison_limit=limit)
+    upkeep = upkeep_of(pipeline, clock)
+    metrics = PipelineMetrics(pipeline.name, [spec.name for spec in pipeline.specs])
     if config.metrics is not None:
         metrics.serve(config.metrics)
-    _log.info("Running %s, checkpoint %s.", parts.name, config.checkpoint)
+    _log.info("Running %s, checkpoint %s.", pipeline.name, config.checkpoint)
     told = replace(told, since_ms=clock.now_ms())
 
     def look() -> bool:
@@ -126,7 +128,7 @@ def run_query(
             _tell(entry)
         return not stop.requested and not _has_led(config.checkpoint)
 
-    failure = run_to_end(lambda: start_query(spark, parts, writer), look)
+    failure = run_to_end(lambda: start_query(spark, pipeline, writer), look)
     for entry in upkeep.look(at_once=True) if handover.take_over(config.checkpoint) else ():
         _tell(entry)
     if failure is not None and not stop.requested:
@@ -183,50 +185,50 @@ def _has_led(folder: Path) -> bool:
     return max(numbered(folder / "offsets"), default=-1) == checkpoint.last_commit(folder)
 
 
-def upkeep_of(parts: Parts, clock: Clock) -> Upkeep:
+def upkeep_of(pipeline: Pipeline, clock: Clock) -> Upkeep:
     """What is to be done behind this run's epochs."""
     return Upkeep(
-        parts.config.checkpoint,
-        parts.control,
-        parts.tails,
-        terms_of(parts),
-        retain=parts.config.retain,
+        pipeline.config.checkpoint,
+        pipeline.control,
+        pipeline.tails,
+        terms_of(pipeline),
+        retain=pipeline.config.retain,
         logs={
             (stage.index, shard): stage.log(shard)
-            for stage in stages(parts)
+            for stage in stages(pipeline)
             for shard in range(stage.shards)
         },
-        sinks=parts.outlets.all,
+        sinks=pipeline.sinks,
         journals=[
             stage.journal
-            for stage, spec in zip(stages(parts), parts.specs, strict=True)
+            for stage, spec in zip(stages(pipeline), pipeline.specs, strict=True)
             if spec.calls
         ],
-        watch=parts.watch,
+        watch=pipeline.watch,
         clock=clock,
     )
 
 
-def terms_of(parts: Parts) -> Terms:
+def terms_of(pipeline: Pipeline) -> Terms:
     """What the contracts of this run have in common."""
-    asked = [parts.config.max_restore_ms, *(spec.max_restore_ms for spec in parts.specs)]
+    asked = [pipeline.config.max_restore_ms, *(spec.max_restore_ms for spec in pipeline.specs)]
     max_restore_ms = min((each for each in asked if each), default=None)
     return Terms(
-        pipeline=parts.name,
+        pipeline=pipeline.name,
         functions=[
             FunctionVersion(spec.name, spec.version, code.sha256)
-            for spec, code in zip(parts.specs, parts.codes, strict=True)
+            for spec, code in zip(pipeline.specs, pipeline.codes, strict=True)
         ],
-        needs_history_ms=max(spec.needs_history_ms or 0 for spec in parts.specs),
+        needs_history_ms=max(spec.needs_history_ms or 0 for spec in pipeline.specs),
         max_restore_s=max_restore_ms / 1000 if max_restore_ms else None,
         versions=versions(),
-        pinned=parts.control is not None,
+        pinned=pipeline.control is not None,
     )
 
 
-def poison_limit(parts: Parts) -> int | None:
+def poison_limit(pipeline: Pipeline) -> int | None:
     """How many poisoned records the pipeline lives with; None: any number."""
-    limits = [parts.config.poison_limit, *(spec.poison.limit for spec in parts.specs)]
+    limits = [pipeline.config.poison_limit, *(spec.poison.limit for spec in pipeline.specs)]
     return min((limit for limit in limits if limit is not None), default=None)
 
 

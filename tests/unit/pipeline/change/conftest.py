@@ -7,7 +7,7 @@ import json
 import sqlite3
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,14 +18,12 @@ import pytest
 
 from catchwater.clock import Clock
 from catchwater.objects.open import open_store
-from catchwater.pipeline.change.around import Around
 from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.pipeline import Pipeline
 from catchwater.pipeline.rows import Manifest
 from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.artefact import publish
 from catchwater.pipeline.run.config import PipelineConfig
-from catchwater.pipeline.run.outlets import Outlets, open_outlets
-from catchwater.pipeline.run.preflight import identity_of
 from catchwater.pipeline.spark.epochs import EpochWriter
 from catchwater.recovery import handover
 from catchwater.recovery.contract import PartitionTail
@@ -34,7 +32,6 @@ from catchwater.recovery.ledger import Ledger, ShardEpoch, SourceOffset, write_w
 from catchwater.recovery.savepoint.create import state_log
 from catchwater.sinks.base import OutputRecord, Staged
 from catchwater.sinks.config import SinkConfig
-from catchwater.sinks.surroundings import Surroundings
 from catchwater.state.entries import DictEntries, Table, no_changes
 from catchwater.state.keys import encode_key, shard_of, stored_key
 from catchwater.state.records import new_record
@@ -75,10 +72,12 @@ FROM_V1 = """
 """
 
 
-class Offline(Around):
+class Offline(Pipeline):
     """Without brokers: the log holds all there ever was."""
 
-    def tails(self) -> dict[tuple[str, int], PartitionTail]:
+    control = None
+
+    def tails(self, topics: Iterable[str] | None = None) -> dict[tuple[str, int], PartitionTail]:
         return {("orders", 0): PartitionTail(0, 1000, 1)}
 
 
@@ -95,14 +94,14 @@ class Shop:
 
     def code(
         self, version: int = 1, state: str = "seen: int = 0", more: str = "", row: str = ""
-    ) -> Around:
+    ) -> Pipeline:
         """Put code of a version into place; the pipeline with it."""
         self.codes += 1
         name = f"tallied_{self.folder.name}_{self.codes}".replace("-", "_")
         text = CODE.format(version=version, state=state, more=more, row=row)
         (self.folder / f"{name}.py").write_text(text)
         self.module = f"{name}:Tallied"
-        return self.around
+        return self.pipeline
 
     @property
     def config(self) -> PipelineConfig:
@@ -117,8 +116,8 @@ class Shop:
         )
 
     @property
-    def around(self) -> Around:
-        return Offline(self.config, None, self.clock)
+    def pipeline(self) -> Pipeline:
+        return Offline(self.config, clock=self.clock)
 
     @property
     def checkpoint(self) -> Path:
@@ -126,8 +125,8 @@ class Shop:
 
     def start(self) -> FunctionSpec:
         """What a start of the pipeline looks at; the function that is to run."""
-        (spec,) = self.around.specs
-        identity.claim(self.checkpoint, identity_of(self.config, [spec]))
+        (spec,) = self.pipeline.specs
+        identity.claim(self.checkpoint, self.pipeline.identity())
         code = publish(spec, self.checkpoint)
         ((spec, _),) = versions.admit(self.checkpoint, [(spec, code)], self.epochs, 0)
         return spec
@@ -144,7 +143,8 @@ class Shop:
         end = handover.leaders_end(self.checkpoint, epoch) or self._offset(epoch)
         lines = [b"v1", b'{"batchTimestampMs": 0}', msgspec.json.encode(end)]
         write_whole(self.checkpoint / "offsets" / str(epoch), b"\n".join(lines))
-        shards, staged, outlets = [], [], self._outlets(spec)
+        shards, staged = [], []
+        writer = self.pipeline.other(functions=[spec])
         for shard in range(SHARDS):
             own = [c for c in cards if shard_of(stored_key(encode_key(c)), SHARDS) == shard]
             at = base.positions()[shard] if base else EMPTY
@@ -153,25 +153,25 @@ class Shop:
             records = [
                 OutputRecord(c.encode(), json.dumps(self._row(spec, c)).encode(), 0) for c in own
             ]
-            staged.append(outlets.sinks["rows"].stager().stage(epoch, shard, records))
+            staged.append(writer.sinks["rows"].stager().stage(epoch, shard, records))
         if told:
-            self._write(epoch, shards, staged, outlets)
+            self._write(epoch, shards, staged, writer)
         else:
-            outlets.sinks["rows"].commit(epoch, staged)
-        outlets.close()
+            writer.sinks["rows"].commit(epoch, staged)
+        writer.close()
         if told and committed:
             write_whole(self.checkpoint / "commits" / str(epoch), b"v1\n{}")
             self.epochs += 1
 
     def _write(
-        self, epoch: int, shards: list[ShardEpoch], staged: list[Staged], outlets: Outlets
+        self, epoch: int, shards: list[ShardEpoch], staged: list[Staged], opened: Pipeline
     ) -> None:
         """As Spark has it done."""
         manifests = [
             Manifest(shard, {"rows": piece}) for shard, piece in zip(shards, staged, strict=True)
         ]
         rows = [SimpleNamespace(blob=msgspec.msgpack.encode(each)) for each in manifests]
-        writer = EpochWriter(Ledger(self.checkpoint), outlets.all, SHARDS, self.clock)
+        writer = EpochWriter(Ledger(self.checkpoint), opened.sinks, SHARDS, self.clock)
         writer(SimpleNamespace(collect=lambda: rows), epoch)
 
     def _row(self, spec: FunctionSpec, card: str) -> dict[str, Any]:
@@ -195,16 +195,6 @@ class Shop:
         to = Position(at.version + 1, self.clock.token())
         log.append(at, to, changed, entries)
         return to
-
-    def _outlets(self, spec: FunctionSpec) -> Outlets:
-        around = Surroundings(
-            "tally",
-            home_of(self.checkpoint),
-            self.folder,
-            generation=versions.load(self.checkpoint).generation,
-            clock=self.clock,
-        )
-        return open_outlets(self.config, [spec], around)
 
     def rows(self) -> list[tuple[str, int, int]]:
         """What the sink holds."""

@@ -14,7 +14,6 @@ from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.backfill import BadBackfill, check_apart
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.identity import OtherPipeline
-from catchwater.pipeline.run.preflight import bind, doubts_of, identity_of
 from catchwater.sinks.config import AT_LEAST_ONCE, SinkConfig, parse
 
 from .conftest import Shop
@@ -22,8 +21,8 @@ from .conftest import Shop
 
 def start(shop: Shop, config: PipelineConfig) -> None:
     """The part of a start that looks at whose checkpoint it is."""
-    specs = shop.around.specs
-    bind(config.checkpoint, identity_of(config, specs), doubts_of(config, specs, shop.clock))
+    pipeline = shop.pipeline.other(config=config)
+    identity.bind(config.checkpoint, pipeline.identity(), pipeline.doubt)
 
 
 def elsewhere(shop: Shop, path: str, delivery: str = "exactly-once") -> PipelineConfig:
@@ -49,17 +48,17 @@ def test_another_database_with_a_table_of_the_same_name_is_another_target(shop: 
 
 
 def test_an_upgrade_does_not_change_the_target_either(shop: Shop) -> None:
-    around = shop.code(2)
+    pipeline = shop.code(2)
     with pytest.raises(OtherPipeline, match="is now to write to"):
-        look(replace(around, config=elsewhere(shop, "other.db")), 2)
+        look(pipeline.other(config=elsewhere(shop, "other.db")), 2)
 
 
 def test_a_rollback_takes_nothing_back_from_another_database(shop: Shop) -> None:
     upgrade(shop.code(2), 2)
     shop.run("b")
     with pytest.raises(OtherPipeline, match="is now to write to"):
-        rollback.look(replace(shop.around, config=elsewhere(shop, "other.db")))
-    assert rollback.look(shop.around).savepoint.epoch == 1
+        rollback.look(shop.pipeline.other(config=elsewhere(shop, "other.db")))
+    assert rollback.look(shop.pipeline).savepoint.epoch == 1
 
 
 def test_a_database_that_holds_all_that_was_written_may_be_elsewhere(shop: Shop) -> None:

@@ -35,7 +35,7 @@ GOOD = [("a", 1, 1), ("a", 2, 1), ("b", 1, 1), ("c", 1, 1)]
 def bad(shop: Shop) -> Shop:
     """Version 2 took over, and did two epochs."""
     shop.code(2)
-    upgrade(shop.around, 2)
+    upgrade(shop.pipeline, 2)
     shop.run("a", "d")
     shop.run("b")
     assert len(shop.rows()) == len(GOOD) + 3
@@ -43,7 +43,7 @@ def bad(shop: Shop) -> Shop:
 
 
 def back(shop: Shop) -> int:
-    generation = roll_back(shop.around, look(shop.around))
+    generation = roll_back(shop.pipeline, look(shop.pipeline))
     shop.seen.clear()
     shop.seen.update({"a": 2, "b": 1, "c": 1})
     shop.epochs = 2
@@ -79,16 +79,16 @@ def test_mended_code_of_the_same_version_can_be_upgraded_to_again(bad: Shop) -> 
     back(bad)
     bad.run("a")
     bad.code(2, more="mended = True")
-    assert upgrade(bad.around, 2).epoch == 2
+    assert upgrade(bad.pipeline, 2).epoch == 2
     bad.run("a")
     assert bad.rows() == sorted([*GOOD, ("a", 3, 1), ("a", 4, 2)])
-    assert roll_back(bad.around, look(bad.around)) == 2
+    assert roll_back(bad.pipeline, look(bad.pipeline)) == 2
     assert bad.rows() == sorted([*GOOD, ("a", 3, 1)])
 
 
 def test_without_an_upgrade_there_is_no_way_back(shop: Shop) -> None:
     with pytest.raises(NothingToRollBack):
-        look(shop.around)
+        look(shop.pipeline)
 
 
 def test_what_is_missing_for_it_is_named_before_anything_changes(bad: Shop) -> None:
@@ -99,13 +99,13 @@ def test_what_is_missing_for_it_is_named_before_anything_changes(bad: Shop) -> N
     path.write_bytes(code + b"#")
     with pytest.raises(CodeGone) as gone:
         sys.modules.pop(first.module)
-        look(bad.around)
+        look(bad.pipeline)
     assert gone.value.exit_code == 5
     assert f"Put the module {first.module} of version 1 back" in str(gone.value.hint)
     path.write_bytes(code)
-    bad.around.shelf(upgraded.shelf).delete(upgraded.savepoint)
+    bad.pipeline.shelf(upgraded.shelf).delete(upgraded.savepoint)
     with pytest.raises(SavepointGone, match=upgraded.savepoint) as lost:
-        look(bad.around)
+        look(bad.pipeline)
     assert lost.value.exit_code == 5
 
 
@@ -134,15 +134,15 @@ def test_cut_short_anywhere_it_is_done_again_and_nothing_runs_before(
 
 def test_a_pipeline_that_was_cut_into_other_shards_since_goes_back_in_those(bad: Shop) -> None:
     before = {key: get(View.of_checkpoint(Source.at(bad.checkpoint), None), key) for key in KEYS}
-    save = create(Source.at(bad.checkpoint), bad.around.shelf(), "moved")
+    save = create(Source.at(bad.checkpoint), bad.pipeline.shelf(), "moved")
     config = replace(bad.config, shards=5, checkpoint=bad.folder / "moved")
-    around = replace(bad.around, config=config)
-    into = Wanted(bad.around.shelf(), save, config.checkpoint, 5, False, "again")
-    bring_back(around, into)
+    pipeline = bad.pipeline.other(config=config)
+    into = Wanted(bad.pipeline.shelf(), save, config.checkpoint, 5, False, "again")
+    bring_back(pipeline, into)
     after = View.of_checkpoint(Source.at(config.checkpoint), None)
     assert {key: get(after, key) for key in KEYS} == before
 
-    roll_back(around, look(around))
+    roll_back(pipeline, look(pipeline))
     assert bad.rows() == GOOD
     back_again = View.of_checkpoint(Source.at(config.checkpoint), None)
     assert back_again.entry.positions(0).keys() == set(range(5))
@@ -176,7 +176,7 @@ def test_cut_short_it_is_done_again_where_urls_of_objects_differ_each_time(
 def test_a_version_that_cannot_even_be_imported_is_taken_back(bad: Shop) -> None:
     (bad.folder / f"{bad.module.partition(':')[0]}.py").write_text("this is no Python")
     sys.modules.pop(bad.module.partition(":")[0])
-    roll_back(bad.around, look(bad.around))
+    roll_back(bad.pipeline, look(bad.pipeline))
     assert bad.rows() == GOOD
 
 
@@ -187,20 +187,20 @@ def test_a_version_that_died_before_it_was_handed_over_to_is_forgotten(bad: Shop
 
 
 def test_a_checkpoint_that_has_handed_over_is_not_rolled_back(bad: Shop) -> None:
-    way = look(bad.around)
+    way = look(bad.pipeline)
     handover.ask(bad.checkpoint, bad.folder / "shadow")
     handover.hand_over(bad.checkpoint, 3)
     rows = bad.rows()
     with pytest.raises(handover.HandedOver, match="has handed over to"):
-        roll_back(bad.around, way)
+        roll_back(bad.pipeline, way)
     assert bad.rows() == rows
 
 
 def test_an_upgrade_or_a_rollback_at_the_same_time_is_refused(bad: Shop) -> None:
-    way = look(bad.around)
+    way = look(bad.pipeline)
     with alone(bad.checkpoint, bad.clock):
         with pytest.raises(AnotherChange, match=f"Process {os.getpid()} is"):
-            roll_back(bad.around, way)
+            roll_back(bad.pipeline, way)
         with pytest.raises(AnotherChange):
             upgrade(bad.code(3), 3)
     back(bad)

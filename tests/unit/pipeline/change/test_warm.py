@@ -27,7 +27,7 @@ def beside(shop: Shop) -> Iterator[tuple[Shop, Shop]]:
     old_module = shop.module
     shop.code(2)
     with lock(shop.checkpoint):
-        config = prepare(shop.around, 2)
+        config = prepare(shop.pipeline, 2)
     new = replace(shop, seen=shop.seen.copy(), checkpoint_name=config.checkpoint.name)
     new.module, shop.module = shop.module, old_module
     yield shop, new
@@ -35,8 +35,8 @@ def beside(shop: Shop) -> Iterator[tuple[Shop, Shop]]:
 
 def conductor(old: Shop, new: Shop, *, same: bool = False) -> tuple[Conductor, list[Comparison]]:
     told: list[Comparison] = []
-    old_around = replace(old.around, config=replace(old.config))
-    return Conductor(old_around, new.checkpoint, told.append, same=same), told
+    leader = old.pipeline.other(config=replace(old.config))
+    return Conductor(leader, new.checkpoint, told.append, same=same), told
 
 
 def test_its_outputs_are_compared_and_written_from_the_epoch_after_the_fence_on(
@@ -159,7 +159,7 @@ def test_a_rollback_after_it_gives_back_what_the_old_version_would_have_written(
     handover.take_over(new.checkpoint)
     conduct()
     new.run("b")
-    roll_back(new.around, look_back(new.around))
+    roll_back(new.pipeline, look_back(new.pipeline))
     assert new.rows() == sorted(OLD)
     new.seen.clear()
     new.seen.update({"a": 2, "b": 1, "c": 1})
@@ -172,22 +172,22 @@ def test_a_rollback_after_it_gives_back_what_the_old_version_would_have_written(
 def test_without_an_old_version_that_runs_it_is_refused(shop: Shop) -> None:
     shop.code(2)
     with pytest.raises(NotRunning, match="no old version to run beside"):
-        prepare(shop.around, 2)
+        prepare(shop.pipeline, 2)
     shop.code(2, "seen: str = ''")
     with lock(shop.checkpoint), pytest.raises(StateIncompatible):
-        prepare(shop.around, 2)
+        prepare(shop.pipeline, 2)
     assert [each.version for each in load(shop.checkpoint).history] == [1]
     assert checkpoint.last_commit(shop.checkpoint) == 1
 
 
 def test_the_shadow_has_nothing_that_only_one_of_two_can_have(shop: Shop) -> None:
     shop.code(2)
-    around = shop.around
+    pipeline = shop.pipeline
     config: PipelineConfig = replace(
-        around.config, metrics="127.0.0.1:1", local=shop.folder / "l", trigger="available-now"
+        pipeline.config, metrics="127.0.0.1:1", local=shop.folder / "l", trigger="available-now"
     )
     with lock(shop.checkpoint):
-        beside = prepare(replace(around, config=config), 2)
+        beside = prepare(pipeline.other(config=config), 2)
     assert beside.metrics is None
     assert beside.local != config.local
     assert beside.trigger == "continuous"
@@ -200,7 +200,7 @@ def test_an_attempt_that_was_given_up_does_not_bar_the_next_one(
     old, new = beside
     old.module = new.module
     with lock(old.checkpoint):
-        config = prepare(old.around, 2)
+        config = prepare(old.pipeline, 2)
     assert config.checkpoint != new.checkpoint, "nothing came in since: it is the same epoch"
     assert config.checkpoint.name.startswith(new.checkpoint.name)
     assert checkpoint.last_commit(config.checkpoint) == checkpoint.last_commit(new.checkpoint)
@@ -213,7 +213,7 @@ def test_no_other_version_runs_beside_one_that_is_about_to_hand_over(
     old.module = new.module
     handover.ask(old.checkpoint, new.checkpoint)
     with lock(old.checkpoint), pytest.raises(handover.AnotherChange, match="asked to hand over to"):
-        prepare(old.around, 2)
+        prepare(old.pipeline, 2)
 
 
 def test_who_is_not_handed_over_to_ends(beside: tuple[Shop, Shop]) -> None:

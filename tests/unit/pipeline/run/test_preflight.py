@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from catchwater.pipeline.run import identity
-from catchwater.pipeline.run.preflight import bind
+from catchwater.pipeline.run.identity import bind
 
 CARDS = identity.Identity("cards", ["risk"], 4, ["payments"], {"alerts": "sqlite alerts"})
 OTHERS = msgspec.structs.replace(CARDS, sinks={"alerts": "sqlite others"})

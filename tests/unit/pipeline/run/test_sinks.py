@@ -10,12 +10,12 @@ import pytest
 from catchwater.config import ConfigError
 from catchwater.demo.card_risk import CardRisk
 from catchwater.pipeline.functions.declare import spec_of
+from catchwater.pipeline.pipeline import Pipeline
 from catchwater.pipeline.run.config import PipelineConfig
-from catchwater.pipeline.run.outlets import check_outlets, open_outlets
+from catchwater.pipeline.run.fit import check_sinks
 from catchwater.sinks.config import SinkConfig, parse
 from catchwater.sinks.lake.columns import ColumnUnsupported
 from catchwater.sinks.open import PackageMissing
-from catchwater.sinks.surroundings import Surroundings
 
 FIRST = spec_of(CardRisk)
 LAST = replace(FIRST, name="last")
@@ -28,19 +28,19 @@ def table(name: str, source: str | None = None) -> SinkConfig:
 
 def config(*sinks: SinkConfig, dead_letter: SinkConfig | None = None) -> PipelineConfig:
     return PipelineConfig(
-        functions=("m:F",), checkpoint=Path("c"), source={},
+        functions=("m:F",), checkpoint=Path("c"),
+        source={"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "payments"},
         sinks={sink.name: sink for sink in sinks}, dead_letter=dead_letter,
     )  # fmt: skip
 
 
 def test_all_are_opened_and_closed_together(tmp_path: Path) -> None:
-    around = Surroundings("p", (tmp_path / "home").as_uri(), tmp_path)
     wanted = config(table("a", "card-risk"), table("b"), dead_letter=table("dead-letter"))
-    outlets = open_outlets(wanted, [FIRST, LAST], around)
-    assert list(outlets.sinks) == ["a", "b"]
-    assert list(outlets.all) == ["a", "b", "dead-letter"]
-    assert outlets.dead_letters is outlets.all["dead-letter"]
-    outlets.close()
+    wanted = replace(wanted, folder=tmp_path, checkpoint=tmp_path / "checkpoint")
+    pipeline = Pipeline(wanted, [FIRST, LAST])
+    pipeline.control = None
+    assert list(pipeline.sinks) == ["a", "b", "dead-letter"]
+    pipeline.close()
 
 
 @dataclass
@@ -54,9 +54,9 @@ def test_a_field_that_no_column_takes_is_refused_before_anything_is_opened(
 ) -> None:
     files = parse("files", {"kind": "parquet", "url": "out"})
     wanted = replace(config(files), folder=tmp_path)
-    check_outlets(wanted, [FIRST])
+    check_sinks(wanted, [FIRST])
     with pytest.raises(ColumnUnsupported, match=r"output\.anything is of a type that no column"):
-        check_outlets(wanted, [replace(FIRST, output_type=Loose)])
+        check_sinks(wanted, [replace(FIRST, output_type=Loose)])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -67,12 +67,12 @@ def test_a_package_that_is_not_installed_is_told_by_the_plan_too(
     monkeypatch.delitem(sys.modules, "catchwater.sinks.relational.postgres", raising=False)
     rows = parse("rows", {"kind": "postgres", "url": "postgresql://h/d", "table": "t"})
     with pytest.raises(PackageMissing, match="needs the package psycopg"):
-        check_outlets(replace(config(rows), folder=tmp_path), [FIRST])
+        check_sinks(replace(config(rows), folder=tmp_path), [FIRST])
 
 
 def test_two_sinks_of_a_pipeline_do_not_share_a_table(tmp_path: Path) -> None:
     one, other = table("a"), replace(table("a"), name="b")
     with pytest.raises(ConfigError, match=r"'a' and 'b' would both write to out\.db a"):
-        check_outlets(replace(config(one, other), folder=tmp_path), [FIRST])
+        check_sinks(replace(config(one, other), folder=tmp_path), [FIRST])
     topics = [parse(name, {"topic": "t"}) for name in "ab"]
-    check_outlets(replace(config(*topics), folder=tmp_path), [FIRST])
+    check_sinks(replace(config(*topics), folder=tmp_path), [FIRST])

@@ -10,7 +10,7 @@ import pytest
 from tests.conformance.kv_server import KeyValueServer, key_value_server
 
 from catchwater.clock import Clock
-from catchwater.pipeline.change.around import Around, shelf_url
+from catchwater.pipeline.pipeline import Pipeline
 from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.recovery.home import home_of
@@ -18,6 +18,13 @@ from catchwater.sinks.base import OutputRecord
 from catchwater.sinks.config import parse
 from catchwater.sinks.open import open_sink
 from catchwater.sinks.surroundings import Surroundings
+
+
+def opened(config: PipelineConfig) -> Pipeline:
+    """With another Kafka, which is never asked."""
+    pipeline = Pipeline.open(config, clock=Clock(5))
+    pipeline.control = None
+    return pipeline
 
 
 class Writer:
@@ -45,7 +52,7 @@ class Writer:
             folder=self.folder,
         )
         function = SimpleNamespace(name="f", output_type=None, output_id=(), late_sink=None)
-        return Around(config, None, Clock(5)).withdraw([function], self.checkpoint, epoch, 1)
+        return opened(config).withdraw([function], self.checkpoint, epoch, 1)
 
 
 @pytest.fixture
@@ -97,9 +104,9 @@ def test_savepoints_of_one_name_at_two_places_have_a_pin_each(tmp_path: Path) ->
         functions=("no:Function",), name="cards", checkpoint=tmp_path / "checkpoint", source={},
         sinks={}, folder=tmp_path,
     )  # fmt: skip
-    around = Around(config, None, Clock(5))
-    elsewhere = around.shelf((tmp_path / "elsewhere").as_uri())
-    pins = [around.pin_id("friday", shelf) for shelf in (None, around.shelf(), elsewhere)]
+    pipeline = opened(config)
+    elsewhere = pipeline.shelf((tmp_path / "elsewhere").as_uri())
+    pins = [pipeline.pin_id("friday", shelf) for shelf in (None, pipeline.shelf(), elsewhere)]
     assert pins[:2] == ["savepoint/cards/friday"] * 2
     assert pins[2].startswith("savepoint/cards/friday@")
 
@@ -109,12 +116,13 @@ def test_the_checkpoint_knows_the_pipelines_name_without_its_function(tmp_path: 
         functions=("no:Function",), checkpoint=tmp_path, source={}, sinks={}, folder=tmp_path
     )
     identity.write(tmp_path, identity.Identity("cards", ["cards"], 4, ["orders"], {}))
-    assert Around(config, None, Clock(5)).name == "cards"
+    assert opened(config).name == "cards"
 
 
 def test_savepoints_stay_where_they_are_when_a_rebuild_takes_the_place(tmp_path: Path) -> None:
     folders = ["checkpoint", "checkpoint.backfills/a", "checkpoint.backfills/a.backfills/b"]
     places = {
-        shelf_url(PipelineConfig(("no:Function",), tmp_path / folder, {}, {})) for folder in folders
+        Pipeline.open(PipelineConfig(("no:Function",), tmp_path / folder, {}, {})).savepoints
+        for folder in folders
     }
     assert places == {(tmp_path / "savepoints").as_uri()}

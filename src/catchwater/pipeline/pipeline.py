@@ -1,0 +1,333 @@
+"""One pipeline, opened: its file, its functions, its checkpoint, its log and its sinks.
+
+Every command that works on a pipeline opens it here: run, plan, upgrade, savepoint, sink repair.
+Opening asks nobody. Functions are imported, brokers asked and sinks opened when they are first
+needed, and once; `close` closes the sinks. Opening a sink creates and claims its target; otherwise
+only `withdraw`, `pin` and `release` change anything.
+"""
+
+import hashlib
+import logging
+from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from typing import Self
+
+from catchwater.clock import SYSTEM, Clock
+from catchwater.config import CatchwaterError
+from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.run import identity, versions
+from catchwater.pipeline.run.artefact import FunctionCode, find_function
+from catchwater.pipeline.run.backfill import BACKFILLS
+from catchwater.pipeline.run.config import PipelineConfig
+from catchwater.pipeline.run.fit import outlet_of
+from catchwater.pipeline.run.identity import Identity
+from catchwater.recovery import checkpoint, pins
+from catchwater.recovery.contract import LogState, PartitionTail
+from catchwater.recovery.home import home_of, key_part
+from catchwater.recovery.ledger import SourceOffset
+from catchwater.recovery.measure import RestoreWatch
+from catchwater.recovery.restore import check_covered
+from catchwater.recovery.savepoint.storage import Shelf
+from catchwater.replay.control import Control
+from catchwater.replay.options import SourceOptions, parse_options
+from catchwater.replay.subscription import Subscription
+from catchwater.sinks.base import RowsUnreadable, Sink, Superseded
+from catchwater.sinks.config import SinkConfig
+from catchwater.sinks.open import look_at, open_sink, target_of
+from catchwater.sinks.surroundings import Surroundings
+
+_log = logging.getLogger("catchwater.pipeline")
+
+COMMAND_S = 10.0
+"""How long a command asks a log that does not answer. A run is more patient."""
+
+
+class Pipeline:
+    """One pipeline; `open` it."""
+
+    codes: Sequence[FunctionCode] = ()
+    """The code of `specs` as the checkpoint keeps it; there in a run only (`preflight.prepare`)."""
+    watch: RestoreWatch | None = None
+    """How the restore that a run began with is measured; None: it is none."""
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        functions: Sequence[FunctionSpec] | None = None,
+        *,
+        clock: Clock = SYSTEM,
+        timeout_s: float = COMMAND_S,
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self.timeout_s = timeout_s
+        if functions is not None:
+            self.specs = [*functions]
+        self._opened = ExitStack()
+
+    @classmethod
+    def open(
+        cls, config: PipelineConfig, *, clock: Clock = SYSTEM, timeout_s: float = COMMAND_S
+    ) -> Self:
+        """The pipeline of a file; its log is asked for so long before that is given up."""
+        return cls(config, clock=clock, timeout_s=timeout_s)
+
+    def with_log(self) -> Self:
+        """Ask the brokers who they are, so that what needs the log fails before it begins."""
+        _ = self.control
+        return self
+
+    def close(self) -> None:
+        """Close the sinks."""
+        self._opened.close()
+        vars(self).pop("sinks", None)
+
+    # What the file and the checkpoint say.
+
+    @cached_property
+    def name(self) -> str:
+        """The pipeline's name: what the file says, or what the checkpoint is bound to.
+
+        Only of a new one the function is asked, for a version that is to be taken back may be one
+        that cannot even be imported.
+        """
+        if self.config.name:
+            return self.config.name
+        bound = identity.read(self.config.checkpoint)
+        return bound.pipeline if bound else self.specs[0].name
+
+    @cached_property
+    def specs(self) -> list[FunctionSpec]:
+        """The functions of the chain, in order. Raises `ConfigError`.
+
+        Found once: kept code of another version is loaded under the same module's name.
+        """
+        return [find_function(named, self.config.folder) for named in self.config.functions]
+
+    @cached_property
+    def generation(self) -> int:
+        """The one that its sinks are written with."""
+        return versions.load(self.config.checkpoint).generation
+
+    @property
+    def home(self) -> str:
+        """URL of the checkpoint's object store."""
+        return home_of(self.config.checkpoint)
+
+    def identity(self, without: Container[str] = ()) -> Identity:
+        """What the checkpoint is bound to; `without` these sinks."""
+        config = self.config
+        return Identity(
+            pipeline=config.name or self.specs[0].name,
+            functions=[spec.name for spec in self.specs],
+            shards=config.shard_count,
+            topics=list(self.options.topics),
+            sinks={
+                name: target_of(sink, config.folder)
+                for name, sink in config.every_sink.items()
+                if name not in without
+            },
+        )
+
+    def other(
+        self,
+        *,
+        config: PipelineConfig | None = None,
+        functions: Sequence[FunctionSpec] | None = None,
+        generation: int | None = None,
+    ) -> "Pipeline":
+        """The same log, with something else of the pipeline in its place; closed by itself."""
+        chosen = config or self.config
+        specs = self.specs if functions is None else functions
+        other = type(self)(chosen, specs, clock=self.clock, timeout_s=self.timeout_s)
+        other.name = chosen.name or self.name
+        if generation is not None:
+            other.generation = generation
+        if "control" in vars(self):
+            other.control = self.control
+        return other
+
+    # The log.
+
+    @cached_property
+    def options(self) -> SourceOptions:
+        """Of the data source that reads all inputs."""
+        return parse_options(self.config.source_options)
+
+    @cached_property
+    def source(self) -> Subscription:
+        """All inputs. Whoever asks it something closes it; it connects again when asked again."""
+        return Subscription(self.options, self.clock, timeout_s=self.timeout_s)
+
+    @cached_property
+    def control(self) -> Control | None:
+        """The control API of the log; None: it is another Kafka, and has no pins.
+
+        Raises what brokers that are away raise.
+        """
+        with closing(self.source):
+            url = self.source.log_control_url()
+        return Control(url, timeout_s=self.timeout_s, clock=self.clock) if url else None
+
+    def tails(self, topics: Iterable[str] | None = None) -> dict[tuple[str, int], PartitionTail]:
+        """What the log holds now of these topics; otherwise of all that the pipeline reads."""
+        if topics is None:
+            topics = {*self.options.topics, *self.config.tables.values()}
+        if self.control is not None:
+            return pins.read_tails(self.control, topics)
+        names, secured = list(topics), self.options.security
+        return pins.kafka_tails(self.options.bootstrap, names, secured, timeout_s=self.timeout_s)
+
+    def log_state(self, topics: Sequence[str], sink_epochs: Mapping[str, int | None]) -> LogState:
+        """What a contract is compared with; another Kafka has no pins."""
+        if self.control is not None:
+            return pins.read_log_state(self.control, topics, sink_epochs)
+        return LogState(self.tails(topics), {}, sink_epochs)
+
+    def check_covered(self, end: SourceOffset) -> None:
+        """Raise `HistoryGone` or `LogBehind` unless the log reaches back to here."""
+        check_covered(end, self.tails())
+
+    # Savepoints.
+
+    @property
+    def savepoints(self) -> str:
+        """URL of the place where savepoints lie by the file.
+
+        A rebuild that has taken the pipeline's place lies in a folder of its own, and they stay.
+        """
+        folder = self.config.checkpoint.resolve()
+        while folder.parent.name.endswith(BACKFILLS):
+            folder = folder.parent
+        return self.config.savepoints or (folder.parent / "savepoints").as_uri()
+
+    def shelf(self, url: str | None = None) -> Shelf:
+        """Where savepoints lie: there, or where the file says, or beside the checkpoint."""
+        return Shelf.at(url or self.savepoints, self.clock)
+
+    def pin_id(self, name: str, at: Shelf | None = None) -> str:
+        """The pin of a savepoint of this name, at another place than the file's perhaps."""
+        where = at.store.url() if at else ""
+        other = "" if where in ("", self.shelf().store.url()) else f"@{_digest(where)}"
+        return f"savepoint/{key_part(self.name)}/{name}{other}"
+
+    def pin(self, name: str, end: SourceOffset, at: Shelf | None = None) -> str:
+        """Pin the log for a savepoint; the pin's id, or nothing if the log has no pins."""
+        if self.control is None:
+            return ""
+        pin = self.pin_id(name, at)
+        content = {"owner": f"savepoint/{name}", "positions": pins.positions(end.needed)}
+        self.control.set_pin(pin, content)
+        return pin
+
+    def release(self, pin: str) -> None:
+        """Take a savepoint's pin away."""
+        if pin and self.control is not None:
+            self.control.release_pin(pin)
+
+    # The sinks.
+
+    @cached_property
+    def sinks(self) -> dict[str, Sink]:
+        """All sinks by name, opened; that of dead letters the last.
+
+        Raises `ConfigError`, and what a target can raise.
+        """
+        found: dict[str, Sink] = {}
+        with ExitStack() as opened:
+            for name, sink in self.config.every_sink.items():
+                found[name] = opened.enter_context(
+                    closing(open_sink(sink, self.surroundings(sink)))
+                )
+            self._opened.push(opened.pop_all())
+        return found
+
+    def surroundings(self, sink: SinkConfig) -> Surroundings:
+        """What one sink learns of its pipeline, and of the function whose outputs it takes."""
+        around = Surroundings(
+            pipeline=self.name,
+            objects=self.home,
+            folder=self.config.folder,
+            bootstrap=self.options.bootstrap,
+            security=self.options.security,
+            control=self.control,
+            generation=self.generation,
+            clock=self.clock,
+        )
+        return outlet_of(sink, self.specs, around)
+
+    def doubt(self, name: str, was: str) -> str:
+        """Why this sink cannot have moved from the target it was bound to (`identity.Doubts`).
+
+        It has where the target now holds all that was written to the one before.
+        """
+        sink, folder = self.config.every_sink[name], self.config.folder
+        if identity.is_target(sink, folder, was):
+            return ""
+        around = Surroundings(self.name, "", folder, clock=self.clock)
+        committed = checkpoint.last_commit(self.config.checkpoint)
+        try:
+            seen = look_at(sink, outlet_of(sink, self.specs, around))
+        except CatchwaterError as error:
+            return f"of which nobody can tell what it holds: {str(error).rstrip('.')}"
+        if not seen.ours:
+            return "which has nothing of this pipeline's: what was written before is missing there"
+        if sink.exactly_once and (seen.newest is None or seen.newest < committed):
+            has = "none of them" if seen.newest is None else f"them up to epoch {seen.newest}"
+            return f"which lacks epochs: it has {has} of {committed}"
+        return ""
+
+    def withdraw(
+        self, specs: Sequence[FunctionSpec], into: Path, epoch: int, generation: int
+    ) -> int:
+        """Undo in all sinks what they have of later epochs; the generation to write with.
+
+        As the checkpoint `into`, whose functions are these. The generation is the one given unless
+        a sink is ahead and knows a writer as new: then the first one that is newer than all of
+        them. Again: no-op.
+        """
+        config = replace(self.config, checkpoint=into)
+        for attempt in count(generation):
+            writer = self.other(config=config, functions=specs, generation=attempt)
+            try:
+                with closing(writer):
+                    if writer._withdrawn(epoch):
+                        return attempt
+            except Superseded:
+                continue
+        raise AssertionError("some generation is newer than all there are")
+
+    def _withdrawn(self, epoch: int) -> bool:
+        """Withdraw as a writer of this generation; whether no sink is ahead any more."""
+        ahead = [name for name in self.sinks if self._is_ahead(name, epoch)]
+        for name in ahead:
+            self._take_back(name, epoch)
+        return not any(self._is_ahead(name, epoch) for name in ahead)
+
+    def _take_back(self, name: str, epoch: int) -> None:
+        """Where nothing can be taken back, at least once is no worse for it: that is only said."""
+        sink = self.sinks[name]
+        try:
+            sink.withdraw(epoch)
+        except RowsUnreadable as error:
+            if self.config.every_sink[name].exactly_once:
+                raise
+            _log.warning("%s What it wrote after epoch %d stays.", error, epoch)
+            sink.truth.withdraw(epoch)
+
+    def _is_ahead(self, name: str, epoch: int) -> bool:
+        """Whether a sink has later epochs: by its marks, or without any by what was staged."""
+        sink = self.sinks[name]
+        if self.config.every_sink[name].exactly_once:
+            last = sink.last_epoch()
+        else:
+            last = max(sink.truth.epochs(), default=None)
+        return last is not None and last > epoch
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
