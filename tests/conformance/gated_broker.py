@@ -5,11 +5,13 @@ whenever the gate is asked, so that a test can deny what was allowed before.
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
-from catchwater.broker.gate import AllowAll, Operation, Resource
-from catchwater.broker.main import run
+from catchwater.broker import main as broker_main
+from catchwater.broker.broker import Broker
+from catchwater.broker.gate import Operation, Resource
 from catchwater.config import load_broker_config
 
 
@@ -17,12 +19,13 @@ def main() -> None:
     denied, _, *command = sys.argv[1:]
     assert command[:2] == ["broker", "run"], command
 
-    def may(self: AllowAll, principal: str, operation: Operation, resource: Resource) -> bool:
-        return f"{operation} {resource.name}" not in Path(denied).read_text().splitlines()
+    class Denying:
+        def may(self, principal: str, operation: Operation, resource: Resource) -> bool:
+            return f"{operation} {resource.name}" not in Path(denied).read_text().splitlines()
 
     settings = dict(argument.split("=", 1) for argument in command[2:])
-    with patch.object(AllowAll, "may", may):
-        run(load_broker_config(None, {}, settings))
+    with patch.object(broker_main, "Broker", partial(Broker, gate=Denying())):
+        broker_main.run(load_broker_config(None, {}, settings))
 
 
 if __name__ == "__main__":

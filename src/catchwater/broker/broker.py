@@ -19,10 +19,12 @@ from catchwater.broker.gate import (
     ANONYMOUS,
     THE_CLUSTER,
     AllowAll,
+    Ask,
     Gate,
     Operation,
     Resource,
     ResourceType,
+    Seen,
 )
 from catchwater.broker.metrics.registry import Metrics
 from catchwater.broker.quotas.replay import ConfiguredLimits, ReplayQuotas
@@ -93,6 +95,12 @@ class Broker:
         """The topic of this name or, where no name was given, of this id."""
         return self.log.topics.get(name) if name else self.log.topics.by_id(topic_id)
 
+    def find_named(self, wanted: Any) -> Topic | None:
+        """The topic that a part of a request names by its `name` or by its `topic_id`."""
+        topic_id = getattr(wanted, "topic_id", None)
+        name = getattr(wanted, "name", None)
+        return self.find_topic(name, topic_id.bytes if topic_id else NO_TOPIC_ID)
+
     def may(self, principal: str, operation: Operation, topic: str) -> bool:
         """Whether the gate lets the principal do this with the topic, which need not exist."""
         return self.gate.may(principal, operation, Resource(ResourceType.TOPIC, topic))
@@ -121,12 +129,22 @@ class Broker:
 
 
 class Call(NamedTuple):
-    """One request as it came; whoever answers it releases the frame."""
+    """One request as it came; its handler, or the router, releases the frame."""
 
     header: RequestHeader
     client_host: str
     frame: Frame
     principal: str = ANONYMOUS
+    gate: Gate | None = None
+    """None where everything is allowed, and nothing is asked."""
+
+    def may(self, ask: Seen, name: str = THE_CLUSTER.name) -> bool:
+        """Whether the gate allows what the handler's API declares it asks, for this resource."""
+        if self.gate is None:
+            return True
+        if ask.or_cluster and self.gate.may(self.principal, ask.operation, THE_CLUSTER):
+            return True
+        return self.gate.may(self.principal, ask.operation, Resource(ask.type, name))
 
     @property
     def version(self) -> int:
@@ -152,12 +170,13 @@ class Later(NamedTuple):
 Hot = Callable[[Broker, Call], Later]
 
 
-class Api(NamedTuple):
-    """One API key: exactly one of `handle` and `start` is set. `notes` go into docs/protocol.md.
+def _error_alone(call: Call, request: Any, error: ErrorCode) -> Fields:
+    return {"error_code": error}
 
-    `encode` makes bytes of the correlation id, the version and what `handle` gives; without it
-    that is the reply's `Fields`.
-    """
+
+@dataclass(frozen=True)
+class Api:
+    """One API key, what it asks of the gate, and what answers it: either `handle` or `start`."""
 
     key: int
     name: str
@@ -165,7 +184,13 @@ class Api(NamedTuple):
     handle: Cold | None = None
     start: Hot | None = None
     encode: Encode | None = None
+    """Makes bytes of correlation id, version and what `handle` gives; None where those are the
+    reply's `Fields`."""
     notes: str = ""
+    """Into docs/protocol.md."""
+    refuse: Callable[[Call, Any, ErrorCode], Fields] = _error_alone
+    """The reply to a request that is denied as a whole."""
+    asks: Sequence[Ask] = field(kw_only=True)
 
 
 def error_fields(error: ErrorCode, message: str | None = None) -> dict[str, Any]:

@@ -1,23 +1,33 @@
-"""Who may do what with a topic or the cluster: one question, asked before anything is done.
+"""Who may do what with a topic, a group, a transactional id or the cluster.
 
-Operations and resources are Kafka's. Produce asks for WRITE, Fetch and the control API's plan for
-READ, ListOffsets, OffsetForLeaderEpoch, Metadata and the control API's topics for DESCRIBE, each of
-a topic; an epoch of a sink asks for WRITE of the topic it goes to, and for DESCRIBE to be shown. A
-pin is set, renewed and released by who may READ every topic that it holds, and listed for who may
-DESCRIBE them. A direct read has no question of its own: a query knows the URLs of objects from a
-plan alone. What makes, changes and deletes topics asks for CREATE, ALTER, ALTER_CONFIGS and DELETE;
-what belongs to no topic asks for the `CLUSTER`, as does where the storage lies.
+Operations and resources are Kafka's. Every handler declares what it asks (`Api.asks`), and the
+router asks:
 
-A gate is asked on the event loop for every topic of every request, so it must answer from memory.
-Whether a topic exists is told only to who may do with it what was asked. Of groups the gate is
-asked in `coordination.access`; `/metrics` asks nothing, and who has the credentials of the storage
-needs no gate.
+- `Whole`: the request is refused as a whole unless all of it is allowed (EndTxn);
+- `Each`: what is denied is taken out of the request, so that the handler never sees it, and its
+  refusal is put into the reply (DeleteRecords);
+- `Seen`: the handler leaves out or marks what may not be seen, for only it knows what the reply
+  would show (Metadata, Fetch): it asks `Call.may`.
+
+The control API asks the same gate: READ for a plan and for the topics of a pin, DESCRIBE for what
+it lists, WRITE for an epoch of a sink. A direct read has no question of its own: a query knows the
+URLs of objects from a plan alone. `/metrics` asks nothing, and who has the credentials of the
+storage needs no gate.
+
+A gate is asked on the event loop for every topic of every request, so it must answer from memory;
+where everybody may do everything (`AllowAll`) nothing is asked. Whether a topic exists is told only
+to who may do with it what was asked.
 """
 
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from catchwater.config import CatchwaterError
+from catchwater.wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from catchwater.broker.broker import Broker
 
 ANONYMOUS = "User:ANONYMOUS"
 """The principal of everybody whom nothing has authenticated, as in Kafka."""
@@ -34,6 +44,7 @@ class Operation(StrEnum):
     DESCRIBE = "DESCRIBE"
     DESCRIBE_CONFIGS = "DESCRIBE_CONFIGS"
     ALTER_CONFIGS = "ALTER_CONFIGS"
+    IDEMPOTENT_WRITE = "IDEMPOTENT_WRITE"
 
 
 class ResourceType(StrEnum):
@@ -69,6 +80,82 @@ class AllowAll:
 
     def may(self, principal: str, operation: Operation, resource: Resource) -> bool:
         return True
+
+
+Resources = Callable[["Broker", Any], Iterable[Resource]]
+"""What a request, or one item of it, is about; the gate is not asked for what is not there."""
+
+
+class Whole(NamedTuple):
+    """All of these must be allowed, or the request is refused; `Api.refuse` makes the reply."""
+
+    operation: Operation
+    resources: Resources
+    or_any_topic: Operation | None = None
+    """Who may do this with any topic need not be allowed the other."""
+
+
+class Each(NamedTuple):
+    """The items of a request: what is denied is refused, the rest is the handler's."""
+
+    operation: Operation
+    resources: Resources
+    """Of one item."""
+    items: str
+    """The field of the request with the items."""
+    answers: str
+    """The field of the reply with their answers."""
+    refused: Callable[[Any, ErrorCode], Mapping[str, Any]]
+    """The answer to an item that is denied."""
+    or_cluster: bool = False
+    """Whether who may do this with the cluster may do it with each."""
+
+
+class Seen(NamedTuple):
+    """What the handler asks by `Call.may` for each resource that it comes across."""
+
+    operation: Operation
+    type: ResourceType
+    or_cluster: bool = False
+
+
+Ask = Whole | Each | Seen
+
+DENIED: Mapping[ResourceType, ErrorCode] = {
+    ResourceType.TOPIC: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ResourceType.GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ResourceType.CLUSTER: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ResourceType.TRANSACTIONAL_ID: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+
+
+def the_cluster(broker: "Broker", request: Any) -> Iterable[Resource]:
+    """The cluster, whatever the request says."""
+    return (THE_CLUSTER,)
+
+
+def the_group(broker: "Broker", request: Any) -> Iterable[Resource]:
+    """The request's group."""
+    return (Resource(ResourceType.GROUP, request.group_id),)
+
+
+def the_transactional_id(broker: "Broker", request: Any) -> Iterable[Resource]:
+    """The request's transactional id, if there is one."""
+    name = request.transactional_id
+    return () if name is None else (Resource(ResourceType.TRANSACTIONAL_ID, name),)
+
+
+def the_topic(broker: "Broker", item: Any) -> Iterable[Resource]:
+    """The topic that an item is about; nothing for an id that no topic has."""
+    name = getattr(item, "name", None) or getattr(item, "topic", None)
+    if name is None and (topic := broker.find_named(item)) is not None:
+        name = topic.name
+    return () if name is None else (Resource(ResourceType.TOPIC, name),)
+
+
+def named(kind: ResourceType) -> Resources:
+    """The resource whose name an item is."""
+    return lambda broker, name: (Resource(kind, name),)
 
 
 class ClusterDenied(CatchwaterError):

@@ -10,20 +10,32 @@ serves; here they become the message of the version that was asked for.
 
 import asyncio
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from datetime import timedelta
 from functools import cache, partial
 from importlib import import_module
+from itertools import islice
 from operator import attrgetter
 from typing import Any, get_args, get_origin
 from uuid import UUID
 
 from catchwater.broker import api as handlers
 from catchwater.broker.api import k18_api_versions
-from catchwater.broker.broker import Api, Broker, Call, Fields, Later
+from catchwater.broker.broker import Api, Broker, Call, Cold, Fields, Later
+from catchwater.broker.gate import (
+    DENIED,
+    THE_CLUSTER,
+    AllowAll,
+    Each,
+    Gate,
+    Resource,
+    ResourceType,
+    Whole,
+)
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import Buffer
+from catchwater.wire.errors import ErrorCode
 from catchwater.wire.frames import Frame
 from catchwater.wire.messages import (
     RequestHeader,
@@ -64,7 +76,8 @@ def start(broker: Broker, frame: Frame, client_host: str) -> tuple[Api, Later]:
             raise NotServed(f"API {header.api_key} v{header.api_version} is not served here.")
         frame.release()
         return api, _done(_encode(api, header, 0, k18_api_versions.unsupported(broker)))
-    call = Call(header, client_host, frame)
+    gate = None if type(broker.gate) is AllowAll else broker.gate
+    call = Call(header, client_host, frame, gate=gate)
     if api.start is not None:
         return api, api.start(broker, call)
     if len(frame.data) > LARGE_REQUEST_BYTES:
@@ -86,9 +99,85 @@ async def _answer_large(broker: Broker, api: Api, call: Call) -> Sequence[Buffer
 async def _answer(broker: Broker, api: Api, call: Call, request: Any) -> Sequence[Buffer]:
     """The reply's bytes; a thread encodes a large one."""
     assert api.handle is not None
-    fields = await api.handle(broker, call, request)
+    if call.gate is None:
+        fields = await api.handle(broker, call, request)
+    else:
+        fields = await _answer_behind(call.gate, broker, api, call, request)
     encode = partial(_encode, api, call.header, call.version, fields)
     return await asyncio.to_thread(encode) if _is_large(fields) else encode()
+
+
+async def _answer_behind(gate: Gate, broker: Broker, api: Api, call: Call, request: Any) -> Any:
+    """The reply to a request that has to pass a gate, by what its API declares that it asks."""
+    assert api.handle is not None
+    for ask in api.asks:
+        if isinstance(ask, Whole):
+            denied = _denied(broker, gate, call.principal, ask, request)
+            if denied is not None:
+                return api.refuse(call, request, denied)
+    eaches = [ask for ask in api.asks if isinstance(ask, Each)]
+    assert len(eaches) <= 1
+    if not eaches:
+        return await api.handle(broker, call, request)
+    return await _answer_each(gate, broker, api.handle, call, request, eaches[0])
+
+
+def _denied(
+    broker: Broker, gate: Gate, principal: str, ask: Whole, request: Any
+) -> ErrorCode | None:
+    for resource in ask.resources(broker, request):
+        if not gate.may(principal, ask.operation, resource):
+            other = ask.or_any_topic
+            if other is None or not any(
+                gate.may(principal, other, Resource(ResourceType.TOPIC, topic.name))
+                for topic in broker.log.topics
+            ):
+                return DENIED[resource.type]
+    return None
+
+
+async def _answer_each(
+    gate: Gate,
+    broker: Broker,
+    handle: Cold,
+    call: Call,
+    request: Any,
+    ask: Each,
+) -> Any:
+    if ask.or_cluster and gate.may(call.principal, ask.operation, THE_CLUSTER):
+        return await handle(broker, call, request)
+    items = getattr(request, ask.items) or ()
+    refusals: list[Mapping[str, Any] | None] = []
+    for item in items:
+        resource = next(
+            (
+                r
+                for r in ask.resources(broker, item)
+                if not gate.may(call.principal, ask.operation, r)
+            ),
+            None,
+        )
+        refusals.append(None if resource is None else ask.refused(item, DENIED[resource.type]))
+    if not any(refusals):
+        return await handle(broker, call, request)
+    allowed = tuple(item for item, no in zip(items, refusals, strict=True) if no is None)
+    fields = await handle(broker, call, replace(request, **{ask.items: allowed}))
+    if fields.get("error_code"):
+        return fields  # an error of the request stands for all of it
+    return {**fields, ask.answers: list(_in_order(refusals, fields.get(ask.answers, ())))}
+
+
+def _in_order(
+    refusals: Sequence[Mapping[str, Any] | None], answers: Iterable[Mapping[str, Any]]
+) -> Iterator[Mapping[str, Any]]:
+    """Answers and refusals in the order of the request, as far as each item has one answer."""
+    rest = iter(answers)
+    for refusal in refusals:
+        if refusal is not None:
+            yield refusal
+        else:
+            yield from islice(rest, 1)
+    yield from rest
 
 
 def _encode(api: Api, header: RequestHeader, version: int, fields: Any) -> Sequence[Buffer]:

@@ -6,13 +6,13 @@ checked whole: with one refused setting nothing of a resource is changed.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from catchwater.broker import topic_config
-from catchwater.broker.broker import Broker, Call, Fields, error_fields
+from catchwater.broker.broker import Broker, Fields, error_fields
 from catchwater.broker.coordination.held import UNAVAILABLE
-from catchwater.broker.gate import Operation, Resource, ResourceType
+from catchwater.broker.gate import THE_CLUSTER, Resource, ResourceType
 from catchwater.catalog.base import AlterConfig
 from catchwater.catalog.errors import TopicUnknown
 from catchwater.config import BrokerConfig, CatchwaterError
@@ -56,44 +56,43 @@ def changed(changes: Sequence[Change], config: BrokerConfig) -> AlterConfig:
     return lambda current: _checked(current, changes, config)
 
 
-def denied(broker: Broker, call: Call, operation: Operation, resource: Any) -> ErrorCode:
-    """NONE where the gate lets the caller do this with the settings of a resource."""
-    kind, name = resource.resource_type, resource.resource_name
-    if kind == TOPIC and not broker.may(call.principal, operation, name):
-        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
-    group = Resource(ResourceType.GROUP, name)
-    if kind == GROUP and not broker.gate.may(call.principal, operation, group):
-        return ErrorCode.GROUP_AUTHORIZATION_FAILED
-    if kind in _IN_CLUSTER and not broker.may_administer(call.principal, operation):
-        return ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-    return ErrorCode.NONE
+def resource(broker: Broker, wanted: Any) -> Iterable[Resource]:
+    """What the gate is asked for the settings of a resource."""
+    kind, name = wanted.resource_type, wanted.resource_name
+    if kind == TOPIC:
+        return (Resource(ResourceType.TOPIC, name),)
+    if kind == GROUP:
+        return (Resource(ResourceType.GROUP, name),)
+    return (THE_CLUSTER,) if kind in _IN_CLUSTER else ()
 
 
-async def alter_each(
-    broker: Broker, call: Call, request: Any, changes_of: Changes, decide: Decide
-) -> Fields:
+def answer(wanted: Any, error: ErrorCode, message: str | None = None) -> Fields:
+    """What became of the changes of one resource."""
+    return {
+        **error_fields(error, message),
+        "resource_type": wanted.resource_type,
+        "resource_name": wanted.resource_name,
+    }
+
+
+async def alter_each(broker: Broker, request: Any, changes_of: Changes, decide: Decide) -> Fields:
     """The reply to either API; a request may succeed in part, by resource."""
     times = Counter((r.resource_type, r.resource_name) for r in request.resources)
     responses = []
     for resource in request.resources:
-        error = denied(broker, call, Operation.ALTER_CONFIGS, resource)
-        message = None
-        if error is ErrorCode.NONE:
-            try:
-                if times[resource.resource_type, resource.resource_name] > 1:
-                    raise SettingRefused(ErrorCode.INVALID_REQUEST, "Name each resource once.")
-                changes = changes_of(resource)
-                await _alter(broker, resource, changes, decide, request.validate_only)
-            except SettingRefused as refused:
-                error, message = refused.error, str(refused)
-            except TopicUnknown as unknown:
-                error, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, str(unknown)
-            except UNAVAILABLE as reason:
-                error, message = ErrorCode.KAFKA_STORAGE_ERROR, str(reason)
-        responses.append(
-            error_fields(error, message)
-            | {"resource_type": resource.resource_type, "resource_name": resource.resource_name}
-        )
+        error, message = ErrorCode.NONE, None
+        try:
+            if times[resource.resource_type, resource.resource_name] > 1:
+                raise SettingRefused(ErrorCode.INVALID_REQUEST, "Name each resource once.")
+            changes = changes_of(resource)
+            await _alter(broker, resource, changes, decide, request.validate_only)
+        except SettingRefused as refusal:
+            error, message = refusal.error, str(refusal)
+        except TopicUnknown as unknown:
+            error, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, str(unknown)
+        except UNAVAILABLE as reason:
+            error, message = ErrorCode.KAFKA_STORAGE_ERROR, str(reason)
+        responses.append(answer(resource, error, message))
     return {"responses": responses}
 
 

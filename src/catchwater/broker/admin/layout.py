@@ -67,12 +67,6 @@ def refused_assignments(broker: Broker, assignments: Iterable[Sequence[int]]) ->
     return None
 
 
-def may_create(broker: Broker, principal: str, topic: str) -> bool:
-    """Whether the principal may CREATE this topic, or any."""
-    may_any = broker.may_administer(principal, Operation.CREATE)
-    return may_any or broker.may(principal, Operation.CREATE, topic)
-
-
 def topic_operations(broker: Broker, principal: str, topic: str) -> int:
     """What the principal may do with a topic, as a set of bits (KIP-430)."""
     resource = Resource(ResourceType.TOPIC, topic)

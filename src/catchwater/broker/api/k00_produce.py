@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from catchwater.broker.broker import Api, Broker, Call, Later
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Operation, ResourceType, Seen
 from catchwater.catalog.rows import (
     Topic,
 )
@@ -49,6 +49,8 @@ _ZSTD_SINCE = 7
 _ABORTABLE_SINCE = 11
 _ADDS_PARTITIONS_SINCE = 12
 _NO_TIME = -1
+_WRITE_TOPIC = Seen(Operation.WRITE, ResourceType.TOPIC)
+_WRITE_WITH_ID = Seen(Operation.WRITE, ResourceType.TRANSACTIONAL_ID)
 
 
 class Unanswered(CatchwaterError):
@@ -58,6 +60,8 @@ class Unanswered(CatchwaterError):
 def start(broker: Broker, call: Call) -> Later:
     """Hand the good batches to the log; runs without a pause, so that batches keep their order."""
     request = parse_produce(call.frame.data, call.version, call.header.body_at)
+    transactional_id = request.transactional_id
+    may_use_id = transactional_id is None or call.may(_WRITE_WITH_ID, transactional_id)
     now_ms = broker.clock.now_ms()
     taken: list[Unprepared] = []
     # For every partition of the request a refusal, or where there will be an outcome the time of
@@ -66,12 +70,12 @@ def start(broker: Broker, call: Call) -> Later:
     for wanted in request.topics:
         topic = broker.find_topic(wanted.name, wanted.id or b"")
         name = topic.name if topic else wanted.name
-        may_write = name is None or broker.may(call.principal, Operation.WRITE, name)
+        may_write = name is None or call.may(_WRITE_TOPIC, name)
         by_id = wanted.id is not None
         rules = rules_of(topic, broker.config.message_max_bytes) if topic else None
         for index, records in wanted.partitions:
             try:
-                _check_allowed(may_write, name)
+                _check_allowed(request, may_use_id, may_write, name)
                 _check_request(request, topic, index, by_id)
                 assert topic is not None and rules is not None
                 data = records or memoryview(b"")
@@ -101,7 +105,14 @@ def _marked(
     return header
 
 
-def _check_allowed(may_write: bool, name: str | None) -> None:
+def _check_allowed(
+    request: ProduceRequest, may_use_id: bool, may_write: bool, name: str | None
+) -> None:
+    if not may_use_id:
+        raise BatchError(
+            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            f"Transactional id {request.transactional_id} may not be written with.",
+        )
     if not may_write:
         raise BatchError(
             ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"Topic {name} may not be written to."
@@ -200,4 +211,4 @@ def _answer(index: int, appended: Appended, version: int, append_ms: int) -> Pro
     return ProduceReplyPartition(index, error, appended.base_offset, append_ms, appended.log_start)
 
 
-API = Api(0, "Produce", PRODUCE_VERSIONS, start=start)
+API = Api(0, "Produce", PRODUCE_VERSIONS, start=start, asks=[_WRITE_TOPIC, _WRITE_WITH_ID])

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from catchwater.broker import zones
 from catchwater.broker.broker import Api, Broker, Call, Later
 from catchwater.broker.eager import begin
-from catchwater.broker.fetching.reading import Answers, Reading
+from catchwater.broker.fetching.reading import READ_TOPIC, Answers, Reading
 from catchwater.broker.fetching.sessions import (
     FINAL_EPOCH,
     FIRST_EPOCH,
@@ -65,7 +65,7 @@ def start(broker: Broker, call: Call) -> Later:
     """Read the request, let go of its frame, and gather the reply: at once if it is in memory."""
     request = parse_fetch(call.frame.data, call.version, call.header.body_at)
     call.frame.release()
-    future = begin(_answer(broker, request, call.version, call.principal))
+    future = begin(_answer(broker, request, call))
     return Later(future, partial(_encode, call.correlation_id, call.version))
 
 
@@ -74,17 +74,15 @@ def _encode(correlation_id: int, version: int, reply: _Reply) -> list[Buffer]:
     return encode_fetch_reply(correlation_id, version, topics, error=error, session_id=session_id)
 
 
-async def _answer(broker: Broker, request: FetchRequest, version: int, principal: str) -> _Reply:
+async def _answer(broker: Broker, request: FetchRequest, call: Call) -> _Reply:
     sessions = broker.fetch_sessions
-    by_id = version >= _TOPIC_ID_SINCE
+    by_id = call.version >= _TOPIC_ID_SINCE
     if request.replica_id >= 0:
         return _Reply(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     if request.session_epoch in (FINAL_EPOCH, FIRST_EPOCH):
         sessions.end(request.session_id)
         places = placed(request.topics)
-        answers = await _gather(
-            broker, request, Reading(broker, principal, request, version, places)
-        )
+        answers = await _gather(broker, request, Reading(broker, call, request, places))
         session_id = NO_SESSION
         if request.session_epoch == FIRST_EPOCH:
             session_id = sessions.begin(places, answers, by_id)
@@ -94,7 +92,7 @@ async def _answer(broker: Broker, request: FetchRequest, version: int, principal
         return _Reply(session)
     if not session.partitions:
         return _Reply(ErrorCode.NONE)
-    reading = Reading(broker, principal, request, version, session.partitions)
+    reading = Reading(broker, call, request, session.partitions)
     answers = await _gather(broker, request, reading)
     if session.epoch != next_epoch(request.session_epoch):
         # Meanwhile somebody went on with the session on another connection.
@@ -131,4 +129,4 @@ def _nearer(broker: Broker, rack: str) -> Sequence[BrokerRow]:
     return () if broker.config.node_id in [row.id for row in near] else near
 
 
-API = Api(1, "Fetch", FETCH_VERSIONS, start=start)
+API = Api(1, "Fetch", FETCH_VERSIONS, start=start, asks=[READ_TOPIC])

@@ -23,7 +23,7 @@ from datetime import timedelta
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Each, Operation, the_topic
 from catchwater.catalog.errors import CatalogUnavailable
 from catchwater.catalog.rows import PartitionKey
 from catchwater.log.read.reader import Unreadable
@@ -48,18 +48,15 @@ _NOTHING = {"offset": -1, "timestamp": -1, "leader_epoch": -1}
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Answer every partition for itself."""
-    may = {t.name: broker.may(call.principal, Operation.DESCRIBE, t.name) for t in request.topics}
-    allowed = [topic for topic in request.topics if may[topic.name]]
-    asked = [(topic.name, p.partition_index) for topic in allowed for p in topic.partitions]
+    asked = [(topic.name, p.partition_index) for topic in request.topics for p in topic.partitions]
     in_touch = await see_now(broker, asked)
     untold = ErrorCode.NONE if in_touch else ErrorCode.KAFKA_STORAGE_ERROR
-    denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
     times = Counter(asked)
     until_s = _until_s(call, request)
 
     async def answer(name: str, wanted: Any) -> dict[str, Any]:
         fields = _NOTHING | {"partition_index": wanted.partition_index}
-        error = untold if may[name] else denied
+        error = untold
         if times[name, wanted.partition_index] > 1:
             error = ErrorCode.INVALID_REQUEST
         if error is not ErrorCode.NONE:
@@ -79,6 +76,14 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
             for topic in request.topics
         ]
     }
+
+
+def _refused(topic: Any, error: ErrorCode) -> Fields:
+    partitions = [
+        {**_NOTHING, "partition_index": p.partition_index, "error_code": error}
+        for p in _once(topic.partitions)
+    ]
+    return {"name": topic.name, "partitions": partitions}
 
 
 def _once(partitions: Sequence[Any]) -> list[Any]:
@@ -151,4 +156,10 @@ async def _find(
     return max(found[0], broker.log.state(key).log_start), found[1]
 
 
-API = Api(2, "ListOffsets", range(1, 12), handle)
+API = Api(
+    2,
+    "ListOffsets",
+    range(1, 12),
+    handle,
+    asks=[Each(Operation.DESCRIBE, the_topic, "topics", "topics", _refused)],
+)

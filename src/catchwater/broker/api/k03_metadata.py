@@ -22,7 +22,7 @@ from uuid import UUID
 from catchwater.broker import zones
 from catchwater.broker.admin import layout
 from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Operation, ResourceType, Seen
 from catchwater.broker.names import is_legal_topic_name
 from catchwater.catalog.errors import (
     CatalogFull,
@@ -44,6 +44,9 @@ from catchwater.wire.metadata import (
 )
 
 _BY_ID_ALONE = 12
+_DESCRIBE = Seen(Operation.DESCRIBE, ResourceType.TOPIC)
+_DESCRIBE_CLUSTER = Seen(Operation.DESCRIBE, ResourceType.CLUSTER)
+_CREATE = Seen(Operation.CREATE, ResourceType.TOPIC, or_cluster=True)
 A_TURN = 500
 """Topics and partitions that are gathered at one go; a few milliseconds."""
 # v10 and v11 can ask without a name, yet not answer so; Kafka's brokers refuse it, too.
@@ -55,7 +58,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> MetadataReply:
     turns = _Turns(broker.clock)
     listed = zones.candidates(broker.brokers)
     near = zones.candidates(listed, zones.zone_of(call.header.client_id))
-    may = partial(broker.may, call.principal, Operation.DESCRIBE)
+    may = partial(call.may, _DESCRIBE)
     wants_all = request.topics is None or (call.version == 0 and not request.topics)
     if wants_all:
         topics = []
@@ -69,7 +72,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> MetadataReply:
             await broker.log.look_up(names)
         allows = getattr(request, "allow_auto_topic_creation", True)
         makes = allows and broker.config.auto_create_topics_enable
-        may_create = partial(layout.may_create, broker, call.principal) if makes else None
+        may_create = partial(call.may, _CREATE) if makes else None
         topics = []
         for wanted in request.topics:
             told = _NAMELESS
@@ -82,24 +85,26 @@ async def handle(broker: Broker, call: Call, request: Any) -> MetadataReply:
     mine = broker.config.node_id
     controller = mine if mine in ids else ids[0]
     reply = MetadataReply(brokers, broker.log.cluster_id, controller, topics)
-    return _with_operations(broker, call.principal, request, reply)
+    return _with_operations(broker, call, request, reply)
 
 
 def _with_operations(
-    broker: Broker, principal: str, request: Any, reply: MetadataReply
+    broker: Broker, call: Call, request: Any, reply: MetadataReply
 ) -> MetadataReply:
     """The reply with what the caller may do, where that was asked for."""
     if getattr(request, "include_topic_authorized_operations", False):
         topics = [
             topic
             if topic.error or topic.name is None
-            else topic._replace(operations=layout.topic_operations(broker, principal, topic.name))
+            else topic._replace(
+                operations=layout.topic_operations(broker, call.principal, topic.name)
+            )
             for topic in reply.topics
         ]
         reply = reply._replace(topics=topics)
     if getattr(request, "include_cluster_authorized_operations", False):
-        may = broker.may_administer(principal, Operation.DESCRIBE)
-        operations = layout.cluster_operations(broker, principal) if may else 0
+        may = call.may(_DESCRIBE_CLUSTER)
+        operations = layout.cluster_operations(broker, call.principal) if may else 0
         reply = reply._replace(operations=operations)
     return reply
 
@@ -161,4 +166,11 @@ def _topic(topic: Topic, near: Sequence[BrokerRow]) -> MetadataTopic:
     return MetadataTopic(ErrorCode.NONE, topic.name, topic.id, False, partitions)
 
 
-API = Api(3, "Metadata", METADATA_VERSIONS, handle, encode=encode_metadata_reply)
+API = Api(
+    3,
+    "Metadata",
+    METADATA_VERSIONS,
+    handle,
+    encode=encode_metadata_reply,
+    asks=[_DESCRIBE, _DESCRIBE_CLUSTER, _CREATE],
+)

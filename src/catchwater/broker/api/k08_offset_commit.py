@@ -10,10 +10,9 @@ epoch where others have a generation; v10 names topics by id alone.
 
 from typing import Any
 
-from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call, Fields
-from catchwater.broker.coordination import access
+from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination.held import MOVED, UNAVAILABLE
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Each, Operation, Whole, the_group, the_topic
 from catchwater.broker.names import is_legal_group_id
 from catchwater.catalog.rows import (
     OffsetCommit,
@@ -35,10 +34,13 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
         now_ms = broker.clock.now_ms()
         answers = []
         for topic in request.topics:
-            row = find_topic(broker, topic)
+            row = broker.find_named(topic)
+            unknown = ErrorCode.NONE
+            if row is None and getattr(topic, "name", None) is None:
+                unknown = ErrorCode.UNKNOWN_TOPIC_ID
             partitions = []
             for partition in topic.partitions:
-                error = refusal or _denial(broker, call, topic, row) or check(row, partition)
+                error = refusal or unknown or check(row, partition)
                 partitions.append([partition.partition_index, error])
                 if error is ErrorCode.NONE and row is not None:
                     epoch = getattr(partition, "committed_leader_epoch", -1)
@@ -66,8 +68,6 @@ async def _refusal(broker: Broker, call: Call, request: Any) -> ErrorCode:
     """What is wrong with the group or its member."""
     if not is_legal_group_id(request.group_id):
         return ErrorCode.INVALID_GROUP_ID
-    if not access.may(broker, call, Operation.READ, request.group_id):
-        return ErrorCode.GROUP_AUTHORIZATION_FAILED
     instance_id = getattr(request, "group_instance_id", None)
     member = (request.member_id, instance_id, request.generation_id_or_member_epoch)
     error = await broker.groups.check_commit(request.group_id, member)
@@ -92,20 +92,16 @@ async def _store(
     return ErrorCode.NONE
 
 
-def find_topic(broker: Broker, topic: Any) -> Topic | None:
-    """The topic of a request, by its name or, since v10 of both requests, by its id."""
-    topic_id = getattr(topic, "topic_id", None)
-    return broker.find_topic(
-        getattr(topic, "name", None), topic_id.bytes if topic_id else NO_TOPIC_ID
-    )
+def _refused(topic: Any, error: ErrorCode) -> Fields:
+    partitions = [
+        {"partition_index": p.partition_index, "error_code": error} for p in topic.partitions
+    ]
+    named = {name: getattr(topic, name, None) for name in ("name", "topic_id")}
+    return {**named, "partitions": partitions}
 
 
-def _denial(broker: Broker, call: Call, topic: Any, row: Topic | None) -> ErrorCode:
-    name = row.name if row else getattr(topic, "name", None)
-    if name is None:
-        return ErrorCode.UNKNOWN_TOPIC_ID
-    may = broker.may(call.principal, Operation.READ, name)
-    return ErrorCode.NONE if may else ErrorCode.TOPIC_AUTHORIZATION_FAILED
+def _refuse(call: Call, request: Any, error: ErrorCode) -> Fields:
+    return {"topics": [_refused(topic, error) for topic in request.topics]}
 
 
 def check(topic: Topic | None, partition: Any) -> ErrorCode:
@@ -121,4 +117,14 @@ def check(topic: Topic | None, partition: Any) -> ErrorCode:
     return ErrorCode.NONE
 
 
-API = Api(8, "OffsetCommit", range(2, 11), handle)
+API = Api(
+    8,
+    "OffsetCommit",
+    range(2, 11),
+    handle,
+    refuse=_refuse,
+    asks=[
+        Whole(Operation.READ, the_group),
+        Each(Operation.READ, the_topic, "topics", "topics", _refused),
+    ],
+)

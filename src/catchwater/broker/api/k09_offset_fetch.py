@@ -9,11 +9,9 @@ to move is UNSTABLE_OFFSET_COMMIT: ask again.
 from collections.abc import Iterable
 from typing import Any
 
-from catchwater.broker.api.k08_offset_commit import find_topic
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination import access
 from catchwater.broker.coordination.held import UNAVAILABLE
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Operation, ResourceType, Seen
 from catchwater.catalog.rows import (
     OffsetCommit,
 )
@@ -21,6 +19,8 @@ from catchwater.wire.errors import ErrorCode
 
 _NONE = OffsetCommit(offset=-1)
 _BY_ID_SINCE = 10
+_DESCRIBE_GROUP = Seen(Operation.DESCRIBE, ResourceType.GROUP)
+_DESCRIBE_TOPIC = Seen(Operation.DESCRIBE, ResourceType.TOPIC)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
@@ -71,7 +71,7 @@ async def _group(broker: Broker, call: Call, group: Any, require_stable: bool) -
 
 
 async def _refusal(broker: Broker, call: Call, group: Any) -> ErrorCode:
-    if not access.may(broker, call, Operation.DESCRIBE, group.group_id):
+    if not call.may(_DESCRIBE_GROUP, group.group_id):
         return ErrorCode.GROUP_AUTHORIZATION_FAILED
     member_id, epoch = getattr(group, "member_id", None), getattr(group, "member_epoch", -1)
     if member_id is None and epoch < 0:
@@ -92,20 +92,18 @@ def _all(broker: Broker, call: Call, committed: Iterable[tuple[str, int]]) -> li
     for name, found in indexes.items():
         topic = broker.find_topic(name)
         # Where topics are named by id, one that is gone has no name any more.
-        if broker.may(call.principal, Operation.DESCRIBE, name) and (
-            topic or call.version < _BY_ID_SINCE
-        ):
+        if call.may(_DESCRIBE_TOPIC, name) and (topic or call.version < _BY_ID_SINCE):
             topics.append((name, topic.id if topic else None, found, ErrorCode.NONE))
     return topics
 
 
 def _asked(broker: Broker, call: Call, wanted: Any) -> _Topic:
     topic_id = getattr(wanted, "topic_id", None)
-    topic = find_topic(broker, wanted)
+    topic = broker.find_named(wanted)
     name = topic.name if topic else getattr(wanted, "name", None)
     if name is None:
         return "", topic_id, wanted.partition_indexes, ErrorCode.UNKNOWN_TOPIC_ID
-    may = broker.may(call.principal, Operation.DESCRIBE, name)
+    may = call.may(_DESCRIBE_TOPIC, name)
     denied = ErrorCode.NONE if may else ErrorCode.TOPIC_AUTHORIZATION_FAILED
     return name, topic_id, wanted.partition_indexes, denied
 
@@ -138,4 +136,4 @@ def _partition(
     }
 
 
-API = Api(9, "OffsetFetch", range(1, 11), handle)
+API = Api(9, "OffsetFetch", range(1, 11), handle, asks=[_DESCRIBE_GROUP, _DESCRIBE_TOPIC])

@@ -10,16 +10,13 @@ from typing import Any
 
 from catchwater.broker import zones
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
-from catchwater.broker.gate import Operation, Resource, ResourceType
+from catchwater.broker.gate import DENIED, Operation, ResourceType, Seen
 from catchwater.wire.errors import ErrorCode
 
 _GROUP, _TRANSACTION = 0, 1
-_KINDS = {
-    _GROUP: (ResourceType.GROUP, ErrorCode.GROUP_AUTHORIZATION_FAILED),
-    _TRANSACTION: (
-        ResourceType.TRANSACTIONAL_ID,
-        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    ),
+_ASKS = {
+    _GROUP: Seen(Operation.DESCRIBE, ResourceType.GROUP),
+    _TRANSACTION: Seen(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID),
 }
 
 
@@ -33,12 +30,12 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
 
 
 def _coordinator(broker: Broker, call: Call, key_type: int, key: str) -> dict[str, Any]:
-    if key_type not in _KINDS:
+    if key_type not in _ASKS:
         message = "Groups and transactional ids have coordinators here, nothing else."
         return _nowhere(ErrorCode.INVALID_REQUEST, message)
-    resource_type, denied = _KINDS[key_type]
-    if not broker.gate.may(call.principal, Operation.DESCRIBE, Resource(resource_type, key)):
-        return _nowhere(denied, f"{call.principal} may not DESCRIBE {key}.")
+    ask = _ASKS[key_type]
+    if not call.may(ask, key):
+        return _nowhere(DENIED[ask.type], f"{call.principal} may not DESCRIBE {key}.")
     row = zones.coordinator(broker.brokers, key)
     return {
         "error_code": ErrorCode.NONE,
@@ -53,4 +50,6 @@ def _nowhere(error: ErrorCode, message: str) -> dict[str, Any]:
     return {"node_id": -1, "host": "", "port": -1, **error_fields(error, message)}
 
 
-API = Api(10, "FindCoordinator", range(0, 7), handle, notes="no share groups")
+API = Api(
+    10, "FindCoordinator", range(0, 7), handle, notes="no share groups", asks=[*_ASKS.values()]
+)

@@ -10,9 +10,8 @@ from datetime import timedelta
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination import access
 from catchwater.broker.coordination.members import Join, Joined
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Operation, Whole, the_group
 from catchwater.broker.names import is_legal_group_id, is_legal_member_name
 from catchwater.wire.errors import ErrorCode
 
@@ -24,10 +23,8 @@ _LONGEST_CLIENT_ID = 64
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Wait for the next generation, or refuse."""
     error = _refusal(request)
-    if not error and not access.may(broker, call, Operation.READ, request.group_id):
-        error = ErrorCode.GROUP_AUTHORIZATION_FAILED
     if error is not ErrorCode.NONE:
-        return _fields(Joined(error, request.member_id), call.version)
+        return _refuse(call, request, error)
     session_timeout_ms = _ms(request.session_timeout)
     client_id = (call.header.client_id or "")[:_LONGEST_CLIENT_ID]
     join = Join(
@@ -61,6 +58,10 @@ def _refusal(request: Any) -> ErrorCode:
     return ErrorCode.NONE
 
 
+def _refuse(call: Call, request: Any, error: ErrorCode) -> Fields:
+    return _fields(Joined(error, request.member_id), call.version)
+
+
 def _fields(joined: Joined, version: int) -> Fields:
     return {
         "error_code": joined.error,
@@ -78,4 +79,6 @@ def _fields(joined: Joined, version: int) -> Fields:
     }
 
 
-API = Api(11, "JoinGroup", range(0, 10), handle)
+API = Api(
+    11, "JoinGroup", range(0, 10), handle, refuse=_refuse, asks=[Whole(Operation.READ, the_group)]
+)

@@ -6,8 +6,7 @@ Version notes: v3 (KIP-345) adds static members.
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination import access
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Operation, Whole, the_group
 from catchwater.broker.names import is_legal_group_id
 from catchwater.wire.errors import ErrorCode
 
@@ -16,11 +15,9 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Note that the member lives."""
     if not is_legal_group_id(request.group_id):
         return {"error_code": ErrorCode.INVALID_GROUP_ID}
-    if not access.may(broker, call, Operation.READ, request.group_id):
-        return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED}
     instance_id = getattr(request, "group_instance_id", None)
     member = (request.member_id, instance_id, request.generation_id)
     return {"error_code": await broker.groups.heartbeat(request.group_id, member)}
 
 
-API = Api(12, "Heartbeat", range(0, 5), handle)
+API = Api(12, "Heartbeat", range(0, 5), handle, asks=[Whole(Operation.READ, the_group)])

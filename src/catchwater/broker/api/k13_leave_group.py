@@ -7,8 +7,7 @@ reason, which is not used.
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination import access
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Operation, Whole, the_group
 from catchwater.broker.names import is_legal_group_id
 from catchwater.wire.errors import ErrorCode
 
@@ -18,8 +17,6 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     group_id = request.group_id
     if not is_legal_group_id(group_id):
         return {"error_code": ErrorCode.INVALID_GROUP_ID, "members": []}
-    if not access.may(broker, call, Operation.READ, group_id):
-        return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "members": []}
     if call.version < 3:
         return {"error_code": await broker.groups.leave(group_id, request.member_id, None)}
     members = [
@@ -33,4 +30,4 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     return {"error_code": ErrorCode.NONE, "members": members}
 
 
-API = Api(13, "LeaveGroup", range(0, 6), handle)
+API = Api(13, "LeaveGroup", range(0, 6), handle, asks=[Whole(Operation.READ, the_group)])

@@ -7,8 +7,7 @@ must be the group's.
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination import access
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Operation, Whole, the_group
 from catchwater.broker.names import is_legal_group_id
 from catchwater.wire.errors import ErrorCode
 
@@ -17,13 +16,11 @@ _NAMES_PROTOCOL_SINCE = 5
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Wait for the leader's assignment."""
-    if not access.may(broker, call, Operation.READ, request.group_id):
-        return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "assignment": b""}
     protocol = getattr(request, "protocol_type", None), getattr(request, "protocol_name", None)
     if call.version >= _NAMES_PROTOCOL_SINCE and None in protocol:
-        return {"error_code": ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "assignment": b""}
+        return _refuse(call, request, ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
     if not is_legal_group_id(request.group_id):
-        return {"error_code": ErrorCode.INVALID_GROUP_ID, "assignment": b""}
+        return _refuse(call, request, ErrorCode.INVALID_GROUP_ID)
     instance_id = getattr(request, "group_instance_id", None)
     synced = await broker.groups.sync(
         request.group_id,
@@ -39,4 +36,10 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     }
 
 
-API = Api(14, "SyncGroup", range(0, 6), handle)
+def _refuse(call: Call, request: Any, error: ErrorCode) -> Fields:
+    return {"error_code": error, "assignment": b""}
+
+
+API = Api(
+    14, "SyncGroup", range(0, 6), handle, refuse=_refuse, asks=[Whole(Operation.READ, the_group)]
+)

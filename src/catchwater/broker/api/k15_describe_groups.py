@@ -13,7 +13,7 @@ from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.coordination import access
 from catchwater.broker.coordination.groups import Group
 from catchwater.broker.coordination.members import GroupState, Member
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Each, Operation, ResourceType, named
 from catchwater.wire.errors import ErrorCode
 
 
@@ -32,8 +32,6 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
 async def _group(broker: Broker, call: Call, group_id: str) -> dict[str, Any]:
     await broker.groups.settle(group_id)
     group = broker.groups.groups.get(group_id)
-    if not access.may(broker, call, Operation.DESCRIBE, group_id):
-        return _nothing(group_id, ErrorCode.GROUP_AUTHORIZATION_FAILED)
     if not broker.groups.is_mine(group_id):
         return _nothing(group_id, ErrorCode.NOT_COORDINATOR)
     if group is None:
@@ -79,4 +77,10 @@ def _member(group: Group, member: Member) -> dict[str, Any]:
     }
 
 
-API = Api(15, "DescribeGroups", range(0, 7), handle)
+API = Api(
+    15,
+    "DescribeGroups",
+    range(0, 7),
+    handle,
+    asks=[Each(Operation.DESCRIBE, named(ResourceType.GROUP), "groups", "groups", _nothing)],
+)

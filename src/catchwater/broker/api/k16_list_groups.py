@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination import access
 from catchwater.broker.coordination.members import GroupState
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Operation, ResourceType, Seen
 from catchwater.wire.errors import ErrorCode
 
 _CLASSIC, _CONSUMER = "classic", "consumer"
 """The types as Kafka spells them."""
+_DESCRIBE = Seen(Operation.DESCRIBE, ResourceType.GROUP, or_cluster=True)
 
 
 class _Listed(NamedTuple):
@@ -33,7 +33,6 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     types = {kind.lower() for kind in getattr(request, "types_filter", ())}
     stored = await broker.log.groups()
     groups = {listed.group_id: listed for listed in _all(broker, stored)}
-    sees_all = broker.may_administer(call.principal, Operation.DESCRIBE)
     return {
         "error_code": ErrorCode.NONE,
         "groups": [
@@ -41,7 +40,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
             for group_id, listed in sorted(groups.items())
             if (not states or listed.group_state.lower() in states)
             and (not types or listed.group_type.lower() in types)
-            and (sees_all or access.may(broker, call, Operation.DESCRIBE, group_id))
+            and call.may(_DESCRIBE, group_id)
         ],
     }
 
@@ -57,4 +56,4 @@ def _all(broker: Broker, stored: list[str]) -> Iterator[_Listed]:
         yield _Listed(consumers.id, "consumer", consumers.state.value, _CONSUMER)
 
 
-API = Api(16, "ListGroups", range(0, 6), handle)
+API = Api(16, "ListGroups", range(0, 6), handle, asks=[_DESCRIBE])

@@ -68,4 +68,4 @@ def _fields(broker: Broker, error: ErrorCode, version: int) -> Fields:
     }
 
 
-API = Api(18, "ApiVersions", range(0, 5), handle)
+API = Api(18, "ApiVersions", range(0, 5), handle, asks=[])

@@ -15,7 +15,7 @@ from catchwater.broker import topic_config
 from catchwater.broker.admin import layout, settings
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.coordination.held import UNAVAILABLE
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Each, Operation, ResourceType, Seen, the_topic
 from catchwater.broker.names import is_legal_topic_name
 from catchwater.catalog.errors import TopicCollides, TopicExists
 from catchwater.catalog.rows import Topic
@@ -23,6 +23,7 @@ from catchwater.catalog.topics import collision
 from catchwater.wire.errors import ErrorCode
 
 _DEFAULT = -1
+_DESCRIBE_CONFIGS = Seen(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC)
 _TOLD_OF_A_SETTING = ("name", "value", "read_only", "config_source", "is_sensitive")
 
 
@@ -34,8 +35,6 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
         problem = _refusal(broker, topic)
         if times[topic.name] > 1:
             problem = ErrorCode.INVALID_REQUEST, "The request names this topic twice."
-        if not layout.may_create(broker, call.principal, topic.name):
-            problem = ErrorCode.TOPIC_AUTHORIZATION_FAILED, None
         made = await _create(broker, topic, problem, request.validate_only)
         topics.append(made | _settings(broker, call, topic, made["error_code"]))
     return {"topics": topics}
@@ -73,7 +72,7 @@ def _settings(broker: Broker, call: Call, wanted: Any, error: ErrorCode) -> dict
     """The settings the topic has, or would have; null for who may not know them."""
     if error is not ErrorCode.NONE:
         return {"configs": []}
-    if not broker.may(call.principal, Operation.DESCRIBE_CONFIGS, wanted.name):
+    if not call.may(_DESCRIBE_CONFIGS, wanted.name):
         denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         return {"configs": None, "topic_config_error_code": denied}
     own = {config.name: config.value for config in wanted.configs}
@@ -137,4 +136,24 @@ def _refused_places(broker: Broker, wanted: Any) -> tuple[ErrorCode, str] | None
     return (ErrorCode.INVALID_REPLICA_ASSIGNMENT, reason) if reason else None
 
 
-API = Api(19, "CreateTopics", range(2, 8), handle)
+def _refused(wanted: Any, error: ErrorCode) -> Fields:
+    return {
+        "name": wanted.name,
+        "topic_id": None,
+        **error_fields(error),
+        "num_partitions": -1,
+        "replication_factor": -1,
+        "configs": [],
+    }
+
+
+API = Api(
+    19,
+    "CreateTopics",
+    range(2, 8),
+    handle,
+    asks=[
+        Each(Operation.CREATE, the_topic, "topics", "topics", _refused, or_cluster=True),
+        _DESCRIBE_CONFIGS,
+    ],
+)

@@ -13,9 +13,12 @@ from uuid import UUID
 
 from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call, Fields, error_fields
 from catchwater.broker.coordination.held import UNAVAILABLE
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Operation, ResourceType, Seen
 from catchwater.catalog.errors import TopicUnknown
 from catchwater.wire.errors import ErrorCode
+
+_DELETE = Seen(Operation.DELETE, ResourceType.TOPIC)
+_DESCRIBE = Seen(Operation.DESCRIBE, ResourceType.TOPIC)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
@@ -41,8 +44,8 @@ async def _delete(
 ) -> dict[str, Any]:
     topic = broker.find_topic(name, topic_id.bytes if topic_id else NO_TOPIC_ID)
     told = name or (topic.name if topic else "")
-    if told and not broker.may(call.principal, Operation.DELETE, told):
-        if name or broker.may(call.principal, Operation.DESCRIBE, told):
+    if told and not call.may(_DELETE, told):
+        if name or call.may(_DESCRIBE, told):
             error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
             return {"name": told, "topic_id": topic_id, **error_fields(error)}
         topic = None
@@ -61,4 +64,4 @@ async def _delete(
     return fields | error_fields(ErrorCode.NONE)
 
 
-API = Api(20, "DeleteTopics", range(1, 7), handle)
+API = Api(20, "DeleteTopics", range(1, 7), handle, asks=[_DELETE, _DESCRIBE])

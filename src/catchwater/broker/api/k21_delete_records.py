@@ -12,6 +12,7 @@ from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination.held import UNAVAILABLE
+from catchwater.broker.gate import Each, Operation, the_topic
 from catchwater.catalog.errors import SessionFenced
 from catchwater.catalog.rows import PartitionKey, Pin
 from catchwater.log.keep.policy import DELETE, cleanup_policies
@@ -95,4 +96,22 @@ def _answer(
     }
 
 
-API = Api(21, "DeleteRecords", range(0, 3), handle)
+def _refused(topic: Any, error: ErrorCode) -> Fields:
+    partitions = [
+        {
+            "partition_index": wanted.partition_index,
+            "low_watermark": _NO_OFFSET,
+            "error_code": error,
+        }
+        for wanted in topic.partitions
+    ]
+    return {"name": topic.name, "partitions": partitions}
+
+
+API = Api(
+    21,
+    "DeleteRecords",
+    range(0, 3),
+    handle,
+    asks=[Each(Operation.DELETE, the_topic, "topics", "topics", _refused)],
+)

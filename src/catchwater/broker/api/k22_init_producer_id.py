@@ -13,10 +13,12 @@ Version notes: v3 brings the id and epoch the producer has (KIP-360), v4 PRODUCE
 Not implemented: v6 (two-phase commit, KIP-939).
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination.transactions import answered, as_known_to
+from catchwater.broker.gate import THE_CLUSTER, Operation, Resource, Whole, the_transactional_id
 from catchwater.broker.names import is_legal_transactional_id
 from catchwater.log.transactions import Producer
 from catchwater.wire.errors import ErrorCode
@@ -58,4 +60,23 @@ async def _producer(
     )
 
 
-API = Api(22, "InitProducerId", range(0, 6), handle)
+def _new_producer(broker: Broker, request: Any) -> Iterable[Resource]:
+    """What a producer without a transactional id needs."""
+    return (THE_CLUSTER,) if request.transactional_id is None else ()
+
+
+def _refuse(call: Call, request: Any, error: ErrorCode) -> Fields:
+    return {"error_code": error, "producer_id": _NONE.id, "producer_epoch": _NONE.epoch}
+
+
+API = Api(
+    22,
+    "InitProducerId",
+    range(0, 6),
+    handle,
+    refuse=_refuse,
+    asks=[
+        Whole(Operation.WRITE, the_transactional_id),
+        Whole(Operation.IDEMPOTENT_WRITE, _new_producer, or_any_topic=Operation.WRITE),
+    ],
+)

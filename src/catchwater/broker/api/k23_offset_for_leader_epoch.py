@@ -10,7 +10,7 @@ from typing import Any
 
 from catchwater.broker.api.k02_list_offsets import see_now
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Each, Operation, the_topic
 from catchwater.wire.errors import ErrorCode
 
 _ONLY_EPOCH = 0
@@ -18,18 +18,14 @@ _ONLY_EPOCH = 0
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Tell where the only epoch ends."""
-    may = {t.topic: broker.may(call.principal, Operation.DESCRIBE, t.topic) for t in request.topics}
-    allowed = [topic for topic in request.topics if may[topic.topic]]
-    asked = [(topic.topic, p.partition) for topic in allowed for p in topic.partitions]
+    asked = [(topic.topic, p.partition) for topic in request.topics for p in topic.partitions]
     untold = ErrorCode.NONE if await see_now(broker, asked) else ErrorCode.KAFKA_STORAGE_ERROR
-    denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
     return {
         "topics": [
             {
                 "topic": topic.topic,
                 "partitions": [
-                    _partition(broker, topic.topic, p, untold if may[topic.topic] else denied)
-                    for p in topic.partitions
+                    _partition(broker, topic.topic, p, untold) for p in topic.partitions
                 ],
             }
             for topic in request.topics
@@ -38,9 +34,9 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
 
 
 def _partition(broker: Broker, name: str, wanted: Any, error: ErrorCode) -> dict[str, Any]:
-    fields = {"partition": wanted.partition, "leader_epoch": -1, "end_offset": -1}
+    fields = _unknown(wanted, error)
     if error is not ErrorCode.NONE:
-        return fields | {"error_code": error}
+        return fields
     topic = broker.find_topic(name)
     if topic is None or not 0 <= wanted.partition < topic.partitions:
         return fields | {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
@@ -52,4 +48,19 @@ def _partition(broker: Broker, name: str, wanted: Any, error: ErrorCode) -> dict
     return fields | {"error_code": ErrorCode.NONE}
 
 
-API = Api(23, "OffsetForLeaderEpoch", range(2, 5), handle)
+def _unknown(wanted: Any, error: ErrorCode) -> dict[str, Any]:
+    fields = {"partition": wanted.partition, "leader_epoch": -1, "end_offset": -1}
+    return fields | {"error_code": error}
+
+
+def _refused(topic: Any, error: ErrorCode) -> Fields:
+    return {"topic": topic.topic, "partitions": [_unknown(p, error) for p in topic.partitions]}
+
+
+API = Api(
+    23,
+    "OffsetForLeaderEpoch",
+    range(2, 5),
+    handle,
+    asks=[Each(Operation.DESCRIBE, the_topic, "topics", "topics", _refused)],
+)

@@ -8,32 +8,44 @@ Version notes: v2 PRODUCER_FENCED (KIP-588).
 Not implemented: v4 and later, which only Kafka's brokers send to each other.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination.transactions import answered, as_known_to
+from catchwater.broker.gate import Operation, Resource, ResourceType, Seen, Whole
 from catchwater.log.transactions import Producer
 from catchwater.wire.errors import ErrorCode
 
+_WRITE = Seen(Operation.WRITE, ResourceType.TOPIC)
+
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Announce the partitions; every one of them is answered alike."""
-    unknown: set[tuple[str, int]] = set()
+    """Announce the partitions, unless there is one that cannot be written to."""
+    refused: dict[tuple[str, int], ErrorCode] = {}
     keys = []
     for wanted in request.v3_and_below_topics:
         topic = broker.find_topic(wanted.name)
+        may_write = call.may(_WRITE, wanted.name)
         for index in wanted.partitions:
-            if topic is None or not 0 <= index < topic.partitions:
-                unknown.add((wanted.name, index))
+            if not may_write:
+                refused[wanted.name, index] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            elif topic is None or not 0 <= index < topic.partitions:
+                refused[wanted.name, index] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             else:
                 keys.append((topic.id, index))
-    error = ErrorCode.OPERATION_NOT_ATTEMPTED
-    if not unknown:
-        producer = Producer(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
-        transactional_id = request.v3_and_below_transactional_id
-        adding = broker.log.txns.add_partitions(transactional_id, producer, keys)
-        error, _ = await answered(broker, adding)
-        error = as_known_to(call.version, 2, error)
+    if refused:
+        return _fields(request, refused, ErrorCode.OPERATION_NOT_ATTEMPTED)
+    producer = Producer(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
+    transactional_id = request.v3_and_below_transactional_id
+    adding = broker.log.txns.add_partitions(transactional_id, producer, keys)
+    error, _ = await answered(broker, adding)
+    return _fields(request, {}, as_known_to(call.version, 2, error))
+
+
+def _fields(
+    request: Any, errors: Mapping[tuple[str, int], ErrorCode], otherwise: ErrorCode
+) -> Fields:
     return {
         "results_by_topic_v3_and_below": [
             {
@@ -41,9 +53,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
                 "results_by_partition": [
                     {
                         "partition_index": index,
-                        "partition_error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                        if (wanted.name, index) in unknown
-                        else error,
+                        "partition_error_code": errors.get((wanted.name, index), otherwise),
                     }
                     for index in wanted.partitions
                 ],
@@ -53,4 +63,19 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     }
 
 
-API = Api(24, "AddPartitionsToTxn", range(0, 4), handle)
+def _transactional_id(broker: Broker, request: Any) -> Iterable[Resource]:
+    return (Resource(ResourceType.TRANSACTIONAL_ID, request.v3_and_below_transactional_id),)
+
+
+def _refuse(call: Call, request: Any, error: ErrorCode) -> Fields:
+    return _fields(request, {}, error)
+
+
+API = Api(
+    24,
+    "AddPartitionsToTxn",
+    range(0, 4),
+    handle,
+    refuse=_refuse,
+    asks=[Whole(Operation.WRITE, _transactional_id), _WRITE],
+)

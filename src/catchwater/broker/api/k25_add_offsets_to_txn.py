@@ -9,6 +9,7 @@ from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination.transactions import answered, as_known_to
+from catchwater.broker.gate import Operation, Whole, the_group, the_transactional_id
 from catchwater.broker.names import is_legal_group_id
 from catchwater.log.transactions import Producer
 from catchwater.wire.errors import ErrorCode
@@ -26,4 +27,10 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     return {"error_code": as_known_to(call.version, 2, error)}
 
 
-API = Api(25, "AddOffsetsToTxn", range(0, 5), handle)
+API = Api(
+    25,
+    "AddOffsetsToTxn",
+    range(0, 5),
+    handle,
+    asks=[Whole(Operation.WRITE, the_transactional_id), Whole(Operation.READ, the_group)],
+)

@@ -12,6 +12,7 @@ from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination.transactions import answered, as_known_to
+from catchwater.broker.gate import Operation, Whole, the_transactional_id
 from catchwater.log.transactions import Producer
 from catchwater.wire.errors import ErrorCode
 
@@ -21,7 +22,7 @@ _SECOND_VERSION = 5
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """End the transaction; the answer gives the epoch to go on with."""
     if not request.transactional_id:
-        return {"error_code": ErrorCode.INVALID_REQUEST, "producer_id": -1, "producer_epoch": -1}
+        return _refuse(call, request, ErrorCode.INVALID_REQUEST)
     error, producer = await answered(
         broker,
         broker.log.txns.end(
@@ -39,4 +40,15 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     }
 
 
-API = Api(26, "EndTxn", range(0, 6), handle)
+def _refuse(call: Call, request: Any, error: ErrorCode) -> Fields:
+    return {"error_code": error, "producer_id": -1, "producer_epoch": -1}
+
+
+API = Api(
+    26,
+    "EndTxn",
+    range(0, 6),
+    handle,
+    refuse=_refuse,
+    asks=[Whole(Operation.WRITE, the_transactional_id)],
+)

@@ -14,9 +14,15 @@ from typing import Any
 
 from catchwater.broker.api.k08_offset_commit import check
 from catchwater.broker.broker import Api, Broker, Call, Fields, errors_by_partition
-from catchwater.broker.coordination import access
 from catchwater.broker.coordination.transactions import answered
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import (
+    Each,
+    Operation,
+    Whole,
+    the_group,
+    the_topic,
+    the_transactional_id,
+)
 from catchwater.broker.names import is_legal_group_id
 from catchwater.catalog.rows import OffsetCommit
 from catchwater.log.transactions import Producer
@@ -74,12 +80,32 @@ async def _refusal(broker: Broker, call: Call, request: Any) -> ErrorCode:
     """What is wrong with the group, its coordinator or its member."""
     if not is_legal_group_id(request.group_id):
         return ErrorCode.INVALID_GROUP_ID
-    if not access.may(broker, call, Operation.READ, request.group_id):
-        return ErrorCode.GROUP_AUTHORIZATION_FAILED
     if call.version < 3 or (request.generation_id == _NO_GENERATION and not request.member_id):
         return await broker.groups.hold(request.group_id)
     member = (request.member_id, request.group_instance_id, request.generation_id)
     return await broker.groups.check_commit(request.group_id, member)
 
 
-API = Api(28, "TxnOffsetCommit", range(0, 6), handle)
+def _refused(topic: Any, error: ErrorCode) -> Fields:
+    partitions = [
+        {"partition_index": p.partition_index, "error_code": error} for p in topic.partitions
+    ]
+    return {"name": topic.name, "partitions": partitions}
+
+
+def _refuse(call: Call, request: Any, error: ErrorCode) -> Fields:
+    return {"topics": [_refused(topic, error) for topic in request.topics]}
+
+
+API = Api(
+    28,
+    "TxnOffsetCommit",
+    range(0, 6),
+    handle,
+    refuse=_refuse,
+    asks=[
+        Whole(Operation.WRITE, the_transactional_id),
+        Whole(Operation.READ, the_group),
+        Each(Operation.READ, the_topic, "topics", "topics", _refused),
+    ],
+)

@@ -1,4 +1,4 @@
-"""DescribeAcls (29), v1-3: there are none, and nothing asks for them (a gate decides; `gate.py`).
+"""DescribeAcls (29), v1-3: there are none, for a gate decides (`gate.py`).
 
 Every version gets the answer of Kafka without an authorizer, SECURITY_DISABLED, by which tools and
 frameworks see that ACLs are not used here; to one that were told of an API that is not served, the
@@ -8,13 +8,21 @@ broker would be too old.
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
+from catchwater.broker.gate import Operation, Whole, the_cluster
 from catchwater.wire.errors import ErrorCode
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Say that ACLs are not in use, to whoever asks."""
+    """Say that ACLs are not in use."""
     message = "No authorizer is configured: this broker has no ACLs."
     return error_fields(ErrorCode.SECURITY_DISABLED, message) | {"resources": ()}
 
 
-API = Api(29, "DescribeAcls", range(1, 4), handle, notes="there are none: SECURITY_DISABLED")
+API = Api(
+    29,
+    "DescribeAcls",
+    range(1, 4),
+    handle,
+    notes="there are none: SECURITY_DISABLED",
+    asks=[Whole(Operation.DESCRIBE, the_cluster)],
+)

@@ -13,7 +13,7 @@ from typing import Any
 
 from catchwater.broker.admin import alteration, settings
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Each, Operation
 from catchwater.broker.names import is_legal_topic_name
 from catchwater.catalog.errors import CatalogUnavailable
 from catchwater.wire.errors import ErrorCode
@@ -38,8 +38,12 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
 
 
 def _too_many(resource: Any) -> dict[str, Any]:
-    message = f"A request describes up to {MAX_RESOURCES} resources."
-    return error_fields(ErrorCode.INVALID_REQUEST, message) | {
+    what = f"A request describes up to {MAX_RESOURCES} resources."
+    return _refused(resource, ErrorCode.INVALID_REQUEST, what)
+
+
+def _refused(resource: Any, error: ErrorCode, message: str | None = None) -> dict[str, Any]:
+    return error_fields(error, message) | {
         "resource_type": resource.resource_type,
         "resource_name": resource.resource_name,
         "configs": [],
@@ -47,11 +51,7 @@ def _too_many(resource: Any) -> dict[str, Any]:
 
 
 def _resource(broker: Broker, call: Call, request: Any, resource: Any) -> dict[str, Any]:
-    error = alteration.denied(broker, call, Operation.DESCRIBE_CONFIGS, resource)
-    message = None
-    configs: list[dict[str, Any]] = []
-    if error is ErrorCode.NONE:
-        error, message, configs = _configs(broker, resource)
+    error, message, configs = _configs(broker, resource)
     wanted = resource.configuration_keys
     documented = getattr(request, "include_documentation", False)
     for config in configs:
@@ -88,4 +88,10 @@ def _configs(broker: Broker, resource: Any) -> tuple[ErrorCode, str | None, list
             return ErrorCode.INVALID_REQUEST, what, []
 
 
-API = Api(32, "DescribeConfigs", range(1, 5), handle)
+API = Api(
+    32,
+    "DescribeConfigs",
+    range(1, 5),
+    handle,
+    asks=[Each(Operation.DESCRIBE_CONFIGS, alteration.resource, "resources", "results", _refused)],
+)

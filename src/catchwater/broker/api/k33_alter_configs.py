@@ -9,15 +9,32 @@ Settings: `broker/topic_config.py`. Those of brokers, groups and client metrics 
 
 from typing import Any
 
+from catchwater.broker.admin import alteration
 from catchwater.broker.admin.alteration import Change, alter_each, replaced
 from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.gate import Each, Operation
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Alter each resource for itself."""
     return await alter_each(
-        broker, call, request, lambda r: [Change(c.name, c.value) for c in r.configs], replaced
+        broker, request, lambda r: [Change(c.name, c.value) for c in r.configs], replaced
     )
 
 
-API = Api(33, "AlterConfigs", range(0, 3), handle, notes="topics only")
+API = Api(
+    33,
+    "AlterConfigs",
+    range(0, 3),
+    handle,
+    notes="topics only",
+    asks=[
+        Each(
+            Operation.ALTER_CONFIGS,
+            alteration.resource,
+            "resources",
+            "responses",
+            alteration.answer,
+        )
+    ],
+)

@@ -4,28 +4,31 @@ To be moved there is so anyway; no other place is known (LOG_DIR_NOT_FOUND). A t
 under several places is answered once, with all its partitions. Version notes: v2 is flexible.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from catchwater.broker.api.k35_describe_log_dirs import log_dir
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Operation, Whole, the_cluster
 from catchwater.wire.errors import ErrorCode
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Answer each partition for itself."""
-    allowed = broker.may_administer(call.principal, Operation.ALTER)
     here = log_dir(broker)
-    results: dict[str, list[dict[str, Any]]] = {}
+    return _each(request, lambda place, name, index: _moved(broker, name, index, place == here))
+
+
+def _refuse(call: Call, request: Any, error: ErrorCode) -> Fields:
+    return _each(request, lambda place, name, index: error)
+
+
+def _each(request: Any, answer: Callable[[str, str, int], ErrorCode]) -> Fields:
+    results: dict[str, list[Fields]] = {}
     for place in request.dirs:
         for topic in place.topics:
             results.setdefault(topic.name, []).extend(
-                {
-                    "partition_index": index,
-                    "error_code": _moved(broker, topic.name, index, place.path == here)
-                    if allowed
-                    else ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
-                }
+                {"partition_index": index, "error_code": answer(place.path, topic.name, index)}
                 for index in topic.partitions
             )
     return {
@@ -44,4 +47,12 @@ def _moved(broker: Broker, name: str, index: int, is_here: bool) -> ErrorCode:
     return ErrorCode.NONE
 
 
-API = Api(34, "AlterReplicaLogDirs", range(1, 3), handle, notes="one directory only")
+API = Api(
+    34,
+    "AlterReplicaLogDirs",
+    range(1, 3),
+    handle,
+    notes="one directory only",
+    refuse=_refuse,
+    asks=[Whole(Operation.ALTER, the_cluster)],
+)

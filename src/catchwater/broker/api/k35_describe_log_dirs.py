@@ -17,7 +17,7 @@ from typing import Any
 from catchwater.broker.admin import layout
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination.held import UNAVAILABLE
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Operation, Whole, the_cluster
 from catchwater.catalog.rows import Topic
 from catchwater.wire.errors import ErrorCode
 
@@ -26,8 +26,6 @@ _UNKNOWN_BYTES = -1
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """List all partitions, or those asked for; what is not there is left out."""
-    if not broker.may_administer(call.principal, Operation.DESCRIBE):
-        return {"error_code": ErrorCode.CLUSTER_AUTHORIZATION_FAILED}
     asked = _asked(broker, call, request)
     keys = [(topic.id, index) for topic, indexes in asked for index in indexes]
     error = ErrorCode.NONE
@@ -104,4 +102,4 @@ def _volume(broker: Broker) -> tuple[int, int]:
     return usage.total, usage.free
 
 
-API = Api(35, "DescribeLogDirs", range(1, 6), handle)
+API = Api(35, "DescribeLogDirs", range(1, 6), handle, asks=[Whole(Operation.DESCRIBE, the_cluster)])

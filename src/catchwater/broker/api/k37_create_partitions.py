@@ -13,7 +13,7 @@ from typing import Any
 from catchwater.broker.admin import layout
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.coordination.held import UNAVAILABLE
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Each, Operation, the_topic
 from catchwater.catalog.errors import TopicUnknown
 from catchwater.wire.errors import ErrorCode
 
@@ -25,16 +25,12 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     for wanted in {topic.name: topic for topic in request.topics}.values():
         error, message = ErrorCode.INVALID_REQUEST, "The request names this topic twice."
         if times[wanted.name] == 1:
-            error, message = await _grow(broker, call, wanted, request.validate_only)
+            error, message = await _grow(broker, wanted, request.validate_only)
         results.append({"name": wanted.name, **error_fields(error, message)})
     return {"results": results}
 
 
-async def _grow(
-    broker: Broker, call: Call, wanted: Any, validate_only: bool
-) -> tuple[ErrorCode, str]:
-    if not broker.may(call.principal, Operation.ALTER, wanted.name):
-        return ErrorCode.TOPIC_AUTHORIZATION_FAILED, ""
+async def _grow(broker: Broker, wanted: Any, validate_only: bool) -> tuple[ErrorCode, str]:
     try:
         await broker.log.look_up([wanted.name])
         partitions = broker.log.topics.find(wanted.name).partitions
@@ -65,4 +61,14 @@ def _refusal(broker: Broker, wanted: Any, partitions: int) -> tuple[ErrorCode, s
     return ErrorCode.NONE, ""
 
 
-API = Api(37, "CreatePartitions", range(0, 4), handle)
+def _refused(wanted: Any, error: ErrorCode) -> Fields:
+    return {"name": wanted.name, **error_fields(error, "")}
+
+
+API = Api(
+    37,
+    "CreatePartitions",
+    range(0, 4),
+    handle,
+    asks=[Each(Operation.ALTER, the_topic, "topics", "results", _refused)],
+)

@@ -3,9 +3,8 @@
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination import access
 from catchwater.broker.coordination.held import MOVED, UNAVAILABLE
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Each, Operation, ResourceType, named
 from catchwater.broker.names import is_legal_group_id
 from catchwater.wire.errors import ErrorCode
 
@@ -14,17 +13,15 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Delete each, and say what came of it."""
     return {
         "results": [
-            {"group_id": name, "error_code": await _delete(broker, call, name)}
+            {"group_id": name, "error_code": await _delete(broker, name)}
             for name in dict.fromkeys(request.groups_names)
         ]
     }
 
 
-async def _delete(broker: Broker, call: Call, group_id: str) -> ErrorCode:
+async def _delete(broker: Broker, group_id: str) -> ErrorCode:
     if not is_legal_group_id(group_id):
         return ErrorCode.GROUP_ID_NOT_FOUND  # no group can have this name
-    if not access.may(broker, call, Operation.DELETE, group_id):
-        return ErrorCode.GROUP_AUTHORIZATION_FAILED
     groups = broker.groups
     async with groups.in_order(group_id):
         error = await groups.hold(group_id)
@@ -46,4 +43,14 @@ async def _delete(broker: Broker, call: Call, group_id: str) -> ErrorCode:
     return ErrorCode.NONE if was_known or had_positions else ErrorCode.GROUP_ID_NOT_FOUND
 
 
-API = Api(42, "DeleteGroups", range(0, 3), handle)
+def _refused(group_id: str, error: ErrorCode) -> Fields:
+    return {"group_id": group_id, "error_code": error}
+
+
+API = Api(
+    42,
+    "DeleteGroups",
+    range(0, 3),
+    handle,
+    asks=[Each(Operation.DELETE, named(ResourceType.GROUP), "groups_names", "results", _refused)],
+)

@@ -4,10 +4,11 @@ That is the answer for every partition that is there, and where all are asked fo
 in Kafka. Version notes: v1 adds the election's type (KIP-460), v2 is flexible.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Operation, Whole, the_cluster
 from catchwater.wire.errors import ErrorCode
 
 _TYPES = (0, 1)
@@ -16,34 +17,43 @@ _TYPES = (0, 1)
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Answer each partition for itself."""
-    asked = request.topic_partitions or ()
-    refused = ErrorCode.NONE
-    if not broker.may_administer(call.principal, Operation.ALTER):
-        refused = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-    elif getattr(request, "election_type", 0) not in _TYPES:
-        refused = ErrorCode.INVALID_REQUEST
+    if getattr(request, "election_type", 0) not in _TYPES:
+        return _refuse(call, request, ErrorCode.INVALID_REQUEST)
+    return _each(request, ErrorCode.NONE, lambda name, index: _answer(broker, name, index))
+
+
+def _refuse(call: Call, request: Any, error: ErrorCode) -> Fields:
+    return _each(request, error, lambda name, index: error_fields(error))
+
+
+def _each(request: Any, error: ErrorCode, answer: Callable[[str, int], Fields]) -> Fields:
     return {
-        "error_code": refused,
+        "error_code": error,
         "replica_election_results": [
             {
                 "topic": topic.topic,
                 "partition_result": [
-                    {"partition_id": index} | _answer(broker, topic.topic, index, refused)
+                    {"partition_id": index, **answer(topic.topic, index)}
                     for index in topic.partitions
                 ],
             }
-            for topic in asked
+            for topic in request.topic_partitions or ()
         ],
     }
 
 
-def _answer(broker: Broker, name: str, index: int, refused: ErrorCode) -> dict[str, Any]:
+def _answer(broker: Broker, name: str, index: int) -> dict[str, Any]:
     topic = broker.find_topic(name)
-    if refused is not ErrorCode.NONE:
-        return error_fields(refused)
     if topic is None or not 0 <= index < topic.partitions:
         return error_fields(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     return error_fields(ErrorCode.ELECTION_NOT_NEEDED, "Every broker serves this partition.")
 
 
-API = Api(43, "ElectLeaders", range(0, 3), handle)
+API = Api(
+    43,
+    "ElectLeaders",
+    range(0, 3),
+    handle,
+    refuse=_refuse,
+    asks=[Whole(Operation.ALTER, the_cluster)],
+)

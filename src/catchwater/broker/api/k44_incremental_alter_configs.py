@@ -9,8 +9,10 @@ Settings: `broker/topic_config.py`. Those of brokers, groups and client metrics 
 
 from typing import Any
 
+from catchwater.broker.admin import alteration
 from catchwater.broker.admin.alteration import Change, alter_each, changed
 from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.gate import Each, Operation
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
@@ -19,7 +21,22 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     def changes(resource: Any) -> list[Change]:
         return [Change(c.name, c.value, c.config_operation) for c in resource.configs]
 
-    return await alter_each(broker, call, request, changes, changed)
+    return await alter_each(broker, request, changes, changed)
 
 
-API = Api(44, "IncrementalAlterConfigs", range(0, 2), handle, notes="topics only")
+API = Api(
+    44,
+    "IncrementalAlterConfigs",
+    range(0, 2),
+    handle,
+    notes="topics only",
+    asks=[
+        Each(
+            Operation.ALTER_CONFIGS,
+            alteration.resource,
+            "resources",
+            "responses",
+            alteration.answer,
+        )
+    ],
+)

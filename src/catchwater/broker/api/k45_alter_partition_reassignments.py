@@ -9,14 +9,12 @@ from typing import Any
 
 from catchwater.broker.admin import layout
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Operation, Whole, the_cluster
 from catchwater.wire.errors import ErrorCode
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Answer each partition for itself."""
-    if not broker.may_administer(call.principal, Operation.ALTER):
-        return error_fields(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     return error_fields(ErrorCode.NONE) | {
         "allow_replication_factor_change": getattr(
             request, "allow_replication_factor_change", True
@@ -51,4 +49,10 @@ def _answer(broker: Broker, call: Call, name: str, wanted: Any) -> dict[str, Any
     )
 
 
-API = Api(45, "AlterPartitionReassignments", range(0, 2), handle)
+API = Api(
+    45,
+    "AlterPartitionReassignments",
+    range(0, 2),
+    handle,
+    asks=[Whole(Operation.ALTER, the_cluster)],
+)

@@ -3,9 +3,8 @@
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields, errors_by_partition
-from catchwater.broker.coordination import access
 from catchwater.broker.coordination.held import MOVED, UNAVAILABLE
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Each, Operation, Whole, the_group, the_topic
 from catchwater.broker.names import is_legal_group_id
 from catchwater.wire.errors import ErrorCode
 
@@ -13,11 +12,11 @@ from catchwater.wire.errors import ErrorCode
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Forget all that may be forgotten, then answer each."""
     async with broker.groups.in_order(request.group_id):
-        error = await _refusal(broker, call, request.group_id)
+        error = await _refusal(broker, request.group_id)
         if error is not ErrorCode.NONE:
             return {"error_code": error, "topics": []}
         errors = {
-            (topic.name, p.partition_index): _check(broker, call, request.group_id, topic.name, p)
+            (topic.name, p.partition_index): _check(broker, request.group_id, topic.name, p)
             for topic in request.topics
             for p in topic.partitions
         }
@@ -33,12 +32,10 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     return {"error_code": ErrorCode.NONE, **errors_by_partition(request, errors)}
 
 
-async def _refusal(broker: Broker, call: Call, group_id: str) -> ErrorCode:
+async def _refusal(broker: Broker, group_id: str) -> ErrorCode:
     """What keeps the whole request from being done."""
     if not is_legal_group_id(group_id):
         return ErrorCode.INVALID_GROUP_ID
-    if not access.may(broker, call, Operation.DELETE, group_id):
-        return ErrorCode.GROUP_AUTHORIZATION_FAILED
     error = await broker.groups.hold(group_id)
     if error is not ErrorCode.NONE:
         return error
@@ -50,9 +47,7 @@ async def _refusal(broker: Broker, call: Call, group_id: str) -> ErrorCode:
     return ErrorCode.GROUP_ID_NOT_FOUND
 
 
-def _check(broker: Broker, call: Call, group_id: str, name: str, partition: Any) -> ErrorCode:
-    if not broker.may(call.principal, Operation.READ, name):
-        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+def _check(broker: Broker, group_id: str, name: str, partition: Any) -> ErrorCode:
     topic = broker.find_topic(name)
     if topic is None or not 0 <= partition.partition_index < topic.partitions:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -61,4 +56,20 @@ def _check(broker: Broker, call: Call, group_id: str, name: str, partition: Any)
     return ErrorCode.NONE
 
 
-API = Api(47, "OffsetDelete", range(0, 1), handle)
+def _refused(topic: Any, error: ErrorCode) -> Fields:
+    partitions = [
+        {"partition_index": p.partition_index, "error_code": error} for p in topic.partitions
+    ]
+    return {"name": topic.name, "partitions": partitions}
+
+
+API = Api(
+    47,
+    "OffsetDelete",
+    range(0, 1),
+    handle,
+    asks=[
+        Whole(Operation.DELETE, the_group),
+        Each(Operation.READ, the_topic, "topics", "topics", _refused),
+    ],
+)

@@ -12,7 +12,7 @@ from typing import Any
 
 from catchwater.broker.api import k18_api_versions
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Operation, Whole, the_cluster
 from catchwater.wire.errors import ErrorCode
 
 _BY_FEATURE = 1
@@ -21,8 +21,6 @@ _BY_FEATURE = 1
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Compare each feature with what it is."""
-    if not broker.may_administer(call.principal, Operation.ALTER):
-        return error_fields(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     told = await k18_api_versions.handle(broker, call, request)
     levels = {each["name"]: each["max_version_level"] for each in told["finalized_features"]}
     reasons = [(update.feature, _refusal(update, levels)) for update in request.feature_updates]
@@ -45,4 +43,11 @@ def _answer(reason: str | None) -> dict[str, Any]:
     return error_fields(ErrorCode.INVALID_UPDATE_VERSION if reason else ErrorCode.NONE, reason)
 
 
-API = Api(57, "UpdateFeatures", range(0, 3), handle, notes="no level can be changed")
+API = Api(
+    57,
+    "UpdateFeatures",
+    range(0, 3),
+    handle,
+    notes="no level can be changed",
+    asks=[Whole(Operation.ALTER, the_cluster)],
+)

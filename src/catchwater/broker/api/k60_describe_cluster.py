@@ -10,11 +10,12 @@ from typing import Any
 from catchwater.broker import zones
 from catchwater.broker.admin import layout
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Operation, ResourceType, Seen
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.metadata import OPERATIONS_NOT_TOLD
 
 _BROKERS, _CONTROLLERS = 1, 2
+_DESCRIBE = Seen(Operation.DESCRIBE, ResourceType.CLUSTER)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
@@ -27,7 +28,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
         return error_fields(error) | {"cluster_id": "", "endpoint_type": _BROKERS}
     operations = OPERATIONS_NOT_TOLD
     if request.include_cluster_authorized_operations:
-        may = broker.may_administer(call.principal, Operation.DESCRIBE)
+        may = call.may(_DESCRIBE)
         operations = layout.cluster_operations(broker, call.principal) if may else 0
     return error_fields(ErrorCode.NONE) | {
         "endpoint_type": endpoint_type,
@@ -47,4 +48,4 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     }
 
 
-API = Api(60, "DescribeCluster", range(0, 3), handle)
+API = Api(60, "DescribeCluster", range(0, 3), handle, asks=[_DESCRIBE])

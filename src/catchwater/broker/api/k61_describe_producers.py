@@ -11,7 +11,7 @@ from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.coordination.held import UNAVAILABLE
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Each, Operation, the_topic
 from catchwater.wire.errors import ErrorCode
 
 _NONE = -1
@@ -23,7 +23,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     for topic in request.topics:
         for index in set(topic.partition_indexes):
             if (topic.name, index) not in found:
-                found[topic.name, index] = await _partition(broker, call, topic.name, index)
+                found[topic.name, index] = await _partition(broker, topic.name, index)
     return {
         "topics": [
             {
@@ -38,9 +38,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     }
 
 
-async def _partition(broker: Broker, call: Call, name: str, index: int) -> dict[str, Any]:
-    if not broker.may(call.principal, Operation.READ, name):
-        return error_fields(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+async def _partition(broker: Broker, name: str, index: int) -> dict[str, Any]:
     topic = broker.find_topic(name)
     if topic is None or not 0 <= index < topic.partitions:
         return error_fields(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -63,4 +61,17 @@ async def _partition(broker: Broker, call: Call, name: str, index: int) -> dict[
     }
 
 
-API = Api(61, "DescribeProducers", range(0, 1), handle)
+def _refused(topic: Any, error: ErrorCode) -> Fields:
+    partitions = [
+        {"partition_index": index, **error_fields(error)} for index in topic.partition_indexes
+    ]
+    return {"name": topic.name, "partitions": partitions}
+
+
+API = Api(
+    61,
+    "DescribeProducers",
+    range(0, 1),
+    handle,
+    asks=[Each(Operation.READ, the_topic, "topics", "topics", _refused)],
+)

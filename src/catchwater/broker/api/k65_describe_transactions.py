@@ -8,11 +8,12 @@ from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination.transactions import STATE_NAMES
-from catchwater.broker.gate import Operation, Resource, ResourceType
+from catchwater.broker.gate import Each, Operation, ResourceType, Seen, named
 from catchwater.catalog.rows import TxnRow
 from catchwater.wire.errors import ErrorCode
 
 _NO_TIME_MS = -1
+_DESCRIBE_TOPIC = Seen(Operation.DESCRIBE, ResourceType.TOPIC)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
@@ -26,36 +27,60 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     }
 
 
-async def _state(
-    broker: Broker, call: Call, transactional_id: str, row: TxnRow | None
-) -> dict[str, Any]:
-    resource = Resource(ResourceType.TRANSACTIONAL_ID, transactional_id)
-    may = broker.gate.may(call.principal, Operation.DESCRIBE, resource)
-    if row is None or not may:
-        row = TxnRow(transactional_id, -1, -1, "empty", 0, _NO_TIME_MS, 0, -1, -1, ())
-        error, opened = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, []
-        if not may:
-            error = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-        elif not transactional_id:
-            error = ErrorCode.INVALID_REQUEST
-    else:
-        error, opened = ErrorCode.NONE, await broker.log.txns.open_on(row.producer_id)
+async def _state(broker: Broker, call: Call, transactional_id: str, row: TxnRow | None) -> Fields:
+    if row is None:
+        is_named = bool(transactional_id)
+        error = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND if is_named else ErrorCode.INVALID_REQUEST
+        return _refused(transactional_id, error)
+    opened = await broker.log.txns.open_on(row.producer_id)
     topics: dict[str, list[int]] = {}
     for at in opened:
         topic = broker.log.topics.by_id(at.topic_id)
-        if topic is not None and broker.may(call.principal, Operation.DESCRIBE, topic.name):
+        if topic is not None and call.may(_DESCRIBE_TOPIC, topic.name):
             topics.setdefault(topic.name, []).append(at.partition)
     started_ms = row.started_ms if opened else _NO_TIME_MS
     return {
-        "error_code": error,
+        "error_code": ErrorCode.NONE,
         "transactional_id": transactional_id,
-        "transaction_state": "" if error else STATE_NAMES[row.state],
+        "transaction_state": STATE_NAMES[row.state],
         "transaction_timeout": row.timeout_ms,
-        "transaction_start_time": datetime.fromtimestamp(started_ms / 1000, UTC),
+        "transaction_start_time": _time(started_ms),
         "producer_id": row.producer_id,
         "producer_epoch": row.epoch,
         "topics": [{"topic": name, "partitions": found} for name, found in topics.items()],
     }
 
 
-API = Api(65, "DescribeTransactions", range(0, 1), handle)
+def _time(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def _refused(transactional_id: str, error: ErrorCode) -> Fields:
+    return {
+        "error_code": error,
+        "transactional_id": transactional_id,
+        "transaction_state": "",
+        "transaction_timeout": 0,
+        "transaction_start_time": _time(_NO_TIME_MS),
+        "producer_id": -1,
+        "producer_epoch": -1,
+        "topics": [],
+    }
+
+
+API = Api(
+    65,
+    "DescribeTransactions",
+    range(0, 1),
+    handle,
+    asks=[
+        Each(
+            Operation.DESCRIBE,
+            named(ResourceType.TRANSACTIONAL_ID),
+            "transactional_ids",
+            "transaction_states",
+            _refused,
+        ),
+        _DESCRIBE_TOPIC,
+    ],
+)

@@ -8,12 +8,15 @@ from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination.transactions import STATE_NAMES
-from catchwater.broker.gate import Operation, Resource, ResourceType
+from catchwater.broker.gate import Operation, ResourceType, Seen
 from catchwater.catalog.rows import TxnRow
 from catchwater.wire.errors import ErrorCode
 
 _NEVER_HERE = ("Dead", "PrepareEpochFence")
 """States that Kafka has, and no transaction here: no filter of them is unknown."""
+
+
+_DESCRIBE = Seen(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
@@ -26,8 +29,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
             return False
         if request.producer_id_filters and row.producer_id not in request.producer_id_filters:
             return False
-        resource = Resource(ResourceType.TRANSACTIONAL_ID, row.transactional_id)
-        if not broker.gate.may(call.principal, Operation.DESCRIBE, resource):
+        if not call.may(_DESCRIBE, row.transactional_id):
             return False
         return duration_ms < 0 or (row.state == "ongoing" and now_ms - row.started_ms > duration_ms)
 
@@ -64,4 +66,4 @@ def _matching(rows: list[TxnRow], pattern: str | None) -> list[TxnRow]:
     return [row for row, is_match in zip(rows, matched, strict=True) if is_match]
 
 
-API = Api(66, "ListTransactions", range(0, 3), handle)
+API = Api(66, "ListTransactions", range(0, 3), handle, asks=[_DESCRIBE])

@@ -10,34 +10,38 @@ Not implemented: assignment by racks, whose names are only shown; members of bot
 group.
 """
 
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination import access
 from catchwater.broker.coordination.consumer.assign import ASSIGNORS
 from catchwater.broker.coordination.consumer.group import TopicsSeen, refused
 from catchwater.broker.coordination.consumer.member import JOINS, PAUSES, Beat, Beaten, Partitions
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Operation, Resource, ResourceType, Seen, Whole, the_group
 from catchwater.broker.names import is_legal_group_id, is_legal_member_name
 from catchwater.catalog.errors import CatalogUnavailable
 from catchwater.wire.errors import ErrorCode
 
 MAX_NAMES_CHARACTERS = 1024 * 1024
 _LONGEST_CLIENT_ID = 64
+_DESCRIBE = Seen(Operation.DESCRIBE, ResourceType.TOPIC)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Give the heartbeat to its group, or refuse it."""
     beat = _beat(broker, call, request)
-    beaten = _refusal(request.group_id, beat) or await _denial(broker, call, request.group_id, beat)
+    beaten = _refusal(request.group_id, beat) or await _bad_pattern(broker, beat)
     if beaten is None:
         await _look_up(broker, beat)
         topics = TopicsSeen(partial(_find, broker), partial(_matching, broker, call))
         beaten = await broker.groups.beat(request.group_id, beat, topics)
-    interval_ms = broker.groups.consumer_limits.heartbeat_interval_ms
+    return _fields(beaten, broker.groups.consumer_limits.heartbeat_interval_ms)
+
+
+def _fields(beaten: Beaten, interval_ms: int) -> Fields:
     return {
         "error_code": beaten.error,
         "error_message": beaten.message,
@@ -122,14 +126,19 @@ def _wrong_epoch(beat: Beat) -> str | None:
     return None
 
 
-async def _denial(broker: Broker, call: Call, group_id: str, beat: Beat) -> Beaten | None:
-    """What the caller may not do, or the pattern it may not use."""
-    if not access.may(broker, call, Operation.READ, group_id):
-        denied = f"{call.principal} may not READ group {group_id}."
-        return refused(ErrorCode.GROUP_AUTHORIZATION_FAILED, denied)
-    if not all(broker.may(call.principal, Operation.DESCRIBE, name) for name in beat.names or ()):
+def _topics(broker: Broker, request: Any) -> Iterable[Resource]:
+    names = request.subscribed_topic_names or ()
+    return (Resource(ResourceType.TOPIC, name) for name in names)
+
+
+def _refuse(call: Call, request: Any, error: ErrorCode) -> Fields:
+    denied = f"{call.principal} may not READ group {request.group_id}."
+    if error is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
         denied = f"{call.principal} may not DESCRIBE all of these topics."
-        return refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, denied)
+    return _fields(refused(error, denied), 0)
+
+
+async def _bad_pattern(broker: Broker, beat: Beat) -> Beaten | None:
     wrong = await broker.groups.patterns.refusal(beat.pattern) if beat.pattern else None
     return refused(ErrorCode.INVALID_REGULAR_EXPRESSION, wrong) if wrong else None
 
@@ -149,7 +158,15 @@ def _find(broker: Broker, name: str) -> tuple[bytes, int] | None:
 
 def _matching(broker: Broker, call: Call, pattern: str) -> frozenset[str]:
     names = broker.groups.patterns.matching(pattern, broker.log.topics)
-    return frozenset(n for n in names if broker.may(call.principal, Operation.DESCRIBE, n))
+    return frozenset(name for name in names if call.may(_DESCRIBE, name))
 
 
-API = Api(68, "ConsumerGroupHeartbeat", range(0, 2), handle, notes="no rack awareness")
+API = Api(
+    68,
+    "ConsumerGroupHeartbeat",
+    range(0, 2),
+    handle,
+    notes="no rack awareness",
+    refuse=_refuse,
+    asks=[Whole(Operation.READ, the_group), Whole(Operation.DESCRIBE, _topics), _DESCRIBE],
+)

@@ -13,10 +13,11 @@ from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.coordination import access
 from catchwater.broker.coordination.consumer.group import ConsumerGroup
 from catchwater.broker.coordination.consumer.member import NOTHING, Member, Partitions
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Each, Operation, ResourceType, Seen, named
 from catchwater.wire.errors import ErrorCode
 
 _CONSUMER = 1
+_DESCRIBE_TOPIC = Seen(Operation.DESCRIBE, ResourceType.TOPIC)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
@@ -31,14 +32,12 @@ async def _group(
 ) -> dict[str, Any]:
     await broker.groups.settle(group_id)
     group = broker.groups.consumer_groups.get(group_id)
-    if not access.may(broker, call, Operation.DESCRIBE, group_id):
-        return _nothing(group_id, ErrorCode.GROUP_AUTHORIZATION_FAILED)
     if not broker.groups.is_mine(group_id):
         return _nothing(group_id, ErrorCode.NOT_COORDINATOR)
     if group is None:
         message = f"There is no group {group_id} of the consumer protocol."
         return _nothing(group_id, ErrorCode.GROUP_ID_NOT_FOUND, message)
-    if not all(broker.may(call.principal, Operation.DESCRIBE, name) for name in _topics(group)):
+    if not all(call.may(_DESCRIBE_TOPIC, name) for name in _topics(group)):
         message = "The group has topics that the caller may not DESCRIBE."
         return _nothing(group_id, ErrorCode.TOPIC_AUTHORIZATION_FAILED, message)
     operations = access.operations(broker, call, group_id) if tells_operations else None
@@ -88,4 +87,13 @@ def _assignment(broker: Broker, partitions: Partitions) -> dict[str, Any]:
     return {"topic_partitions": topics}
 
 
-API = Api(69, "ConsumerGroupDescribe", range(0, 2), handle)
+API = Api(
+    69,
+    "ConsumerGroupDescribe",
+    range(0, 2),
+    handle,
+    asks=[
+        Each(Operation.DESCRIBE, named(ResourceType.GROUP), "group_ids", "groups", _nothing),
+        _DESCRIBE_TOPIC,
+    ],
+)

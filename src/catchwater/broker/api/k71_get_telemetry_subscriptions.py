@@ -34,4 +34,6 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     }
 
 
-API = Api(71, "GetTelemetrySubscriptions", range(0, 1), handle, notes="no metrics; not announced")
+API = Api(
+    71, "GetTelemetrySubscriptions", range(0, 1), handle, notes="no metrics; not announced", asks=[]
+)

@@ -33,4 +33,4 @@ def _error(request: Any) -> ErrorCode:
     return ErrorCode.TELEMETRY_TOO_LARGE if len(request.metrics) > MAX_BYTES else ErrorCode.NONE
 
 
-API = Api(72, "PushTelemetry", range(0, 1), handle, notes="dropped; not announced")
+API = Api(72, "PushTelemetry", range(0, 1), handle, notes="dropped; not announced", asks=[])

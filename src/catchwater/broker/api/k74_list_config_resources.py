@@ -10,7 +10,7 @@ from typing import Any
 
 from catchwater.broker.admin.alteration import BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP, TOPIC
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Operation, Whole, the_cluster
 from catchwater.wire.errors import ErrorCode
 
 _KINDS = frozenset((TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP))
@@ -18,8 +18,6 @@ _KINDS = frozenset((TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP))
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """List topics and brokers; no group and no subscription to client metrics has settings."""
-    if not broker.may_administer(call.principal, Operation.DESCRIBE_CONFIGS):
-        return {"error_code": ErrorCode.CLUSTER_AUTHORIZATION_FAILED}
     wanted = {CLIENT_METRICS} if call.version == 0 else set(request.resource_types) or _KINDS
     if not wanted <= _KINDS:
         return {"error_code": ErrorCode.UNSUPPORTED_VERSION}
@@ -37,4 +35,10 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     }
 
 
-API = Api(74, "ListConfigResources", range(0, 2), handle)
+API = Api(
+    74,
+    "ListConfigResources",
+    range(0, 2),
+    handle,
+    asks=[Whole(Operation.DESCRIBE_CONFIGS, the_cluster)],
+)

@@ -8,11 +8,12 @@ A bad cursor is answered with INVALID_REQUEST by topic, for the reply has no err
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from catchwater.broker.admin import layout
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Operation, ResourceType, Seen
 from catchwater.broker.names import is_legal_topic_name
 from catchwater.catalog.errors import CatalogUnavailable
 from catchwater.catalog.rows import Topic
@@ -20,6 +21,9 @@ from catchwater.wire.errors import ErrorCode
 
 MOST_PARTITIONS = 2_000
 """Of one reply, as Kafka's `max.request.partition.size.limit`."""
+
+
+_DESCRIBE = Seen(Operation.DESCRIBE, ResourceType.TOPIC)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
@@ -32,9 +36,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
         return {"topics": [_error(name, ErrorCode.INVALID_REQUEST) for name in asked]}
     first = cursor.topic_name if cursor is not None else ""
 
-    def may(name: str) -> bool:
-        return broker.may(call.principal, Operation.DESCRIBE, name)
-
+    may = partial(call.may, _DESCRIBE)
     try:
         await broker.log.look_up([name for name in asked if may(name)])
     except CatalogUnavailable:
@@ -102,4 +104,4 @@ def _error(name: str, error: ErrorCode) -> dict[str, Any]:
     return {"error_code": error, "name": name, "topic_id": None}
 
 
-API = Api(75, "DescribeTopicPartitions", range(0, 1), handle)
+API = Api(75, "DescribeTopicPartitions", range(0, 1), handle, asks=[_DESCRIBE])

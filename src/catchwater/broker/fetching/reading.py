@@ -8,9 +8,9 @@ read it.
 from collections.abc import Mapping, Sequence
 
 from catchwater.broker import zones
-from catchwater.broker.broker import Broker
+from catchwater.broker.broker import Broker, Call
 from catchwater.broker.fetching.sessions import Kept, Place
-from catchwater.broker.gate import Operation
+from catchwater.broker.gate import Operation, ResourceType, Seen
 from catchwater.catalog.rows import BrokerRow, PartitionKey, Topic
 from catchwater.log.write.rules import COMPRESSION_TYPE
 from catchwater.wire.errors import ErrorCode
@@ -20,6 +20,7 @@ LONGEST_READ_S = 0.5
 """A reply that has something leaves out partitions that would be read after so long."""
 
 READ_COMMITTED = 1
+READ_TOPIC = Seen(Operation.READ, ResourceType.TOPIC)
 _AT_A_TIME = 1000
 _ZSTD_SINCE = 10
 
@@ -32,16 +33,15 @@ class Reading:
     def __init__(
         self,
         broker: Broker,
-        principal: str,
+        call: Call,
         request: FetchRequest,
-        version: int,
         places: Mapping[Place, Kept],
     ) -> None:
         """`places` may change between passes."""
         self._broker = broker
-        self._principal = principal
+        self._call = call
         self._committed = request.isolation_level == READ_COMMITTED
-        self._knows_zstd = version >= _ZSTD_SINCE
+        self._knows_zstd = call.version >= _ZSTD_SINCE
         self._places = places
         self._most_bytes = min(request.max_bytes, broker.config.fetch_max_bytes)
         self._min_bytes = min(request.min_bytes, self._most_bytes)
@@ -114,7 +114,7 @@ class Reading:
         """The topic, or why it is not read."""
         topic = self._find(name)
         told = topic.name if topic is not None else name
-        if isinstance(told, str) and not self._broker.may(self._principal, Operation.READ, told):
+        if isinstance(told, str) and not self._call.may(READ_TOPIC, told):
             return ErrorCode.TOPIC_AUTHORIZATION_FAILED
         if topic is None:
             by_name = isinstance(name, str)

@@ -1,0 +1,320 @@
+"""Behind a gate that denies everything, every API of the table is refused, and nothing changes."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, get_args, get_origin
+from uuid import UUID
+
+import pytest
+from kio.index import load_request_schema
+from kio.static.primitive import i32Timedelta
+
+from catchwater.broker.broker import Api
+from catchwater.broker.gate import Operation, Resource, ResourceType, Seen, Whole
+from catchwater.broker.router import APIS
+from catchwater.catalog.rows import OffsetCommit
+from catchwater.log.log import Log
+from catchwater.log.open import LogConfig
+from catchwater.log.transactions import Producer
+
+TOPIC, GROUP, TXN, CLUSTER = (
+    f"{kind}_authorization_failed" for kind in ("topic", "group", "transactional_id", "cluster")
+)
+NOTHING_TO_REFUSE: frozenset[str] = frozenset()
+
+REFUSED = {
+    "Produce": {TXN},
+    "Fetch": {TOPIC},
+    "ListOffsets": {TOPIC},
+    "Metadata": {TOPIC},
+    "OffsetCommit": {GROUP},
+    "OffsetFetch": {GROUP},
+    "FindCoordinator": {GROUP},
+    "JoinGroup": {GROUP},
+    "Heartbeat": {GROUP},
+    "LeaveGroup": {GROUP},
+    "SyncGroup": {GROUP},
+    "DescribeGroups": {GROUP},
+    "ListGroups": NOTHING_TO_REFUSE,  # lists what may be seen
+    "ApiVersions": NOTHING_TO_REFUSE,  # asks nothing
+    "CreateTopics": {TOPIC},
+    "DeleteTopics": {TOPIC},
+    "DeleteRecords": {TOPIC},
+    "InitProducerId": {TXN},
+    "OffsetForLeaderEpoch": {TOPIC},
+    "AddPartitionsToTxn": {TXN},
+    "AddOffsetsToTxn": {TXN},
+    "EndTxn": {TXN},
+    "TxnOffsetCommit": {TXN},
+    "DescribeAcls": {CLUSTER},
+    "DescribeConfigs": {TOPIC},
+    "AlterConfigs": {TOPIC},
+    "AlterReplicaLogDirs": {CLUSTER},
+    "DescribeLogDirs": {CLUSTER},
+    "CreatePartitions": {TOPIC},
+    "DeleteGroups": {GROUP},
+    "ElectLeaders": {CLUSTER},
+    "IncrementalAlterConfigs": {TOPIC},
+    "AlterPartitionReassignments": {CLUSTER},
+    "ListPartitionReassignments": {CLUSTER},
+    "OffsetDelete": {GROUP},
+    "DescribeQuorum": {CLUSTER},
+    "UpdateFeatures": {CLUSTER},
+    "DescribeCluster": NOTHING_TO_REFUSE,  # the brokers are what any client may know
+    "DescribeProducers": {TOPIC},
+    "DescribeTransactions": {TXN},
+    "ListTransactions": NOTHING_TO_REFUSE,  # lists what may be seen
+    "ConsumerGroupHeartbeat": {GROUP},
+    "ConsumerGroupDescribe": {GROUP},
+    "GetTelemetrySubscriptions": NOTHING_TO_REFUSE,  # asks nothing
+    "PushTelemetry": NOTHING_TO_REFUSE,  # asks nothing
+    "ListConfigResources": {CLUSTER},
+    "DescribeTopicPartitions": {TOPIC},
+}
+"""By API what Apache Kafka answers to who may do nothing."""
+
+CHANGING = {
+    *("Produce", "OffsetCommit", "CreateTopics", "DeleteTopics", "DeleteRecords", "InitProducerId"),
+    *("AddPartitionsToTxn", "EndTxn", "TxnOffsetCommit", "AlterConfigs", "CreatePartitions"),
+    *("DeleteGroups", "IncrementalAlterConfigs", "OffsetDelete", "JoinGroup"),
+    "ConsumerGroupHeartbeat",
+}
+"""Those whose request, as it is made here, changes something where it is allowed."""
+
+
+class Deny:
+    """Lets nobody do anything with these types of resources, and notes what was asked."""
+
+    def __init__(self, *denied: ResourceType) -> None:
+        self.denied = denied
+        self.asked: set[tuple[Operation, ResourceType]] = set()
+
+    def may(self, principal: str, operation: Operation, resource: Resource) -> bool:
+        self.asked.add((operation, resource.type))
+        return resource.type not in self.denied
+
+
+@dataclass
+class Served:
+    """A broker over a log that has a topic, a group and an open transaction."""
+
+    client: Any
+    log: Log
+    values: dict[str, Any]
+
+    async def everything(self) -> Any:
+        """All that a request may change."""
+        topics = {
+            topic.name: (
+                dict(topic.config),
+                [repr(self.log.state((topic.id, index))) for index in range(topic.partitions)],
+            )
+            for topic in self.log.topics
+        }
+        groups = {name: await self.log.committed(name) for name in await self.log.groups()}
+        txns = await self.log.txns.rows()
+        opened = {row.producer_id: await self.log.txns.open_on(row.producer_id) for row in txns}
+        pending = await self.log.txns.unstable("g")
+        coordinated = self.client.broker.groups
+        members = {*coordinated.groups, *coordinated.consumer_groups}
+        return topics, groups, txns, opened, pending, members
+
+
+@pytest.fixture
+async def served(tmp_path: Path, client: Any, batch: Any) -> AsyncGenerator[Served]:
+    broker = client.broker
+    broker.log = log = await Log.open(tmp_path, LogConfig(background=False), broker.clock)
+    topic = await log.create_topic("t", 2)
+    await log.commit_offsets("g", {("t", 0): OffsetCommit(5)})
+    producer = await log.txns.init_producer("x", 60_000, None)
+    await log.txns.add_partitions("x", producer, [(topic.id, 1)])
+    served = Served(client, log, values(topic.id, producer, batch(1)))
+    await client.send(request("Produce", served))
+    yield served
+    await log.close()
+
+
+def values(topic_id: bytes, producer: Producer, data: bytes) -> dict[str, Any]:
+    """What the fields of any request say, by their names."""
+    minute = i32Timedelta.parse(timedelta(minutes=1))
+    return {
+        **dict.fromkeys(("topic_id", "cluster_id"), UUID(bytes=topic_id)),
+        **dict.fromkeys(("group_id", "key"), "g"),
+        **dict.fromkeys(("transactional_id", "v3_and_below_transactional_id"), "x"),
+        **dict.fromkeys(("producer_id", "v3_and_below_producer_id"), producer.id),
+        **dict.fromkeys(("producer_epoch", "v3_and_below_producer_epoch"), producer.epoch),
+        **dict.fromkeys(("member_id", "group_instance_id"), ""),
+        **dict.fromkeys(("generation_id", "generation_id_or_member_epoch"), -1),
+        **dict.fromkeys(("replica_id", "acks", "session_epoch"), -1),
+        **dict.fromkeys(("session_timeout", "rebalance_timeout", "transaction_timeout"), minute),
+        "group_instance_id": None,
+        "instance_id": None,
+        "rack_id": None,
+        "server_assignor": None,
+        "subscribed_topic_regex": None,
+        "committed": True,
+        "resource_type": 2,
+        "resource_name": "t",
+        "records": data,
+        "offset": -1,
+        "count": 3,
+        "num_partitions": 1,
+        "replication_factor": 1,
+        "assignments": (),
+        "current_leader_epoch": 0,
+        "partitions_at": 0,
+        "validate_only": False,
+        "committed_offset": 9,
+        "protocol_type": "consumer",
+        "cursor": None,
+        "client_software_name": "test",
+        "client_software_version": "1",
+        "session_id": 0,
+        "forgotten_topics_data": (),
+    }
+
+
+NAMED = {
+    ("CreateTopics", "name"): "new",
+    ("CreateTopics", "configs"): (),
+    ("CreatePartitions", "assignments"): None,
+    ("ConsumerGroupHeartbeat", "member_id"): "m",
+    ("ConsumerGroupHeartbeat", "topic_partitions"): (),
+    ("AlterConfigs", "name"): "retention.ms",
+    ("IncrementalAlterConfigs", "name"): "retention.ms",
+    ("AlterConfigs", "value"): "60000",
+    ("IncrementalAlterConfigs", "value"): "60000",
+    ("DeleteTopics", "topic_id"): None,
+    ("DescribeCluster", "endpoint_type"): 1,
+    ("Fetch", "rack_id"): "",
+    ("Fetch", "cluster_id"): None,
+    ("PushTelemetry", "subscription_id"): 1,
+    ("InitProducerId", "producer_id"): -1,
+    ("InitProducerId", "producer_epoch"): -1,
+    ("TxnOffsetCommit", "producer_epoch"): 0,
+}
+"""What a field says in one API alone."""
+IN_GROUPS = {"groups", "group_ids", "groups_names", "coordinator_keys"}
+
+
+def sample(api: str, entity: Any, at: dict[str, Any]) -> Any:
+    """A request with something in every field and array."""
+    return entity(**{field.name: value(api, field, field.type, at) for field in fields(entity)})
+
+
+def value(api: str, field: Any, kind: Any, at: dict[str, Any]) -> Any:
+    for said in (NAMED, at):
+        key = (api, field.name) if said is NAMED else field.name
+        if key in said:
+            return said[key]
+    kinds = [each for each in get_args(kind) if each not in (type(None), ...)]
+    if kinds:
+        inside = value(api, field, kinds[0], at)
+        return (inside,) if get_origin(kind) is tuple else inside
+    return sample(api, kind, at) if is_dataclass(kind) else plain(field)
+
+
+def plain(field: Any) -> Any:
+    if field.name in IN_GROUPS:
+        return "g"
+    kafka_type = field.metadata["kafka_type"]
+    if kafka_type.startswith("timedelta"):
+        return i32Timedelta.parse(timedelta(0))
+    text = "x" if "transactional" in field.name else "t"
+    others = {"string": text, "bytes": b"", "bool": False, "uuid": UUID(int=1)}
+    return others.get(kafka_type, 0)
+
+
+def errors(reply: Any) -> Iterator[str]:
+    """The names of all errors that a reply tells, wherever they stand."""
+    for field in fields(reply):
+        inside = getattr(reply, field.name)
+        if field.name.endswith("error_code"):
+            yield getattr(inside, "name", str(inside)).replace("0", "none")
+        for each in inside if isinstance(inside, tuple) else (inside,):
+            if is_dataclass(each):
+                yield from errors(each)
+
+
+def request(name: str, served: Served) -> Any:
+    api = next(api for api in APIS.values() if api.name == name)
+    return sample(name, load_request_schema(api.key, api.versions[-1]), served.values)
+
+
+def test_the_table_of_refusals_is_that_of_the_apis() -> None:
+    assert set(REFUSED) == {api.name for api in APIS.values()}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_what_is_denied_is_refused_and_changes_nothing(served: Served, name: str) -> None:
+    before = await served.everything()
+    served.client.broker.gate = Deny(*ResourceType)
+    found = set(errors(await served.client.send(request(name, served))))
+    assert found - {"none"} == REFUSED[name]
+    assert await served.everything() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "denied", "error"),
+    [
+        ("Produce", ResourceType.TOPIC, TOPIC),
+        ("OffsetCommit", ResourceType.TOPIC, TOPIC),
+        ("OffsetFetch", ResourceType.TOPIC, TOPIC),
+        ("AddPartitionsToTxn", ResourceType.TOPIC, TOPIC),
+        ("AddOffsetsToTxn", ResourceType.GROUP, GROUP),
+        ("TxnOffsetCommit", ResourceType.GROUP, GROUP),
+        ("TxnOffsetCommit", ResourceType.TOPIC, TOPIC),
+        ("OffsetDelete", ResourceType.TOPIC, TOPIC),
+        ("ConsumerGroupHeartbeat", ResourceType.TOPIC, TOPIC),
+    ],
+)
+async def test_one_thing_that_is_denied_is_enough(
+    served: Served, name: str, denied: ResourceType, error: str
+) -> None:
+    before = await served.everything()
+    served.client.broker.gate = Deny(denied)
+    assert set(errors(await served.client.send(request(name, served)))) - {"none"} == {error}
+    assert await served.everything() == before
+
+
+async def test_a_producer_without_an_id_needs_the_cluster_or_a_topic(served: Served) -> None:
+    plain = replace(request("InitProducerId", served), transactional_id=None)
+    for denied, error in (
+        ((ResourceType.CLUSTER, ResourceType.TOPIC), CLUSTER),
+        ((ResourceType.CLUSTER,), "none"),
+        ((ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID), "none"),
+    ):
+        served.client.broker.gate = Deny(*denied)
+        assert set(errors(await served.client.send(plain))) == {error}
+
+
+@pytest.mark.parametrize("name", sorted(CHANGING))
+async def test_the_same_request_changes_something_where_it_is_allowed(
+    served: Served, name: str
+) -> None:
+    before = await served.everything()
+    served.client.broker.gate = Deny()
+    replied = served.client.send(request(name, served))
+    found = set(errors(await asyncio.wait_for(replied, 10)))
+    assert await served.everything() != before, found
+
+
+@pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
+async def test_what_is_asked_is_what_is_declared(served: Served, api: Api) -> None:
+    declared = set()
+    for ask in api.asks:
+        types = {ask.type} if isinstance(ask, Seen) else set(ResourceType)
+        declared |= {(ask.operation, kind) for kind in types}
+        if getattr(ask, "or_cluster", False):
+            declared.add((ask.operation, ResourceType.CLUSTER))
+        if isinstance(ask, Whole) and ask.or_any_topic:
+            declared.add((ask.or_any_topic, ResourceType.TOPIC))
+    for gate in (Deny(*ResourceType), Deny()):
+        served.client.broker.gate = gate
+        await asyncio.wait_for(served.client.send(request(api.name, served)), 10)
+        if api.name != "DescribeTopicPartitions":  # it lists all that the caller may do (KIP-430)
+            assert gate.asked <= declared
+        assert gate.asked or not REFUSED[api.name]
