@@ -1,30 +1,42 @@
-"""What can go wrong with a change or a query of the catalog."""
+"""What can go wrong with a change or a query of the catalog.
+
+`CatalogFailure` is what may happen to any request: a caller that can wait catches
+`CatalogRetriable`. The others are answers to a certain request.
+"""
 
 from catchwater.config import CatchwaterError
 
 
-class CatalogFull(CatchwaterError):
-    """No space for the change; it was rolled back and may be tried again."""
+class CatalogFailure(CatchwaterError):
+    """The catalog could not do what it was asked, for a reason that is not the request's."""
 
 
-class CatalogDead(CatchwaterError):
+class CatalogDead(CatalogFailure):
     """The catalog's storage failed, so nobody knows what it holds: it takes no more changes."""
 
 
-class CatalogTooNew(CatchwaterError):
-    """The catalog was written by a newer release; this one will not touch it."""
+class CatalogRetriable(CatalogFailure):
+    """A failure that may pass: the same request may succeed later."""
 
 
-class CatalogUnavailable(CatchwaterError):
+class CatalogFull(CatalogRetriable):
+    """No space for the change; it was rolled back."""
+
+
+class CatalogUnavailable(CatalogRetriable):
     """The database did not answer, or refused, in all the tries; nothing was changed."""
+
+
+class CatalogUncertain(CatalogRetriable):
+    """The connection was lost while a transaction was committed: it may have happened or not."""
 
 
 class CatalogRefused(CatchwaterError):
     """The database cannot hold a value it was given (text with a NUL); nothing was changed."""
 
 
-class CatalogUncertain(CatchwaterError):
-    """The connection was lost while a transaction was committed: it may have happened or not."""
+class CatalogTooNew(CatchwaterError):
+    """The catalog was written by a newer release; this one will not touch it."""
 
 
 class SessionFenced(CatchwaterError):

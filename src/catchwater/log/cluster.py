@@ -16,8 +16,7 @@ from contextlib import suppress
 
 from catchwater.catalog.errors import (
     BrokerRefused,
-    CatalogUnavailable,
-    CatalogUncertain,
+    CatalogRetriable,
     SessionFenced,
 )
 from catchwater.catalog.rows import BrokerRow, BrokerState, Session
@@ -28,9 +27,6 @@ from catchwater.config import CatchwaterError
 _LOG = logging.getLogger(__name__)
 
 _BEATS_A_SESSION = 4
-
-UNREACHABLE = (CatalogUnavailable, CatalogUncertain)
-"""What a catalog that cannot be reached for a while answers."""
 
 
 class BrokerReplaced(CatchwaterError):
@@ -81,7 +77,7 @@ class Cluster:
                     await self.look()
                     self._check_id_is_free()
                     await self._begin_session()
-                except (*UNREACHABLE, BrokerRefused) as error:
+                except (CatalogRetriable, BrokerRefused) as error:
                     self._lost_touch("This broker cannot join again yet", error)
                     await self._clock.sleep(self._interval_s)
             return self.session
@@ -123,7 +119,7 @@ class Cluster:
         await asyncio.wait(self._tasks)
         try:
             await asyncio.wrap_future(self._catalog.leave(self.session))
-        except UNREACHABLE as error:
+        except CatalogRetriable as error:
             _LOG.warning("The session of this broker was left to expire: %s", error)
 
     @property
@@ -158,7 +154,7 @@ class Cluster:
             await self._news.wait()
             self._news.clear()
             # Where it cannot be reached now, the next heartbeat looks again.
-            with suppress(CatalogUnavailable):
+            with suppress(CatalogRetriable):
                 await self.look()
 
     async def _beat_once(self) -> None:
@@ -175,7 +171,7 @@ class Cluster:
                 await self.rejoin(session)
             except BrokerReplaced as replaced:
                 _LOG.critical("%s Nothing is acknowledged any more.", replaced)
-        except UNREACHABLE as error:
+        except CatalogRetriable as error:
             self._lost_touch("The catalog took no heartbeat of this broker", error)
 
     def _lost_touch(self, what: str, error: CatchwaterError) -> None:

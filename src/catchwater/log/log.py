@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from catchwater.catalog.base import AlterConfig
-from catchwater.catalog.errors import CatalogUnavailable, TopicExists
+from catchwater.catalog.errors import CatalogRetriable, TopicExists
 from catchwater.catalog.rows import (
     AbortedRow,
     BrokerRow,
@@ -224,7 +224,7 @@ class Log:
     async def _see_again(self) -> None:
         """After a change: a load that began before it may have brought back what was."""
         if self._view is not None:
-            with suppress(CatalogUnavailable):  # the notice of the change has it done later
+            with suppress(CatalogRetriable):  # the notice of the change has it done later
                 await self._view.load()
 
     def state(self, key: PartitionKey) -> PartitionState:
@@ -257,7 +257,7 @@ class Log:
             return Read((), 0, -1, -1, -1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         try:
             return await self._read(key, state, offset, max_bytes, at_least_one, committed)
-        except CatalogUnavailable:
+        except CatalogRetriable:
             error = ErrorCode.KAFKA_STORAGE_ERROR
         except KeyError:  # deleted meanwhile
             error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -26,10 +26,7 @@ from functools import partial
 from typing import NamedTuple
 
 from catchwater.catalog.errors import (
-    CatalogDead,
-    CatalogFull,
-    CatalogUnavailable,
-    CatalogUncertain,
+    CatalogFailure,
     SessionFenced,
 )
 from catchwater.catalog.rows import (
@@ -53,7 +50,6 @@ from catchwater.wire.errors import ErrorCode
 _LOG = logging.getLogger(__name__)
 
 TICK_S = 1.0
-_LATER = (CatalogFull, CatalogDead, CatalogUnavailable, CatalogUncertain, SessionFenced)
 _TRIES = 5
 
 
@@ -186,7 +182,7 @@ class Transactions:
         while True:
             try:
                 await self.tick()
-            except _LATER as error:
+            except (CatalogFailure, SessionFenced) as error:
                 _LOG.error("Ends of transactions have to wait: %s", error)
             await self._core.clock.sleep(TICK_S)
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from catchwater.catalog.errors import CatalogUnavailable
+from catchwater.catalog.errors import CatalogRetriable
 from catchwater.catalog.rows import Notice, PartitionKey, Snapshot
 from catchwater.catalog.shared import SharedCatalog
 from catchwater.log.cluster import Cluster
@@ -108,7 +108,7 @@ class View:
             self._stale.clear()
             try:
                 await self.load()
-            except CatalogUnavailable as error:
+            except CatalogRetriable as error:
                 _LOG.warning("Topics are not up to date: %s", error)
                 self._stale.set()
                 await self._core.clock.sleep(_LOAD_AGAIN_S)

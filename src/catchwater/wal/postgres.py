@@ -9,7 +9,7 @@ replication is what protects the frames.
 import itertools
 from collections.abc import Iterator, Sequence
 
-from catchwater.catalog.errors import CatalogUnavailable, CatalogUncertain
+from catchwater.catalog.errors import CatalogRetriable
 from catchwater.catalog.shared import SharedCatalog
 from catchwater.objects.base import Buffer, ObjectInfo
 from catchwater.wal.base import Position, WalDescription, WalFile, WalReadError, WalUnavailable
@@ -73,7 +73,7 @@ class PostgresWal:
         """Delete a payload."""
         try:
             self._catalog.delete_payloads([file]).result()
-        except (CatalogUnavailable, CatalogUncertain) as error:
+        except CatalogRetriable as error:
             raise WalUnavailable(f"{file} was not removed: {error}", hint=error.hint) from error
 
     def describe(self) -> WalDescription:

@@ -10,6 +10,7 @@ from catchwater.catalog.errors import CatalogUnavailable, CatalogUncertain
 from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase, call_now
 from catchwater.catalog.rows import BrokerRow, PartitionKey, Session
 from catchwater.clock import ManualClock
+from catchwater.config import CatchwaterError
 from catchwater.log.log import Log
 from catchwater.log.open import LogConfig
 from catchwater.log.write.intake import Appended, Submission
@@ -55,6 +56,8 @@ class FaultyCatalog(MemoryCatalog):
         """Each of: unavailable; lost (uncertain, not committed); unanswered (but committed)."""
         self.is_cut = False
         """Nothing is reached until this is unset."""
+        self.refusal: CatchwaterError | None = None
+        """What every change fails with until this is unset."""
 
     def transact(self, scope: Any, decide: Any) -> Future[Any]:
         fault = self.faults.pop(0) if self.faults else ""
@@ -67,17 +70,18 @@ class FaultyCatalog(MemoryCatalog):
         failed.set_exception(error(f"The commit was {fault}."))
         return failed
 
-    def _commit(self, change: Any) -> Future[Any]:
-        if not self.is_cut:
-            return super()._commit(change)
+    def _commit(self, body: Any) -> Future[Any]:
+        cut = CatalogUnavailable("The catalog is cut off.") if self.is_cut else None
+        if not (refusal := cut or self.refusal):
+            return super()._commit(body)
         failed: Future[Any] = Future()
-        failed.set_exception(CatalogUnavailable("The catalog is cut off."))
+        failed.set_exception(refusal)
         return failed
 
-    def _query(self, read: Any) -> Any:
+    def _query(self, body: Any) -> Any:
         if self.is_cut:
             raise CatalogUnavailable("The catalog is cut off.")
-        return super()._query(read)
+        return super()._query(body)
 
 
 class World:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.unit.log.shared import World, catalog_of, settled, until
 
-from catchwater.catalog.errors import BrokerRefused
+from catchwater.catalog.errors import BrokerRefused, CatalogFull
 from catchwater.catalog.rows import BrokerRow
 from catchwater.log.cluster import BrokerReplaced, Cluster
 from catchwater.log.log import Log
@@ -66,6 +66,18 @@ async def test_heartbeats_keep_a_session_for_as_long_as_it_is_wanted(world: Worl
     for _ in range(20):
         await world.beat()
     assert (one.session, two.session) == sessions
+    assert ids(one) == ids(two) == [1, 2]
+
+
+async def test_a_catalog_without_space_for_a_while_does_not_end_the_heartbeats(
+    world: World,
+) -> None:
+    one, two = await world.log(1), await world.log(2)
+    catalog_of(one).refusal = CatalogFull("There is no space for the catalog.")
+    await world.beat()
+    catalog_of(one).refusal = None
+    for _ in range(20):
+        await world.beat()
     assert ids(one) == ids(two) == [1, 2]
 
 

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 from catchwater.broker import topic_config
 from catchwater.broker.broker import Broker, Fields, error_fields
-from catchwater.broker.coordination.held import UNAVAILABLE
 from catchwater.broker.gate import THE_CLUSTER, Resource, ResourceType
 from catchwater.catalog.base import AlterConfig
-from catchwater.catalog.errors import TopicUnknown
+from catchwater.catalog.errors import CatalogRetriable, TopicUnknown
 from catchwater.config import BrokerConfig, CatchwaterError
 from catchwater.wire.errors import ErrorCode
 
@@ -90,7 +89,7 @@ async def alter_each(broker: Broker, request: Any, changes_of: Changes, decide: 
             error, message = refusal.error, str(refusal)
         except TopicUnknown as unknown:
             error, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, str(unknown)
-        except UNAVAILABLE as reason:
+        except CatalogRetriable as reason:
             error, message = ErrorCode.KAFKA_STORAGE_ERROR, str(reason)
         responses.append(answer(resource, error, message))
     return {"responses": responses}

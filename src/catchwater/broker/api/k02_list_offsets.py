@@ -24,7 +24,7 @@ from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.gate import Each, Operation, the_topic
-from catchwater.catalog.errors import CatalogUnavailable
+from catchwater.catalog.errors import CatalogRetriable
 from catchwater.catalog.rows import PartitionKey
 from catchwater.log.read.reader import Unreadable
 from catchwater.wire.errors import ErrorCode
@@ -104,7 +104,7 @@ async def see_now(broker: Broker, asked: Sequence[tuple[str, int]]) -> bool:
         await broker.log.look_up(name for name, _ in asked)
         found = ((broker.find_topic(name), index) for name, index in asked)
         await broker.log.refresh([(topic.id, index) for topic, index in found if topic])
-    except CatalogUnavailable:
+    except CatalogRetriable:
         return False
     return True
 

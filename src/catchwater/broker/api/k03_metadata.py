@@ -25,9 +25,7 @@ from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call
 from catchwater.broker.gate import Operation, ResourceType, Seen
 from catchwater.broker.names import is_legal_topic_name
 from catchwater.catalog.errors import (
-    CatalogFull,
-    CatalogUnavailable,
-    CatalogUncertain,
+    CatalogRetriable,
     TopicCollides,
     TopicExists,
 )
@@ -68,7 +66,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> MetadataReply:
                 await turns.after(1 + topic.partitions)
     else:
         names = [wanted.name for wanted in request.topics if wanted.name and may(wanted.name)]
-        with suppress(CatalogUnavailable):
+        with suppress(CatalogRetriable):
             await broker.log.look_up(names)
         allows = getattr(request, "allow_auto_topic_creation", True)
         makes = allows and broker.config.auto_create_topics_enable
@@ -151,7 +149,7 @@ async def _wanted(
             return _topic(await broker.log.create_topic(name, broker.config.num_partitions), near)
         except TopicCollides:
             return MetadataTopic(ErrorCode.INVALID_TOPIC_EXCEPTION, name, NO_TOPIC_ID, False, ())
-        except (TopicExists, CatalogFull, CatalogUnavailable, CatalogUncertain):
+        except (TopicExists, CatalogRetriable):
             # Just created by another request, or no space or no catalog: the client asks again.
             return MetadataTopic(ErrorCode.LEADER_NOT_AVAILABLE, name, NO_TOPIC_ID, False, ())
     return MetadataTopic(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name, NO_TOPIC_ID, False, ())

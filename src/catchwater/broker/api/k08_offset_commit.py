@@ -11,9 +11,10 @@ epoch where others have a generation; v10 names topics by id alone.
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination.held import MOVED, UNAVAILABLE
+from catchwater.broker.coordination.held import MOVED
 from catchwater.broker.gate import Each, Operation, Whole, the_group, the_topic
 from catchwater.broker.names import is_legal_group_id
+from catchwater.catalog.errors import CatalogRetriable
 from catchwater.catalog.rows import (
     OffsetCommit,
     Topic,
@@ -87,7 +88,7 @@ async def _store(
     except MOVED:
         broker.groups.give_up(group_id)
         return ErrorCode.NOT_COORDINATOR
-    except UNAVAILABLE:
+    except CatalogRetriable:
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
     return ErrorCode.NONE
 

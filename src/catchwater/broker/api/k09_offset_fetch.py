@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination.held import UNAVAILABLE
 from catchwater.broker.gate import Operation, ResourceType, Seen
+from catchwater.catalog.errors import CatalogRetriable
 from catchwater.catalog.rows import (
     OffsetCommit,
 )
@@ -43,7 +43,7 @@ async def _group(broker: Broker, call: Call, group: Any, require_stable: bool) -
     try:
         unstable = await broker.log.txns.unstable(group.group_id) if require_stable else set()
         committed = await broker.log.committed(group.group_id)
-    except UNAVAILABLE:
+    except CatalogRetriable:
         return _nothing(call.version, group, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     def position(name: str, index: int) -> dict[str, Any]:

@@ -14,10 +14,9 @@ from typing import Any
 from catchwater.broker import topic_config
 from catchwater.broker.admin import layout, settings
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
-from catchwater.broker.coordination.held import UNAVAILABLE
 from catchwater.broker.gate import Each, Operation, ResourceType, Seen, the_topic
 from catchwater.broker.names import is_legal_topic_name
-from catchwater.catalog.errors import TopicCollides, TopicExists
+from catchwater.catalog.errors import CatalogRetriable, TopicCollides, TopicExists
 from catchwater.catalog.rows import Topic
 from catchwater.catalog.topics import collision
 from catchwater.wire.errors import ErrorCode
@@ -54,7 +53,7 @@ async def _create(
             error, message = ErrorCode.TOPIC_ALREADY_EXISTS, str(exists)
         except TopicCollides as collides:
             error, message = ErrorCode.INVALID_TOPIC_EXCEPTION, str(collides)
-        except UNAVAILABLE as reason:
+        except CatalogRetriable as reason:
             error, message = ErrorCode.KAFKA_STORAGE_ERROR, str(reason)
     is_good = error is ErrorCode.NONE
     if is_good and validate_only:

@@ -12,9 +12,8 @@ from typing import Any
 from uuid import UUID
 
 from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call, Fields, error_fields
-from catchwater.broker.coordination.held import UNAVAILABLE
 from catchwater.broker.gate import Operation, ResourceType, Seen
-from catchwater.catalog.errors import TopicUnknown
+from catchwater.catalog.errors import CatalogRetriable, TopicUnknown
 from catchwater.wire.errors import ErrorCode
 
 _DELETE = Seen(Operation.DELETE, ResourceType.TOPIC)
@@ -59,7 +58,7 @@ async def _delete(
         await broker.log.keeping.lose_pins(topic.name)
     except TopicUnknown:
         return fields | error_fields(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    except UNAVAILABLE as reason:
+    except CatalogRetriable as reason:
         return fields | error_fields(ErrorCode.KAFKA_STORAGE_ERROR, str(reason))
     return fields | error_fields(ErrorCode.NONE)
 

@@ -11,9 +11,8 @@ import logging
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination.held import UNAVAILABLE
 from catchwater.broker.gate import Each, Operation, the_topic
-from catchwater.catalog.errors import SessionFenced
+from catchwater.catalog.errors import CatalogRetriable, SessionFenced
 from catchwater.catalog.rows import PartitionKey, Pin
 from catchwater.log.keep.policy import DELETE, cleanup_policies
 from catchwater.wire.errors import ErrorCode
@@ -36,7 +35,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
         for name, wanted in asked:
             errors[name, wanted.partition_index] = _take(broker, name, wanted, wanted_starts)
         held = await broker.log.keeping.delete_records(wanted_starts)
-    except (*UNAVAILABLE, SessionFenced) as reason:
+    except (CatalogRetriable, SessionFenced) as reason:
         _LOG.warning("Records are not deleted for now: %s", reason)
         retry = ErrorCode.KAFKA_STORAGE_ERROR
         errors |= {(name, wanted.partition_index): retry for name, wanted in asked}

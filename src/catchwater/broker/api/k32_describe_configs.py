@@ -15,7 +15,7 @@ from catchwater.broker.admin import alteration, settings
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.gate import Each, Operation
 from catchwater.broker.names import is_legal_topic_name
-from catchwater.catalog.errors import CatalogUnavailable
+from catchwater.catalog.errors import CatalogRetriable
 from catchwater.wire.errors import ErrorCode
 
 MAX_RESOURCES = 10_000
@@ -27,7 +27,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     names = [r.resource_name for r in request.resources if r.resource_type == alteration.TOPIC]
     try:
         await broker.log.look_up(names)
-    except CatalogUnavailable:
+    except CatalogRetriable:
         pass  # what this broker knows is told; a topic made just now may be missing
     results = []
     for resource in request.resources[:MAX_RESOURCES]:

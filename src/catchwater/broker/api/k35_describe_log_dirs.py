@@ -16,8 +16,8 @@ from typing import Any
 
 from catchwater.broker.admin import layout
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination.held import UNAVAILABLE
 from catchwater.broker.gate import Operation, Whole, the_cluster
+from catchwater.catalog.errors import CatalogRetriable
 from catchwater.catalog.rows import Topic
 from catchwater.wire.errors import ErrorCode
 
@@ -32,7 +32,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     try:
         await broker.log.refresh(keys)
         total_bytes, usable_bytes = await asyncio.to_thread(_volume, broker)
-    except (*UNAVAILABLE, OSError):
+    except (CatalogRetriable, OSError):
         error, asked = ErrorCode.KAFKA_STORAGE_ERROR, []
         total_bytes = usable_bytes = _UNKNOWN_BYTES
     return {

@@ -12,9 +12,8 @@ from typing import Any
 
 from catchwater.broker.admin import layout
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
-from catchwater.broker.coordination.held import UNAVAILABLE
 from catchwater.broker.gate import Each, Operation, the_topic
-from catchwater.catalog.errors import TopicUnknown
+from catchwater.catalog.errors import CatalogRetriable, TopicUnknown
 from catchwater.wire.errors import ErrorCode
 
 
@@ -39,7 +38,7 @@ async def _grow(broker: Broker, wanted: Any, validate_only: bool) -> tuple[Error
             await broker.log.add_partitions(wanted.name, wanted.count)
     except TopicUnknown as unknown:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, str(unknown)
-    except UNAVAILABLE as reason:
+    except CatalogRetriable as reason:
         return ErrorCode.KAFKA_STORAGE_ERROR, str(reason)
     return error, message
 

@@ -3,9 +3,10 @@
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination.held import MOVED, UNAVAILABLE
+from catchwater.broker.coordination.held import MOVED
 from catchwater.broker.gate import Each, Operation, ResourceType, named
 from catchwater.broker.names import is_legal_group_id
+from catchwater.catalog.errors import CatalogRetriable
 from catchwater.wire.errors import ErrorCode
 
 
@@ -38,7 +39,7 @@ async def _delete(broker: Broker, group_id: str) -> ErrorCode:
         except MOVED:
             groups.give_up(group_id)
             return ErrorCode.NOT_COORDINATOR
-        except UNAVAILABLE:
+        except CatalogRetriable:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
     return ErrorCode.NONE if was_known or had_positions else ErrorCode.GROUP_ID_NOT_FOUND
 

@@ -3,9 +3,10 @@
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields, errors_by_partition
-from catchwater.broker.coordination.held import MOVED, UNAVAILABLE
+from catchwater.broker.coordination.held import MOVED
 from catchwater.broker.gate import Each, Operation, Whole, the_group, the_topic
 from catchwater.broker.names import is_legal_group_id
+from catchwater.catalog.errors import CatalogRetriable
 from catchwater.wire.errors import ErrorCode
 
 
@@ -27,7 +28,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
         except MOVED:
             broker.groups.give_up(request.group_id)
             return {"error_code": ErrorCode.NOT_COORDINATOR, "topics": []}
-        except UNAVAILABLE:
+        except CatalogRetriable:
             return {"error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE, "topics": []}
     return {"error_code": ErrorCode.NONE, **errors_by_partition(request, errors)}
 

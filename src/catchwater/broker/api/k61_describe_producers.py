@@ -10,8 +10,8 @@ coordinator owns.
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
-from catchwater.broker.coordination.held import UNAVAILABLE
 from catchwater.broker.gate import Each, Operation, the_topic
+from catchwater.catalog.errors import CatalogRetriable
 from catchwater.wire.errors import ErrorCode
 
 _NONE = -1
@@ -44,7 +44,7 @@ async def _partition(broker: Broker, name: str, index: int) -> dict[str, Any]:
         return error_fields(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     try:
         rows, opened = await broker.log.producers((topic.id, index))
-    except UNAVAILABLE as reason:
+    except CatalogRetriable as reason:
         return error_fields(ErrorCode.KAFKA_STORAGE_ERROR, str(reason))
     return error_fields(ErrorCode.NONE) | {
         "active_producers": [

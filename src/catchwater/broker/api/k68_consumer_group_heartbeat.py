@@ -22,7 +22,7 @@ from catchwater.broker.coordination.consumer.group import TopicsSeen, refused
 from catchwater.broker.coordination.consumer.member import JOINS, PAUSES, Beat, Beaten, Partitions
 from catchwater.broker.gate import Operation, Resource, ResourceType, Seen, Whole, the_group
 from catchwater.broker.names import is_legal_group_id, is_legal_member_name
-from catchwater.catalog.errors import CatalogUnavailable
+from catchwater.catalog.errors import CatalogRetriable
 from catchwater.wire.errors import ErrorCode
 
 MAX_NAMES_CHARACTERS = 1024 * 1024
@@ -147,7 +147,7 @@ async def _look_up(broker: Broker, beat: Beat) -> None:
     """Ask for topics that another broker may just have created."""
     unknown = [name for name in beat.names or () if broker.find_topic(name) is None]
     if unknown:
-        with suppress(CatalogUnavailable):
+        with suppress(CatalogRetriable):
             await broker.log.look_up(unknown)
 
 

@@ -15,7 +15,7 @@ from catchwater.broker.admin import layout
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.gate import Operation, ResourceType, Seen
 from catchwater.broker.names import is_legal_topic_name
-from catchwater.catalog.errors import CatalogUnavailable
+from catchwater.catalog.errors import CatalogRetriable
 from catchwater.catalog.rows import Topic
 from catchwater.wire.errors import ErrorCode
 
@@ -39,7 +39,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     may = partial(call.may, _DESCRIBE)
     try:
         await broker.log.look_up([name for name in asked if may(name)])
-    except CatalogUnavailable:
+    except CatalogRetriable:
         pass  # what this broker knows is told; a topic made just now may be missing
     names = asked or [topic.name for topic in broker.log.topics]
     denied = [name for name in asked if not may(name)]

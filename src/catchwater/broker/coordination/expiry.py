@@ -15,8 +15,8 @@ import logging
 from contextlib import suppress
 
 from catchwater.broker.broker import Broker
-from catchwater.broker.coordination.held import MOVED, UNAVAILABLE
-from catchwater.catalog.errors import CatalogDead
+from catchwater.broker.coordination.held import MOVED
+from catchwater.catalog.errors import CatalogFailure
 from catchwater.log.keep.jumps import ClockJumps
 from catchwater.wire.errors import ErrorCode
 
@@ -31,12 +31,12 @@ async def run(broker: Broker) -> None:
     while True:
         await broker.clock.sleep(broker.config.offsets_retention_check_interval_ms / 1000)
         if jumps.since_last() == 0:
-            with suppress(*UNAVAILABLE, CatalogDead):  # there is a next time, or a next start
+            with suppress(CatalogFailure):  # there is a next time, or a next start
                 await expire(broker)
 
 
 async def expire(broker: Broker) -> None:
-    """Forget what is old now. Raises what is in `UNAVAILABLE`."""
+    """Forget what is old now. Raises `CatalogFailure`."""
     until_ms = broker.clock.now_ms() - broker.config.offsets_retention_minutes * _MINUTE_MS
     for group_id in await broker.log.groups_to_expire(until_ms):
         if broker.groups.is_mine(group_id):

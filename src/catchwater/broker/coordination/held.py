@@ -17,10 +17,8 @@ from typing import Protocol
 from weakref import WeakValueDictionary
 
 from catchwater.catalog.errors import (
-    CatalogDead,
-    CatalogFull,
-    CatalogUnavailable,
-    CatalogUncertain,
+    CatalogFailure,
+    CatalogRefused,
     CoordinatorMoved,
     SessionFenced,
 )
@@ -30,7 +28,6 @@ from catchwater.wire.errors import ErrorCode
 MAX_GROUPS = 10_000
 
 MOVED = (CoordinatorMoved, SessionFenced)
-UNAVAILABLE = (CatalogFull, CatalogUnavailable, CatalogUncertain)
 
 
 class Claims(Protocol):
@@ -51,7 +48,7 @@ class Claims(Protocol):
         ...
 
     async def take(self, group_id: str) -> GroupRow:
-        """Become the coordinator. Raises what is in `MOVED` and `UNAVAILABLE`."""
+        """Become the coordinator. Raises what is in `MOVED`, and `CatalogFailure`."""
         ...
 
     async def keep(self, group_id: str, epoch: int | None, changes: GroupChanges) -> None:
@@ -143,7 +140,7 @@ class HeldGroups:
             row = await claims.take(group_id)
         except MOVED:
             return ErrorCode.NOT_COORDINATOR
-        except (*UNAVAILABLE, CatalogDead):
+        except CatalogFailure:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if not claims.is_mine(group_id):
             return ErrorCode.NOT_COORDINATOR
@@ -170,7 +167,7 @@ class HeldGroups:
                 if await self.hold(group_id) is ErrorCode.COORDINATOR_NOT_AVAILABLE:
                     self._must_adopt = True
                     break
-        except (*UNAVAILABLE, CatalogDead):
+        except CatalogFailure:
             self._must_adopt = True
         finally:
             self._adopting = None
@@ -234,15 +231,19 @@ class HeldGroups:
             if self._held.get(group.id) is not held:
                 return ErrorCode.NOT_COORDINATOR
             epoch = None if self.is_alone else held.epoch
+            is_saved = False
             try:
                 await claims.keep(group.id, epoch, changes)
-            except MOVED:
+                is_saved = True
+            except (*MOVED, CatalogRefused):  # it is taken again as it was saved, by us or others
                 if self._held.get(group.id) is held:
                     self.give_up(group.id)
                 return ErrorCode.NOT_COORDINATOR
-            except (*UNAVAILABLE, CatalogDead):
-                group.put_back(changes)
+            except CatalogFailure:
                 return ErrorCode.COORDINATOR_NOT_AVAILABLE
+            finally:
+                if not is_saved:  # whatever the reason: members hear of nothing that was not
+                    group.put_back(changes)
             held.generation = max(held.generation, changes.generation)
             return ErrorCode.NONE
         finally:

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Mapping
 from typing import TypeVar
 
 from catchwater.broker.broker import Broker
-from catchwater.broker.coordination.held import MOVED, UNAVAILABLE
+from catchwater.broker.coordination.held import MOVED
+from catchwater.catalog.errors import CatalogRetriable
 from catchwater.catalog.rows import TxnState
 from catchwater.log.write.txn import TxnRefused
 from catchwater.wire.errors import ErrorCode
@@ -34,7 +35,7 @@ async def answered(broker: Broker, work: Awaitable[T]) -> tuple[ErrorCode, T | N
         error = refused.code
     except MOVED:
         error = ErrorCode.NOT_COORDINATOR
-    except UNAVAILABLE:
+    except CatalogRetriable:
         error = ErrorCode.COORDINATOR_NOT_AVAILABLE
     broker.metrics.txn_errors.labels(error.name).inc()
     return error, None

@@ -19,10 +19,7 @@ from functools import partial
 from typing import TypeVar
 
 from catchwater.catalog.errors import (
-    CatalogDead,
-    CatalogFull,
-    CatalogUnavailable,
-    CatalogUncertain,
+    CatalogFailure,
     SessionFenced,
 )
 from catchwater.catalog.rows import ObjectRow, PartitionKey, Pin, RunRow, Topic
@@ -47,14 +44,6 @@ _LONGEST_TICK_MS = 1000
 _PARQUET_TURN_S = 5.0
 """After so long the other jobs have their turn; what is left of the segments comes after."""
 
-_LATER = (
-    StoreError,
-    CatalogFull,
-    CatalogDead,
-    CatalogUnavailable,
-    CatalogUncertain,
-    SessionFenced,
-)
 
 T = TypeVar("T")
 
@@ -330,7 +319,7 @@ class Housekeeping:
                 if now_s - orphans_s >= _ORPHAN_GRACE_MS / 1000:
                     orphans_s = now_s
                     await self.sweep_orphans()
-            except _LATER as error:
+            except (StoreError, CatalogFailure, SessionFenced) as error:
                 _LOG.error("Packing or deleting has to wait: %s", error)
 
     async def _keep_to_policy(self) -> None:

@@ -13,7 +13,11 @@ from contextlib import asynccontextmanager, suppress
 from typing import cast
 from zlib import crc32
 
-from catchwater.catalog.errors import CatalogUnavailable, CatalogUncertain, SessionFenced
+from catchwater.catalog.errors import (
+    CatalogRetriable,
+    CatalogUnavailable,
+    SessionFenced,
+)
 from catchwater.catalog.rows import PartitionKey
 from catchwater.catalog.shared import SharedCatalog
 from catchwater.log.core import Core, done
@@ -22,8 +26,6 @@ BUCKETS = 16
 """The partitions are dealt out to so many leases of each job."""
 
 TTL_MS = 30_000
-
-_GONE = (CatalogUnavailable, CatalogUncertain, SessionFenced)
 
 PINS = "pins"
 _PINS_TTL_MS = 10_000
@@ -81,11 +83,11 @@ class Leases:
             await self._core.clock.sleep(TTL_MS / 3000)
             try:
                 lease.is_held = await self.take(name)
-            except _GONE:
+            except (CatalogRetriable, SessionFenced):
                 lease.is_held = False
 
     async def _give_up(self, name: str) -> None:
-        with suppress(*_GONE):  # it then ends by itself
+        with suppress(CatalogRetriable, SessionFenced):  # it then ends by itself
             await self.take(name, ttl_ms=0)
 
     @asynccontextmanager

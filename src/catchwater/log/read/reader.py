@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from catchwater.catalog.base import Catalog
-from catchwater.catalog.errors import CatalogUnavailable
+from catchwater.catalog.errors import CatalogRetriable
 from catchwater.catalog.rows import (
     PartitionKey,
     RunRow,
@@ -122,7 +122,7 @@ class Reader:
             try:
                 blocks = self._history.blocks(key, offset, max_bytes)
                 found.take(blocks, offset, before, max_bytes, at_least_one=at_least_one)
-            except (DamagedObject, SegmentTooNew, StoreError, CatalogUnavailable):
+            except (DamagedObject, SegmentTooNew, StoreError, CatalogRetriable):
                 # What lies before the damage is served; the next read begins with the damage.
                 if not found.parts:
                     raise
@@ -174,7 +174,7 @@ class Reader:
             return await asyncio.get_running_loop().run_in_executor(self._workers, _looked_up, work)
         except (DamagedObject, SegmentTooNew) as error:
             unreadable = Unreadable(key, ErrorCode.CORRUPT_MESSAGE, error)
-        except (StoreError, CatalogUnavailable) as error:
+        except (StoreError, CatalogRetriable) as error:
             unreadable = Unreadable(key, ErrorCode.KAFKA_STORAGE_ERROR, error)
         _LOG.error("%s", unreadable)
         raise unreadable

@@ -9,7 +9,7 @@ from catchwater.broker.coordination.consumer.group import TopicsSeen
 from catchwater.broker.coordination.consumer.member import Beat
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.members import GroupLimits, Join
-from catchwater.catalog.errors import CatalogUnavailable, CoordinatorMoved
+from catchwater.catalog.errors import CatalogRefused, CatalogUnavailable, CoordinatorMoved
 from catchwater.catalog.rows import GroupChanges, GroupRow, json_text
 from catchwater.clock import ManualClock
 from catchwater.wire.errors import ErrorCode
@@ -332,6 +332,19 @@ async def test_an_assignment_is_not_told_before_it_is_saved(coordinator, claims)
     assert await next_one(claims).heartbeat("g", me) is ErrorCode.NONE
 
 
+async def test_a_group_that_the_catalog_refuses_is_taken_again_as_it_was_saved(
+    coordinator, claims
+) -> None:
+    joined = await coordinator.join("g", join())
+    claims.fails = CatalogRefused("The catalog cannot hold this.")
+    me = ("m", None, joined.generation)
+    synced = await coordinator.sync("g", me, (None, None), {"m": b"mine"})
+    assert (synced.error, synced.assignment) == (ErrorCode.NOT_COORDINATOR, b"")
+    claims.fails = None
+    assert await coordinator.heartbeat("g", me) is not ErrorCode.NONE
+    assert (await coordinator.join("g", join())).generation == 2
+
+
 async def test_of_a_rebalance_under_way_the_generation_before_is_left(coordinator, claims) -> None:
     await stable(coordinator, "a")
     joining = asyncio.ensure_future(coordinator.join("g", join(fresh_id="b")))
@@ -451,3 +464,19 @@ async def test_those_who_wait_for_a_catalog_that_is_gone_wait_for_one_try(
     claims.keep = keep
     assert (await coordinator.beat("g", beat("m1"), TOPICS)).error is ErrorCode.NONE
     assert claims.catalog["g"].members.keys() == {"m0", *names}
+
+
+async def test_what_a_defect_kept_from_being_saved_is_saved_before_its_member_hears_of_it(
+    coordinator, claims
+) -> None:
+    claims.fails = None
+    await coordinator.hold("g")
+    claims.fails = OSError("too many open files")
+    with pytest.raises(OSError, match="too many open files"):
+        await coordinator.beat("g", beat(), TOPICS)
+    claims.fails = CatalogUnavailable("gone")
+    refused = await coordinator.beat("g", beat(), TOPICS)
+    assert refused.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    claims.fails = None
+    assert (await coordinator.beat("g", beat(), TOPICS)).error is ErrorCode.NONE
+    assert claims.catalog["g"].members.keys() == {"m"}

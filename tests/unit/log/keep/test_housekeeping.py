@@ -10,12 +10,13 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow.parquet as pq
 import pytest
-from tests.unit.log.shared import World, append, batch, catalog_of, everything, offsets
+from tests.unit.log.shared import World, append, batch, catalog_of, everything, offsets, until
 
+from catchwater.catalog.errors import CatalogFull
 from catchwater.catalog.rows import PartitionKey, Pin
 from catchwater.clock import ManualClock
 from catchwater.log.core import RangeMissing
-from catchwater.log.keep.leases import BUCKETS, bucket_of
+from catchwater.log.keep.leases import BUCKETS, TTL_MS, bucket_of
 from catchwater.log.keep.parquet import PARQUET
 from catchwater.log.log import Log
 from catchwater.log.open import LogConfig
@@ -209,6 +210,19 @@ async def test_brokers_share_the_packing_and_a_dead_ones_files_are_swept(world: 
         await log.keeping.retain()
     assert list(world.store.list("wal/")) == []
     assert len(list(world.store.list("segments/"))) == 8
+
+
+async def test_a_lease_that_could_not_be_renewed_is_not_held_whatever_the_catalog_lacked(
+    world: World,
+) -> None:
+    one = await world.log(1)
+    async with one.keeping._leases.held("pack/0") as lease:
+        assert lease()
+        await world.beat(1)
+        catalog_of(one).refusal = CatalogFull("There is no space for the catalog.")
+        await world.beat(TTL_MS // 2)
+        await until(lambda: not lease())
+    catalog_of(one).refusal = None
 
 
 async def test_no_pin_is_ever_passed_whichever_brokers_race(world: World) -> None:
