@@ -13,7 +13,7 @@ MINUTES ?= 10
 STORM_S ?= 60
 MEMBERS ?= 50
 
-.PHONY: help setup style format types tidy unit test slow sim kill-points conformance suites differences chaos storm soak e2e bench bench-functions bench-replay demo docs check lock clean
+.PHONY: help setup style format types tidy unit test slow sim kill-points conformance suites differences chaos storm soak e2e bench bench-functions bench-replay hops demo docs check lock clean
 .DEFAULT_GOAL := help
 
 help:            ## show this list
@@ -96,6 +96,9 @@ bench-functions: $(STAMP) ## the same keyed function here and on five peers (PEE
 
 bench-replay: $(STAMP) ## replay beside Spark's Kafka connector, and beside live traffic
 	$(BIN)/python -m benchmarks decoder replay replay_live
+
+hops: $(STAMP)   ## how many files one Produce, Fetch, EndTxn and pipeline start pass through (ARGS="--files --only requests")
+	$(BIN)/python -m benchmarks.hops $(ARGS)
 
 demo: $(STAMP)   ## the main job, killed and restored, with a verdict: make demo ARGS="--data FILE.csv --json"
 	@$(BIN)/catchwater demo $(ARGS)
