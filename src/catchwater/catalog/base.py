@@ -12,9 +12,9 @@ is always a prefix of what happened.
 A *shared* catalog (PostgreSQL, any number of brokers) is durable itself and the only sequencer:
 see `shared.py`.
 
-A change whose future fails has changed nothing, except `CatalogUncertain`, which says that nobody
-knows. Queries block and may run in any thread; they see what is durable, and an embedded
-catalog's `runs`, `run_for_timestamp` and `aborted` also what was applied just now.
+A change whose future fails has changed nothing; with `CatalogUncertain` the outcome is unknown.
+Queries block and may run in any thread; they see what is durable, and an embedded catalog's `runs`,
+`run_for_timestamp` and `aborted` also what was applied just now.
 
 Every operation is written once, for both databases: its contract, and the body that runs in a
 transaction (`@change`) or on a connection to read on (`@query`).
@@ -226,7 +226,7 @@ class Catalog(ABC):
 
     @change
     def allocate_producer_ids(self, db: Db, count: int) -> int:
-        """The first of `count` producer ids that nobody was ever given."""
+        """The first of `count` producer ids that were never given out."""
         [(following,)] = db.query("producer_ids_take", count)
         return int(following) - count
 
@@ -595,9 +595,8 @@ class Catalog(ABC):
 
     # --- backups of the state ----------------------------------------------------------------
     # The state is all but the runs in segments, which say of themselves what they hold. Brokers,
-    # leases and the members of groups are left out, for they begin anew: members of an earlier
-    # time would pass for those of today. So are the payloads of the WAL `postgres`, which are
-    # large.
+    # leases and the members of groups are left out: those of an earlier time would pass for
+    # those of today. So are the payloads of the WAL `postgres`, which are large.
 
     @query
     def last_backup(self, db: Db) -> int:

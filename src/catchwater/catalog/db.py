@@ -79,7 +79,7 @@ class Db(Protocol):
         ...
 
     def now_ms(self) -> int:
-        """The time by which deadlines are kept; the same for everybody who shares the database."""
+        """The time by which deadlines are kept; the same for all who share the database."""
         ...
 
     def notify(self, notice: Notice) -> None:

@@ -12,7 +12,7 @@ class CatalogFailure(CatchwaterError):
 
 
 class CatalogDead(CatalogFailure):
-    """The catalog's storage failed, so nobody knows what it holds: it takes no more changes."""
+    """The catalog's storage failed, so what it holds is unknown: it takes no more changes."""
 
 
 class CatalogRetriable(CatalogFailure):

@@ -1,8 +1,8 @@
 """A shared catalog in memory, for simulations and tests: SQLite called where it stands.
 
 No thread and no file: every future is done when it is returned. Brokers of one simulation each
-open a `MemoryCatalog` over the same `MemoryDatabase`, and hear of each other's changes through it
-as through PostgreSQL's notices. A crash is to drop the catalog without `close`.
+open a `MemoryCatalog` over the same `MemoryDatabase`, which passes on notices of each other's
+changes as PostgreSQL does. A crash is to drop the catalog without `close`.
 """
 
 import sqlite3
@@ -57,7 +57,7 @@ class MemoryDatabase:
         return result
 
     def notify(self, notice: Notice) -> None:
-        """Give a notice to all who listen; a simulation sends `resync` for a lost connection."""
+        """Give a notice to all listeners; a simulation sends `resync` for a lost connection."""
         for notify in self._listeners:
             self._schedule(partial(notify, notice))
 

@@ -7,7 +7,7 @@ is `CatalogUncertain`. Deadlines are by the server's clock.
 
 Notices travel behind the COMMIT in the same message, not inside the transaction: NOTIFY takes a
 lock of the whole database until its transaction is durable, which would let only one transaction
-commit at a time. If that message's fate is unknown, `resync` is sent to everybody.
+commit at a time. If that message's fate is unknown, `resync` is sent to all.
 """
 
 from collections.abc import Callable
@@ -123,7 +123,7 @@ class PostgresCatalog(SharedCatalog):
             return result
 
     def _end(self, connection: Connection, notices: list[Notice]) -> None:
-        """Commit, and send notices. Raises `CatalogUncertain` when nobody knows what came of it."""
+        """Commit, and send notices. Raises `CatalogUncertain` when the outcome is unknown."""
         bind = psycopg.ClientCursor(connection)
         payloads = [payload for notice in notices for payload in encode_notice(notice)]
         message = "\n".join(["COMMIT;", *(bind.mogrify(NOTIFY, (each,)) for each in payloads)])
@@ -142,8 +142,11 @@ class PostgresCatalog(SharedCatalog):
         assert ended.statusmessage == "COMMIT", "what failed has raised before"
 
     def _notify_resync(self) -> None:
-        """Notices were lost, perhaps: let everybody read again. Best effort: with the server
-        gone, every listener has lost its connection and will do so anyway."""
+        """Have every broker read everything again: notices were lost, perhaps.
+
+        Best effort: with the server gone, every listener has lost its connection and will do so
+        anyway.
+        """
         with suppress(psycopg.Error), self._pool.connect() as connection:
             for payload in encode_notice(Notice("resync")):
                 connection.execute(NOTIFY, (payload,))

@@ -643,7 +643,7 @@ ON CONFLICT (id) DO UPDATE SET
   deadline_ms = excluded.deadline_ms;
 
 -- lease_hold --
--- Changes nothing: whoever would take the lease waits until this transaction has ended.
+-- Changes nothing, but makes another taker of the lease wait until this transaction has ended.
 UPDATE lease SET deadline_ms = deadline_ms
 WHERE name = ? AND broker_id = ? AND broker_epoch = ? AND deadline_ms >= ?
 RETURNING name;

@@ -146,7 +146,7 @@ class TxnRow(NamedTuple):
     timeout_ms: int
     started_ms: int
     """Time of the chunk or request that began the last transaction, -1 before the first; it only
-    grows, and tells an id's transactions from each other."""
+    grows, so no two transactions of an id have the same."""
     version: int
     """1: partitions are announced (AddPartitionsToTxn); 2: the epoch rises with every end."""
     last_epoch: int
@@ -185,7 +185,7 @@ class EndedTxn(NamedTuple):
 
 
 class GroupRow(NamedTuple):
-    """A group as its coordinator has left it, who loses it when another claims a new epoch."""
+    """A group as its coordinator last saved it; a claim with a new epoch ends the coordinator's."""
 
     epoch: int
     """Of the claim to coordinate it; a broker alone claims nothing."""
@@ -201,7 +201,7 @@ class GroupRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupChanges:
-    """What a coordinator wants kept of a group; states are whatever makes JSON."""
+    """What a coordinator saves of a group; a state is any value that JSON can hold."""
 
     generation: int
     state: Any = None
@@ -305,7 +305,7 @@ class Seen:
 
 
 class Notice(NamedTuple):
-    """What another broker (or this one) has changed, as a shared catalog tells it."""
+    """What some broker, perhaps this one, has changed in a shared catalog."""
 
     kind: Literal["partitions", "topics", "brokers", "resync"]
     """`resync`: notices may have been missed; read everything again."""

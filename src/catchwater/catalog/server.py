@@ -10,8 +10,8 @@ The URL's password appears in no message of ours.
 
 A notice is small JSON on the channel `catchwater`; one about many partitions becomes several, for
 PostgreSQL takes less than 8,000 bytes. Since a connection may die without a word, the listener
-sends a heartbeat through the channel every second or two and must hear it, or anything else, come
-back; if not, or when the connection is lost, it connects anew and calls back with `resync`.
+sends a heartbeat through the channel every second or two and must receive it, or anything else;
+if not, or when the connection is lost, it connects again and calls back with `resync`.
 """
 
 import logging
@@ -32,7 +32,7 @@ from catchwater.clock import Clock
 from catchwater.config import ConfigError
 
 try:
-    import psycopg as psycopg  # for the others, who must not meet its absence before this does
+    import psycopg as psycopg  # `postgres.py` takes it from here: its absence is explained once
     from psycopg.conninfo import conninfo_to_dict
 except ImportError as error:
     raise ConfigError(
@@ -213,7 +213,7 @@ class Pool:
                 self._give_back(connection)
 
     def clear(self) -> None:
-        """Close the connections that nobody uses; after one was lost, the others may be too."""
+        """Close the idle connections; after one was lost, the others may be too."""
         while self._idle:
             self._idle.pop().close()
 
@@ -223,7 +223,7 @@ class Pool:
         return text.replace(self._password, "***") if self._password else text
 
     def unavailable(self, error: psycopg.Error) -> CatalogUnavailable:
-        """What to tell a caller whose change or query came to nothing."""
+        """The error of a change or query that came to nothing."""
         return CatalogUnavailable(
             f"The catalog {self.name} did not do what it was asked: {self.describe(error)}",
             hint="Check that PostgreSQL runs and can be reached; nothing was changed.",
@@ -255,7 +255,7 @@ def may_be_retried(error: psycopg.Error) -> bool:
 
 
 def masked(url: str) -> str:
-    """The URL as it may be shown: its place, nobody's name and no secret."""
+    """The URL as it may be shown: its place, without user and password."""
     try:
         parts = urlsplit(url)
         place = parts.hostname or "localhost"
@@ -318,7 +318,7 @@ def decode_notice(payload: str) -> Notice | None:
 
 
 class Listener:
-    """A thread that hears notices until it is closed."""
+    """A thread that receives notices until it is closed."""
 
     def __init__(self, pool: Pool, notify: Callable[[Notice], None], clock: Clock) -> None:
         """Listening has begun when this returns. Raises `psycopg.Error`."""
@@ -333,7 +333,7 @@ class Listener:
         self._thread.start()
 
     def close(self) -> None:
-        """No call follows."""
+        """No call follows this one."""
         self._closing.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -344,7 +344,7 @@ class Listener:
                 if connection is None:
                     connection = self._pool.connect("LISTEN catchwater")
                     self._notify(Notice("resync"))
-                self._hear(connection)
+                self._receive(connection)
             except psycopg.Error as error:
                 if connection is not None:  # once an outage
                     _LOG.warning("No notices from the catalog: %s", self._pool.describe(error))
@@ -354,19 +354,19 @@ class Listener:
                     connection.close()
                 connection = None
 
-    def _hear(self, connection: Connection) -> None:
+    def _receive(self, connection: Connection) -> None:
         """Call back for what comes. Raises `psycopg.Error` when nothing does."""
         asked_s = None
-        heard_s = self._clock.monotonic_s()
+        received_s = self._clock.monotonic_s()
         while not self._closing.is_set():
             for message in connection.notifies(timeout=_LOOK_UP_S):
-                heard_s = self._clock.monotonic_s()
+                received_s = self._clock.monotonic_s()
                 asked_s = None
                 notice = decode_notice(message.payload)
                 if notice is not None:
                     self._notify(notice)
             now_s = self._clock.monotonic_s()
-            if asked_s is None and now_s - heard_s >= _HEARTBEAT_S:
+            if asked_s is None and now_s - received_s >= _HEARTBEAT_S:
                 connection.execute(NOTIFY, (_HEARTBEAT,))
                 asked_s = now_s
             elif asked_s is not None and now_s - asked_s >= _HEARTBEAT_S:

@@ -1,10 +1,10 @@
-"""The catalog of many brokers: it also keeps who they are, who may still write, and who does what.
+"""The catalog of many brokers: it also keeps their sessions, and the leases of their jobs.
 
 It is durable itself and the only sequencer: a chunk is committed by `transact`, which locks the
 rows it needs in one fixed order, lets the caller's pure function decide, and writes what it
 decided, in one transaction that also checks the broker's session.
 
-A session is a row with an epoch that nobody else was ever given; to supersede it is to replace or
+A session is a row with an epoch that was never given out before; to supersede it is to replace or
 delete the row, which waits for the commits that hold it. Deadlines are by the database's clock.
 """
 
@@ -67,7 +67,7 @@ class SharedCatalog(Catalog):
         if not before:
             commit.require_session(session, db)
         now_ms = db.now_ms()
-        # In one trip: heartbeats are most of what brokers without work ask of the database.
+        # In one round trip: idle brokers do little else.
         _, expired, alive = db.batch(
             ("broker_renew", [(state, now_ms + ttl_ms, *session)]),
             ("broker_expire", [(now_ms,)]),
@@ -120,7 +120,7 @@ def _broker_rows(found: Rows) -> list[BrokerRow]:
 def _check_wals(broker: BrokerRow, other: BrokerRow) -> None:
     """Raises `BrokerRefused` unless both write where both read, and to the same kind.
 
-    Two kinds at a time would leave nobody to say when a file of the other kind is finished.
+    With two kinds at a time, no broker could say when a file of the other kind is finished.
     """
     if not (other.wal_is_shared and broker.wal_is_shared):
         own = other if broker.wal_is_shared else broker

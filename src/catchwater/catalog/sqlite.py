@@ -18,7 +18,7 @@ from catchwater.catalog.db import STATEMENTS, Db, SqliteDb, migrations
 from catchwater.catalog.errors import CatalogDead, CatalogFull, CatalogTooNew
 from catchwater.catalog.rows import AbortedRow, Changes, PartitionKey, RunRow, Topic
 from catchwater.catalog.sums import PageSums
-from catchwater.catalog.writer import Writer, passing
+from catchwater.catalog.writer import Writer, retriable
 from catchwater.config import CatchwaterError
 from catchwater.room import Reserve
 
@@ -150,8 +150,8 @@ class SqliteCatalog(EmbeddedCatalog):
         try:
             yield
         except sqlite3.Error as error:
-            if (passed := passing(error, str(self._path))) is not None:
-                raise passed from error
+            if (passing := retriable(error, str(self._path))) is not None:
+                raise passing from error
             raise CatalogDead(
                 f"The catalog {self._path} cannot be read: {error}.",
                 hint="Make it again with `catchwater log rebuild`, which leaves this file aside.",

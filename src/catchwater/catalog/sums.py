@@ -3,7 +3,7 @@
 `catalog.sums` lies beside `catalog.db`: a header, then the CRC-32C of each page. In WAL mode the
 database file changes only when a checkpoint copies pages into it. So checkpoints are ours (those
 of SQLite are switched off): after each, the checksums of the pages it copied are written and
-synced, and only then may SQLite begin its `-wal` file anew. A crash in between leaves the pages in
+synced, and only then may SQLite begin its `-wal` file again. A crash in between leaves the pages in
 `-wal`, which outranks the file, so those are not compared.
 
 `verify` reads the whole file and its `-wal` before SQLite does, a gigabyte a second or so. It tells

@@ -1,10 +1,10 @@
 """The one thread that writes to SQLite: chunks trail by a second, barriers are synced together.
 
 Two things wait for the thread: the *trail*, what chunks have changed since the last transaction,
-and *barriers*, changes somebody waits for. Every transaction takes the whole trail and all the
+and *barriers*, changes whose callers wait. Every transaction takes the whole trail and all the
 barriers there are, so a thousand waiting barriers cost one sync, and a barrier is never durable
-without the chunks before it. A barrier that raises is rolled back to its savepoint alone, and who
-waits for it is told what it raised.
+without the chunks before it. A barrier that raises is rolled back to its savepoint alone, and its
+future has what it raised.
 
 On a full disk the transaction is tried once more on the reserve. Where that is gone too, or a file
 cannot be opened for want of descriptors, the barriers fail and the trail is kept for the next try;
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from catchwater.catalog.commit import write_changes
 from catchwater.catalog.db import Db, SqliteDb
-from catchwater.catalog.errors import CatalogDead, CatalogFull, CatalogUnavailable
+from catchwater.catalog.errors import CatalogDead, CatalogFull, CatalogRetriable, CatalogUnavailable
 from catchwater.catalog.rows import (
     AbortedRow,
     Changes,
@@ -42,8 +42,8 @@ T = TypeVar("T")
 _LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
-def passing(error: sqlite3.Error, path: str) -> CatalogFull | CatalogUnavailable | None:
-    """What to tell of an error that may pass and says nothing about what the file holds."""
+def retriable(error: sqlite3.Error, path: str) -> CatalogRetriable | None:
+    """The error of a failure that may pass and does not put in doubt what the file holds."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     if code & 0xFF == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE:
         return CatalogFull(
@@ -203,22 +203,25 @@ class Writer:
             self._write(last_try=closing)
 
     def _write(self, *, last_try: bool) -> None:
+        # Take what waits; from here on queries find the trail in `_writing`.
         with self._wake:
             barriers, self._barriers = self._barriers, []
             if self._trail.sequence:
                 self._writing, self._trail = self._trail, Trail()
         if not barriers and self._writing is None:
             return
+        # One transaction for all of it, synced when it is committed.
         try:
             outcomes = self._with_reserve(barriers)
         except sqlite3.Error as error:
             self._failed(error, barriers, last_try=last_try)
             return
-        except Exception as error:  # noqa: BLE001 - a defect; nobody else would answer who waits
+        except Exception as error:  # noqa: BLE001 - a defect: callers still wait for an answer
             dead = self._die(error)
             for barrier in barriers:
                 barrier.done.set_exception(dead)
             return
+        # It is durable: queries see it, and those who wait may know.
         with self._wake:
             self._writing = None
         for barrier, (result, refusal) in zip(barriers, outcomes, strict=True):
@@ -235,7 +238,7 @@ class Writer:
         try:
             return self._transaction(barriers)
         except sqlite3.Error as error:
-            is_full = isinstance(passing(error, self._path), CatalogFull)
+            is_full = isinstance(retriable(error, self._path), CatalogFull)
             if not is_full or not self._reserve.give_up():
                 raise
         with suppress(sqlite3.Error):
@@ -256,7 +259,7 @@ class Writer:
             result = barrier.change(self._db)
         except sqlite3.Error:
             raise  # the whole transaction's
-        except Exception as refusal:  # noqa: BLE001 - whoever waits for the change raises it
+        except Exception as refusal:  # noqa: BLE001 - it is the future's
             self._db.connection.execute("ROLLBACK TO barrier")
             self._db.connection.execute("RELEASE barrier")
             return None, refusal
@@ -276,7 +279,7 @@ class Writer:
             with self._wake:
                 self._barriers[:0] = barriers
             return
-        failure: CatchwaterError | None = None if last_try else passing(error, self._path)
+        failure: CatchwaterError | None = None if last_try else retriable(error, self._path)
         if failure is None:
             failure = self._die(error)
         for barrier in barriers:
