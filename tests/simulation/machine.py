@@ -5,10 +5,10 @@ import asyncio
 from tests.simulation.world import SESSION_MS, Machine
 
 from catchwater.broker.broker import Broker
-from catchwater.broker.coordination.claims import LogClaims
 from catchwater.broker.coordination.coordinator import Coordinator
+from catchwater.broker.coordination.held import LogClaims
 from catchwater.broker.coordination.members import GroupLimits
-from catchwater.broker.metrics.registry import Metrics
+from catchwater.broker.metrics import Metrics
 from catchwater.broker.router import APIS
 from catchwater.catalog.rows import BrokerRow, Session
 from catchwater.config import Address, BrokerConfig, CatchwaterError

@@ -11,10 +11,11 @@ import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from catchwater.broker.coordination.coordinator import Coordinator
-from catchwater.broker.fetching.sessions import FetchSessions
+from catchwater.broker.coordination.held import MOVED
+from catchwater.broker.fetch_sessions import FetchSessions
 from catchwater.broker.gate import (
     ANONYMOUS,
     THE_CLUSTER,
@@ -25,17 +26,22 @@ from catchwater.broker.gate import (
     Resource,
     ResourceType,
     Seen,
+    allowed_operations,
 )
-from catchwater.broker.metrics.registry import Metrics
-from catchwater.broker.quotas.replay import ConfiguredLimits, ReplayQuotas
+from catchwater.broker.metrics import Metrics
+from catchwater.broker.quotas import ConfiguredLimits, ReplayQuotas
+from catchwater.catalog.errors import CatalogRetriable
 from catchwater.catalog.rows import BrokerRow, Topic
 from catchwater.clock import Clock
 from catchwater.config import Address, BrokerConfig, replay_quotas
 from catchwater.log.log import Log
+from catchwater.log.write.txn import TxnRefused
 from catchwater.objects.base import Buffer
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.frames import Frame
 from catchwater.wire.messages import RequestHeader
+
+T = TypeVar("T")
 
 NO_TOPIC_ID = bytes(16)
 
@@ -108,6 +114,10 @@ class Broker:
     def may_administer(self, principal: str, operation: Operation) -> bool:
         """Whether the gate lets the principal do this with the cluster as a whole."""
         return self.gate.may(principal, operation, THE_CLUSTER)
+
+    def operations(self, principal: str, kind: ResourceType, name: str = THE_CLUSTER.name) -> int:
+        """All that the gate lets the principal do with a resource, as a set of bits (KIP-430)."""
+        return allowed_operations(self.gate, principal, Resource(kind, name))
 
     def keeper_url(self, account: str) -> str:
         """The control API of the live broker that keeps this account, the same for all who ask.
@@ -215,3 +225,27 @@ def errors_by_partition(request: Any, errors: Mapping[tuple[str, int], ErrorCode
             for topic in request.topics
         ]
     }
+
+
+async def answered(broker: Broker, work: Awaitable[T]) -> tuple[ErrorCode, T | None]:
+    """What a transaction request came to: NONE and its outcome, or the error it is answered.
+
+    Any broker may serve any transactional id, because the catalog decides.
+    """
+    try:
+        return ErrorCode.NONE, await work
+    except TxnRefused as refused:
+        error = refused.code
+    except MOVED:
+        error = ErrorCode.NOT_COORDINATOR
+    except CatalogRetriable:
+        error = ErrorCode.COORDINATOR_NOT_AVAILABLE
+    broker.metrics.txn_errors.labels(error.name).inc()
+    return error, None
+
+
+def as_known_to(version: int, since: int, error: ErrorCode) -> ErrorCode:
+    """PRODUCER_FENCED by its older name, for versions before the one that introduced it."""
+    if error is ErrorCode.PRODUCER_FENCED and version < since:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    return error

@@ -22,12 +22,12 @@ from catchwater.broker.broker import Broker
 from catchwater.broker.control.app import create_app
 from catchwater.broker.control.port import ControlPort
 from catchwater.broker.coordination import expiry
-from catchwater.broker.coordination.claims import LogClaims
 from catchwater.broker.coordination.consumer.member import ConsumerLimits
 from catchwater.broker.coordination.coordinator import Coordinator
+from catchwater.broker.coordination.held import LogClaims
 from catchwater.broker.coordination.members import GroupLimits
 from catchwater.broker.limits.descriptors import AT_ONCE, fitted, raise_limit
-from catchwater.broker.metrics.registry import Metrics
+from catchwater.broker.metrics import Metrics
 from catchwater.broker.peers import Peers
 from catchwater.broker.router import APIS
 from catchwater.broker.server import Server

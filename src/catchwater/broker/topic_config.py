@@ -29,6 +29,8 @@ from catchwater.log.write.rules import (
     TIMESTAMP_TYPE,
 )
 
+_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
 LONGEST_VALUE = 1_000
 """Characters of one value; a longer one is refused before anything else looks at it."""
 
@@ -232,3 +234,11 @@ def _taken(setting: Setting, config: BrokerConfig) -> str:
     if is_fixed:
         return f"only `{setting.default(config)}`"
     return "honoured" if setting.has_effect else "without effect"
+
+
+def is_legal_topic_name(name: str) -> bool:
+    """Kafka's rule (`Topic.validate`): 1 to 249 of the legal characters, not `.` nor `..`.
+
+    Object keys are never built from names.
+    """
+    return _TOPIC_NAME.fullmatch(name) is not None and name not in (".", "..")

@@ -12,7 +12,7 @@ import pytest
 from catchwater.broker.broker import Broker
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.members import GroupLimits
-from catchwater.broker.metrics.registry import Metrics
+from catchwater.broker.metrics import Metrics
 from catchwater.broker.router import APIS, start
 from catchwater.catalog.base import AlterConfig
 from catchwater.catalog.errors import TopicCollides, TopicExists, TopicUnknown

@@ -8,7 +8,7 @@ import pytest
 
 from catchwater.broker.broker import Broker
 from catchwater.broker.control.app import create_app
-from catchwater.broker.quotas.replay import Quota
+from catchwater.broker.quotas import Quota
 from catchwater.catalog.rows import BrokerRow
 
 

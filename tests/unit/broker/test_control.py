@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from tests.unit.log.shared import World
 
 from catchwater.broker.control.app import create_app
-from catchwater.broker.quotas.replay import ConfiguredLimits, ReplayQuotas
+from catchwater.broker.quotas import ConfiguredLimits, ReplayQuotas
 from catchwater.clock import ManualClock
 from catchwater.log.format import segment
 from catchwater.log.format.chunk import ADDS_PARTITION

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from catchwater.broker.eager import begin
+from catchwater.broker.api.k01_fetch import begin
 
 
 async def test_what_waits_for_nothing_is_done_at_once() -> None:

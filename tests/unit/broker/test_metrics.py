@@ -1,6 +1,6 @@
 """The page that Prometheus reads."""
 
-from catchwater.broker.metrics.registry import Metrics
+from catchwater.broker.metrics import Metrics
 from catchwater.objects.retry import RequestCounts
 
 

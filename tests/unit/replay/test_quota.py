@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from catchwater.broker.quotas.replay import ConfiguredLimits, ReplayQuotas
+from catchwater.broker.quotas import ConfiguredLimits, ReplayQuotas
 from catchwater.clock import ManualClock
 from catchwater.replay import quota as quota_module
 from catchwater.replay.control import ControlRefused, ControlUnreachable

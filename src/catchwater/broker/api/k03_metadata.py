@@ -1,7 +1,7 @@
 """Metadata (3), v0-13: topics, their partitions, and which broker to use for each.
 
 No broker leads a partition. Each is told one leader out of the brokers of the client's zone, so
-that load is spread; all that are not about to stop are listed. Rules: `broker/zones.py`.
+that load is spread; all that are not about to stop are listed. Rules: `broker/placement.py`.
 
 A topic asked for by name that does not exist is created if the client allows it (v4), the gate lets
 it CREATE, and `auto.create.topics.enable` is set.
@@ -19,11 +19,10 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from catchwater.broker import zones
-from catchwater.broker.admin import layout
+from catchwater.broker import placement
 from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call
 from catchwater.broker.gate import Operation, ResourceType, Seen
-from catchwater.broker.names import is_legal_topic_name
+from catchwater.broker.topic_config import is_legal_topic_name
 from catchwater.catalog.errors import (
     CatalogRetriable,
     TopicCollides,
@@ -54,8 +53,8 @@ _NAMELESS = MetadataTopic(ErrorCode.INVALID_REQUEST, "", NO_TOPIC_ID, False, ())
 async def handle(broker: Broker, call: Call, request: Any) -> MetadataReply:
     """Gather the reply."""
     turns = _Turns(broker.clock)
-    listed = zones.candidates(broker.brokers)
-    near = zones.candidates(listed, zones.zone_of(call.header.client_id))
+    listed = placement.candidates(broker.brokers)
+    near = placement.candidates(listed, placement.zone_of(call.header.client_id))
     may = partial(call.may, _DESCRIBE)
     wants_all = request.topics is None or (call.version == 0 and not request.topics)
     if wants_all:
@@ -95,14 +94,14 @@ def _with_operations(
             topic
             if topic.error or topic.name is None
             else topic._replace(
-                operations=layout.topic_operations(broker, call.principal, topic.name)
+                operations=broker.operations(call.principal, ResourceType.TOPIC, topic.name)
             )
             for topic in reply.topics
         ]
         reply = reply._replace(topics=topics)
     if getattr(request, "include_cluster_authorized_operations", False):
         may = call.may(_DESCRIBE_CLUSTER)
-        operations = layout.cluster_operations(broker, call.principal) if may else 0
+        operations = broker.operations(call.principal, ResourceType.CLUSTER) if may else 0
         reply = reply._replace(operations=operations)
     return reply
 
@@ -156,7 +155,7 @@ async def _wanted(
 
 
 def _topic(topic: Topic, near: Sequence[BrokerRow]) -> MetadataTopic:
-    leaders = [zones.leader(near, (topic.id, index)).id for index in range(topic.partitions)]
+    leaders = [placement.leader(near, (topic.id, index)).id for index in range(topic.partitions)]
     partitions = [
         MetadataPartition(index, ErrorCode.NONE, leader, 0, (leader,))
         for index, leader in enumerate(leaders)

@@ -12,8 +12,8 @@ from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination.held import MOVED
+from catchwater.broker.coordination.members import is_legal_group_id
 from catchwater.broker.gate import Each, Operation, Whole, the_group, the_topic
-from catchwater.broker.names import is_legal_group_id
 from catchwater.catalog.errors import CatalogRetriable
 from catchwater.catalog.rows import (
     OffsetCommit,

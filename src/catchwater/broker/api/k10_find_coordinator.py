@@ -1,6 +1,6 @@
 """FindCoordinator (10), v0-6: which broker coordinates a group or a transactional id.
 
-The name alone decides among the live brokers that are not about to stop; see `broker/zones.py`.
+The name alone decides among the live brokers that are not about to stop; see `broker/placement.py`.
 
 Version notes: v1 adds the key type, v4 (KIP-699) asks for several keys at once, v6 knows share
 groups (type 2, KIP-932), which are not served: INVALID_REQUEST.
@@ -8,7 +8,7 @@ groups (type 2, KIP-932), which are not served: INVALID_REQUEST.
 
 from typing import Any
 
-from catchwater.broker import zones
+from catchwater.broker import placement
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.gate import DENIED, Operation, ResourceType, Seen
 from catchwater.wire.errors import ErrorCode
@@ -36,7 +36,7 @@ def _coordinator(broker: Broker, call: Call, key_type: int, key: str) -> dict[st
     ask = _ASKS[key_type]
     if not call.may(ask, key):
         return _nowhere(DENIED[ask.type], f"{call.principal} may not DESCRIBE {key}.")
-    row = zones.coordinator(broker.brokers, key)
+    row = placement.coordinator(broker.brokers, key)
     return {
         "error_code": ErrorCode.NONE,
         "error_message": None,

@@ -10,9 +10,13 @@ from datetime import timedelta
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination.members import Join, Joined
+from catchwater.broker.coordination.members import (
+    Join,
+    Joined,
+    is_legal_group_id,
+    is_legal_member_name,
+)
 from catchwater.broker.gate import Operation, Whole, the_group
-from catchwater.broker.names import is_legal_group_id, is_legal_member_name
 from catchwater.wire.errors import ErrorCode
 
 MAX_PROTOCOLS = 64

@@ -7,8 +7,8 @@ reason, which is not used.
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.coordination.members import is_legal_group_id
 from catchwater.broker.gate import Operation, Whole, the_group
-from catchwater.broker.names import is_legal_group_id
 from catchwater.wire.errors import ErrorCode
 
 

@@ -10,7 +10,6 @@ that does not exist, which before was shown as Dead.
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
-from catchwater.broker.coordination import access
 from catchwater.broker.coordination.groups import Group
 from catchwater.broker.coordination.members import GroupState, Member
 from catchwater.broker.gate import Each, Operation, ResourceType, named
@@ -24,7 +23,9 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     for name in request.groups:
         fields = await _group(broker, call, name)
         if tells_operations and fields["error_code"] is ErrorCode.NONE:
-            fields["authorized_operations"] = access.operations(broker, call, name)
+            fields["authorized_operations"] = broker.operations(
+                call.principal, ResourceType.GROUP, name
+            )
         groups.append(fields)
     return {"groups": groups}
 

@@ -11,11 +11,10 @@ say, and replies tell of one replica. Settings: `broker/topic_config.py`.
 from collections import Counter
 from typing import Any
 
-from catchwater.broker import topic_config
-from catchwater.broker.admin import layout, settings
+from catchwater.broker import placement, settings, topic_config
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.gate import Each, Operation, ResourceType, Seen, the_topic
-from catchwater.broker.names import is_legal_topic_name
+from catchwater.broker.topic_config import is_legal_topic_name
 from catchwater.catalog.errors import CatalogRetriable, TopicCollides, TopicExists
 from catchwater.catalog.rows import Topic
 from catchwater.catalog.topics import collision
@@ -105,15 +104,15 @@ def _refusal(broker: Broker, wanted: Any) -> tuple[ErrorCode, str | None]:
     refused = _refused_name(broker, wanted.name)
     if refused is not None:
         return refused
-    if not 1 <= _partitions(broker, wanted) <= layout.MAX_PARTITIONS:
-        most = layout.MAX_PARTITIONS
+    if not 1 <= _partitions(broker, wanted) <= placement.MAX_PARTITIONS:
+        most = placement.MAX_PARTITIONS
         return ErrorCode.INVALID_PARTITIONS, f"A topic has from 1 to {most} partitions."
     if wanted.assignments:
         refused = _refused_places(broker, wanted)
         if refused is not None:
             return refused
     elif wanted.replication_factor != _DEFAULT:
-        reason = layout.refused_factor(broker, wanted.replication_factor)
+        reason = placement.refused_factor(broker, wanted.replication_factor)
         if reason is not None:
             return ErrorCode.INVALID_REPLICATION_FACTOR, reason
     for config in wanted.configs:
@@ -129,7 +128,7 @@ def _refused_places(broker: Broker, wanted: Any) -> tuple[ErrorCode, str] | None
             "With an assignment, the numbers of partitions and replicas are -1."
         )
     indexes = sorted(a.partition_index for a in wanted.assignments)
-    reason = layout.refused_assignments(broker, [a.broker_ids for a in wanted.assignments])
+    reason = placement.refused_assignments(broker, [a.broker_ids for a in wanted.assignments])
     if indexes != list(range(len(indexes))):
         reason = "Partitions are numbered from 0, without a gap."
     return (ErrorCode.INVALID_REPLICA_ASSIGNMENT, reason) if reason else None

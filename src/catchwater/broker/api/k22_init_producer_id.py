@@ -16,16 +16,15 @@ Not implemented: v6 (two-phase commit, KIP-939).
 from collections.abc import Iterable
 from typing import Any
 
-from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination.transactions import answered, as_known_to
+from catchwater.broker.broker import Api, Broker, Call, Fields, answered, as_known_to
 from catchwater.broker.gate import THE_CLUSTER, Operation, Resource, Whole, the_transactional_id
-from catchwater.broker.names import is_legal_transactional_id
 from catchwater.log.transactions import Producer
 from catchwater.wire.errors import ErrorCode
 
 LONGEST_TIMEOUT_MS = 15 * 60 * 1000
 """Kafka's default of `transaction.max.timeout.ms`."""
 
+_LONGEST_ID = 1_000
 _NONE = Producer(-1, -1)
 
 
@@ -46,7 +45,7 @@ async def _producer(
     if request.transactional_id is None:
         error, producer_id = await answered(broker, broker.log.allocate_producer_id())
         return error, None if producer_id is None else Producer(producer_id, 0)
-    if not is_legal_transactional_id(request.transactional_id):
+    if not _is_legal(request.transactional_id):
         return ErrorCode.INVALID_REQUEST, None
     timeout_ms = round(request.transaction_timeout.total_seconds() * 1000)
     if not 0 < timeout_ms <= LONGEST_TIMEOUT_MS:
@@ -58,6 +57,11 @@ async def _producer(
             request.transactional_id, timeout_ms, None if expected == _NONE else expected
         ),
     )
+
+
+def _is_legal(transactional_id: str) -> bool:
+    """As a group's id, but longer: frameworks put names of jobs and tasks together."""
+    return 0 < len(transactional_id) <= _LONGEST_ID and transactional_id.isprintable()
 
 
 def _new_producer(broker: Broker, request: Any) -> Iterable[Resource]:

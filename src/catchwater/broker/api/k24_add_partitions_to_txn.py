@@ -11,8 +11,7 @@ Not implemented: v4 and later, which only Kafka's brokers send to each other.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination.transactions import answered, as_known_to
+from catchwater.broker.broker import Api, Broker, Call, Fields, answered, as_known_to
 from catchwater.broker.gate import Operation, Resource, ResourceType, Seen, Whole
 from catchwater.log.transactions import Producer
 from catchwater.wire.errors import ErrorCode

@@ -7,10 +7,9 @@ Version notes: v2 PRODUCER_FENCED (KIP-588), v4 TRANSACTION_ABORTABLE (KIP-890),
 
 from typing import Any
 
-from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination.transactions import answered, as_known_to
+from catchwater.broker.broker import Api, Broker, Call, Fields, answered, as_known_to
+from catchwater.broker.coordination.members import is_legal_group_id
 from catchwater.broker.gate import Operation, Whole, the_group, the_transactional_id
-from catchwater.broker.names import is_legal_group_id
 from catchwater.log.transactions import Producer
 from catchwater.wire.errors import ErrorCode
 

@@ -10,8 +10,7 @@ for again with the epoch before.
 
 from typing import Any
 
-from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination.transactions import answered, as_known_to
+from catchwater.broker.broker import Api, Broker, Call, Fields, answered, as_known_to
 from catchwater.broker.gate import Operation, Whole, the_transactional_id
 from catchwater.log.transactions import Producer
 from catchwater.wire.errors import ErrorCode

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from catchwater.broker.api.k08_offset_commit import check
-from catchwater.broker.broker import Api, Broker, Call, Fields, errors_by_partition
-from catchwater.broker.coordination.transactions import answered
+from catchwater.broker.broker import Api, Broker, Call, Fields, answered, errors_by_partition
+from catchwater.broker.coordination.members import is_legal_group_id
 from catchwater.broker.gate import (
     Each,
     Operation,
@@ -23,7 +23,6 @@ from catchwater.broker.gate import (
     the_topic,
     the_transactional_id,
 )
-from catchwater.broker.names import is_legal_group_id
 from catchwater.catalog.rows import OffsetCommit
 from catchwater.log.transactions import Producer
 from catchwater.wire.errors import ErrorCode

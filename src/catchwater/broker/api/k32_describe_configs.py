@@ -1,7 +1,7 @@
 """DescribeConfigs (32), v1-4: the settings of topics, of this broker, and the level of its log.
 
 The broker's settings carry `catchwater.control.url`, so that a client which knows only
-`bootstrap.servers` finds the control API. What is told of a setting: `broker/admin/settings.py`.
+`bootstrap.servers` finds the control API. What is told of a setting: `broker/settings.py`.
 
 Version notes: v1 adds where a value comes from and its synonyms, v3 its type and documentation,
 v4 is flexible.
@@ -11,10 +11,10 @@ Groups and client metrics have no settings here, which is an empty answer as in 
 
 from typing import Any
 
-from catchwater.broker.admin import alteration, settings
+from catchwater.broker import settings
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.gate import Each, Operation
-from catchwater.broker.names import is_legal_topic_name
+from catchwater.broker.topic_config import is_legal_topic_name
 from catchwater.catalog.errors import CatalogRetriable
 from catchwater.wire.errors import ErrorCode
 
@@ -24,7 +24,7 @@ MAX_RESOURCES = 10_000
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Describe each resource for itself."""
-    names = [r.resource_name for r in request.resources if r.resource_type == alteration.TOPIC]
+    names = [r.resource_name for r in request.resources if r.resource_type == settings.TOPIC]
     try:
         await broker.log.look_up(names)
     except CatalogRetriable:
@@ -67,21 +67,21 @@ def _resource(broker: Broker, call: Call, request: Any, resource: Any) -> dict[s
 def _configs(broker: Broker, resource: Any) -> tuple[ErrorCode, str | None, list[dict[str, Any]]]:
     name = resource.resource_name
     match resource.resource_type:
-        case alteration.TOPIC:
+        case settings.TOPIC:
             topic = broker.find_topic(name)
             if not is_legal_topic_name(name):
                 return ErrorCode.INVALID_TOPIC_EXCEPTION, None, []
             if topic is None:
                 return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None, []
             return ErrorCode.NONE, None, settings.of_topic(broker.config, topic)
-        case alteration.BROKER if name in ("", str(broker.config.node_id)):
+        case settings.BROKER if name in ("", str(broker.config.node_id)):
             return ErrorCode.NONE, None, settings.of_broker(broker.config, broker.control_url)
-        case alteration.BROKER_LOGGER if name == str(broker.config.node_id):
+        case settings.BROKER_LOGGER if name == str(broker.config.node_id):
             return ErrorCode.NONE, None, settings.of_loggers()
-        case alteration.BROKER | alteration.BROKER_LOGGER:
+        case settings.BROKER | settings.BROKER_LOGGER:
             what = f"This is broker {broker.config.node_id}: ask the other one itself."
             return ErrorCode.INVALID_REQUEST, what, []
-        case alteration.CLIENT_METRICS | alteration.GROUP if name:
+        case settings.CLIENT_METRICS | settings.GROUP if name:
             return ErrorCode.NONE, None, []
         case kind:
             what = f"A resource of kind {kind} and this name has no settings here."
@@ -93,5 +93,5 @@ API = Api(
     "DescribeConfigs",
     range(1, 5),
     handle,
-    asks=[Each(Operation.DESCRIBE_CONFIGS, alteration.resource, "resources", "results", _refused)],
+    asks=[Each(Operation.DESCRIBE_CONFIGS, settings.resource, "resources", "results", _refused)],
 )

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterable
 from typing import Any
 
-from catchwater.broker.admin import layout
+from catchwater.broker import placement
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.gate import Operation, Whole, the_cluster
 from catchwater.catalog.errors import CatalogRetriable
@@ -57,7 +57,7 @@ def _asked(broker: Broker, call: Call, request: Any) -> list[tuple[Topic, list[i
         wanted = [(topic, range(topic.partitions)) for topic in broker.log.topics]
     else:
         wanted = [(broker.find_topic(each.topic), each.partitions) for each in request.topics]
-    mine, leader_of = broker.config.node_id, layout.leaders(broker, call)
+    mine, leader_of = broker.config.node_id, placement.leaders(broker, call)
     found = []
     for topic, indexes in wanted:
         if topic is not None:

@@ -10,7 +10,7 @@ A manual assignment may name any brokers that are there: each serves every parti
 from collections import Counter
 from typing import Any
 
-from catchwater.broker.admin import layout
+from catchwater.broker import placement
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.gate import Each, Operation, the_topic
 from catchwater.catalog.errors import CatalogRetriable, TopicUnknown
@@ -44,15 +44,15 @@ async def _grow(broker: Broker, wanted: Any, validate_only: bool) -> tuple[Error
 
 
 def _refusal(broker: Broker, wanted: Any, partitions: int) -> tuple[ErrorCode, str]:
-    if not partitions < wanted.count <= layout.MAX_PARTITIONS:
+    if not partitions < wanted.count <= placement.MAX_PARTITIONS:
         return ErrorCode.INVALID_PARTITIONS, (
-            f"The topic has {partitions} partitions and may get up to {layout.MAX_PARTITIONS}; "
+            f"The topic has {partitions} partitions and may get up to {placement.MAX_PARTITIONS}; "
             f"{wanted.count} is not more, or too many."
         )
     if wanted.assignments is not None:
         added = wanted.count - partitions
         lists = [assignment.broker_ids for assignment in wanted.assignments]
-        reason = layout.refused_assignments(broker, lists)
+        reason = placement.refused_assignments(broker, lists)
         if len(lists) != added:
             reason = f"{added} partitions would be new, but {len(lists)} are assigned."
         if reason is not None:

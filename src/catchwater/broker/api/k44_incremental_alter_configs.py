@@ -9,10 +9,10 @@ Settings: `broker/topic_config.py`. Those of brokers, groups and client metrics 
 
 from typing import Any
 
-from catchwater.broker.admin import alteration
-from catchwater.broker.admin.alteration import Change, alter_each, changed
+from catchwater.broker import settings
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.gate import Each, Operation
+from catchwater.broker.settings import Change, alter_each, changed
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
@@ -33,10 +33,10 @@ API = Api(
     asks=[
         Each(
             Operation.ALTER_CONFIGS,
-            alteration.resource,
+            settings.resource,
             "resources",
             "responses",
-            alteration.answer,
+            settings.answer,
         )
     ],
 )

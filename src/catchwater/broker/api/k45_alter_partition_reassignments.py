@@ -7,7 +7,7 @@ of replicas may change, which it cannot.
 
 from typing import Any
 
-from catchwater.broker.admin import layout
+from catchwater.broker import placement
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.gate import Operation, Whole, the_cluster
 from catchwater.wire.errors import ErrorCode
@@ -39,7 +39,7 @@ def _answer(broker: Broker, call: Call, name: str, wanted: Any) -> dict[str, Any
         return error_fields(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if wanted.replicas is None:
         return error_fields(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)
-    told = layout.leaders(broker, call)((topic.id, index))
+    told = placement.leaders(broker, call)((topic.id, index))
     if tuple(wanted.replicas) == (told,):
         return error_fields(ErrorCode.NONE)
     return error_fields(

@@ -10,7 +10,7 @@ Version notes: v1 adds times (KIP-836), v2 messages, directory ids and the voter
 
 from typing import Any
 
-from catchwater.broker import zones
+from catchwater.broker import placement
 from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call, Fields, error_fields
 from catchwater.broker.gate import Operation, Whole, the_cluster
 from catchwater.wire.errors import ErrorCode
@@ -44,7 +44,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
 
 
 def _voter(broker: Broker) -> int:
-    return min(row.id for row in zones.candidates(broker.brokers))
+    return min(row.id for row in placement.candidates(broker.brokers))
 
 
 def _partition(broker: Broker, name: str, index: int) -> dict[str, Any]:

@@ -7,8 +7,7 @@ brokers too (KIP-1073), of which there are none: a broker whose session has ende
 
 from typing import Any
 
-from catchwater.broker import zones
-from catchwater.broker.admin import layout
+from catchwater.broker import placement
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.gate import Operation, ResourceType, Seen
 from catchwater.wire.errors import ErrorCode
@@ -29,11 +28,11 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     operations = OPERATIONS_NOT_TOLD
     if request.include_cluster_authorized_operations:
         may = call.may(_DESCRIBE)
-        operations = layout.cluster_operations(broker, call.principal) if may else 0
+        operations = broker.operations(call.principal, ResourceType.CLUSTER) if may else 0
     return error_fields(ErrorCode.NONE) | {
         "endpoint_type": endpoint_type,
         "cluster_id": broker.log.cluster_id,
-        "controller_id": layout.controller_id(broker),
+        "controller_id": placement.controller_id(broker),
         "brokers": [
             {
                 "broker_id": row.id,
@@ -42,7 +41,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
                 "rack": row.zone or None,
                 "is_fenced": False,
             }
-            for row in zones.candidates(broker.brokers)
+            for row in placement.candidates(broker.brokers)
         ],
         "cluster_authorized_operations": operations,
     }

@@ -3,15 +3,24 @@
 Of the topics that are open those are told that the caller may DESCRIBE.
 """
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination.transactions import STATE_NAMES
 from catchwater.broker.gate import Each, Operation, ResourceType, Seen, named
-from catchwater.catalog.rows import TxnRow
+from catchwater.catalog.rows import TxnRow, TxnState
 from catchwater.wire.errors import ErrorCode
 
+STATE_NAMES: Mapping[TxnState, str] = {
+    "empty": "Empty",
+    "ongoing": "Ongoing",
+    "prepare_commit": "PrepareCommit",
+    "prepare_abort": "PrepareAbort",
+    "complete_commit": "CompleteCommit",
+    "complete_abort": "CompleteAbort",
+}
+"""As Kafka spells them in replies."""
 _NO_TIME_MS = -1
 _DESCRIBE_TOPIC = Seen(Operation.DESCRIBE, ResourceType.TOPIC)
 

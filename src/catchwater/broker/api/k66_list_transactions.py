@@ -6,8 +6,8 @@ open for so long (KIP-994), v2 for ids that a regular expression of RE2 matches 
 
 from typing import Any
 
+from catchwater.broker.api.k65_describe_transactions import STATE_NAMES
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination.transactions import STATE_NAMES
 from catchwater.broker.gate import Operation, ResourceType, Seen
 from catchwater.catalog.rows import TxnRow
 from catchwater.wire.errors import ErrorCode

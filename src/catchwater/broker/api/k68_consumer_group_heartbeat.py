@@ -20,8 +20,8 @@ from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination.consumer.assign import ASSIGNORS
 from catchwater.broker.coordination.consumer.group import TopicsSeen, refused
 from catchwater.broker.coordination.consumer.member import JOINS, PAUSES, Beat, Beaten, Partitions
+from catchwater.broker.coordination.members import is_legal_group_id, is_legal_member_name
 from catchwater.broker.gate import Operation, Resource, ResourceType, Seen, Whole, the_group
-from catchwater.broker.names import is_legal_group_id, is_legal_member_name
 from catchwater.catalog.errors import CatalogRetriable
 from catchwater.wire.errors import ErrorCode
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from catchwater.broker.api.k68_consumer_group_heartbeat import assignment
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
-from catchwater.broker.coordination import access
 from catchwater.broker.coordination.consumer.group import ConsumerGroup
 from catchwater.broker.coordination.consumer.member import NOTHING, Member, Partitions
 from catchwater.broker.gate import Each, Operation, ResourceType, Seen, named
 from catchwater.wire.errors import ErrorCode
+from catchwater.wire.metadata import OPERATIONS_NOT_TOLD
 
 _CONSUMER = 1
 _DESCRIBE_TOPIC = Seen(Operation.DESCRIBE, ResourceType.TOPIC)
@@ -40,7 +40,11 @@ async def _group(
     if not all(call.may(_DESCRIBE_TOPIC, name) for name in _topics(group)):
         message = "The group has topics that the caller may not DESCRIBE."
         return _nothing(group_id, ErrorCode.TOPIC_AUTHORIZATION_FAILED, message)
-    operations = access.operations(broker, call, group_id) if tells_operations else None
+    operations = (
+        broker.operations(call.principal, ResourceType.GROUP, group_id)
+        if tells_operations
+        else None
+    )
     return {
         "error_code": ErrorCode.NONE,
         "error_message": None,
@@ -50,7 +54,7 @@ async def _group(
         "assignment_epoch": group.assignment_epoch,
         "assignor_name": group.assignor,
         "members": [_member(broker, group, member) for member in group.members.values()],
-        "authorized_operations": access.NOT_ASKED if operations is None else operations,
+        "authorized_operations": OPERATIONS_NOT_TOLD if operations is None else operations,
     }
 
 

@@ -8,9 +8,9 @@ Topics are listed whether or not a setting of theirs is set, as in Kafka.
 
 from typing import Any
 
-from catchwater.broker.admin.alteration import BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP, TOPIC
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.gate import Operation, Whole, the_cluster
+from catchwater.broker.settings import BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP, TOPIC
 from catchwater.wire.errors import ErrorCode
 
 _KINDS = frozenset((TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP))

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from catchwater.broker.admin import layout
+from catchwater.broker import placement
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.gate import Operation, ResourceType, Seen
-from catchwater.broker.names import is_legal_topic_name
+from catchwater.broker.topic_config import is_legal_topic_name
 from catchwater.catalog.errors import CatalogRetriable
 from catchwater.catalog.rows import Topic
 from catchwater.wire.errors import ErrorCode
@@ -64,7 +64,7 @@ def _page(
             is_legal = is_legal_topic_name(name)
             unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             error = unknown if is_legal else ErrorCode.INVALID_TOPIC_EXCEPTION
-            operations = layout.topic_operations(broker, call.principal, name)
+            operations = broker.operations(call.principal, ResourceType.TOPIC, name)
             topics.append(_error(name, error) | {"topic_authorized_operations": operations})
             continue
         start = starts.get(name, 0)
@@ -77,7 +77,7 @@ def _page(
 
 
 def _topic(broker: Broker, call: Call, topic: Topic, indexes: range) -> dict[str, Any]:
-    leader_of = layout.leaders(broker, call)
+    leader_of = placement.leaders(broker, call)
     leaders = {index: leader_of((topic.id, index)) for index in indexes}
     return {
         "error_code": ErrorCode.NONE,
@@ -96,7 +96,9 @@ def _topic(broker: Broker, call: Call, topic: Topic, indexes: range) -> dict[str
             }
             for index, leader in leaders.items()
         ],
-        "topic_authorized_operations": layout.topic_operations(broker, call.principal, topic.name),
+        "topic_authorized_operations": broker.operations(
+            call.principal, ResourceType.TOPIC, topic.name
+        ),
     }
 
 

@@ -1,16 +1,155 @@
-"""The application: every path of the control API, and what becomes of what its handlers raise."""
+"""The application: every path of the control API, and what becomes of what its handlers raise.
+
+The broker about itself and the topics are here; replays, pins and epochs are chapters of their own.
+"""
+
+from collections import Counter
+from functools import partial
+from itertools import islice
+from typing import Any, get_args
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from catchwater.broker.broker import Broker
 from catchwater.broker.control.epochs import Epochs
-from catchwater.broker.control.health import Health
 from catchwater.broker.control.pins import Pins
 from catchwater.broker.control.plans import Plans
-from catchwater.broker.control.replies import http_error, operating_error
-from catchwater.broker.control.topics import Topics
-from catchwater.config import CatchwaterError
+from catchwater.broker.control.replies import Refusal, find, http_error, json_reply, operating_error
+from catchwater.broker.gate import ANONYMOUS, ClusterDenied, Operation
+from catchwater.broker.metrics import MAX_GROUPS
+from catchwater.catalog.rows import PinState, Topic
+from catchwater.config import Address, CatchwaterError
+
+
+class Health:
+    """`/healthz`, `/readyz`, `/metrics`, and the paths of the cluster and its storage."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._log = broker.log
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/healthz", self.healthz),
+            Route("/readyz", self.readyz),
+            Route("/metrics", self.metrics),
+            Route("/api/v1/cluster", self.cluster),
+            Route("/api/v1/storage", self.storage),
+        ]
+
+    async def healthz(self, request: Request) -> Response:
+        return json_reply({"status": "up"})
+
+    async def readyz(self, request: Request) -> Response:
+        if self._broker.draining.is_set():
+            raise Refusal(503, "NOT_READY", "The broker is stopping.")
+        if self._log.has_failed:
+            raise Refusal(503, "STORAGE_FAILED", "The log's storage failed; see the broker's log.")
+        if self._log.cluster is not None and not self._log.cluster.is_current:
+            raise Refusal(503, "NO_SESSION", "The broker's session is not renewed at the moment.")
+        return json_reply({"status": "ready"})
+
+    async def metrics(self, request: Request) -> Response:
+        await self._measure_groups()
+        states = Counter(pin.state for pin in await self._log.pins())
+        for state in get_args(PinState):
+            self._broker.metrics.pins.labels(state).set(states[state])
+        self._broker.metrics.wal_unflushed_bytes.set(self._log.unflushed_bytes)
+        self._broker.metrics.txn_open.set(self._log.txns.open_count)
+        self._broker.metrics.brokers.set(len(self._broker.brokers))
+        return Response(self._broker.metrics.page(), media_type="text/plain; version=0.0.4")
+
+    async def _measure_groups(self) -> None:
+        """Lag is looked up when somebody asks, so that commits and appends pay nothing for it."""
+        metrics = self._broker.metrics
+        metrics.group_members.clear()
+        metrics.consumer_lag_records.clear()
+        for group in islice(self._broker.groups.groups.values(), MAX_GROUPS):
+            metrics.group_members.labels(group.id).set(len(group.members))
+        for group_id in (await self._log.groups())[:MAX_GROUPS]:
+            for (name, partition), commit in (await self._log.committed(group_id)).items():
+                topic = self._log.topics.get(name)
+                if topic is not None:
+                    end = self._log.state((topic.id, partition)).high_watermark
+                    lag = metrics.consumer_lag_records.labels(group_id, name, str(partition))
+                    lag.set(max(0, end - commit.offset))
+
+    async def cluster(self, request: Request) -> Response:
+        session = self._log.session
+        return json_reply(
+            {
+                "cluster_id": self._log.cluster_id,
+                "broker": self._broker.config.node_id,
+                "session": session.epoch if session else None,
+                "brokers": [
+                    {
+                        "id": row.id,
+                        "zone": row.zone,
+                        "state": row.state,
+                        "session": row.epoch if session else None,
+                        "kafka": str(Address(row.host, row.port)),
+                        "control": row.control_url,
+                        "wal": row.wal,
+                    }
+                    for row in self._broker.brokers
+                ],
+            }
+        )
+
+    async def storage(self, request: Request) -> Response:
+        if not self._broker.may_administer(ANONYMOUS, Operation.DESCRIBE):
+            raise ClusterDenied(ANONYMOUS, Operation.DESCRIBE)
+        return json_reply({"objects": self._log.objects.url()})
+
+
+class Topics:
+    """The paths under `/api/v1/topics`: those topics that who asks may describe."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._log = broker.log
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/api/v1/topics", self.topics),
+            Route("/api/v1/topics/{topic}", self.topic),
+        ]
+
+    async def topics(self, request: Request) -> Response:
+        may = partial(self._broker.may, ANONYMOUS, Operation.DESCRIBE)
+        return json_reply(
+            {"topics": [_topic(topic) for topic in self._log.topics if may(topic.name)]}
+        )
+
+    async def topic(self, request: Request) -> Response:
+        topic = await find(self._broker, request.path_params["topic"], Operation.DESCRIBE)
+        places = {row.partition: row for row in await self._log.storage(topic.name)}
+        states = [(index, self._log.state((topic.id, index))) for index in range(topic.partitions)]
+        return json_reply(
+            _topic(topic)
+            | {
+                "config": dict(topic.config),
+                "offsets": [
+                    {
+                        "partition": index,
+                        "log_start": state.log_start,
+                        "high_watermark": state.high_watermark,
+                        "bytes": state.bytes,
+                        "earliest_timestamp": state.earliest_timestamp,
+                    }
+                    for index, state in states
+                ],
+                "storage": [row._asdict() for row in places.values()],
+            }
+        )
+
+
+def _topic(topic: Topic) -> dict[str, Any]:
+    return {"name": topic.name, "id": topic.id.hex(), "partitions": topic.partitions}
 
 
 def create_app(broker: Broker) -> Starlette:

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from catchwater.broker.broker import Broker
-from catchwater.broker.control import access
+from catchwater.broker.control import replies
 from catchwater.broker.control.replies import Refusal, json_reply, read_body
 from catchwater.broker.gate import Operation
 from catchwater.catalog.rows import EpochCommit
@@ -40,7 +40,7 @@ class Epochs:
         commit = await self._log.epochs.last(pipeline, sink)
         if commit is None:
             raise Refusal(404, "NO_EPOCH", f"Sink {sink} of {pipeline} has written no epoch yet.")
-        access.check(self._broker, Operation.DESCRIBE, commit.topic)
+        replies.check(self._broker, Operation.DESCRIBE, commit.topic)
         return json_reply(_epoch(commit))
 
     async def epoch(self, request: Request) -> Response:
@@ -52,13 +52,13 @@ class Epochs:
                 "NO_EPOCH",
                 f"Sink {path['sink']} of {path['pipeline']} has not written epoch {path['epoch']}.",
             )
-        access.check(self._broker, Operation.DESCRIBE, commit.topic)
+        replies.check(self._broker, Operation.DESCRIBE, commit.topic)
         return json_reply(_epoch(commit))
 
     async def commit_epoch(self, request: Request) -> Response:
         body = await read_body(request, _EpochBody)
         path = request.path_params
-        access.check(self._broker, Operation.WRITE, body.topic)
+        replies.check(self._broker, Operation.WRITE, body.topic)
         await self._log.look_up([body.topic])
         commit = await self._log.epochs.commit(
             path["pipeline"], path["sink"], path["epoch"], body.topic, body.staged, body.checksum

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from catchwater.broker.broker import Broker
-from catchwater.broker.control import access
+from catchwater.broker.control import replies
 from catchwater.broker.control.replies import Refusal, json_reply, read_body
 from catchwater.broker.gate import Operation
 from catchwater.catalog.rows import Pin
@@ -52,16 +52,16 @@ class Pins:
         pins = [
             _pin(pin)
             for pin in await self._log.pins()
-            if access.may_pin(self._broker, Operation.DESCRIBE, pin)
+            if replies.may_pin(self._broker, Operation.DESCRIBE, pin)
         ]
         return json_reply({"pins": pins})
 
     async def set_pin(self, request: Request) -> Response:
         body = await read_body(request, _PinBody)
         positions = {(p.topic, p.partition): p.offset for p in body.positions}
-        await access.check_pin(self._broker, request)
+        await replies.check_pin(self._broker, request)
         for topic, _ in positions:
-            access.check(self._broker, Operation.READ, topic)
+            replies.check(self._broker, Operation.READ, topic)
         now_ms = self._broker.clock.now_ms()
         pin = Pin(
             request.path_params["id"],
@@ -77,7 +77,7 @@ class Pins:
     async def renew_pin(self, request: Request) -> Response:
         body = await read_body(request, _LeaseBody)
         pin_id = request.path_params["id"]
-        await access.check_pin(self._broker, request)
+        await replies.check_pin(self._broker, request)
         pin = await self._log.renew_pin(pin_id, self._broker.clock.now_ms() + body.lease_ms)
         if pin is None:
             message = f"There is no pin {pin_id} that still holds anything."
@@ -85,7 +85,7 @@ class Pins:
         return json_reply(_pin(pin))
 
     async def release_pin(self, request: Request) -> Response:
-        await access.check_pin(self._broker, request)
+        await replies.check_pin(self._broker, request)
         if not await self._log.release_pin(request.path_params["id"]):
             raise Refusal(404, "UNKNOWN_PIN", f"There is no pin {request.path_params['id']}.")
         return json_reply({"released": request.path_params["id"]})

@@ -12,10 +12,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from catchwater.broker.broker import Broker
-from catchwater.broker.control import access
+from catchwater.broker.control import replies
 from catchwater.broker.control.replies import Refusal, json_reply, read_body
 from catchwater.broker.gate import ANONYMOUS, Operation
-from catchwater.broker.quotas.replay import Grant
+from catchwater.broker.quotas import Grant
 from catchwater.log.read.planner import CommittedPlan
 
 READ_COMMITTED = "read_committed"
@@ -54,7 +54,7 @@ class Plans:
 
     async def plan(self, request: Request) -> Response:
         body = await read_body(request, _PlanBody)
-        topic = await access.find(self._broker, body.topic, Operation.READ)
+        topic = await replies.find(self._broker, body.topic, Operation.READ)
         for wanted in body.ranges:
             if not 0 <= wanted.partition < topic.partitions:
                 raise Refusal(

@@ -1,7 +1,8 @@
-"""Bodies in, JSON out, and the one shape of every error.
+"""Bodies in, JSON out, the one shape of every error, and what a caller may do.
 
 Promises that a body is bounded and of the type that was asked for, and that every error has a
-code, a sentence and, where there is one, a hint.
+code, a sentence and, where there is one, a hint. The control API knows no users yet: every caller
+is `ANONYMOUS` to the gate.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from catchwater.broker.gate import ClusterDenied, TopicDenied
+from catchwater.broker.broker import Broker
+from catchwater.broker.gate import ANONYMOUS, ClusterDenied, Operation, TopicDenied
 from catchwater.catalog.errors import (
     CatalogFull,
     CatalogUnavailable,
@@ -22,6 +24,7 @@ from catchwater.catalog.errors import (
     TopicExists,
     TopicUnknown,
 )
+from catchwater.catalog.rows import Pin, Topic
 from catchwater.config import CatchwaterError
 from catchwater.log.core import RangeMissing
 from catchwater.log.storage import StagedDamaged
@@ -96,3 +99,39 @@ async def operating_error(request: Request, error: Exception) -> Response:
         (found for kind, found in _STATUSES.items() if isinstance(error, kind)), (500, "FAILED")
     )
     return _error(status, code, str(error), error.hint)
+
+
+def check(broker: Broker, operation: Operation, topic: str) -> None:
+    """Raise `TopicDenied` if the gate keeps the topic from who asks."""
+    if not broker.may(ANONYMOUS, operation, topic):
+        raise TopicDenied(ANONYMOUS, operation, topic)
+
+
+def may_pin(broker: Broker, operation: Operation, pin: Pin) -> bool:
+    """Whether the gate lets who asks do this to all topics of the pin."""
+    topics = {topic for topic, _ in pin.positions}
+    return all(broker.may(ANONYMOUS, operation, topic) for topic in topics)
+
+
+async def check_pin(broker: Broker, request: Request) -> None:
+    """Raise `Refusal` if the pin is there, of topics that who asks may not read.
+
+    It does not name them: they may be kept from whoever asks.
+    """
+    pin_id = request.path_params["id"]
+    for pin in await broker.log.pins():
+        if pin.id == pin_id and not may_pin(broker, Operation.READ, pin):
+            message = f"{ANONYMOUS} may not READ all topics of the pin {pin_id}."
+            raise Refusal(403, "TOPIC_AUTHORIZATION_FAILED", message)
+
+
+async def find(broker: Broker, name: str, operation: Operation) -> Topic:
+    """The topic, its partitions seen as they are now, whoever has changed them.
+
+    Raises `TopicDenied` before it is known whether there is such a topic.
+    """
+    check(broker, operation, name)
+    await broker.log.look_up([name])
+    topic = broker.log.topics.find(name)
+    await broker.log.refresh((topic.id, index) for index in range(topic.partitions))
+    return topic

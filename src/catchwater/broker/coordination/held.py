@@ -11,18 +11,21 @@ their sessions end where nobody asks. Whatever members hear of a group was saved
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterable
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from catchwater.broker.placement import coordinator
 from catchwater.catalog.errors import (
     CatalogFailure,
     CatalogRefused,
     CoordinatorMoved,
     SessionFenced,
 )
-from catchwater.catalog.rows import GroupChanges, GroupRow
+from catchwater.catalog.rows import BrokerRow, GroupChanges, GroupRow
+from catchwater.log.log import Log
 from catchwater.wire.errors import ErrorCode
 
 MAX_GROUPS = 10_000
@@ -58,6 +61,47 @@ class Claims(Protocol):
     async def kept(self) -> list[str]:
         """The groups that were left with members. Raises `CatalogUnavailable`."""
         ...
+
+
+class LogClaims:
+    """Groups in the catalog, and of several brokers that share one the claims to them.
+
+    The brokers agree on who should coordinate a group as far as they agree on who is alive
+    (`placement`); where they do not, the catalog lets only the newest claim commit anything.
+    """
+
+    def __init__(self, log: Log, broker_id: int, unreachable: AbstractSet[int]) -> None:
+        """`unreachable` are brokers that others had better stand in for; see `peers`."""
+        self._log = log
+        self._broker_id = broker_id
+        self._unreachable = unreachable
+
+    @property
+    def is_alone(self) -> bool:
+        return not self._log.is_shared
+
+    @property
+    def view(self) -> tuple[Hashable, Hashable]:
+        brokers = tuple((row.id, row.epoch, row.state) for row in self._brokers())
+        return self._log.session, brokers
+
+    def is_mine(self, group_id: str) -> bool:
+        if self.is_alone:
+            return True
+        brokers = self._brokers()
+        return bool(brokers) and coordinator(brokers, group_id).id == self._broker_id
+
+    async def take(self, group_id: str) -> GroupRow:
+        return await self._log.take_group(group_id)
+
+    async def keep(self, group_id: str, epoch: int | None, changes: GroupChanges) -> None:
+        await self._log.keep_group(group_id, changes, epoch)
+
+    async def kept(self) -> list[str]:
+        return await self._log.groups_with_members()
+
+    def _brokers(self) -> list[BrokerRow]:
+        return [row for row in self._log.brokers() if row.id not in self._unreachable]
 
 
 class Kept(Protocol):

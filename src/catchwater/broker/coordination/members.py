@@ -9,6 +9,8 @@ import msgspec
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.fields import I16, Cursor, MalformedMessage
 
+LONGEST_GROUP_ID = 255
+
 Waiter = Any
 """Names the request an answer belongs to; opaque to this module."""
 
@@ -165,3 +167,13 @@ def subscription(metadata: bytes) -> frozenset[str] | None:
         return frozenset(cursor.text(False) for _ in range(cursor.count(False)))
     except MalformedMessage:
         return None
+
+
+def is_legal_group_id(group_id: str) -> bool:
+    """Not empty, not huge, and printable, so that it can be shown in logs and tools as it is."""
+    return 0 < len(group_id) <= LONGEST_GROUP_ID and group_id.isprintable()
+
+
+def is_legal_member_name(name: str) -> bool:
+    """Of a member, its instance or its rack: the same rule as for groups."""
+    return is_legal_group_id(name)

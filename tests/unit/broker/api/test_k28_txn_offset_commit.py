@@ -8,8 +8,8 @@ from kio.schema.txn_offset_commit import v2, v5
 from tests.unit.log.shared import World
 
 from catchwater.broker.broker import Broker
-from catchwater.broker.coordination.claims import LogClaims
 from catchwater.broker.coordination.coordinator import Coordinator
+from catchwater.broker.coordination.held import LogClaims
 from catchwater.broker.coordination.members import GroupLimits
 
 

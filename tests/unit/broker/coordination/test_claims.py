@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from catchwater.broker.coordination.claims import LogClaims
+from catchwater.broker.coordination.held import LogClaims
 from catchwater.catalog.rows import BrokerRow, GroupChanges, GroupRow, Session
 
 

@@ -9,8 +9,8 @@ from tests.unit.log.shared import World
 
 from catchwater.broker.broker import Broker
 from catchwater.broker.coordination import expiry
-from catchwater.broker.coordination.claims import LogClaims
 from catchwater.broker.coordination.coordinator import Coordinator
+from catchwater.broker.coordination.held import LogClaims
 from catchwater.broker.coordination.members import GroupLimits, Join
 from catchwater.catalog.errors import CatalogDead
 from catchwater.catalog.rows import OffsetCommit

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from catchwater.broker.zones import candidates, coordinator, leader, zone_of
+from catchwater.broker.placement import candidates, coordinator, leader, zone_of
 from catchwater.catalog.rows import BrokerRow
 
 TOPIC = bytes(range(16))

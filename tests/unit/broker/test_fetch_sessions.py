@@ -2,8 +2,8 @@
 
 import pytest
 
-from catchwater.broker.fetching import sessions as module
-from catchwater.broker.fetching.sessions import (
+from catchwater.broker import fetch_sessions as module
+from catchwater.broker.fetch_sessions import (
     EVICTION_S,
     FetchSessions,
     Session,

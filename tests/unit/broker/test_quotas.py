@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from catchwater.broker.quotas import replay
-from catchwater.broker.quotas.replay import ConfiguredLimits, Quota, ReplayQuotas
+from catchwater.broker import quotas as module
+from catchwater.broker.quotas import ConfiguredLimits, Quota, ReplayQuotas
 from catchwater.clock import ManualClock
 
 RATE = 1_000_000
@@ -91,7 +91,7 @@ def test_a_task_that_is_killed_leaves_a_step_of_debt_at_most(quotas, clock) -> N
     for _ in range(8):
         next(task(quotas, QUOTA, [64_000_000]))
     ends = run(clock, [task(quotas, QUOTA, [250_000])])
-    assert ends == [pytest.approx(9 * replay.STEP_S)]
+    assert ends == [pytest.approx(9 * module.STEP_S)]
 
 
 def test_a_rate_that_changes_counts_from_the_next_grant_on(quotas, clock) -> None:
@@ -105,7 +105,7 @@ def test_a_rate_of_a_byte_a_second_grants_a_byte(quotas) -> None:
 
 
 def test_accounts_that_nobody_pays_from_are_forgotten(quotas, clock, monkeypatch) -> None:
-    monkeypatch.setattr(replay, "MAX_ACCOUNTS", 3)
+    monkeypatch.setattr(module, "MAX_ACCOUNTS", 3)
     for name in "abc":
         quotas.grant(Quota(name, RATE), 1)
     clock.advance(3_000)

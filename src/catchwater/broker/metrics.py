@@ -1,17 +1,78 @@
-"""What the broker counts, as Prometheus shows it at `/metrics`; base units, bounded labels.
+"""What the broker measures of itself, and how Prometheus is shown it at `/metrics`.
 
-Labels are bounded: APIs are labelled by Kafka's names, refusals by our own short reasons, and of
-what clients name themselves only groups, and topics that exist. `MAX_GROUPS` of them are shown.
+What is counted at every request is counted by `Total`, `Times` and `TimesByLabel`, so cheaply that
+it is not felt: the client library takes a lock and a few calls for each observation. These are
+written by the event loop's thread alone, and a reader may see a sum that is one observation ahead.
+
+Units are base units. Labels are bounded: APIs are labelled by Kafka's names, refusals by our own
+short reasons, and of what clients name themselves only groups, and topics that exist. `MAX_GROUPS`
+of them are shown.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from catchwater.broker.metrics import meters
 from catchwater.objects.retry import RequestCounts
+
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+"""Upper bounds of the buckets of every histogram of times."""
+_BOUNDS = [*map(str, SECONDS), "+Inf"]
+
+
+class Total(Collector):
+    """A counter: add to `total`."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.total = 0
+        self._name = name
+        self._text = text
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """What Prometheus asks for."""
+        yield CounterMetricFamily(self._name, self._text, value=self.total)
+
+
+class Times:
+    """How often something took how long."""
+
+    __slots__ = ("counts", "sum_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * len(_BOUNDS)
+        self.sum_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one."""
+        self.counts[bisect_left(SECONDS, seconds)] += 1
+        self.sum_s += seconds
+
+
+class TimesByLabel(Collector):
+    """Times by one label, or the only ones if it has none."""
+
+    def __init__(self, name: str, text: str, label: str | None = None) -> None:
+        self._name = name
+        self._text = text
+        self._labels = [] if label is None else [label]
+        self._times: dict[str, Times] = {}
+
+    def of(self, value: str = "") -> Times:
+        """The times of this value of the label."""
+        return self._times.setdefault(value, Times())
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """What Prometheus asks for."""
+        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+        for value, times in self._times.items():
+            buckets = list(zip(_BOUNDS, accumulate(times.counts), strict=True))
+            family.add_metric([value] if self._labels else [], buckets, times.sum_s)
+        yield family
+
 
 MAX_GROUPS = 1_000
 
@@ -21,18 +82,18 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self.request_seconds = meters.Histogram(
+        self.request_seconds = TimesByLabel(
             "catchwater_request_seconds",
             "From the start of a request's handler to its reply.",
             "api",
         )
-        queued = meters.Histogram(
+        queued = TimesByLabel(
             "catchwater_request_queue_seconds",
             "From a request's last byte to the start of its handler.",
         )
         self.request_queue_seconds = queued.of()
-        self.bytes_in = meters.Total("catchwater_bytes_in", "Request bytes received.")
-        self.bytes_out = meters.Total("catchwater_bytes_out", "Reply bytes sent.")
+        self.bytes_in = Total("catchwater_bytes_in", "Request bytes received.")
+        self.bytes_out = Total("catchwater_bytes_out", "Reply bytes sent.")
         for each in (self.request_seconds, queued, self.bytes_in, self.bytes_out):
             self._registry.register(each)
         self.connections = self._gauge("connections", "Open Kafka connections.")
@@ -88,7 +149,7 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
         return Histogram(
-            f"catchwater_{name}", text, labels, buckets=meters.SECONDS, registry=self._registry
+            f"catchwater_{name}", text, labels, buckets=SECONDS, registry=self._registry
         )
 
 

@@ -1,1 +1,0 @@
-"""Administration in Kafka's terms: what is told of settings, brokers and replicas, and altered."""

@@ -1,1 +1,0 @@
-"""What a broker remembers of those who fetch: their sessions."""

@@ -1,1 +1,0 @@
-"""What the broker measures of itself, and how Prometheus is shown it."""

@@ -1,0 +1,104 @@
+"""Which broker a client is told to talk to, where in truth any broker serves any partition.
+
+What Metadata calls a partition's leader is a recommendation, made anew for every client: a broker
+of the client's own zone where there is one, evenly spread. Rendezvous hashing gives each partition
+a favourite among the candidates, the same on every broker that knows the same ones, and moves only
+a lost broker's partitions elsewhere. Groups and transactional ids have their coordinator by the
+same rule, whatever the client's zone.
+
+A client names its zone as `zone=NAME` in its client id (`zone=a,app=orders`), or when it fetches as
+`client.rack` (KIP-392).
+
+Administration is told the same: the recommended broker is a partition's leader and only replica,
+and this broker is the controller, since all of them take any request. A replication factor is how
+many brokers can serve a partition, so it may be as high as there are brokers; the data itself is
+kept by its storage.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from catchwater.catalog.rows import BrokerRow, PartitionKey
+
+if TYPE_CHECKING:
+    from catchwater.broker.broker import Broker, Call
+
+_ZONE = re.compile(r"(?:^|[,; ])zone=([^,; ]+)")
+MAX_PARTITIONS = 10_000
+"""Of one topic; a request for more is taken for a mistake."""
+
+
+def zone_of(client_id: str | None) -> str:
+    """The zone that a client id names; empty where it names none."""
+    found = _ZONE.search(client_id or "")
+    return found[1] if found else ""
+
+
+def candidates(brokers: Sequence[BrokerRow], zone: str = "") -> Sequence[BrokerRow]:
+    """The brokers a client of this zone may be sent to: its own zone's, else any that stays.
+
+    A draining broker is a candidate only if there is no other.
+    """
+    staying = [broker for broker in brokers if broker.state == "live"] or brokers
+    near = [broker for broker in staying if zone and broker.zone == zone]
+    return near or staying
+
+
+def favourite(brokers: Sequence[BrokerRow], key: bytes) -> BrokerRow:
+    """The broker with the highest score for this key; there is at least one."""
+    if len(brokers) == 1:
+        return brokers[0]
+    return max(brokers, key=lambda broker: (_score(broker.id, key), broker.id))
+
+
+def leader(brokers: Sequence[BrokerRow], partition: PartitionKey) -> BrokerRow:
+    """The broker to be told as a partition's leader, out of `candidates`."""
+    topic_id, index = partition
+    return favourite(brokers, topic_id + index.to_bytes(4, "big"))
+
+
+def coordinator(brokers: Sequence[BrokerRow], name: str) -> BrokerRow:
+    """The broker that coordinates a group or a transactional id; there is at least one."""
+    return favourite(candidates(brokers), name.encode())
+
+
+def _score(broker_id: int, key: bytes) -> bytes:
+    return blake2b(key, digest_size=8, salt=broker_id.to_bytes(8, "big")).digest()
+
+
+def controller_id(broker: "Broker") -> int:
+    """The broker told as the controller: this one, unless it is about to stop."""
+    ids = [row.id for row in candidates(broker.brokers)]
+    mine = broker.config.node_id
+    return mine if mine in ids else ids[0]
+
+
+def leaders(broker: "Broker", call: "Call") -> Callable[[PartitionKey], int]:
+    """Which broker this client is told as the leader of a partition, as by Metadata."""
+    listed = candidates(broker.brokers)
+    near = candidates(listed, zone_of(call.header.client_id))
+    return lambda key: leader(near, key).id
+
+
+def refused_factor(broker: "Broker", factor: int) -> str | None:
+    """Why a topic cannot have this replication factor; None where it can."""
+    brokers = len(broker.brokers)
+    if 1 <= factor <= brokers:
+        return None
+    if brokers == 1:
+        return "The replication factor is 1: there is one broker that can serve the topic."
+    return f"The replication factor is from 1 to {brokers}, for so many brokers can serve a topic."
+
+
+def refused_assignments(broker: "Broker", assignments: Iterable[Sequence[int]]) -> str | None:
+    """Why partitions cannot lie on these brokers, a list for each; None where they do anyway."""
+    ids = {row.id for row in broker.brokers}
+    for wanted in assignments:
+        if not wanted or len(set(wanted)) < len(wanted):
+            return "A partition is assigned to at least one broker, and to each of them once."
+        missing = set(wanted) - ids
+        if missing:
+            return f"There is no broker {min(missing)} that a partition could lie on."
+    return None

@@ -1,1 +1,0 @@
-"""What those who ask may use of the log's storage, in bytes per second."""
