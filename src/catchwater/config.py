@@ -13,6 +13,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,10 +24,24 @@ _LOG = logging.getLogger("catchwater.broker")
 ENVIRONMENT_PREFIX = "CATCHWATER_BROKER__"
 
 
+class Restart(StrEnum):
+    """Whether a pipeline that an error has ended is started again. Not after exit codes 2 and 5."""
+
+    AGAIN = "again"
+    """It may pass: a broker that is away, a process that was killed."""
+    ONCE = "once"
+    """Once, since the machine may be to blame; but rather the input or a target is."""
+    FALL_BACK = "fall back"
+    """Once, from a checkpoint that is whole: a file is broken."""
+    NEVER = "never"
+    """It stays however often one tries."""
+
+
 class CatchwaterError(Exception):
     """An operating error: a full sentence for the user, and what to do next where we know it."""
 
     exit_code = 1
+    restart: Restart = Restart.AGAIN
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)

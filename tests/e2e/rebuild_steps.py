@@ -23,8 +23,8 @@ from catchwater.cli import backfill as commands
 from catchwater.pipeline.change import rebuild as changing
 from catchwater.pipeline.run import backfill as backfills
 from catchwater.pipeline.run import config
-from catchwater.pipeline.supervisor import halt as halting
-from catchwater.pipeline.supervisor.stopping import stop_requested
+from catchwater.pipeline.supervisor import supervise as halting
+from catchwater.pipeline.supervisor.drivers import stop_requested
 from catchwater.recovery.lock import lock
 from catchwater.sinks.relational.sink import TableSink
 

@@ -35,7 +35,7 @@ from catchwater.pipeline.run import config as files
 from catchwater.pipeline.run import run
 from catchwater.pipeline.run.preflight import prepare
 from catchwater.pipeline.spark.failure import Told
-from catchwater.pipeline.supervisor.stopping import Stop
+from catchwater.pipeline.supervisor.drivers import Stop
 from catchwater.recovery import checkpoint, handover
 from catchwater.recovery.ledger import Ledger
 from catchwater.recovery.lock import lock

@@ -109,7 +109,7 @@ def rebuild(
     from catchwater.pipeline.change.rebuild import extend, take_place
     from catchwater.pipeline.pipeline import Pipeline
     from catchwater.pipeline.run.backfill import backfill_of, begun, progress
-    from catchwater.pipeline.supervisor.halt import halt
+    from catchwater.pipeline.supervisor.supervise import halt
     from catchwater.recovery.lock import lock
 
     log_to_stderr()

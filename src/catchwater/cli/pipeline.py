@@ -79,7 +79,7 @@ def _drive(
     """Run the pipeline in this process, with a supervisor at standard input if it stands by."""
     from catchwater.pipeline.run.config import AVAILABLE_NOW
     from catchwater.pipeline.run.driver import run_pipeline
-    from catchwater.pipeline.supervisor.spare import Turn, report
+    from catchwater.pipeline.supervisor.drivers import Turn, report
 
     if available_now:
         config = replace(config, trigger=AVAILABLE_NOW)
@@ -97,7 +97,7 @@ def stop(
     file: PipelineFile, yes: Yes = False, dry_run: DryRun = False, as_json: AsJson = False
 ) -> None:
     """Stop the pipeline after its epoch, and wait until it ends."""
-    from catchwater.pipeline.supervisor.halt import halt, running
+    from catchwater.pipeline.supervisor.supervise import halt, running
 
     folder = load_here(file).checkpoint
     process = running(folder)

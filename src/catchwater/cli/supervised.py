@@ -18,8 +18,7 @@ def supervised(file: Path, config: "PipelineConfig", flags: Sequence[str]) -> No
     """Run the pipeline until it ends or a signal comes; start it again when it fails."""
     from catchwater.pipeline.spark.session import make_class_archive_later
     from catchwater.pipeline.spark.zygote import zygote
-    from catchwater.pipeline.supervisor.restarts import RESTARTS
-    from catchwater.pipeline.supervisor.supervise import Wanted, supervise
+    from catchwater.pipeline.supervisor.supervise import RESTARTS, Wanted, supervise
 
     command = [sys.executable, "-c", _MAIN, "pipeline", "run", str(file), "--stand-by", *flags]
     restarts = RESTARTS if config.restarts is None else config.restarts

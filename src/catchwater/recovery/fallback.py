@@ -24,9 +24,6 @@ from catchwater.recovery.ledger import (
 
 _log = logging.getLogger("catchwater.recovery")
 
-DAMAGED = frozenset({"LedgerDamaged", "ShardDamaged"})
-"""Kinds of failures after which a start looks for the newest whole checkpoint."""
-
 
 class NothingWhole(CatchwaterError):
     """No checkpoint is whole and covered by the log."""

@@ -22,7 +22,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from catchwater.config import CatchwaterError
+from catchwater.config import CatchwaterError, Restart
 from catchwater.state.roll import Position
 
 FOLDER = "catchwater"
@@ -39,6 +39,8 @@ _UNREADABLE = (IsADirectoryError, ValueError, RecursionError)
 
 class LedgerDamaged(CatchwaterError):
     """A file of the ledger is not what we wrote."""
+
+    restart = Restart.FALL_BACK
 
 
 class SourceOffset(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from catchwater.clock import SYSTEM, Clock
-from catchwater.config import CatchwaterError
+from catchwater.config import CatchwaterError, Restart
 from catchwater.recovery.ledger import FOLDER
 
 WAIT_S = 20.0
@@ -29,6 +29,8 @@ SUPERVISOR = "supervisor.lock"
 
 class CheckpointInUse(CatchwaterError):
     """Another process works on this checkpoint."""
+
+    restart = Restart.NEVER
 
 
 class Lock:

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from catchwater.config import CatchwaterError
+from catchwater.config import CatchwaterError, Restart
 from catchwater.objects.base import ObjectMissing, ObjectStore
 from catchwater.state import roll as rolling
 from catchwater.state.entries import Changes, Table, no_changes
@@ -27,6 +27,8 @@ _AHEAD_BYTES = 8 << 20
 
 class ShardDamaged(CatchwaterError):
     """An object of a shard is missing, broken or of something else."""
+
+    restart = Restart.FALL_BACK
 
     def __init__(self, key: str, needed_from: int, reason: str) -> None:
         epoch = needed_from - 2  # epoch n makes version n + 1

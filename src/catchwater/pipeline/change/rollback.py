@@ -21,7 +21,7 @@ from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.pipeline import Pipeline
 from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.versions import Version, Versions
-from catchwater.pipeline.supervisor.halt import halt, running
+from catchwater.pipeline.supervisor.supervise import halt, running
 from catchwater.recovery import handover
 from catchwater.recovery.home import home_of
 from catchwater.recovery.ledger import FOLDER, Ledger, numbered, sync_folder

@@ -25,7 +25,7 @@ from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.artefact import FunctionCode, publish
 from catchwater.pipeline.run.fit import check_fit, check_sinks
 from catchwater.pipeline.run.versions import Version, Versions
-from catchwater.pipeline.supervisor.halt import halt, running
+from catchwater.pipeline.supervisor.supervise import halt, running
 from catchwater.recovery.handover import alone
 from catchwater.recovery.home import key_part
 from catchwater.recovery.restore import stopped

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from catchwater.config import CatchwaterError
+from catchwater.config import CatchwaterError, Restart
 from catchwater.pipeline.functions.policy import EventRefused, Poison
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.process.batch import Poisoned, Processed
@@ -21,9 +21,13 @@ _OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 class EventFailed(CatchwaterError):
     """An event cannot be handled, and the function's policy is to fail."""
 
+    restart = Restart.ONCE
+
 
 class PoisonLimitReached(CatchwaterError):
     """There are more poisoned records than the declared limit."""
+
+    restart = Restart.ONCE
 
 
 def is_poison(error: Exception) -> bool:

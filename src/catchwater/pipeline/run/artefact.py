@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from catchwater.config import CatchwaterError, ConfigError, nearest
+from catchwater.config import CatchwaterError, ConfigError, Restart, nearest
 from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.recovery.ledger import FOLDER, write_whole
@@ -53,6 +53,8 @@ _SEES_ALL = frozenset(
 
 class CodeChanged(CatchwaterError):
     """An artefact's bytes are not those it was published with."""
+
+    restart = Restart.NEVER
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ from catchwater.pipeline.spark.failure import Told
 from catchwater.pipeline.spark.jvm import alive
 from catchwater.pipeline.spark.scratch import scratch
 from catchwater.pipeline.spark.zygote import zygote
-from catchwater.pipeline.supervisor.spare import Turn
-from catchwater.pipeline.supervisor.stopping import Stop, stop_requested
+from catchwater.pipeline.supervisor.drivers import Stop, Turn, stop_requested
 from catchwater.recovery.ledger import FOLDER
 from catchwater.recovery.lock import Lock
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from catchwater.clock import Clock
-from catchwater.config import CatchwaterError
+from catchwater.config import CatchwaterError, Restart
 from catchwater.pipeline.change.settle import settle
 from catchwater.pipeline.pipeline import Pipeline
 from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
@@ -17,12 +17,11 @@ from catchwater.pipeline.run.metrics import PipelineMetrics
 from catchwater.pipeline.run.preflight import prepare
 from catchwater.pipeline.run.query import stages, start_query, sweep_cache
 from catchwater.pipeline.spark.failure import Told, cause, is_starved
-from catchwater.pipeline.supervisor.spare import take_report
-from catchwater.pipeline.supervisor.stopping import Stop
+from catchwater.pipeline.supervisor.drivers import Stop, take_report
 from catchwater.pipeline.upkeep import Upkeep
 from catchwater.recovery import checkpoint, handover, restore
 from catchwater.recovery.contract import FunctionVersion, Terms
-from catchwater.recovery.fallback import DAMAGED, fall_back
+from catchwater.recovery.fallback import fall_back
 from catchwater.recovery.ledger import EpochEntry, Ledger, LedgerDamaged, numbered
 from catchwater.recovery.lock import Lock
 from catchwater.recovery.software import versions
@@ -44,6 +43,8 @@ _LOOK_S = 0.1
 
 class InputMissing(CatchwaterError):
     """A topic that a run is to read to its end is not there."""
+
+    restart = Restart.NEVER
 
 
 def take(
@@ -85,7 +86,7 @@ def look_before(config: PipelineConfig, began_s: float, clock: Clock) -> Pipelin
         checkpoint.name_query(folder, clock)
     try:
         before = take_report(folder)
-        if before is not None and before.kind in DAMAGED:
+        if before is not None and before.restart is Restart.FALL_BACK:
             raise LedgerDamaged(before.message)
         return prepare(config, began_s, clock)
     except LedgerDamaged as damage:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from catchwater.clock import SYSTEM, Clock
-from catchwater.config import CatchwaterError
+from catchwater.config import CatchwaterError, Restart
 from catchwater.pipeline import workers
 
 _OURS = re.compile(
@@ -62,6 +62,7 @@ def cause(text: str, told: Told, clock: Clock = SYSTEM) -> CatchwaterError:
         kind = getattr(importlib.import_module(module), name, None)
         failed = PipelineFailed(f"The pipeline failed: {message}", hint=f"{hint} {where}".lstrip())
         failed.exit_code = getattr(kind, "exit_code", 1)
+        failed.restart = getattr(kind, "restart", Restart.AGAIN)
         failed.kind = name
         return failed
     said = text.partition(_STATE)[0]

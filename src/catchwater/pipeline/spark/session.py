@@ -30,7 +30,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from catchwater.config import CatchwaterError
+from catchwater.config import CatchwaterError, Restart
 from catchwater.pipeline import workers
 from catchwater.pipeline.spark.jvm import without_tracebacks
 
@@ -113,9 +113,13 @@ _C2_LATER = (
 class SparkMissing(CatchwaterError):
     """A package that a Spark pipeline needs is not installed, or has the wrong version."""
 
+    restart = Restart.NEVER
+
 
 class JavaMissing(CatchwaterError):
     """No Java runtime that Spark runs on was found."""
+
+    restart = Restart.NEVER
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,28 +5,35 @@ holds a lock so that there is one of it for a checkpoint. A failed driver is end
 started, so that nobody waits for a lock that an orphaned JVM still holds, and the next one goes on
 from the last complete checkpoint. With a spare, the next one has its Spark session already.
 
+The first failure, and every one after an epoch was committed, is followed by a start at once;
+failures in a row wait 1, 2, 4 … 60 seconds, give or take a fifth. More than `limit` failures
+within an hour end it. Errors say themselves what another start would do for them (`Restart`); a
+usage error or a checkpoint that is refused (exit codes 2 and 5) is never tried again.
+
 What is going on is in `<checkpoint>/catchwater/supervisor.json`, for `pipeline status`. SIGTERM
-and Ctrl-C are passed on to the driver; the supervisor ends as it does.
+and Ctrl-C are passed on to the driver; the supervisor ends as it does. `halt` sends such a signal
+from another process.
 """
 
 import logging
 import os
 import signal
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random  # noqa: TID251  (only its type; drawn from a clock's)
 from typing import Protocol
 
 import msgspec
 
 from catchwater.clock import SYSTEM, Clock
-from catchwater.config import CatchwaterError
-from catchwater.pipeline.supervisor.drivers import DriverProcess
-from catchwater.pipeline.supervisor.restarts import Failure, Restarts
-from catchwater.pipeline.supervisor.stopping import Stop, stop_requested
+from catchwater.config import CatchwaterError, Restart
+from catchwater.pipeline.supervisor.drivers import DriverProcess, Failure, Stop, stop_requested
 from catchwater.recovery import checkpoint
 from catchwater.recovery.ledger import FOLDER, read_json, write_whole
-from catchwater.recovery.lock import SUPERVISOR, lock
+from catchwater.recovery.lock import DRIVER, SUPERVISOR, holder, lock
 
 _log = logging.getLogger("catchwater.supervisor")
 
@@ -38,6 +45,55 @@ SPARE_WAIT_S = 60.0
 _LOOK_S = 1.0
 """How often to look whether the driver has committed its first epoch. Its end is told by a signal.
 """
+
+RESTARTS = 10
+"""Within an hour, where the pipeline's file names no other number."""
+HOUR_S = 3600.0
+LONGEST_WAIT_S = 60.0
+JITTER = 0.2
+_REFUSED = (2, 5)
+"""Exit codes of errors that stay however often one tries."""
+
+PATIENCE_S = STOP_S + 10
+_POLL_S = 0.05
+
+
+class Restarts:
+    """The failures of one supervised pipeline."""
+
+    def __init__(self, limit: int, random: Random) -> None:
+        self._limit = limit
+        self._random = random
+        self._failed_s: deque[float] = deque()
+        self._in_a_row = 0
+        self._tried_once_more = False
+
+    @property
+    def recent(self) -> int:
+        """Failures of the last hour before the last failure."""
+        return len(self._failed_s)
+
+    def failed(self, failure: Failure, *, progressed: bool, now_s: float) -> float | None:
+        """Seconds to wait before the next start; None: there is none.
+
+        `progressed` says whether an epoch was committed since the last start.
+        """
+        self._failed_s.append(now_s)
+        while self._failed_s[0] < now_s - HOUR_S:
+            self._failed_s.popleft()
+        if failure.exit_code in _REFUSED or failure.restart is Restart.NEVER:
+            return None
+        if self.recent > self._limit:
+            return None
+        if failure.restart in (Restart.ONCE, Restart.FALL_BACK):
+            if self._tried_once_more and not progressed:
+                return None
+            self._tried_once_more = True
+        self._in_a_row = 0 if progressed else self._in_a_row + 1
+        if self._in_a_row <= 1:
+            return 0.0
+        wait_s = min(LONGEST_WAIT_S, 2.0 ** min(self._in_a_row - 2, 10))
+        return wait_s * self._random.uniform(1 - JITTER, 1 + JITTER)
 
 
 class GivenUp(CatchwaterError):
@@ -265,3 +321,36 @@ def _as_error(failure: Failure, what: str = "") -> GivenUp:
     error = GivenUp(f"{what}{failure}", hint=failure.hint)
     error.exit_code = failure.exit_code if failure.exit_code > 0 else 128 - failure.exit_code
     return error
+
+
+class NotStopped(CatchwaterError):
+    """A pipeline that was asked to stop is still there."""
+
+    exit_code = 124
+
+
+def running(folder: Path) -> int | None:
+    """The process to ask: the checkpoint's supervisor, else its driver; None if neither runs."""
+    return holder(folder, SUPERVISOR) or holder(folder, DRIVER)
+
+
+def halt(folder: Path, clock: Clock = SYSTEM, patience_s: float = PATIENCE_S) -> int | None:
+    """Ask the process that runs the pipeline to stop, and wait until it has.
+
+    Returns its id, None if there is none. Raises `NotStopped` if it takes too long.
+    """
+    asked = running(folder)
+    if not asked:
+        return None
+    with suppress(ProcessLookupError):
+        os.kill(asked, signal.SIGTERM)
+    deadline_s = clock.monotonic_s() + patience_s
+    while (left := running(folder)) is not None:
+        if clock.monotonic_s() > deadline_s:
+            raise NotStopped(
+                f"Process {left} still works on {folder}, {patience_s:.0f} s after it was asked "
+                "to stop.",
+                hint="kill -9 it: the next start goes on from the last complete checkpoint.",
+            )
+        clock.pause(_POLL_S)
+    return asked

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
 from catchwater.clock import Clock
-from catchwater.config import CatchwaterError, ConfigError
+from catchwater.config import CatchwaterError, ConfigError, Restart
 from catchwater.objects.base import ObjectMissing
 from catchwater.objects.open import place
 from catchwater.recovery.ledger import SinkEpoch
@@ -48,6 +48,8 @@ _NAMES = ("key", "id", "row")
 
 class RecordRefused(CatchwaterError):
     """The endpoint says no to a record, and will again."""
+
+    restart = Restart.ONCE
 
 
 class Names(NamedTuple):

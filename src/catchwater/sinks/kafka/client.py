@@ -30,7 +30,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from catchwater.clock import Clock
-from catchwater.config import CatchwaterError, ConfigError
+from catchwater.config import CatchwaterError, ConfigError, Restart
 from catchwater.sinks.base import Headers, NotAdmitted, SinkUnavailable, Superseded
 
 Offsets = dict[str, tuple[int, int]]
@@ -79,6 +79,8 @@ Options = Mapping[str, str]
 
 class RecordRefused(CatchwaterError):
     """The brokers will not take a record, however often it is sent."""
+
+    restart = Restart.ONCE
 
 
 class Message(NamedTuple):

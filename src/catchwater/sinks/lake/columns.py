@@ -30,7 +30,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import inspect
 
-from catchwater.config import CatchwaterError
+from catchwater.config import CatchwaterError, Restart
 from catchwater.sinks.base import Expected, OutputRecord, RowId, SinkRow, TargetDiffers
 
 ROW_ID = ("catchwater_epoch", "catchwater_shard", "catchwater_row")
@@ -84,6 +84,8 @@ class ColumnUnsupported(CatchwaterError):
 
 class ValueUnfit(CatchwaterError):
     """An output that does not fit its type's columns."""
+
+    restart = Restart.ONCE
 
 
 class Columns:

@@ -21,7 +21,7 @@ from uuid import UUID
 
 import msgspec
 
-from catchwater.config import CatchwaterError
+from catchwater.config import CatchwaterError, Restart
 from catchwater.sinks.base import OutputRecord
 from catchwater.state.records import is_pydantic
 
@@ -54,6 +54,8 @@ _DECODED: dict[Kind, Any] = {
 
 class RowUnfit(CatchwaterError):
     """An output that its table cannot hold."""
+
+    restart = Restart.ONCE
 
 
 class Column(NamedTuple):

@@ -9,8 +9,8 @@ import pytest
 from catchwater.clock import ManualClock
 from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS
 from catchwater.pipeline.run.run import STARTS, InputMissing, run_to_end, take
-from catchwater.pipeline.supervisor.restarts import Failure, Restarts
-from catchwater.pipeline.supervisor.stopping import Stop
+from catchwater.pipeline.supervisor.drivers import Stop
+from catchwater.pipeline.supervisor.supervise import Failure, Restarts
 from catchwater.replay.subscription import TopicUnknown
 
 STARVED = "terminated with exception: Python worker failed to connect back. SQLSTATE: XXKST"
@@ -113,5 +113,5 @@ def test_a_run_with_an_end_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(InputMissing, match="clicks") as missing:
         prepared(AVAILABLE_NOW, Stop())
     assert "Create the topic" in (missing.value.hint or "")
-    failure = Failure(1, "InputMissing", str(missing.value))
+    failure = Failure(1, str(missing.value), restart=missing.value.restart)
     assert Restarts(10, Random(0)).failed(failure, progressed=False, now_s=0.0) is None

@@ -10,14 +10,14 @@ import pytest
 
 from catchwater.clock import SYSTEM
 from catchwater.config import ConfigError
-from catchwater.pipeline.supervisor import spare
+from catchwater.pipeline.supervisor import drivers
 from catchwater.pipeline.supervisor.drivers import DriverProcess
-from catchwater.pipeline.supervisor.restarts import Failure
+from catchwater.pipeline.supervisor.supervise import Failure
 
 WAITS = """
 import sys
 from catchwater.clock import SYSTEM
-from catchwater.pipeline.supervisor.spare import Turn
+from catchwater.pipeline.supervisor.drivers import Turn
 turn = Turn()
 while not turn.come:
     SYSTEM.pause(0.005)
@@ -69,17 +69,17 @@ def test_what_it_left_word_of_is_its_failure(
     driver = start(
         "import sys; from pathlib import Path\n"
         "from catchwater.config import ConfigError\n"
-        "from catchwater.pipeline.supervisor.spare import report\n"
+        "from catchwater.pipeline.supervisor.drivers import report\n"
         f"report(Path({str(tmp_path)!r}), ConfigError('No such topic.', hint='Make it.'))\n"
         "sys.exit(2)"
     )
-    assert wait_for(driver) == Failure(2, "ConfigError", "No such topic.", "Make it.")
+    assert wait_for(driver) == Failure(2, "No such topic.", "Make it.")
 
 
 def test_word_of_an_earlier_driver_is_not_taken_for_this_ones(
     start: Callable[[str], DriverProcess], tmp_path: Path
 ) -> None:
-    spare.report(tmp_path, ConfigError("No such topic."))
+    drivers.report(tmp_path, ConfigError("No such topic."))
     assert wait_for(start("import sys; sys.exit(1)")) == Failure(1)
 
 

@@ -4,9 +4,26 @@ from random import Random
 
 import pytest
 
-from catchwater.pipeline.supervisor.restarts import HOUR_S, Failure, Restarts
+from catchwater.config import CatchwaterError, Restart
+from catchwater.pipeline.process.poison import EventFailed, PoisonLimitReached
+from catchwater.pipeline.run.artefact import CodeChanged
+from catchwater.pipeline.run.run import InputMissing
+from catchwater.pipeline.spark.session import JavaMissing, SparkMissing
+from catchwater.pipeline.supervisor.drivers import Failure
+from catchwater.pipeline.supervisor.supervise import HOUR_S, Restarts
+from catchwater.recovery.ledger import LedgerDamaged
+from catchwater.recovery.lock import CheckpointInUse
+from catchwater.sinks.http import sink as http
+from catchwater.sinks.kafka import client as kafka
+from catchwater.sinks.lake.columns import ValueUnfit
+from catchwater.sinks.relational.columns import RowUnfit
+from catchwater.state.parts import ShardDamaged
 
 KILLED = Failure(-9)
+LASTING = (CheckpointInUse, CodeChanged, InputMissing, JavaMissing, SparkMissing)
+DAMAGED = (LedgerDamaged, ShardDamaged)
+ONCE = (EventFailed, PoisonLimitReached, RowUnfit, ValueUnfit, http.RecordRefused,
+        kafka.RecordRefused)  # fmt: skip
 
 
 def waits(restarts: Restarts, count: int, *, progressed: bool = False) -> list[float | None]:
@@ -37,14 +54,14 @@ def test_more_than_so_many_failures_within_an_hour_end_it():
 
 
 @pytest.mark.parametrize(
-    "failure", [Failure(2), Failure(5), Failure(1, "CheckpointInUse"), Failure(1, "JavaMissing")]
+    "failure", [Failure(2), Failure(5), *(Failure(1, restart=each.restart) for each in LASTING)]
 )
 def test_what_a_start_does_not_mend_is_not_tried_again(failure: Failure):
     assert Restarts(99, Random(1)).failed(failure, progressed=True, now_s=0) is None
 
 
 def test_poison_is_tried_once_more_and_again_after_progress():
-    restarts, poison = Restarts(99, Random(1)), Failure(1, "EventFailed", "a record")
+    restarts, poison = Restarts(99, Random(1)), Failure(1, "a record", restart=EventFailed.restart)
     assert restarts.failed(poison, progressed=True, now_s=0) == 0
     assert restarts.failed(poison, progressed=False, now_s=1) is None
     assert restarts.failed(poison, progressed=True, now_s=2) == 0
@@ -53,11 +70,20 @@ def test_poison_is_tried_once_more_and_again_after_progress():
 def test_a_failure_says_what_it_was():
     assert str(KILLED) == "The driver was ended by SIGKILL (signal 9)."
     assert str(Failure(1)) == "The driver ended with exit code 1."
-    assert str(Failure(1, "X", "The log is gone.")) == "The log is gone."
+    assert str(Failure(1, "The log is gone.")) == "The log is gone."
 
 
-@pytest.mark.parametrize("kind", ["RowUnfit", "ValueUnfit", "RecordRefused"])
-def test_a_row_that_a_target_refuses_is_tried_once_more(kind: str):
-    restarts, refused = Restarts(99, Random(1)), Failure(1, kind, "a row")
+@pytest.mark.parametrize("kind", [*ONCE, *DAMAGED])
+def test_what_input_files_or_a_target_are_to_blame_for_is_tried_once_more(
+    kind: type[CatchwaterError],
+):
+    restarts, refused = Restarts(99, Random(1)), Failure(1, "a row", restart=kind.restart)
     assert restarts.failed(refused, progressed=False, now_s=0) == 0
     assert restarts.failed(refused, progressed=False, now_s=1) is None
+
+
+def test_only_a_broken_file_sends_a_start_back_to_an_older_checkpoint():
+    found = {kind.restart for kind in DAMAGED}
+    assert found == {Restart.FALL_BACK}
+    assert {kind.restart for kind in ONCE} == {Restart.ONCE}
+    assert CatchwaterError.restart is Restart.AGAIN

@@ -11,11 +11,12 @@ import msgspec
 import pytest
 
 from catchwater.clock import ManualClock
-from catchwater.pipeline.supervisor.restarts import Failure, Restarts
-from catchwater.pipeline.supervisor.stopping import Stop
+from catchwater.pipeline.supervisor.drivers import Stop
 from catchwater.pipeline.supervisor.supervise import (
     STOP_S,
+    Failure,
     GivenUp,
+    Restarts,
     Supervision,
     Supervisor,
     read_supervision,
@@ -142,7 +143,7 @@ def test_failures_without_an_epoch_between_are_spaced():
 
 
 def test_too_many_failures_end_it_with_the_cause():
-    play = stage(*[Play(1, Failure(1, "X", "The log is gone.", "Find it."), 1) for _ in range(3)])
+    play = stage(*[Play(1, Failure(1, "The log is gone.", "Find it."), 1) for _ in range(3)])
     with pytest.raises(GivenUp, match="after 3 failures within an hour; the last: The log") as told:
         play.supervisor(limit=2).run()
     assert (told.value.exit_code, told.value.hint) == (1, "Find it.")
@@ -151,7 +152,7 @@ def test_too_many_failures_end_it_with_the_cause():
 
 @pytest.mark.parametrize("code", [2, 5])
 def test_what_was_refused_is_refused_once_with_its_exit_code(code: int):
-    play = stage(Play(1, Failure(code, "OtherPipeline", "It is another pipeline.")))
+    play = stage(Play(1, Failure(code, "It is another pipeline.")))
     with pytest.raises(GivenUp, match="It is another pipeline") as told:
         play.supervisor().run()
     assert told.value.exit_code == code
@@ -196,7 +197,7 @@ def test_a_driver_that_does_not_stop_is_killed():
 
 
 def test_a_stop_while_it_waits_starts_nothing_more():
-    play = stage(*[Play(1, Failure(1, "X", "No route."))] * 9)
+    play = stage(*[Play(1, Failure(1, "No route."))] * 9)
     asked_after(play, 17)
     with pytest.raises(GivenUp, match="stopped after it had failed: No route"):
         play.supervisor().run()

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from catchwater.config import CatchwaterError, ConfigError
-from catchwater.pipeline.supervisor.spare import read_report, report, take_report
+from catchwater.config import CatchwaterError, ConfigError, Restart
+from catchwater.pipeline.supervisor.drivers import read_report, report, take_report
 
 
 def test_a_report_is_of_the_process_that_left_it(tmp_path: Path) -> None:
@@ -21,8 +21,9 @@ def test_a_report_is_of_the_process_that_left_it(tmp_path: Path) -> None:
 def test_an_error_may_stand_for_another_kind(tmp_path: Path) -> None:
     error = CatchwaterError("The pipeline failed: offsets/3 is broken.")
     error.kind = "LedgerDamaged"  # type: ignore[attr-defined]
+    error.restart = Restart.FALL_BACK
     report(tmp_path, error)
     told = take_report(tmp_path)
     assert told is not None
-    assert told.kind == "LedgerDamaged"
+    assert (told.kind, told.restart) == ("LedgerDamaged", Restart.FALL_BACK)
     assert take_report(tmp_path) is None, "it is read once"
