@@ -360,15 +360,23 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]
 
 
-_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_DURATION = re.compile(r"(\d{1,15})\s*(ms|s|m|h|d|w)")
+_UNITS_MS = {
+    "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000,
+    "w": 604_800_000,
+}  # fmt: skip
+_DURATION = re.compile(rf"(\d{{1,15}})\s*({'|'.join(_UNITS_MS)})")
 
 
-def duration_ms(text: str) -> int:
-    """Milliseconds of a duration such as "500ms", "30s", "10m", "1d"; ValueError if it is none."""
+def duration_ms(text: str, name: str = "") -> int:
+    """Milliseconds of a duration such as "500ms", "30s", "10 m", "1d".
+
+    All durations that users write are read here. ValueError for others, with the `name` of what
+    was to have one.
+    """
     match = _DURATION.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:
-        raise ValueError(f"{text!r} is not a duration: write a number and ms, s, m, h, d or w")
+        of = f"{name}=" if name else ""
+        raise ValueError(f"{of}{text!r} is not a duration: write a number and ms, s, m, h, d or w")
     return int(match[1]) * _UNITS_MS[match[2]]
 
 

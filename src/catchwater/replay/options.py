@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
 
-from catchwater.config import CatchwaterError
+from catchwater.config import CatchwaterError, duration_ms
 from catchwater.replay.control import CONTROL_URL
 from catchwater.replay.plan import Wanted
 from catchwater.values.settings import (
@@ -93,8 +93,6 @@ _WORDS = {
     "startingOffsets": "Or say earliest or latest.",
     "endingOffsets": "Or say latest.",
 }
-
-_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class BadOption(CatchwaterError):
@@ -413,11 +411,12 @@ def _count(given: Mapping[str, str], option: str, *, least: int = 1) -> int | No
 def _duration_ms(given: Mapping[str, str], option: str, default: str) -> int:
     """As Spark reads times: `90s`, `15m`; a number alone is milliseconds."""
     text = given.get(option.lower(), default)
-    found = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
-    unit_ms = _UNIT_MS.get(found[2] or "ms") if found else None
-    if found is None or unit_ms is None:
-        raise BadOption(f"{option} is {text!r}, but takes a time like 500ms, 30s, 15m, 1h or 1d.")
-    return int(found[1]) * unit_ms
+    number = text.strip()
+    try:
+        return duration_ms(f"{number}ms" if number.isdecimal() else number.lower())
+    except ValueError:
+        told = f"{option} is {text!r}, but takes a time like 500ms, 30s, 15m, 1h or 1d."
+        raise BadOption(told) from None
 
 
 def _flag(given: Mapping[str, str], option: str, default: bool) -> bool:

@@ -131,10 +131,7 @@ def _breaker(breaker: Breaker) -> BreakerPolicy:
 
 
 def _duration(field: str, text: str) -> int:
-    try:
-        ms = duration_ms(text)
-    except ValueError as error:
-        raise ValueError(f"{field}={error}") from None
+    ms = duration_ms(text, field)
     if ms == 0:
         raise ValueError(f"{field}={text!r} must be longer than nothing")
     return ms

@@ -71,9 +71,9 @@ class Declaration:
 
     def duration(self, field: str, text: str) -> int:
         try:
-            return duration_ms(text)
+            return duration_ms(text, field)
         except ValueError as error:
-            raise self.wrong(f"{field}={error}") from None
+            raise self.wrong(str(error)) from None
 
     def optional_duration(self, field: str, text: str | None) -> int | None:
         return None if text is None else self.duration(field, text)

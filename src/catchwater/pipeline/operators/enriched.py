@@ -12,6 +12,7 @@ import dataclasses
 from abc import abstractmethod
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+from catchwater.config import duration_ms
 from catchwater.pipeline.functions.entries import MapState, map_state
 from catchwater.pipeline.functions.policy import EventRefused
 from catchwater.pipeline.functions.spec import (
@@ -23,7 +24,7 @@ from catchwater.pipeline.functions.spec import (
     OutT,
     type_arguments,
 )
-from catchwater.pipeline.operators.lifetime import duration, lasting, wake
+from catchwater.pipeline.operators.lifetime import lasting, wake
 
 RowT = TypeVar("RowT")
 
@@ -126,6 +127,6 @@ class Enriched(Keyed[EventT, Any, OutT], Generic[EventT, RowT, OutT]):
             raise ValueError(f"missing={cls.missing!r} must be 'emit', 'skip' or 'refuse'")
         if cls.wait is not None and cls.missing == "refuse":
             raise ValueError("an event that has waited is emitted or skipped, it is not refused")
-        cls._wait_ms = duration("wait", cls.wait) if cls.wait is not None else 0
+        cls._wait_ms = duration_ms(cls.wait, "wait") if cls.wait is not None else 0
         cls._spec = spec
         return lasting(spec, cls._wait_ms)

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
+from catchwater.config import duration_ms
 from catchwater.pipeline.functions.entries import MapState, map_state
 from catchwater.pipeline.functions.spec import (
     Context,
@@ -28,7 +29,7 @@ from catchwater.pipeline.functions.spec import (
     OutT,
     type_arguments,
 )
-from catchwater.pipeline.operators.lifetime import duration, lasting, wake
+from catchwater.pipeline.operators.lifetime import lasting, wake
 
 LeftT = TypeVar("LeftT")
 RightT = TypeVar("RightT")
@@ -161,8 +162,8 @@ class Joined(Keyed[Any, Any, OutT], Generic[LeftT, RightT, OutT]):
         if (cls.within is None) == (cls.before is None and cls.after is None):
             raise ValueError("say within, or else before or after or both")
         names = ("within", "within") if cls.within else ("before", "after")
-        before = duration(names[0], cls.within or cls.before or "0s")
-        after = duration(names[1], cls.within or cls.after or "0s")
+        before = duration_ms(cls.within or cls.before or "0s", names[0])
+        after = duration_ms(cls.within or cls.after or "0s", names[1])
         times = [spec.input(name).event_time_of for name in inputs]
         cls._sides = (
             _Side(inputs[0], times[0], before, after, cls.how in ("left", "outer")),

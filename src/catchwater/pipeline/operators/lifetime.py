@@ -8,7 +8,6 @@ State means what the declaration says, so it is bound to that.
 from dataclasses import replace
 from typing import Any, Literal, Protocol
 
-from catchwater.config import duration_ms
 from catchwater.pipeline.functions.spec import Context, FunctionSpec
 
 
@@ -24,14 +23,6 @@ def wake(s: Waking, due: int, ctx: Context) -> None:
     if s.wake_at is None or due < s.wake_at:
         s.wake_at = due
         ctx.timer("wake", due)
-
-
-def duration(name: str, text: str) -> int:
-    """Milliseconds of what an operator says by this name; ValueError with the name."""
-    try:
-        return duration_ms(text)
-    except ValueError as error:
-        raise ValueError(f"{name}={error}") from None
 
 
 def lasting(spec: FunctionSpec, span_ms: int) -> FunctionSpec:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Generic
 
 import msgspec
 
+from catchwater.config import duration_ms
 from catchwater.pipeline.functions.spec import (
     Context,
     EventT,
@@ -27,7 +28,7 @@ from catchwater.pipeline.functions.spec import (
     OutT,
     type_arguments,
 )
-from catchwater.pipeline.operators.lifetime import bound_to, duration, lasting, wake
+from catchwater.pipeline.operators.lifetime import bound_to, lasting, wake
 from catchwater.pipeline.operators.sequence import Found, Step, Steps
 
 
@@ -142,6 +143,6 @@ class Pattern(Keyed[EventT, Any, OutT], Generic[EventT, OutT]):
         if cls.max_partial < 1:
             raise ValueError(f"max_partial={cls.max_partial} leaves no match to begin")
         cls._steps = cls.steps.steps
-        cls._within_ms = duration("within", cls.within)
+        cls._within_ms = duration_ms(cls.within, "within")
         cls._spec = spec
         return lasting(spec, cls._within_ms)

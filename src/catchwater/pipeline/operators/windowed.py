@@ -20,6 +20,7 @@ from bisect import insort
 from collections.abc import Iterator, MutableMapping
 from typing import Any, ClassVar, Generic, TypeVar
 
+from catchwater.config import duration_ms
 from catchwater.pipeline.functions.encoding import is_record
 from catchwater.pipeline.functions.entries import MapState, map_state
 from catchwater.pipeline.functions.spec import (
@@ -32,7 +33,7 @@ from catchwater.pipeline.functions.spec import (
     Retraction,
     type_arguments,
 )
-from catchwater.pipeline.operators.lifetime import bound_to, duration, lasting, wake
+from catchwater.pipeline.operators.lifetime import bound_to, lasting, wake
 from catchwater.pipeline.operators.windows import Fixed, Sessions, Window
 
 AccT = TypeVar("AccT")
@@ -167,7 +168,7 @@ class Windowed(Keyed[EventT, Any, OutT], Generic[EventT, AccT, OutT]):
             raise ValueError("sessions need a merge(a, b): an event may connect two")
         if spec.late == "process":
             raise ValueError("late events of windows are taken by allowed_lateness, not by late")
-        cls._lateness_ms = duration("allowed_lateness", cls.allowed_lateness)
+        cls._lateness_ms = duration_ms(cls.allowed_lateness, "allowed_lateness")
         cls._spec = spec
         return lasting(spec, cls.window.span_ms + cls._lateness_ms)
 
