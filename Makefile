@@ -13,7 +13,7 @@ MINUTES ?= 10
 STORM_S ?= 60
 MEMBERS ?= 50
 
-.PHONY: help setup style format types tidy unit test slow sim kill-points conformance suites differences chaos storm soak e2e bench bench-functions bench-replay hops demo docs check lock clean
+.PHONY: help setup style format types tidy unit test slow sim kill-points conformance suites differences chaos storm soak e2e slice bench bench-functions bench-replay hops demo docs check lock clean
 .DEFAULT_GOAL := help
 
 help:            ## show this list
@@ -86,7 +86,10 @@ soak: $(STAMP)   ## MINUTES of steady load: memory, descriptors, objects and cat
 	MINUTES=$(MINUTES) $(BIN)/python -m benchmarks.soak
 
 e2e: $(STAMP)    ## real Spark
-	KILLS=20 $(BIN)/python -m pytest tests/e2e
+	KILLS=20 $(BIN)/python -m pytest $(if $(filter command%,$(origin TESTS)),$(TESTS),tests/e2e)
+
+slice: $(STAMP)  ## some of the long forms, as CI does after `make check`: those of COMMIT, or SLICE=name (all, none)
+	COMMIT=$(COMMIT) SLICE=$(SLICE) $(BIN)/python -m tests.slices run
 
 bench: $(STAMP)  ## every claim beside its peer; writes benchmarks/results/*.json
 	$(BIN)/python -m benchmarks $(ARGS)
