@@ -62,7 +62,7 @@ slow: $(STAMP)   ## the long forms of the tests, which `make test` leaves out
 	$(BIN)/python -m pytest -m slow $(TESTS)
 
 sim: $(STAMP)    ## three brokers, clients and faults on virtual time, SEEDS seeds
-	SEEDS=$(SEEDS) $(BIN)/python -m pytest -q tests/simulation
+	SEEDS=$(SEEDS) $(BIN)/python -m pytest -q -n $(WORKERS) tests/simulation
 
 kill-points: $(STAMP) ## kill -9 of a real broker before the n-th system call, POINTS times
 	POINTS=$(POINTS) $(BIN)/python -m pytest -q tests/conformance/test_kill_points.py
