@@ -24,13 +24,25 @@ from catchwater.broker.coordination.consumer.group import ConsumerGroup, TopicsS
 from catchwater.broker.coordination.consumer.member import JOINS, Beat, Beaten, ConsumerLimits
 from catchwater.broker.coordination.groups import Group
 from catchwater.broker.coordination.held import MAX_GROUPS, Claims, HeldGroups
-from catchwater.broker.coordination.members import Answers, GroupLimits, Join, Joined, Synced
+from catchwater.broker.coordination.members import (
+    Answers,
+    GroupLimits,
+    Join,
+    Joined,
+    Synced,
+    size_bytes,
+)
 from catchwater.broker.coordination.patterns import Patterns
 from catchwater.catalog.rows import GroupRow
 from catchwater.clock import Clock
 from catchwater.wire.errors import ErrorCode
 
 TICK_S = 0.1
+
+MAX_BYTES = 256 * 1024 * 1024
+"""What members of all classic groups may bring: metadata, and assignments from leaders."""
+LITTLE_BYTES = 16 * 1024
+"""A request that brings no more is let in even beyond that, so that small groups go on."""
 
 MemberKey = tuple[str, str | None, int]
 """(member id, instance id, generation or member epoch), as a member names itself."""
@@ -57,12 +69,16 @@ class Coordinator:
         self._clock = clock
         self._held = HeldGroups(claims, self._load, self._drop)
         self._answering: set[asyncio.Future[None]] = set()
+        self._bytes = 0
+        """What members have brought: counted at the last tick, and all that came since."""
 
     # --- members of the classic protocol -----------------------------------------------------
 
     async def join(self, group_id: str, request: Join) -> Joined:
         """Wait until the group's next generation begins, or for the refusal."""
         error = await self.hold(group_id)
+        if error is ErrorCode.NONE and not self._has_room_for(size_bytes(request.protocols)):
+            error = ErrorCode.GROUP_MAX_SIZE_REACHED
         if error is not ErrorCode.NONE:
             return Joined(error, request.member_id)
         group = self.groups.get(group_id)
@@ -77,6 +93,13 @@ class Coordinator:
         waiter: asyncio.Future[Joined] = asyncio.get_running_loop().create_future()
         self._answer(group, group.join(request, waiter, self._now_ms()))
         return await waiter
+
+    def _has_room_for(self, size_bytes: int) -> bool:
+        """Whether members may bring so many bytes more; a little they always may."""
+        if size_bytes > LITTLE_BYTES and self._bytes + size_bytes > MAX_BYTES:
+            return False
+        self._bytes += size_bytes
+        return True
 
     def _classic_refusal(self, group_id: str, request: Join) -> ErrorCode:
         """Why the first member of a classic group cannot be that."""
@@ -99,6 +122,8 @@ class Coordinator:
         error, group = await self._find(group_id)
         if group is None:
             return Synced(error)
+        if not self._has_room_for(sum(map(len, assignments.values()))):
+            return Synced(ErrorCode.GROUP_MAX_SIZE_REACHED)
         waiter: asyncio.Future[Synced] = asyncio.get_running_loop().create_future()
         now_ms = self._now_ms()
         self._answer(group, group.sync(*member, protocol, assignments, waiter, now_ms))
@@ -292,6 +317,7 @@ class Coordinator:
                 consumers.tick(now_ms)
                 if consumers.is_unsaved:
                     self._answer(consumers, [])
+            self._bytes = sum(group.size_bytes for group in self.groups.values())
             self._held.keep_only([*self.groups, *self.consumer_groups])
 
     def stop(self) -> None:

@@ -42,7 +42,7 @@ from catchwater.catalog.rows import GroupChanges
 from catchwater.wire.errors import ErrorCode
 
 MAX_METADATA_BYTES = 64 * 1024 * 1024
-"""Of all members together."""
+"""Of all members together, and as much again of their assignments."""
 
 
 @dataclass
@@ -64,6 +64,7 @@ class Group:
     _supporters: dict[str, int] = field(default_factory=dict)
     """How many members know a protocol, by its name."""
     _metadata_bytes: int = 0
+    _assigned_bytes: int = 0
     earliest_end_ms: int = 0
     """In PREPARING: the rebalance does not end before, so that a starting fleet joins once."""
     deadline_ms: int = 0
@@ -101,7 +102,13 @@ class Group:
         for member_id, state in members.items():
             group.members[member_id] = member = Member.restored(member_id, state, now_ms)
             group._count(member, 1)
+            group._assigned_bytes += len(member.assignment)
         return group
+
+    @property
+    def size_bytes(self) -> int:
+        """What its members brought."""
+        return self._metadata_bytes + self._assigned_bytes
 
     @property
     def is_unsaved(self) -> bool:
@@ -307,6 +314,7 @@ class Group:
         self.protocol = self._vote()
         self.state = GroupState.COMPLETING
         self.deadline_ms = now_ms + self._slowest_rebalance_ms()
+        self._assigned_bytes = 0
         answers: Answers = []
         for member in joined:
             member.assignment = b""
@@ -382,6 +390,10 @@ class Group:
         if self.state is GroupState.COMPLETING:
             if member_id != self.leader:
                 return answers
+            assigned_bytes = sum(map(len, assignments.values()))
+            if assigned_bytes > MAX_METADATA_BYTES:
+                return answers + self._answer_sync(member, ErrorCode.INVALID_REQUEST)
+            self._assigned_bytes = assigned_bytes
             self.state = GroupState.STABLE
             for other in self.members.values():
                 other.assignment = assignments.get(other.id, b"")

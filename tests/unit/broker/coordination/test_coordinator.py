@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from catchwater.broker.coordination import coordinator as coordinator_module
 from catchwater.broker.coordination.consumer.group import TopicsSeen
 from catchwater.broker.coordination.consumer.member import Beat
 from catchwater.broker.coordination.coordinator import Coordinator
@@ -222,6 +223,27 @@ async def test_empty_groups_give_way_when_there_are_too_many(monkeypatch) -> Non
     await coordinator.beat("a", beat(epoch=-1), TOPICS)
     assert (await coordinator.beat("c", beat(), TOPICS)).error is ErrorCode.NONE
     assert coordinator.consumer_groups.keys() == {"b", "c"}
+
+
+async def test_what_all_groups_bring_is_bounded_and_small_groups_go_on(monkeypatch) -> None:
+    monkeypatch.setattr(coordinator_module, "MAX_BYTES", 100_000)
+    coordinator = Coordinator(GroupLimits(), ManualClock())
+    large, full = join(metadata=bytes(40_000)), ErrorCode.GROUP_MAX_SIZE_REACHED
+    for group_id in ("a", "b"):
+        assert (await coordinator.join(group_id, large)).error is ErrorCode.NONE
+    assert (await coordinator.join("c", large)).error is full
+    synced = await coordinator.sync("a", ("m", None, 1), (None, None), {"m": bytes(40_000)})
+    assert synced.error is full
+    synced = await coordinator.sync("a", ("m", None, 1), (None, None), {"m": bytes(10_000)})
+    assert synced.error is ErrorCode.NONE
+    assert (await coordinator.join("d", join(metadata=bytes(10_000)))).error is ErrorCode.NONE
+    await coordinator.leave("b", "m", None)
+    ticking = asyncio.ensure_future(coordinator.run())
+    while "b" in coordinator.groups:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)  # the tick that counts is over
+    ticking.cancel()
+    assert (await coordinator.join("c", large)).error is ErrorCode.NONE
 
 
 async def test_a_wall_clock_that_jumps_ends_no_session() -> None:

@@ -306,6 +306,16 @@ def test_all_members_together_have_so_much_metadata_and_no_more() -> None:
     assert group.join(a_join("", "o", protocols=metadata), "w", NOW) == []
 
 
+def test_a_leader_assigns_so_much_and_no_more() -> None:
+    group = new_group()
+    assert only(group.join(a_join("", "a"), "wa", NOW)).leader == "a"
+    most = bytes(64 * 1024 * 1024)
+    assert only(sync(group, "a", a=most + b"x")).error is ErrorCode.INVALID_REQUEST
+    assert group.state is GroupState.COMPLETING
+    assert only(sync(group, "a", a=most)).assignment == most
+    assert group.size_bytes > len(most)
+
+
 def test_protocols_count_again_when_members_change_theirs_and_go() -> None:
     group = new_group()
     both = (("range", b""), ("sticky", b""))
