@@ -69,6 +69,7 @@ public class Takeover {
                 "group.protocol", given[2], "auto.offset.reset", "earliest",
                 "enable.auto.commit", "false", "reconnect.backoff.max.ms", "500"));
             if (given[2].equals("classic")) settings.put("heartbeat.interval.ms", "300");
+            if (given.length > 3) settings.put("metadata.recovery.strategy", given[3]);
             new Thread(() -> run(member, settings, topic)).start();
         }
     }

@@ -181,12 +181,16 @@ class Scene:
     def tell(self) -> object:
         return [(r.assigned, r.taken, len(r.read), r.committed, r.refused) for r in self.readers]
 
-    def judge(self) -> None:
-        """Nobody lost a partition or was refused as a stranger, and nothing was read twice."""
+    def judge(self, *, rejoins: bool = False) -> None:
+        """Nobody lost a partition or was refused as a stranger, and nothing was read twice.
+
+        `rejoins`: the client may ask for a rebalance of its own accord.
+        """
         seen = Counter(place for reader in self.readers for place in reader.read)
         assert len(seen) == self.written
         assert [place for place, times in seen.items() if times > 1] == []
-        assert [reader.taken for reader in self.readers] == [[], []]
+        lost = [[what for what in r.taken if what.startswith("lost")] for r in self.readers]
+        assert (lost if rejoins else [reader.taken for reader in self.readers]) == [[], []]
         # librdkafka says so when a commit finds no broker; it is repeated with the next.
         refused = {name for reader in self.readers for name in reader.refused}
         assert refused <= {"_TRANSPORT", "_WAIT_COORD", "_TIMED_OUT", "_ALL_BROKERS_DOWN"}
@@ -215,7 +219,9 @@ def librdkafka(
     return readers, close
 
 
-def foreign(language: str, bootstrap: str, topic: str, protocol: str) -> tuple[list[Seen], Close]:
+def foreign(
+    language: str, bootstrap: str, topic: str, protocol: str, *more: str
+) -> tuple[list[Seen], Close]:
     """Two members by Kafka's own Java client, or by franz-go."""
     if language == "java":
         if not all(map(shutil.which, ("java", "mvn"))):
@@ -228,11 +234,11 @@ def foreign(language: str, bootstrap: str, topic: str, protocol: str) -> tuple[l
             command = [build_go("./takeover", "takeover")]
         except Missing as reason:
             pytest.skip(str(reason))
-    started = Foreign(*command, bootstrap, topic, protocol)
+    started = Foreign(*command, bootstrap, topic, protocol, *more)
     return started.readers, started.close
 
 
-def kill_alone(broker: BrokerProcess, scene: Scene) -> None:
+def kill_alone(broker: BrokerProcess, scene: Scene, *, rejoins: bool = False) -> None:
     """Twice, while some is read and not committed; then nobody may have noticed."""
     try:
         for _ in range(2):
@@ -240,7 +246,7 @@ def kill_alone(broker: BrokerProcess, scene: Scene) -> None:
             broker.kill()
             broker.start()
             scene.let_read()
-        scene.judge()
+        scene.judge(rejoins=rejoins)
     finally:
         scene.close()
 
@@ -260,13 +266,29 @@ def test_members_outlive_a_broker_that_is_killed(broker_alone, protocol, static)
 
 
 # By the classic protocol franz-go gives its partitions up by itself where no broker listens.
+#
+# Java's classic consumer forgets all topics when no broker answers (metadata.recovery.strategy is
+# `rebootstrap` since 4.0, KIP-1102). If it learns of its topics and its coordinator within one
+# poll, it takes the topics for changed and rejoins ("cached metadata has changed"), as the member
+# it was. Whether it does is a matter of timing; it happens with Apache Kafka 4.3.1, too. Without
+# that strategy it never does.
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("language", "protocol"), [("java", "classic"), ("java", "consumer"), ("go", "consumer")]
+    ("language", "protocol", "more"),
+    [
+        ("java", "classic", ["rebootstrap"]),
+        ("java", "classic", ["none"]),
+        ("java", "consumer", []),
+        ("go", "consumer", []),
+    ],
+    ids=["java-classic", "java-classic-none", "java-consumer", "go-consumer"],
 )
-def test_foreign_members_outlive_a_broker_that_is_killed(broker_alone, language, protocol) -> None:
-    at, topic = broker_alone.bootstrap, f"{language}-{protocol}"
-    kill_alone(broker_alone, Scene(at, topic, lambda: foreign(language, at, topic, protocol)))
+def test_foreign_members_outlive_a_broker_that_is_killed(
+    broker_alone, language, protocol, more
+) -> None:
+    at, topic = broker_alone.bootstrap, "-".join([language, protocol, *more])
+    scene = Scene(at, topic, lambda: foreign(language, at, topic, protocol, *more))
+    kill_alone(broker_alone, scene, rejoins="rebootstrap" in more)
 
 
 @pytest.fixture(scope="module")
