@@ -14,8 +14,7 @@ from typing import Any
 
 from catchwater.clock import SYSTEM
 from catchwater.pipeline.run import config, driver, run
-from catchwater.pipeline.run.preflight import prepare
-from catchwater.pipeline.run.query import start_query
+from catchwater.pipeline.run.run import prepare, start_query
 from catchwater.pipeline.spark import session
 from catchwater.pipeline.spark.epochs import EpochWriter
 from catchwater.recovery.ledger import Ledger

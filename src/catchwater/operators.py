@@ -3,10 +3,8 @@
 from catchwater.pipeline.operators.distinct import Distinct
 from catchwater.pipeline.operators.enriched import Enriched
 from catchwater.pipeline.operators.joined import Joined
-from catchwater.pipeline.operators.pattern import Pattern
-from catchwater.pipeline.operators.sequence import Found, begin
-from catchwater.pipeline.operators.windowed import Windowed
-from catchwater.pipeline.operators.windows import Window, session, sliding, tumbling
+from catchwater.pipeline.operators.pattern import Found, Pattern, begin
+from catchwater.pipeline.operators.windowed import Window, Windowed, session, sliding, tumbling
 
 __all__ = [
     "Distinct",

@@ -22,7 +22,7 @@ from catchwater.pipeline.pipeline import Pipeline as Opened
 from catchwater.pipeline.rows import from_arrow
 from catchwater.pipeline.run import config, driver, run
 from catchwater.pipeline.run.backfill import backfill_of
-from catchwater.pipeline.run.query import source_settings, stages, start_query
+from catchwater.pipeline.run.run import source_settings, stages, start_query
 from catchwater.pipeline.shard_epoch import run_stage
 from catchwater.pipeline.spark.epochs import EpochWriter
 from catchwater.pipeline.spark.failure import Told, cause

@@ -33,7 +33,7 @@ from catchwater.pipeline.change.warm import prepare as prepare_warm
 from catchwater.pipeline.pipeline import Pipeline
 from catchwater.pipeline.run import config as files
 from catchwater.pipeline.run import run
-from catchwater.pipeline.run.preflight import prepare
+from catchwater.pipeline.run.run import prepare
 from catchwater.pipeline.spark.failure import Told
 from catchwater.pipeline.supervisor.drivers import Stop
 from catchwater.recovery import checkpoint, handover

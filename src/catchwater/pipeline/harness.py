@@ -21,8 +21,14 @@ from catchwater.pipeline.functions.compatible import compare
 from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.functions.schema import describe
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.pipeline.process.batch import Batch, Poisoned, Processed, TableBatch, Times
-from catchwater.pipeline.process.decoding import decode_all
+from catchwater.pipeline.process.batch import (
+    Batch,
+    Poisoned,
+    Processed,
+    TableBatch,
+    Times,
+    decode_all,
+)
 from catchwater.pipeline.process.epoch import process
 from catchwater.pipeline.process.live import read_record
 from catchwater.state.entries import Changes, DictEntries, ShardState

@@ -19,8 +19,14 @@ import pyarrow as pa
 
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.pipeline.process.batch import Batch, Poisoned, TableBatch
-from catchwater.pipeline.process.decoding import UNREADABLE, decode_all, unreadable
+from catchwater.pipeline.process.batch import (
+    UNREADABLE,
+    Batch,
+    Poisoned,
+    TableBatch,
+    decode_all,
+    unreadable,
+)
 from catchwater.state.keys import (
     HASH_BYTES,
     KeyTooLong,

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.pipeline.calls.answers import Answers, bind
-from catchwater.pipeline.calls.epoch import Calls
+from catchwater.pipeline.calls.ask import Calls
 from catchwater.pipeline.calls.journal import Journal
 from catchwater.pipeline.calls.policy import override
 from catchwater.pipeline.functions.policy import HANDLER_TIMEOUT_MS, Poison
@@ -31,7 +31,7 @@ from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.pack import pack, read_events, read_table, shard_labels
 from catchwater.pipeline.process.batch import Batch, Poisoned, Processed, Times
 from catchwater.pipeline.process.epoch import process
-from catchwater.pipeline.process.progress import Progress
+from catchwater.pipeline.process.poison import Progress
 from catchwater.pipeline.rows import (
     DRIVER,
     EVENTS,

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from catchwater.pipeline.process.progress import HandlerTimeout, Progress
+from catchwater.pipeline.process.poison import HandlerTimeout, Progress
 from catchwater.pipeline.workers import FOLDER, stack_path
 
 LOOK_S = 1.0

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from catchwater.clock import SYSTEM, Clock
-from catchwater.pipeline.process.progress import Cause
+from catchwater.pipeline.process.poison import Cause
 
 FOLDER = "CATCHWATER_RUN_FOLDER"
 """The environment variable."""

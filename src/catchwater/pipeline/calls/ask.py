@@ -2,19 +2,78 @@
 
 One `Caller` lives as long as its process; its breakers and threads outlive an epoch. `ask` blocks
 until every question is settled, which the policies bound.
+
+Daemon threads that run calls, and may be left behind while they hang.
+
+A thread cannot be ended from outside. A call that is cut keeps its thread until the endpoint lets
+go of it; the next call gets another thread, up to a limit. Daemon threads, unlike those of
+`concurrent.futures`, do not keep the interpreter from exiting.
+
+The answers for one shard's epoch: those that are kept, then the endpoints, then handlers.
+
+Nothing reaches a handler that is not in the journal. So however often an epoch is run again, and
+by whomever, its handlers meet the same answers; an endpoint is asked again only what no earlier
+attempt lived to write down, or what it failed to answer while `on_failure` is "fail".
 """
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from catchwater.clock import SYSTEM, Clock
-from catchwater.pipeline.calls.answers import BoundCall, Key, Outcome
-from catchwater.pipeline.calls.breaker import BreakerState
+from catchwater.pipeline.calls.answers import (
+    Answers,
+    BoundCall,
+    CallFailed,
+    Key,
+    Outcome,
+    questions,
+)
+from catchwater.pipeline.calls.journal import Journal
+from catchwater.pipeline.calls.policy import BreakerState
 from catchwater.pipeline.calls.schedule import Schedule
-from catchwater.pipeline.calls.threads import Threads
 from catchwater.recovery.ledger import CallEpoch
+
+
+class Threads:
+    """At most so many threads, started when they are needed and kept for the next call."""
+
+    def __init__(self, name: str, limit: int) -> None:
+        self._name = name
+        self._limit = limit
+        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._free = 0
+        """Threads that no job has been given to."""
+
+    @property
+    def count(self) -> int:
+        """Threads there are, busy, hanging or idle."""
+        return self._threads
+
+    def run(self, job: Callable[[], None]) -> bool:
+        """Run the job, which must not raise, on a thread of its own; False if all of them hang."""
+        with self._lock:
+            if self._free:
+                self._free -= 1
+            elif self._threads < self._limit:
+                self._threads += 1
+                name = f"{self._name}-{self._threads}"
+                threading.Thread(target=self._work, name=name, daemon=True).start()
+            else:
+                return False
+        self._jobs.put(job)
+        return True
+
+    def _work(self) -> None:
+        while True:
+            self._jobs.get()()
+            with self._lock:
+                self._free += 1
+
 
 HANGING_PER_PLACE = 4
 """How many cut calls may still hang for each that may be under way."""
@@ -153,3 +212,45 @@ class _Round:
 
 def _p99(latencies_ms: list[int]) -> int:
     return sorted(latencies_ms)[len(latencies_ms) * 99 // 100] if latencies_ms else 0
+
+
+class Calls:
+    """What one function asks from this process; kept as long as the process."""
+
+    def __init__(
+        self, calls: Mapping[str, BoundCall], journal: Journal, clock: Clock = SYSTEM
+    ) -> None:
+        self._calls = calls
+        self._journal = journal
+        self._caller = Caller(calls, clock)
+
+    def answers(
+        self, epoch: int, shard: int, events: Iterable[Any]
+    ) -> tuple[Answers, dict[str, CallEpoch]]:
+        """Answers to all the events ask, and what was asked for them now, by call.
+
+        Raises `CallFailed` for a question without an answer whose call says "fail"; what was
+        answered is kept for the next attempt. Raises `JournalDamaged`, `StoreError`.
+        """
+        wanted = questions(self._calls, events)
+        if not wanted:
+            return Answers(self._calls, {}), {}
+        pages = self._journal.open(epoch, shard)
+        asked = {key: q for key, q in wanted.items() if key not in pages.outcomes}
+        found, counts = self._caller.ask(asked)
+        pages.add({key: outcome for key, outcome in found.items() if self._may_keep(key, outcome)})
+        for key in asked:
+            if key not in pages.outcomes:
+                raise self._failed(key, found[key], sum(key not in pages.outcomes for key in asked))
+        return Answers(self._calls, pages.outcomes), counts
+
+    def _may_keep(self, key: Key, outcome: Outcome) -> bool:
+        return outcome.answer is not None or self._calls[key[0]].policy.on_failure != "fail"
+
+    def _failed(self, key: Key, outcome: Outcome, failures: int) -> CallFailed:
+        return CallFailed(
+            f"The call {key[0]!r} was not answered for {failures} questions of this epoch, the "
+            f"first: {outcome.why}.",
+            hint='The epoch is tried again. With on_failure="dead-letter" or "none" it would go on '
+            "without these answers.",
+        )

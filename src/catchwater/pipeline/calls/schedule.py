@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from random import Random  # noqa: TID251  (only its type; drawn from a clock's)
 
-from catchwater.pipeline.calls.breaker import BreakerState, Gate
-from catchwater.pipeline.calls.policy import Policy
+from catchwater.pipeline.calls.policy import BreakerState, Gate, Policy
 
 
 @dataclass

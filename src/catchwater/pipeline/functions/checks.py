@@ -18,12 +18,12 @@ from catchwater.pipeline.functions.entries import (
     KINDS,
     MAX_FIELD_BYTES,
     Declared,
+    EntryField,
     ListState,
     MapState,
     from_record,
     to_record,
 )
-from catchwater.pipeline.functions.places import EntryField
 from catchwater.pipeline.functions.policy import MIN_HANDLER_TIMEOUT_MS, Poison, PoisonPolicy
 from catchwater.pipeline.functions.spec import (
     FunctionSpec,

@@ -15,8 +15,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from catchwater.config import duration_ms
 from catchwater.pipeline.functions import encoding
-from catchwater.pipeline.functions.entries import from_record, to_record
-from catchwater.pipeline.functions.places import EntryField
+from catchwater.pipeline.functions.entries import EntryField, from_record, to_record
 from catchwater.pipeline.functions.policy import FAIL, HANDLER_TIMEOUT_MS, Poison
 from catchwater.state.keys import (
     KeyType,

@@ -5,8 +5,7 @@ from random import Random  # noqa: TID251  (seeded by key and event: a replay dr
 from typing import Any
 
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.pipeline.process.batch import Answers
-from catchwater.pipeline.process.tables import RowsOf, TableRows
+from catchwater.pipeline.process.batch import Answers, RowsOf, TableRows
 from catchwater.state.entries import FIRST_MS, LAST_MS
 from catchwater.state.keys import HASH_BYTES, encode_key
 from catchwater.state.records import Record, new_record

@@ -34,20 +34,20 @@ from catchwater.pipeline.process.batch import (
     Poisoned,
     Processed,
     TableBatch,
+    TableRows,
     Times,
 )
 from catchwater.pipeline.process.context import EpochContext
-from catchwater.pipeline.process.live import LiveRecords
-from catchwater.pipeline.process.progress import TIMER, Cause, HandlerTimeout, Progress
-from catchwater.pipeline.process.seen import SeenIds
-from catchwater.pipeline.process.tables import TableRows
-from catchwater.pipeline.process.timers import (
+from catchwater.pipeline.process.live import (
     TIMER_TABLES,
+    LiveRecords,
+    SeenIds,
     store_timers,
     timer_entry,
     timer_of,
     timers_of,
 )
+from catchwater.pipeline.process.poison import TIMER, Cause, HandlerTimeout, Progress
 from catchwater.state.entries import ShardState, Table, pack_time, unpack_time
 from catchwater.state.expiry import take_due
 from catchwater.state.keys import HASH_BYTES

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING
 from catchwater.clock import SYSTEM, Clock
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.spark import session
-from catchwater.pipeline.spark.failure import Told
-from catchwater.pipeline.spark.jvm import alive
-from catchwater.pipeline.spark.scratch import scratch
-from catchwater.pipeline.spark.zygote import zygote
+from catchwater.pipeline.spark.failure import Told, alive
+from catchwater.pipeline.spark.zygote import scratch, zygote
 from catchwater.pipeline.supervisor.drivers import Stop, Turn, stop_requested
 from catchwater.recovery.ledger import FOLDER
 from catchwater.recovery.lock import Lock
@@ -48,6 +46,7 @@ def run_pipeline(
     the caller's is there for it (`zygote`).
     """
     began_s = clock.monotonic_s()
+    # What no waiting would mend is said before anything is started.
     session.check_packages()
     session.find_java()
     log_path = config.checkpoint / FOLDER / "spark.log"
@@ -59,6 +58,7 @@ def run_pipeline(
         ThreadPoolExecutor(1, "start-spark") as beside_us,
         nullcontext(python) if python else zygote([str(config.folder)]) as python,
     ):
+        # The JVM holds lock and scratch folder, too: a start after a kill waits until it is gone.
         starting = beside_us.submit(
             session.start,
             config.name or config.functions[0],
@@ -72,11 +72,12 @@ def run_pipeline(
             conf=settings_of(config),
         )
         try:
-            # Only now: importing this and looking at everything takes as long as the JVM does.
+            # Imported only now: this, and looking at everything, takes as long as the JVM does.
             from catchwater.pipeline.run.run import run_query, take
 
             pipeline = None if turn and not turn.come else take(config, held, began_s, stop, clock)
             spark = starting.result()
+            # A spare gets Python workers and the JVM ready, and looks when its turn has come.
             session.start_workers(spark, config.tasks)
             if pipeline is None and turn:
                 _stand_by(spark, config, turn, stop, clock)

@@ -1,38 +1,64 @@
-"""Run one pipeline on a session: look before the start, run the query, keep its contracts."""
+"""Run one pipeline on a session, from the checkpoint's lock to its last contract.
 
+In the order of a run: take the checkpoint, look at everything that a start could fail on (whatever
+would lose state or history is refused here, before Spark touches anything), build the query, run
+it to its end, and keep pins and contracts behind its epochs. The query is the packed source, then
+for every function a shuffle to the shards and an operator.
+"""
+
+import hashlib
 import logging
+import os
+import shutil
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError, Restart
 from catchwater.pipeline.change.settle import settle
+from catchwater.pipeline.functions.policy import Poison
+from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.pack import shard_labels
 from catchwater.pipeline.pipeline import Pipeline
-from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
+from catchwater.pipeline.rows import from_arrow, to_arrow
+from catchwater.pipeline.run import identity, versions
+from catchwater.pipeline.run.artefact import publish
+from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS, DEAD_LETTER, PipelineConfig
+from catchwater.pipeline.run.fit import check_fit, check_sinks, source_of
 from catchwater.pipeline.run.metrics import PipelineMetrics
-from catchwater.pipeline.run.preflight import prepare
-from catchwater.pipeline.run.query import stages, start_query, sweep_cache
+from catchwater.pipeline.shard_epoch import Stage, run_stage
+from catchwater.pipeline.spark import session
 from catchwater.pipeline.spark.failure import Told, cause, is_starved
 from catchwater.pipeline.supervisor.drivers import Stop, take_report
 from catchwater.pipeline.upkeep import Upkeep
-from catchwater.recovery import checkpoint, handover, restore
+from catchwater.recovery import checkpoint, handover, pins, restore, software
 from catchwater.recovery.contract import FunctionVersion, Terms
 from catchwater.recovery.fallback import fall_back
+from catchwater.recovery.home import claim_home, key_part, state_folder
+from catchwater.recovery.intact import check_files
 from catchwater.recovery.ledger import EpochEntry, Ledger, LedgerDamaged, numbered
 from catchwater.recovery.lock import Lock
-from catchwater.recovery.software import versions
-from catchwater.replay.subscription import TIMEOUT_S, TopicUnknown
+from catchwater.recovery.measure import RestoreWatch
+from catchwater.replay.options import parse_options
+from catchwater.replay.subscription import TIMEOUT_S, Subscription, TopicUnknown
+from catchwater.sinks.base import SinkAhead
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
+    from catchwater.pipeline.spark.source import PackedSettings
+
 _log = logging.getLogger("catchwater.pipeline")
 
+_OWNER = "checkpoint"
+"""A file in a checkpoint's folder of the cache: the checkpoint's path."""
 TOPIC_S = 1.0
 """How often to look for a topic that is not there yet."""
 STARTS = 3
@@ -79,11 +105,13 @@ def take(
 def look_before(config: PipelineConfig, began_s: float, clock: Clock) -> Pipeline:
     """End what was cut short, look at everything, and go back where something is broken."""
     folder = config.checkpoint
+    # What a process before this one began and did not finish.
     handover.forget_the_dead(folder)
     restore.finish(folder)
     restore.respell(folder)
     if checkpoint.last_commit(folder) >= 0:
         checkpoint.name_query(folder, clock)
+    # A file that the last run found broken is seen only when it is read: so that run is believed.
     try:
         before = take_report(folder)
         if before is not None and before.restart is Restart.FALL_BACK:
@@ -94,6 +122,71 @@ def look_before(config: PipelineConfig, began_s: float, clock: Clock) -> Pipelin
         tails = Pipeline.open(config, clock=clock, timeout_s=TIMEOUT_S).tails()
         fall_back(folder, tails)
         return prepare(config, began_s, clock)
+
+
+def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> Pipeline:
+    """Look at everything a start could fail on, in the order that gives the clearest message.
+
+    The sinks are opened, and the functions those that may run on this checkpoint, with their code.
+    """
+    handover.check(config.checkpoint, handover.Event.START)
+    pipeline = Pipeline.open(config, clock=clock, timeout_s=TIMEOUT_S)
+    specs = pipeline.specs
+    # Does the file fit the functions, and the pipeline the checkpoint?
+    check_fit(config, specs)
+    check_sinks(config, specs)
+    identity.bind(config.checkpoint, pipeline.identity(), pipeline.doubt)
+    # May these versions of the functions go on from its state?
+    published = [(spec, publish(spec, config.checkpoint)) for spec in specs]
+    next_epoch = checkpoint.last_commit(config.checkpoint) + 1
+    functions = versions.admit(config.checkpoint, published, next_epoch, clock.now_ms())
+    pipeline.specs, pipeline.codes = ([*each] for each in zip(*functions, strict=True))
+    claim_home(config.checkpoint, config.state, pipeline.name, clock)
+    # Is all of its input there, and do sinks and log hold what the checkpoint goes on from?
+    with closing(pipeline.source) as source:
+        source.partitions()
+    if config.tables:
+        with closing(Subscription(parse_options(config.table_options), clock)) as tables:
+            tables.partitions()
+    with ExitStack() as undo:
+        undo.callback(pipeline.close)
+        pipeline.watch = _check(pipeline, began_s)
+        undo.pop_all()
+    return pipeline
+
+
+def _check(pipeline: Pipeline, began_s: float) -> RestoreWatch | None:
+    """Refuse what would skip or hide records; how to measure the restore, if this is one."""
+    config, topics = pipeline.config, pipeline.options.topics
+    found = checkpoint.read(config.checkpoint)
+    known = found.planned.epoch if found.planned else found.last.epoch if found.last else -1
+    known = max(known, *Ledger(config.checkpoint).recorded_epochs(), -1)
+    sinks = pipeline.sinks
+    leads = not handover.is_shadow(config.checkpoint, known + 1)
+    for name, sink in sinks.items() if leads else ():
+        last = sink.last_epoch()
+        if last is not None and last > known:
+            raise SinkAhead(
+                f"The sink {name!r} has epochs up to {last} of this pipeline, and the checkpoint "
+                f"{config.checkpoint} only knows of {known}: new outputs would be taken for old.",
+                hint="Start from the checkpoint this sink was written from, or set another name "
+                "in [pipeline].",
+            )
+    if found.last is None:
+        # A first start restores nothing, but its first epoch, which needs no input, says how long
+        # starting takes: without it the first estimate would be a guess.
+        return RestoreWatch(began_s, {}, config.tasks)
+    check_files(config.checkpoint, found.last.epoch)
+    tails = pipeline.tails({*topics, *found.last.end.needed})
+    restore.check_covered(found.last.end, tails)
+    if pipeline.control is not None:
+        pins.refuse_lost(pipeline.control, found.last.end, tails)
+    goal = {key: tail.high_watermark for key, tail in tails.items() if key[0] in topics}
+    behind = found.planned is not None or any(
+        found.last.end.offsets.get(topic, {}).get(str(partition), 0) < end
+        for (topic, partition), end in goal.items()
+    )
+    return RestoreWatch(began_s, goal, config.tasks) if behind else None
 
 
 def run_query(
@@ -110,6 +203,7 @@ def run_query(
     config = pipeline.config
     if config.local is None:
         sweep_cache(config.checkpoint)
+    # What stands behind each epoch: the writer commits it, upkeep pins it and tells of it.
     shards = config.shard_count * len(pipeline.specs)
     ledger = Ledger(config.checkpoint)
     limit = poison_limit(pipeline)
@@ -121,6 +215,7 @@ def run_query(
     _log.info("Running %s, checkpoint %s.", pipeline.name, config.checkpoint)
     told = replace(told, since_ms=clock.now_ms())
 
+    # A shadow's epochs are not its own to pin until it leads.
     def look() -> bool:
         if beside is not None:
             beside()
@@ -129,6 +224,7 @@ def run_query(
             _tell(entry)
         return not stop.requested and not _has_led(config.checkpoint)
 
+    # Run, see to the last epochs, and say why it ended or to whom it hands over.
     failure = run_to_end(lambda: start_query(spark, pipeline, writer), look)
     for entry in upkeep.look(at_once=True) if handover.take_over(config.checkpoint) else ():
         _tell(entry)
@@ -186,6 +282,130 @@ def _has_led(folder: Path) -> bool:
     return max(numbered(folder / "offsets"), default=-1) == checkpoint.last_commit(folder)
 
 
+def start_query(spark: "SparkSession", pipeline: Pipeline, writer: Any) -> "StreamingQuery":
+    """Start it on this session, with `writer` as its `foreachBatch`."""
+    from catchwater.pipeline.run.run import operator
+    from catchwater.pipeline.spark.source import PackedSource
+
+    config = pipeline.config
+    option = source_settings(pipeline).to_option()
+    spark.dataSource.register(PackedSource)
+    rows = spark.readStream.format(PackedSource.name()).options(**option).load()
+    for stage in stages(pipeline):
+        rows = rows.repartition(config.tasks, "label").mapInArrow(operator(stage), rows.schema)
+    query = rows.writeStream.foreachBatch(writer).queryName(pipeline.name)
+    query = query.option("checkpointLocation", str(config.checkpoint))
+    if config.trigger == AVAILABLE_NOW:
+        query = query.trigger(availableNow=True)
+    elif config.trigger != CONTINUOUS:
+        query = query.trigger(processingTime=config.trigger)
+    return query.start()
+
+
+def stages(pipeline: Pipeline) -> list[Stage]:
+    """The functions of the chain, and what the tasks need to run them."""
+    config = pipeline.config
+    local = config.local or _cached(config.checkpoint)
+    last = len(pipeline.specs) - 1
+    sinks = pipeline.sinks
+    dead_letters = sinks.get(DEAD_LETTER)
+    made = []
+    for index, (spec, code) in enumerate(zip(pipeline.specs, pipeline.codes, strict=True)):
+        stagers = {
+            name: sink.stager()
+            for name, sink in sinks.items()
+            if source_of(config.every_sink[name], pipeline.specs) is spec
+        }
+        late = sinks.get(spec.late_sink or "")
+        made.append(
+            Stage(
+                index=index,
+                code=code,
+                shards=config.shard_count,
+                objects=pipeline.home,
+                folder=state_folder(spec.name),
+                function=spec.name,
+                local=str(local / key_part(spec.name)),
+                stagers=stagers,
+                retracting=frozenset(name for name, sink in sinks.items() if sink.retracts),
+                next=None if index == last else pipeline.codes[index + 1],
+                dead_letters=dead_letters.stager() if dead_letters else None,
+                late=late.stager() if late else None,
+                poison=poison_of(config, spec),
+                handler_timeout_ms=config.handler_timeout_ms or spec.handler_timeout_ms,
+                calls=config.calls,
+            )
+        )
+    return made
+
+
+def source_settings(pipeline: Pipeline) -> "PackedSettings":
+    """What the source is told."""
+    from catchwater.pipeline.spark.source import PackedSettings
+
+    config = pipeline.config
+    return PackedSettings(
+        options=config.source_options,
+        checkpoint=str(config.checkpoint),
+        functions=list(pipeline.codes),
+        labels=shard_labels(config.shard_count),
+        tasks=config.tasks,
+        record_key_is_function_key=config.record_key_is_function_key,
+        idle_timeout_ms=config.idle_timeout_ms,
+        inputs={topic: name for name, topic in config.inputs.items()},
+        tables=dict(config.tables),
+        table_options=config.table_options,
+        until=config.until,
+        waits=config.trigger == CONTINUOUS,
+    )
+
+
+def poison_of(config: PipelineConfig, spec: FunctionSpec) -> Poison:
+    """What becomes of records that a function cannot handle. The limit is the driver's business."""
+    return Poison(config.poison or spec.poison.policy, None)
+
+
+def operator(stage: Stage) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What `mapInArrow` is given for this stage: Spark's batches of one partition in, our rows out.
+
+    Spark has shuffled the rows by label, so a partition holds all rows of its shards; they may come
+    in any order and any number of batches. Spark tries a failed task again and may run one twice;
+    which attempt counts, the ledger decides.
+    """
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = [row for batch in batches for row in from_arrow(batch)]
+        out = list(run_stage(stage, rows))
+        if out:
+            yield to_arrow(out)
+
+    return run
+
+
+def sweep_cache(checkpoint: Path) -> None:
+    """Note whose shards lie in this machine's cache; those of checkpoints that are gone leave it.
+
+    A checkpoint that comes back, as on a disk that is mounted later, has its shards built again. No
+    start fails for it: what cannot be deleted now can be by the next one.
+    """
+    mine = _cached(checkpoint)
+    with suppress(OSError):
+        mine.mkdir(parents=True, exist_ok=True)
+        (mine / _OWNER).write_bytes(os.fsencode(checkpoint.resolve()))
+        for owner in mine.parent.glob(f"*/{_OWNER}"):
+            named = Path(os.fsdecode(owner.read_bytes()))
+            if named.is_absolute() and not named.exists() and owner.parent == _cached(named):
+                shutil.rmtree(owner.parent, ignore_errors=True)
+
+
+def _cached(checkpoint: Path) -> Path:
+    return session.cache_folder() / "shards" / _digest(checkpoint)
+
+
+def _digest(checkpoint_folder: Path) -> str:
+    return hashlib.sha256(os.fsencode(checkpoint_folder.resolve())).hexdigest()[:16]
+
+
 def upkeep_of(pipeline: Pipeline, clock: Clock) -> Upkeep:
     """What is to be done behind this run's epochs."""
     return Upkeep(
@@ -222,7 +442,7 @@ def terms_of(pipeline: Pipeline) -> Terms:
         ],
         needs_history_ms=max(spec.needs_history_ms or 0 for spec in pipeline.specs),
         max_restore_s=max_restore_ms / 1000 if max_restore_ms else None,
-        versions=versions(),
+        versions=software.versions(),
         pinned=pipeline.control is not None,
     )
 

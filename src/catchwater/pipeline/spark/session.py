@@ -32,7 +32,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from catchwater.config import CatchwaterError, Restart
 from catchwater.pipeline import workers
-from catchwater.pipeline.spark.jvm import without_tracebacks
+from catchwater.pipeline.spark.failure import without_tracebacks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

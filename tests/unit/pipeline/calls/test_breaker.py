@@ -1,7 +1,6 @@
 """Closed, open, half-open."""
 
-from catchwater.pipeline.calls.breaker import BreakerState, Gate
-from catchwater.pipeline.calls.policy import BreakerPolicy
+from catchwater.pipeline.calls.policy import BreakerPolicy, BreakerState, Gate
 
 
 def breaker(failures: int = 3) -> BreakerState:

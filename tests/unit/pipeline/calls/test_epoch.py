@@ -7,7 +7,7 @@ import pytest
 from catchwater.objects.base import StoreUnavailable
 from catchwater.objects.memory import MemoryStore
 from catchwater.pipeline.calls.answers import CallFailed, bind
-from catchwater.pipeline.calls.epoch import Calls
+from catchwater.pipeline.calls.ask import Calls
 from catchwater.pipeline.calls.journal import Journal
 from catchwater.pipeline.calls.policy import Call
 

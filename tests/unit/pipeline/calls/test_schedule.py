@@ -7,8 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catchwater.pipeline.calls.breaker import BreakerState
-from catchwater.pipeline.calls.policy import Breaker, Call, Policy, check
+from catchwater.pipeline.calls.policy import Breaker, BreakerState, Call, Policy, check
 from catchwater.pipeline.calls.schedule import Schedule
 
 Endpoint = Callable[[int, int], tuple[int, bool]]

@@ -4,11 +4,11 @@ import subprocess
 import sys
 import threading
 
-from catchwater.pipeline.calls.threads import Threads
+from catchwater.pipeline.calls.ask import Threads
 
 HANG = """
 import threading, time
-from catchwater.pipeline.calls.threads import Threads
+from catchwater.pipeline.calls.ask import Threads
 started = threading.Event()
 def hang():
     started.set()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from catchwater.pipeline.operators.sequence import Found, begin
+from catchwater.pipeline.operators.pattern import Found, begin
 
 
 def always(e: object, found: object) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from catchwater.pipeline.operators.windows import Window, session, sliding, tumbling
+from catchwater.pipeline.operators.windowed import Window, session, sliding, tumbling
 
 
 @pytest.mark.parametrize(

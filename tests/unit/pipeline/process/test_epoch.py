@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from catchwater import Context, Keyed, Out, function
 from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.process import epoch as epoch_module
-from catchwater.pipeline.process import seen as seen_module
+from catchwater.pipeline.process import live as seen_module
 from catchwater.pipeline.process.batch import Batch, Processed, Times
 from catchwater.pipeline.process.epoch import process
 from catchwater.pipeline.process.live import read_record

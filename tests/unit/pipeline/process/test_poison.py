@@ -9,8 +9,13 @@ from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.functions.policy import EventRefused, Poison
 from catchwater.pipeline.process.batch import Batch, Poisoned, Times
 from catchwater.pipeline.process.epoch import process
-from catchwater.pipeline.process.poison import EventFailed, PoisonLimitReached
-from catchwater.pipeline.process.progress import Cause, HandlerTimeout, Progress
+from catchwater.pipeline.process.poison import (
+    Cause,
+    EventFailed,
+    HandlerTimeout,
+    PoisonLimitReached,
+    Progress,
+)
 from catchwater.state.entries import DictEntries, ShardState
 from catchwater.state.parts import ShardDamaged
 from catchwater.testing import Harness

@@ -8,8 +8,8 @@ import pytest
 from catchwater import Context, Keyed, Out, function, keyed
 from catchwater.objects.memory import MemoryStore
 from catchwater.pipeline.functions.declare import spec_of
+from catchwater.pipeline.process.batch import TableRows
 from catchwater.pipeline.process.poison import EventFailed
-from catchwater.pipeline.process.tables import TableRows
 from catchwater.state.log import StateLog
 from catchwater.state.roll import EMPTY
 from catchwater.state.store import ShardStore

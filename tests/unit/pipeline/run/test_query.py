@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from catchwater.pipeline.run.query import sweep_cache
+from catchwater.pipeline.run.run import sweep_cache
 
 
 def test_the_shards_of_a_checkpoint_that_is_gone_leave_the_cache(
