@@ -1,11 +1,12 @@
 """The long forms of the tests in slices: CI runs one after `make check`, chosen by the commit.
 
 `python -m tests.slices run` chooses by HEAD, or by COMMIT, or takes the slice that SLICE names
-("none" for no slice, "all" for all, one after the other); `list` shows them, `needs` prints the
-Debian packages that the chosen one asks for. A command that fails, or takes longer than BOUND_S
-allows, ends the run with exit code 1. Every slice is made of `make` targets that anybody can run.
+("none" for no slice, "all" for all, one after the other). `list` shows them; `needs` prints what
+the chosen one asks for, as command:package of Debian.
 
-Needs no more than Python itself, because CI asks before anything is installed.
+Every slice is made of `make` targets that anybody can run. A command that fails, or takes longer
+than BOUND_S allows, ends the run with exit code 1. Needs no more than Python itself, because CI
+asks before anything is installed.
 """
 
 import hashlib
@@ -31,10 +32,11 @@ NOT_LONG = frozenset(
 
 
 class Slice(NamedTuple):
-    """Some of the long forms: commands one after the other, and the packages they need beside."""
+    """Some of the long forms: commands one after the other, and the tools that only they need."""
 
     commands: tuple[tuple[str, ...], ...]
-    packages: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    """Each a command and the package of Debian that has it."""
 
 
 def _slow(*paths: str) -> tuple[str, ...]:
@@ -45,7 +47,8 @@ def _e2e(*names: str) -> list[str]:
     return [f"tests/e2e/test_{name}.py" for name in names]
 
 
-_JDK = ("openjdk-17-jdk-headless",)
+_JDK = ("javac:openjdk-17-jdk-headless",)
+_NODE = ("node:nodejs", "npm:npm")
 
 SLICES: dict[str, Slice] = {
     "slow-log": Slice((_slow("tests/unit", "tests/conformance/test_[a-j]*.py"),)),
@@ -63,7 +66,7 @@ SLICES: dict[str, Slice] = {
     "kills": Slice((("make", "e2e", "TESTS=" + " ".join(_e2e("pipeline", "sinks"))),)),
     "operator-kills": Slice((("make", "e2e", "TESTS=" + " ".join(_e2e("operator_lives"))),)),
     "suites": Slice((("make", "suites"),), _JDK),
-    "clients": Slice((("make", "conformance"), ("make", "differences")), (*_JDK, "nodejs", "npm")),
+    "clients": Slice((("make", "conformance"), ("make", "differences")), (*_JDK, *_NODE)),
     "crashes": Slice((("make", "kill-points", "POINTS=300"), ("make", "storm"))),
     "simulation": Slice((("make", "sim", "SEEDS=500"),)),
     "chaos": Slice((("make", "chaos", "MINUTES=10"),)),
@@ -137,7 +140,7 @@ def main(arguments: list[str]) -> None:
             for name, each in SLICES.items():
                 print(f"{name:20}", " && ".join(" ".join(command) for command in each.commands))
         case ["needs"]:
-            print(*dict.fromkeys(p for name in _asked() for p in SLICES[name].packages))
+            print(*dict.fromkeys(tool for name in _asked() for tool in SLICES[name].tools))
         case _:
             sys.exit("usage: python -m tests.slices run|list|needs")
 

@@ -85,7 +85,7 @@ def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
 
 
 def test_a_person_may_name_the_slice() -> None:
-    assert call("needs", SLICE="suites").stdout.split() == ["openjdk-17-jdk-headless"]
+    assert call("needs", SLICE="suites").stdout.split() == ["javac:openjdk-17-jdk-headless"]
     assert call("run", SLICE="none").returncode == 0
     wrong = call("run", SLICE="everything")
     assert wrong.returncode == 1 and "there are: slow-log" in wrong.stderr
