@@ -23,8 +23,7 @@ from benchmarks.kafka_jars import ROOT
 from benchmarks.load import Connection, create_topic, frame_of_batch, produce_error
 from benchmarks.measure import Row, publish, row
 from benchmarks.our_broker import Broker, catchwater_broker
-from catchwater.recovery.ledger import Ledger
-from catchwater.recovery.measure import operator_ms
+from catchwater.recovery.ledger import Ledger, operator_ms
 from catchwater.wire.arrow import decode, encode_batch, place
 from catchwater.wire.client import Client
 

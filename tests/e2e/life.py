@@ -27,7 +27,7 @@ from catchwater.config import CatchwaterError
 from catchwater.demo.feeder import Event, Feeder
 from catchwater.demo.reference import canonical
 from catchwater.objects.local import LocalStore
-from catchwater.recovery import checkpoint, ledger, pins, restore
+from catchwater.recovery import checkpoint, ledger, pins, rewind
 from catchwater.recovery.ledger import EpochEntry, Ledger
 from catchwater.recovery.savepoint.create import Source
 from catchwater.replay.control import Control
@@ -189,7 +189,7 @@ class Life:
         committed = checkpoint.committed_epochs(self.checkpoint)
         chosen = committed[0] if epochs is None else committed[-1] - epochs
         assert chosen in committed, "there are not as many epochs to go back"
-        restore.restore(self.checkpoint, chosen, tails)
+        rewind.rewind(self.checkpoint, chosen, tails)
 
     def type(self, *words: str) -> None:
         """`catchwater …`, which must succeed."""

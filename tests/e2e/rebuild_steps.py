@@ -25,7 +25,7 @@ from catchwater.pipeline.run import backfill as backfills
 from catchwater.pipeline.run import config
 from catchwater.pipeline.supervisor import supervise as halting
 from catchwater.pipeline.supervisor.drivers import stop_requested
-from catchwater.recovery.lock import lock
+from catchwater.recovery.folder import lock
 from catchwater.sinks.relational.sink import TableSink
 
 FORKSERVER = multiprocessing.get_context("forkserver")

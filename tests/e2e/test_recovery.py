@@ -12,8 +12,8 @@ import pytest
 from tests.e2e.conftest import PipelineHere, feed_cards, pipelines
 
 from catchwater.demo import card_risk
-from catchwater.recovery import checkpoint, contract, pins, restore
-from catchwater.recovery.restore import HistoryGone
+from catchwater.recovery import checkpoint, contract, pins, rewind
+from catchwater.recovery.contract import HistoryGone
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -42,7 +42,7 @@ def finished(make_pipeline: Callable[[str], Any]) -> Any:
 
 def test_every_retained_checkpoint_has_a_contract_that_holds(finished: Any) -> None:
     retained = checkpoint.read(finished.checkpoint).retained(5)
-    contracts = restore.load_contracts(finished.checkpoint)
+    contracts = contract.load_contracts(finished.checkpoint)
     assert [each.epoch for each in contracts] == [each.epoch for each in retained]
     control = finished.cards.control
     epochs = {"alerts": control.last_epoch("careful", "alerts")["epoch"]}
@@ -101,7 +101,7 @@ def test_the_oldest_of_five_checkpoints_restores_though_retention_is_a_second(
         time.sleep(0.1)
     assert all(tails["payments", int(p)].log_start <= offset for p, offset in pinned.items())
 
-    restore.restore(folder, oldest.epoch, tails)
+    rewind.rewind(folder, oldest.epoch, tails)
     finished.lose_local_state()
     assert finished.run_to_end() == 0, finished.log
     assert finished.committed >= last
@@ -111,4 +111,4 @@ def test_the_oldest_of_five_checkpoints_restores_though_retention_is_a_second(
     begun = finished.ledger.beginning()
     assert begun is not None
     with pytest.raises(HistoryGone, match="from offset 0 on, and the log begins at offset"):
-        restore.check_covered(begun, tails)
+        contract.check_covered(begun, tails)

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from catchwater.cli.app import app
 from catchwater.pipeline import shard_epoch
 from catchwater.pipeline.run.metrics import PipelineMetrics
-from catchwater.recovery import pins, restore
+from catchwater.recovery import pins, rewind
 from catchwater.recovery.savepoint.create import Source
 from catchwater.state.entries import DictEntries, Table, key_of
 from catchwater.state.keys import shard_of
@@ -261,7 +261,7 @@ def test_what_is_replayed_leaves_the_very_state_that_it_left_before(
     before, last = pipeline.hashes(), pipeline.committed
     tails = pins.kafka_tails(log.bootstrap, ["visits"])
     for back in (1, last // 2, last):
-        restore.restore(pipeline.checkpoint, last - back, tails)
+        rewind.rewind(pipeline.checkpoint, last - back, tails)
         assert pipeline.hashes() != before
         pipeline.lose_local_state()
         pipeline.run()

@@ -28,7 +28,7 @@ from catchwater.pipeline.pack import pack
 from catchwater.pipeline.rows import DRIVER, EVENTS, HEAD, Head, Manifest, Row
 from catchwater.pipeline.run.artefact import find_function, publish
 from catchwater.pipeline.shard_epoch import Stage, run_stage
-from catchwater.recovery import checkpoint, pins, restore
+from catchwater.recovery import checkpoint, pins, rewind
 from catchwater.recovery.intact import newest_intact
 from catchwater.recovery.ledger import ShardEpoch
 from catchwater.recovery.savepoint.create import Source
@@ -268,7 +268,7 @@ def test_an_older_checkpoint_is_gone_back_to(make: Make, back: int) -> None:
     tails = pins.kafka_tails(pipeline.bootstrap, ["ledger"])
     committed = checkpoint.committed_epochs(pipeline.checkpoint)
     chosen = max(committed[-1] - back, committed[0])
-    restore.restore(pipeline.checkpoint, chosen, tails)
+    rewind.rewind(pipeline.checkpoint, chosen, tails)
     shutil.rmtree(pipeline.local)
     pipeline.run()
     pipeline.check()
@@ -286,7 +286,7 @@ def test_a_damaged_state_object_is_named_and_the_checkpoint_before_it_is_taken(
     found, problems = newest_intact(pipeline.checkpoint, tails)
     assert found is not None and found.epoch == pipeline.committed - 1
     assert newest.name in problems[0]
-    restore.restore(pipeline.checkpoint, found.epoch, tails)
+    rewind.rewind(pipeline.checkpoint, found.epoch, tails)
     pipeline.run()
     pipeline.check()
 

@@ -13,7 +13,7 @@ from tests.e2e.conftest import COMMAND, processes
 
 from catchwater.pipeline.spark.zygote import zygote
 from catchwater.pipeline.supervisor.supervise import Supervision, read_supervision
-from catchwater.recovery.lock import SUPERVISOR, holder
+from catchwater.recovery.folder import SUPERVISOR, holder
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 

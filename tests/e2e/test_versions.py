@@ -27,8 +27,7 @@ from catchwater.cli.app import app
 from catchwater.clock import SYSTEM
 from catchwater.config import CatchwaterError
 from catchwater.demo.feeder import Event, Feeder
-from catchwater.pipeline.change.compared import Comparison
-from catchwater.pipeline.change.warm import NEAR, Conductor
+from catchwater.pipeline.change.warm import NEAR, Comparison, Conductor
 from catchwater.pipeline.change.warm import prepare as prepare_warm
 from catchwater.pipeline.pipeline import Pipeline
 from catchwater.pipeline.run import config as files
@@ -37,9 +36,8 @@ from catchwater.pipeline.run.run import prepare
 from catchwater.pipeline.spark.failure import Told
 from catchwater.pipeline.supervisor.drivers import Stop
 from catchwater.recovery import checkpoint, handover
+from catchwater.recovery.folder import hold, lock
 from catchwater.recovery.ledger import Ledger
-from catchwater.recovery.lock import lock
-from catchwater.recovery.savepoint.hold import hold
 from catchwater.replay.control import Control
 from catchwater.wire.client import Client
 

@@ -110,7 +110,7 @@ def rebuild(
     from catchwater.pipeline.pipeline import Pipeline
     from catchwater.pipeline.run.backfill import backfill_of, begun, progress
     from catchwater.pipeline.supervisor.supervise import halt
-    from catchwater.recovery.lock import lock
+    from catchwater.recovery.folder import lock
 
     log_to_stderr()
     live = load_here(file)

@@ -40,7 +40,7 @@ def contract() -> None:
 def show(file: PipelineFile, checkpoint: Checkpoint = None, as_json: AsJson = False) -> None:
     """Show the contract of a checkpoint, as it was written."""
     from catchwater.cli.pipeline_file import load_here
-    from catchwater.recovery.restore import load_contracts
+    from catchwater.recovery.contract import load_contracts
 
     chosen = _choose(load_contracts(load_here(file).checkpoint), checkpoint)
     if as_json:
@@ -73,7 +73,7 @@ def check(file: PipelineFile, checkpoint: Checkpoint = None, as_json: AsJson = F
     from catchwater.cli import sink
     from catchwater.cli.pipeline_file import open_here
     from catchwater.recovery import contract as terms
-    from catchwater.recovery.restore import load_contracts
+    from catchwater.recovery.contract import load_contracts
 
     pipeline = open_here(file)
     chosen = _choose(load_contracts(pipeline.config.checkpoint), checkpoint)

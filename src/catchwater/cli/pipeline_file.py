@@ -34,9 +34,9 @@ def look_here(file: Path) -> "tuple[PipelineConfig, Look]":
     from catchwater.pipeline.run import backfill, identity, versions
     from catchwater.pipeline.run.config import read
     from catchwater.pipeline.supervisor.supervise import read_supervision
+    from catchwater.recovery.folder import SUPERVISOR, holder
     from catchwater.recovery.handover import followed
     from catchwater.recovery.intact import look
-    from catchwater.recovery.lock import SUPERVISOR, holder
 
     config = read(file, os.environ)
     checkpoint, _ = followed(config.checkpoint)

@@ -71,7 +71,7 @@ def explain(file: PipelineFile, as_json: AsJson = False) -> None:
 def _why_not(checkpoint: "Checkpoint", tails: "Mapping[tuple[str, int], PartitionTail]") -> str:
     """Why the log does not let the pipeline go on from there; nothing if it does."""
     from catchwater.config import CatchwaterError
-    from catchwater.recovery.restore import check_covered
+    from catchwater.recovery.contract import check_covered
 
     try:
         check_covered(checkpoint.end, tails)
@@ -94,9 +94,10 @@ def restore(
     """
     from catchwater.cli.pipeline_file import open_here
     from catchwater.pipeline.run.versions import check_reach
+    from catchwater.recovery.checkpoint import find
+    from catchwater.recovery.contract import check_covered
     from catchwater.recovery.pins import refuse_lost
-    from catchwater.recovery.restore import check_covered, find
-    from catchwater.recovery.restore import restore as carry_out
+    from catchwater.recovery.rewind import rewind
 
     pipeline = open_here(file)
     config = pipeline.config
@@ -110,7 +111,7 @@ def restore(
     plan += f"{spaced(_to_replay(chosen, tails))} records"
     if not agreed(plan, dry_run=dry_run, yes=yes):
         return
-    carry_out(config.checkpoint, checkpoint, tails)
+    rewind(config.checkpoint, checkpoint, tails)
     talk(f"checkpoint {checkpoint} is the newest now; start the pipeline: "
          f"catchwater pipeline run {file}")  # fmt: skip
 

@@ -27,7 +27,7 @@ from catchwater.cli.pipeline_file import open_here
 if TYPE_CHECKING:
     from catchwater.pipeline.pipeline import Pipeline
     from catchwater.recovery.savepoint.format import Savepoint
-    from catchwater.recovery.savepoint.storage import Shelf
+    from catchwater.recovery.savepoint.store import Shelf
     from catchwater.sinks.config import SinkConfig
 
 app = noun()
@@ -61,7 +61,7 @@ def create(
 
     The pipeline may run on meanwhile.
     """
-    from catchwater.recovery.home import key_part
+    from catchwater.recovery.folder import key_part
     from catchwater.recovery.savepoint.create import Source, create
 
     pipeline = open_here(file).with_log()
@@ -158,7 +158,7 @@ def restore(
     Exit 5 if the log no longer holds what would be replayed.
     What the pipeline's sinks have of later epochs is withdrawn, and written anew by the replay.
     """
-    from catchwater.pipeline.change.restoring import Wanted, bring_back, check
+    from catchwater.pipeline.change.rollback import Wanted, bring_back, check_restore
 
     pipeline = open_here(file).with_log()
     shelf = pipeline.shelf(at)
@@ -170,7 +170,7 @@ def restore(
     command = f"catchwater savepoint restore {file} {name}" + "".join(flags)
     command += " --claim" if claim else ""
     wanted = Wanted(shelf, found, folder.absolute(), count, claim, command)
-    check(pipeline, wanted)
+    check_restore(pipeline, wanted)
     plan = f"restore epoch {found.epoch} of {found.pipeline} into {folder}, {found.shards} shards "
     plan += f"as {count}{_of_sinks(pipeline.config.sinks.values())}"
     if not agreed(plan, dry_run=dry_run, yes=yes):

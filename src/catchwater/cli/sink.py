@@ -92,7 +92,7 @@ def repair(
 
     Exit 0, or 4 if something is left.
     """
-    from catchwater.recovery.lock import lock
+    from catchwater.recovery.folder import lock
     from catchwater.sinks import reconcile
 
     left: dict[str, list[Finding]] = {}
@@ -136,7 +136,7 @@ def moved(
     """
     from catchwater.cli.pipeline_file import load_here
     from catchwater.pipeline.run import identity
-    from catchwater.recovery.lock import lock
+    from catchwater.recovery.folder import lock
     from catchwater.sinks.open import target_of
 
     config = load_here(file)

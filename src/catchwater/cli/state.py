@@ -18,7 +18,7 @@ from catchwater.config import CatchwaterError
 
 if TYPE_CHECKING:
     from catchwater.pipeline.run.config import PipelineConfig
-    from catchwater.recovery.savepoint.look import View
+    from catchwater.recovery.savepoint.view import View
 
 app = noun()
 
@@ -53,7 +53,7 @@ def get(
 ) -> None:
     """Show what a function keeps for one key; exit 1 if nothing is."""
     from catchwater.cli.pipeline_file import load_here
-    from catchwater.recovery.savepoint.look import find, keepers
+    from catchwater.recovery.savepoint.view import find, keepers
 
     if savepoint is not None and checkpoint is not None:
         raise typer.BadParameter("--savepoint and --checkpoint name two places; give one.")
@@ -104,7 +104,7 @@ def diff(
     A and B are checkpoints or savepoints.
     """
     from catchwater.cli.pipeline_file import load_here
-    from catchwater.recovery.savepoint.look import diff
+    from catchwater.recovery.savepoint.view import diff
 
     config = load_here(file)
     with ExitStack() as views:
@@ -139,14 +139,14 @@ def _named(config: "PipelineConfig", place: str, at: str | None) -> "AbstractCon
 def _kept(config: "PipelineConfig", epoch: int | None) -> "AbstractContextManager[View]":
     """A checkpoint, which stays as long as it is looked at; the last one if none is named."""
     from catchwater.clock import SYSTEM
-    from catchwater.recovery.savepoint.look import View
+    from catchwater.recovery.savepoint.view import View
 
     return View.held(config.checkpoint, epoch, SYSTEM)
 
 
 def _saved(config: "PipelineConfig", name: str, at: str | None) -> "AbstractContextManager[View]":
     from catchwater.pipeline.pipeline import Pipeline
-    from catchwater.recovery.savepoint.look import View
+    from catchwater.recovery.savepoint.view import View
 
     shelf = Pipeline.open(config).shelf(at)
     return nullcontext(View.of_savepoint(shelf.store, shelf.read(name)))

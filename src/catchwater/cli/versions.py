@@ -110,12 +110,11 @@ def _warm(
 
     import msgspec
 
-    from catchwater.pipeline.change.compared import Comparison
-    from catchwater.pipeline.change.warm import Conductor, prepare
+    from catchwater.pipeline.change.warm import Comparison, Conductor, prepare
     from catchwater.pipeline.run.driver import run_pipeline
     from catchwater.recovery.checkpoint import last_commit
+    from catchwater.recovery.folder import hold
     from catchwater.recovery.handover import alone, current
-    from catchwater.recovery.savepoint.hold import hold
 
     log_to_stderr()
 
@@ -145,7 +144,7 @@ def _warm(
 def _tell_who_leads(leader: "Path", shadow: "Path") -> None:
     """What became of an attempt that ends here, before the new version leads."""
     from catchwater.recovery import handover
-    from catchwater.recovery.lock import holder
+    from catchwater.recovery.folder import holder
 
     asked = handover.fenced_by(leader)
     if asked is None or (holder(leader) is None and handover.read_handed(leader) is None):

@@ -26,12 +26,10 @@ from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.fit import outlet_of
 from catchwater.pipeline.run.identity import Identity
 from catchwater.recovery import checkpoint, pins
-from catchwater.recovery.contract import LogState, PartitionTail
-from catchwater.recovery.home import home_of, key_part
+from catchwater.recovery.contract import LogState, PartitionTail, RestoreWatch, check_covered
+from catchwater.recovery.folder import home_of, key_part
 from catchwater.recovery.ledger import SourceOffset
-from catchwater.recovery.measure import RestoreWatch
-from catchwater.recovery.restore import check_covered
-from catchwater.recovery.savepoint.storage import Shelf
+from catchwater.recovery.savepoint.store import Shelf
 from catchwater.replay.control import Control
 from catchwater.replay.options import SourceOptions, parse_options
 from catchwater.replay.subscription import Subscription

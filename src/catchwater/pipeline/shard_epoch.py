@@ -46,7 +46,7 @@ from catchwater.pipeline.run.artefact import FunctionCode
 from catchwater.pipeline.run.config import DEAD_LETTER
 from catchwater.pipeline.watchdog import watched
 from catchwater.pipeline.workers import Doing, notes
-from catchwater.recovery.home import key_part
+from catchwater.recovery.folder import key_part
 from catchwater.recovery.ledger import CallEpoch, ShardEpoch
 from catchwater.sinks.base import RETRACTS_ID_HEADER, OutputRecord, Stager
 from catchwater.sinks.staged import store_at

@@ -19,10 +19,16 @@ from catchwater.pipeline.run.artefact import find_function
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.supervisor.supervise import Supervision, read_supervision
 from catchwater.recovery.checkpoint import commit_ms
+from catchwater.recovery.folder import SUPERVISOR, holder
 from catchwater.recovery.intact import Look
-from catchwater.recovery.ledger import EpochEntry, LedgerDamaged, OffsetMap, ShardEpoch
-from catchwater.recovery.lock import SUPERVISOR, holder
-from catchwater.recovery.measure import operator_ms, parts_ms
+from catchwater.recovery.ledger import (
+    EpochEntry,
+    LedgerDamaged,
+    OffsetMap,
+    ShardEpoch,
+    operator_ms,
+    parts_ms,
+)
 from catchwater.replay.offsets import from_json
 from catchwater.replay.options import parse_options
 from catchwater.wire.batch import BatchError, read_header

@@ -11,12 +11,18 @@ from pathlib import Path
 
 from catchwater.clock import Clock
 from catchwater.pipeline.calls.journal import Journal
-from catchwater.recovery import checkpoint, contract, pins, restore
-from catchwater.recovery.contract import Contract, PartitionTail, Terms
+from catchwater.recovery import checkpoint, contract, pins
+from catchwater.recovery.contract import (
+    Contract,
+    PartitionTail,
+    RestoreWatch,
+    Terms,
+    add_sample,
+    load_samples,
+)
+from catchwater.recovery.folder import held
 from catchwater.recovery.ledger import EpochEntry, Ledger, LedgerDamaged
-from catchwater.recovery.measure import RestoreWatch, add_sample, load_samples
-from catchwater.recovery.savepoint.claim import settle_claim
-from catchwater.recovery.savepoint.hold import held
+from catchwater.recovery.savepoint.store import settle_claim
 from catchwater.replay.control import Control
 from catchwater.sinks.base import Sink
 from catchwater.state.log import StateLog
@@ -107,9 +113,9 @@ class Upkeep:
         tails = self._tails(entries[-1].end.needed)
         for entry in (each for each in entries if each.epoch in kept):
             told = self._contract(entry, tails, retained[0].end.clock_ms)
-            restore.write_contract(self._folder, told)
+            contract.write_contract(self._folder, told)
         oldest = min([newest[0].epoch, *held(self._folder)])
-        restore.forget_contracts_before(self._folder, oldest)
+        contract.forget_contracts_before(self._folder, oldest)
         self._ledger.forget_before(oldest)
         if self._clock.monotonic_s() - self._swept_s >= SWEEP_EVERY_S:
             self.sweep()

@@ -17,8 +17,10 @@ from typing import Any
 import msgspec
 
 from catchwater.clock import Clock
+from catchwater.config import CatchwaterError
 from catchwater.recovery.ledger import (
     FOLDER,
+    Ledger,
     LedgerDamaged,
     SourceOffset,
     numbered,
@@ -29,6 +31,12 @@ from catchwater.recovery.ledger import (
 
 _LONGEST_COMMIT_MS = 60_000
 """A commit so long after its epoch was written by a restore of an earlier release."""
+
+
+class NoSuchCheckpoint(CatchwaterError):
+    """The epoch asked for is not one that Spark committed and still has."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,3 +180,30 @@ def _write_log(path: Path, lines: Sequence[str]) -> None:
     """
     path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
     write_whole(path, "\n".join(lines).encode())
+
+
+def find(folder: Path, epoch: int) -> Checkpoint:
+    """The committed checkpoint of this epoch. Raises `NoSuchCheckpoint` naming those there are."""
+    committed = committed_epochs(folder)
+    found = read_one(folder, epoch) if epoch in committed else None
+    if found is not None:
+        return found
+    there = ", ".join(map(str, committed)) or "none"
+    raise NoSuchCheckpoint(f"{folder} has no checkpoint {epoch}; there are: {there}.")
+
+
+def settle(folder: Path) -> int:
+    """Bring a stopped pipeline's checkpoint to rest; the last epoch that is done, -1 if none is.
+
+    An epoch's entry in the ledger says that its outputs are in the sinks and names where its state
+    stands; Spark's own commit follows. A pipeline that stopped between the two would run the epoch
+    again, to the same end. Another version of its function would not: so the commit is made up
+    here. The caller holds the lock.
+    """
+    last = last_commit(folder)
+    entry = Ledger(folder).read(last + 1)
+    planned = read(folder).planned
+    if entry is None or planned is None or planned != entry.end:
+        return last
+    write_commit(folder, entry.epoch, entry.finished_ms)
+    return entry.epoch

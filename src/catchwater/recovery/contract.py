@@ -5,16 +5,34 @@ what the log holds by `check`. The estimate is a straight line: start-up, state 
 second, replay at so many records a second, with the constants taken from the restores that were
 measured before, and from cautious defaults where there are none yet.
 
-Pure: numbers in, a contract or findings out; files and the log are read by others.
+A restore is measured while it happens. It begins with the pipeline's process and is over when an
+epoch ends at or behind the tail that the log had then. It is measured only where there was
+something to catch up with; else the time would be that of waiting for input.
+
+Pure but for the files of contracts and of samples; the log is read by others.
 """
 
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from catchwater.recovery.ledger import EpochEntry, SinkEpoch
+from catchwater.config import CatchwaterError
+from catchwater.recovery.ledger import (
+    EpochEntry,
+    Ledger,
+    LedgerDamaged,
+    SinkEpoch,
+    SourceOffset,
+    numbered,
+    read_json,
+    read_lines,
+    write_whole,
+)
 
 FORMAT = 2
 
@@ -314,3 +332,139 @@ def _sink(contract: Contract, name: str, log: LogState) -> Finding:
     if has < contract.epoch:
         return Finding("fail", name, f"the sink ends at epoch {has}, before this checkpoint")
     return Finding("pass", name, f"the sink has epoch {contract.epoch} (last: {has})")
+
+
+# Measuring.
+
+
+class RestoreWatch:
+    """Watches the epochs of one start, from `began_s` (monotonic) on."""
+
+    def __init__(self, began_s: float, tail: Mapping[tuple[str, int], int], tasks: int) -> None:
+        self._began_s = began_s
+        self._tail = tail
+        self._tasks = tasks
+        self._first: EpochEntry | None = None
+        self._first_s = 0.0
+        self._records = 0
+
+    def epoch_done(self, entry: EpochEntry, now_s: float) -> RestoreSample | None:
+        """Take an epoch that was committed; the sample, once the tail is reached."""
+        if self._first is None:
+            self._first, self._first_s = entry, now_s
+        else:
+            self._records += entry.total("events")
+        if not self._reached(entry):
+            return None
+        first = self._first
+        state_s = sum(shard.restore_s for shard in first.shards) / self._tasks
+        return RestoreSample(
+            epoch=first.epoch,
+            startup_s=round(self._first_s - self._began_s - state_s, 3),
+            state_bytes=first.total("rebuilt_bytes"),
+            state_s=round(state_s, 3),
+            replay_records=self._records,
+            replay_s=round(now_s - self._first_s, 3),
+        )
+
+    def _reached(self, entry: EpochEntry) -> bool:
+        offsets = entry.end.offsets
+        return all(
+            offsets.get(topic, {}).get(str(partition), 0) >= end
+            for (topic, partition), end in self._tail.items()
+        )
+
+
+def read_samples(folder: Path) -> list[RestoreSample]:
+    """The restores measured so far, oldest first. Raises `LedgerDamaged`."""
+    return read_lines(_samples_file(folder), RestoreSample)
+
+
+def load_samples(folder: Path) -> list[RestoreSample]:
+    """The same, or none where they cannot be read: no pipeline fails for an estimate."""
+    try:
+        return read_samples(folder)
+    except LedgerDamaged:
+        return []
+
+
+def add_sample(folder: Path, sample: RestoreSample) -> None:
+    """Remember one more measured restore."""
+    lines = [msgspec.json.encode(each) for each in [*load_samples(folder), sample]]
+    write_whole(_samples_file(folder), b"\n".join(lines) + b"\n")
+
+
+def _samples_file(folder: Path) -> Path:
+    return Ledger(folder).folder / "restores.jsonl"
+
+
+# What the log must still hold.
+
+
+class HistoryGone(CatchwaterError):
+    """The log does not reach back to a checkpoint's offsets; replaying would skip records."""
+
+    exit_code = 5
+
+
+class LogBehind(CatchwaterError):
+    """The log ends before a checkpoint's offsets: it is not the log the checkpoint came from."""
+
+    exit_code = 5
+
+
+def check_covered(end: SourceOffset, tails: Mapping[tuple[str, int], PartitionTail]) -> None:
+    """Raise `HistoryGone` or `LogBehind` unless the log can go on from these offsets."""
+    for topic, partitions in end.needed.items():
+        for partition, offset in partitions.items():
+            tail = tails.get((topic, int(partition)))
+            if tail is None:
+                raise HistoryGone(f"The log has no partition {topic}-{partition} any more.")
+            if offset < tail.log_start:
+                raise HistoryGone(
+                    f"The checkpoint of epoch {end.epoch} needs {topic}-{partition} from offset "
+                    f"{offset} on, and the log begins at offset {tail.log_start}: "
+                    f"{tail.log_start - offset} records are gone.",
+                    hint="Restore a newer checkpoint, or rebuild from what the log still holds.",
+                )
+            if offset > tail.high_watermark:
+                raise LogBehind(
+                    f"The checkpoint of epoch {end.epoch} stands at offset {offset} of "
+                    f"{topic}-{partition}, and the log ends at offset {tail.high_watermark}.",
+                    hint="Is this the log that the checkpoint was written from?",
+                )
+
+
+# The files.
+
+
+def load_contracts(folder: Path) -> list[Contract]:
+    """The contracts in a checkpoint folder, oldest first."""
+    contracts = Ledger(folder).folder / "contracts"
+    found = (
+        read_json(contracts / f"{n}.json", Contract) for n in sorted(numbered(contracts, ".json"))
+    )
+    return [contract for contract in found if contract]
+
+
+def write_contract(folder: Path, contract: Contract) -> None:
+    """Keep a contract beside its checkpoint, durably."""
+    path = Ledger(folder).folder / "contracts" / f"{contract.epoch}.json"
+    write_whole(path, msgspec.json.format(msgspec.json.encode(contract), indent=1))
+
+
+def forget_contracts_before(folder: Path, epoch: int) -> None:
+    """Drop the contracts of checkpoints that are not retained any more."""
+    contracts = Ledger(folder).folder / "contracts"
+    for number in list(numbered(contracts, ".json")):
+        if number < epoch:
+            (contracts / f"{number}.json").unlink(missing_ok=True)
+
+
+def versions() -> dict[str, str]:
+    """Of this product, of Python, and of Spark where it is installed."""
+    found = {"catchwater": version("catchwater"), "python": platform.python_version()}
+    try:
+        return {**found, "pyspark": version("pyspark")}
+    except PackageNotFoundError:
+        return found

@@ -27,6 +27,7 @@ import msgspec
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
+from catchwater.recovery.folder import CheckpointInUse, holder, lock
 from catchwater.recovery.ledger import (
     FOLDER,
     EpochEntry,
@@ -37,7 +38,6 @@ from catchwater.recovery.ledger import (
     sync_folder,
     write_whole,
 )
-from catchwater.recovery.lock import CheckpointInUse, holder, lock
 
 
 class Role(Enum):

@@ -27,8 +27,8 @@ from catchwater.recovery.checkpoint import (
     read_one,
     read_query,
 )
-from catchwater.recovery.contract import Contract, PartitionTail
-from catchwater.recovery.home import home_of
+from catchwater.recovery.contract import Contract, PartitionTail, check_covered, read_samples
+from catchwater.recovery.folder import home_of
 from catchwater.recovery.ledger import (
     FOLDER,
     EpochEntry,
@@ -38,10 +38,8 @@ from catchwater.recovery.ledger import (
     numbered,
     read_json,
 )
-from catchwater.recovery.measure import read_samples
-from catchwater.recovery.restore import check_covered
-from catchwater.recovery.savepoint import claim
 from catchwater.recovery.savepoint.create import Source
+from catchwater.recovery.savepoint.store import read_claim
 from catchwater.state.parts import ShardDamaged
 
 T = TypeVar("T")
@@ -67,7 +65,7 @@ READERS: tuple[Reader, ...] = (
     partial(handover.pace, now_ms=0),
     handover.rewind_under_way,
     handover.restore_under_way,
-    claim.read_claim,
+    read_claim,
     read_samples,
     read_query,
 )

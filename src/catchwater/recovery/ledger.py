@@ -15,8 +15,10 @@ query and the commands all read it.
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -200,6 +202,34 @@ class EpochEntry(msgspec.Struct, frozen=True):
         """The clock at which some shard wants an epoch; None: no shard does."""
         due = [shard.next_due_clock_ms for shard in self.shards]
         return min((at for at in due if at is not None), default=None)
+
+
+def parts_ms(entry: EpochEntry) -> dict[str, float]:
+    """Where an epoch's time went, ms; empty if it was not measured.
+
+    `source` is reading, decoding and shuffling; `function` the whole chain, one function after the
+    other, each as long as its slowest shard; `sinks` their commits.
+    """
+    if not entry.run_ms:
+        return {}
+    stages: dict[int, float] = {}
+    for shard in entry.shards:
+        stages[shard.stage] = max(stages.get(shard.stage, 0.0), shard.operator_ms)
+    function = sum(stages.values())
+    source = max(0.0, entry.run_ms - function)
+    return {"source": source, "function": function, "sinks": sum(entry.sink_ms.values())}
+
+
+def operator_ms(shards: Iterable[ShardEpoch], *shares: float) -> list[float]:
+    """How long events were in the operator, ms: what so large a share of them did not exceed.
+
+    All events of a shard's epoch are in it for as long as the epoch takes there. Without events: 0.
+    """
+    by_time = sorted((each.operator_ms, each.events) for each in shards if each.events)
+    if not by_time:
+        return [0.0] * len(shares)
+    reached = list(accumulate(events for _, events in by_time))
+    return [by_time[bisect_left(reached, share * reached[-1])][0] for share in shares]
 
 
 class Ledger:

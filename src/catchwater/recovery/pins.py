@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from catchwater.recovery.checkpoint import Checkpoint
-from catchwater.recovery.contract import LogState, PartitionTail, pin_id
+from catchwater.recovery.contract import HistoryGone, LogState, PartitionTail, pin_id
 from catchwater.recovery.ledger import OffsetMap, SourceOffset
-from catchwater.recovery.restore import HistoryGone
 from catchwater.replay.control import Control, ControlRefused
 from catchwater.wire.client import EARLIEST, LATEST, Client
 from catchwater.wire.security.settings import UNSECURED, Security

@@ -15,9 +15,9 @@ from catchwater.recovery.contract import (
     PartitionTail,
     Terms,
     compute,
+    write_contract,
 )
 from catchwater.recovery.ledger import EpochEntry, Ledger, ShardEpoch, SinkEpoch, SourceOffset
-from catchwater.recovery.restore import write_contract
 
 
 class Answer(NamedTuple):

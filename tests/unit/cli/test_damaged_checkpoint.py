@@ -18,10 +18,9 @@ from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.backfill import Bounds
 from catchwater.pipeline.supervisor.supervise import Supervision
 from catchwater.recovery import handover
-from catchwater.recovery.contract import PartitionTail, RestoreSample
+from catchwater.recovery.contract import PartitionTail, RestoreSample, add_sample
 from catchwater.recovery.ledger import FOLDER, Ledger, write_whole
-from catchwater.recovery.measure import add_sample
-from catchwater.recovery.savepoint.claim import Claim, keep_claim
+from catchwater.recovery.savepoint.store import Claim, keep_claim
 from catchwater.wire.connection import ConnectionLost
 
 EPOCHS = 3

@@ -13,8 +13,8 @@ import msgspec
 
 from catchwater.pipeline.run import identity
 from catchwater.pipeline.supervisor.supervise import Supervision
+from catchwater.recovery.folder import SUPERVISOR, lock
 from catchwater.recovery.ledger import Ledger, ShardEpoch
-from catchwater.recovery.lock import SUPERVISOR, lock
 
 
 def test_the_status_tells_epochs_and_what_they_did(catchwater: Any, pipeline_file: Path) -> None:

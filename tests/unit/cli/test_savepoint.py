@@ -12,7 +12,7 @@ from catchwater.pipeline.functions.schema import Kind, StateSchema
 from catchwater.pipeline.pipeline import Pipeline
 from catchwater.pipeline.run.versions import Version, Versions, store
 from catchwater.recovery.savepoint.create import create
-from catchwater.recovery.savepoint.storage import Shelf
+from catchwater.recovery.savepoint.store import Shelf
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +99,8 @@ def test_a_restore_that_is_cut_short_says_the_whole_command_again(
 ) -> None:
     wanted: list[Any] = []
     monkeypatch.setattr(
-        "catchwater.pipeline.change.restoring.check", lambda around, want: wanted.append(want)
+        "catchwater.pipeline.change.rollback.check_restore",
+        lambda around, want: wanted.append(want),
     )
     catchwater("savepoint", "restore", pipeline_file, "whole", "--into", "other", "--shards", "3",
                "--at", shelf.store.url(), "--claim", "--dry-run")  # fmt: skip
@@ -112,7 +113,9 @@ def test_a_restore_that_is_cut_short_says_the_whole_command_again(
 def test_a_restore_says_what_becomes_of_later_epochs_in_each_sink(
     catchwater: Any, pipeline_file: Path, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("catchwater.pipeline.change.restoring.check", lambda around, want: None)
+    monkeypatch.setattr(
+        "catchwater.pipeline.change.rollback.check_restore", lambda around, want: None
+    )
     with pipeline_file.open("a") as file:
         file.write('\n[sink.loose]\ntopic = "loose"\ndelivery = "at-least-once"\n')
     asked = ("savepoint", "restore", pipeline_file, "whole", "--at", shelf.store.url(), "--dry-run")

@@ -11,7 +11,7 @@ import pytest
 from catchwater.cli.pipeline_file import load_here
 from catchwater.pipeline.pipeline import Pipeline
 from catchwater.pipeline.run import identity
-from catchwater.recovery.home import home_of
+from catchwater.recovery.folder import home_of
 from catchwater.recovery.ledger import SinkEpoch
 from catchwater.sinks.base import OutputRecord
 from catchwater.sinks.config import parse

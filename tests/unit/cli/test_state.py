@@ -10,9 +10,9 @@ from tests.unit.recovery.savepoint.conftest import Made
 
 from catchwater.clock import Clock
 from catchwater.recovery.ledger import FOLDER, write_whole
-from catchwater.recovery.savepoint import look
+from catchwater.recovery.savepoint import view
 from catchwater.recovery.savepoint.create import create
-from catchwater.recovery.savepoint.storage import Shelf
+from catchwater.recovery.savepoint.store import Shelf
 from catchwater.state.entries import Table
 from catchwater.state.keys import encode_key, stored_key
 from catchwater.state.records import RecordCodec, new_record
@@ -91,7 +91,7 @@ def test_a_key_that_another_function_of_the_chain_keeps_is_told_so(
     catchwater: Any, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = json.dumps(KEYS[0])
-    monkeypatch.setattr(look, "find", lambda view, text, f=None: f if f == "alert" else None)
+    monkeypatch.setattr(view, "find", lambda view, text, f=None: f if f == "alert" else None)
     answer = catchwater("state", "get", file, key)
     assert (answer.code, "after epoch 2 by 'count'." in answer.err) == (1, True)
     assert "hint: alert of this chain keeps something: --function alert." in answer.err

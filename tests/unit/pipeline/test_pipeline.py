@@ -13,7 +13,7 @@ from catchwater.clock import Clock
 from catchwater.pipeline.pipeline import Pipeline
 from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.config import PipelineConfig
-from catchwater.recovery.home import home_of
+from catchwater.recovery.folder import home_of
 from catchwater.sinks.base import OutputRecord
 from catchwater.sinks.config import parse
 from catchwater.sinks.open import open_sink

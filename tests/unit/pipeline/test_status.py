@@ -10,9 +10,8 @@ import pytest
 
 from catchwater.clock import SYSTEM, ManualClock
 from catchwater.pipeline import status
-from catchwater.pipeline.change.settle import settle
 from catchwater.pipeline.run.config import PipelineConfig
-from catchwater.recovery.checkpoint import write_offset
+from catchwater.recovery.checkpoint import settle, write_offset
 from catchwater.recovery.intact import Look
 from catchwater.recovery.ledger import EpochEntry, Ledger, ShardEpoch, SinkEpoch, SourceOffset
 from catchwater.recovery.savepoint.restore import write_epoch

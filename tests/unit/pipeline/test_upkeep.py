@@ -9,9 +9,9 @@ from tests.unit.recovery.savepoint.conftest import Made
 
 from catchwater.pipeline.upkeep import Upkeep
 from catchwater.recovery.contract import PartitionTail, Terms
+from catchwater.recovery.folder import hold
 from catchwater.recovery.ledger import Ledger, numbered
 from catchwater.recovery.savepoint.create import state_keys
-from catchwater.recovery.savepoint.hold import hold
 from catchwater.state.entries import DictEntries, Table, no_changes
 from catchwater.state.roll import Position
 

@@ -6,7 +6,7 @@ import pytest
 
 from catchwater.clock import Clock
 from catchwater.objects.open import join
-from catchwater.recovery.home import StateElsewhere, claim_home, home_of, key_part
+from catchwater.recovery.folder import StateElsewhere, claim_home, home_of, key_part
 from catchwater.recovery.ledger import Ledger, SourceOffset
 
 

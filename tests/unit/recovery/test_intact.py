@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.unit.recovery.savepoint.conftest import Made, state_of
 
-from catchwater.recovery import restore
+from catchwater.recovery import rewind
 from catchwater.recovery.contract import PartitionTail
 from catchwater.recovery.intact import check_files, newest_intact
 from catchwater.recovery.ledger import Ledger, LedgerDamaged
@@ -78,7 +78,7 @@ def test_a_restore_goes_back_behind_a_damaged_offset_file_with_the_end_it_had(ma
     cut(FILES["offsets"](made))
     found, _ = newest_intact(made.folder, TAILS)
     assert found is not None
-    restore.restore(made.folder, found.epoch, TAILS)
+    rewind.rewind(made.folder, found.epoch, TAILS)
     assert Ledger(made.folder).recorded_end(2) == made.offset(2)
     assert state_of(made.folder) == made.model[1]
 

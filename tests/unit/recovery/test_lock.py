@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from catchwater.clock import ManualClock
-from catchwater.recovery.lock import SUPERVISOR, CheckpointInUse, Lock, holder, lock
+from catchwater.recovery.folder import SUPERVISOR, CheckpointInUse, Lock, holder, lock
 
 
 def test_a_second_process_is_refused_with_the_first_ones_id(tmp_path: Path) -> None:

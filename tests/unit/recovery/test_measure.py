@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from catchwater.recovery.contract import RestoreSample
-from catchwater.recovery.ledger import EpochEntry, ShardEpoch, SourceOffset
-from catchwater.recovery.measure import RestoreWatch, add_sample, load_samples, operator_ms
+from catchwater.recovery.contract import RestoreSample, RestoreWatch, add_sample, load_samples
+from catchwater.recovery.ledger import EpochEntry, ShardEpoch, SourceOffset, operator_ms
 
 
 def entry(epoch: int, end: int, events: int, rebuilt: int = 0) -> EpochEntry:

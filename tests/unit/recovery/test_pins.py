@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 
 from catchwater.recovery.checkpoint import Checkpoint
-from catchwater.recovery.contract import PartitionTail
+from catchwater.recovery.contract import HistoryGone, PartitionTail
 from catchwater.recovery.ledger import SourceOffset
 from catchwater.recovery.pins import hold, read_log_state, refuse_lost, stale
-from catchwater.recovery.restore import HistoryGone
 from catchwater.replay.control import ControlRefused
 
 

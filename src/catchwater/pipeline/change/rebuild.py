@@ -16,13 +16,13 @@ from dataclasses import replace
 import msgspec
 
 from catchwater.config import CatchwaterError, ConfigError
-from catchwater.pipeline.change.settle import settle
 from catchwater.pipeline.pipeline import Pipeline
 from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.backfill import Bounds, begin, begun
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.recovery import checkpoint, handover, pins
-from catchwater.recovery.home import adopt_home
+from catchwater.recovery.checkpoint import settle
+from catchwater.recovery.folder import adopt_home
 from catchwater.replay.offsets import to_json
 from catchwater.replay.options import parse_options
 from catchwater.replay.subscription import Subscription

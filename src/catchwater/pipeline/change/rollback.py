@@ -1,39 +1,39 @@
-"""Back to the version before: its state, its outputs, its code.
+"""Back to a savepoint: the version before, in its checkpoint; or any savepoint, in a free folder.
 
-The savepoint that was taken before the upgrade is brought back into the checkpoint; what the sinks
-have of later epochs is withdrawn, by a writer of a newer generation, so that none of the old ones
-can write again; what Spark and the ledger have of them is moved aside into `catchwater/withdrawn`.
-The next start replays from there with the old version's code, which the checkpoint has kept.
+**A rollback.** The savepoint that was taken before the upgrade is brought back into the checkpoint;
+what the sinks have of later epochs is withdrawn, by a writer of a newer generation, so that none of
+the old ones can write again. The next start replays from there with the old version's code, which
+the checkpoint has kept. One that was cut short is done again, and nothing is run before.
 
-Every step may be repeated, and a marker stands from the first to the last: a rollback that was cut
-short is done again, and nothing is run before.
+**A restore.** A savepoint becomes a pipeline's checkpoint: on a fresh machine, in another size, a
+second time. The pipeline's file says whose it is to be: its name, its sinks, its number of shards.
+Sinks that have epochs after the savepoint's, because this very pipeline went on behind it, are
+withdrawn to it as well: the replay writes them anew. With a claim the savepoint belongs to the new
+checkpoint: it is deleted, and its pin released, as soon as the pipeline has done an epoch there.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from catchwater.config import CatchwaterError
-from catchwater.objects.open import open_store
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.pipeline import Pipeline
 from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.versions import Version, Versions
 from catchwater.pipeline.supervisor.supervise import halt, running
-from catchwater.recovery import handover
-from catchwater.recovery.home import home_of
-from catchwater.recovery.ledger import FOLDER, Ledger, numbered, sync_folder
-from catchwater.recovery.restore import stopped
+from catchwater.recovery import handover, rewind
+from catchwater.recovery.handover import Restore, alone
+from catchwater.recovery.ledger import EpochEntry, numbered
 from catchwater.recovery.savepoint.create import Progress
 from catchwater.recovery.savepoint.format import Savepoint
-from catchwater.recovery.savepoint.restore import bring_state, write_epoch
-from catchwater.recovery.savepoint.storage import NoSuchSavepoint, Shelf
+from catchwater.recovery.savepoint.restore import restore
+from catchwater.recovery.savepoint.store import Claim, NoSuchSavepoint, Shelf, keep_claim
 from catchwater.sinks.open import target_of
 
-ASIDE = "withdrawn"
-"""Where what was undone is kept, in the ledger's folder, by generation."""
+# A rollback.
 
 
 class NothingToRollBack(CatchwaterError):
@@ -129,59 +129,100 @@ def roll_back(pipeline: Pipeline, way: Way, progress: Progress | None = None) ->
     Raises `AnotherChange`, `NotStopped`, `SavepointDamaged`, `HandedOver`, and what the sinks'
     targets can raise; done again, it goes on where it was.
     """
-    checkpoint, savepoint = pipeline.config.checkpoint, way.savepoint
-    with handover.alone(checkpoint, pipeline.clock):
+    checkpoint, savepoint, clock = pipeline.config.checkpoint, way.savepoint, pipeline.clock
+    again = Restore(way.shelf.url(savepoint.name), "catchwater pipeline rollback FILE --yes")
+    with alone(checkpoint, clock):
         if running(checkpoint) is not None:
-            halt(checkpoint, pipeline.clock)
-        with stopped(checkpoint, pipeline.clock):
-            bound = identity.read(checkpoint)
-            # It may have been cut into another number of shards since.
-            shards = bound.shards if bound else savepoint.shards
-            again = "catchwater pipeline rollback FILE --yes"
-            handover.begin_restore(
-                checkpoint, handover.Restore(way.shelf.url(savepoint.name), again)
+            halt(checkpoint, clock)
+        with rewind.stopped(checkpoint, clock):
+            bound, ledger = identity.read(checkpoint), versions.load(checkpoint)
+
+            def withdraw() -> int:
+                generation = ledger.generation + 1
+                return pipeline.withdraw(way.specs, checkpoint, savepoint.epoch, generation)
+
+            def before_it_may_run(generation: int) -> None:
+                kept = [each for each in ledger.history if each not in way.bad]
+                bad = [each for each in way.bad if each not in ledger.withdrawn]
+                versions.store(checkpoint, Versions(kept, [*ledger.withdrawn, *bad], generation))
+
+            return rewind.roll_back(
+                checkpoint,
+                way.shelf.store,
+                savepoint,
+                again,
+                # It may have been cut into another number of shards since.
+                shards=bound.shards if bound else savepoint.shards,
+                withdraw=withdraw,
+                before_it_may_run=before_it_may_run,
+                clock=clock,
+                progress=progress,
             )
-            home = open_store(home_of(checkpoint), pipeline.clock)
-            entry = bring_state(way.shelf.store, savepoint, home, shards, progress)
-            ledger = versions.load(checkpoint)
-            generation = pipeline.withdraw(
-                way.specs, checkpoint, savepoint.epoch, ledger.generation + 1
-            )
-            move_aside(checkpoint, savepoint.epoch, generation)
-            handover.lead(checkpoint)
-            write_epoch(checkpoint, entry, pipeline.clock)
-            kept = [each for each in ledger.history if each not in way.bad]
-            withdrawn = [each for each in way.bad if each not in ledger.withdrawn]
-            versions.store(checkpoint, Versions(kept, [*ledger.withdrawn, *withdrawn], generation))
-            handover.end_restore(checkpoint)
-    return generation
 
 
-def move_aside(checkpoint: Path, epoch: int, generation: int) -> None:
-    """Take away what Spark and the ledger have of later epochs; commits first."""
-    aside = Ledger(checkpoint).folder / ASIDE / str(generation)
-    for path in list(_later(checkpoint, epoch)):
-        target = aside / path.relative_to(checkpoint)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        path.replace(target)
-        sync_folder(target.parent)
-        sync_folder(path.parent)
+# A restore.
 
 
-def _later(checkpoint: Path, epoch: int) -> Iterator[Path]:
-    ours = checkpoint / FOLDER
-    folders = [
-        (checkpoint / "commits", ""),
-        (checkpoint / "offsets", ""),
-        (ours / "replayed" / "offsets", ""),
-        (ours / "contracts", ".json"),
-        (ours / "epochs", ".json"),
-    ]
-    for folder, suffix in folders:
-        for number in sorted(numbered(folder, suffix), reverse=True):
-            if number > epoch:
-                path = folder / f"{number}{suffix}"
-                yield path
-                beside = path.with_name(f".{path.name}.crc")
-                if beside.exists():
-                    yield beside
+class OtherFunctions(CatchwaterError):
+    """The savepoint is of other functions than the pipeline's file names."""
+
+    exit_code = 5
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be made of a savepoint."""
+
+    shelf: Shelf
+    savepoint: Savepoint
+    into: Path
+    shards: int
+    claim: bool
+    command: str
+    """What to type to do it again."""
+
+
+def check_restore(pipeline: Pipeline, wanted: Wanted) -> None:
+    """Raise `OtherFunctions`, `HistoryGone` with both offsets, or `LogBehind`; changes nothing."""
+    names = [spec.name for spec in pipeline.specs]
+    if names != wanted.savepoint.functions:
+        raise OtherFunctions(
+            f"The savepoint {wanted.savepoint.name!r} holds the state of "
+            f"{', '.join(wanted.savepoint.functions)}, and the pipeline's file names "
+            f"{', '.join(names)}.",
+            hint="Restore it by a file that names the same functions, in the same order.",
+        )
+    pipeline.check_covered(wanted.savepoint.entry.end)
+
+
+def bring_back(pipeline: Pipeline, wanted: Wanted, progress: Progress | None = None) -> EpochEntry:
+    """Make the checkpoint; its epoch's entry. The caller has seen that it can be (`check_restore`).
+
+    Raises what `savepoint.restore` does, and what the sinks' targets can raise.
+    """
+    config, savepoint = pipeline.config, wanted.savepoint
+    bound = msgspec.structs.replace(pipeline.identity(), shards=wanted.shards)
+
+    def before_it_may_run() -> None:
+        ledger = msgspec.convert(savepoint.versions, Versions)
+        generation = pipeline.withdraw(
+            pipeline.specs, wanted.into, savepoint.epoch, ledger.generation
+        )
+        versions.store(wanted.into, msgspec.structs.replace(ledger, generation=generation))
+        if wanted.claim:
+            keep_claim(wanted.into, Claim(
+                wanted.shelf.store.url(), savepoint.name, savepoint.epoch, savepoint.pin
+            ))  # fmt: skip
+
+    return restore(
+        wanted.shelf.store,
+        savepoint,
+        wanted.into,
+        Restore(wanted.shelf.url(savepoint.name), wanted.command),
+        identity=msgspec.to_builtins(bound),
+        shards=wanted.shards,
+        state=config.state,
+        before_it_may_run=before_it_may_run,
+        clock=pipeline.clock,
+        progress=progress,
+    )

@@ -6,34 +6,40 @@ stopped, the records are tried once more, a savepoint is taken, and the checkpoi
 new version. State is not rewritten: records are brought over when next touched (`from_vN`). Epoch
 numbers, and the marks in the sinks, go on.
 
+To try a function on what is stored is to do in particular what the schema promises in general: each
+record is read, brought over by its `from_vN` where it has one, written and read again; each entry
+of a list, map or value state is read. The first key that fails is named, with the reason.
+
 Whatever fails, the checkpoint is as it was, and the old version can be started again.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
-from catchwater.pipeline.change.settle import settle
-from catchwater.pipeline.change.trial import try_state
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.pipeline import Pipeline
 from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.artefact import FunctionCode, publish
 from catchwater.pipeline.run.fit import check_fit, check_sinks
-from catchwater.pipeline.run.versions import Version, Versions
+from catchwater.pipeline.run.versions import StateIncompatible, Version, Versions
 from catchwater.pipeline.supervisor.supervise import halt, running
+from catchwater.recovery.checkpoint import settle
+from catchwater.recovery.folder import key_part
 from catchwater.recovery.handover import alone
-from catchwater.recovery.home import key_part
-from catchwater.recovery.restore import stopped
+from catchwater.recovery.rewind import stopped
 from catchwater.recovery.savepoint.create import Progress, Source, create
 from catchwater.recovery.savepoint.format import Savepoint
-from catchwater.recovery.savepoint.look import View
+from catchwater.recovery.savepoint.view import View, shown
 from catchwater.sinks.base import TargetDiffers
 from catchwater.sinks.open import alter_target, look_at
+from catchwater.state.entries import Table, key_of
+from catchwater.state.keys import HASH_BYTES
 
 
 class NotAnUpgrade(CatchwaterError):
@@ -227,3 +233,54 @@ def save(
         source, shelf, name, epoch=epoch, pin=pipeline.pin, unpin=pipeline.release,
         clock=pipeline.clock, progress=progress,
     )  # fmt: skip
+
+
+def try_state(view: View, spec: FunctionSpec, stage: int) -> int:
+    """How many keys the function can read: all of them. Raises `StateIncompatible`."""
+    keys, types = 0, view.key_types(stage)
+    for shard in range(view.shards):
+        tables = view.tables(stage, shard)
+        for key, data in tables[Table.RECORD].items():
+            _try_key(spec, key, types, lambda data=data: _read_again(spec, data))
+            keys += 1
+        for entry, data in tables[Table.ENTRY].items():
+            _try_key(
+                spec,
+                key_of(Table.ENTRY, entry) or entry,
+                types,
+                lambda e=entry, d=data: _read_entry(spec, e, d),
+            )
+    return keys
+
+
+def _try_key(spec: FunctionSpec, key: bytes, types: Sequence[str], read: Any) -> None:
+    try:
+        read()
+    except Exception as error:  # from_vN is the user's, and may raise anything
+        said = str(error).rstrip(".") if isinstance(error, CatchwaterError) else repr(error)
+        raise StateIncompatible(
+            f"Version {spec.version} of {spec.name!r} cannot take over the state of the key "
+            f"{shown(key[HASH_BYTES:], types)!r}: {said}. Nothing was changed.",
+            hint="Mend the function, and try again: the version before goes on as it is.",
+        ) from error
+
+
+def _read_again(spec: FunctionSpec, data: bytes) -> None:
+    codec = spec.record_codec
+    codec.decode(codec.encode(codec.decode(data)))
+
+
+def _read_entry(spec: FunctionSpec, entry: bytes, data: bytes) -> None:
+    """An entry as its field's declared type; one of a field that is gone is nobody's."""
+    head = HASH_BYTES + 1 + entry[HASH_BYTES]
+    field, _, key = entry[head:].partition(b"\0")
+    declared = spec.entry_fields.get(field.decode())
+    if declared is None or (not key and declared.kind.__name__ != "ValueState"):
+        return
+    value = data[8:]
+    try:
+        declared.decode(value)
+        if declared.kind.__name__ == "MapState":
+            declared.decode_key(key)
+    except msgspec.DecodeError as error:
+        raise StateIncompatible(f"{declared.name}: {error}") from error

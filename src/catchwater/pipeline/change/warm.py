@@ -6,7 +6,7 @@ Once it has caught up it puts a fence: the old one ends after the epoch that it 
 over (`recovery.handover`); from the epoch after on the new one writes. So no epoch is missing and
 none is written twice, and nobody waits for Spark to start.
 
-The old one must not forget epochs meanwhile: the caller holds them (`savepoint.hold`).
+The old one must not forget epochs meanwhile: the caller holds them (`folder.hold`).
 
 Whatever fails before the fence, the old version has noticed nothing. Where the new one dies behind
 it, the old one hands over all the same, and the next `catchwater pipeline run` goes on from the new
@@ -14,7 +14,8 @@ checkpoint; unless the old one has died before, too, which then goes on as if no
 """
 
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +23,6 @@ import msgspec
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
-from catchwater.pipeline.change.compared import Comparison, compare
-from catchwater.pipeline.change.settle import settle
 from catchwater.pipeline.change.upgrade import alter_targets, look, new_versions, save
 from catchwater.pipeline.pipeline import Pipeline
 from catchwater.pipeline.run import versions
@@ -31,15 +30,85 @@ from catchwater.pipeline.run.artefact import publish
 from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS, PipelineConfig
 from catchwater.recovery import checkpoint as checkpoints
 from catchwater.recovery import handover
+from catchwater.recovery.checkpoint import settle
+from catchwater.recovery.folder import CheckpointInUse, holder, home_of, lock
 from catchwater.recovery.handover import Role
-from catchwater.recovery.home import home_of
 from catchwater.recovery.ledger import Ledger
-from catchwater.recovery.lock import CheckpointInUse, holder, lock
 from catchwater.recovery.savepoint.create import Progress, Source
 from catchwater.recovery.savepoint.restore import CheckpointTaken, refuse_taken, restore
 from catchwater.sinks.base import Truth
 from catchwater.sinks.staged import Archive, StagedFile
 from catchwater.sinks.surroundings import staged_folder
+
+# What two versions put out for the same epoch.
+
+
+_SHOWN = 3
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """One epoch of one sink."""
+
+    epoch: int
+    sink: str
+    same: int
+    only_old: int
+    only_new: int
+    examples: list[str] = []
+    """A few rows that only one of them has, as `- old` and `+ new`."""
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """All epochs that both have done."""
+
+    epochs: int = 0
+    same: int = 0
+    only_old: int = 0
+    only_new: int = 0
+    examples: list[str] = []
+
+    def with_epoch(self, found: Iterable[Compared]) -> "Comparison":
+        """One epoch more."""
+        new = list(found)
+        return Comparison(
+            self.epochs + 1,
+            self.same + sum(each.same for each in new),
+            self.only_old + sum(each.only_old for each in new),
+            self.only_new + sum(each.only_new for each in new),
+            [*self.examples, *(line for each in new for line in each.examples)][: 4 * _SHOWN],
+        )
+
+    @property
+    def differs(self) -> bool:
+        """Whether any row is not in both."""
+        return bool(self.only_old or self.only_new)
+
+
+def compare(epoch: int, old: Mapping[str, Truth], new: Mapping[str, Truth]) -> list[Compared]:
+    """One epoch in all sinks that both have."""
+    both = sorted(old.keys() & new.keys())
+    return [_compare_sink(epoch, name, old[name], new[name]) for name in both]
+
+
+def _compare_sink(epoch: int, sink: str, old: Truth, new: Truth) -> Compared:
+    before, after = _rows(old, epoch), _rows(new, epoch)
+    gone, come = before - after, after - before
+    examples = [f"- {_shown(row)}" for row in list(gone)[:_SHOWN]]
+    examples += [f"+ {_shown(row)}" for row in list(come)[:_SHOWN]]
+    same = sum((before & after).values())
+    return Compared(epoch, sink, same, sum(gone.values()), sum(come.values()), examples)
+
+
+def _rows(truth: Truth, epoch: int) -> Counter[tuple[bytes, bytes]]:
+    return Counter((row.record.key, row.record.value) for row in truth.rows(epoch))
+
+
+def _shown(row: tuple[bytes, bytes]) -> str:
+    return row[1].decode(errors="replace")
+
+
+# Running beside.
+
 
 _log = logging.getLogger("catchwater.pipeline")
 

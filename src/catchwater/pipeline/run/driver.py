@@ -17,8 +17,8 @@ from catchwater.pipeline.spark import session
 from catchwater.pipeline.spark.failure import Told, alive
 from catchwater.pipeline.spark.zygote import scratch, zygote
 from catchwater.pipeline.supervisor.drivers import Stop, Turn, stop_requested
+from catchwater.recovery.folder import Lock
 from catchwater.recovery.ledger import FOLDER
-from catchwater.recovery.lock import Lock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from catchwater.config import ConfigError
-from catchwater.recovery.ledger import CallEpoch, EpochEntry
-from catchwater.recovery.measure import operator_ms, parts_ms
+from catchwater.recovery.ledger import CallEpoch, EpochEntry, operator_ms, parts_ms
 
 _LABELS = ("pipeline", "function")
 _COUNTED = {

@@ -21,7 +21,6 @@ import pyarrow as pa
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError, Restart
-from catchwater.pipeline.change.settle import settle
 from catchwater.pipeline.functions.policy import Poison
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.pack import shard_labels
@@ -37,14 +36,13 @@ from catchwater.pipeline.spark import session
 from catchwater.pipeline.spark.failure import Told, cause, is_starved
 from catchwater.pipeline.supervisor.drivers import Stop, take_report
 from catchwater.pipeline.upkeep import Upkeep
-from catchwater.recovery import checkpoint, handover, pins, restore, software
-from catchwater.recovery.contract import FunctionVersion, Terms
-from catchwater.recovery.fallback import fall_back
-from catchwater.recovery.home import claim_home, key_part, state_folder
+from catchwater.recovery import checkpoint, contract, handover, pins, rewind
+from catchwater.recovery.checkpoint import settle
+from catchwater.recovery.contract import FunctionVersion, RestoreWatch, Terms
+from catchwater.recovery.folder import Lock, claim_home, key_part, state_folder
 from catchwater.recovery.intact import check_files
 from catchwater.recovery.ledger import EpochEntry, Ledger, LedgerDamaged, numbered
-from catchwater.recovery.lock import Lock
-from catchwater.recovery.measure import RestoreWatch
+from catchwater.recovery.rewind import fall_back
 from catchwater.replay.options import parse_options
 from catchwater.replay.subscription import TIMEOUT_S, Subscription, TopicUnknown
 from catchwater.sinks.base import SinkAhead
@@ -106,11 +104,7 @@ def look_before(config: PipelineConfig, began_s: float, clock: Clock) -> Pipelin
     """End what was cut short, look at everything, and go back where something is broken."""
     folder = config.checkpoint
     # What a process before this one began and did not finish.
-    handover.forget_the_dead(folder)
-    restore.finish(folder)
-    restore.respell(folder)
-    if checkpoint.last_commit(folder) >= 0:
-        checkpoint.name_query(folder, clock)
+    rewind.make_ready(folder, clock)
     # A file that the last run found broken is seen only when it is read: so that run is believed.
     try:
         before = take_report(folder)
@@ -178,7 +172,7 @@ def _check(pipeline: Pipeline, began_s: float) -> RestoreWatch | None:
         return RestoreWatch(began_s, {}, config.tasks)
     check_files(config.checkpoint, found.last.epoch)
     tails = pipeline.tails({*topics, *found.last.end.needed})
-    restore.check_covered(found.last.end, tails)
+    contract.check_covered(found.last.end, tails)
     if pipeline.control is not None:
         pins.refuse_lost(pipeline.control, found.last.end, tails)
     goal = {key: tail.high_watermark for key, tail in tails.items() if key[0] in topics}
@@ -442,7 +436,7 @@ def terms_of(pipeline: Pipeline) -> Terms:
         ],
         needs_history_ms=max(spec.needs_history_ms or 0 for spec in pipeline.specs),
         max_restore_s=max_restore_ms / 1000 if max_restore_ms else None,
-        versions=software.versions(),
+        versions=contract.versions(),
         pinned=pipeline.control is not None,
     )
 

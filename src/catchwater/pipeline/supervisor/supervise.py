@@ -32,8 +32,8 @@ from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError, Restart
 from catchwater.pipeline.supervisor.drivers import DriverProcess, Failure, Stop, stop_requested
 from catchwater.recovery import checkpoint
+from catchwater.recovery.folder import DRIVER, SUPERVISOR, holder, lock
 from catchwater.recovery.ledger import FOLDER, read_json, write_whole
-from catchwater.recovery.lock import DRIVER, SUPERVISOR, holder, lock
 
 _log = logging.getLogger("catchwater.supervisor")
 

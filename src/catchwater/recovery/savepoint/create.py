@@ -25,7 +25,8 @@ from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectExists, ObjectMissing, ObjectStore
 from catchwater.objects.open import open_store
 from catchwater.recovery import checkpoint as checkpoints
-from catchwater.recovery.home import home_of, state_folder
+from catchwater.recovery.checkpoint import NoSuchCheckpoint
+from catchwater.recovery.folder import hold, home_of, state_folder
 from catchwater.recovery.ledger import (
     FOLDER,
     EpochEntry,
@@ -34,10 +35,8 @@ from catchwater.recovery.ledger import (
     SourceOffset,
     read_json,
 )
-from catchwater.recovery.restore import NoSuchCheckpoint
 from catchwater.recovery.savepoint.format import FILE, Savepoint, StoredObject, check_name, encode
-from catchwater.recovery.savepoint.hold import hold
-from catchwater.recovery.savepoint.storage import Shelf
+from catchwater.recovery.savepoint.store import Shelf
 from catchwater.state.log import StateLog
 from catchwater.state.parts import ShardDamaged
 

@@ -27,7 +27,7 @@ from catchwater.recovery.savepoint.format import (
     decode,
     encode,
 )
-from catchwater.recovery.savepoint.storage import Shelf
+from catchwater.recovery.savepoint.store import Shelf
 from catchwater.recovery.savepoint.verify import read_whole
 
 

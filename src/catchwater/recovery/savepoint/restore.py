@@ -21,8 +21,8 @@ from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectStore, StoreError
 from catchwater.objects.open import open_store, place
 from catchwater.recovery.checkpoint import name_query, write_commit, write_offset
+from catchwater.recovery.folder import claim_home, lock
 from catchwater.recovery.handover import Restore, begin_restore, end_restore, restore_under_way
-from catchwater.recovery.home import claim_home
 from catchwater.recovery.ledger import (
     FOLDER,
     EpochEntry,
@@ -31,7 +31,6 @@ from catchwater.recovery.ledger import (
     numbered,
     write_whole,
 )
-from catchwater.recovery.lock import lock
 from catchwater.recovery.savepoint.create import COPIERS, Progress, state_log
 from catchwater.recovery.savepoint.format import Savepoint, SavepointDamaged
 from catchwater.recovery.savepoint.verify import read_whole

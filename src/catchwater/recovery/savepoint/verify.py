@@ -11,8 +11,7 @@ from typing import Literal
 
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectStore, StoreError
-from catchwater.recovery.contract import PartitionTail
-from catchwater.recovery.restore import check_covered
+from catchwater.recovery.contract import PartitionTail, check_covered
 from catchwater.recovery.savepoint.create import Progress, state_log
 from catchwater.recovery.savepoint.format import Savepoint, StoredObject
 from catchwater.state.parts import ShardDamaged

@@ -27,7 +27,7 @@ from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.spark.epochs import EpochWriter
 from catchwater.recovery import handover
 from catchwater.recovery.contract import PartitionTail
-from catchwater.recovery.home import home_of
+from catchwater.recovery.folder import home_of
 from catchwater.recovery.ledger import Ledger, ShardEpoch, SourceOffset, write_whole
 from catchwater.recovery.savepoint.create import state_log
 from catchwater.sinks.base import OutputRecord, Staged

@@ -7,15 +7,14 @@ import msgspec
 import pytest
 
 from catchwater.objects.base import StoreUnavailable
-from catchwater.pipeline.change.restoring import OtherFunctions, Wanted, bring_back, check
+from catchwater.pipeline.change.rollback import OtherFunctions, Wanted, bring_back, check_restore
 from catchwater.pipeline.run import identity, versions
 from catchwater.recovery import checkpoint
-from catchwater.recovery.lock import lock
-from catchwater.recovery.savepoint.claim import settle_claim
+from catchwater.recovery.folder import lock
 from catchwater.recovery.savepoint.create import Source, create
 from catchwater.recovery.savepoint.format import Savepoint
-from catchwater.recovery.savepoint.look import View, diff, get
-from catchwater.recovery.savepoint.storage import Shelf
+from catchwater.recovery.savepoint.store import Shelf, settle_claim
+from catchwater.recovery.savepoint.view import View, diff, get
 
 from .conftest import Shop
 
@@ -88,7 +87,7 @@ def test_other_functions_are_refused(shop: Shop, saved: Savepoint) -> None:
     other.write_text(path.read_text().replace('name="tally"', 'name="other"'))
     shop.module = "other_function:Tallied"
     with pytest.raises(OtherFunctions, match="holds the state of tally"):
-        check(shop.pipeline, wanted(shop, saved))
+        check_restore(shop.pipeline, wanted(shop, saved))
 
 
 def test_a_claimed_savepoint_goes_once_the_pipeline_has_gone_on(

@@ -10,21 +10,22 @@ import pytest
 
 from catchwater.objects.local import LocalStore
 from catchwater.pipeline.change import rollback as module
-from catchwater.pipeline.change.restoring import Wanted, bring_back
 from catchwater.pipeline.change.rollback import (
     NothingToRollBack,
     SavepointGone,
+    Wanted,
+    bring_back,
     look,
     roll_back,
 )
 from catchwater.pipeline.change.upgrade import upgrade
 from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.versions import CodeGone, VersionDiffers
-from catchwater.recovery import checkpoint, handover
+from catchwater.recovery import checkpoint, handover, rewind
 from catchwater.recovery.handover import AnotherChange, RestoreUnfinished, alone
 from catchwater.recovery.ledger import Ledger
 from catchwater.recovery.savepoint.create import Source, create
-from catchwater.recovery.savepoint.look import View, get
+from catchwater.recovery.savepoint.view import View, get
 
 from .conftest import Shop
 
@@ -123,7 +124,7 @@ def test_cut_short_anywhere_it_is_done_again_and_nothing_runs_before(
             target = getattr(module, step)
             patched.setattr(target, {"versions": "store", "handover": "end_restore"}[step], stop)
         else:
-            patched.setattr(module, step, stop)
+            patched.setattr(rewind, step, stop)
         back(bad)
     with pytest.raises(RestoreUnfinished, match="was cut short"):
         bad.start()
@@ -166,7 +167,7 @@ def test_cut_short_it_is_done_again_where_urls_of_objects_differ_each_time(
 
     monkeypatch.setattr(LocalStore, "url", signed)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(module, "move_aside", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(rewind, "move_aside", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         back(bad)
     back(bad)
     bad.run("a")

@@ -6,24 +6,23 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from catchwater.pipeline.change.settle import settle
-from catchwater.pipeline.change.trial import try_state
 from catchwater.pipeline.change.upgrade import (
     NotAnUpgrade,
     alterations,
     find,
     look,
     save,
+    try_state,
     upgrade,
 )
 from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.identity import OtherPipeline
 from catchwater.pipeline.run.versions import StateIncompatible, VersionDiffers
-from catchwater.recovery import checkpoint, restore
+from catchwater.recovery import checkpoint, rewind
+from catchwater.recovery.checkpoint import settle
+from catchwater.recovery.folder import CheckpointInUse, held, lock
 from catchwater.recovery.ledger import Ledger
-from catchwater.recovery.lock import CheckpointInUse, lock
-from catchwater.recovery.savepoint.hold import held
-from catchwater.recovery.savepoint.look import View
+from catchwater.recovery.savepoint.view import View
 from catchwater.sinks.base import TargetDiffers
 
 from .conftest import FROM_V1, Shop
@@ -214,10 +213,10 @@ def test_a_rewind_that_was_cut_short_is_ended_before_another_version_takes_over(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(restore, "_move", stop)
-        restore.go_back(shop.checkpoint, 0)
+        patched.setattr(rewind, "_move", stop)
+        rewind.go_back(shop.checkpoint, 0)
     shop.code(2)
     assert upgrade(shop.pipeline, 2).epoch == 0
     last = checkpoint.last_commit(shop.checkpoint)
-    restore.finish(shop.checkpoint)
+    rewind.finish(shop.checkpoint)
     assert last == checkpoint.last_commit(shop.checkpoint) == 0

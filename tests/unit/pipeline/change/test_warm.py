@@ -6,15 +6,20 @@ from dataclasses import replace
 import pytest
 
 from catchwater.clock import Clock
-from catchwater.pipeline.change.compared import Comparison
 from catchwater.pipeline.change.rollback import look as look_back
 from catchwater.pipeline.change.rollback import roll_back
-from catchwater.pipeline.change.settle import settle
-from catchwater.pipeline.change.warm import Conductor, NotRunning, OutputsDiffer, prepare
+from catchwater.pipeline.change.warm import (
+    Comparison,
+    Conductor,
+    NotRunning,
+    OutputsDiffer,
+    prepare,
+)
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.versions import StateIncompatible, load
 from catchwater.recovery import checkpoint, handover
-from catchwater.recovery.lock import lock
+from catchwater.recovery.checkpoint import settle
+from catchwater.recovery.folder import lock
 
 from .conftest import Shop
 

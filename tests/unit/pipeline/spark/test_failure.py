@@ -20,7 +20,7 @@ TRACE = """Job aborted due to stage failure: Traceback (most recent call last):
 
 
 def test_our_own_error_in_a_workers_traceback_is_told_with_its_kind_and_exit_code() -> None:
-    error = "catchwater.recovery.restore.HistoryGone: The log begins at offset 9."
+    error = "catchwater.recovery.contract.HistoryGone: The log begins at offset 9."
     failed = cause(TRACE.format(error=error), Told(LOG))
     assert isinstance(failed, PipelineFailed)
     assert str(failed) == "The pipeline failed: The log begins at offset 9."

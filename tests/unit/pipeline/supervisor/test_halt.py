@@ -13,7 +13,7 @@ from catchwater.pipeline.supervisor.supervise import NotStopped, halt, running
 RUNS = """
 import signal, sys
 from pathlib import Path
-from catchwater.recovery.lock import lock
+from catchwater.recovery.folder import lock
 if {deaf}:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 with lock(Path({folder!r}), name={name!r}):

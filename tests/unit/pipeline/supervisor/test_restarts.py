@@ -11,8 +11,8 @@ from catchwater.pipeline.run.run import InputMissing
 from catchwater.pipeline.spark.session import JavaMissing, SparkMissing
 from catchwater.pipeline.supervisor.drivers import Failure
 from catchwater.pipeline.supervisor.supervise import HOUR_S, Restarts
+from catchwater.recovery.folder import CheckpointInUse
 from catchwater.recovery.ledger import LedgerDamaged
-from catchwater.recovery.lock import CheckpointInUse
 from catchwater.sinks.http import sink as http
 from catchwater.sinks.kafka import client as kafka
 from catchwater.sinks.lake.columns import ValueUnfit

@@ -9,7 +9,7 @@ import pytest
 
 from catchwater.clock import Clock
 from catchwater.objects.open import open_store
-from catchwater.recovery.home import home_of
+from catchwater.recovery.folder import home_of
 from catchwater.recovery.ledger import (
     FOLDER,
     EpochEntry,
@@ -19,7 +19,7 @@ from catchwater.recovery.ledger import (
     write_whole,
 )
 from catchwater.recovery.savepoint.create import Source, state_log
-from catchwater.recovery.savepoint.storage import Shelf
+from catchwater.recovery.savepoint.store import Shelf
 from catchwater.state.entries import DictEntries, Table, no_changes
 from catchwater.state.keys import encode_key, shard_of, stored_key
 from catchwater.state.roll import EMPTY, Position

@@ -6,12 +6,12 @@ import pytest
 
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import StoreFull
+from catchwater.recovery.checkpoint import NoSuchCheckpoint
+from catchwater.recovery.folder import held
 from catchwater.recovery.ledger import LedgerDamaged, SourceOffset
-from catchwater.recovery.restore import NoSuchCheckpoint
 from catchwater.recovery.savepoint import create as module
 from catchwater.recovery.savepoint.create import NothingToSave, SavepointExists, Source, create
-from catchwater.recovery.savepoint.hold import held
-from catchwater.recovery.savepoint.storage import Shelf
+from catchwater.recovery.savepoint.store import Shelf
 from catchwater.recovery.savepoint.verify import verify
 from catchwater.state.parts import ShardDamaged
 

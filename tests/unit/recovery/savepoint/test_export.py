@@ -10,7 +10,7 @@ from catchwater.clock import Clock
 from catchwater.recovery.savepoint.create import SavepointExists, create
 from catchwater.recovery.savepoint.export import FileExists, export_file, import_file, read_head
 from catchwater.recovery.savepoint.format import SavepointDamaged
-from catchwater.recovery.savepoint.storage import Shelf
+from catchwater.recovery.savepoint.store import Shelf
 from catchwater.recovery.savepoint.verify import verify
 
 from .conftest import Made

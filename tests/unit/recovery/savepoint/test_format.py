@@ -13,7 +13,7 @@ from catchwater.recovery.savepoint.format import (
     decode,
     encode,
 )
-from catchwater.recovery.savepoint.storage import Shelf
+from catchwater.recovery.savepoint.store import Shelf
 
 from .conftest import Made
 

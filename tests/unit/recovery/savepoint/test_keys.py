@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from catchwater.recovery.savepoint.keys import NotAKey, shown, typed, types_of
+from catchwater.recovery.savepoint.view import NotAKey, shown, typed, types_of
 from catchwater.state.keys import encode_key
 
 AN_ID = UUID("00000000-0000-0000-0000-00000000000a")

@@ -7,14 +7,14 @@ import pytest
 
 from catchwater.clock import Clock
 from catchwater.recovery import checkpoint
+from catchwater.recovery.folder import CheckpointInUse, lock
 from catchwater.recovery.handover import Restore, RestoreUnfinished, refuse_unfinished
 from catchwater.recovery.ledger import Ledger
-from catchwater.recovery.lock import CheckpointInUse, lock
 from catchwater.recovery.savepoint import restore as module
 from catchwater.recovery.savepoint.create import Source, create
 from catchwater.recovery.savepoint.format import Savepoint, SavepointDamaged
 from catchwater.recovery.savepoint.restore import CheckpointTaken, restore
-from catchwater.recovery.savepoint.storage import Shelf
+from catchwater.recovery.savepoint.store import Shelf
 
 from .conftest import Made, state_of
 

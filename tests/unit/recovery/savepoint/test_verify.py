@@ -8,7 +8,7 @@ import pytest
 from catchwater.recovery.contract import PartitionTail
 from catchwater.recovery.savepoint.create import create
 from catchwater.recovery.savepoint.format import Savepoint
-from catchwater.recovery.savepoint.storage import Shelf
+from catchwater.recovery.savepoint.store import Shelf
 from catchwater.recovery.savepoint.verify import verify
 
 from .conftest import Made

@@ -6,7 +6,7 @@ from catchwater.clock import Clock
 from catchwater.objects.memory import MemoryStore
 from catchwater.recovery.savepoint.create import create
 from catchwater.recovery.savepoint.format import SavepointDamaged
-from catchwater.recovery.savepoint.storage import NoSuchSavepoint, Shelf
+from catchwater.recovery.savepoint.store import NoSuchSavepoint, Shelf
 
 from .conftest import Made
 

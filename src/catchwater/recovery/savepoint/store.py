@@ -2,15 +2,21 @@
 
 A savepoint is there if its `savepoint.json` is. That is written last and deleted first, so what is
 incomplete, or half deleted, is never seen; `delete` by the same name takes it away.
+
+One that was restored with a claim is deleted when the checkpoint can do without it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
-from catchwater.objects.base import ObjectMissing, ObjectStore
+from catchwater.objects.base import ObjectMissing, ObjectStore, StoreError
 from catchwater.objects.open import open_store, place
+from catchwater.recovery.ledger import FOLDER, read_json, write_whole
 from catchwater.recovery.savepoint.format import FILE, Savepoint, check_name, decode, is_name
 
 
@@ -75,3 +81,52 @@ class Shelf:
     def _left(self, name: str) -> Iterator[tuple[str, int]]:
         for info in self.store.list(f"{name}/"):
             yield info.key, info.size_bytes
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """What a checkpoint has taken over."""
+
+    shelf: str
+    """URL."""
+    savepoint: str
+    epoch: int
+    """The savepoint's own: any later one makes it dispensable."""
+    pin: str = ""
+    """The savepoint's."""
+
+
+def keep_claim(checkpoint: Path, claim: Claim) -> None:
+    """Remember it, durably."""
+    write_whole(_claim_file(checkpoint), msgspec.json.encode(claim))
+
+
+def read_claim(checkpoint: Path) -> Claim | None:
+    """What was remembered. Raises `LedgerDamaged`."""
+    return read_json(_claim_file(checkpoint), Claim)
+
+
+def settle_claim(
+    checkpoint: Path, last_epoch: int, release: Callable[[str], None], clock: Clock
+) -> None:
+    """Delete a claimed savepoint once an epoch after it is done, and release its pin.
+
+    Costs nothing where nothing was claimed; may be repeated. A pipeline does not fail for a place
+    that is away: it is asked again behind the next epoch.
+    """
+    path = _claim_file(checkpoint)
+    if not path.exists():
+        return
+    claim = read_claim(checkpoint)
+    if claim is None or last_epoch <= claim.epoch:
+        return
+    try:
+        Shelf.at(claim.shelf, clock).delete(claim.savepoint)
+    except StoreError:
+        return
+    if claim.pin:
+        release(claim.pin)
+    path.unlink()
+
+
+def _claim_file(checkpoint: Path) -> Path:
+    return checkpoint / FOLDER / "claimed.json"

@@ -5,12 +5,12 @@ import sys
 from pathlib import Path
 
 from catchwater.clock import Clock
-from catchwater.recovery.savepoint.hold import held, hold
+from catchwater.recovery.folder import held, hold
 
 HOLDER = """
 import sys, pathlib
 from catchwater.clock import SYSTEM
-from catchwater.recovery.savepoint.hold import hold
+from catchwater.recovery.folder import hold
 with hold(pathlib.Path(sys.argv[1]), 7, SYSTEM):
     print("held", flush=True)
     sys.stdin.read()

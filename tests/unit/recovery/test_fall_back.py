@@ -9,8 +9,8 @@ from tests.unit.recovery.savepoint.conftest import Made
 from catchwater.recovery import checkpoint
 from catchwater.recovery.checkpoint import Checkpoints
 from catchwater.recovery.contract import PartitionTail
-from catchwater.recovery.fallback import NothingWhole, fall_back
 from catchwater.recovery.ledger import Ledger, LedgerDamaged
+from catchwater.recovery.rewind import NothingWhole, fall_back
 
 TAILS = {("payments", 0): PartitionTail(0, 1000, 1)}
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from catchwater.recovery import checkpoint, restore
-from catchwater.recovery.contract import PartitionTail
+from catchwater.recovery import checkpoint, rewind
+from catchwater.recovery.checkpoint import NoSuchCheckpoint
+from catchwater.recovery.contract import HistoryGone, LogBehind, PartitionTail
+from catchwater.recovery.folder import CheckpointInUse, lock
 from catchwater.recovery.ledger import Ledger, SourceOffset, numbered
-from catchwater.recovery.lock import CheckpointInUse, lock
-from catchwater.recovery.restore import HistoryGone, LogBehind, NoSuchCheckpoint
 
 TAILS = {("t", 0): PartitionTail(0, 1000, 1)}
 
@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_what_came_after_is_moved_aside_and_nothing_is_deleted(folder: Path) -> None:
     before = {path.name for path in folder.rglob("*") if path.is_file()} | {"lock"}
-    restore.restore(folder, 2, TAILS)
+    rewind.rewind(folder, 2, TAILS)
     found = checkpoint.read(folder)
     assert [each.epoch for each in found.committed] == [0, 1, 2]
     assert found.planned is None
@@ -63,11 +63,11 @@ def test_a_restore_that_was_cut_short_is_finished_by_the_next_start(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", die_at_the_third_move)
         with pytest.raises(KeyboardInterrupt):
-            restore.restore(folder, 1, TAILS)
-    restore.finish(folder)
+            rewind.rewind(folder, 1, TAILS)
+    rewind.finish(folder)
     assert [each.epoch for each in checkpoint.read(folder).committed] == [0, 1]
     assert Ledger(folder).recorded_epochs() == [2, 3, 4, 5]
-    restore.finish(folder)
+    rewind.finish(folder)
 
 
 def test_offsets_that_an_earlier_restore_spelled_otherwise_are_spelled_as_the_source_does(
@@ -77,15 +77,15 @@ def test_offsets_that_an_earlier_restore_spelled_otherwise_are_spelled_as_the_so
     path, ahead = folder / "offsets" / "4", folder / "offsets" / "5"
     before, end = path.read_text(), Ledger(folder).start_of(5)
     assert end.to_text() not in before
-    restore.respell(folder)
+    rewind.respell(folder)
     assert path.read_text().splitlines() == [*before.splitlines()[:2], end.to_text()]
     assert not path.with_name(".4.crc").exists(), "Hadoop would hold it to its checksum"
     assert ahead.exists(), "there is something in it"
     ahead.write_text(path.read_text())
-    restore.respell(folder)
+    rewind.respell(folder)
     assert not ahead.exists()
     written = path.stat().st_mtime_ns
-    restore.respell(folder)
+    rewind.respell(folder)
     assert path.stat().st_mtime_ns == written
 
 
@@ -97,7 +97,7 @@ def test_a_damaged_offset_is_left_for_the_start_to_name(
     path.unlink()
     if content is not None:
         path.write_bytes(content)
-    restore.respell(folder)
+    rewind.respell(folder)
     assert (path.read_bytes() if content is not None else None) == content
 
 
@@ -105,29 +105,29 @@ def test_a_checkpoint_that_the_log_no_longer_covers_is_refused_with_both_offsets
     folder: Path,
 ) -> None:
     with pytest.raises(HistoryGone, match="from offset 20 on, and the log begins at offset 35"):
-        restore.restore(folder, 2, {("t", 0): PartitionTail(35, 1000, 1)})
+        rewind.rewind(folder, 2, {("t", 0): PartitionTail(35, 1000, 1)})
     assert checkpoint.last_commit(folder) == 4
     assert HistoryGone.exit_code == 5
 
 
 def test_a_log_that_is_shorter_or_lacks_the_partition_is_not_gone_on_with(folder: Path) -> None:
     with pytest.raises(LogBehind, match="stands at offset 20 of t-0, and the log ends at offset 5"):
-        restore.restore(folder, 2, {("t", 0): PartitionTail(0, 5, 1)})
+        rewind.rewind(folder, 2, {("t", 0): PartitionTail(0, 5, 1)})
     with pytest.raises(HistoryGone, match="no partition t-0"):
-        restore.restore(folder, 2, {})
+        rewind.rewind(folder, 2, {})
 
 
 def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(folder: Path) -> None:
     with pytest.raises(NoSuchCheckpoint, match="no checkpoint 9; there are: 0, 1, 2, 3, 4"):
-        restore.restore(folder, 9, TAILS)
+        rewind.rewind(folder, 9, TAILS)
 
 
 def test_one_that_was_planned_only_is_none(folder: Path) -> None:
     with pytest.raises(NoSuchCheckpoint):
-        restore.find(folder, 5)
+        checkpoint.find(folder, 5)
 
 
 def test_a_checkpoint_whose_pipeline_runs_is_not_touched(folder: Path) -> None:
     with lock(folder), pytest.raises(CheckpointInUse):
-        restore.restore(folder, 2, TAILS)
+        rewind.rewind(folder, 2, TAILS)
     assert checkpoint.last_commit(folder) == 4

@@ -7,14 +7,14 @@ import msgspec
 import pytest
 
 from catchwater.clock import Clock
+from catchwater.recovery.folder import held
 from catchwater.recovery.handover import Restore
 from catchwater.recovery.ledger import FOLDER, write_whole
 from catchwater.recovery.savepoint.create import Source, create
 from catchwater.recovery.savepoint.format import SavepointDamaged
-from catchwater.recovery.savepoint.hold import held
-from catchwater.recovery.savepoint.look import NoSuchFunction, View, diff, find, get
 from catchwater.recovery.savepoint.restore import restore
-from catchwater.recovery.savepoint.storage import Shelf
+from catchwater.recovery.savepoint.store import Shelf
+from catchwater.recovery.savepoint.view import NoSuchFunction, View, diff, find, get
 from catchwater.state.entries import Table, pack_time, prefix_of
 from catchwater.state.keys import encode_key, stored_key
 from catchwater.state.records import RecordCodec, new_record

@@ -7,9 +7,9 @@ import pytest
 
 from catchwater.clock import Clock
 from catchwater.recovery import handover
+from catchwater.recovery.folder import lock
 from catchwater.recovery.handover import AnotherChange, alone, forget_the_dead
-from catchwater.recovery.lock import lock
-from catchwater.recovery.restore import stopped
+from catchwater.recovery.rewind import stopped
 
 
 def test_the_second_is_told_of_the_first_and_the_pipeline_may_run(tmp_path: Path) -> None:
