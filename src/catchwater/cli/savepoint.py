@@ -35,7 +35,7 @@ app = noun()
 _COLUMNS = (
     "name", "pipeline", "epoch", "functions", "shards", "objects", "bytes", "created_ms", "url",
 )  # fmt: skip
-"""What is told of a savepoint; only name and URL of one that is damaged."""
+"""What is shown of a savepoint; only name and URL of one that is damaged."""
 
 Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="The savepoint.")]
 
@@ -72,10 +72,10 @@ def create(
     plan = f"copy epoch {epoch} of {source.pipeline} to {shelf.url(chosen)}"
     if not agreed(plan, dry_run=dry_run, yes=yes):
         return
-    with progress("copying") as told:
+    with progress("copying") as report:
         made = create(
             source, shelf, chosen, epoch=epoch, pin=partial(pipeline.pin, at=shelf),
-            unpin=pipeline.release, clock=pipeline.clock, progress=told,
+            unpin=pipeline.release, clock=pipeline.clock, progress=report,
         )  # fmt: skip
     if as_json:
         print_json(_row(made, shelf.url(chosen)))
@@ -125,8 +125,8 @@ def verify(
         findings = [Finding("fail", FILE, str(damage))]
     else:
         tails, pins = _asked(file)
-        with progress("reading") as told:
-            findings = verify(shelf.store, found, tails, pins, told)
+        with progress("reading") as report:
+            findings = verify(shelf.store, found, tails, pins, report)
     if as_json:
         print_json([asdict(each) for each in findings])
     else:
@@ -175,8 +175,8 @@ def restore(
     plan += f"as {count}{_of_sinks(pipeline.config.sinks.values())}"
     if not agreed(plan, dry_run=dry_run, yes=yes):
         return
-    with progress("restoring") as told:
-        entry = bring_back(pipeline, wanted, told)
+    with progress("restoring") as report:
+        entry = bring_back(pipeline, wanted, report)
     if as_json:
         print_json({"checkpoint": str(folder), "epoch": entry.epoch, "shards": count})
         return
@@ -208,8 +208,8 @@ def export(
     """Write a savepoint into one file that can be moved anywhere."""
     from catchwater.recovery.savepoint.export import export_file
 
-    with progress("exporting") as told:
-        size = export_file(_shelf(file, at), name, to, told)
+    with progress("exporting") as report:
+        size = export_file(_shelf(file, at), name, to, report)
     if as_json:
         print_json({"name": name, "file": str(to), "bytes": size})
     else:
@@ -236,8 +236,8 @@ def import_(
     if not agreed(plan, dry_run=dry_run, yes=yes):
         return
     pin = pipeline.pin_id(head.name, shelf) if pipeline.control else ""
-    with progress("importing") as told:
-        made = import_file(shelf, source, told, pin=pin)
+    with progress("importing") as report:
+        made = import_file(shelf, source, report, pin=pin)
     try:
         pipeline.pin(made.name, made.entry.end, shelf)
     except ControlRefused as refused:
@@ -290,8 +290,8 @@ def _way_back(pipeline: "Pipeline", name: str) -> str:
     from catchwater.pipeline.run.versions import load
 
     needed = [each for each in load(pipeline.config.checkpoint).history if each.savepoint == name]
-    told = ", ".join(f"version {each.version} of {each.function}" for each in needed)
-    return f", the way back from {told}" if told else ""
+    versions = ", ".join(f"version {each.version} of {each.function}" for each in needed)
+    return f", the way back from {versions}" if versions else ""
 
 
 def _asked(file: Path) -> tuple[Any, Any]:

@@ -93,8 +93,8 @@ def upgrade(
     if warm:
         _warm(pipeline, to, alter=alter, same=same, quick=quick, as_json=as_json)
         return
-    with progress("copying") as told:
-        done = upgrade(pipeline, to, told, alter=alter)
+    with progress("copying") as report:
+        done = upgrade(pipeline, to, report, alter=alter)
     if as_json:
         print_json({"to": to, "epoch": done.epoch, "keys": done.keys, "savepoint": done.savepoint})
         return
@@ -132,8 +132,8 @@ def _warm(
         hold(leader, last_commit(leader), pipeline.clock),
         ExitStack() as behind,
     ):
-        with progress("copying") as told:
-            config = prepare(pipeline, to, told, alter=alter)
+        with progress("copying") as report:
+            config = prepare(pipeline, to, report, alter=alter)
         behind.callback(_tell_who_leads, leader, config.checkpoint)
         conductor = Conductor(pipeline, config.checkpoint, over, same=same)
         run_pipeline(config, quick=quick, beside=conductor, clock=pipeline.clock)
@@ -177,8 +177,8 @@ def rollback(
     if not agreed(f"stop the pipeline and roll back {plan}", dry_run=dry_run, yes=yes):
         return
     try:
-        with progress("restoring") as told:
-            generation = roll_back(pipeline, way, told)
+        with progress("restoring") as report:
+            generation = roll_back(pipeline, way, report)
     except CatchwaterError:
         if restore_under_way(pipeline.config.checkpoint) is not None:
             talk("the rollback is not complete, and nothing runs before it is: type it again when "

@@ -269,10 +269,10 @@ def _predict(samples: Sequence[RestoreSample], state_bytes: int, replay_records:
 
 def _rate(measured: Sequence[tuple[int, float]], default: float) -> float:
     """Units a second over all that were long enough to be a measurement."""
-    told = [(units, seconds) for units, seconds in measured if units and seconds > _LEAST_S]
-    if not told:
+    long = [(units, seconds) for units, seconds in measured if units and seconds > _LEAST_S]
+    if not long:
         return default
-    return sum(units for units, _ in told) / sum(seconds for _, seconds in told)
+    return sum(units for units, _ in long) / sum(seconds for _, seconds in long)
 
 
 def check(contract: Contract, log: LogState) -> list[Finding]:
@@ -314,13 +314,13 @@ def _pinned(pin: str, log: LogState) -> Finding:
 
 def _in_time(contract: Contract) -> Finding:
     restore = contract.restore
-    told = f"{restore.seconds:.1f} s ({restore.low_s:.1f} to {restore.high_s:.1f})"
+    estimated = f"{restore.seconds:.1f} s ({restore.low_s:.1f} to {restore.high_s:.1f})"
     if contract.max_restore_s is None:
-        return Finding("pass", "restore", f"{told}; the function declares no max_restore")
+        return Finding("pass", "restore", f"{estimated}; the function declares no max_restore")
     verdict: Verdict = "pass"
     if restore.high_s > contract.max_restore_s:
         verdict = "warn" if restore.seconds <= contract.max_restore_s else "fail"
-    return Finding(verdict, "restore", f"{told} of {contract.max_restore_s:.0f} s")
+    return Finding(verdict, "restore", f"{estimated} of {contract.max_restore_s:.0f} s")
 
 
 def _sink(contract: Contract, name: str, log: LogState) -> Finding:

@@ -59,7 +59,7 @@ class Lock:
         self.descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
 
     def acquire(self, wait_s: float = WAIT_S) -> None:
-        """Hold it. Raises `CheckpointInUse` when somebody else does for so long."""
+        """Hold it. Raises `CheckpointInUse` when another process does for so long."""
         deadline_s = self._clock.monotonic_s() + wait_s
         while not _try_lock(self.descriptor):
             if self._clock.monotonic_s() > deadline_s:
@@ -89,7 +89,7 @@ def lock(
 
 
 def holder(checkpoint: Path, name: str = DRIVER) -> int | None:
-    """The process that holds the lock, 0 if it does not say which, None if nobody does."""
+    """The process that holds the lock, 0 if it does not say which, None if none does."""
     path = checkpoint / FOLDER / name
     try:
         descriptor = os.open(path, os.O_RDWR)
@@ -119,7 +119,7 @@ def hold(checkpoint: Path, epoch: int, clock: Clock) -> Iterator[None]:
     """Hold an epoch, and with it all later ones."""
     path = _holds(checkpoint) / f"{epoch}-{clock.token()}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Locked under a name that nobody looks at: whoever sees the file sees it held.
+    # Locked under a name that no process looks at: the file is never seen without its lock.
     fresh = path.with_name(f".{path.name}")
     descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT, 0o644)
     try:

@@ -286,7 +286,7 @@ def check(checkpoint: Path, event: Event) -> None:
     """Raise `HandedOver` or `RestoreUnfinished` where the event is refused. Changes nothing.
 
     A process that waited for the lock was given this checkpoint before another one took over. That
-    an event comes in a state in which nobody could have meant it is a bug.
+    an event comes in a state in which no command leads to it is a bug.
     """
     if event in ROLES and (role := role_of(checkpoint)) not in ROLES[event]:
         _refuse_role(checkpoint)
@@ -319,7 +319,7 @@ def ask(leader: Path, to: Path) -> None:
 
 
 def forget(leader: Path) -> None:
-    """Let the leader go on: whoever asked it to hand over is gone. Raises `HandedOver`."""
+    """Let the leader go on: the shadow that asked it to hand over is gone. Raises `HandedOver`."""
     check(leader, Event.FORGET)
     _remove(leader, "fence")
 
@@ -343,7 +343,7 @@ def hand_over(leader: Path, epoch: int) -> None:
     """Say that nothing is written from here any more, to the one that has asked for it."""
     check(leader, Event.HAND_OVER)
     to = fenced_by(leader)
-    assert to is not None, "it was asked by somebody"
+    assert to is not None, "its fence says who"
     write_whole(_path(leader, "handed-over"), msgspec.json.encode(Handed(str(to), epoch)))
 
 
@@ -442,7 +442,7 @@ def alone(checkpoint: Path, clock: Clock) -> Iterator[None]:
         yield
 
 
-def forget_the_dead(checkpoint: Path) -> None:
+def forget_dead_shadow(checkpoint: Path) -> None:
     """Let a checkpoint go on whose shadow died before it was handed over to.
 
     The caller holds the checkpoint's lock. Raises what `check` does.

@@ -6,7 +6,7 @@ entry an epoch, written before Spark commits it), `contracts/N.json`, `beginning
 restore went back behind, to be issued again with the same ends).
 
 An entry names the position of every shard's state. Epoch n starts from the positions of entry
-n - 1 however often it runs; what an attempt without an entry has written, nobody refers to.
+n - 1 however often it runs; nothing refers to what an attempt without an entry has written.
 
 A file is written whole or not at all and is synced, with its folder, before the call returns.
 Relies on the checkpoint being a local or shared directory. Imports no Spark: the source, the

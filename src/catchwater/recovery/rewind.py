@@ -65,9 +65,9 @@ class NothingWhole(CatchwaterError):
 def make_ready(folder: Path, clock: Clock) -> None:
     """End what was cut short, before a start. The caller holds the lock.
 
-    Raises `HandedOver`, `RestoreUnfinished` where nobody may start here.
+    Raises `HandedOver`, `RestoreUnfinished` where no driver may start here.
     """
-    handover.forget_the_dead(folder)
+    handover.forget_dead_shadow(folder)
     finish(folder)
     respell(folder)
     if last_commit(folder) >= 0:
@@ -246,8 +246,7 @@ def roll_back(
     still stands. The caller holds the lock, and `stopped` the checkpoint.
     """
     handover.begin_restore(folder, work)
-    # State first: it is added to what is there, and whatever is damaged is found before anything
-    # that was written is taken back.
+    # State first: it is only added, and damage to the savepoint is found before a sink loses rows.
     entry = bring_state(store, savepoint, open_store(home_of(folder), clock), shards, progress)
     generation = withdraw()
     move_aside(folder, savepoint.epoch, generation)

@@ -8,7 +8,7 @@ import pytest
 from catchwater.clock import Clock
 from catchwater.recovery import handover
 from catchwater.recovery.folder import lock
-from catchwater.recovery.handover import AnotherChange, alone, forget_the_dead
+from catchwater.recovery.handover import AnotherChange, alone, forget_dead_shadow
 from catchwater.recovery.rewind import stopped
 
 
@@ -42,10 +42,10 @@ def test_a_start_goes_on_where_the_successor_is_dead_and_hands_over_where_it_liv
 ) -> None:
     handover.ask(tmp_path, tmp_path / "new")
     with alone(tmp_path, Clock(1)):
-        forget_the_dead(tmp_path)
+        forget_dead_shadow(tmp_path)
         assert handover.fenced_by(tmp_path) == tmp_path / "new"
-    forget_the_dead(tmp_path)
+    forget_dead_shadow(tmp_path)
     assert handover.fenced_by(tmp_path) is None
     handover.replace(tmp_path, tmp_path / "new")
     with pytest.raises(handover.HandedOver):
-        forget_the_dead(tmp_path)
+        forget_dead_shadow(tmp_path)

@@ -44,9 +44,9 @@ def tables_of(live: PipelineConfig, label: str) -> dict[str, str]:
     """Where each sink's rows are made before they take their place. Raises `CannotRebuild`."""
     others = {name: each.kind for name, each in live.sinks.items() if each.kind not in TABLES}
     if others:
-        told = ", ".join(f"{name!r} ({kind})" for name, kind in others.items())
+        named = ", ".join(f"{name!r} ({kind})" for name, kind in others.items())
         raise CannotRebuild(
-            f"The sinks {told} hold what cannot be exchanged at once; tables can.",
+            f"The sinks {named} hold what cannot be exchanged at once; tables can.",
             hint="Backfill into another topic or folder, and let its readers change over: "
             "catchwater pipeline backfill.",
         )

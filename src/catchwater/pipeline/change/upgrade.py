@@ -139,7 +139,7 @@ def find(specs: Sequence[FunctionSpec], ledger: Versions, to: int) -> list[Chang
             changes.append(Change(stage, spec, before))
     found = {change.spec.version for change in changes}
     if found != {to} or any(change.before.version > to for change in changes):
-        said = ", ".join(f"{s.name} {s.version}" for s in specs)
+        file = ", ".join(f"{s.name} {s.version}" for s in specs)
         there = filter(None, (ledger.current(spec.name) for spec in specs))
         runs = ", ".join(f"{each.function} {each.version}" for each in there)
         if not changes and {spec.version for spec in specs} == {to}:
@@ -148,7 +148,7 @@ def find(specs: Sequence[FunctionSpec], ledger: Versions, to: int) -> list[Chang
                 hint="Start it: catchwater pipeline run FILE.",
             )
         raise NotAnUpgrade(
-            f"There is no upgrade to version {to}: the pipeline's file names {said}, and the "
+            f"There is no upgrade to version {to}: the pipeline's file names {file}, and the "
             f"checkpoint is at {runs}.",
             hint="Functions that go to different versions are upgraded one after the other."
             if len(found) > 1
@@ -257,10 +257,10 @@ def _try_key(spec: FunctionSpec, key: bytes, types: Sequence[str], read: Any) ->
     try:
         read()
     except Exception as error:  # from_vN is the user's, and may raise anything
-        said = str(error).rstrip(".") if isinstance(error, CatchwaterError) else repr(error)
+        reason = str(error).rstrip(".") if isinstance(error, CatchwaterError) else repr(error)
         raise StateIncompatible(
             f"Version {spec.version} of {spec.name!r} cannot take over the state of the key "
-            f"{shown(key[HASH_BYTES:], types)!r}: {said}. Nothing was changed.",
+            f"{shown(key[HASH_BYTES:], types)!r}: {reason}. Nothing was changed.",
             hint="Mend the function, and try again: the version before goes on as it is.",
         ) from error
 
@@ -271,7 +271,7 @@ def _read_again(spec: FunctionSpec, data: bytes) -> None:
 
 
 def _read_entry(spec: FunctionSpec, entry: bytes, data: bytes) -> None:
-    """An entry as its field's declared type; one of a field that is gone is nobody's."""
+    """An entry as its field's declared type; one of a field that is gone does not count."""
     head = HASH_BYTES + 1 + entry[HASH_BYTES]
     field, _, key = entry[head:].partition(b"\0")
     declared = spec.entry_fields.get(field.decode())

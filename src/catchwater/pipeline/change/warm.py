@@ -4,7 +4,7 @@ It starts from a savepoint of the old one, in a checkpoint of its own, and repea
 the old one has done since, with the same ends. Its outputs are staged and compared, not written.
 Once it has caught up it puts a fence: the old one ends after the epoch that it is at and hands
 over (`recovery.handover`); from the epoch after on the new one writes. So no epoch is missing and
-none is written twice, and nobody waits for Spark to start.
+none is written twice, and there is no wait for Spark to start.
 
 The old one must not forget epochs meanwhile: the caller holds them (`folder.hold`).
 
@@ -206,11 +206,11 @@ class Conductor:
         self,
         pipeline: Pipeline,
         shadow: Path,
-        told: Callable[[Comparison], None],
+        taken_over: Callable[[Comparison], None],
         *,
         same: bool = False,
     ) -> None:
-        """`told` is called when the old version has handed over.
+        """`taken_over` is called when the old version has handed over.
 
         With `same`, a row that differs ends the shadow before the fence (`OutputsDiffer`), and at
         least one epoch is compared.
@@ -218,7 +218,7 @@ class Conductor:
         self._pipeline = pipeline
         self._leader = pipeline.config.checkpoint
         self._shadow = shadow
-        self._told = told
+        self._taken_over = taken_over
         self._same = same
         self._old = self._truths(self._leader)
         self._new = self._truths(shadow)
@@ -243,7 +243,7 @@ class Conductor:
         if shadow.until is not None:
             self._over = done >= shadow.until
             if self._over:
-                self._told(self.comparison)
+                self._taken_over(self.comparison)
         elif handover.fenced_by(self._leader) is not None:
             self._speak_for_the_dead()
         elif checkpoints.last_commit(self._leader) - done <= NEAR:

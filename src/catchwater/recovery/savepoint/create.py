@@ -2,7 +2,7 @@
 
 The objects of a state log never change, so copying them is all there is to do. The epoch is held
 meanwhile, that the pipeline does not sweep them away; the log is pinned before anything is copied,
-that what a restore replays cannot go; `savepoint.json` comes last, that nobody sees a part.
+that what a restore replays cannot go; `savepoint.json` comes last, that no reader sees a part.
 
 Killed anywhere, it leaves the checkpoint as it was, perhaps a pin and some invisible objects: make
 it again under the same name, or delete that.

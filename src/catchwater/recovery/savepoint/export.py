@@ -1,7 +1,7 @@
 """A savepoint as one file that can be carried anywhere, and back.
 
 The file is an uncompressed tar (its objects are compressed already), `savepoint.json` first, so
-that whoever reads it knows what must follow. Nothing is taken from it by its own names: an object
+that its reader knows what must follow. Nothing is taken from it by its own names: an object
 is taken if `savepoint.json` names it, and has the size and the checksum that it says.
 """
 
@@ -44,7 +44,7 @@ def export_file(shelf: Shelf, name: str, path: Path, progress: Progress | None =
     """
     if path.exists():
         raise FileExists(f"{path} exists already.", hint="Name another file.")
-    path.parent.stat()  # a folder that is not there is told by its own name
+    path.parent.stat()  # a folder that is not there is an error by its own name
     savepoint = shelf.read(name)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -182,7 +182,7 @@ def _read(store: ObjectStore, savepoint: Savepoint, number: int) -> bytes:
 
 
 def _resharded(before: Sequence[ShardEpoch], positions: Sequence[Position]) -> list[ShardEpoch]:
-    """What the shards of a stage did, told of as many others: their sums stay what they were.
+    """What the shards of a stage did, as entries of other shards; their sums stay what they were.
 
     Each takes the earliest time at which any shard had something due: looking too early is free.
     """

@@ -1,7 +1,7 @@
 """Whether a savepoint could be restored: every byte of it, and the log from its offsets on.
 
 Reads all objects and holds them to size and checksum, then reads every shard's state as a restore
-would. Changes nothing. What cannot be asked is told as unknown, never as good.
+would. Changes nothing. What cannot be asked is unknown, never good.
 """
 
 import hashlib

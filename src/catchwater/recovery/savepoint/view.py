@@ -134,7 +134,7 @@ class View:
         return self.functions.index(function)
 
     def key_types(self, stage: int) -> list[str]:
-        """The names of the types of a function's key fields; empty if nobody says."""
+        """The names of the types of a function's key fields; empty if no ledger says."""
         return types_of(self.versions, self.functions[stage])
 
     def position(self, stage: int, shard: int) -> Position:
@@ -314,7 +314,7 @@ class NotAKey(CatchwaterError):
 
 
 def types_of(versions: Mapping[str, Any], function: str) -> list[str]:
-    """The names of the types of the key's fields, by `versions.json`; empty: nobody says."""
+    """The names of the types of the key's fields, by `versions.json`; empty: it does not say."""
     of = [each for each in versions.get("history", ()) if each["function"] == function]
     return list(of[-1]["schema"]["key"]) if of else []
 
@@ -329,7 +329,7 @@ def shown(key: bytes, types: Sequence[str]) -> str:
 
 
 def typed(text: str, types: Sequence[str]) -> list[bytes]:
-    """The keys that somebody may mean by a text, the likeliest first.
+    """The keys that may be meant by a text, the likeliest first.
 
     Raises `NotAKey` for a key of several fields that is not typed as a list of them.
     """
