@@ -107,7 +107,7 @@ ROLES: Mapping[Event, Mapping[Role, Role]] = {
 WORKS: Mapping[Event, Mapping[Work, Work]] = {
     Event.START: {Work.WHOLE: Work.WHOLE, Work.REWINDING: Work.REWINDING},
     Event.REWIND: {Work.WHOLE: Work.REWINDING, Work.REWINDING: Work.REWINDING},
-    Event.REWOUND: {Work.REWINDING: Work.WHOLE},
+    Event.REWOUND: {Work.REWINDING: Work.WHOLE, Work.RESTORING: Work.RESTORING},
     Event.RESTORE: {Work.WHOLE: Work.RESTORING, Work.RESTORING: Work.RESTORING},
     Event.RESTORED: {Work.RESTORING: Work.WHOLE},
 }

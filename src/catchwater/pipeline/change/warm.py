@@ -298,6 +298,7 @@ class Conductor:
             )
         if handed is not None or holder(self._leader) is not None:
             return
+        handover.check(self._leader, handover.Event.START)  # a rebuild may be taking its place
         try:
             with lock(self._leader, self._pipeline.clock, wait_s=0):
                 if handover.read_handed(self._leader) is None:

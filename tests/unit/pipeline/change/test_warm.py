@@ -231,3 +231,15 @@ def test_who_is_not_handed_over_to_ends(beside: tuple[Shop, Shop]) -> None:
     handover.hand_over(old.checkpoint, settle(old.checkpoint))
     with pytest.raises(handover.HandedOver, match="and not to"):
         conduct()
+
+
+def test_a_rebuild_that_was_cut_short_is_not_spoken_for(beside: tuple[Shop, Shop]) -> None:
+    """It has not exchanged its tables: the pipeline must not go on from there."""
+    old, new = beside
+    conduct, _ = conductor(old, new)
+    handover.replace(old.checkpoint, old.folder / "rebuild")
+    with lock(old.checkpoint):
+        conduct()
+    with pytest.raises(handover.HandedOver, match="has begun to take the place of"):
+        conduct()
+    assert handover.current(old.checkpoint) == old.checkpoint
