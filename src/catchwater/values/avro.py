@@ -8,14 +8,13 @@ them out by `valueFields`. Bytes behind the datum make it malformed. A schema re
 
 import json
 import struct
-from collections.abc import Sequence
 from io import BytesIO
 from operator import methodcaller
 from typing import Any
 
 from pyspark.sql import types
 
-from catchwater.values.decoder import Cells, Decoder, only
+from catchwater.values.decoder import Decoder, cells_by, only, refused
 from catchwater.values.settings import BadSchema, ValueSettings
 
 _PLAIN: dict[str, type[types.DataType]] = {
@@ -78,16 +77,9 @@ def avro_decoder(settings: ValueSettings) -> Decoder:
             raise ValueError(f"{len(value) - stream.tell()} bytes stand behind the datum")
         return row
 
-    return Decoder(fields, tuple(_cells(name) for name in names), decode, _ERRORS, {})
-
-
-def _cells(name: str) -> Cells:
-    read = methodcaller("get", name)
-
-    def cells(rows: Sequence[Any]) -> list[Any]:
-        return [read(row) for row in rows]
-
-    return cells
+    return Decoder(
+        fields, tuple(cells_by(methodcaller("get", name)) for name in names), decode, _ERRORS, {}
+    )
 
 
 def _library() -> Any:
@@ -161,16 +153,16 @@ class _Types:
             return _PLAIN[kind]()
         if isinstance(kind, dict | list):
             return self._of(kind, path, within)
-        raise _refused(path, f"is of the type {kind}, which no column can hold")
+        raise refused(path, f"is of the type {kind}, which no column can hold")
 
     def _struct(
         self, schema: dict[str, Any], path: str, within: tuple[str, ...]
     ) -> types.StructType:
         name = schema["name"]
         if name in within:
-            raise _refused(path, f"holds the record {name}, which holds itself")
+            raise refused(path, f"holds the record {name}, which holds itself")
         if not schema["fields"]:
-            raise _refused(path, f"holds the record {name}, which has no fields")
+            raise refused(path, f"holds the record {name}, which has no fields")
         return types.StructType(
             [
                 types.StructField(
@@ -188,16 +180,10 @@ class _Types:
             wider = _WIDER.get(frozenset(present))
             if wider:
                 return wider
-        raise _refused(path, "is a union of several types, which no column can hold")
+        raise refused(path, "is a union of several types, which no column can hold")
 
     def _decimal(self, schema: dict[str, Any], path: str) -> types.DecimalType:
         precision = int(schema["precision"])
         if precision > _MAX_DECIMAL:
-            raise _refused(path, f"is a decimal of {precision} digits; Spark holds {_MAX_DECIMAL}")
+            raise refused(path, f"is a decimal of {precision} digits; Spark holds {_MAX_DECIMAL}")
         return types.DecimalType(precision, int(schema.get("scale", 0)))
-
-
-def _refused(path: str, what: str) -> BadSchema:
-    return BadSchema(
-        f"valueSchema: the field {path} {what}.", hint="Leave it out by the option valueFields."
-    )

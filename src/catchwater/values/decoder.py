@@ -27,6 +27,15 @@ class Decoder:
     empty: Any
 
 
+def cells_by(read: Callable[[Any], Any]) -> Cells:
+    """The cells that `read` finds in each row."""
+
+    def cells(rows: Sequence[Any]) -> list[Any]:
+        return [read(row) for row in rows]
+
+    return cells
+
+
 def only(names: Sequence[str], known: Sequence[str]) -> list[str]:
     """The names of fields that are wanted: all that are known, if none is given."""
     unknown = [name for name in names if name not in known]
@@ -36,3 +45,10 @@ def only(names: Sequence[str], known: Sequence[str]) -> list[str]:
             f"{', '.join(known)}."
         )
     return list(names or known)
+
+
+def refused(path: str, what: str) -> BadSchema:
+    """The error for a field that no column can hold."""
+    return BadSchema(
+        f"valueSchema: the field {path} {what}.", hint="Leave it out by the option valueFields."
+    )

@@ -14,7 +14,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message, message_fa
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from pyspark.sql import types
 
-from catchwater.values.decoder import Cells, Decoder, only
+from catchwater.values.decoder import Cells, Decoder, only, refused
 from catchwater.values.settings import BadSchema, ValueSettings
 
 _TIMESTAMP = "google.protobuf.Timestamp"
@@ -93,9 +93,9 @@ def _single_type(field: FieldDescriptor, path: str, within: tuple[str, ...]) -> 
         if name == _TIMESTAMP:
             return types.TimestampType()
         if name in within:
-            raise _refused(path, f"holds the message {name}, which holds itself")
+            raise refused(path, f"holds the message {name}, which holds itself")
         if not field.message_type.fields:
-            raise _refused(path, f"holds the message {name}, which has no fields")
+            raise refused(path, f"holds the message {name}, which has no fields")
         return types.StructType(
             [
                 types.StructField(each.name, _type(each, f"{path}.{each.name}", (*within, name)))
@@ -156,9 +156,3 @@ def _convert(field: FieldDescriptor) -> Convert:
 
 def _same(cell: Any) -> Any:
     return cell
-
-
-def _refused(path: str, what: str) -> BadSchema:
-    return BadSchema(
-        f"valueSchema: the field {path} {what}.", hint="Leave it out by the option valueFields."
-    )

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import types
 
-from catchwater.values.schema import parse_ddl
+from catchwater.values.json import parse_ddl
 from catchwater.values.settings import BadSchema
 
 PLAIN = [
