@@ -10,10 +10,10 @@ known one.
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from catchwater.config import (
     CatchwaterError,
@@ -57,20 +57,6 @@ SOURCE_KEYS = (
     "catchwater.control.url",
     "recordKeyIsFunctionKey",
 )
-_KEYS: Mapping[str, tuple[str, ...]] = {
-    "pipeline": (
-        "name", "function", "functions", "checkpoint", "state", "local", "shards", "tasks",
-        "trigger", "idle_timeout", "poison", "poison_limit", "handler_timeout", "restarts", "spare",
-        "metrics",
-    ),
-    "source": SOURCE_KEYS,
-    "inputs": (),
-    "table": ("topic",),
-    "sink": tuple(sinks.known_keys()),
-    "dead_letter": tuple(sinks.known_keys()),
-    "call": SETTINGS,
-    "recovery": ("retain", "max_restore", "savepoints"),
-}  # fmt: skip
 _NAMED = ("sink", "table", "call")
 """Sections of which there are many, each with a name: `[sink.NAME]`."""
 _OWN_NAMES = ("inputs",)
@@ -79,13 +65,117 @@ _ELSEWHERE = "broker"
 """What the environment may also hold: a broker's settings."""
 
 
+class _Setting(NamedTuple):
+    section: str
+    key: str
+    value: Any
+    where: str
+    """For messages: file and line, or the variable."""
+
+
+class _Key(NamedTuple):
+    """Where a file says what a field of `PipelineConfig` is, and how that is read."""
+
+    section: str
+    name: str
+    read: Callable[[_Setting, Path], Any]
+    """Of what was found, and the file's folder; raises `ConfigError`."""
+
+
+def _text(setting: _Setting, _: Path | None = None) -> str:
+    if isinstance(setting.value, bool):
+        return str(setting.value).lower()
+    if isinstance(setting.value, str | int):
+        return str(setting.value)
+    kind = type(setting.value).__name__  # the value may be a password
+    raise ConfigError(f"{setting.where}: {setting.key} must be a text, not a {kind}.")
+
+
+def _path(setting: _Setting, folder: Path) -> Path:
+    return folder / _text(setting)
+
+
+def _count(setting: _Setting, _: Path) -> int:
+    value = _text(setting)
+    if not re.fullmatch(r"\d{1,9}", value) or int(value) < 1:
+        raise _wrong(setting, "a whole number from 1 on")
+    return int(value)
+
+
+def _flag(setting: _Setting, _: Path) -> bool:
+    value = _text(setting).lower()
+    if value not in ("true", "false"):
+        raise _wrong(setting, "true or false")
+    return value == "true"
+
+
+def _one_of(*choices: str) -> Callable[[_Setting, Path], str]:
+    def read(setting: _Setting, _: Path) -> str:
+        if _text(setting) not in choices:
+            quoted = [f'"{each}"' for each in choices]
+            raise _wrong(setting, f"{', '.join(quoted[:-1])} or {quoted[-1]}")
+        return _text(setting)
+
+    return read
+
+
+def _duration(setting: _Setting, _: Path) -> int:
+    try:
+        return duration_ms(_text(setting))
+    except ValueError as problem:
+        raise ConfigError(f"{setting.where}: {setting.key}: {problem}.") from None
+
+
+def _handler_timeout(setting: _Setting, folder: Path) -> int:
+    found = _duration(setting, folder)
+    if found < MIN_HANDLER_TIMEOUT_MS:
+        raise ConfigError(f"{setting.where}: handler_timeout must be at least 1s.")
+    return found
+
+
+def _trigger(setting: _Setting, folder: Path) -> str:
+    value = _text(setting)
+    if value in (CONTINUOUS, AVAILABLE_NOW):
+        return value
+    return f"{_duration(setting, folder)} milliseconds"
+
+
+def _address(setting: _Setting, _: Path) -> str:
+    value = _text(setting)
+    host, _colon, port = value.rpartition(":")
+    if not host or not re.fullmatch(r"\d{1,5}", port) or int(port) > _LAST_PORT:
+        raise ConfigError(
+            f"{setting.where}: {setting.key} must be of the form host:port, not {value!r}.",
+            hint='Such as "127.0.0.1:9400"; with "0.0.0.0:9400" other machines can ask, too.',
+        )
+    return value
+
+
+def _chain(setting: _Setting, _: Path) -> tuple[str, ...]:
+    """The chain of functions; `function` is one of a single link."""
+    if setting.key == "function":
+        return (_text(setting),)
+    named = setting.value.split(",") if isinstance(setting.value, str) else setting.value
+    if not isinstance(named, list) or not named or not all(isinstance(n, str) for n in named):
+        raise ConfigError(f"{setting.where}: functions must be a list of module:Class.")
+    return tuple(name.strip() for name in named)
+
+
+def _wrong(setting: _Setting, wanted: str) -> ConfigError:
+    return ConfigError(f"{setting.where}: {setting.key} must be {wanted}, not {_text(setting)!r}.")
+
+
 @dataclass(frozen=True)
 class PipelineConfig:
-    """One pipeline. Paths in a file are relative to it; times are milliseconds."""
+    """One pipeline. Paths in a file are relative to it; times are milliseconds.
 
-    functions: tuple[str, ...]
+    A field with a `_Key` is one key of the file, declared here and nowhere else: where it stands,
+    its type, how it is read and what it is if it is left out.
+    """
+
+    functions: Annotated[tuple[str, ...], _Key("pipeline", "functions", _chain)]
     """The chain, each `module:Class`; the modules are looked for beside the file first."""
-    checkpoint: Path
+    checkpoint: Annotated[Path, _Key("pipeline", "checkpoint", _path)]
     source: Mapping[str, str] = field(repr=False)
     """The data source's options, a password among them."""
     sinks: Mapping[str, SinkConfig]
@@ -98,37 +188,43 @@ class PipelineConfig:
     calls: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Call → what is to be other than the function declares."""
     folder: Path = Path(".")
-    name: str | None = None
+    name: Annotated[str | None, _Key("pipeline", "name", _text)] = None
     """None: the first function's name."""
-    state: str | None = None
+    state: Annotated[str | None, _Key("pipeline", "state", _text)] = None
     """URL of the object store for the shards' state; None: in the checkpoint."""
-    local: Path | None = None
+    local: Annotated[Path | None, _Key("pipeline", "local", _path)] = None
     """Where this machine keeps its copies of shards; None: in the cache folder."""
-    tasks: int = 2
-    shards: int | None = None
+    tasks: Annotated[int, _Key("pipeline", "tasks", _count)] = 2
+    shards: Annotated[int | None, _Key("pipeline", "shards", _count)] = None
     """None: two a task."""
-    trigger: str = CONTINUOUS
+    trigger: Annotated[str, _Key("pipeline", "trigger", _trigger)] = CONTINUOUS
     """`continuous`, `available-now`, or a duration between the starts of epochs."""
-    idle_timeout_ms: int | None = None
+    idle_timeout_ms: Annotated[int | None, _Key("pipeline", "idle_timeout", _duration)] = None
     """After so long without input the watermark goes on with the clock; None: it stands."""
-    poison: PoisonPolicy | None = None
+    poison: Annotated[
+        PoisonPolicy | None, _Key("pipeline", "poison", _one_of("fail", "skip", "dead-letter"))
+    ] = None
     """None: as each function declares."""
-    poison_limit: int | None = None
+    poison_limit: Annotated[int | None, _Key("pipeline", "poison_limit", _count)] = None
     """So many poisoned events fail the pipeline after all."""
-    handler_timeout_ms: int | None = None
+    handler_timeout_ms: Annotated[
+        int | None, _Key("pipeline", "handler_timeout", _handler_timeout)
+    ] = None
     """How long one call of a handler may take; None: as each function declares."""
-    restarts: int | None = None
+    restarts: Annotated[int | None, _Key("pipeline", "restarts", _count)] = None
     """How often a failed query is started again before it fails for good; None: the default."""
-    spare: bool = False
+    spare: Annotated[bool, _Key("pipeline", "spare", _flag)] = False
     """Whether a started Spark session waits for the one that runs to fail."""
-    metrics: str | None = None
+    metrics: Annotated[str | None, _Key("pipeline", "metrics", _address)] = None
     """`host:port` where Prometheus finds them; None: nowhere."""
-    retain: int = 5
+    retain: Annotated[int, _Key("recovery", "retain", _count)] = 5
     """Checkpoints that can be restored."""
-    max_restore_ms: int | None = None
-    savepoints: str | None = None
+    max_restore_ms: Annotated[int | None, _Key("recovery", "max_restore", _duration)] = None
+    savepoints: Annotated[str | None, _Key("recovery", "savepoints", _text)] = None
     """URL of the object store that savepoints go to."""
-    record_key_is_function_key: bool = False
+    record_key_is_function_key: Annotated[bool, _Key("source", "recordKeyIsFunctionKey", _flag)] = (
+        False
+    )
     """Then the source need not look into the values."""
     until: OffsetMap | None = None
     """Where a run with the trigger `available-now` ends; None: where the input ends by then."""
@@ -165,12 +261,24 @@ class PipelineConfig:
         return {_CLIENT_ID: self.name} if self.name else {}
 
 
-class _Setting(NamedTuple):
-    section: str
-    key: str
-    value: Any
-    where: str
-    """For messages: file and line, or the variable."""
+_DECLARED: Mapping[str, _Key] = {
+    name: each
+    for name, hint in get_type_hints(PipelineConfig, include_extras=True).items()
+    for each in getattr(hint, "__metadata__", ())
+}
+"""Field → its key."""
+
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    "pipeline": ("function", *(k.name for k in _DECLARED.values() if k.section == "pipeline")),
+    "source": SOURCE_KEYS,
+    "inputs": (),
+    "table": ("topic",),
+    "sink": tuple(sinks.known_keys()),
+    "dead_letter": tuple(sinks.known_keys()),
+    "call": SETTINGS,
+    "recovery": tuple(k.name for k in _DECLARED.values() if k.section == "recovery"),
+}
+"""Section → what it may say."""
 
 
 def load(path: Path, environment: Mapping[str, str]) -> PipelineConfig:
@@ -308,29 +416,34 @@ class _File:
         document: Mapping[str, Any],
     ) -> None:
         self.path = path
+        self.folder = path.resolve().parent
         self.found = found
         self._document = document
 
-    def text(self, section: str, key: str) -> str | None:
-        """A text, None if it is not set."""
-        setting = self.found.get((section, key))
-        return None if setting is None else _text(setting)
-
     def required(self, section: str, key: str) -> str:
         """A text that has to be set."""
-        value = self.text(section, key)
+        setting = self.found.get((section, key))
+        value = "" if setting is None else _text(setting)
         if not value:
             raise ConfigError(f"{self.path}: {key} in [{section}] is missing.")
         return value
 
-    def number(self, section: str, key: str) -> int | None:
-        """A whole number from 1 on, None if it is not set."""
-        setting = self.found.get((section, key))
-        return None if setting is None else _number(setting)
-
-    def duration(self, section: str, key: str) -> int | None:
-        """Milliseconds, None if it is not set."""
-        return _duration(self.found.get((section, key)))
+    def declared(self) -> dict[str, Any]:
+        """What the file says of the fields of `PipelineConfig` that have a key of their own."""
+        self.required("pipeline", "checkpoint")
+        one, chain = (self.found.get(("pipeline", key)) for key in ("function", "functions"))
+        if chain is None:
+            self.required("pipeline", "function")
+        settings = {name: self.found.get(key[:2]) for name, key in _DECLARED.items()}
+        settings["functions"] = chain or one
+        values = {
+            name: _DECLARED[name].read(setting, self.folder)
+            for name, setting in settings.items()
+            if setting is not None
+        }
+        if one is not None and chain is not None:
+            raise ConfigError(f"{chain.where}: give either function or functions.")
+        return values
 
     def names(self, section: str) -> list[str]:
         """The names of a section of which there are many, those of empty ones among them."""
@@ -365,102 +478,20 @@ def _build(
             f"{path}: no sink: the outputs would go nowhere.",
             hint='Add a section such as [sink.alerts] with topic = "alerts".',
         )
-    folder = path.resolve().parent
-    local = file.text("pipeline", "local")
     source, inputs = file.values("source"), file.values("inputs")
     _check_bootstrap(file)
     if not inputs:
         file.required("source", "subscribe")
     return PipelineConfig(
-        functions=_functions(file),
-        checkpoint=folder / file.required("pipeline", "checkpoint"),
+        **file.declared(),
         source={k: v for k, v in source.items() if k != "recordKeyIsFunctionKey"},
         sinks=outlets,
         dead_letter=dead_letter,
         inputs=inputs,
         tables={name: file.required(f"table.{name}", "topic") for name in file.names("table")},
         calls={name: file.values(f"call.{name}") for name in file.names("call")},
-        folder=folder,
-        name=file.text("pipeline", "name"),
-        state=file.text("pipeline", "state"),
-        local=None if local is None else folder / local,
-        tasks=file.number("pipeline", "tasks") or 2,
-        shards=file.number("pipeline", "shards"),
-        trigger=_trigger(found.get(("pipeline", "trigger"))),
-        idle_timeout_ms=file.duration("pipeline", "idle_timeout"),
-        poison=_poison(found.get(("pipeline", "poison"))),
-        poison_limit=file.number("pipeline", "poison_limit"),
-        handler_timeout_ms=_handler_timeout(found.get(("pipeline", "handler_timeout"))),
-        restarts=file.number("pipeline", "restarts"),
-        spare=file.text("pipeline", "spare") == "true",
-        metrics=_metrics(found.get(("pipeline", "metrics"))),
-        retain=file.number("recovery", "retain") or 5,
-        max_restore_ms=file.duration("recovery", "max_restore"),
-        savepoints=file.text("recovery", "savepoints"),
-        record_key_is_function_key=source.get("recordKeyIsFunctionKey", "false") == "true",
+        folder=file.folder,
     )
-
-
-def _functions(file: _File) -> tuple[str, ...]:
-    """The chain: `function` is one of a single link."""
-    setting = file.found.get(("pipeline", "functions"))
-    if setting is None:
-        return (file.required("pipeline", "function"),)
-    named = setting.value.split(",") if isinstance(setting.value, str) else setting.value
-    if not isinstance(named, list) or not named or not all(isinstance(n, str) for n in named):
-        raise ConfigError(f"{setting.where}: functions must be a list of module:Class.")
-    if file.text("pipeline", "function") is not None:
-        raise ConfigError(f"{setting.where}: give either function or functions.")
-    return tuple(name.strip() for name in named)
-
-
-def _text(setting: _Setting) -> str:
-    if isinstance(setting.value, bool):
-        return str(setting.value).lower()
-    if isinstance(setting.value, str | int):
-        return str(setting.value)
-    kind = type(setting.value).__name__  # the value may be a password
-    raise ConfigError(f"{setting.where}: {setting.key} must be a text, not a {kind}.")
-
-
-def _number(setting: _Setting) -> int:
-    value = _text(setting)
-    if not re.fullmatch(r"\d{1,9}", value) or int(value) < 1:
-        raise ConfigError(
-            f"{setting.where}: {setting.key} must be a whole number from 1 on, not {value!r}."
-        )
-    return int(value)
-
-
-def _duration(setting: _Setting | None) -> int | None:
-    if setting is None:
-        return None
-    try:
-        return duration_ms(_text(setting))
-    except ValueError as problem:
-        raise ConfigError(f"{setting.where}: {setting.key}: {problem}.") from None
-
-
-def _trigger(setting: _Setting | None) -> str:
-    if setting is None:
-        return CONTINUOUS
-    value = _text(setting)
-    if value not in (CONTINUOUS, AVAILABLE_NOW):
-        return f"{_duration(setting)} milliseconds"
-    return value
-
-
-def _metrics(setting: _Setting | None) -> str | None:
-    if setting is None:
-        return None
-    value = _text(setting)
-    host, _, port = value.rpartition(":")
-    if not host or not re.fullmatch(r"\d{1,5}", port) or int(port) > _LAST_PORT:
-        raise ConfigError(
-            f"{setting.where}: metrics must be of the form host:port, not {value!r}.",
-            hint='Such as "127.0.0.1:9400"; with "0.0.0.0:9400" other machines can ask, too.',
-        )
-    return value
 
 
 def _check_bootstrap(file: _File) -> None:
@@ -474,25 +505,6 @@ def _check_bootstrap(file: _File) -> None:
             f"{where}: {error}",
             hint="Several are separated by commas: 10.0.0.1:9092,10.0.0.2:9092.",
         ) from error
-
-
-def _poison(setting: _Setting | None) -> PoisonPolicy | None:
-    if setting is None:
-        return None
-    match _text(setting):
-        case "fail" | "skip" | "dead-letter" as policy:
-            return policy
-        case value:
-            raise ConfigError(
-                f'{setting.where}: poison must be "fail", "skip" or "dead-letter", not {value!r}.'
-            )
-
-
-def _handler_timeout(setting: _Setting | None) -> int | None:
-    found = None if setting is None else _duration(setting)
-    if setting is not None and found is not None and found < MIN_HANDLER_TIMEOUT_MS:
-        raise ConfigError(f"{setting.where}: handler_timeout must be at least 1s.")
-    return found
 
 
 def _unknown(where: str, what: str, known: Iterable[str]) -> ConfigError:

@@ -148,6 +148,7 @@ def test_durations_and_triggers_are_read(tmp_path: Path) -> None:
         ("[source]", "functions = []\n[source]", "line 5: functions must be a list", None),
         ("[source]", 'functions = ["a:B"]\n[source]', "either function or functions", None),
         ("[source]", 'poison = "ignore"\n[source]', 'line 5: poison must be "fail"', None),
+        ("[source]", 'spare = "yes"\n[source]', "line 5: spare must be true or false, not", None),
         ("[source]", "[table]\nt = 1\n[source]", "a table has a name: [table.NAME]", None),
         ("[source]", "[table.t]\ntopics = 1\n[source]", "no topics in [table.t]", "topic"),
     ],
