@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from catchwater.broker.limits.descriptors import AT_ONCE
+from catchwater.broker.pressure import AT_ONCE
 
 PAUSE_S = 0.5
 

@@ -8,6 +8,7 @@ starting (a data directory in use, a port taken) is a `CatchwaterError` for the 
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -26,9 +27,9 @@ from catchwater.broker.coordination.consumer.member import ConsumerLimits
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.held import LogClaims
 from catchwater.broker.coordination.members import GroupLimits
-from catchwater.broker.limits.descriptors import AT_ONCE, fitted, raise_limit
 from catchwater.broker.metrics import Metrics
 from catchwater.broker.peers import Peers
+from catchwater.broker.pressure import AT_ONCE, RESERVE, fitted
 from catchwater.broker.router import APIS
 from catchwater.broker.server import Server
 from catchwater.catalog.rows import BrokerRow
@@ -42,6 +43,8 @@ from catchwater.wal.open import WalKind
 
 BACKLOG = 1024
 """Connections to the Kafka port that the kernel accepts before we do."""
+
+_ENOUGH_FILES = 2**30
 
 _log = logging.getLogger("catchwater.broker")
 
@@ -81,7 +84,7 @@ def run(config: BrokerConfig) -> None:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
-    limit = raise_limit(config)
+    limit = _raise_limit(config)
     bounded = fitted(config, limit)
     if bounded != config:
         _log.warning(
@@ -92,6 +95,24 @@ def run(config: BrokerConfig) -> None:
         )
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(serve(bounded, SYSTEM))
+
+
+def _raise_limit(config: BrokerConfig) -> int:
+    """Raise the soft limit of open files as far as this configuration may need; what it is then.
+
+    The hard limit bounds it (setrlimit(2)).
+    """
+    soft, hard = (
+        _ENOUGH_FILES if limit == resource.RLIM_INFINITY else limit
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    wanted = RESERVE + config.max_connections + config.catchwater_max_control_connections
+    limit = min(wanted, hard)
+    if limit <= soft:
+        return soft
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -10,7 +10,7 @@ import asyncio
 import struct
 from itertools import islice
 
-from catchwater.broker.limits.descriptors import MOST_PEERS
+from catchwater.broker.pressure import MOST_PEERS
 from catchwater.clock import Clock
 from catchwater.log.log import Log
 from catchwater.room import NO_DESCRIPTORS

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from catchwater.broker import door
-from catchwater.broker.limits.descriptors import AT_ONCE
+from catchwater.broker.pressure import AT_ONCE
 
 
 class Bound(socket.socket):

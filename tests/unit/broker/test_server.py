@@ -13,6 +13,7 @@ from kio.schema.heartbeat.v0.request import HeartbeatRequest
 from kio.schema.produce.v9 import request as v9
 from kio.static.primitive import i32Timedelta
 
+from catchwater.broker import pressure
 from catchwater.broker import server as server_module
 from catchwater.broker.broker import Broker
 from catchwater.broker.server import Connection, Server
@@ -221,7 +222,7 @@ async def test_when_all_hold_too_much_each_has_one_request_in_flight(
         return submitted[-1]
 
     monkeypatch.setattr(broker.log, "submit", submit)
-    monkeypatch.setattr(server_module, "MAX_TOTAL_HELD_BYTES", 1)
+    monkeypatch.setattr(pressure, "MAX_TOTAL_HELD_BYTES", 1)
     connections = [connect() for _ in range(2)]
     for connection, transport in connections:
         receive(connection, produce(1, batch(1)) + produce(2, batch(1)))
@@ -229,7 +230,7 @@ async def test_when_all_hold_too_much_each_has_one_request_in_flight(
     assert len(submitted) == 2
     for connection, _ in connections:
         connection.connection_lost(None)
-    assert server.held_bytes == 0
+    assert server.pressure.held_bytes == 0
 
 
 async def test_a_client_that_does_not_read_is_not_read_from(connect, broker, batch) -> None:
@@ -350,7 +351,7 @@ def pass_s(broker: Broker, seconds: float) -> None:
 def fill(connection: Connection, size_bytes: int) -> None:
     """The beginning of a large request: its size, and so many bytes of it."""
     receive(connection, (32 * MIB).to_bytes(4, "big"))
-    while size_bytes and not connection._is_held_back and connection._is_open:
+    while size_bytes and not connection.share.is_held_back and connection._is_open:
         piece = connection.get_buffer(-1)[: min(size_bytes, 512 * 1024)]
         connection.buffer_updated(len(piece))
         size_bytes -= len(piece)
@@ -373,27 +374,27 @@ def experienced(connect):
 async def test_large_requests_wait_for_room_and_small_ones_do_not(
     experienced, server, broker
 ) -> None:
-    broker.config = type(broker.config)(queued_max_request_bytes=3 * MIB)
+    server.pressure.most_request_bytes = 3 * MIB
     first, first_transport = await experienced()
     fill(first, 2 * MIB)
     second, second_transport = await experienced()
     fill(second, MIB)
     assert first_transport.is_reading and not second_transport.is_reading
     assert len(second.get_buffer(-1)) > 0
-    assert second.large_bytes < 64 * 1024
+    assert second.share.large_bytes < 64 * 1024
     third, third_transport = await experienced()
-    assert len(third.get_buffer(-1)) == server_module.SMALL_FRAME_BYTES
+    assert len(third.get_buffer(-1)) == pressure.SMALL_FRAME_BYTES
     receive(third, api_versions(5))
     await turns()
     assert correlation_ids(third_transport.read_all()) == [5]
     first.connection_lost(None)
     server.make_room()
     assert second_transport.is_reading
-    assert server.unfinished_bytes == second.large_bytes
+    assert server.pressure.unfinished_bytes == second.share.large_bytes
 
 
 async def test_room_is_given_to_the_first_who_waits(experienced, server, broker) -> None:
-    broker.config = type(broker.config)(queued_max_request_bytes=3 * MIB)
+    server.pressure.most_request_bytes = 3 * MIB
     first, _ = await experienced()
     waiting = [await experienced() for _ in range(2)]
     fill(first, 2 * MIB)
@@ -415,14 +416,14 @@ async def test_who_waits_for_an_answer_is_not_idle(connect, server, broker) -> N
 
 
 async def test_who_announced_before_it_was_full_waits_as_well(experienced, server, broker) -> None:
-    broker.config = type(broker.config)(queued_max_request_bytes=3 * MIB)
+    server.pressure.most_request_bytes = 3 * MIB
     first, _ = await experienced()
     second, second_transport = await experienced()
     fill(second, 0)
     fill(first, 2 * MIB)
     assert second_transport.is_reading
     piece = second.get_buffer(-1)
-    assert len(piece) == server_module.SMALL_FRAME_BYTES
+    assert len(piece) == pressure.SMALL_FRAME_BYTES
     second.buffer_updated(1000)
     assert not second_transport.is_reading
 
@@ -430,7 +431,7 @@ async def test_who_announced_before_it_was_full_waits_as_well(experienced, serve
 async def test_the_oldest_large_request_is_given_up_when_all_have_too_much(
     experienced, server, broker
 ) -> None:
-    broker.config = type(broker.config)(queued_max_request_bytes=4 * MIB)
+    server.pressure.most_request_bytes = 4 * MIB
     first, first_transport = await experienced()
     second, second_transport = await experienced()
     fill(first, MIB)
@@ -440,14 +441,14 @@ async def test_the_oldest_large_request_is_given_up_when_all_have_too_much(
     assert not first_transport.is_aborted
     fill(second, 2 * MIB)
     assert first_transport.is_aborted and not second_transport.is_aborted
-    assert server.unfinished_bytes == second.large_bytes
+    assert server.pressure.unfinished_bytes == second.share.large_bytes
     assert b'closed_total{reason="shed"} 1.0' in broker.metrics.page()
 
 
 async def test_a_large_request_alone_may_be_larger_than_what_all_may_have(
-    experienced, broker
+    experienced, broker, server
 ) -> None:
-    broker.config = type(broker.config)(queued_max_request_bytes=MIB)
+    server.pressure.most_request_bytes = MIB
     connection, transport = await experienced()
     fill(connection, 8 * MIB)
     assert not transport.is_aborted and transport.is_reading
@@ -471,11 +472,11 @@ async def test_a_request_that_comes_drop_by_drop_is_closed_in_time(
 
 
 async def test_a_large_request_has_less_time_while_others_wait(experienced, server, broker) -> None:
-    broker.config = type(broker.config)(queued_max_request_bytes=3 * MIB)
+    server.pressure.most_request_bytes = 3 * MIB
     connection, transport = await experienced()
     fill(connection, 2 * MIB)
     for is_aborted in (False, True):
-        pass_s(broker, server_module.PRESSED_FRAME_S)
+        pass_s(broker, pressure.PRESSED_FRAME_S)
         server._close_late(broker.clock.monotonic_s())
         assert transport.is_aborted is is_aborted
         pass_s(broker, 0.1)
@@ -484,8 +485,8 @@ async def test_a_large_request_has_less_time_while_others_wait(experienced, serv
 async def test_connections_that_come_too_fast_are_refused_by_the_name_of_the_rate(
     connect, broker, server, caplog
 ) -> None:
-    rates = server_module.ConnectionRates(1_000, 1, broker.clock.monotonic_s())
-    server._rates = rates
+    rates = pressure.ConnectionRates(1_000, 1, broker.clock.monotonic_s())
+    server.entrance.rates = rates
     connections = [connect()[1] for _ in range(12)]
     assert [transport.is_aborted for transport in connections] == [False] * 10 + [True] * 2
     pass_s(broker, 1.0)
@@ -495,7 +496,7 @@ async def test_connections_that_come_too_fast_are_refused_by_the_name_of_the_rat
     assert [of_one in record.getMessage() for record in caplog.records] == [True] * 2
 
     caplog.clear()
-    server._rates = server_module.ConnectionRates(1, 1_000, broker.clock.monotonic_s())
+    server.entrance.rates = pressure.ConnectionRates(1, 1_000, broker.clock.monotonic_s())
     assert [connect()[1].is_aborted for _ in range(11)][-2:] == [False, True]
     (record,) = caplog.records
     assert "faster than max.connection.creation.rate = 1 (a second) allows" in record.getMessage()
@@ -516,14 +517,14 @@ async def test_a_client_that_stopped_taking_its_reply_is_idle_in_the_end(
     await broker.log.create_topic("t", 1)
     connection, transport = connect()
     await stall(connection, transport, batch)
-    assert server.unsent_bytes > 0
+    assert server.pressure.unsent_bytes > 0
     pass_s(broker, broker.config.connections_max_idle_ms / 1000 - 1)
     server._close_late(broker.clock.monotonic_s())
     assert not transport.is_aborted
     pass_s(broker, 2.0)
     server._close_late(broker.clock.monotonic_s())
     assert transport.is_aborted
-    assert server.unsent_bytes == 0
+    assert server.pressure.unsent_bytes == 0
 
 
 async def test_beyond_their_bound_replies_hold_back_fetches_and_the_stalled_are_closed(
@@ -532,14 +533,14 @@ async def test_beyond_their_bound_replies_hold_back_fetches_and_the_stalled_are_
     await broker.log.create_topic("t", 1)
     connection, transport = connect()
     await stall(connection, transport, batch)
-    monkeypatch.setattr(server_module, "MAX_TOTAL_UNSENT_BYTES", 1024)
+    monkeypatch.setattr(pressure, "MAX_TOTAL_UNSENT_BYTES", 1024)
     other, taken = connect()
     receive(other, produce(2, batch(1)) + fetch(3))
     await turns()
     assert correlation_ids(taken.read_all()) == [2]
     server._close_stalled(broker.clock.monotonic_s())
     assert not transport.is_aborted
-    pass_s(broker, server_module.STALLED_S + 1)
+    pass_s(broker, pressure.STALLED_S + 1)
     server._close_stalled(broker.clock.monotonic_s())
     assert transport.is_aborted
     other.stop_or_go_on()

@@ -13,8 +13,7 @@ import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from catchwater.broker.broker import Broker
-from catchwater.broker.limits.newcomers import Newcomers
-from catchwater.broker.limits.refusals import RefusalLog
+from catchwater.broker.pressure import Newcomers, RefusalLog
 
 REQUEST_S = 30.0
 
