@@ -303,24 +303,29 @@ class Housekeeping:
         while True:
             await clock.sleep(tick_ms / 1000)
             now_s = clock.monotonic_s()
-            try:
-                if self._packer.is_due():
-                    await self.pack()
-                if now_s - parquet_s >= config.pack_interval_ms / 1000:
-                    # What is left comes in the next round, after what else is due.
-                    parquet_s = parquet_s if await self.write_parquet() else now_s
-                if now_s - retained_s >= config.retention_interval_ms / 1000:
-                    retained_s = now_s
-                    await self._keep_to_policy()
-                is_old = now_s - backed_up_s >= 1 and list(self._core.topics) != self._backed_up
-                if is_old or now_s - backed_up_s >= config.backup_interval_ms / 1000:
-                    backed_up_s = now_s
-                    await self.back_up()
-                if now_s - orphans_s >= _ORPHAN_GRACE_MS / 1000:
-                    orphans_s = now_s
-                    await self.sweep_orphans()
-            except (StoreError, CatalogFailure, SessionFenced) as error:
-                _LOG.error("Packing or deleting has to wait: %s", error)
+            if self._packer.is_due():
+                await self._attempt(self.pack())
+            if now_s - parquet_s >= config.pack_interval_ms / 1000:
+                # What is left comes in the next round, after what else is due.
+                parquet_s = parquet_s if await self._attempt(self.write_parquet()) else now_s
+            if now_s - retained_s >= config.retention_interval_ms / 1000:
+                retained_s = now_s
+                await self._keep_to_policy()
+            is_old = now_s - backed_up_s >= 1 and list(self._core.topics) != self._backed_up
+            if is_old or now_s - backed_up_s >= config.backup_interval_ms / 1000:
+                backed_up_s = now_s
+                await self._attempt(self.back_up())
+            if now_s - orphans_s >= _ORPHAN_GRACE_MS / 1000:
+                orphans_s = now_s
+                await self._attempt(self.sweep_orphans())
+
+    async def _attempt(self, job: Awaitable[T]) -> T | None:
+        """A job that fails for want of storage is logged, and holds none of the others up."""
+        try:
+            return await job
+        except (StoreError, CatalogFailure, SessionFenced) as error:
+            _LOG.error("Packing or deleting has to wait: %s", error)
+            return None
 
     async def _keep_to_policy(self) -> None:
         """Compaction and retention, which go by the time of day: not when it has just jumped."""
@@ -331,8 +336,8 @@ class Housekeeping:
                 "has been right for %d ms.", jump_ms, self._config.retention_interval_ms,
             )  # fmt: skip
             return
-        await self.compact()
-        await self.retain()
+        await self._attempt(self.compact())
+        await self._attempt(self.retain())
 
 
 def _is_in(bucket: int, key: PartitionKey) -> bool:

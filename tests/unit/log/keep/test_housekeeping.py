@@ -16,11 +16,14 @@ from catchwater.catalog.errors import CatalogFull
 from catchwater.catalog.rows import PartitionKey, Pin
 from catchwater.clock import ManualClock
 from catchwater.log.core import RangeMissing
+from catchwater.log.keep.compact import Compactor
 from catchwater.log.keep.leases import BUCKETS, TTL_MS, bucket_of
+from catchwater.log.keep.pack import Packer
 from catchwater.log.keep.parquet import PARQUET
 from catchwater.log.log import Log
 from catchwater.log.open import LogConfig
 from catchwater.log.write.intake import Submission
+from catchwater.objects.base import StoreFull
 from catchwater.wire.arrow import decode, encode_batch, place
 from catchwater.wire.batch import read_header
 
@@ -118,6 +121,31 @@ async def test_jobs_called_by_hand_wait_for_each_other(
     keeping = log.keeping
     jobs = [keeping.pack(), keeping.retain(), keeping.sweep_orphans(), keeping.retain()]
     await asyncio.gather(*jobs, keeping.pack())
+
+
+async def test_what_cannot_be_rewritten_on_a_full_disk_holds_no_deletion_up(
+    tmp_path: Path, clocks: TwoClocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any) -> int:
+        raise StoreFull("There is no room for a segment.")
+
+    monkeypatch.setattr(Packer, "pack", full)
+    monkeypatch.setattr(Compactor, "compact", full)
+    often = LogConfig(
+        catalog_lag_ms=1,
+        delete_grace_ms=0,
+        wal_segment_bytes=1,
+        pack_interval_ms=1,
+        retention_interval_ms=1,
+    )
+    log = await Log.open(tmp_path, often, clocks)
+    await log.create_topic("compacted", 1, COMPACTED)
+    topic = await log.create_topic("t", 1)
+    for _ in range(5):
+        await append(log, batch((topic.id, 0)))
+    await log.delete_topic("t")
+    await until(lambda: len(list(tmp_path.rglob("*.wal"))) == 1)
+    await log.close()
 
 
 async def test_deleting_a_topic_leaves_no_object_and_its_pins_are_lost_loudly(
