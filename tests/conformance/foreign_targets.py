@@ -14,6 +14,7 @@ from tests.conformance.sink_targets import Target
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.objects.open import open_store
+from catchwater.sinks.arrow_columns import ROW_ID
 from catchwater.sinks.base import (
     RETRACTS_HEADER,
     RETRACTS_OFFSET_HEADER,
@@ -21,7 +22,6 @@ from catchwater.sinks.base import (
     SINK_HEADER,
     RowId,
 )
-from catchwater.sinks.lake.columns import ROW_ID
 from catchwater.sinks.surroundings import Surroundings
 
 _NAMES = ("card", "id", "amount", "at", "tags")
@@ -162,7 +162,7 @@ class KafkaTarget(Target):
             sink.close()
 
     def _messages(self) -> list[Any]:
-        from catchwater.sinks.kafka.client import Brokers, read
+        from catchwater.sinks.kafka_client import Brokers, read
 
         brokers = Brokers({"bootstrap.servers": self.bootstrap})
         return list(read(brokers, self.options["topic"], SYSTEM, hidden_s=0))
@@ -179,7 +179,7 @@ class KafkaTarget(Target):
         return list(there.values())
 
     def seams(self, sink: Any) -> list[tuple[Any, str]]:
-        from catchwater.sinks.kafka.client import Writer
+        from catchwater.sinks.kafka_client import Writer
 
         return [
             (sink.truth.store, "put"), (sink.truth.store, "get"),

@@ -169,7 +169,7 @@ class SqliteTarget(Target):
         ]
 
     def seams(self, sink: Any) -> list[tuple[Any, str]]:
-        from catchwater.sinks.relational.sqlite import SqliteTransaction
+        from catchwater.sinks.kinds.sqlite import SqliteTransaction
 
         return [
             (sink.truth.store, "put"), (sink.truth.store, "get"),
@@ -216,7 +216,7 @@ class PostgresTarget(SqliteTarget):
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def seams(self, sink: Any) -> list[tuple[Any, str]]:
-        from catchwater.sinks.relational.postgres import PostgresTransaction
+        from catchwater.sinks.kinds.postgres import PostgresTransaction
 
         return [
             (sink.truth.store, "put"), (sink.truth.store, "get"),
@@ -250,7 +250,7 @@ class HttpTarget(Target):
         return [json.loads(body) for body in self.server.content.values()]
 
     def seams(self, sink: Any) -> list[tuple[Any, str]]:
-        from catchwater.sinks.http.endpoint import Endpoint
+        from catchwater.sinks.kinds.http import Endpoint
 
         return [(sink.truth.store, "put"), (sink.truth.store, "get"), (Endpoint, "_attempt")]
 
@@ -287,7 +287,7 @@ class LogTarget(Target):
 
     def read(self) -> list[dict[str, Any]]:
         from catchwater.sinks.base import RETRACTS_OFFSET_HEADER
-        from catchwater.sinks.log.topic import read_records
+        from catchwater.sinks.kinds.log import read_records
 
         there: dict[tuple[int, int], dict[str, Any]] = {}
         for placed in read_records(self.control, self.topic, self._tails()):
@@ -306,10 +306,11 @@ class LogTarget(Target):
         self, lost: Sequence[RowId], doubled: Sequence[RowId], altered: Sequence[RowId]
     ) -> None:
         """Nothing in a log can be changed: what it answers is, where it is read back."""
-        from catchwater.sinks.log import sink, topic
+        from catchwater.sinks.kinds import log
 
+        plain_read = log.read_records
         found = {}
-        for placed in topic.read_records(self.control, self.topic, self._tails()):
+        for placed in plain_read(self.control, self.topic, self._tails()):
             plain = json.loads(placed.record.value)
             found[RowId(*map(int, plain["id"].split("-")))] = placed
         self._produce([found[id].record for id in doubled])
@@ -317,26 +318,26 @@ class LogTarget(Target):
         other = {found[id][:2] for id in altered}
 
         def read(*arguments: Any) -> Iterator[Any]:
-            for placed in topic.read_records(*arguments):
+            for placed in plain_read(*arguments):
                 if placed[:2] in other:
                     value = placed.record.value.replace(b'"at":', b'"at":1')
                     yield placed._replace(record=placed.record._replace(value=value))
                 elif placed[:2] not in gone:
                     yield placed
 
-        self._patch.setattr(sink, "read_records", read)
+        self._patch.setattr(log, "read_records", read)
 
     def close(self) -> None:
         self._patch.undo()
 
     def _tails(self) -> Any:
-        from catchwater.sinks.log.topic import tails_of
+        from catchwater.sinks.kinds.log import tails_of
 
         return tails_of(self.control, self.topic)
 
     def _produce(self, records: Sequence[OutputRecord]) -> None:
         """As another producer would."""
-        from catchwater.sinks.log.stager import batches_of, partition_of
+        from catchwater.sinks.log_stager import batches_of, partition_of
         from catchwater.wire.client import Client
 
         batches = batches_of((partition_of(each.key, 3), each) for each in records)

@@ -18,6 +18,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import ConfigError
+from catchwater.sinks import kafka_client as client
 from catchwater.sinks.base import (
     RETRACTS_HEADER,
     RETRACTS_OFFSET_HEADER,
@@ -30,9 +31,9 @@ from catchwater.sinks.base import (
     Staged,
     Superseded,
 )
-from catchwater.sinks.kafka import client
-from catchwater.sinks.kafka.client import Brokers
-from catchwater.sinks.kafka.sink import LEDGER_TOPIC, KafkaSink, Terms
+from catchwater.sinks.kafka_client import Brokers
+from catchwater.sinks.kinds.kafka import LEDGER_TOPIC, KafkaSink, Terms
+from catchwater.sinks.marks import Owner
 from catchwater.sinks.reconcile import repair, verify
 from catchwater.sinks.staged import Archive, StagedFile
 from catchwater.wire.client import LATEST, Client
@@ -67,7 +68,7 @@ class World:
 
     def sink(self, generation: int = 0, **changes: Any) -> KafkaSink:
         options = {"bootstrap.servers": self.bootstrap, **changes.pop("options", {})}
-        terms = Terms(self.pipeline, "alerts", generation, self.topic, 2, **changes)
+        terms = Terms(Owner(self.pipeline, "alerts", generation), self.topic, 2, **changes)
         sink = KafkaSink(Brokers(options), terms, Archive(self.stager), SYSTEM)
         self.opened.append(sink)
         return sink
@@ -295,14 +296,15 @@ def test_a_large_epoch_is_one_transaction(world: World) -> None:
 DRIVER = """
 import json, sys, time
 from catchwater.clock import SYSTEM
-from catchwater.sinks.kafka.client import Brokers, Writer
-from catchwater.sinks.kafka.sink import KafkaSink, Terms
+from catchwater.sinks.kafka_client import Brokers, Writer
+from catchwater.sinks.kinds.kafka import KafkaSink, Terms
+from catchwater.sinks.marks import Owner
 from catchwater.sinks.base import Staged
 from catchwater.sinks.staged import Archive, StagedFile
 import msgspec
 said = json.loads(sys.argv[1])
 archive = Archive(StagedFile(said["kept"], "staged/alerts"))
-terms = Terms(said["pipeline"], "alerts", 0, said["topic"], 2)
+terms = Terms(Owner(said["pipeline"], "alerts"), said["topic"], 2)
 sink = KafkaSink(Brokers({"bootstrap.servers": said["bootstrap"]}), terms, archive, SYSTEM)
 sink._open()
 send = Writer._send
@@ -371,7 +373,7 @@ def test_an_open_transaction_of_another_does_not_hide_our_marks(world: World) ->
     sink.close()
     hidden = world.sink(retry_ms=0)
     with (
-        mock.patch("catchwater.sinks.kafka.sink._HIDDEN_S", 1.0),
+        mock.patch("catchwater.sinks.kinds.kafka._HIDDEN_S", 1.0),
         pytest.raises(SinkUnavailable, match="cannot be read to its end"),
     ):
         hidden.commit(1, world.stage(1, "b2"))

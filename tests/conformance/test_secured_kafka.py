@@ -32,11 +32,11 @@ from catchwater.config import ConfigError
 from catchwater.replay.options import SourceOptions, parse_options
 from catchwater.replay.read import ReadSettings, read_task
 from catchwater.replay.subscription import Subscription
+from catchwater.sinks import kafka_client as client
 from catchwater.sinks.base import OutputRecord, Staged
 from catchwater.sinks.config import parse
-from catchwater.sinks.kafka import client
-from catchwater.sinks.kafka.client import NotAdmitted
-from catchwater.sinks.kafka.sink import KafkaSink, open_kafka
+from catchwater.sinks.kafka_client import NotAdmitted
+from catchwater.sinks.kinds.kafka import KIND, KafkaSink
 from catchwater.sinks.reconcile import verify
 from catchwater.sinks.staged import Archive, StagedFile
 from catchwater.sinks.surroundings import Surroundings
@@ -304,7 +304,7 @@ class Sinks:
             bootstrap=read.bootstrap,
             security=read.security,
         )
-        return open_kafka(config, around, Archive(self.stager))
+        return KIND.open(config, around, Archive(self.stager))
 
     def stage(self, epoch: int) -> list[Staged]:
         now_ms = time.time_ns() // 1_000_000

@@ -22,7 +22,7 @@ from catchwater.replay.control import Control
 from catchwater.replay.options import parse_options
 from catchwater.sinks.base import OutputRecord
 from catchwater.sinks.config import parse
-from catchwater.sinks.log.sink import LogSink, open_log
+from catchwater.sinks.kinds.log import KIND, LogSink
 from catchwater.sinks.reconcile import verify
 from catchwater.sinks.staged import Archive, StagedFile
 from catchwater.sinks.surroundings import Surroundings
@@ -127,7 +127,7 @@ def test_commands_log_sinks_and_who_waits_reach_a_log_behind_tls(
             control=control,
         )
         config = parse(name, {"kind": "log", "topic": name, "delivery": delivery})
-        return open_log(config, around, Archive(StagedFile(folder.as_uri(), f"staged/{name}")))
+        return KIND.open(config, around, Archive(StagedFile(folder.as_uri(), f"staged/{name}")))
 
     for name, delivery in (("once", "exactly-once"), ("again", "at-least-once")):
         written = sink(name, delivery)

@@ -534,7 +534,7 @@ def test_staged_outputs_are_kept_for_as_long_as_the_file_says(target: Target) ->
 def test_what_is_behind_is_swept_while_the_next_epochs_are_committed(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("catchwater.sinks.relational.sink._SWEEP_EPOCHS", 1)
+    monkeypatch.setattr("catchwater.sinks.table._SWEEP_EPOCHS", 1)
     sink = target.open()
     written = [0]
 

@@ -19,10 +19,10 @@ from tests.conformance.sink_targets import (
 from catchwater.clock import SYSTEM
 from catchwater.sinks.base import TargetDiffers
 from catchwater.sinks.config import parse
+from catchwater.sinks.kinds.postgres import PostgresTransaction
+from catchwater.sinks.kinds.sqlite import SqliteTransaction
 from catchwater.sinks.open import open_sink
-from catchwater.sinks.relational.postgres import PostgresTransaction
-from catchwater.sinks.relational.sink import TableSink
-from catchwater.sinks.relational.sqlite import SqliteTransaction
+from catchwater.sinks.table import TableSink
 
 ROWS = 4
 TARGETS: dict[str, Callable[[Path, Callable[[str], Any]], Target]] = {

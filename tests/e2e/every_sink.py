@@ -17,7 +17,7 @@ from tests.e2e.test_sinks import SINKS, counted, in_files, in_postgres, in_sqlit
 from catchwater.clock import SYSTEM
 from catchwater.demo.reference import canonical
 from catchwater.sinks.base import RETRACTS_HEADER
-from catchwater.sinks.kafka.client import Brokers, read
+from catchwater.sinks.kafka_client import Brokers, read
 
 CASE = "function"
 """Of `CASES`, the one whose outputs they take."""

@@ -26,7 +26,7 @@ from catchwater.pipeline.run import config
 from catchwater.pipeline.supervisor import supervise as halting
 from catchwater.pipeline.supervisor.drivers import stop_requested
 from catchwater.recovery.folder import lock
-from catchwater.sinks.relational.sink import TableSink
+from catchwater.sinks.table import TableSink
 
 FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload([__name__])

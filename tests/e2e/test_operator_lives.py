@@ -38,7 +38,7 @@ STEPS = 30
 ROOT = Path(__file__).parents[2]
 
 FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload([__name__, "catchwater.sinks.log.sink"])
+FORKSERVER.set_forkserver_preload([__name__, "catchwater.sinks.kinds.log"])
 
 
 def mostly_slow(*short: str) -> list[Any]:

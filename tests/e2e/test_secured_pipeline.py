@@ -20,8 +20,8 @@ from catchwater.demo.feeder import Feeder
 from catchwater.demo.reference import canonical
 from catchwater.demo.scenarios import card_payments
 from catchwater.recovery import checkpoint
-from catchwater.sinks.kafka.client import Brokers, read
-from catchwater.sinks.kafka.sink import LEDGER_TOPIC
+from catchwater.sinks.kafka_client import Brokers, read
+from catchwater.sinks.kinds.kafka import LEDGER_TOPIC
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import Client
 

@@ -21,7 +21,7 @@ from tests.conftest import COMMAND
 
 from catchwater.clock import SYSTEM
 from catchwater.demo.reference import canonical
-from catchwater.sinks.kafka.client import Brokers, read
+from catchwater.sinks.kafka_client import Brokers, read
 
 KILLS = int(os.environ.get("KILLS", "4"))
 """Drivers killed; `make e2e` takes twenty."""

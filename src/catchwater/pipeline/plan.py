@@ -18,8 +18,7 @@ from catchwater.pipeline.run.fit import check_fit, packages_missing, source_of
 from catchwater.pipeline.spark.session import check_packages
 from catchwater.replay.control import ControlUnreachable
 from catchwater.sinks.base import SinkUnavailable
-from catchwater.sinks.config import SinkConfig
-from catchwater.sinks.guarantee import guarantee
+from catchwater.sinks.config import SinkConfig, guarantee
 from catchwater.sinks.open import look_at
 from catchwater.wire.client import RequestTimedOut
 from catchwater.wire.connection import ConnectionLost
@@ -101,7 +100,7 @@ def problems_of(pipeline: Pipeline, *, offline: bool = False) -> list[Problem]:
         pipeline.control = None
     found += _tried("checkpoint", lambda: _check_identity(pipeline, missing))
     for name, sink in pipeline.config.every_sink.items():
-        if name not in missing and (answered or sink.kind != "log"):
+        if name not in missing and (answered or not sink.declared.of_the_source):
             found += _tried(f"sink {name}", lambda s=sink: _fits(pipeline, s))  # type: ignore[misc]
     return found
 

@@ -10,8 +10,8 @@ A sink that was opened for `exactly-once` keeps these promises; one conformance 
   Spark repeats an epoch after a crash, so this is the ordinary case.
 - A repeated epoch has the same content; if its checksum differs, `EpochDiffers` is raised and
   nothing changes: the function is not deterministic, or the checkpoint is another's.
-- A target that is away is asked again for a while, then `SinkUnavailable` is raised: the epoch
-  fails, nothing of it is visible, and it runs again when the pipeline does.
+- A target that is away is asked again for a while (`patiently`), then `SinkUnavailable` is raised:
+  the epoch fails, nothing of it is visible, and it runs again when the pipeline does.
 
 Opened for `at-least-once`, a sink writes no mark and a repeated epoch is written again; each row
 still tells its identity (epoch, shard, row), by which a reader knows it.
@@ -20,15 +20,18 @@ still tells its identity (epoch, shard, row), by which a reader knows it.
 mends from it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 from crc32c import crc32c
 
+from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.recovery.ledger import SinkEpoch
+
+T = TypeVar("T")
 
 Headers = tuple[tuple[str, bytes], ...]
 
@@ -44,6 +47,9 @@ RETRACTS_OFFSET_HEADER = "catchwater-retracts-offset"
 RETRACTS_ID_HEADER = "catchwater-retracts-id"
 """Of an output that takes back what was put out before with the same values in these fields,
 separated by commas: the function's `output_id`."""
+
+_FIRST_WAIT_S = 0.1
+_LONGEST_WAIT_S = 5.0
 
 
 class EpochDiffers(CatchwaterError):
@@ -303,20 +309,55 @@ def epoch_checksum(staged: Iterable[Staged]) -> str:
     return sha256(repr([part for part in parts if part[1]]).encode()).hexdigest()[:16]
 
 
-def refuse_other(sink: str, pipeline: str, epoch: int, had: str, gave: str) -> None:
-    """Raise `EpochDiffers` unless the mark's checksum is that of this run of the epoch."""
-    if had != gave:
-        raise EpochDiffers(
-            f"The sink {sink!r} has epoch {epoch} of {pipeline!r} with checksum {had}; this run "
-            f"of the epoch gave {gave}.",
-            hint="The function is not deterministic, or the checkpoint is not the one this sink "
-            "was written from. Give the pipeline another name to write anew.",
-        )
-
-
 def record_digest(record: OutputRecord) -> bytes:
     """The digest of a record as it is: for targets that keep key, value and headers unchanged."""
     parts = [record.key, record.value]
     for name, value in record.headers:
         parts += [name.encode(), value]
     return sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()[:8]
+
+
+# A target that may be back soon
+
+
+class Patience:
+    """How long one target has been away.
+
+    Waits double, are drawn at random up to that, and end with `retry` of the sink's section. Then
+    the error goes up with the time it took, and the pipeline's own restarts take over.
+    """
+
+    def __init__(self, clock: Clock, retry_ms: int) -> None:
+        self._clock = clock
+        self._retry_s = retry_ms / 1000
+        self._since_s: float | None = None
+        self._tries = 0
+
+    def answered(self) -> None:
+        """The target is there: the next failure is a first one."""
+        self._since_s, self._tries = None, 0
+
+    def wait(self, error: SinkUnavailable) -> None:
+        """Wait for the next attempt. Raises `SinkUnavailable` when it has been long enough."""
+        now_s = self._clock.monotonic_s()
+        self._since_s = now_s if self._since_s is None else self._since_s
+        self._tries += 1
+        wait_s = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2 ** (self._tries - 1))
+        wait_s *= self._clock.random.uniform(0.5, 1.0)
+        away_s = now_s - self._since_s
+        if away_s + wait_s > self._retry_s:
+            raise SinkUnavailable(
+                f"{error} Given up after {self._tries} tries in {away_s:.1f} s; nothing is lost.",
+                hint=error.hint or "The epoch runs again when the pipeline is started again.",
+            ) from error
+        self._clock.pause(wait_s)
+
+
+def patiently(call: Callable[[], T], clock: Clock, retry_ms: int) -> T:
+    """What the call returns, asked again for so long as it raises `SinkUnavailable`."""
+    patience = Patience(clock, retry_ms)
+    while True:
+        try:
+            return call()
+        except SinkUnavailable as error:
+            patience.wait(error)

@@ -1,27 +1,44 @@
-"""What `[sink.NAME]` may say, by kind, checked when the pipeline's file is loaded.
+"""What a kind of sink declares (`Kind`), and what `[sink.NAME]` may say by it.
 
     [sink.alerts]
-    kind = "postgres"              # one of KINDS; log if it is left out
+    kind = "postgres"              # a file of `sinks/kinds`; log if it is left out
     delivery = "exactly-once"      # or "at-least-once"
     from = "rules"                 # the function of a chain whose outputs it takes; else the last
     keep = "7d"                    # how long what was staged is kept for `catchwater sink`
 
-and the kind's own keys. Opens nothing. `guarantee` says what the combination is worth, and
-refuses what cannot be.
+and the kind's own keys. A kind is one file in `sinks/kinds` whose `KIND` says all that others need
+to know of it: its options, what it guarantees, how it is named, looked at and opened. The registry
+is made from the folder, so a file that is added there is a kind. Importing them all must stay
+cheap: what a kind needs (a client's package, Arrow) is imported by its functions.
+
+Opens nothing; `open` does.
 """
 
+import importlib
+import pkgutil
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from catchwater.config import ConfigError, duration_ms, nearest
 from catchwater.wire.security.settings import is_ours, parse_security
+
+if TYPE_CHECKING:
+    from catchwater.sinks.base import Seen, Sink
+    from catchwater.sinks.staged import Archive
+    from catchwater.sinks.surroundings import Surroundings
+
+T = TypeVar("T")
 
 Delivery = Literal["exactly-once", "at-least-once"]
 
 EXACTLY_ONCE: Delivery = "exactly-once"
 AT_LEAST_ONCE: Delivery = "at-least-once"
+
+DEFAULT_KIND = "log"
 
 _CREDENTIALS = re.compile(r"//[^/]*@")
 _ANY_CREDENTIALS = re.compile(r"//.*@")
@@ -31,136 +48,209 @@ _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
 """Of a table; what stands beside it has its name and 16 letters more."""
 
 
-def _count(text: str) -> None:
+# What a kind declares
+
+Level = Literal["exactly-once", "idempotent", "at-least-once"]
+
+
+class ImpossibleDelivery(ConfigError):
+    """The target cannot give what `delivery` asks for; the hint says what to choose instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantee:
+    """What readers of the target can rely on.
+
+    `exactly-once`: an epoch is visible whole or not at all, once. `idempotent`: a repeated epoch
+    changes nothing, but a reader may see a part of it before the rest. `at-least-once`: a repeated
+    epoch is there twice; rows tell by their identity.
+    """
+
+    level: Level
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """One kind of sink: everything that differs from the others and is asked outside its file."""
+
+    name: str
+    """As `kind` says it; also the name of its file."""
+    options: type[Any]
+    """A frozen dataclass of `option`s: the keys of its own."""
+    guarantee: "Callable[[SinkConfig, tuple[str, ...]], Guarantee]"
+    """What it gives to outputs of this `output_id`. Pure; raises `ImpossibleDelivery`."""
+    target: "Callable[[SinkConfig, Path], str]"
+    """What it writes to, as no other target is called, and without a secret; asks nobody.
+
+    Relative paths are meant from the folder.
+    """
+    place: Callable[[Any], str]
+    """The same of its options, for people."""
+    named_by: str
+    """The option that names the target where another one is wanted, as of a backfill."""
+    open: "Callable[[SinkConfig, Surroundings, Archive], Sink]"
+    """The sink. Creates what is missing in the target and claims it."""
+    look: "Callable[[SinkConfig, Surroundings], Seen]"
+    """What the target is like now; asked once, without patience, and not changed."""
+    check: "Callable[[SinkConfig, Surroundings], object]" = lambda config, around: None
+    """Refuses what no target could mend. Opens nothing; `options` are checked before."""
+    check_options: Callable[[Any], None] = lambda options: None
+    """Refuses options that do not go together. Raises `ConfigError`."""
+    alter: "Callable[[SinkConfig, Surroundings], None] | None" = None
+    """Adds the columns that a table lacks; None: nothing there can be altered."""
+    modules: tuple[str, ...] = ()
+    """What opening imports besides this file; of a package that is missing this tells."""
+    extra: str = ""
+    """The extra of `catchwater` that brings them; empty: none is needed."""
+    one_writer: bool = False
+    """Two sinks must not share a target."""
+    of_the_source: bool = False
+    """It writes to the log that the pipeline reads: without that nothing is known of it."""
+    marks_prove: "Callable[[str, str], bool]" = lambda was, now: True
+    """Whether its marks tell that what one target held is in the other, too."""
+    rebuilds: bool = False
+    """All that it holds can take the place of another's at once (`table.TableSink`)."""
+
+
+def option(
+    parse: Callable[[str], T], default: Any = MISSING, *, doc: str, key: str | None = None
+) -> T:
+    """One key: how its text is read (ValueError says what it must be), and its value if not set.
+
+    Without a default it has to be set.
+    """
+    kept = {"parse": parse, "doc": doc, "key": key}
+    return field(default=default, metadata=kept)  # type: ignore[no-any-return]
+
+
+def options(parse: Callable[[str], T], *, key: str, doc: str) -> Mapping[str, T]:
+    """All keys that begin alike, such as `kafka.*`, by their whole names."""
+    kept = {"parse": parse, "doc": doc, "key": key}
+    return field(default_factory=dict, metadata=kept)
+
+
+def key_of(each: "Field[Any]") -> str:
+    """How the key of an option is written."""
+    return each.metadata["key"] or each.name
+
+
+@cache
+def kinds() -> Mapping[str, Kind]:
+    """Every kind by its name: the files of `sinks/kinds`."""
+    from catchwater.sinks import kinds as folder
+
+    names = sorted(each.name for each in pkgutil.iter_modules(folder.__path__))
+    return {name: importlib.import_module(f"{folder.__name__}.{name}").KIND for name in names}
+
+
+# How the text of a key is read
+
+
+def count(text: str) -> int:
+    """A whole number from 1 on."""
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 10**9):
         raise ValueError("a whole number from 1 on")
+    return int(text)
 
 
-def _duration(text: str) -> None:
+def duration(text: str) -> int:
+    """Milliseconds."""
     try:
-        duration_ms(text)
+        return duration_ms(text)
     except ValueError:
         raise ValueError('a duration such as "30s"') from None
 
 
-def _text(text: str) -> None:
-    if not text:
+def text(value: str) -> str:
+    """Anything but nothing."""
+    if not value:
         raise ValueError("a text")
+    return value
 
 
-def _topic(text: str) -> None:
-    if not _TOPIC.fullmatch(text):
-        raise ValueError("a topic's name: 1 to 249 letters, digits, dots, hyphens and underscores")
-
-
-def _table(text: str) -> None:
-    if not _TABLE.fullmatch(text):
-        raise ValueError("a table's name: letters, digits and underscores, at most 40")
-
-
-def _table_in_schema(text: str) -> None:
-    if text.count(".") > 1 or not all(_TABLE.fullmatch(part) for part in text.split(".")):
-        raise ValueError(
-            "a table's name: letters, digits and underscores, at most 40; a schema may stand "
-            "before a dot"
-        )
-
-
-def _table_in_namespace(text: str) -> None:
-    if "." not in text.strip("."):
-        raise ValueError('a table\'s name with its namespace, such as "lake.alerts"')
-
-
-def _whatever(text: str) -> None:
+def anything(value: str) -> str:
     """Another client's own: empty may mean something."""
+    return value
 
 
-def _flag(text: str) -> None:
-    if text not in ("true", "false"):
+def topic(value: str) -> str:
+    """A topic's name."""
+    if not _TOPIC.fullmatch(value):
+        raise ValueError("a topic's name: 1 to 249 letters, digits, dots, hyphens and underscores")
+    return value
+
+
+def table(value: str) -> str:
+    """A table's name."""
+    if not _TABLE.fullmatch(value):
+        raise ValueError("a table's name: letters, digits and underscores, at most 40")
+    return value
+
+
+def flag(value: str) -> bool:
+    """True or false."""
+    if value not in ("true", "false"):
         raise ValueError("true or false")
+    return value == "true"
 
 
-def _one_of(*choices: str) -> Callable[[str], None]:
-    def check(text: str) -> None:
-        if text not in choices:
+def one_of(*choices: str) -> Callable[[str], str]:
+    """One of these words."""
+
+    def read(value: str) -> str:
+        if value not in choices:
             raise ValueError(f"one of {', '.join(choices)}")
+        return value
 
-    return check
-
-
-class Option(NamedTuple):
-    """One key: what it must look like (ValueError names it), and what it is if not set."""
-
-    check: Callable[[str], None]
-    default: str | None = None
-    """None: it has to be set; empty: it may be left out."""
+    return read
 
 
-_RETRY = Option(_duration, "60s")
-"""How long a target that is away is asked again within one epoch."""
+# One section
 
-KINDS: Mapping[str, Mapping[str, Option]] = {
-    "log": {"topic": Option(_topic), "partitions": Option(_count, "")},
-    "kafka": {
-        "topic": Option(_topic),
-        "partitions": Option(_count, ""),
-        "retry": _RETRY,
-        "kafka.*": Option(_whatever),
-    },
-    "postgres": {
-        "url": Option(_text),
-        "table": Option(_table_in_schema),
-        "mode": Option(_one_of("append", "upsert"), "append"),
-        "retry": _RETRY,
-    },
-    "sqlite": {
-        "path": Option(_text),
-        "table": Option(_table),
-        "mode": Option(_one_of("append", "upsert"), "append"),
-        "retry": _RETRY,
-    },
-    "parquet": {"url": Option(_text)},
-    "iceberg": {
-        "table": Option(_table_in_namespace),
-        "warehouse": Option(_text, ""),
-        "snapshots": Option(_count, "30"),
-        "retry": _RETRY,
-        "catalog.*": Option(_text),
-    },
-    "http": {
-        "url": Option(_text),
-        "method": Option(_one_of("PUT", "POST"), "PUT"),
-        "deduplicates": Option(_flag, "false"),
-        "concurrency": Option(_count, "16"),
-        "timeout": Option(_duration, "10s"),
-        "retry": _RETRY,
-        "authorization": Option(_text, ""),
-    },
-}
-"""Kind → its own keys; `kafka.*` stands for any key that begins with `kafka.`."""
+RETRY_MS = 60_000
+RETRY = "how long a target that is away is asked again within one epoch"
+"""Documentation of `retry`, which most kinds have."""
 
-SHARED: Mapping[str, Option] = {
-    "kind": Option(_one_of(*KINDS), "log"),
-    "delivery": Option(_one_of(*get_args(Delivery)), EXACTLY_ONCE),
-    "from": Option(_text, ""),
-    "keep": Option(_duration, ""),
-}
-"""The keys that every sink has."""
+
+def _kind(value: str) -> str:
+    return one_of(*kinds())(value)
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """The keys that every sink has."""
+
+    kind: str = option(_kind, DEFAULT_KIND, doc="which kind of sink")
+    delivery: str = option(
+        one_of(*get_args(Delivery)), EXACTLY_ONCE, doc="whether an epoch is written once"
+    )
+    source: str | None = option(
+        text, None, key="from", doc="the function of a chain whose outputs it takes"
+    )
+    keep_ms: int | None = option(
+        duration, None, key="keep", doc="how long outputs are kept to verify and mend from"
+    )
 
 
 @dataclass(frozen=True)
 class SinkConfig:
-    """One sink of a pipeline's file, every key of its kind present and well formed."""
+    """One sink of a pipeline's file, well formed."""
 
     name: str
-    kind: str = "log"
+    kind: str
     delivery: Delivery = EXACTLY_ONCE
-    options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The kind's own keys, passwords among them; what may be left out and was is empty."""
+    options: Any = field(default=None, repr=False)
+    """The kind's own (`Kind.options`), passwords among them."""
     source: str | None = None
     """The function of the chain whose outputs it takes; None: the last."""
     keep_ms: int | None = None
     """How long staged outputs are kept; None: as long as a restore could go back to them."""
+
+    @property
+    def declared(self) -> Kind:
+        """What its kind declares."""
+        return kinds()[self.kind]
 
     @property
     def exactly_once(self) -> bool:
@@ -170,22 +260,25 @@ class SinkConfig:
     @property
     def place(self) -> str:
         """Where it writes to, for people: without user and password, wherever a URL has them."""
-        found = [self.options.get(key) for key in ("topic", "path", "warehouse", "table")]
-        credentials = _ANY_CREDENTIALS if self.kind == "postgres" else _CREDENTIALS
-        url = credentials.sub("//", self.options.get("url", "")).partition("?")[0]
-        return " ".join(each for each in (url, *found) if each)
+        return self.declared.place(self.options)
 
-    def number(self, key: str) -> int:
-        """An option that is a count."""
-        return int(self.options[key])
+    @property
+    def named(self) -> str:
+        """What names its target in its section: a topic, a table or a URL."""
+        return str(getattr(self.options, self.declared.named_by))
 
-    def milliseconds(self, key: str) -> int:
-        """An option that is a duration."""
-        return duration_ms(self.options[key])
+    def renamed(self, target: str) -> "SinkConfig":
+        """The same sink with another target."""
+        options = replace(self.options, **{self.declared.named_by: target})
+        return replace(self, options=options)
 
-    def flag(self, key: str) -> bool:
-        """An option that is true or false."""
-        return self.options[key] == "true"
+
+def guarantee(config: SinkConfig, *, output_id: tuple[str, ...] = ()) -> Guarantee:
+    """What this sink gives, the function's outputs having this identity.
+
+    Raises `ImpossibleDelivery` (exit 2).
+    """
+    return config.declared.guarantee(config, output_id)
 
 
 def without_secrets(url: str) -> str:
@@ -193,75 +286,90 @@ def without_secrets(url: str) -> str:
     return _ANY_CREDENTIALS.sub("//", url).partition("?")[0].partition("#")[0]
 
 
+def without_user(url: str) -> str:
+    """A URL whose path may hold an `@`, without user, password and query."""
+    return _CREDENTIALS.sub("//", url).partition("?")[0]
+
+
 def known_keys() -> list[str]:
     """Every key that some sink has; for readers that do not know the kind yet."""
-    return sorted({*SHARED, *(key for options in KINDS.values() for key in options)})
+    shapes: list[type[Any]] = [_Shared, *(kind.options for kind in kinds().values())]
+    return sorted({key_of(each) for shape in shapes for each in fields(shape)})
 
 
 def parse(
     name: str, values: Mapping[str, str], where: Callable[[str], str] = lambda key: "the sink"
 ) -> SinkConfig:
     """Check one sink's section; `where` tells file and line of a key. Raises `ConfigError`."""
-    shared = {key: _value(name, key, SHARED[key], values, where) for key in SHARED}
-    own = _spelled_out(KINDS[shared["kind"]], values)
+    read = _Section(name, values, where)
+    shared = _Shared(**read.options(_Shared))
+    kind = kinds()[shared.kind]
     for key in values:
-        if key not in own and key not in SHARED:
+        if not _has(kind.options, key) and not _has(_Shared, key):
             raise ConfigError(
-                f"{where(key)}: a sink of kind {shared['kind']} has no key {key}.",
-                hint=_way_out(key, values, shared["kind"]),
+                f"{where(key)}: a sink of kind {kind.name} has no key {key}.",
+                hint=_way_out(key, values, kind),
             )
-    if shared["kind"] == "iceberg" and not _names_catalog(values):
-        raise ConfigError(
-            f"{where('kind')}: [sink.{name}] names no catalog.",
-            hint='Set catalog.uri and what else pyiceberg needs, or warehouse = "folder".',
-        )
-    if is_ours(values):
-        try:
+    options = kind.options(**read.options(kind.options))
+    try:
+        kind.check_options(options)
+    except ConfigError as error:
+        raise ConfigError(f"{where('kind')}: [sink.{name}] {error}", hint=error.hint) from None
+    try:
+        if is_ours(values):
             parse_security(values)
-        except ConfigError as error:
-            raise ConfigError(f"{where('kind')}: [sink.{name}]: {error}", hint=error.hint) from None
+    except ConfigError as error:
+        raise ConfigError(f"{where('kind')}: [sink.{name}]: {error}", hint=error.hint) from None
     return SinkConfig(
         name=name,
-        kind=shared["kind"],
-        delivery=AT_LEAST_ONCE if shared["delivery"] == AT_LEAST_ONCE else EXACTLY_ONCE,
-        options={key: _value(name, key, option, values, where) for key, option in own.items()},
-        source=shared["from"] or None,
-        keep_ms=duration_ms(shared["keep"]) if shared["keep"] else None,
+        kind=kind.name,
+        delivery=AT_LEAST_ONCE if shared.delivery == AT_LEAST_ONCE else EXACTLY_ONCE,
+        options=options,
+        source=shared.source,
+        keep_ms=shared.keep_ms,
     )
 
 
-def _names_catalog(values: Mapping[str, str]) -> bool:
-    return any(key == "warehouse" or key.startswith("catalog.") for key in values)
+@dataclass(frozen=True)
+class _Section:
+    name: str
+    values: Mapping[str, str]
+    where: Callable[[str], str]
+
+    def options(self, shape: type[Any]) -> dict[str, Any]:
+        """The values of a dataclass of options, those that are set and those that must be."""
+        found: dict[str, Any] = {}
+        for each in fields(shape):
+            key, parse = key_of(each), each.metadata["parse"]
+            if key.endswith("*"):
+                names = [name for name in self.values if name.startswith(key[:-1])]
+                found[each.name] = {name: self._value(name, parse) for name in names}
+            elif key in self.values:
+                found[each.name] = self._value(key, parse)
+            elif each.default is MISSING:
+                at = self.where("kind")
+                raise ConfigError(f"{at}: {key} in [sink.{self.name}] is missing.")
+        return found
+
+    def _value(self, key: str, parse: Callable[[str], T]) -> T:
+        try:
+            return parse(self.values[key])
+        except ValueError as wanted:
+            raise ConfigError(
+                f"{self.where(key)}: {key} in [sink.{self.name}] must be {wanted}, not "
+                f"{self.values[key]!r}."
+            ) from None
 
 
-def _way_out(key: str, values: Mapping[str, str], kind: str) -> str:
+def _has(shape: type[Any], key: str) -> bool:
+    known = [key_of(each) for each in fields(shape)]
+    return key in known or any(k[-1] == "*" and key.startswith(k[:-1]) for k in known)
+
+
+def _way_out(key: str, values: Mapping[str, str], kind: Kind) -> str:
     """What to do about a key that the kind does not have."""
-    others = [other for other, options in KINDS.items() if key in _spelled_out(options, values)]
+    others = [name for name, other in kinds().items() if _has(other.options, key)]
     if "kind" not in values and others:
-        return f"kind is left out, which means {kind}; {key} is a key of {', '.join(others)}."
-    return f"The nearest is {nearest(key, [*KINDS[kind], *SHARED])}."
-
-
-def _spelled_out(options: Mapping[str, Option], values: Mapping[str, str]) -> Mapping[str, Option]:
-    """The options with the keys that are there for those that stand for any."""
-    found = {key: option for key, option in options.items() if not key.endswith("*")}
-    for prefix in options.keys() - found.keys():
-        given = [key for key in values if key.startswith(prefix[:-1])]
-        found |= dict.fromkeys(given, options[prefix])
-    return found
-
-
-def _value(
-    name: str, key: str, option: Option, values: Mapping[str, str], where: Callable[[str], str]
-) -> str:
-    if key not in values:
-        if option.default is None:
-            raise ConfigError(f"{where('kind')}: {key} in [sink.{name}] is missing.")
-        return option.default
-    try:
-        option.check(values[key])
-    except ValueError as wanted:
-        raise ConfigError(
-            f"{where(key)}: {key} in [sink.{name}] must be {wanted}, not {values[key]!r}."
-        ) from None
-    return values[key]
+        return f"kind is left out, which means {kind.name}; {key} is a key of {', '.join(others)}."
+    known = [key_of(each) for shape in (kind.options, _Shared) for each in fields(shape)]
+    return f"The nearest is {nearest(key, known)}."

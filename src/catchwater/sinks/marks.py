@@ -1,25 +1,30 @@
-"""What a target knows of its epochs, where it has no tables of ours to keep marks in.
+"""Who writes to a target, which epochs it has, and the rule of what may be written next.
 
-One small document (`Marks`, JSON) says who writes to the target and which epochs it has. An Iceberg
-table keeps it as a property, a Kafka as the newest record of a compacted topic, a folder of files
-as an object; each changes it together with the data, or right behind it.
+`admit` is the rule of `base.Sink.commit`, once for all sinks: the mark of a repeated epoch is
+answered, and a stale driver, other content and a gap are refused. Tables read what it needs from
+their rows, a log from the catalog's answer.
 
-Pure. The rules of `base.Sink.commit` stand here once: `Marks.admit`.
+A target without tables of ours keeps one small document, `Marks`, as JSON: an Iceberg table as a
+property, a Kafka as the newest record of a compacted topic, a folder of files as an object. Each
+changes it together with the data, or right behind it.
+
+Pure.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from catchwater.config import CatchwaterError
 from catchwater.recovery.ledger import SinkEpoch
 from catchwater.sinks.base import (
+    EpochDiffers,
     EpochMissing,
     Staged,
     Superseded,
     TargetTaken,
     epoch_checksum,
-    refuse_other,
 )
 
 MOST_MARKS = 1000
@@ -30,6 +35,24 @@ class MarksDamaged(CatchwaterError):
     """What a target says of its epochs is not what we wrote."""
 
     exit_code = 5
+
+
+class Owner(NamedTuple):
+    """The one writer of a target: a sink of a pipeline, in one generation of it."""
+
+    pipeline: str
+    sink: str
+    generation: int = 0
+    """Raised by a rollback: what older generations wrote after it was taken back."""
+
+    def __str__(self) -> str:
+        """As targets write it."""
+        return f"{self.pipeline}/{self.sink}"
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """What stays the same over generations."""
+        return self.pipeline, self.sink
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -53,6 +76,52 @@ class Mark(msgspec.Struct, frozen=True):
         return SinkEpoch(target, self.records, self.checksum, self.offsets)
 
 
+class Known(NamedTuple):
+    """What a target knows that decides about an epoch."""
+
+    generation: int
+    """Of its newest writer."""
+    newest: int | None = None
+    """The newest epoch that it has a mark of; None: it has none."""
+    mark: Mark | None = None
+    """The mark of the very epoch that is to be written, if it has one."""
+
+
+def admit(owner: Owner, known: Known, mark: Mark) -> Mark | None:
+    """The mark that the epoch has already; None if it is to be written now.
+
+    Raises `Superseded`, `EpochDiffers`, `EpochMissing`.
+    """
+    refuse_superseded(owner, known.generation)
+    if known.mark is not None:
+        if known.mark.checksum != mark.checksum:
+            raise EpochDiffers(
+                f"The sink {owner.sink!r} has epoch {mark.epoch} of {owner.pipeline!r} with "
+                f"checksum {known.mark.checksum}; this run of the epoch gave {mark.checksum}.",
+                hint="The function is not deterministic, or the checkpoint is not the one this "
+                "sink was written from. Give the pipeline another name to write anew.",
+            )
+        return known.mark
+    if known.newest is not None and mark.epoch != known.newest + 1:
+        raise EpochMissing(
+            f"The sink {owner.sink!r} has epochs of {owner.pipeline!r} up to {known.newest} and "
+            f"no mark of {mark.epoch}: it would not follow.",
+            hint="If the target was restored from an older copy: catchwater sink repair FILE. "
+            "Otherwise start from the checkpoint this sink was written from.",
+        )
+    return None
+
+
+def refuse_superseded(owner: Owner, generation: int) -> None:
+    """Raise `Superseded` if a newer generation than the owner's writes to the target."""
+    if generation > owner.generation:
+        raise Superseded(
+            f"The sink {owner.sink!r} of {owner.pipeline!r} is written by generation {generation}; "
+            f"this is generation {owner.generation}, which was rolled back.",
+            hint="Stop this pipeline: another one runs in its place.",
+        )
+
+
 class Marks(msgspec.Struct, frozen=True):
     """All that a target knows; the epochs are consecutive and end with `newest`."""
 
@@ -63,36 +132,26 @@ class Marks(msgspec.Struct, frozen=True):
     epochs: tuple[Mark, ...] = ()
     """Of those that a restore may go back to, oldest first."""
 
+    @property
+    def owner(self) -> Owner:
+        """Who wrote them."""
+        return Owner(self.pipeline, self.sink, self.generation)
+
     def mark(self, epoch: int) -> Mark | None:
         """What is known of one epoch."""
         return next((mark for mark in self.epochs if mark.epoch == epoch), None)
 
     def admit(self, mark: Mark) -> Mark | None:
-        """The mark that the epoch has already; None if it is to be written now.
+        """See `admit`; the mark says which generation is to write."""
+        known = Known(self.generation, self.newest, self.mark(mark.epoch))
+        return admit(self.owner._replace(generation=mark.generation), known, mark)
 
-        Raises `EpochDiffers`, `EpochMissing`, `Superseded`.
-        """
-        if mark.generation < self.generation:
-            raise self._superseded(mark.generation)
-        found = self.mark(mark.epoch)
-        if found is not None:
-            had, gave = found.checksum, mark.checksum
-            refuse_other(self.sink, self.pipeline, mark.epoch, had, gave)
-            return found
-        if self.newest is not None and mark.epoch != self.newest + 1:
-            raise EpochMissing(
-                f"The sink {self.sink!r} has epochs of {self.pipeline!r} up to {self.newest} and "
-                f"no mark of {mark.epoch}: it would not follow.",
-                hint="Start from the checkpoint that this sink was written from.",
-            )
-        return None
-
-    def owned_by(self, other: "Marks", target: str) -> None:
-        """Raise `TargetTaken` if these marks are of another pipeline or sink than the others."""
-        if (self.pipeline, self.sink) != (other.pipeline, other.sink):
+    def owned_by(self, owner: Owner, target: str) -> None:
+        """Raise `TargetTaken` if these marks are of another pipeline or sink."""
+        if self.owner.name != owner.name:
             raise TargetTaken(
                 f"{target} is written by the sink {self.sink!r} of the pipeline "
-                f"{self.pipeline!r}; the sink {other.sink!r} of {other.pipeline!r} cannot write "
+                f"{self.pipeline!r}; the sink {owner.sink!r} of {owner.pipeline!r} cannot write "
                 "there, too.",
                 hint="Give each sink a target of its own.",
             )
@@ -109,8 +168,7 @@ class Marks(msgspec.Struct, frozen=True):
 
     def withdrawn(self, after: int, generation: int) -> tuple["Marks", list[int]]:
         """Without the epochs after this one that older generations wrote, and which those are."""
-        if generation < self.generation:
-            raise self._superseded(generation)
+        refuse_superseded(self.owner._replace(generation=generation), self.generation)
         gone = [m.epoch for m in self.epochs if m.epoch > after and m.generation < generation]
         left = tuple(mark for mark in self.epochs if mark.epoch not in gone)
         newest = min(gone) - 1 if gone else self.newest
@@ -121,13 +179,6 @@ class Marks(msgspec.Struct, frozen=True):
             epochs=left,
         )
         return changed, gone
-
-    def _superseded(self, generation: int) -> Superseded:
-        return Superseded(
-            f"The sink {self.sink!r} of {self.pipeline!r} is written by generation "
-            f"{self.generation}; this one is {generation}, and was rolled back.",
-            hint="Another process has taken over; let this one end.",
-        )
 
     def encode(self) -> bytes:
         """As JSON."""

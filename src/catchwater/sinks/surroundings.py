@@ -7,15 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from catchwater.clock import SYSTEM, Clock
-from catchwater.config import CatchwaterError
 from catchwater.replay.control import Control
+from catchwater.sinks.marks import Owner
 from catchwater.wire.security.settings import UNSECURED, Security
-
-
-class NotOurLog(CatchwaterError):
-    """The brokers have no control API, so nothing can be committed to them once."""
-
-    exit_code = 2
 
 
 @dataclass(frozen=True)
@@ -39,6 +33,10 @@ class Surroundings:
     """What the function puts out; None: dead letters or late events."""
     output_id: tuple[str, ...] = ()
     clock: Clock = SYSTEM
+
+    def owner(self, sink: str) -> Owner:
+        """The writer of this sink's target."""
+        return Owner(self.pipeline, sink, self.generation)
 
 
 def staged_folder(*names: str) -> str:

@@ -78,7 +78,7 @@ def test_all_that_is_wrong_is_named_at_once(
     catchwater: Any, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    monkeypatch.delitem(sys.modules, "catchwater.sinks.relational.postgres", raising=False)
+    monkeypatch.delitem(sys.modules, "catchwater.sinks.kinds.postgres", raising=False)
     there = sorted(file.parent.rglob("*"))
     answer = catchwater("pipeline", "plan", file, "--json")
     assert answer.code == 4

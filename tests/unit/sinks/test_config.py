@@ -11,14 +11,14 @@ def test_a_sink_is_a_topic_of_our_log_unless_it_says_otherwise() -> None:
     assert (sink.kind, sink.delivery, sink.source, sink.keep_ms) == (
         "log", "exactly-once", None, None,
     )  # fmt: skip
-    assert sink.options == {"topic": "alerts", "partitions": ""}
+    assert (sink.options.topic, sink.options.partitions) == ("alerts", None)
 
 
 def test_every_key_of_the_kind_is_there_with_its_default() -> None:
     sink = parse("kv", {"kind": "http", "url": "http://h/{key}", "keep": "7d", "from": "rules"})
-    assert sink.options["method"] == "PUT"
-    assert (sink.number("concurrency"), sink.milliseconds("timeout")) == (16, 10_000)
-    assert not sink.flag("deduplicates")
+    assert sink.options.method == "PUT"
+    assert (sink.options.concurrency, sink.options.timeout_ms) == (16, 10_000)
+    assert sink.options.deduplicates is False
     assert (sink.keep_ms, sink.source) == (604_800_000, "rules")
 
 
@@ -27,7 +27,7 @@ def test_every_key_of_the_kind_is_there_with_its_default() -> None:
     [
         ({}, "topic in [sink.alerts] is missing"),
         ({"kind": "sqlite", "path": "x"}, "table in [sink.alerts] is missing"),
-        ({"kind": "mysql"}, "must be one of log, kafka"),
+        ({"kind": "mysql"}, "must be one of http, iceberg, kafka, log, parquet, postgres, sqlite"),
         ({"topic": "t", "delivery": "twice"}, "must be one of exactly-once, at-least-once"),
         ({"topic": "t", "partitions": "0"}, "must be a whole number from 1 on, not '0'"),
         ({"topic": "t", "keep": "long"}, 'must be a duration such as "30s"'),
@@ -74,7 +74,7 @@ def test_a_section_that_forgot_its_kind_is_told_so() -> None:
     with pytest.raises(ConfigError, match="a sink of kind log has no key url") as refused:
         parse("alerts", {"url": "postgresql://h/d", "table": "t"})
     assert refused.value.hint == (
-        "kind is left out, which means log; url is a key of postgres, parquet, http."
+        "kind is left out, which means log; url is a key of http, parquet, postgres."
     )
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from catchwater.sinks.config import KINDS, parse
-from catchwater.sinks.guarantee import ImpossibleDelivery, guarantee
+from catchwater.sinks.config import ImpossibleDelivery, guarantee, kinds, parse
 
 PLACES = {
     "log": {"topic": "t"},
@@ -21,7 +20,7 @@ def level(kind: str, output_id: tuple[str, ...] = (), **more: str) -> str:
     return guarantee(parse("s", values), output_id=output_id).level
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", list(kinds()))
 def test_every_kind_writes_once_unless_it_is_told_otherwise(kind: str) -> None:
     assert level(kind) == ("idempotent" if kind == "http" else "exactly-once")
 

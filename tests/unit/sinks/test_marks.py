@@ -5,7 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catchwater.sinks.base import EpochDiffers, EpochMissing, Superseded, TargetTaken
-from catchwater.sinks.marks import MOST_MARKS, Mark, Marks, MarksDamaged, decode_marks
+from catchwater.sinks.marks import (
+    MOST_MARKS,
+    Known,
+    Mark,
+    Marks,
+    MarksDamaged,
+    Owner,
+    admit,
+    decode_marks,
+)
 
 NOTHING = Marks("cards", "alerts", 0)
 
@@ -19,6 +28,40 @@ def marks(*epochs: int, generation: int = 0) -> Marks:
     for epoch in epochs:
         found = found.written(mark(epoch, generation), 0)
     return found
+
+
+OWNER = Owner("cards", "alerts", 2)
+
+
+@pytest.mark.parametrize(
+    ("generation", "newest", "has", "epoch", "answer"),
+    [
+        (2, None, None, 0, None),  # a target that has nothing takes the first epoch
+        (2, None, None, 7, None),  # which may be any: of a sink that was added
+        (2, 7, None, 8, None),  # the next one
+        (1, 7, None, 8, None),  # the next one, after a rollback that took nothing back here
+        (2, 7, "c", 7, "again"),  # a repeat, of the newest
+        (2, 7, "c", 3, "again"),  # a repeat of an older one, as after a restore
+        (1, 7, "c", 7, "again"),  # a repeat of what an older generation wrote
+        (2, 7, "x", 7, EpochDiffers),  # a repeat with other content
+        (2, 7, None, 9, EpochMissing),  # a gap
+        (2, 7, None, 6, EpochMissing),  # an epoch whose mark was forgotten
+        (3, None, None, 0, Superseded),  # a stale driver, whatever it writes
+        (3, 7, None, 8, Superseded),
+        (3, 7, "c", 7, Superseded),
+        (3, 7, "x", 7, Superseded),
+    ],
+)
+def test_an_epoch_is_written_once_in_order_and_by_the_newest_generation(
+    generation: int, newest: int | None, has: str | None, epoch: int, answer: object
+) -> None:
+    there = None if has is None else mark(epoch, 1, has)
+    known, wanted = Known(generation, newest, there), mark(epoch, OWNER.generation)
+    if isinstance(answer, type):
+        with pytest.raises(answer):
+            admit(OWNER, known, wanted)
+    else:
+        assert admit(OWNER, known, wanted) == (there if answer == "again" else None)
 
 
 def test_a_first_epoch_may_be_any_and_the_next_must_follow() -> None:
@@ -37,15 +80,15 @@ def test_an_epoch_with_a_mark_answers_it_and_with_other_content_is_refused() -> 
 
 
 def test_an_older_generation_is_told_that_it_was_superseded() -> None:
-    with pytest.raises(Superseded, match="written by generation 2; this one is 1"):
+    with pytest.raises(Superseded, match="written by generation 2; this is generation 1"):
         marks(0, generation=2).admit(mark(1, generation=1))
     with pytest.raises(Superseded):
         marks(0, generation=2).withdrawn(0, 1)
 
 
 def test_marks_of_another_pipeline_or_sink_are_refused() -> None:
-    marks(0).owned_by(NOTHING, "there")
-    for other in (Marks("cards", "others", 0), Marks("trips", "alerts", 0)):
+    marks(0).owned_by(NOTHING.owner, "there")
+    for other in (Owner("cards", "others"), Owner("trips", "alerts")):
         with pytest.raises(TargetTaken, match="there is written by the sink 'alerts' of the"):
             marks(0).owned_by(other, "there")
 

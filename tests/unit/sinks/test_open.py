@@ -2,22 +2,13 @@
 
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from catchwater.sinks.config import KINDS, parse
-from catchwater.sinks.guarantee import ImpossibleDelivery
-from catchwater.sinks.open import (
-    _LOOKS,
-    _MODULES,
-    _OPENERS,
-    _TARGETS,
-    PackageMissing,
-    open_sink,
-    preload,
-    target_of,
-)
+from catchwater.sinks.config import ImpossibleDelivery, Kind, kinds, parse
+from catchwater.sinks.open import PackageMissing, open_sink, preload, target_of
 from catchwater.sinks.surroundings import Surroundings
 
 
@@ -25,47 +16,59 @@ def around(tmp_path: Path) -> Surroundings:
     return Surroundings("cards", tmp_path.as_uri(), tmp_path)
 
 
-def test_every_kind_can_be_opened() -> None:
-    assert set(_OPENERS) == set(_MODULES) == set(_TARGETS) == set(_LOOKS) == set(KINDS)
+@pytest.mark.parametrize("kind", kinds().values(), ids=list(kinds()))
+def test_a_kind_is_named_as_its_file_and_every_option_says_what_it_is(kind: Kind) -> None:
+    assert kinds()[kind.name] is kind
+    assert all(each.metadata["doc"] for each in fields(kind.options))
+    assert kind.named_by in {each.name for each in fields(kind.options)}
+
+
+_LOADED = """
+import sys
+from catchwater.sinks.config import kinds
+kinds()
+heavy = ("pyarrow", "psycopg", "confluent_kafka", "pyiceberg", "numba", "sqlalchemy")
+print(*(name for name in heavy if name in sys.modules))
+"""
+
+
+def test_to_know_all_kinds_needs_nothing_that_one_of_them_needs() -> None:
+    command = [sys.executable, "-c", _LOADED]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "\n"
 
 
 _PRELOADED = """
-import ast, inspect, sys, textwrap
-from catchwater.sinks import open as module
-module.preload([sys.argv[1]])
-def read(function):
-    return [*ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function))))]
-opener = read(module._OPENERS[sys.argv[1]])
-called = {vars(module).get(each.id) for each in opener if isinstance(each, ast.Name)}
-for function in called:
-    opener += read(function) if inspect.isfunction(function) else []
-wanted = {each.module for each in opener if isinstance(each, ast.ImportFrom)}
+import ast, inspect, sys
+from catchwater.sinks.config import kinds
+from catchwater.sinks.open import preload
+preload([sys.argv[1]])
+module = sys.modules[f"catchwater.sinks.kinds.{sys.argv[1]}"]
+functions = [each for each in ast.walk(ast.parse(inspect.getsource(module)))
+             if isinstance(each, ast.FunctionDef)]
+wanted = {each.module for function in functions for each in ast.walk(function)
+          if isinstance(each, ast.ImportFrom)}
 print(*(name for name in wanted if name not in sys.modules))
 """
 
 
-@pytest.mark.parametrize(("kind", "others"), [("log", []), ("sqlite", ["postgres"])])
-def test_what_is_preloaded_is_not_imported_when_a_sink_is_opened(
-    kind: str, others: list[str]
-) -> None:
+@pytest.mark.parametrize("kind", list(kinds()))
+def test_what_is_preloaded_is_not_imported_when_a_sink_is_opened(kind: str) -> None:
     command = [sys.executable, "-c", _PRELOADED, kind]
     left = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    assert left == [f"catchwater.sinks.relational.{other}" for other in others]
+    assert left == []
 
 
 def test_a_missing_package_is_told_when_the_sink_is_opened_and_not_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    monkeypatch.delitem(sys.modules, "catchwater.sinks.relational.postgres", raising=False)
-    preload(KINDS)
+    preload(kinds())
 
 
 def test_a_package_that_is_not_installed_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    monkeypatch.delitem(sys.modules, "catchwater.sinks.relational.postgres", raising=False)
     config = parse("rows", {"kind": "postgres", "url": "postgresql://h/d", "table": "t"})
     with pytest.raises(PackageMissing, match="needs the package psycopg") as refused:
         open_sink(config, around(tmp_path))

@@ -5,8 +5,7 @@ from itertools import pairwise
 import pytest
 
 from catchwater.clock import ManualClock
-from catchwater.sinks.base import SinkUnavailable
-from catchwater.sinks.patience import Patience, patiently
+from catchwater.sinks.base import Patience, SinkUnavailable, patiently
 
 
 def test_what_comes_back_in_time_is_never_told() -> None:

@@ -27,11 +27,8 @@ from catchwater.replay.offsets import to_json
 from catchwater.replay.options import parse_options
 from catchwater.replay.subscription import Subscription
 from catchwater.sinks.base import TargetDiffers
-from catchwater.sinks.relational.sink import TableSink
-from catchwater.sinks.relational.tables import checked_names
-
-TABLES = ("postgres", "sqlite")
-"""The kinds of sinks that can be rebuilt."""
+from catchwater.sinks.table import TableSink
+from catchwater.sinks.table_target import checked_names
 
 
 class CannotRebuild(CatchwaterError):
@@ -42,7 +39,7 @@ class CannotRebuild(CatchwaterError):
 
 def tables_of(live: PipelineConfig, label: str) -> dict[str, str]:
     """Where each sink's rows are made before they take their place. Raises `CannotRebuild`."""
-    others = {name: each.kind for name, each in live.sinks.items() if each.kind not in TABLES}
+    others = {name: each.kind for name, each in live.sinks.items() if not each.declared.rebuilds}
     if others:
         named = ", ".join(f"{name!r} ({kind})" for name, kind in others.items())
         raise CannotRebuild(
@@ -58,7 +55,7 @@ def tables_of(live: PipelineConfig, label: str) -> dict[str, str]:
             hint='Give them delivery = "exactly-once" first.',
         )
     suffix = f"__{label.replace('-', '_')}"
-    tables = {name: each.options["table"] + suffix for name, each in live.sinks.items()}
+    tables = {name: each.named + suffix for name, each in live.sinks.items()}
     for table in tables.values():
         try:
             checked_names(table)
@@ -122,7 +119,7 @@ def _exchange(pipeline: Pipeline, rebuild: PipelineConfig) -> dict[str, int]:
         for name, sink in made.sinks.items():
             assert isinstance(sink, TableSink), "others were refused"
             try:
-                rows[name] = sink.take_place(pipeline.name, live.sinks[name].options["table"])
+                rows[name] = sink.take_place(pipeline.name, live.sinks[name].named)
             except TargetDiffers:
                 if not rows:  # and this one was rolled back: the pipeline may go on
                     handover.give_back(live.checkpoint)

@@ -33,8 +33,6 @@ from catchwater.wire.client import EARLIEST
 BACKFILLS = ".backfills"
 """How the name of the folder beside a checkpoint ends that its backfills lie in."""
 
-_KEY = {"log": "TOPIC", "kafka": "TOPIC", "parquet": "URL", "http": "URL"}
-"""By kind of sink: the key that names its target, where that is no table."""
 _LABEL = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _STARTING = ("starting", "ending", "maxtriggerdelay", "minoffsets")
 """What begins so in the file says where the live pipeline begins or how it waits."""
@@ -140,9 +138,7 @@ def backfill_of(live: PipelineConfig, label: str) -> PipelineConfig:
         live,
         name=f"{name}.{label}",
         sinks={
-            sink: replace(each, options={**each.options, "table": tables[sink]})
-            if sink in tables
-            else each
+            sink: each.renamed(tables[sink]) if sink in tables else each
             for sink, each in live.sinks.items()
         },
         checkpoint=folder,
@@ -166,7 +162,7 @@ def check_apart(backfill: PipelineConfig, live: PipelineConfig) -> None:
         target = target_of(sink, backfill.folder)
         taken = bound.sinks.get(name, "") if bound else target_of(live.sinks[name], live.folder)
         if identity.is_target(sink, backfill.folder, taken):
-            variable = f"CATCHWATER_SINK__{name.upper()}__{_KEY.get(sink.kind, 'TABLE')}"
+            variable = f"CATCHWATER_SINK__{name.upper()}__{sink.declared.named_by.upper()}"
             raise BadBackfill(
                 f"The sink {name!r} writes to {target}, which is the live pipeline's.",
                 hint=f"Name another target by the environment: {variable}=...",

@@ -11,13 +11,9 @@ from pathlib import Path
 from catchwater.config import ConfigError
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run.config import DEAD_LETTER, PipelineConfig
-from catchwater.sinks.config import SinkConfig
-from catchwater.sinks.guarantee import guarantee
+from catchwater.sinks.config import SinkConfig, guarantee
 from catchwater.sinks.open import PackageMissing, check_sink, target_of
 from catchwater.sinks.surroundings import Surroundings
-
-_ALONE = ("postgres", "sqlite", "parquet", "iceberg")
-"""Kinds whose targets have one writer."""
 
 
 def check_fit(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:
@@ -161,7 +157,7 @@ def _refuse_shared_targets(sinks: Sequence[SinkConfig], folder: Path) -> None:
     """
     writers: dict[str, str] = {}
     for each in sinks:
-        if each.kind in _ALONE:
+        if each.declared.one_writer:
             other = writers.setdefault(target_of(each, folder), each.name)
             if other != each.name:
                 raise ConfigError(

@@ -133,8 +133,7 @@ def is_target(sink: SinkConfig, folder: Path, bound: str) -> bool:
 
     Checkpoints of earlier versions know no more than a topic, table, path or URL.
     """
-    named = (sink.options.get(key) for key in ("topic", "table", "path", "url"))
-    earlier = f"{sink.kind} {next(filter(None, named), '').partition('?')[0]}"
+    earlier = f"{sink.kind} {sink.named.partition('?')[0]}"
     return bound in (target_of(sink, folder), earlier)
 
 

@@ -15,7 +15,7 @@ from pyspark import daemon
 
 from catchwater.pipeline import shard_epoch, workers
 from catchwater.replay import read
-from catchwater.sinks.log import stager
+from catchwater.sinks import log_stager as stager
 from catchwater.wire import arrow
 
 PRELOADED = (read, shard_epoch, stager)

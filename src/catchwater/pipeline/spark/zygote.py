@@ -97,7 +97,7 @@ _PRELOADED = (
     "catchwater.pipeline.shard_epoch",
     "catchwater.pipeline.spark.source",
     "catchwater.replay.read",
-    "catchwater.sinks.log.stager",
+    "catchwater.sinks.log_stager",
     "pyspark.sql.streaming.python_streaming_source_runner",
     "pyspark.worker",
 )

@@ -31,7 +31,7 @@ from catchwater.recovery.folder import home_of
 from catchwater.recovery.ledger import Ledger, ShardEpoch, SourceOffset, write_whole
 from catchwater.recovery.savepoint.create import state_log
 from catchwater.sinks.base import OutputRecord, Staged
-from catchwater.sinks.config import SinkConfig
+from catchwater.sinks.config import parse
 from catchwater.state.entries import DictEntries, Table, no_changes
 from catchwater.state.keys import encode_key, shard_of, stored_key
 from catchwater.state.records import new_record
@@ -105,12 +105,12 @@ class Shop:
 
     @property
     def config(self) -> PipelineConfig:
-        sink = {"path": "rows.db", "table": "tally", "mode": "append", "retry": "1s"}
+        sink = {"kind": "sqlite", "path": "rows.db", "table": "tally", "retry": "1s"}
         return PipelineConfig(
             functions=(self.module,),
             checkpoint=self.folder / self.checkpoint_name,
             source={"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders"},
-            sinks={"rows": SinkConfig("rows", "sqlite", options=sink)},
+            sinks={"rows": parse("rows", sink)},
             folder=self.folder,
             shards=SHARDS,
         )

@@ -27,7 +27,7 @@ def start(shop: Shop, config: PipelineConfig) -> None:
 
 def elsewhere(shop: Shop, path: str, delivery: str = "exactly-once") -> PipelineConfig:
     sink = shop.config.sinks["rows"]
-    moved = replace(sink, options={**sink.options, "path": path}, delivery=delivery)  # type: ignore[arg-type]
+    moved = replace(sink, options=replace(sink.options, path=path), delivery=delivery)  # type: ignore[arg-type]
     return replace(shop.config, sinks={"rows": moved})
 
 

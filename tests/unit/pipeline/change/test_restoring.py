@@ -65,7 +65,7 @@ def test_the_file_says_whose_it_is_and_in_how_many_shards(shop: Shop, saved: Sav
 
 def test_a_second_job_starts_from_it_while_the_first_goes_on(shop: Shop, saved: Savepoint) -> None:
     sink = shop.config.sinks["rows"]
-    sinks = {"rows": replace(sink, options={**sink.options, "path": "second.db"})}
+    sinks = {"rows": replace(sink, options=replace(sink.options, path="second.db"))}
     config = replace(shop.config, name="second", sinks=sinks)
     with lock(shop.checkpoint):
         bring_back(shop.pipeline.other(config=config), wanted(shop, saved))

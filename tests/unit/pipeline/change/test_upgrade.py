@@ -171,7 +171,7 @@ def test_what_no_column_mends_is_refused_all_the_same(shop: Shop) -> None:
 def test_a_sink_that_is_away_is_told_before_the_pipeline_is_stopped(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("catchwater.sinks.relational.sqlite._BUSY_S", 0)
+    monkeypatch.setattr("catchwater.sinks.kinds.sqlite._BUSY_S", 0)
     (shop.folder / "rows.db").rename(shop.folder / "away.db")
     (shop.folder / "rows.db").mkdir()
     with pytest.raises(TargetDiffers, match="is a folder"):

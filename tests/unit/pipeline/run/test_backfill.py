@@ -21,7 +21,7 @@ from catchwater.pipeline.run.backfill import (
 from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
 from catchwater.recovery import handover
 from catchwater.replay.options import SourceOptions
-from catchwater.sinks.config import AT_LEAST_ONCE, SinkConfig
+from catchwater.sinks.config import AT_LEAST_ONCE, parse
 
 SOURCE = {
     "kafka.bootstrap.servers": "127.0.0.1:1",
@@ -137,19 +137,22 @@ def test_a_range_beyond_the_end_is_refused_before_it_is_fixed(
 
 
 def test_what_cannot_exchange_all_it_holds_is_not_rebuilt(live: PipelineConfig) -> None:
-    table = SinkConfig("rows", "sqlite", options={"path": "rows.db", "table": "sales"})
+    table = parse("rows", {"kind": "sqlite", "path": "rows.db", "table": "sales"})
     tables = replace(live, sinks={"rows": table})
     assert tables_of(tables, "after-fix") == {"rows": "sales__after_fix"}
     begin(backfill_of(tables, "after-fix"), replace_bounds(BOUNDS, {"rows": "sales__after_fix"}))
-    assert backfill_of(tables, "after-fix").sinks["rows"].options["table"] == "sales__after_fix"
+    assert backfill_of(tables, "after-fix").sinks["rows"].options.table == "sales__after_fix"
     with pytest.raises(CannotRebuild, match=r"'alerts' \(log\)"):
-        tables_of(replace(live, sinks={"rows": table, "alerts": SinkConfig("alerts")}), "after-fix")
+        tables_of(
+            replace(live, sinks={"rows": table, "alerts": parse("alerts", {"topic": "alerts"})}),
+            "after-fix",
+        )
 
 
 def test_a_label_that_makes_too_long_a_name_is_refused_before_anything_is_pinned(
     live: PipelineConfig,
 ) -> None:
-    table = SinkConfig("rows", "postgres", options={"url": "postgresql://h/d", "table": "sales"})
+    table = parse("rows", {"kind": "postgres", "url": "postgresql://h/d", "table": "sales"})
     one = replace(live, sinks={"rows": table})
     assert tables_of(one, "a" * 33) == {"rows": f"sales__{'a' * 33}"}
     with pytest.raises(CannotRebuild, match="too long") as refused:
@@ -159,7 +162,9 @@ def test_a_label_that_makes_too_long_a_name_is_refused_before_anything_is_pinned
 
 def test_a_table_without_marks_is_not_rebuilt(live: PipelineConfig) -> None:
     """Marks say which of two tables is which; without, the one made anew was thrown away."""
-    table = SinkConfig("rows", "sqlite", AT_LEAST_ONCE, {"path": "rows.db", "table": "sales"})
+    table = parse(
+        "rows", {"kind": "sqlite", "path": "rows.db", "table": "sales", "delivery": AT_LEAST_ONCE}
+    )
     with pytest.raises(CannotRebuild, match="'rows' deliver at least once"):
         tables_of(replace(live, sinks={"rows": table}), "after-fix")
 

@@ -37,7 +37,7 @@ def test_paths_are_relative_to_the_file_and_the_rest_has_defaults(tmp_path: Path
         "subscribe": "payments",
         "maxOffsetsPerTrigger": "1000",
     }
-    assert config.sinks["alerts"].options["topic"] == "alerts"
+    assert config.sinks["alerts"].options.topic == "alerts"
     assert config.functions == ("card_risk:CardRisk",)
     assert (config.tasks, config.shard_count, config.retain) == (2, 4, 5)
 
@@ -56,7 +56,7 @@ def test_every_key_may_come_from_the_environment_which_wins(tmp_path: Path) -> N
         CATCHWATER_CACHE="not a setting of ours",
         HOME="/",
     )
-    assert (config.tasks, config.sinks["alerts"].options["topic"]) == (3, "other")
+    assert (config.tasks, config.sinks["alerts"].options.topic) == (3, "other")
     assert config.source["kafka.bootstrap.servers"] == "h:1"
 
 
@@ -77,7 +77,7 @@ def test_a_chain_with_inputs_tables_and_dead_letters_is_read(tmp_path: Path) -> 
         "subscribe": "m2",
         "startingOffsets": "earliest",
     }
-    assert config.dead_letter is not None and config.dead_letter.options["topic"] == "dead"
+    assert config.dead_letter is not None and config.dead_letter.options.topic == "dead"
     assert config.calls == {"score": {"timeout": "1s"}}
     assert list(config.sinks) == ["alerts"]
 
@@ -114,7 +114,7 @@ kafka.ssl.ca.location = "ca.pem"
     security = parse_options(config.source_options).security
     assert (security.username, security.password) == ("reader", "s3cret")
     assert security.ca and security.ca.location == str(tmp_path / "ca.pem")
-    assert config.sinks["far"].options["kafka.sasl.password"] == "s3cret"
+    assert config.sinks["far"].options.kafka["kafka.sasl.password"] == "s3cret"
     assert "s3cret" not in repr(config)
     with pytest.raises(ConfigError, match=r"line \d+: kafka.sasl.username: .*env:WHO. names no"):
         read(tmp_path, text)
@@ -191,9 +191,9 @@ def test_a_variable_finds_what_no_variable_can_spell(tmp_path: Path) -> None:
         CATCHWATER_SINK__LAKE__CATALOG_S3_SECRET_ACCESS_KEY="s3cret",
         CATCHWATER_SINK__EMPTY__TOPIC="whole",
     )
-    assert config.sinks["My-Alerts"].options["topic"] == "other"
-    assert config.sinks["lake"].options["catalog.s3.secret-access-key"] == "s3cret"
-    assert config.sinks["empty"].options["topic"] == "whole"
+    assert config.sinks["My-Alerts"].options.topic == "other"
+    assert config.sinks["lake"].options.catalog["catalog.s3.secret-access-key"] == "s3cret"
+    assert config.sinks["empty"].options.topic == "whole"
     with pytest.raises(ConfigError, match=r"topic in \[sink.empty\] is missing"):
         read(tmp_path, text)
 

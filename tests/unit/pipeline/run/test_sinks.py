@@ -13,8 +13,8 @@ from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.pipeline import Pipeline
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.fit import check_sinks
+from catchwater.sinks.arrow_columns import ColumnUnsupported
 from catchwater.sinks.config import SinkConfig, parse
-from catchwater.sinks.lake.columns import ColumnUnsupported
 from catchwater.sinks.open import PackageMissing
 
 FIRST = spec_of(CardRisk)
@@ -64,7 +64,7 @@ def test_a_package_that_is_not_installed_is_told_by_the_plan_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    monkeypatch.delitem(sys.modules, "catchwater.sinks.relational.postgres", raising=False)
+    monkeypatch.delitem(sys.modules, "catchwater.sinks.kinds.postgres", raising=False)
     rows = parse("rows", {"kind": "postgres", "url": "postgresql://h/d", "table": "t"})
     with pytest.raises(PackageMissing, match="needs the package psycopg"):
         check_sinks(replace(config(rows), folder=tmp_path), [FIRST])

@@ -13,10 +13,10 @@ from catchwater.pipeline.supervisor.drivers import Failure
 from catchwater.pipeline.supervisor.supervise import HOUR_S, Restarts
 from catchwater.recovery.folder import CheckpointInUse
 from catchwater.recovery.ledger import LedgerDamaged
-from catchwater.sinks.http import sink as http
-from catchwater.sinks.kafka import client as kafka
-from catchwater.sinks.lake.columns import ValueUnfit
-from catchwater.sinks.relational.columns import RowUnfit
+from catchwater.sinks import kafka_client as kafka
+from catchwater.sinks.arrow_columns import ValueUnfit
+from catchwater.sinks.columns import RowUnfit
+from catchwater.sinks.kinds import http
 from catchwater.state.parts import ShardDamaged
 
 KILLED = Failure(-9)

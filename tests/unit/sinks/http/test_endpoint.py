@@ -11,7 +11,7 @@ from tests.conformance.kv_server import KeyValueServer, key_value_server
 from catchwater.clock import ManualClock
 from catchwater.config import ConfigError
 from catchwater.sinks.base import SinkUnavailable
-from catchwater.sinks.http.endpoint import Endpoint, Request
+from catchwater.sinks.kinds.http import Endpoint, Request
 
 
 @pytest.fixture

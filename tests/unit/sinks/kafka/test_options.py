@@ -7,7 +7,7 @@ from confluent_kafka import Producer
 
 from catchwater.config import ConfigError
 from catchwater.sinks.config import parse
-from catchwater.sinks.kafka.options import librdkafka_options
+from catchwater.sinks.kinds.kafka import librdkafka_options
 from catchwater.wire.security.settings import UNSECURED, parse_security
 
 LOGIN = {

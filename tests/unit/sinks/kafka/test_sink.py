@@ -9,6 +9,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from catchwater.clock import Clock, ManualClock
 from catchwater.config import CatchwaterError, ConfigError
+from catchwater.sinks import kafka_client as client
 from catchwater.sinks.base import (
     RETRACTS_OFFSET_HEADER,
     EpochDiffers,
@@ -20,10 +21,9 @@ from catchwater.sinks.base import (
     Superseded,
 )
 from catchwater.sinks.config import parse
-from catchwater.sinks.kafka import client
-from catchwater.sinks.kafka import sink as module
-from catchwater.sinks.kafka.client import Brokers, Message, RecordRefused, Writer
-from catchwater.sinks.kafka.sink import LEDGER_TOPIC, KafkaSink, Terms, open_kafka
+from catchwater.sinks.kafka_client import Brokers, Message, RecordRefused, Writer
+from catchwater.sinks.kinds.kafka import KIND, LEDGER_TOPIC, KafkaSink, Terms
+from catchwater.sinks.marks import Owner
 from catchwater.sinks.reconcile import repair, verify
 from catchwater.sinks.staged import Archive, StagedFile
 from catchwater.sinks.surroundings import Surroundings
@@ -110,9 +110,9 @@ class FakeWriter:
 @pytest.fixture
 def kafka(monkeypatch: pytest.MonkeyPatch) -> FakeKafka:
     made = FakeKafka()
-    monkeypatch.setattr(module, "read", made.read)
-    monkeypatch.setattr(module, "starts_of", made.starts_of)
-    monkeypatch.setattr(module, "Writer", FakeWriter)
+    monkeypatch.setattr(client, "read", made.read)
+    monkeypatch.setattr(client, "starts_of", made.starts_of)
+    monkeypatch.setattr(client, "Writer", FakeWriter)
     return made
 
 
@@ -123,7 +123,7 @@ class World:
         self.clock = Clock(7)
 
     def sink(self, generation: int = 0, **terms: Any) -> KafkaSink:
-        said = Terms("cards", "alerts", generation, "alerts", **terms)
+        said = Terms(Owner("cards", "alerts", generation), "alerts", **terms)
         return KafkaSink(self.kafka, said, Archive(self.stager), ManualClock())  # type: ignore[arg-type]
 
     def stage(self, epoch: int, *values: bytes) -> list[Staged]:
@@ -233,7 +233,7 @@ def test_what_the_client_refuses_is_told_before_the_start(
     config = parse("far", {"kind": "kafka", "topic": "t", option: "x"})
     around = Surroundings("cards", tmp_path.as_uri(), tmp_path, bootstrap="127.0.0.1:1")
     with pytest.raises(ConfigError, match=message):
-        open_kafka(config, around, Archive(StagedFile(tmp_path.as_uri(), "staged/far")))
+        KIND.open(config, around, Archive(StagedFile(tmp_path.as_uri(), "staged/far")))
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from catchwater.sinks.arrow_columns import ROW_ID, Columns, ColumnUnsupported, ValueUnfit
 from catchwater.sinks.base import Expected, OutputRecord, RowId
-from catchwater.sinks.lake.columns import ROW_ID, Columns, ColumnUnsupported, ValueUnfit
 
 
 class Colour(enum.Enum):

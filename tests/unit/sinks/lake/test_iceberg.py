@@ -17,6 +17,7 @@ from pyiceberg.exceptions import CommitFailedException, UnauthorizedError
 
 from catchwater.clock import Clock, ManualClock
 from catchwater.config import ConfigError
+from catchwater.sinks.arrow_columns import Columns
 from catchwater.sinks.base import (
     EpochDiffers,
     EpochMissing,
@@ -31,8 +32,8 @@ from catchwater.sinks.base import (
     TargetTaken,
 )
 from catchwater.sinks.config import parse
-from catchwater.sinks.lake.columns import Columns
-from catchwater.sinks.lake.iceberg import IcebergSink, open_iceberg
+from catchwater.sinks.kinds.iceberg import KIND, IcebergSink
+from catchwater.sinks.marks import Owner
 from catchwater.sinks.staged import Archive, StagedFile
 from catchwater.sinks.surroundings import Surroundings
 
@@ -64,8 +65,11 @@ class World:
             "catalog": self.catalog, "retry_ms": 5_000, **changes,
         }  # fmt: skip
         catalog, columns = terms.pop("catalog"), Columns(terms.pop("output"))
+        owner = Owner(terms.pop("pipeline"), terms.pop("name"), terms.pop("generation"))
         truth = Archive(self.stager)
-        return IcebergSink(catalog, "lake.alerts", columns, truth, clock=ManualClock(), **terms)
+        return IcebergSink(
+            catalog, "lake.alerts", columns, truth, owner=owner, clock=ManualClock(), **terms
+        )
 
     def stage(self, epoch: int, *rows: object) -> list[Staged]:
         records = [OutputRecord(b"k", msgspec.json.encode(row), 0) for row in rows]
@@ -311,7 +315,7 @@ def test_rows_missing_altered_doubled_and_foreign_are_found_and_mended(world: Wo
 def test_a_section_without_a_catalog_has_one_in_its_warehouse(world: World) -> None:
     section = {"kind": "iceberg", "table": "lake.cards", "warehouse": "warehouse"}
     around = Surroundings("cards", "", world.root, output_type=Alert)
-    sink = open_iceberg(parse("alerts", section), around, Archive(world.stager))
+    sink = KIND.open(parse("alerts", section), around, Archive(world.stager))
     sink.commit(0, world.stage(0, Alert("a", 1.0)))
     sink.close()
     assert (world.root / "warehouse" / "catalog.db").exists()
@@ -330,7 +334,7 @@ def test_a_section_that_names_too_little_is_refused(
 ) -> None:
     around = Surroundings("cards", "", world.root, output_type=Alert)
     with pytest.raises(ConfigError, match=message):
-        open_iceberg(parse("a", {"kind": "iceberg", **section}), around, Archive(world.stager))
+        KIND.open(parse("a", {"kind": "iceberg", **section}), around, Archive(world.stager))
 
 
 def test_a_table_that_is_dropped_meanwhile_is_told_with_the_way_back(world: World) -> None:
@@ -379,4 +383,4 @@ def test_a_catalog_that_is_away_is_asked_again_and_named(world: World) -> None:
     config = parse("a", {"kind": "iceberg", "retry": "1s", **section})
     around = Surroundings("cards", "", world.root, output_type=Alert, clock=ManualClock())
     with pytest.raises(SinkUnavailable, match=r"lake\.alerts is out of reach: .*Given up after"):
-        open_iceberg(config, around, Archive(world.stager))
+        KIND.open(config, around, Archive(world.stager))

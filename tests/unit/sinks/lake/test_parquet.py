@@ -14,6 +14,7 @@ from catchwater.clock import Clock, ManualClock
 from catchwater.objects.base import ObjectInfo, StoreUnavailable
 from catchwater.objects.local import LocalStore
 from catchwater.sinks import reconcile
+from catchwater.sinks.arrow_columns import Columns
 from catchwater.sinks.base import (
     EpochDiffers,
     EpochMissing,
@@ -27,8 +28,8 @@ from catchwater.sinks.base import (
     TargetTaken,
 )
 from catchwater.sinks.config import parse
-from catchwater.sinks.lake.columns import Columns
-from catchwater.sinks.lake.parquet import ParquetSink, open_parquet
+from catchwater.sinks.kinds.parquet import KIND, ParquetSink
+from catchwater.sinks.marks import Owner
 from catchwater.sinks.staged import Archive, StagedFile
 from catchwater.sinks.surroundings import Surroundings
 
@@ -75,12 +76,14 @@ class World:
     def store(self) -> CuttingStore:
         return CuttingStore(self.root / "out")
 
-    def sink(self, store: LocalStore | None = None, **changes: object) -> ParquetSink:
-        terms = {"pipeline": "cards", "name": "alerts", "generation": 0, "output": Alert, **changes}
-        columns = Columns(terms.pop("output"))
-        return ParquetSink(
-            store or self.store(), columns, Archive(self.stager), clock=ManualClock(), **terms
-        )
+    def sink(
+        self, store: LocalStore | None = None, generation: int = 0, **changes: object
+    ) -> ParquetSink:
+        owner = Owner("cards", "alerts", generation)
+        columns, truth = Columns(changes.get("output", Alert)), Archive(self.stager)
+        if "pipeline" in changes:
+            owner = owner._replace(pipeline=str(changes["pipeline"]))
+        return ParquetSink(store or self.store(), columns, truth, owner=owner, clock=ManualClock())
 
     def stage(self, epoch: int, *rows: object) -> list[Staged]:
         """Two shards' pieces; the rows alternate."""
@@ -366,5 +369,5 @@ def test_a_place_that_is_no_folder_is_told(tmp_path: Path) -> None:
     config = parse("alerts", {"kind": "parquet", "url": "out"})
     truth = Archive(StagedFile(tmp_path.as_uri(), "staged/alerts"))
     with pytest.raises(TargetDiffers, match="could not be opened") as told:
-        open_parquet(config, Surroundings("cards", "", tmp_path, output_type=Alert), truth)
+        KIND.open(config, Surroundings("cards", "", tmp_path, output_type=Alert), truth)
     assert "Name a folder" in str(told.value.hint)

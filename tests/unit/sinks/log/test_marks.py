@@ -5,7 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catchwater.sinks.log.marks import WITHDRAWN, LogMark, LogMarks
+from catchwater.sinks.kinds.log import WITHDRAWN, LogMarks
+from catchwater.sinks.marks import Mark, Owner
 
 
 class FakeControl:
@@ -29,7 +30,7 @@ class FakeControl:
 
 
 def marks(control: FakeControl, generation: int) -> LogMarks:
-    return LogMarks(control, "cards", "alerts", generation)  # type: ignore[arg-type]
+    return LogMarks(control, Owner("cards", "alerts", generation))  # type: ignore[arg-type]
 
 
 histories = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=5)
@@ -50,13 +51,13 @@ def test_live_epochs_are_those_that_nobody_took_back(history: list[tuple[int, in
         for epoch in range(max(live, default=0) + 3):
             found = ours.find(epoch)
             assert (found.checksum if found else None) == live.get(epoch)
-        assert not ours.superseded()
+        assert ours.newest_generation() == generation
         after = max(live, default=-1) - taken
         live = {epoch: content for epoch, content in live.items() if epoch <= after}
         newer = marks(control, generation + 1)
         control.put(newer.name(generation + 1, WITHDRAWN), max(after, -1) + 1, "")
         assert newer.last_live() == max(live, default=None)
-        assert ours.superseded()
+        assert ours.newest_generation() > generation
 
 
 def test_a_generation_is_a_sink_of_its_own_in_the_catalog() -> None:
@@ -66,7 +67,7 @@ def test_a_generation_is_a_sink_of_its_own_in_the_catalog() -> None:
     assert [ours.name(0), ours.name(2), ours.name(2, WITHDRAWN)] == [
         "alerts", "alerts@2", "alerts@2:withdrawn",
     ]  # fmt: skip
-    assert ours.read(0, 7) == LogMark(7, 1, "c", {0: (5, 9)})
+    assert ours.read(0, 7) == Mark(7, 0, 1, "c", {"0": (5, 9)})
     assert ours.read(0, 8) is None
 
 
@@ -78,4 +79,4 @@ def test_a_generation_that_took_nothing_back_goes_on_with_the_last() -> None:
     newer = marks(control, 1)
     assert newer.last_live() == 3
     assert [found.checksum for e in range(4) if (found := newer.find(e))] == ["old"] * 3 + ["new"]
-    assert marks(control, 0).superseded()
+    assert marks(control, 0).newest_generation() == 1

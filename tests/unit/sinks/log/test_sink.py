@@ -18,12 +18,12 @@ from catchwater.sinks.base import (
     TargetDiffers,
 )
 from catchwater.sinks.config import parse
-from catchwater.sinks.log.marks import LogMarks
-from catchwater.sinks.log.sink import LogSink
-from catchwater.sinks.log.stager import LogStager
+from catchwater.sinks.kinds.log import LogMarks, LogSink, NotOurLog
+from catchwater.sinks.log_stager import LogStager
+from catchwater.sinks.marks import Owner
 from catchwater.sinks.open import open_sink
 from catchwater.sinks.staged import Archive, StagedFile
-from catchwater.sinks.surroundings import NotOurLog, Surroundings
+from catchwater.sinks.surroundings import Surroundings
 
 
 class FakeControl:
@@ -50,7 +50,7 @@ class FakeControl:
 def sink(control: Any, root: Path, topic: str = "alerts") -> LogSink:
     copy = StagedFile((root / "checkpoint").as_uri(), "staged/alerts")
     stager = LogStager((root / "log").as_uri(), "staged/cards/alerts", bytes(16), 3, copy)
-    marks = LogMarks(control, "cards", "alerts", 0)
+    marks = LogMarks(control, Owner("cards", "alerts"))
     return LogSink(control, marks, stager, Archive(copy), topic=topic, clock=ManualClock())
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from catchwater.clock import Clock
 from catchwater.log.format import chunk
+from catchwater.sinks import log_stager as module
 from catchwater.sinks.base import OutputRecord, Staged, checksum_of
-from catchwater.sinks.log import stager as module
-from catchwater.sinks.log.stager import (
+from catchwater.sinks.log_stager import (
     LogAppender,
     LogStager,
     StoreUnsupported,

@@ -10,8 +10,8 @@ from catchwater.sinks.base import (
     SinkRow,
     record_digest,
 )
-from catchwater.sinks.log.stager import partition_of, row_headers
-from catchwater.sinks.log.topic import Placed, Reading, Span
+from catchwater.sinks.kinds.log import Placed, Reading, Span
+from catchwater.sinks.log_stager import partition_of, row_headers
 
 LABEL = "cards/alerts"
 PARTITIONS = 3

@@ -14,7 +14,7 @@ import pytest
 
 from catchwater.pipeline.functions.encoding import json_encoder
 from catchwater.sinks.base import OutputRecord
-from catchwater.sinks.relational.columns import Column, RowUnfit, codec_of, digest_of
+from catchwater.sinks.columns import Column, RowUnfit, codec_of, digest_of
 
 Card = NewType("Card", str)
 

@@ -14,10 +14,10 @@ import pytest
 from catchwater.config import ConfigError
 from catchwater.sinks import reconcile
 from catchwater.sinks.base import NotAdmitted, OutputRecord, SinkUnavailable, TargetDiffers
+from catchwater.sinks.columns import RowUnfit
 from catchwater.sinks.config import parse
+from catchwater.sinks.kinds.postgres import PostgresDatabase
 from catchwater.sinks.open import open_sink
-from catchwater.sinks.relational.columns import RowUnfit
-from catchwater.sinks.relational.postgres import PostgresDatabase
 from catchwater.sinks.surroundings import Surroundings
 
 

@@ -19,12 +19,13 @@ from catchwater.sinks.base import (
     TargetDiffers,
     TargetTaken,
 )
+from catchwater.sinks.columns import RowUnfit, codec_of
 from catchwater.sinks.config import parse
-from catchwater.sinks.relational.columns import RowUnfit, codec_of
-from catchwater.sinks.relational.sink import TableSink
-from catchwater.sinks.relational.sqlite import SqliteDatabase
-from catchwater.sinks.relational.tables import Writer
+from catchwater.sinks.kinds.sqlite import SqliteDatabase
+from catchwater.sinks.marks import Owner
 from catchwater.sinks.staged import Archive, StagedFile
+from catchwater.sinks.table import TableSink
+from catchwater.sinks.table_target import Writer
 
 
 @dataclass
@@ -64,7 +65,7 @@ class World:
         config = parse("alerts", {"kind": "sqlite", "path": "out.db", "table": "alerts",
                                   "mode": mode, "retry": "30s", "delivery": delivery})  # fmt: skip
         self.sink = TableSink(
-            self.database, Writer("cards", "alerts", 0, "alerts", output_id), codec_of(Alert),
+            self.database, Writer(Owner("cards", "alerts"), "alerts", output_id), codec_of(Alert),
             config, self.truth, self.clock,
         )  # fmt: skip
 
@@ -212,7 +213,7 @@ def test_a_sink_whose_claim_was_deleted_writes_no_more(world: World) -> None:
 def test_a_database_that_is_away_while_what_is_behind_is_swept_fails_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("catchwater.sinks.relational.sink._SWEEP_EPOCHS", 1)
+    monkeypatch.setattr("catchwater.sinks.table._SWEEP_EPOCHS", 1)
     for epoch in range(3):
         world.sink.commit(epoch, world.stage(epoch))
     world.database.plan = ["away"]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from catchwater.sinks.base import SinkFull, SinkUnavailable, TargetDiffers
-from catchwater.sinks.relational import sqlite
-from catchwater.sinks.relational.columns import RowUnfit
-from catchwater.sinks.relational.sqlite import SqliteDatabase
+from catchwater.sinks.columns import RowUnfit
+from catchwater.sinks.kinds import sqlite
+from catchwater.sinks.kinds.sqlite import SqliteDatabase
 
 
 @pytest.fixture

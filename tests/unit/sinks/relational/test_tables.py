@@ -9,9 +9,10 @@ import pytest
 
 from catchwater.config import ConfigError
 from catchwater.sinks.base import Seen, TargetDiffers, TargetTaken
-from catchwater.sinks.relational.columns import Column
-from catchwater.sinks.relational.sqlite import SqliteDatabase
-from catchwater.sinks.relational.tables import Target, Writer
+from catchwater.sinks.columns import Column
+from catchwater.sinks.kinds.sqlite import SqliteDatabase
+from catchwater.sinks.marks import Owner
+from catchwater.sinks.table_target import Target, Writer
 
 COLUMNS = [Column("card", "text"), Column("amount", "real")]
 OURS = "catchwater_epoch INTEGER, catchwater_shard INTEGER, catchwater_row INTEGER"
@@ -23,9 +24,11 @@ def database(tmp_path: Path) -> Iterator[SqliteDatabase]:
         yield opened
 
 
-def writer(**more: object) -> Writer:
-    return Writer(**{"pipeline": "cards", "sink": "alerts", "generation": 0,
-                     "table": "alerts", **more})  # type: ignore[arg-type]  # fmt: skip
+def writer(
+    *, pipeline: str = "cards", sink: str = "alerts", table: str = "alerts",
+    output_id: tuple[str, ...] = (),
+) -> Writer:  # fmt: skip
+    return Writer(Owner(pipeline, sink), table, output_id)
 
 
 def run(tmp_path: Path, sql: str) -> list[tuple[object, ...]]:

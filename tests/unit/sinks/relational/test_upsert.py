@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catchwater.sinks.relational.columns import Column
-from catchwater.sinks.relational.sqlite import SqliteDatabase
-from catchwater.sinks.relational.tables import Target, Writer
-from catchwater.sinks.relational.upsert import NO_ROW, put_back, replace_rows
+from catchwater.sinks.columns import Column
+from catchwater.sinks.kinds.sqlite import SqliteDatabase
+from catchwater.sinks.marks import Owner
+from catchwater.sinks.table import NO_ROW, put_back, replace_rows
+from catchwater.sinks.table_target import Target, Writer
 
 epochs = st.lists(
     st.lists(st.dictionaries(st.sampled_from("abcd"), st.integers(0, 9) | st.none()), max_size=3),
@@ -29,7 +30,7 @@ def test_the_table_is_as_it_was_after_the_epoch_gone_back_to(
     path = Path(tmp_path_factory.mktemp("upsert")) / "out.db"
     columns = [Column("id", "text"), Column("n", "integer")]
     with closing(SqliteDatabase(path)) as database:
-        target = Target(database, Writer("p", "s", 0, "t", ("id",)), columns)
+        target = Target(database, Writer(Owner("p", "s"), "t", ("id",)), columns)
         target.prepare()
         model: dict[str, int] = {}
         states = {-1: dict(model)}

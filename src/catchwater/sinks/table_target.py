@@ -1,4 +1,9 @@
-"""The tables of a table sink: claimed for one writer, created, or held against what is needed.
+"""The table that a sink writes to, in a database: claimed for one writer, created, or compared.
+
+`Database` is what a table sink asks of SQLite and PostgreSQL. Errors are told apart there, for the
+sink and its user: a database that is away (`SinkUnavailable`), one that does not let us in
+(`NotAdmitted`), full (`SinkFull`), one whose table is not as it should be (`TargetDiffers`), and a
+row that the table will not take (`RowUnfit`).
 
 Two tables of ours stand beside the targets of a database: `catchwater_sinks` (who writes to which
 table, in which generation) and `catchwater_epochs` (the marks). A target that is there already is
@@ -6,20 +11,117 @@ altered by `alter` alone, which adds columns: until then what it lacks is named,
 that would add it.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
 
 from catchwater.config import ConfigError
 from catchwater.sinks.base import Seen, TargetDiffers, TargetTaken
-from catchwater.sinks.relational.columns import ROW_COLUMNS, Column
-from catchwater.sinks.relational.database import (
-    Database,
-    Found,
-    Transaction,
-    checked_table,
-    definition,
-    quoted,
+from catchwater.sinks.columns import ROW_COLUMNS, Column, Kind
+from catchwater.sinks.marks import Owner
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,55}(?:\.[A-Za-z_][A-Za-z0-9_]{0,55})?")
+
+
+CHANGED = (
+    "What the sink needs there was dropped or altered while it wrote. Put it back, or start the "
+    "pipeline again: what is missing is made, and what it held comes back by catchwater sink "
+    "repair."
 )
+"""The hint where a statement fails that a moment before did not."""
+UNFIT = (
+    "Let the function put out what the column takes, or alter the column; then start the pipeline "
+    "again: the epoch runs again."
+)
+"""The hint where a row is refused."""
+
+
+class Found(NamedTuple):
+    """A column of a table that is there."""
+
+    type: str
+    required: bool
+    """It must be given a value: not null and without a default."""
+
+
+class Transaction(Protocol):
+    """One transaction: committed at the end of its block, undone by any error."""
+
+    def execute(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run a statement, `?` standing for values; the rows it gives."""
+        ...
+
+    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Insert many rows, as fast as the database can; rows are taken one by one."""
+        ...
+
+    def lock(self, name: str) -> None:
+        """Keep other transactions with this name waiting until this one ends."""
+        ...
+
+
+class Database(Protocol):
+    """A connection that is opened when it is needed, and again when it was lost."""
+
+    types: Mapping[Kind, str]
+    """The column type of a kind in a new table."""
+    accepted: Mapping[Kind, Sequence[str]]
+    """The types that a column of the kind may have in a table that is there; lower case."""
+
+    @property
+    def name(self) -> str:
+        """Which database it is, as no other is called; without what gives access to it."""
+        ...
+
+    def transaction(self) -> AbstractContextManager[Transaction]:
+        """A transaction that may write."""
+        ...
+
+    def reading(self) -> AbstractContextManager[Transaction]:
+        """A transaction that changes nothing, nor makes a database that is not there."""
+        ...
+
+    def columns(self, transaction: Transaction, table: str) -> Mapping[str, Found]:
+        """The columns of a table; none if there is no such table."""
+        ...
+
+    def unique(self, transaction: Transaction, table: str) -> set[frozenset[str]]:
+        """The sets of columns that no two rows of the table have the same values of."""
+        ...
+
+    def full_names(self, transaction: Transaction, tables: Sequence[str]) -> list[str]:
+        """The tables' names, each spelled as no other table's is."""
+        ...
+
+    def scan(self, sql: str, values: Sequence[object]) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query, without holding them all."""
+        ...
+
+    def close(self) -> None:
+        """Give the connection back."""
+        ...
+
+
+def checked_table(name: str) -> str:
+    """The table's name, quoted. Raises `ConfigError` for one that would need escaping."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"table = {name!r} is not the name of a table.",
+            hint="Use letters, digits and underscores; a schema may stand before a dot.",
+        )
+    return ".".join(f'"{part}"' for part in name.split("."))
+
+
+def quoted(columns: Iterable[str]) -> str:
+    """Column names for a statement."""
+    return ", ".join(f'"{name}"' for name in columns)
+
+
+def definition(columns: Sequence[Column], types: Mapping[Kind, str]) -> str:
+    """The columns for CREATE TABLE."""
+    return ", ".join(f'"{column.name}" {types[column.kind]}' for column in columns)
+
 
 _SINKS = """
 CREATE TABLE IF NOT EXISTS catchwater_sinks (
@@ -39,9 +141,7 @@ UNDO_COLUMNS = ("catchwater_undo_epoch", "catchwater_existed")
 class Writer(NamedTuple):
     """Who writes, where, and how."""
 
-    pipeline: str
-    sink: str
-    generation: int
+    owner: Owner
     table: str
     output_id: tuple[str, ...] = ()
     """Not empty: a row is replaced by a later one with the same values of these columns."""
@@ -67,7 +167,7 @@ class Target:
     @property
     def owner(self) -> tuple[str, str]:
         """The pipeline and the sink that write to it."""
-        return self._writer.pipeline, self._writer.sink
+        return self._writer.owner.name
 
     def check_fits(self, transaction: Transaction) -> None:
         """Raise `TargetDiffers` unless the table is there and can take the outputs."""
@@ -136,7 +236,7 @@ class Target:
         for name in self._writer.output_id:
             if name not in outputs:
                 raise ConfigError(
-                    f"The sink {self._writer.sink!r} replaces rows by {name!r}, which is no "
+                    f"The sink {self._writer.owner.sink!r} replaces rows by {name!r}, which is no "
                     f"column of its table: those are {', '.join(outputs)}."
                 )
 
@@ -166,13 +266,13 @@ class Target:
             return
         transaction.execute(
             "INSERT INTO catchwater_sinks (pipeline, sink, target, generation) VALUES (?, ?, ?, ?)",
-            [*self.owner, self._writer.table, self._writer.generation],
+            [*self.owner, self._writer.table, self._writer.owner.generation],
         )
 
     def _refuse_claimed(
         self, transaction: Transaction, claims: Sequence[tuple[str, str, str]]
     ) -> None:
-        pipeline, sink, _, table, _ = self._writer
+        (pipeline, sink, _), table, _ = self._writer
         tables = [table, *(target for _, _, target in claims)]
         wanted, *taken = self._database.full_names(transaction, tables)
         for (owner, name, target), full_name in zip(claims, taken, strict=True):

@@ -1,4 +1,4 @@
-"""SQLite as a target: one file, WAL mode, synced at every commit.
+"""SQLite: one file, WAL mode, synced at every commit.
 
 A file that is removed or replaced while it is open would go on to take what nobody can read any
 more; so the file is looked at before every transaction.
@@ -8,14 +8,34 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
 from typing import Any
 
 from catchwater.config import CatchwaterError
 from catchwater.sinks.base import SinkFull, SinkUnavailable, TargetDiffers
-from catchwater.sinks.relational.columns import Kind, RowUnfit
-from catchwater.sinks.relational.database import CHANGED, UNFIT, Found, Transaction
+from catchwater.sinks.columns import Kind as ColumnKind
+from catchwater.sinks.columns import RowUnfit
+from catchwater.sinks.config import (
+    RETRY,
+    RETRY_MS,
+    Kind,
+    SinkConfig,
+    duration,
+    one_of,
+    option,
+    table,
+    text,
+)
+from catchwater.sinks.table import (
+    alter_table,
+    look_at_table,
+    open_table,
+    table_guarantee,
+    target_table,
+)
+from catchwater.sinks.table_target import CHANGED, UNFIT, Found, Transaction
 
 _BUSY_S = 5.0
 _SCAN_ROWS = 1000
@@ -23,8 +43,20 @@ _AWAY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlit
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_READONLY)
 
 
+@dataclass(frozen=True)
+class SqliteOptions:
+    """The keys of a SQLite sink."""
+
+    path: str = option(text, doc="the database's file, from the pipeline file's folder")
+    table: str = option(table, doc="the table, which is made if it is missing")
+    mode: str = option(
+        one_of("append", "upsert"), "append", doc="add rows, or replace them by the output_id"
+    )
+    retry_ms: int = option(duration, RETRY_MS, key="retry", doc=RETRY)
+
+
 class SqliteTransaction:
-    """See `database.Transaction`."""
+    """See `table_target.Transaction`."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -44,15 +76,15 @@ class SqliteTransaction:
 
 
 class SqliteDatabase:
-    """See `database.Database`."""
+    """See `table_target.Database`."""
 
-    types: Mapping[Kind, str] = {
+    types: Mapping[ColumnKind, str] = {
         "text": "TEXT", "integer": "INTEGER", "real": "REAL", "boolean": "INTEGER",
         "bytes": "BLOB", "time": "TEXT", "date": "TEXT", "decimal": "TEXT", "uuid": "TEXT",
         "json": "TEXT",
     }  # fmt: skip
     _TEXTS = ("text", "varchar", "char", "clob", "")
-    accepted: Mapping[Kind, Sequence[str]] = {
+    accepted: Mapping[ColumnKind, Sequence[str]] = {
         "text": _TEXTS, "integer": ("integer", "int", "bigint"),
         "real": ("real", "double", "double precision", "float"),
         "boolean": ("integer", "int", "boolean", "bool"), "bytes": ("blob",),
@@ -165,14 +197,14 @@ class SqliteDatabase:
         try:
             yield
         except sqlite3.Error as error:
-            raise self._told(error) from error
+            raise self._translated(error) from error
         except OverflowError as error:
             raise RowUnfit(
                 f"An output has a number that SQLite cannot hold in {self._path}: {error}.",
                 hint=UNFIT,
             ) from error
 
-    def _told(self, error: sqlite3.Error) -> CatchwaterError:
+    def _translated(self, error: sqlite3.Error) -> CatchwaterError:
         primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         if primary == sqlite3.SQLITE_FULL:
             return SinkFull(
@@ -198,3 +230,26 @@ def _file(path: Path) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return found.st_dev, found.st_ino
+
+
+def _database(config: SinkConfig, folder: Path) -> SqliteDatabase:
+    """Not opened yet."""
+    return SqliteDatabase(folder / config.options.path)
+
+
+KIND = Kind(
+    name="sqlite",
+    options=SqliteOptions,
+    guarantee=table_guarantee,
+    target=lambda config, folder: f"{_database(config, folder).name} {config.options.table}",
+    place=lambda options: f"{options.path} {options.table}",
+    named_by="table",
+    check=lambda config, around: target_table(_database(config, around.folder), config, around),
+    open=lambda config, around, truth: open_table(
+        _database(config, around.folder), config, around, truth
+    ),
+    look=lambda config, around: look_at_table(_database(config, around.folder), config, around),
+    alter=lambda config, around: alter_table(_database(config, around.folder), config, around),
+    one_writer=True,
+    rebuilds=True,
+)

@@ -1,32 +1,43 @@
-"""PostgreSQL as a target: rows by COPY, sessions in UTC, a lost connection opened anew."""
+"""PostgreSQL: rows by COPY, sessions in UTC, a lost connection opened anew."""
 
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from threading import RLock
-from typing import Any
-
-import psycopg
-from psycopg import errors
-from psycopg.conninfo import conninfo_to_dict
-from psycopg.types.string import TextLoader
+from typing import TYPE_CHECKING, Any
 
 from catchwater.config import CatchwaterError, ConfigError
 from catchwater.sinks.base import NotAdmitted, SinkFull, SinkUnavailable, TargetDiffers
-from catchwater.sinks.relational.columns import Kind, RowUnfit
-from catchwater.sinks.relational.database import CHANGED, UNFIT, Found, Transaction
+from catchwater.sinks.columns import Kind as ColumnKind
+from catchwater.sinks.columns import RowUnfit
+from catchwater.sinks.config import (
+    RETRY,
+    RETRY_MS,
+    Kind,
+    SinkConfig,
+    duration,
+    one_of,
+    option,
+    text,
+    without_secrets,
+)
+from catchwater.sinks.config import table as table_name
+from catchwater.sinks.table import (
+    alter_table,
+    look_at_table,
+    open_table,
+    table_guarantee,
+    target_table,
+)
+from catchwater.sinks.table_target import CHANGED, UNFIT, Found, Transaction
+
+if TYPE_CHECKING:
+    import psycopg
 
 _CONNECT_S = 10
 _SCAN_ROWS = 5000
-_AWAY = (
-    errors.SerializationFailure,
-    errors.DeadlockDetected,
-    errors.LockNotAvailable,
-    errors.ReadOnlySqlTransaction,  # a standby, until it is promoted
-    psycopg.OperationalError,
-    psycopg.InterfaceError,
-)
 _NOT_ADMITTED = re.compile(
     "password authentication failed|no password supplied|authentication failed for user"
     "|no pg_hba.conf entry|pg_hba.conf rejects|is not permitted to log in"
@@ -52,8 +63,33 @@ WHERE i.indrelid = to_regclass(?) AND i.indisunique AND i.indpred IS NULL
 """
 
 
+def _table_in_schema(value: str) -> str:
+    try:
+        parts = [table_name(part) for part in value.split(".")]
+    except ValueError:
+        parts = []
+    if not 1 <= len(parts) <= 2:
+        raise ValueError(
+            "a table's name: letters, digits and underscores, at most 40; a schema may stand "
+            "before a dot"
+        )
+    return value
+
+
+@dataclass(frozen=True)
+class PostgresOptions:
+    """The keys of a PostgreSQL sink."""
+
+    url: str = option(text, doc="postgresql://user@host/database; the password best as PGPASSWORD")
+    table: str = option(_table_in_schema, doc="the table, which is made if it is missing")
+    mode: str = option(
+        one_of("append", "upsert"), "append", doc="add rows, or replace them by the output_id"
+    )
+    retry_ms: int = option(duration, RETRY_MS, key="retry", doc=RETRY)
+
+
 class PostgresTransaction:
-    """See `database.Transaction`."""
+    """See `table_target.Transaction`."""
 
     def __init__(self, connection: "psycopg.Connection[tuple[Any, ...]]") -> None:
         self._connection = connection
@@ -65,6 +101,8 @@ class PostgresTransaction:
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Stream many rows in by COPY."""
+        import psycopg
+
         names = ", ".join(f'"{name}"' for name in columns)
         with self._connection.cursor() as cursor:
             with cursor.copy(f"COPY {table} ({names}) FROM STDIN".encode()) as copy:
@@ -81,15 +119,15 @@ class PostgresTransaction:
 
 
 class PostgresDatabase:
-    """See `database.Database`."""
+    """See `table_target.Database`."""
 
-    types: Mapping[Kind, str] = {
+    types: Mapping[ColumnKind, str] = {
         "text": "text", "integer": "bigint", "real": "double precision", "boolean": "boolean",
         "bytes": "bytea", "time": "timestamptz", "date": "date", "decimal": "numeric",
         "uuid": "uuid", "json": "jsonb",
     }  # fmt: skip
     _TEXTS = ("text", "varchar", "bpchar", "citext")
-    accepted: Mapping[Kind, Sequence[str]] = {
+    accepted: Mapping[ColumnKind, Sequence[str]] = {
         "text": _TEXTS, "integer": ("int8", "int4", "int2", "numeric"), "real": ("float8",),
         "boolean": ("bool",), "bytes": ("bytea",), "time": ("timestamptz", "timestamp"),
         "date": ("date",), "decimal": ("numeric",), "uuid": ("uuid", *_TEXTS),
@@ -150,6 +188,9 @@ class PostgresDatabase:
             self._connection = None
 
     def _connect(self) -> "psycopg.Connection[tuple[Any, ...]]":
+        import psycopg
+        from psycopg.types.string import TextLoader
+
         if self._connection is None or self._connection.closed:
             self._connection = psycopg.connect(
                 self._url,
@@ -169,14 +210,27 @@ class PostgresDatabase:
     @contextmanager
     def _named(self) -> Iterator[None]:
         """Turn PostgreSQL's errors into ours, naming the database without its password."""
+        import psycopg
+
         try:
             yield
         except psycopg.Error as error:
             if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
                 self.close()
-            raise self._told(error) from error
+            raise self._translated(error) from error
 
-    def _told(self, error: psycopg.Error) -> CatchwaterError:
+    def _translated(self, error: "psycopg.Error") -> CatchwaterError:
+        import psycopg
+        from psycopg import errors
+
+        away = (
+            errors.SerializationFailure,
+            errors.DeadlockDetected,
+            errors.LockNotAvailable,
+            errors.ReadOnlySqlTransaction,  # a standby, until it is promoted
+            psycopg.OperationalError,
+            psycopg.InterfaceError,
+        )
         text = " ".join(str(error).split())
         if isinstance(error, errors.DiskFull):
             return SinkFull(
@@ -189,28 +243,31 @@ class PostgresDatabase:
                 hint="Are user, password (PGPASSWORD, or in the URL) and database those that there "
                 "are? Try them: psql URL.",
             )
-        if isinstance(error, _AWAY):
+        if isinstance(error, away):
             return SinkUnavailable(f"PostgreSQL at {self.name} is out of reach: {text}.")
         if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
             return RowUnfit(f"A table at {self.name} refuses an output: {text}.", hint=UNFIT)
         return TargetDiffers(
             f"PostgreSQL at {self.name} cannot take the outputs: {text}.",
-            hint=_HINTS.get(type(error), CHANGED),
+            hint=_HINTS.get(type(error).__name__, CHANGED),
         )
 
 
-_HINTS: Mapping[type[psycopg.Error], str] = {
-    errors.InsufficientPrivilege: "Let the user write to the table, to catchwater_sinks and "
+_HINTS = {
+    "InsufficientPrivilege": "Let the user write to the table, to catchwater_sinks and "
     "catchwater_epochs, and make what is missing of them: GRANT USAGE, CREATE ON SCHEMA …; or make "
     "them as another user and grant SELECT, INSERT, UPDATE, DELETE.",
-    errors.WrongObjectType: "Name a table: rows go in by COPY, which takes no view.",
-    errors.InvalidSchemaName: "CREATE SCHEMA it, or name a table of a schema that is there.",
+    "WrongObjectType": "Name a table: rows go in by COPY, which takes no view.",
+    "InvalidSchemaName": "CREATE SCHEMA it, or name a table of a schema that is there.",
 }
-"""Where it is not that something was changed."""
+"""By psycopg's class: where it is not that something was changed."""
 
 
 def _name_of(url: str) -> str:
     """Host, port and database, and the schema if one is chosen. Raises `ConfigError`."""
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
     try:
         given = conninfo_to_dict(url) if url.startswith(("postgres://", "postgresql://")) else {}
     except psycopg.ProgrammingError:
@@ -231,3 +288,26 @@ def _name_of(url: str) -> str:
 def _native(sql: str) -> bytes:
     """The statement with psycopg's placeholders."""
     return sql.replace("%", "%%").replace("?", "%s").encode()
+
+
+def _database(config: SinkConfig) -> PostgresDatabase:
+    """Not connected yet. Raises `ConfigError`."""
+    return PostgresDatabase(config.options.url)
+
+
+KIND = Kind(
+    name="postgres",
+    options=PostgresOptions,
+    guarantee=table_guarantee,
+    target=lambda config, folder: f"{_name_of(config.options.url)} {config.options.table}",
+    place=lambda options: f"{without_secrets(options.url)} {options.table}",
+    named_by="table",
+    check=lambda config, around: target_table(_database(config), config, around),
+    open=lambda config, around, truth: open_table(_database(config), config, around, truth),
+    look=lambda config, around: look_at_table(_database(config), config, around),
+    alter=lambda config, around: alter_table(_database(config), config, around),
+    modules=("psycopg", "psycopg.conninfo", "psycopg.types.string"),
+    extra="postgres",
+    one_writer=True,
+    rebuilds=True,
+)

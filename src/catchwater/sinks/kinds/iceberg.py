@@ -1,4 +1,4 @@
-"""Outputs as rows of an Iceberg table: an epoch is one snapshot, and its mark goes with it.
+"""Iceberg: rows of a table; an epoch is one snapshot, and its mark goes with it.
 
 The driver writes all that an epoch's tasks have staged as one Parquet file (one a partition, where
 the table has partitions) and commits it with the table property `catchwater.marks` in one change of
@@ -16,25 +16,9 @@ import errno
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-
-import pyarrow as pa
-from pyiceberg.catalog import Catalog, load_catalog
-from pyiceberg.exceptions import (
-    CommitFailedException,
-    ForbiddenError,
-    NoSuchNamespaceError,
-    NoSuchTableError,
-    NotInstalledError,
-    OAuthError,
-    RESTError,
-    UnauthorizedError,
-    ValidationError,
-)
-from pyiceberg.io.pyarrow import ArrowScan
-from pyiceberg.table import Table
-from sqlalchemy.exc import DatabaseError, OperationalError
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import ConfigError
@@ -51,19 +35,35 @@ from catchwater.sinks.base import (
     SinkUnavailable,
     Staged,
     TargetDiffers,
+    patiently,
 )
-from catchwater.sinks.config import SinkConfig
-from catchwater.sinks.lake.columns import ROW_ID, Columns
-from catchwater.sinks.marks import Mark, Marks, decode_marks
-from catchwater.sinks.patience import patiently
-from catchwater.sinks.staged import Archive, StagedFile
+from catchwater.sinks.config import (
+    RETRY,
+    RETRY_MS,
+    Guarantee,
+    Kind,
+    SinkConfig,
+    count,
+    duration,
+    option,
+    options,
+    text,
+    without_secrets,
+)
+from catchwater.sinks.kinds.parquet import check_columns, files_guarantee
+from catchwater.sinks.marks import Mark, Marks, Owner, decode_marks
 
 if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+    from catchwater.sinks.arrow_columns import Columns
+    from catchwater.sinks.staged import Archive, StagedFile
     from catchwater.sinks.surroundings import Surroundings
 
 MARKS_PROPERTY = "catchwater.marks"
 
-_EPOCH = ROW_ID[0]
+_EPOCH = "catchwater_epoch"
 _OURS = "catchwater."
 _NEW_TABLE = {
     "commit.manifest-merge.enabled": "true",
@@ -80,14 +80,12 @@ class IcebergSink:
 
     def __init__(
         self,
-        catalog: Catalog,
+        catalog: "Catalog",
         table: str,
-        columns: Columns,
-        truth: Archive,
+        columns: "Columns",
+        truth: "Archive",
         *,
-        pipeline: str,
-        name: str,
-        generation: int = 0,
+        owner: Owner,
         snapshots: int = 30,
         retry_ms: int = 60_000,
         clock: Clock = SYSTEM,
@@ -96,14 +94,13 @@ class IcebergSink:
 
         Raises `TargetTaken`, and `TargetDiffers` where it cannot take the outputs.
         """
-        self.name = name
+        self.name = owner.sink
         self.retracts = False  # no column tells that a row takes back another
         self.truth = truth
         self._catalog = catalog
         self._table = table
         self._columns = columns
-        self._nothing = Marks(pipeline, name, generation)
-        self._generation = generation
+        self._owner = owner
         self._most = snapshots
         self._unexpired: int | None = None
         """How many snapshots of ours there are; None until they were counted."""
@@ -112,14 +109,14 @@ class IcebergSink:
         self._oldest = 0
         self._patiently(self._prepare)
 
-    def stager(self) -> StagedFile:
+    def stager(self) -> "StagedFile":
         """What the tasks stage with."""
         return self.truth.stager()
 
     def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:
         """Add the epoch's rows in one snapshot, once."""
         pieces = sorted(staged, key=lambda piece: piece.shard)
-        mark = Mark.of(epoch, self._generation, pieces)
+        mark = Mark.of(epoch, self._owner.generation, pieces)
         found = self._patiently(lambda: self._commit(mark, pieces))
         return found.sink_epoch(self._table)
 
@@ -169,6 +166,8 @@ class IcebergSink:
         self._catalog.close()
 
     def _prepare(self) -> None:
+        from pyiceberg.exceptions import NoSuchTableError
+
         try:
             table = self._catalog.load_table(self._table)
         except NoSuchTableError:
@@ -179,13 +178,13 @@ class IcebergSink:
         self._marks(table)
         self._fit(table)
 
-    def _fit(self, table: Table) -> None:
+    def _fit(self, table: "Table") -> None:
         """Add the columns that the table lacks; refuse what it cannot take."""
         check_fits(table, self._table, self._columns)
         with _altered(self._table), table.update_schema() as update:
             update.union_by_name(self._columns.schema)
 
-    def _load(self) -> Table:
+    def _load(self) -> "Table":
         """The table as it is now, in whose transactions nothing is tried twice.
 
         pyiceberg would answer a conflict by adding the same files to whatever is there by then; it
@@ -195,12 +194,12 @@ class IcebergSink:
         table.metadata.properties["commit.retry.num-retries"] = "0"
         return table
 
-    def _marks(self, table: Table) -> Marks:
+    def _marks(self, table: "Table") -> Marks:
         kept = table.properties.get(MARKS_PROPERTY)
         if kept is None:
-            return self._nothing
+            return Marks(*self._owner)
         found = decode_marks(kept, f"the table {self._table}")
-        found.owned_by(self._nothing, f"The table {self._table}")
+        found.owned_by(self._owner, f"The table {self._table}")
         return found
 
     def _commit(self, mark: Mark, pieces: list[Staged]) -> Mark:
@@ -237,8 +236,8 @@ class IcebergSink:
     def _withdraw(self, after: int) -> bool:
         table = self._load()
         before = self._marks(table)
-        marks, _ = before.withdrawn(after, self._generation)
-        if before.generation == self._generation:
+        marks, _ = before.withdrawn(after, self._owner.generation)
+        if before.generation == self._owner.generation:
             return False  # what is there now is this generation's own
         with table.transaction() as change:
             where = f"{_EPOCH} > {after}"
@@ -249,6 +248,10 @@ class IcebergSink:
         return True
 
     def _mend(self, epoch: int, fixes: Mapping[RowId, Fix]) -> None:
+        import pyarrow as pa
+
+        from catchwater.sinks.arrow_columns import ROW_ID
+
         table = self._load()
         where = f"{_EPOCH} = {epoch}"
         added = self._columns.table(
@@ -266,8 +269,11 @@ class IcebergSink:
             if merged.num_rows:
                 change.append(merged, snapshot_properties=summary)
 
-    def _read(self, table: Table, where: str) -> Iterator[Any]:
+    def _read(self, table: "Table", where: str) -> Iterator[Any]:
         """The rows of each data file that has some of these, in our columns."""
+        import pyarrow as pa
+        from pyiceberg.io.pyarrow import ArrowScan
+
         names = [name for name in self._columns.schema.names if name in table.schema().column_names]
         scan = table.scan(row_filter=where, selected_fields=tuple(names))
         for task in scan.plan_files():
@@ -279,7 +285,7 @@ class IcebergSink:
 
     def _summary(self, mark: Mark) -> dict[str, str]:
         said = {
-            "pipeline": self._nothing.pipeline,
+            "pipeline": self._owner.pipeline,
             "sink": self.name,
             "generation": str(mark.generation),
             "epoch": str(mark.epoch),
@@ -296,7 +302,7 @@ class IcebergSink:
         return patiently(named, self._clock, self._retry_ms)
 
 
-def check_fits(table: Table, name: str, columns: Columns) -> None:
+def check_fits(table: "Table", name: str, columns: "Columns") -> None:
     """Raise `TargetDiffers` unless the table takes the outputs, with more columns at most."""
     extra = [
         field.name
@@ -314,6 +320,8 @@ def check_fits(table: Table, name: str, columns: Columns) -> None:
 
 @contextmanager
 def _altered(table: str) -> Iterator[None]:
+    from pyiceberg.exceptions import ValidationError
+
     try:
         yield
     except (ValidationError, ValueError) as error:
@@ -327,6 +335,17 @@ def _altered(table: str) -> Iterator[None]:
 @contextmanager
 def _named(table: str) -> Iterator[None]:
     """Turn what the catalog and the files raise into our errors."""
+    from pyiceberg.exceptions import (
+        CommitFailedException,
+        ForbiddenError,
+        NoSuchNamespaceError,
+        NoSuchTableError,
+        OAuthError,
+        RESTError,
+        UnauthorizedError,
+    )
+    from sqlalchemy.exc import DatabaseError, OperationalError
+
     try:
         yield
     except CommitFailedException as error:
@@ -360,59 +379,82 @@ def _named(table: str) -> Iterator[None]:
         ) from error
 
 
-def look_at_iceberg(config: SinkConfig, around: "Surroundings") -> Seen:
-    """See `open.look_at`. Columns that the table lacks are no difference: opening adds them."""
-    name = config.options["table"]
-    folder = _own_warehouse(config, around)
-    if folder is not None and not (folder / "catalog.db").exists():
-        return Seen()
-    with _named(name):
-        with closing(_catalog(config, around)) as catalog:
-            try:
-                table = catalog.load_table(name)
-            except (NoSuchTableError, NoSuchNamespaceError):
-                return Seen()
-            kept, newest = table.properties.get(MARKS_PROPERTY), None
-            if kept is not None:
-                marks = decode_marks(kept, f"the table {name}")
-                marks.owned_by(Marks(around.pipeline, config.name, 0), f"The table {name}")
-                newest = marks.newest
-            try:
-                check_fits(table, name, Columns(around.output_type))
-            except TargetDiffers as differs:
-                return Seen(kept is not None, newest, differs)
-            return Seen(kept is not None, newest)
+# What it declares
 
 
-def open_iceberg(config: SinkConfig, around: "Surroundings", truth: Archive) -> IcebergSink:
-    """The sink of a section: `catalog.*` are pyiceberg's properties of a catalog.
+def _table_in_namespace(value: str) -> str:
+    if "." not in value.strip("."):
+        raise ValueError('a table\'s name with its namespace, such as "lake.alerts"')
+    return value
 
-    Without any, the catalog is a SQLite file in the warehouse, a folder beside the pipeline's file.
-    """
 
-    def catalog() -> Catalog:
-        if (folder := _own_warehouse(config, around)) is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-        with _named(config.options["table"]):
-            return _catalog(config, around)
+@dataclass(frozen=True)
+class IcebergOptions:
+    """The keys of an Iceberg sink."""
 
-    return IcebergSink(
-        patiently(catalog, around.clock, config.milliseconds("retry")),
-        config.options["table"],
-        Columns(around.output_type),
-        truth,
-        pipeline=around.pipeline,
-        name=config.name,
-        generation=around.generation,
-        snapshots=config.number("snapshots"),
-        retry_ms=config.milliseconds("retry"),
-        clock=around.clock,
+    table: str = option(_table_in_namespace, doc="the table, which is made if it is missing")
+    warehouse: str = option(text, "", doc="where tables lie; a folder that holds the catalog, too")
+    snapshots: int = option(count, 30, doc="how many of its own are kept")
+    retry_ms: int = option(duration, RETRY_MS, key="retry", doc=RETRY)
+    catalog: Mapping[str, str] = options(text, key="catalog.*", doc="pyiceberg's properties")
+
+    def folder(self, base: Path) -> Path | None:
+        """The folder that holds tables and catalog, where no catalog is named."""
+        if not self.warehouse or "://" in self.warehouse or "catalog.uri" in self.catalog:
+            return None
+        return (base / self.warehouse).absolute()
+
+    def properties(self, base: Path) -> dict[str, str | None]:
+        """Of the catalog: without any, it is a SQLite file in the warehouse."""
+        given: dict[str, str | None] = {
+            key.removeprefix("catalog."): value for key, value in self.catalog.items()
+        }
+        warehouse = self.warehouse
+        if warehouse and "://" not in warehouse:
+            warehouse = (base / warehouse).absolute().as_uri()
+            if (folder := self.folder(base)) is not None:
+                given |= {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db"}
+        return given | ({"warehouse": warehouse} if warehouse else {})
+
+
+def _check_options(options: IcebergOptions) -> None:
+    if not options.warehouse and not options.catalog:
+        raise ConfigError(
+            "names no catalog.",
+            hint='Set catalog.uri and what else pyiceberg needs, or warehouse = "folder".',
+        )
+
+
+def _guarantee(config: SinkConfig, output_id: tuple[str, ...]) -> Guarantee:
+    return files_guarantee(
+        config, "an epoch is one snapshot; its mark is a property changed in the same commit"
     )
 
 
-def _catalog(config: SinkConfig, around: "Surroundings") -> Catalog:
+_PLACES = (
+    "catalog.prefix", "catalog.glue.id", "catalog.glue.region", "catalog.dynamodb.region",
+    "catalog.dynamodb.table-name",
+)  # fmt: skip
+"""What else says which catalog it is; all other properties may be secrets."""
+
+
+def _target(config: SinkConfig, folder: Path) -> str:
+    """Its catalog's address and the table's name, or those of the warehouse that the catalog is."""
+    options: IcebergOptions = config.options
+    warehouse = options.warehouse
+    if warehouse and "://" not in warehouse:
+        warehouse = (folder / warehouse).resolve().as_uri()
+    named = [options.catalog.get(f"catalog.{k}", "") for k in ("type", "name", "uri", "warehouse")]
+    named += [value for key, value in sorted(options.catalog.items()) if key in _PLACES]
+    return " ".join(filter(None, [*map(without_secrets, [*named, warehouse]), options.table]))
+
+
+def _catalog(config: SinkConfig, around: "Surroundings") -> "Catalog":
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.exceptions import NotInstalledError
+
     try:
-        return load_catalog(**_catalog_properties(config, around))
+        return load_catalog(**config.options.properties(around.folder))
     except (ValueError, NotInstalledError) as error:
         raise ConfigError(
             f"The catalog of [sink.{config.name}] cannot be opened: {error}.",
@@ -420,24 +462,73 @@ def _catalog(config: SinkConfig, around: "Surroundings") -> Catalog:
         ) from error
 
 
-def _own_warehouse(config: SinkConfig, around: "Surroundings") -> Path | None:
-    """The folder that holds tables and catalog, where no catalog is named."""
-    warehouse = config.options["warehouse"]
-    if not warehouse or "://" in warehouse or "catalog.uri" in config.options:
-        return None
-    return (around.folder / warehouse).absolute()
+def _open(config: SinkConfig, around: "Surroundings", truth: "Archive") -> IcebergSink:
+    from catchwater.sinks.arrow_columns import Columns
+
+    options: IcebergOptions = config.options
+
+    def catalog() -> "Catalog":
+        if (folder := options.folder(around.folder)) is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        with _named(options.table):
+            return _catalog(config, around)
+
+    return IcebergSink(
+        patiently(catalog, around.clock, options.retry_ms),
+        options.table,
+        Columns(around.output_type),
+        truth,
+        owner=around.owner(config.name),
+        snapshots=options.snapshots,
+        retry_ms=options.retry_ms,
+        clock=around.clock,
+    )
 
 
-def _catalog_properties(config: SinkConfig, around: "Surroundings") -> dict[str, str | None]:
-    prefix = "catalog."
-    given: dict[str, str | None] = {
-        key.removeprefix(prefix): value
-        for key, value in config.options.items()
-        if key.startswith(prefix)
-    }
-    warehouse = config.options["warehouse"]
-    if warehouse and "://" not in warehouse:
-        warehouse = (around.folder / warehouse).absolute().as_uri()
-        if (folder := _own_warehouse(config, around)) is not None:
-            given |= {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db"}
-    return given | ({"warehouse": warehouse} if warehouse else {})
+def _look(config: SinkConfig, around: "Surroundings") -> Seen:
+    """Columns that the table lacks are no difference: opening adds them."""
+    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+    from catchwater.sinks.arrow_columns import Columns
+
+    name: str = config.options.table
+    folder = config.options.folder(around.folder)
+    if folder is not None and not (folder / "catalog.db").exists():
+        return Seen()
+    with _named(name), closing(_catalog(config, around)) as catalog:
+        try:
+            table = catalog.load_table(name)
+        except (NoSuchTableError, NoSuchNamespaceError):
+            return Seen()
+        kept, newest = table.properties.get(MARKS_PROPERTY), None
+        if kept is not None:
+            marks = decode_marks(kept, f"the table {name}")
+            marks.owned_by(around.owner(config.name), f"The table {name}")
+            newest = marks.newest
+        try:
+            check_fits(table, name, Columns(around.output_type))
+        except TargetDiffers as differs:
+            return Seen(kept is not None, newest, differs)
+        return Seen(kept is not None, newest)
+
+
+KIND = Kind(
+    name="iceberg",
+    options=IcebergOptions,
+    check_options=_check_options,
+    guarantee=_guarantee,
+    target=_target,
+    place=lambda options: f"{options.warehouse} {options.table}".strip(),
+    named_by="table",
+    check=check_columns,
+    open=_open,
+    look=_look,
+    modules=(
+        "catchwater.sinks.arrow_columns",
+        "pyiceberg.catalog",
+        "pyiceberg.io.pyarrow",
+        "sqlalchemy.exc",
+    ),
+    extra="iceberg",
+    one_writer=True,
+)

@@ -1,4 +1,4 @@
-"""Outputs into a Kafka that is not ours: one transaction an epoch, with a record of the epoch.
+"""Kafka that is not ours: one transaction an epoch, with a record of the epoch.
 
 The driver writes the epoch's rows and, behind them, the pipeline's marks into the compacted topic
 `catchwater-sink-epochs` (key `<pipeline>/<sink>`), all in one transaction: committed readers see
@@ -13,9 +13,9 @@ transactions and no marks of epochs; a reader knows a repeated row by its header
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
-
-from confluent_kafka import Message as Received
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.recovery.ledger import SinkEpoch
@@ -33,21 +33,45 @@ from catchwater.sinks.base import (
     SinkRow,
     SinkUnavailable,
     Staged,
+    patiently,
     record_digest,
 )
-from catchwater.sinks.config import SinkConfig
-from catchwater.sinks.kafka.client import Brokers, Message, Offsets, Writer, read, starts_of
-from catchwater.sinks.kafka.options import librdkafka_options
-from catchwater.sinks.log.stager import partition_of
-from catchwater.sinks.marks import Mark, Marks, decode_marks
-from catchwater.sinks.patience import patiently
-from catchwater.sinks.staged import Archive, StagedFile
+from catchwater.sinks.config import (
+    RETRY,
+    RETRY_MS,
+    Guarantee,
+    Kind,
+    SinkConfig,
+    anything,
+    count,
+    duration,
+    option,
+    options,
+    topic,
+)
+from catchwater.sinks.marks import Mark, Marks, Owner, decode_marks
+from catchwater.wire.security.settings import (
+    OAUTHBEARER,
+    PREFIXES,
+    UNSECURED,
+    Pem,
+    Security,
+    is_ours,
+    parse_security,
+)
 
 if TYPE_CHECKING:
+    from confluent_kafka import Message as Received
+
+    from catchwater.sinks.kafka_client import Brokers, Message, Offsets, Writer
+    from catchwater.sinks.staged import Archive, StagedFile
     from catchwater.sinks.surroundings import Surroundings
+    from catchwater.wire.security.oauth import OAuth
 
 LEDGER_TOPIC = "catchwater-sink-epochs"
 
+_PREFIX = "kafka."
+_BOOTSTRAP = "kafka.bootstrap.servers"
 _LEDGER_CONFIG = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1"}
 _HIDDEN_S = 30.0
 _EVER = 2**62
@@ -58,9 +82,7 @@ T = TypeVar("T")
 class Terms(NamedTuple):
     """Who writes where, and how."""
 
-    pipeline: str
-    sink: str
-    generation: int
+    owner: Owner
     topic: str
     partitions: int = -1
     """Of a topic that has to be created; -1: the brokers' default."""
@@ -81,31 +103,30 @@ class KafkaSink:
     """See `base.Sink`."""
 
     def __init__(
-        self, brokers: Brokers, terms: Terms, truth: Archive, clock: Clock = SYSTEM
+        self, brokers: "Brokers", terms: Terms, truth: "Archive", clock: Clock = SYSTEM
     ) -> None:
         """Create the topics that are missing."""
-        self.name = terms.sink
+        self.name = terms.owner.sink
         self.retracts = True
         self.truth = truth
         self._brokers = brokers
         self._terms = terms
         self._clock = clock
-        self._who = f"{terms.pipeline}/{terms.sink}"
-        self._nothing = Marks(terms.pipeline, terms.sink, 0)
+        self._who = str(terms.owner).encode()
         self._writer: Writer | None = None
-        self._marks = self._nothing
+        self._marks = Marks(*terms.owner.name, 0)
         """What the ledger says; as long as there is a writer nobody else can change it."""
         self._oldest = 0
         self._patiently(self._create_topics)
 
-    def stager(self) -> StagedFile:
+    def stager(self) -> "StagedFile":
         """What the tasks stage with."""
         return self.truth.stager()
 
     def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:
         """Write the epoch's rows and its mark in one transaction, once."""
         pieces = sorted(staged, key=lambda piece: piece.shard)
-        mark = Mark.of(epoch, self._terms.generation, pieces)
+        mark = Mark.of(epoch, self._terms.owner.generation, pieces)
         return self._patiently(lambda: self._commit(mark, pieces)).sink_epoch(self._terms.topic)
 
     def last_epoch(self) -> int | None:
@@ -127,6 +148,8 @@ class KafkaSink:
 
     def rows(self, first: int, last: int) -> Iterator[SinkRow]:
         """What the topic holds and nothing has taken back; what retention took counts as held."""
+        from catchwater.sinks.kafka_client import starts_of
+
         try:
             held = self._held(first, last)
             starts = starts_of(self._brokers, self._terms.topic)
@@ -178,10 +201,10 @@ class KafkaSink:
             return Mark(mark.epoch, mark.generation, mark.records, mark.checksum, offsets)
         return self._write_marked(rows, mark, marks)
 
-    def _write_marked(self, rows: Iterable[Message], mark: Mark, marks: Marks) -> Mark:
+    def _write_marked(self, rows: "Iterable[Message]", mark: Mark, marks: Marks) -> Mark:
         written = [mark]
 
-        def marked(offsets: Offsets) -> Marks:
+        def marked(offsets: "Offsets") -> Marks:
             written[0] = Mark(mark.epoch, mark.generation, mark.records, mark.checksum, offsets)
             return marks.written(written[0], self._oldest)
 
@@ -190,13 +213,15 @@ class KafkaSink:
 
     def _withdraw(self, after: int) -> bool:
         before = self._open()
-        marks, _ = before.withdrawn(after, self._terms.generation)
-        if before.generation == self._terms.generation:
+        marks, _ = before.withdrawn(after, self._terms.owner.generation)
+        if before.generation == self._terms.owner.generation:
             return False  # what is there now is this generation's own
         self._write(map(self._retraction, self._held(after + 1, _EVER)), lambda offsets: marks)
         return True
 
     def _repair(self, wanted: Mapping[RowId, Fix]) -> None:
+        from catchwater.sinks.kafka_client import Writer
+
         epochs = [id.epoch for id in wanted]
         right: set[RowId] = set()
         messages: list[Message] = []
@@ -223,6 +248,8 @@ class KafkaSink:
 
     def _open(self) -> Marks:
         """The marks, once nobody but this driver can change them."""
+        from catchwater.sinks.kafka_client import Writer
+
         if self._writer is None:
             id_of_sink = self._transactional_id() if self._terms.exactly_once else None
             self._writer = Writer(self._brokers, id_of_sink, {})
@@ -230,19 +257,21 @@ class KafkaSink:
         return self._marks
 
     def _write(
-        self, messages: Iterable[Message], marked: Callable[[Offsets], Marks] | None
-    ) -> Offsets:
+        self, messages: "Iterable[Message]", marked: "Callable[[Offsets], Marks] | None"
+    ) -> "Offsets":
         """Write messages and the marks behind them; after a failure all is opened anew."""
+        from catchwater.sinks.kafka_client import Message
+
         writer, self._writer = self._writer, None
         assert writer is not None, "opened before anything is written"
         marks = self._marks
 
-        def ledger_record(offsets: Offsets) -> Message:
+        def ledger_record(offsets: "Offsets") -> Message:
             nonlocal marks
             assert marked is not None
             marks = marked(offsets)
             now_ms = self._clock.now_ms()
-            return Message(LEDGER_TOPIC, self._who.encode(), marks.encode(), now_ms)
+            return Message(LEDGER_TOPIC, self._who, marks.encode(), now_ms)
 
         offsets = writer.write(messages, ledger_record if marked else None)
         self._writer, self._marks = writer, marks
@@ -250,17 +279,17 @@ class KafkaSink:
 
     def _read_marks(self, hidden_s: float = 0) -> Marks:
         """What the ledger says; up to its very end if what is hidden is waited for."""
-        return read_marks(self._brokers, self._nothing, self._clock, hidden_s)
+        return read_marks(self._brokers, self._terms.owner, self._clock, hidden_s)
 
     def _transactional_id(self) -> str:
-        return f"catchwater.{self._terms.pipeline}.{self._terms.sink}"
+        return "catchwater.{}.{}".format(*self._terms.owner.name)
 
     # The topic
 
-    def _row(self, id: RowId, record: OutputRecord) -> Message:
+    def _row(self, id: RowId, record: OutputRecord) -> "Message":
         return self._message(record, ((ROW_HEADER, str(id).encode()),))
 
-    def _retraction(self, held: _Held) -> Message:
+    def _retraction(self, held: _Held) -> "Message":
         """Into the same partition, where it comes behind what it takes back."""
         told = (
             (RETRACTS_HEADER, str(held.id).encode()),
@@ -268,14 +297,18 @@ class KafkaSink:
         )
         return self._message(held.record, told, held.partition)
 
-    def _message(self, record: OutputRecord, told: Headers, partition: int = -1) -> Message:
-        headers = (*told, (SINK_HEADER, self._who.encode()), *record.headers)
+    def _message(self, record: OutputRecord, told: Headers, partition: int = -1) -> "Message":
+        from catchwater.sinks.kafka_client import Message
+
+        headers = (*told, (SINK_HEADER, self._who), *record.headers)
         return Message(
             self._terms.topic, record.key, record.value, record.timestamp_ms, headers, partition
         )
 
     def _held(self, first: int, last: int) -> list[_Held]:
         """The rows of these epochs that are there and were not taken back, in the log's order."""
+        from catchwater.sinks.kafka_client import read
+
         held: dict[tuple[int, int], _Held] = {}
         topic, starts = self._terms.topic, self._starts(first)
         for message in read(self._brokers, topic, self._clock, starts=starts, hidden_s=_HIDDEN_S):
@@ -283,7 +316,7 @@ class KafkaSink:
             told = dict(headers)
             partition, offset = message.partition(), message.offset()
             assert partition is not None and offset is not None
-            if told.get(SINK_HEADER) != self._who.encode():
+            if told.get(SINK_HEADER) != self._who:
                 continue
             if RETRACTS_OFFSET_HEADER in told:
                 held.pop((partition, int(told[RETRACTS_OFFSET_HEADER])), None)
@@ -301,6 +334,8 @@ class KafkaSink:
         self, mark: Mark, starts: Mapping[int, int], there: Collection[RowId]
     ) -> Iterator[SinkRow]:
         """The epoch's rows that are not there, in partitions where retention took some of it."""
+        from catchwater.sinks.log_stager import partition_of
+
         cut = {int(p) for p, (offset, _) in mark.offsets.items() if offset < starts.get(int(p), 0)}
         for id, record in self.truth.rows(mark.epoch) if cut else ():
             if id not in there and partition_of(record.key, len(starts)) in cut:
@@ -320,47 +355,19 @@ class KafkaSink:
         return patiently(call, self._clock, self._terms.retry_ms)
 
 
-def look_at_kafka(config: SinkConfig, around: "Surroundings") -> Seen:
-    """See `open.look_at`. A topic that is not there is made when the sink is opened."""
-    brokers = _brokers(config, around)
-    brokers.check_there()
-    nothing = Marks(around.pipeline, config.name, 0)
-    newest = read_marks(brokers, nothing, around.clock).newest if config.exactly_once else None
-    return Seen(newest is not None, newest)
+def read_marks(brokers: "Brokers", owner: Owner, clock: Clock, hidden_s: float = 0) -> Marks:
+    """What the ledger topic says of this owner's sink; up to its very end if it waits for it."""
+    from catchwater.sinks.kafka_client import read
 
-
-def read_marks(brokers: Brokers, nothing: Marks, clock: Clock, hidden_s: float = 0) -> Marks:
-    """What the ledger topic says of the sink that `nothing` is of; `nothing` if it says nothing.
-
-    Up to its very end if what is hidden is waited for.
-    """
-    who, newest = f"{nothing.pipeline}/{nothing.sink}", nothing
+    newest = Marks(*owner.name, 0)
     for message in read(brokers, LEDGER_TOPIC, clock, hidden_s=hidden_s):
         value = message.value()
-        if message.key() == who.encode() and value is not None:
-            newest = decode_marks(value, f"{who} in {LEDGER_TOPIC}")
+        if message.key() == str(owner).encode() and value is not None:
+            newest = decode_marks(value, f"{owner} in {LEDGER_TOPIC}")
     return newest
 
 
-def _brokers(config: SinkConfig, around: "Surroundings") -> Brokers:
-    return Brokers(librdkafka_options(config.options, around.bootstrap, around.security))
-
-
-def open_kafka(config: SinkConfig, around: "Surroundings", truth: Archive) -> KafkaSink:
-    """The sink of a section; raises `ConfigError`."""
-    terms = Terms(
-        around.pipeline,
-        config.name,
-        around.generation,
-        config.options["topic"],
-        int(config.options["partitions"] or -1),
-        config.exactly_once,
-        config.milliseconds("retry"),
-    )
-    return KafkaSink(_brokers(config, around), terms, truth, around.clock)
-
-
-def _headers(message: Received) -> list[tuple[str, bytes]]:
+def _headers(message: "Received") -> list[tuple[str, bytes]]:
     found = message.headers() or []
     assert isinstance(found, list), "librdkafka gives a list"
     return [(name, _bytes(value)) for name, value in found]
@@ -369,3 +376,144 @@ def _headers(message: Received) -> list[tuple[str, bytes]]:
 def _bytes(value: str | bytes | None) -> bytes:
     """A part of a record, as bytes; nothing is none."""
     return value.encode() if isinstance(value, str) else value or b""
+
+
+# How a section says to reach its Kafka
+#
+# What stands under `kafka.` are librdkafka's properties, with Java's names of those on security
+# taken too. A section that names no brokers means those of the source, and unless it says something
+# on security of its own, reaches them as the source does: secrets are never sent to other brokers.
+
+
+def librdkafka_options(
+    section: Mapping[str, str], bootstrap: str, security: Security
+) -> dict[str, str]:
+    """The options of a client; `bootstrap` and `security` are the source's.
+
+    Raises `ConfigError` for options on security that contradict each other.
+    """
+    given = {name: value for name, value in section.items() if name.startswith(_PREFIX)}
+    own = {name for name in given if name.startswith(PREFIXES)}
+    if not own and not given.get(_BOOTSTRAP):
+        secured = _translated(security)
+    elif is_ours(given):
+        secured = _translated(parse_security(given))
+        given = {name: value for name, value in given.items() if name not in own}
+    else:
+        secured = {}  # librdkafka knows more ways to be secured than we do
+    named = {name.removeprefix(_PREFIX): value for name, value in given.items() if value}
+    return {"bootstrap.servers": bootstrap, **secured, **named}
+
+
+def _translated(security: Security) -> dict[str, str]:
+    if security == UNSECURED:
+        return {}
+    options = {"security.protocol": security.protocol}
+    if security.oauth is not None:
+        options |= _oauth(security.oauth)
+    elif security.sasl:
+        options["sasl.mechanism"] = security.mechanism
+        options["sasl.username"] = security.username
+        options["sasl.password"] = security.password
+    if security.tls:
+        checked = "https" if security.check_hostname else "none"
+        options["ssl.endpoint.identification.algorithm"] = checked
+        options |= _pem("ca", security.ca) | _pem("certificate", security.certificate)
+        options |= _pem("key", security.key or security.certificate)
+        if security.key_password:
+            options["ssl.key.password"] = security.key_password
+    return options
+
+
+def _oauth(oauth: "OAuth") -> dict[str, str]:
+    options = {
+        "sasl.mechanism": OAUTHBEARER,
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.token.endpoint.url": oauth.endpoint,
+        "sasl.oauthbearer.client.id": oauth.client_id,
+        "sasl.oauthbearer.client.secret": oauth.client_secret,
+        "sasl.oauthbearer.scope": oauth.scope,
+        "sasl.oauthbearer.extensions": ",".join(f"{k}={v}" for k, v in oauth.extensions),
+    }
+    return {name: value for name, value in options.items() if value}
+
+
+def _pem(part: str, given: Pem | None) -> dict[str, str]:
+    if given is None:
+        return {}
+    if given.location is not None:
+        return {f"ssl.{part}.location": given.location}
+    return {f"ssl.{part}.pem": given.text or ""}
+
+
+# What it declares
+
+
+@dataclass(frozen=True)
+class KafkaOptions:
+    """The keys of a Kafka sink."""
+
+    topic: str = option(topic, doc="the topic, which is made if it is missing")
+    partitions: int | None = option(count, None, doc="of a topic that has to be made")
+    retry_ms: int = option(duration, RETRY_MS, key="retry", doc=RETRY)
+    kafka: Mapping[str, str] = options(anything, key="kafka.*", doc="librdkafka's properties")
+
+
+def _guarantee(config: SinkConfig, output_id: tuple[str, ...]) -> Guarantee:
+    if config.exactly_once:
+        return Guarantee(
+            "exactly-once", "one Kafka transaction per epoch with a record of it in a ledger topic"
+        )
+    return Guarantee(
+        "at-least-once", "records are produced without a transaction, under a header catchwater-row"
+    )
+
+
+def _target(config: SinkConfig, folder: Path) -> str:
+    """Of a section that names no brokers they are the source's, whatever they are called."""
+    options: KafkaOptions = config.options
+    brokers = options.kafka.get(_BOOTSTRAP, "")
+    named = ",".join(sorted(each.strip() for each in brokers.split(",")))
+    return f"{options.topic} at {named}" if named else options.topic
+
+
+def _brokers(config: SinkConfig, around: "Surroundings") -> "Brokers":
+    from catchwater.sinks.kafka_client import Brokers
+
+    return Brokers(librdkafka_options(config.options.kafka, around.bootstrap, around.security))
+
+
+def _open(config: SinkConfig, around: "Surroundings", truth: "Archive") -> KafkaSink:
+    options: KafkaOptions = config.options
+    terms = Terms(
+        around.owner(config.name),
+        options.topic,
+        options.partitions or -1,
+        config.exactly_once,
+        options.retry_ms,
+    )
+    return KafkaSink(_brokers(config, around), terms, truth, around.clock)
+
+
+def _look(config: SinkConfig, around: "Surroundings") -> Seen:
+    """A topic that is not there is made when the sink is opened."""
+    brokers = _brokers(config, around)
+    brokers.check_there()
+    newest = None
+    if config.exactly_once:
+        newest = read_marks(brokers, around.owner(config.name), around.clock).newest
+    return Seen(newest is not None, newest)
+
+
+KIND = Kind(
+    name="kafka",
+    options=KafkaOptions,
+    guarantee=_guarantee,
+    target=_target,
+    place=lambda options: options.topic,
+    named_by="topic",
+    open=_open,
+    look=_look,
+    modules=("catchwater.sinks.kafka_client", "catchwater.sinks.log_stager"),
+    extra="kafka",
+)

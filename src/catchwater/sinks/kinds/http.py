@@ -1,4 +1,4 @@
-"""Outputs as HTTP requests: a key-value store, a search index, any endpoint.
+"""HTTP: outputs as requests to a key-value store, a search index, any endpoint.
 
 Every record is one `PUT` or `POST` with an `Idempotency-Key` that is the same whenever the epoch is
 repeated. When all of an epoch were acknowledged, its mark is written beside the checkpoint. So this
@@ -8,13 +8,27 @@ will not pass (4xx) names the record and fails the epoch at once.
 Where the URL names the record, a later record of the same URL replaces it, one that retracts is a
 `DELETE` (where the URL is made of the `output_id`), and the endpoint's GET is what `verify`
 compares. Relies on that GET to give back what was put.
+
+Requests of one path follow each other; others share `concurrency` connections that stay open. What
+may pass (429, 5xx, a lost connection, no answer in time) is tried again with growing pauses until
+that request has waited for `retry`; then its worker gives up, and all others stop at their next
+request.
 """
 
+import http.client
 import json
+import re
+import ssl
 import string
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
+from zlib import crc32
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError, ConfigError, Restart
@@ -25,16 +39,36 @@ from catchwater.sinks.base import (
     Expected,
     Fix,
     OutputRecord,
+    Patience,
     RowId,
     RowsUnreadable,
+    Seen,
     SinkRow,
+    SinkUnavailable,
     Staged,
 )
-from catchwater.sinks.config import SinkConfig
-from catchwater.sinks.http.endpoint import Answer, Endpoint, Request
-from catchwater.sinks.marks import Mark, Marks, decode_marks
-from catchwater.sinks.relational.columns import Column, digest_of
-from catchwater.sinks.staged import Archive, StagedFile
+from catchwater.sinks.columns import Column, digest_of
+from catchwater.sinks.config import (
+    RETRY,
+    RETRY_MS,
+    Guarantee,
+    ImpossibleDelivery,
+    Kind,
+    SinkConfig,
+    count,
+    duration,
+    flag,
+    one_of,
+    option,
+    text,
+    without_secrets,
+    without_user,
+)
+from catchwater.sinks.marks import Mark, Marks, Owner, decode_marks
+
+if TYPE_CHECKING:
+    from catchwater.sinks.staged import Archive, StagedFile
+    from catchwater.sinks.surroundings import Surroundings
 
 T = TypeVar("T")
 
@@ -44,6 +78,163 @@ _SHOWN_BYTES = 200
 _NOT_FOUND, _GONE = 404, 410
 _BODY = (Column("body", "json"),)
 _NAMES = ("key", "id", "row")
+_TOO_MANY = 429
+_PORTS = {"http": 80, "https": 443}
+
+
+# Many requests to one server
+
+
+class Request(NamedTuple):
+    """One request; again is the same."""
+
+    method: str
+    path: str
+    body: bytes | None
+    idempotency_key: str
+
+
+class Answer(NamedTuple):
+    """A definite answer: neither 429 nor 5xx."""
+
+    status: int
+    body: bytes
+
+
+class Endpoint:
+    """One server."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        concurrency: int,
+        timeout_ms: int,
+        retry_ms: int,
+        authorization: str,
+        clock: Clock,
+    ) -> None:
+        """Opens nothing yet. Raises `ConfigError` for a URL that is none."""
+        if not _is_address(url):
+            raise ConfigError(
+                # The URL may hold a password.
+                "url of a sink of kind http must be of the form http://host:port/path, without "
+                "user and password.",
+                hint="Credentials go into authorization, best from the environment.",
+            )
+        if not re.fullmatch(r"[\x20-\x7e]*", authorization.strip()):
+            raise ConfigError(
+                # It is a secret.
+                "authorization of a sink of kind http has characters that no header takes.",
+                hint="Is there a line's end in it, or a quotation mark of print?",
+            )
+        parts = urlsplit(url)
+        self.place = f"{parts.scheme}://{parts.netloc}"
+        self._secure = parts.scheme == "https"
+        self._host, self._port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
+        self._timeout_s = timeout_ms / 1000
+        self._retry_ms = retry_ms
+        self._headers = {"Authorization": authorization.strip()} if authorization else {}
+        self._clock = clock
+        self._connections: list[http.client.HTTPConnection | None] = [None] * concurrency
+        self._workers = ThreadPoolExecutor(concurrency, thread_name_prefix="catchwater-http")
+
+    def reach(self) -> None:
+        """Connect, and ask nothing. Raises `SinkUnavailable`."""
+        try:
+            self._connect(0).connect()
+        except OSError as error:
+            raise SinkUnavailable(f"{self.place} cannot be reached: {error}.") from error
+        finally:
+            self._drop(0)
+
+    def send(self, requests: Sequence[Request]) -> list[Answer]:
+        """All answers, in the order of the requests. Raises `SinkUnavailable`."""
+        shares: list[list[int]] = [[] for _ in self._connections]
+        for index, request in enumerate(requests):
+            shares[crc32(request.path.encode()) % len(shares)].append(index)
+        answers: list[Answer | None] = [None] * len(requests)
+        stop = Event()
+
+        def work(worker: int) -> None:
+            for index in shares[worker]:
+                answers[index] = self._send(worker, requests[index], stop)
+
+        running = [self._workers.submit(work, worker) for worker in range(len(shares))]
+        for failure in [each.exception() for each in running]:
+            if failure is not None:
+                raise failure
+        return [answer for answer in answers if answer is not None]
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._workers.shutdown()
+        for worker in range(len(self._connections)):
+            self._drop(worker)
+
+    def _send(self, worker: int, request: Request, stop: Event) -> Answer | None:
+        """The answer; None if another worker has given up meanwhile."""
+        patience = Patience(self._clock, self._retry_ms)
+        while not stop.is_set():
+            try:
+                return self._attempt(worker, request)
+            except SinkUnavailable as error:
+                try:
+                    patience.wait(error)
+                except SinkUnavailable:
+                    stop.set()
+                    raise
+        return None
+
+    def _attempt(self, worker: int, request: Request) -> Answer:
+        headers = {"Idempotency-Key": f'"{request.idempotency_key}"', **self._headers}
+        if request.body is not None:
+            headers["Content-Type"] = "application/json"
+        what = f"{request.method} {self.place}{request.path}"
+        try:
+            connection = self._connections[worker] or self._connect(worker)
+            connection.request(request.method, request.path, request.body, headers)
+            response = connection.getresponse()
+            answer = Answer(response.status, response.read())
+        except (OSError, http.client.HTTPException) as error:
+            self._drop(worker)
+            told = str(error) or type(error).__name__
+            raise SinkUnavailable(f"{what} was not answered: {told}.") from error
+        if response.will_close:
+            self._drop(worker)
+        if answer.status == _TOO_MANY or answer.status >= 500:
+            raise SinkUnavailable(f"{what} was answered with status {answer.status}.")
+        return answer
+
+    def _connect(self, worker: int) -> http.client.HTTPConnection:
+        where = (self._host, self._port)
+        if self._secure:
+            context = ssl.create_default_context()
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                *where, timeout=self._timeout_s, context=context
+            )
+        else:
+            connection = http.client.HTTPConnection(*where, timeout=self._timeout_s)
+        self._connections[worker] = connection
+        return connection
+
+    def _drop(self, worker: int) -> None:
+        connection, self._connections[worker] = self._connections[worker], None
+        if connection is not None:
+            connection.close()
+
+
+def _is_address(url: str) -> bool:
+    """Whether requests can be sent there: `http://host:port/path`, without user and password."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return False
+    return parts.scheme in _PORTS and bool(parts.hostname) and "@" not in parts.netloc and port != 0
+
+
+# The sink
 
 
 class RecordRefused(CatchwaterError):
@@ -115,17 +306,16 @@ def names_of(url: str, output_id: tuple[str, ...]) -> Names:
 
 
 class HttpSink:
-    """The driver's half; see `base.Sink`."""
+    """See `base.Sink`."""
 
     def __init__(
         self,
         endpoint: Endpoint,
         names: Names,
         config: SinkConfig,
-        truth: Archive,
+        truth: "Archive",
         *,
-        pipeline: str,
-        generation: int,
+        owner: Owner,
         clock: Clock,
     ) -> None:
         self.name = config.name
@@ -133,21 +323,20 @@ class HttpSink:
         self._endpoint = endpoint
         self._names = names
         self._config = config
-        self._pipeline = pipeline
-        self._generation = generation
+        self._owner = owner
         self._clock = clock
-        self._replaces = config.options["method"] == "PUT" and names.names_records
+        self._replaces = config.options.method == "PUT" and names.names_records
         self.retracts = self._replaces and names.are_identities
         self._oldest = 0
 
-    def stager(self) -> StagedFile:
+    def stager(self) -> "StagedFile":
         """What the tasks stage with."""
         return self.truth.stager()
 
     def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:
         """Send the epoch's records, then write its mark."""
         pieces = sorted(staged, key=lambda piece: piece.shard)
-        mark = Mark.of(epoch, self._generation, pieces)
+        mark = Mark.of(epoch, self._owner.generation, pieces)
         marks = self._marks()
         done = marks.admit(mark) if self._config.exactly_once else None
         if done is None:
@@ -167,7 +356,7 @@ class HttpSink:
 
         Raises `RowsUnreadable` where URLs do not name records, or staged epochs are gone.
         """
-        marks, gone = self._marks().withdrawn(after, self._generation)
+        marks, gone = self._marks().withdrawn(after, self._owner.generation)
         if marks == self._marks():
             return
         kept = self.truth.epochs()
@@ -247,12 +436,12 @@ class HttpSink:
                     raise self._refused(row, request, answer)
 
     def _request(self, row: Expected) -> Request:
-        key = "/".join(quote(each, safe="") for each in (self._pipeline, self.name))
+        key = "/".join(quote(each, safe="") for each in (self._owner.pipeline, self.name))
         return Request(
-            "DELETE" if row.record.retracts else self._config.options["method"],
+            "DELETE" if row.record.retracts else self._config.options.method,
             self._names.path(row),
             None if row.record.retracts else row.record.value,
-            f"{key}/{self._generation}/{row.id}",
+            f"{key}/{self._owner.generation}/{row.id}",
         )
 
     def _refused(self, row: Expected, request: Request, answer: Answer) -> RecordRefused:
@@ -291,12 +480,12 @@ class HttpSink:
 
     def _marks(self) -> Marks:
         store, key = self.truth.store, f"{self.truth.folder}/marks.json"
-        nothing = Marks(self._pipeline, self.name, 0)
+        where = place(store, key)
         try:
-            marks = decode_marks(store.get(key), place(store, key))
+            marks = decode_marks(store.get(key), where)
         except ObjectMissing:
-            return nothing
-        marks.owned_by(nothing, place(store, key))
+            return Marks(self._owner.pipeline, self.name, 0)
+        marks.owned_by(self._owner, where)
         return marks
 
     def _write(self, marks: Marks) -> None:
@@ -314,3 +503,93 @@ def _digest(body: bytes) -> bytes:
 
 def _some(items: Sequence[T]) -> Iterator[Sequence[T]]:
     return (items[at : at + _AT_ONCE] for at in range(0, len(items), _AT_ONCE))
+
+
+# What it declares
+
+
+@dataclass(frozen=True)
+class HttpOptions:
+    """The keys of an HTTP sink."""
+
+    url: str = option(text, doc="may hold {key}, {id} (the output_id) and {row}")
+    method: str = option(one_of("PUT", "POST"), "PUT", doc="of every request")
+    deduplicates: bool = option(
+        flag, False, doc="whether the endpoint knows a request by its Idempotency-Key"
+    )
+    concurrency: int = option(count, 16, doc="connections")
+    timeout_ms: int = option(duration, 10_000, key="timeout", doc="how long one answer may take")
+    retry_ms: int = option(duration, RETRY_MS, key="retry", doc=RETRY)
+    authorization: str = option(text, "", doc="the header; best from the environment")
+
+
+def _guarantee(config: SinkConfig, output_id: tuple[str, ...]) -> Guarantee:
+    options: HttpOptions = config.options
+    named = any(part in options.url for part in ("{key}", "{id}", "{row}"))
+    if "{id}" in options.url and not output_id:
+        raise ImpossibleDelivery(
+            f"The URL of the sink {config.name!r} has {{id}}, but the function declares no "
+            "output_id.",
+            hint='Declare output_id=("field", …) in @function, or write {key} or {row}.',
+        )
+    if options.method == "PUT" and named:
+        return Guarantee("idempotent", "PUT under a URL that names the record: again is the same")
+    if options.deduplicates:
+        return Guarantee("idempotent", "the endpoint knows a request by its Idempotency-Key")
+    if config.exactly_once:
+        raise ImpossibleDelivery(
+            f"The sink {config.name!r} cannot write exactly once: a repeated "
+            f"{options.method} {options.url} is another one to the endpoint.",
+            hint='Choose method = "PUT" and a URL with {key}, {id} or {row}; or deduplicates = '
+            '"true" if the endpoint honours Idempotency-Key; or delivery = "at-least-once".',
+        )
+    return Guarantee("at-least-once", "a repeated request is another one; Idempotency-Key tells it")
+
+
+def _endpoint(config: SinkConfig, around: "Surroundings") -> Endpoint:
+    """Not connected yet."""
+    options: HttpOptions = config.options
+    return Endpoint(
+        options.url,
+        concurrency=options.concurrency,
+        timeout_ms=options.timeout_ms,
+        retry_ms=options.retry_ms,
+        authorization=options.authorization,
+        clock=around.clock,
+    )
+
+
+def _check(config: SinkConfig, around: "Surroundings") -> None:
+    _endpoint(config, around).close()
+    names_of(config.options.url, around.output_id)
+
+
+def _open(config: SinkConfig, around: "Surroundings", truth: "Archive") -> HttpSink:
+    endpoint = _endpoint(config, around)
+    names = names_of(config.options.url, around.output_id)
+    owner = around.owner(config.name)
+    return HttpSink(endpoint, names, config, truth, owner=owner, clock=around.clock)
+
+
+def _look(config: SinkConfig, around: "Surroundings") -> Seen:
+    """Whether the server answers; what is there has no marks."""
+    with closing(_endpoint(config, around)) as endpoint:
+        endpoint.reach()
+    return Seen()
+
+
+def _target(config: SinkConfig, folder: Path) -> str:
+    return without_secrets(config.options.url)
+
+
+KIND = Kind(
+    name="http",
+    options=HttpOptions,
+    guarantee=_guarantee,
+    target=_target,
+    place=lambda options: without_user(options.url),
+    named_by="url",
+    check=_check,
+    open=_open,
+    look=_look,
+)

@@ -1,4 +1,4 @@
-"""Outputs as Parquet files below a URL, for readers that know nothing of us.
+"""Parquet: files below a URL, for readers that know nothing of us.
 
     epoch-00000000000000000012.parquet     one file an epoch; none where nothing was put out
     _catchwater/marks.json                 who writes here, and which epochs there are
@@ -17,14 +17,13 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import msgspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.objects.base import (
@@ -49,12 +48,21 @@ from catchwater.sinks.base import (
     Staged,
     TargetDiffers,
 )
-from catchwater.sinks.config import SinkConfig
-from catchwater.sinks.lake.columns import ROW_ID, Columns, has_identities
-from catchwater.sinks.marks import Mark, Marks, decode_marks
-from catchwater.sinks.staged import Archive, StagedFile
+from catchwater.sinks.config import (
+    Guarantee,
+    ImpossibleDelivery,
+    Kind,
+    SinkConfig,
+    option,
+    text,
+    without_secrets,
+    without_user,
+)
+from catchwater.sinks.marks import Mark, Marks, Owner, decode_marks
 
 if TYPE_CHECKING:
+    from catchwater.sinks.arrow_columns import Columns
+    from catchwater.sinks.staged import Archive, StagedFile
     from catchwater.sinks.surroundings import Surroundings
 
 MARKS_KEY = "_catchwater/marks.json"
@@ -69,35 +77,33 @@ class ParquetSink:
     def __init__(
         self,
         store: ObjectStore,
-        columns: Columns,
-        truth: Archive,
+        columns: "Columns",
+        truth: "Archive",
         *,
-        pipeline: str,
-        name: str,
-        generation: int = 0,
+        owner: Owner,
         clock: Clock = SYSTEM,
     ) -> None:
         """Raises `TargetTaken`, and `TargetDiffers` where the files have other columns."""
-        self.name = name
+        self.name = owner.sink
         self.retracts = False  # no column tells that a row takes back another
         self.truth = truth
         self._store = store
         self._columns = columns
-        self._nothing = Marks(pipeline, name, generation)
-        self._generation = generation
+        self._owner = owner
+        self._nothing = Marks(*owner)
         self._clock = clock
         self._oldest = 0
         with self._target():
             self._check_columns(self._marks())
 
-    def stager(self) -> StagedFile:
+    def stager(self) -> "StagedFile":
         """What the tasks stage with."""
         return self.truth.stager()
 
     def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:
         """Create the epoch's file, once."""
         pieces = sorted(staged, key=lambda piece: piece.shard)
-        mark = Mark.of(epoch, self._generation, pieces)
+        mark = Mark.of(epoch, self._owner.generation, pieces)
         with self._target():
             found = self._marks().admit(mark)
             if found is None:
@@ -119,12 +125,12 @@ class ParquetSink:
     def withdraw(self, after: int) -> None:
         """Delete the files of older generations' epochs after this one, the newest first."""
         with self._target():
-            marks, gone = self._marks().withdrawn(after, self._generation)
+            marks, gone = self._marks().withdrawn(after, self._owner.generation)
             # From here on a driver of an older generation commits nothing.
             self._keep(marks)
             stray = [epoch for key in self._listed() if (epoch := _epoch_of(key)) is not None]
             for epoch in sorted({*gone, *stray}, reverse=True):
-                if epoch > after and self._generation_of(epoch) < self._generation:
+                if epoch > after and self._generation_of(epoch) < self._owner.generation:
                     self._store.delete(_key(epoch))
             if marks.newest is None or marks.newest <= after:
                 self.truth.withdraw(after)  # nothing there is this generation's own
@@ -170,7 +176,7 @@ class ParquetSink:
             found = decode_marks(self._store.get(MARKS_KEY), place(self._store, MARKS_KEY))
         except ObjectMissing:
             return self._nothing
-        found.owned_by(self._nothing, self._store.url())
+        found.owned_by(self._owner, self._store.url())
         return found
 
     def _keep(self, marks: Marks) -> None:
@@ -192,7 +198,7 @@ class ParquetSink:
         except ObjectExists:
             there = self._footer(key)
         if there is not None:
-            there.owned_by(self._nothing, self._store.url())
+            there.owned_by(self._owner, self._store.url())
             found = there.mark(mark.epoch)
             if found is not None and found.checksum == mark.checksum:
                 return
@@ -213,12 +219,17 @@ class ParquetSink:
 
     def _read(self, key: str) -> Any:
         """A file as a table; None if it is missing or no Parquet file."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
         try:
             return pq.read_table(pa.BufferReader(self._store.get(key)))
         except (ObjectMissing, pa.ArrowInvalid, OSError):
             return None
 
     def _rows_in(self, key: str) -> Iterator[SinkRow]:
+        from catchwater.sinks.arrow_columns import has_identities
+
         table = self._read(key)
         if table is not None and has_identities(table):
             yield from self._columns.rows_of(table)
@@ -237,6 +248,8 @@ class ParquetSink:
 
     def _without(self, key: str, fixes: Mapping[int, Mapping[RowId, Fix]]) -> None:
         """Take what is mended elsewhere out of a file that no epoch has written."""
+        import pyarrow as pa
+
         rows = list(self._rows_in(key))
         keep = [row.id not in fixes.get(row.id.epoch, {}) for row in rows]
         if rows and not any(keep):
@@ -245,6 +258,10 @@ class ParquetSink:
             self._store.put(key, [_encode(self._read(key).filter(pa.array(keep)), None)])
 
     def _mend(self, epoch: int, fixes: Mapping[RowId, Fix]) -> None:
+        import pyarrow as pa
+
+        from catchwater.sinks.arrow_columns import ROW_ID, has_identities
+
         key, there = _key(epoch), self._read(_key(epoch))
         added = self._columns.table(
             Expected(fix.id, fix.record) for fix in fixes.values() if fix.record is not None
@@ -280,44 +297,6 @@ class ParquetSink:
             ) from error
 
 
-def look_at_parquet(config: SinkConfig, around: "Surroundings") -> Seen:
-    """See `open.look_at`. A folder that is not there is left so."""
-    parts = urlsplit(_url(config, around))
-    if parts.scheme == "file" and not Path(unquote(parts.path)).exists():
-        return Seen()
-    try:
-        newest = open_parquet(config, around, Archive(StagedFile("", ""))).last_epoch()
-    except TargetDiffers as differs:
-        return Seen(differs=differs)
-    return Seen(newest is not None, newest)
-
-
-def _url(config: SinkConfig, around: "Surroundings") -> str:
-    url = config.options["url"]
-    return url if "://" in url else (around.folder / url).absolute().as_uri()
-
-
-def open_parquet(config: SinkConfig, around: "Surroundings", truth: Archive) -> ParquetSink:
-    """The sink of a section; `url` is a store's URL, or a path beside the pipeline's file."""
-    try:
-        store = open_store(_url(config, around), around.clock)
-    except (StoreFull, StoreUnavailable):
-        raise
-    except StoreError as error:
-        raise TargetDiffers(
-            str(error), hint="Name a folder that can be written to, or a store's URL."
-        ) from error
-    return ParquetSink(
-        store,
-        Columns(around.output_type),
-        truth,
-        pipeline=around.pipeline,
-        name=config.name,
-        generation=around.generation,
-        clock=around.clock,
-    )
-
-
 def _key(epoch: int) -> str:
     return f"epoch-{epoch:020d}.parquet"
 
@@ -335,7 +314,99 @@ def _footer(marks: Marks, mark: Mark) -> bytes:
 
 
 def _encode(table: Any, footer: bytes | None) -> memoryview:
+    import pyarrow.parquet as pq
+
     buffer = BytesIO()
     metadata = None if footer is None else {_FOOTER_KEY: footer}
     pq.write_table(table.replace_schema_metadata(metadata), buffer, compression="zstd")
     return buffer.getbuffer()
+
+
+# What it declares
+
+
+@dataclass(frozen=True)
+class ParquetOptions:
+    """The keys of a Parquet sink."""
+
+    url: str = option(text, doc="of a store, or a folder from the pipeline file's folder")
+
+
+def files_guarantee(config: SinkConfig, why: str) -> Guarantee:
+    """See `Kind.guarantee`: of sinks to which once is no dearer than at least once."""
+    if config.exactly_once:
+        return Guarantee("exactly-once", why)
+    raise ImpossibleDelivery(
+        f"The sink {config.name!r} of kind {config.kind} writes epochs once at no further cost: "
+        "there is no cheaper at-least-once.",
+        hint='Leave delivery out, or set delivery = "exactly-once".',
+    )
+
+
+def _guarantee(config: SinkConfig, output_id: tuple[str, ...]) -> Guarantee:
+    return files_guarantee(
+        config, "an epoch is one file, created at once under its own name, with its mark in it"
+    )
+
+
+def _target(config: SinkConfig, folder: Path) -> str:
+    url = config.options.url
+    return without_secrets(url) if "://" in url else (folder / url).resolve().as_uri()
+
+
+def check_columns(config: SinkConfig, around: "Surroundings") -> None:
+    """Raise `ColumnUnsupported` where a field of the output has no column."""
+    from catchwater.sinks.arrow_columns import Columns
+
+    Columns(around.output_type)
+
+
+def _url(config: SinkConfig, around: "Surroundings") -> str:
+    url: str = config.options.url
+    return url if "://" in url else (around.folder / url).absolute().as_uri()
+
+
+def _open(config: SinkConfig, around: "Surroundings", truth: "Archive") -> ParquetSink:
+    """`url` is a store's URL, or a path beside the pipeline's file."""
+    from catchwater.sinks.arrow_columns import Columns
+
+    try:
+        store = open_store(_url(config, around), around.clock)
+    except (StoreFull, StoreUnavailable):
+        raise
+    except StoreError as error:
+        raise TargetDiffers(
+            str(error), hint="Name a folder that can be written to, or a store's URL."
+        ) from error
+    columns = Columns(around.output_type)
+    return ParquetSink(store, columns, truth, owner=around.owner(config.name), clock=around.clock)
+
+
+def _look(config: SinkConfig, around: "Surroundings") -> Seen:
+    """A folder that is not there is left so."""
+    from catchwater.sinks.staged import Archive, StagedFile
+
+    parts = urlsplit(_url(config, around))
+    if parts.scheme == "file" and not Path(unquote(parts.path)).exists():
+        return Seen()
+    try:
+        newest = _open(config, around, Archive(StagedFile("", ""))).last_epoch()
+    except TargetDiffers as differs:
+        return Seen(differs=differs)
+    return Seen(newest is not None, newest)
+
+
+KIND = Kind(
+    name="parquet",
+    options=ParquetOptions,
+    guarantee=_guarantee,
+    target=_target,
+    place=lambda options: without_user(options.url),
+    named_by="url",
+    check=check_columns,
+    open=_open,
+    look=_look,
+    modules=("pyarrow.parquet", "catchwater.sinks.arrow_columns"),
+    extra="parquet",
+    one_writer=True,
+)

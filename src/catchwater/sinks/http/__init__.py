@@ -1,1 +1,0 @@
-"""Chapter 10, endpoints: outputs as idempotent HTTP requests."""

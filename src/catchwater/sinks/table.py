@@ -1,0 +1,472 @@
+"""Outputs as rows of a table: an epoch's rows and its mark in one transaction.
+
+Every row carries its identity in ROW_COLUMNS. `mode = "append"` inserts rows; `mode = "upsert"`
+replaces them by the function's `output_id`, and keeps what it replaced, so that an epoch can be
+withdrawn again.
+
+An answer that is lost after a commit is asked for again: the mark tells. Transactions of one sink
+wait for each other, so a driver that was thought dead finds the marks of its successor. SQL is such
+that SQLite and PostgreSQL, the two kinds, read it alike.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from catchwater.clock import Clock
+from catchwater.config import CatchwaterError
+from catchwater.recovery.ledger import SinkEpoch
+from catchwater.sinks.base import (
+    Fix,
+    OutputRecord,
+    RowId,
+    Seen,
+    SinkRow,
+    SinkUnavailable,
+    Staged,
+    TargetDiffers,
+    TargetTaken,
+    patiently,
+)
+from catchwater.sinks.columns import Codec, RowUnfit, Values, codec_of, digest_of
+from catchwater.sinks.config import Guarantee, ImpossibleDelivery, SinkConfig
+from catchwater.sinks.marks import Known, Mark, admit, refuse_superseded
+from catchwater.sinks.table_target import (
+    UNDO_COLUMNS,
+    Database,
+    Target,
+    Transaction,
+    Writer,
+    quoted,
+)
+
+if TYPE_CHECKING:
+    from catchwater.sinks.staged import Archive, StagedFile
+    from catchwater.sinks.surroundings import Surroundings
+
+_SWEEP_EPOCHS = 64
+"""Marks and undo rows are deleted for so many epochs at once."""
+NO_ROW = (None, None, None)
+"""In the place of epoch, shard and row: nothing is to be there under this identity."""
+
+_FRESH = "catchwater_fresh"
+_OURS = "pipeline = ? AND sink = ?"
+
+
+# What both kinds declare
+
+MODES = ("append", "upsert")
+MODE = "add rows, or let them replace each other by the function's `output_id`"
+"""Documentation of `mode`."""
+
+
+def table_guarantee(config: SinkConfig, output_id: tuple[str, ...]) -> Guarantee:
+    """See `Kind.guarantee`."""
+    if config.options.mode == "upsert":
+        if not output_id:
+            raise ImpossibleDelivery(
+                f'The sink {config.name!r} has mode = "upsert", but the function declares no '
+                "output_id: nothing says which row an output replaces.",
+                hint='Declare output_id=("field", …) in @function, or choose mode = "append".',
+            )
+        if not config.exactly_once:
+            return Guarantee("idempotent", f"rows are replaced by {', '.join(output_id)}")
+    if config.exactly_once:
+        return Guarantee("exactly-once", "rows and the epoch's mark in one transaction")
+    return Guarantee(
+        "at-least-once", "rows without a mark; catchwater_epoch, _shard and _row tell them"
+    )
+
+
+def open_table(
+    database: Database, config: SinkConfig, around: "Surroundings", truth: "Archive"
+) -> "TableSink":
+    """See `Kind.open`; the database is not connected yet."""
+    codec = codec_of(around.output_type)
+    return TableSink(database, _writer(config, around), codec, config, truth, around.clock)
+
+
+def target_table(database: Database, config: SinkConfig, around: "Surroundings") -> Target:
+    """The sink's table, not looked at yet. Raises `ConfigError` for names that cannot be."""
+    return Target(database, _writer(config, around), codec_of(around.output_type).columns)
+
+
+def look_at_table(database: Database, config: SinkConfig, around: "Surroundings") -> Seen:
+    """See `Kind.look`."""
+    target = target_table(database, config, around)
+    with closing(database):
+        return target.look()
+
+
+def alter_table(database: Database, config: SinkConfig, around: "Surroundings") -> None:
+    """See `Kind.alter`."""
+    target = target_table(database, config, around)
+    with closing(database):
+        target.alter()
+
+
+def _writer(config: SinkConfig, around: "Surroundings") -> Writer:
+    return Writer(
+        around.owner(config.name),
+        config.options.table,
+        around.output_id if config.options.mode == "upsert" else (),
+    )
+
+
+# The sink
+
+
+class TableSink:
+    """See `base.Sink`."""
+
+    def __init__(
+        self,
+        database: Database,
+        writer: Writer,
+        codec: Codec,
+        config: SinkConfig,
+        truth: "Archive",
+        clock: Clock,
+    ) -> None:
+        """Claims the table and creates it where it is missing. Raises as `Target.prepare`."""
+        self.name = writer.owner.sink
+        self.truth = truth
+        self._database = database
+        self._writer = writer
+        self._codec = codec
+        self.retracts = bool(writer.output_id)
+        self._exactly_once = config.exactly_once
+        self._retry_ms = config.options.retry_ms
+        self._clock = clock
+        self._owner = writer.owner
+        self._who = writer.owner.name
+        self._target = Target(database, writer, codec.columns)
+        self._swept = 0
+        try:
+            patiently(self._target.prepare, clock, self._retry_ms)
+        except CatchwaterError:
+            database.close()
+            raise
+
+    def stager(self) -> "StagedFile":
+        """What the tasks stage with."""
+        return self.truth.stager()
+
+    def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:
+        """Write the epoch's rows with its mark, once."""
+        pieces = sorted(staged, key=lambda piece: piece.shard)
+        mark = Mark.of(epoch, self._owner.generation, pieces)
+        try:
+            patiently(lambda: self._commit(mark, pieces), self._clock, self._retry_ms)
+        except (TargetDiffers, RowUnfit):
+            # A table that was changed meanwhile is described as at a start: what is wrong, and what
+            # it should be. Where it fits, or cannot be asked, the error itself says most.
+            with suppress(SinkUnavailable), self._database.transaction() as transaction:
+                self._target.check_fits(transaction)
+            raise
+        return mark.sink_epoch(self._writer.table)
+
+    def last_epoch(self) -> int | None:
+        """The newest epoch that has a mark."""
+
+        def last() -> int | None:
+            with self._database.transaction() as transaction:
+                return self._last(transaction)
+
+        return patiently(last, self._clock, self._retry_ms)
+
+    def withdraw(self, after: int) -> None:
+        """Delete, or put back, what older generations wrote after this epoch."""
+        if patiently(lambda: self._withdraw(after), self._clock, self._retry_ms):
+            self.truth.withdraw(after)
+
+    def identity(self, record: OutputRecord) -> bytes | None:
+        """The values of `output_id` in upsert mode: a later row of the same ones replaces it."""
+        if not self._writer.output_id:
+            return None
+        return msgspec.json.encode(self._id_of(self._codec.values(record)))
+
+    def digest(self, record: OutputRecord) -> bytes:
+        """Of the columns' values, as the database gives them back."""
+        return digest_of(self._codec.columns, self._codec.values(record))
+
+    def rows(self, first: int, last: int) -> Iterator[SinkRow]:
+        """The table's rows of these epochs."""
+        columns = self._codec.columns
+        width = len(columns)
+        sql = (
+            f"SELECT {quoted(self._target.columns)} FROM {self._target.name} "
+            "WHERE catchwater_epoch BETWEEN ? AND ?"
+        )
+        for row in self._database.scan(sql, [first, last]):
+            epoch, shard, at = (int(value) for value in row[width:])
+            yield SinkRow(RowId(epoch, shard, at), b"", digest_of(columns, row[:width]))
+
+    def repair(self, fixes: Iterable[Fix]) -> list[Fix]:
+        """Delete what stands in a row's place and insert what belongs there; mends them all."""
+        with self._database.transaction() as transaction:
+            transaction.lock(str(self._owner))
+            for fix in fixes:
+                self._repair(transaction, fix)
+        return []
+
+    def take_place(self, pipeline: str, table: str) -> int:
+        """Put its table's rows and marks in the place of another pipeline's, at once.
+
+        The other one's sink has this one's name, and goes on with this one's epochs. Gives how many
+        rows there are now, -1 if it was done before. This sink's own table is gone then.
+        """
+        live = self._writer._replace(owner=self._owner._replace(pipeline=pipeline), table=table)
+        theirs = Target(self._database, live, self._codec.columns)
+        with self._database.transaction() as transaction:
+            for owner in sorted(map(str, (self._owner, live.owner))):
+                transaction.lock(owner)
+            return _take_place(transaction, self._target, theirs, live)
+
+    def sweep(self, oldest: int, now_ms: int) -> None:
+        """Forget staged pieces, and now and then marks and undo rows, of epochs before."""
+        self.truth.sweep(oldest, now_ms)
+        if oldest - self._swept >= _SWEEP_EPOCHS:
+            # What is behind can wait for a database that is away; the next epoch will say so.
+            with suppress(SinkUnavailable):
+                self._sweep(oldest)
+
+    def _sweep(self, oldest: int) -> None:
+        with self._database.transaction() as transaction:
+            transaction.execute(
+                f"DELETE FROM catchwater_epochs WHERE {_OURS} AND epoch < ?", [*self._who, oldest]
+            )
+            if self._writer.output_id:
+                sql = f"DELETE FROM {self._target.undo} WHERE catchwater_undo_epoch < ?"
+                transaction.execute(sql, [oldest])
+        self._swept = oldest
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._database.close()
+
+    def _commit(self, mark: Mark, pieces: Sequence[Staged]) -> None:
+        with self._database.transaction() as transaction:
+            # Another driver of the sink waits here, and then finds this one's marks.
+            transaction.lock(str(self._owner))
+            generation = self._generation(transaction)
+            if not self._exactly_once:
+                refuse_superseded(self._owner, generation)
+            elif admit(self._owner, self._known(transaction, generation, mark.epoch), mark):
+                return
+            self.truth.record(mark.epoch, pieces, self._clock.now_ms())
+            self._write(transaction, mark.epoch, pieces)
+            if self._exactly_once:
+                transaction.execute(
+                    "INSERT INTO catchwater_epochs "
+                    "(pipeline, sink, epoch, generation, records, checksum) "
+                    "VALUES (?, ?, ?, ?, ?, ?)",
+                    [*self._who, mark.epoch, mark.generation, mark.records, mark.checksum],
+                )
+
+    def _generation(self, transaction: Transaction) -> int:
+        """The generation that writes to the table. Raises `TargetTaken` if none of ours does."""
+        claims = transaction.execute(
+            f"SELECT generation FROM catchwater_sinks WHERE {_OURS}", self._who
+        )
+        if not claims:
+            raise TargetTaken(
+                f"The sink {self.name!r} of {self._owner.pipeline!r} no longer has its row in "
+                f"catchwater_sinks: another pipeline may have taken {self._writer.table}.",
+                hint="If none has, start the pipeline again: it claims the table.",
+            )
+        return int(claims[0][0])
+
+    def _known(self, transaction: Transaction, generation: int, epoch: int) -> Known:
+        marks = transaction.execute(
+            "SELECT epoch, generation, records, checksum FROM catchwater_epochs "
+            f"WHERE {_OURS} AND epoch = ?",
+            [*self._who, epoch],
+        )
+        if marks:
+            return Known(generation, epoch, Mark(*marks[0]))
+        return Known(generation, self._last(transaction))
+
+    def _write(self, transaction: Transaction, epoch: int, pieces: Sequence[Staged]) -> None:
+        target = self._target
+        if not self._writer.output_id:
+            rows = (row for piece in pieces for row in self._rows_of(epoch, piece))
+            transaction.insert(target.name, target.columns, rows)
+            return
+        for piece in pieces:
+            newest = {self._id_of(row): row for row in self._rows_of(epoch, piece)}
+            output_id = self._writer.output_id
+            replace_rows(transaction, target, output_id, epoch, newest.values())
+
+    def _rows_of(self, epoch: int, piece: Staged) -> Iterator[Values]:
+        values, shard = self._codec.values, piece.shard
+        for at, record in enumerate(self.truth.records(piece)):
+            if record.retracts:
+                yield *values(record), *NO_ROW
+            else:
+                yield *values(record), epoch, shard, at
+
+    def _id_of(self, values: Values) -> Values:
+        names = self._target.columns
+        return tuple(values[names.index(name)] for name in self._writer.output_id)
+
+    def _last(self, transaction: Transaction) -> int | None:
+        ((last,),) = transaction.execute(
+            f"SELECT max(epoch) FROM catchwater_epochs WHERE {_OURS}", self._who
+        )
+        return None if last is None else int(last)
+
+    def _withdraw(self, after: int) -> bool:
+        with self._database.transaction() as transaction:
+            transaction.lock(str(self._owner))
+            refuse_superseded(self._owner, self._generation(transaction))
+            raised = transaction.execute(
+                f"UPDATE catchwater_sinks SET generation = ? WHERE {_OURS} AND generation < ? "
+                "RETURNING generation",
+                [self._owner.generation, *self._who, self._owner.generation],
+            )
+            if not raised:
+                return False  # what is there now is this generation's own
+            if self._writer.output_id:
+                put_back(transaction, self._target, self._writer.output_id, after)
+            else:
+                sql = f"DELETE FROM {self._target.name} WHERE catchwater_epoch > ?"
+                transaction.execute(sql, [after])
+            transaction.execute(
+                f"DELETE FROM catchwater_epochs WHERE {_OURS} AND epoch > ?", [*self._who, after]
+            )
+            return True
+
+    def _repair(self, transaction: Transaction, fix: Fix) -> None:
+        target = self._target
+        by_row = "catchwater_epoch = ? AND catchwater_shard = ? AND catchwater_row = ?"
+        transaction.execute(f"DELETE FROM {target.name} WHERE {by_row}", fix.id)
+        if fix.record is None:
+            return
+        values = self._codec.values(fix.record)
+        if self._writer.output_id:
+            same = " AND ".join(f'"{name}" = ?' for name in self._writer.output_id)
+            transaction.execute(f"DELETE FROM {target.name} WHERE {same}", self._id_of(values))
+        transaction.insert(target.name, target.columns, [(*values, *fix.id)])
+
+
+# Rows that replace each other
+#
+# An epoch's rows go into a temporary table, from there what they replace goes into the undo table,
+# and then they replace it; a retraction deletes it and puts nothing in its place. All in the
+# transaction that the epoch's mark is in. Putting back takes, of each row, what the oldest
+# withdrawn epoch found.
+
+
+def replace_rows(
+    transaction: Transaction,
+    target: Target,
+    output_id: Sequence[str],
+    epoch: int,
+    rows: Iterable[Sequence[object]],
+) -> None:
+    """Let these rows replace those of the same identity; no two of them have the same one.
+
+    One that ends with NO_ROW deletes what it would replace.
+    """
+    columns = quoted(target.columns)
+    others = [name for name in target.columns if name not in output_id]
+    same = " AND ".join(f't."{name}" = f."{name}"' for name in output_id)
+    found = ", ".join(
+        f'f."{name}"' if name in output_id else f't."{name}"' for name in target.columns
+    )
+    updated = ", ".join(f'"{name}" = excluded."{name}"' for name in others)
+    transaction.execute(
+        f"CREATE TEMPORARY TABLE IF NOT EXISTS {_FRESH} AS "
+        f"SELECT {columns} FROM {target.name} WHERE 1 = 0"
+    )
+    transaction.insert(_FRESH, target.columns, rows)
+    transaction.execute(
+        f"INSERT INTO {target.undo} (catchwater_undo_epoch, catchwater_existed, {columns}) "
+        f"SELECT ?, t.catchwater_epoch IS NOT NULL, {found} "
+        f"FROM {_FRESH} f LEFT JOIN {target.name} t ON {same} WHERE 1 = 1 ON CONFLICT DO NOTHING",
+        [epoch],
+    )
+    there = " AND ".join(f'f."{name}" = {target.name}."{name}"' for name in output_id)
+    transaction.execute(
+        f"DELETE FROM {target.name} WHERE EXISTS "
+        f"(SELECT 1 FROM {_FRESH} f WHERE f.catchwater_epoch IS NULL AND {there})"
+    )
+    transaction.execute(
+        f"INSERT INTO {target.name} ({columns}) SELECT {columns} FROM {_FRESH} "
+        "WHERE catchwater_epoch IS NOT NULL "
+        f"ON CONFLICT ({quoted(output_id)}) DO UPDATE SET {updated}"
+    )
+    transaction.execute(f"DELETE FROM {_FRESH}")
+
+
+def put_back(
+    transaction: Transaction, target: Target, output_id: Sequence[str], after: int
+) -> None:
+    """Make the table as it was after this epoch."""
+    identity = quoted(output_id)
+    columns = quoted(target.columns)
+    same = " AND ".join(f'u."{name}" = {target.name}."{name}"' for name in output_id)
+    oldest = " AND ".join(f'o."{name}" = u."{name}"' for name in output_id)
+    transaction.execute(
+        f"DELETE FROM {target.name} WHERE EXISTS "
+        f"(SELECT 1 FROM {target.undo} u WHERE u.catchwater_undo_epoch > ? AND {same})",
+        [after],
+    )
+    transaction.execute(
+        f"INSERT INTO {target.name} ({columns}) SELECT {columns} FROM {target.undo} u "
+        f"WHERE u.catchwater_existed AND u.catchwater_undo_epoch = "
+        f"(SELECT min(o.catchwater_undo_epoch) FROM {target.undo} o "
+        f"WHERE o.catchwater_undo_epoch > ? AND {oldest}) "
+        f"ON CONFLICT ({identity}) DO NOTHING",
+        [after],
+    )
+    transaction.execute(f"DELETE FROM {target.undo} WHERE catchwater_undo_epoch > ?", [after])
+
+
+# One table's content in the place of another's
+#
+# Readers of the other table see its old rows or its new ones. The table itself stays, with its
+# indexes, grants and the views that are built on it.
+
+
+def _take_place(transaction: Transaction, mine: Target, theirs: Target, live: Writer) -> int:
+    """Give the live writer this table's rows and marks, and drop the table; how many rows.
+
+    -1 if that was done before: then this table has no marks.
+    """
+    own, other = mine.owner, live.owner.name
+    ((marks,),) = transaction.execute(f"SELECT count(*) FROM catchwater_epochs WHERE {_OURS}", own)
+    rows = _move(transaction, mine, theirs, live) if marks else -1
+    if marks:
+        transaction.execute(f"DELETE FROM catchwater_epochs WHERE {_OURS}", other)
+        transaction.execute(
+            f"UPDATE catchwater_epochs SET pipeline = ?, sink = ? WHERE {_OURS}", [*other, *own]
+        )
+        transaction.execute(
+            f"UPDATE catchwater_sinks SET generation = ? WHERE {_OURS}",
+            [live.owner.generation, *other],
+        )
+    transaction.execute(f"DELETE FROM catchwater_sinks WHERE {_OURS}", own)
+    transaction.execute(f"DROP TABLE {mine.name}")
+    if live.output_id:
+        transaction.execute(f"DROP TABLE {mine.undo}")
+    return rows
+
+
+def _move(transaction: Transaction, mine: Target, theirs: Target, live: Writer) -> int:
+    theirs.check_fits(transaction)
+    columns = quoted(mine.columns)
+    transaction.execute(f"DELETE FROM {theirs.name}")
+    transaction.execute(f"INSERT INTO {theirs.name} ({columns}) SELECT {columns} FROM {mine.name}")
+    if live.output_id:
+        transaction.execute(f"DELETE FROM {theirs.undo}")
+        # By name: where columns were added, they do not stand in the same order.
+        undone = quoted([*UNDO_COLUMNS, *mine.columns])
+        transaction.execute(
+            f"INSERT INTO {theirs.undo} ({undone}) SELECT {undone} FROM {mine.undo}"
+        )
+    ((rows,),) = transaction.execute(f"SELECT count(*) FROM {theirs.name}")
+    return int(rows)
