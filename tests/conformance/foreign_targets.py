@@ -14,7 +14,6 @@ from tests.conformance.sink_targets import Target
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.objects.open import open_store
-from catchwater.sinks.arrow_columns import ROW_ID
 from catchwater.sinks.base import (
     RETRACTS_HEADER,
     RETRACTS_OFFSET_HEADER,
@@ -22,6 +21,7 @@ from catchwater.sinks.base import (
     SINK_HEADER,
     RowId,
 )
+from catchwater.sinks.columns import ROW_COLUMNS
 from catchwater.sinks.surroundings import Surroundings
 
 _NAMES = ("card", "id", "amount", "at", "tags")
@@ -32,7 +32,7 @@ def _damaged(table: Any, epoch: int, damage: Sequence[Sequence[RowId]]) -> Any:
     lost, doubled, altered = (set(ids) for ids in damage)
     rows: list[dict[str, Any]] = []
     for row in table.to_pylist():
-        id = RowId(*(row[name] for name in ROW_ID))
+        id = RowId(*(row[name] for name in ROW_COLUMNS))
         if id in altered:
             row["amount"] += 1
         rows += [row] * (0 if id in lost else 2 if id in doubled else 1)

@@ -2,17 +2,11 @@
 
 A column is named as the field is in JSON. An output type that is a union of records gives the
 columns of all of them; what a record does not have is null, as every column may be. Three columns
-in front say which output a row is (`ROW_ID`).
+in front say which output a row is (`ROW_COLUMNS`).
 
-| annotation | column |
-|---|---|
-| `str`, `UUID`, `timedelta`, an `Enum` or `Literal` of texts | string |
-| `int`, an `Enum` or `Literal` of numbers | int64 |
-| `float`, `int \\| float` | double |
-| `bool`, `bytes`, `date`, `time` | the same |
-| `datetime` | timestamp in microseconds, UTC; one without a zone is taken for UTC |
-| `Decimal` | decimal128(38, 18) |
-| `list`, `set`, `tuple[T, ...]` · `dict` · a record | list · map · struct |
+Single values have the columns of `columns.TYPES`; an `Enum` or `Literal` has that of its values,
+`int | float` a double. A `list`, `set` or `tuple[T, ...]` is a list, a `dict` a map, a record a
+struct. A `datetime` without a zone is taken for UTC.
 
 Relies on pyarrow. What has no column here is refused with its field (`ColumnUnsupported`), and a
 value that does not fit its column with its row (`ValueUnfit`); nothing is rounded or cut.
@@ -32,47 +26,30 @@ from msgspec import inspect
 
 from catchwater.config import CatchwaterError, Restart
 from catchwater.sinks.base import Expected, OutputRecord, RowId, SinkRow, TargetDiffers
-
-ROW_ID = ("catchwater_epoch", "catchwater_shard", "catchwater_row")
-"""The columns that say which output a row is: the same on every replay."""
+from catchwater.sinks.columns import ROW_COLUMNS, TYPES, ColumnType
+from catchwater.state.records import is_pydantic
 
 _BATCH_ROWS = 250
 """Rows that are Python objects at once: so few stay in the processor's cache, and are gone before
 Python's collector of cycles has looked at them often. Ten thousand cost nearly twice as much."""
-_DECIMAL_PLACES = 18
 _EPOCH_TIME = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
-_ROW_ID_FIELDS = [pa.field(name, pa.int64()) for name in ROW_ID]
 
-_SCALARS: dict[type, Any] = {
-    inspect.StrType: pa.string(),
-    inspect.UUIDType: pa.string(),
-    inspect.TimeDeltaType: pa.string(),
-    inspect.IntType: pa.int64(),
-    inspect.FloatType: pa.float64(),
-    inspect.BoolType: pa.bool_(),
-    inspect.BytesType: pa.binary(),
-    inspect.DateType: pa.date32(),
-    inspect.TimeType: pa.time64("us"),
-    inspect.DateTimeType: pa.timestamp("us", tz="UTC"),
-    inspect.DecimalType: pa.decimal128(38, _DECIMAL_PLACES),
-}
+def _arrow(each: ColumnType) -> Any:
+    name, *arguments = each.arrow
+    return getattr(pa, name)(*arguments)
+
+
+_ROW_ID_FIELDS = [pa.field(name, pa.int64()) for name in ROW_COLUMNS]
+_SCALARS: dict[type, Any] = {type(inspect.type_info(each.python)): _arrow(each) for each in TYPES}
+"""By what msgspec says of an annotation."""
+_PYTHON: dict[Any, Any] = {_arrow(each): each.python for each in reversed(TYPES)}
+"""What values are decoded to, for Arrow to take: a UUID and a duration are texts."""
 _RAW: dict[str, Any] = {
     "key": pa.binary(),
     "value": pa.binary(),
     "timestamp": pa.timestamp("us", tz="UTC"),
     "headers": pa.map_(pa.string(), pa.binary()),
-}
-_PYTHON: dict[Any, Any] = {
-    pa.string(): str,
-    pa.int64(): int,
-    pa.float64(): float,
-    pa.bool_(): bool,
-    pa.binary(): bytes,
-    pa.date32(): dt.date,
-    pa.time64("us"): dt.time,
-    pa.timestamp("us", tz="UTC"): dt.datetime,
-    pa.decimal128(38, _DECIMAL_PLACES): Decimal,
 }
 
 
@@ -95,7 +72,7 @@ class Columns:
         """Raises `ColumnUnsupported`."""
         self._is_raw = output_type is None
         fields = dict(_RAW) if self._is_raw else _record_fields(output_type, "the output")
-        if taken := {*ROW_ID}.intersection(fields):
+        if taken := {*ROW_COLUMNS}.intersection(fields):
             raise ColumnUnsupported(
                 f"The output's field {min(taken)} has a name that is ours.",
                 hint="Give the field another name; in JSON is enough (msgspec: rename).",
@@ -148,9 +125,9 @@ class Columns:
         A row that does not say which it is has an identity of no epoch: (-1, -1, -1).
         """
         names = [name for name in self.output.names if name in table.column_names]
-        for batch in table.select([*ROW_ID, *names]).to_batches(max_chunksize=_BATCH_ROWS):
+        for batch in table.select([*ROW_COLUMNS, *names]).to_batches(max_chunksize=_BATCH_ROWS):
             for row in batch.to_pylist():
-                id = [row.pop(name) for name in ROW_ID]
+                id = [row.pop(name) for name in ROW_COLUMNS]
                 known = RowId(-1, -1, -1) if None in id else RowId(*id)
                 yield SinkRow(known, b"", self._digest(row))
 
@@ -200,7 +177,9 @@ class Columns:
 
 def has_identities(table: Any) -> bool:
     """Whether the table has the columns that say which output a row is."""
-    return set(ROW_ID) <= {each.name for each in table.schema if pa.types.is_integer(each.type)}
+    return set(ROW_COLUMNS) <= {
+        each.name for each in table.schema if pa.types.is_integer(each.type)
+    }
 
 
 def _omitted(declared: Any) -> bytes:
@@ -234,7 +213,7 @@ def _record_fields(declared: Any, where: str) -> dict[str, Any]:
 
 
 def _fields(declared: Any, where: str) -> Iterator[tuple[str, Any]]:
-    if _is_pydantic(declared):
+    if is_pydantic(declared):
         for name, field in declared.model_fields.items():
             # Pydantic writes bytes into JSON as text.
             column = _column(inspect.type_info(field.annotation), f"{where}.{name}")
@@ -270,7 +249,7 @@ def _column(info: inspect.Type, where: str) -> Any:
             return pa.list_(_column(info.item_type, where))
         case inspect.StructType(cls) | inspect.DataclassType(cls) | inspect.TypedDictType(cls):
             return pa.struct(list(_fields(cls, where)))
-        case inspect.CustomType(cls) if _is_pydantic(cls):
+        case inspect.CustomType(cls) if is_pydantic(cls):
             return pa.struct(list(_fields(cls, where)))
     if (scalar := _SCALARS.get(type(info))) is not None:
         return scalar
@@ -355,8 +334,3 @@ def _normal_struct(column: Any) -> Callable[[Any], Any]:
         ]
 
     return normal
-
-
-def _is_pydantic(declared: Any) -> bool:
-    """Pydantic is never imported by us: a model is known by what it can do."""
-    return isinstance(declared, type) and hasattr(declared, "model_fields")

@@ -1,4 +1,4 @@
-"""Outputs as rows of a table: the columns of a type, JSON to values, values to a digest.
+"""Which column holds which type (`TYPES`), and outputs as rows of a table.
 
 A field of the output type is a column of its own name; what has no column type of its own (lists,
 maps, nested records, unions) is JSON. An output that is no record is one JSON column `value`; a
@@ -12,7 +12,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from hashlib import sha256
@@ -29,18 +29,62 @@ Kind = Literal[
     "text", "integer", "real", "boolean", "bytes", "time", "date", "decimal", "uuid", "json"
 ]
 ROW_COLUMNS = ("catchwater_epoch", "catchwater_shard", "catchwater_row")
+"""The columns that say which output a row is: the same on every replay."""
 
-_KINDS: dict[Any, Kind] = {
-    str: "text",
-    int: "integer",
-    float: "real",
-    bool: "boolean",
-    bytes: "bytes",
-    datetime: "time",
-    date: "date",
-    Decimal: "decimal",
-    UUID: "uuid",
-}
+
+class ColumnType(NamedTuple):
+    """The columns that hold one type of values."""
+
+    python: Any
+    """The annotation."""
+    kind: Kind
+    """What tables make of it: its values, its JSON and its digest."""
+    sqlite: str
+    """The type in a new table; then those that a column may have in a table that is there."""
+    sqlite_takes: tuple[str, ...]
+    postgres: str
+    postgres_takes: tuple[str, ...]
+    arrow: tuple[Any, ...]
+    """pyarrow's function and what it is given. An Iceberg column is made from it by pyiceberg."""
+
+
+_TEXTS = ("text", "varchar", "char", "clob", "")
+_PG_TEXTS = ("text", "varchar", "bpchar", "citext")
+_JSONS, _PG_JSONS = (*_TEXTS, "json"), ("jsonb", "json")
+DECIMAL_PLACES = 18
+
+TYPES = (
+    ColumnType(str, "text", "TEXT", _TEXTS, "text", _PG_TEXTS, ("string",)),
+    ColumnType(
+        int, "integer", "INTEGER", ("integer", "int", "bigint"),
+        "bigint", ("int8", "int4", "int2", "numeric"), ("int64",),
+    ),
+    ColumnType(
+        float, "real", "REAL", ("real", "double", "double precision", "float"),
+        "double precision", ("float8",), ("float64",),
+    ),
+    ColumnType(
+        bool, "boolean", "INTEGER", ("integer", "int", "boolean", "bool"),
+        "boolean", ("bool",), ("bool_",),
+    ),
+    ColumnType(bytes, "bytes", "BLOB", ("blob",), "bytea", ("bytea",), ("binary",)),
+    ColumnType(
+        datetime, "time", "TEXT", (*_TEXTS, "datetime", "timestamp"),
+        "timestamptz", ("timestamptz", "timestamp"), ("timestamp", "us", "UTC"),
+    ),
+    ColumnType(date, "date", "TEXT", (*_TEXTS, "date"), "date", ("date",), ("date32",)),
+    ColumnType(
+        Decimal, "decimal", "TEXT", ("text",), "numeric", ("numeric",),
+        ("decimal128", 38, DECIMAL_PLACES),
+    ),
+    ColumnType(UUID, "uuid", "TEXT", _TEXTS, "uuid", ("uuid", *_PG_TEXTS), ("string",)),
+    ColumnType(time, "json", "TEXT", _JSONS, "jsonb", _PG_JSONS, ("time64", "us")),
+    ColumnType(timedelta, "json", "TEXT", _JSONS, "jsonb", _PG_JSONS, ("string",)),
+)  # fmt: skip
+"""Every type that has a column of its own somewhere. Lists, maps, records and unions are JSON in a
+table; in a lake they are lists, maps and structs (`arrow_columns`)."""
+
+_KINDS: dict[Any, Kind] = {each.python: each.kind for each in TYPES}
 _DECODED: dict[Kind, Any] = {
     "integer": int | None,
     "real": float | None,

@@ -37,6 +37,7 @@ from catchwater.sinks.base import (
     TargetDiffers,
     patiently,
 )
+from catchwater.sinks.columns import ROW_COLUMNS
 from catchwater.sinks.config import (
     RETRY,
     RETRY_MS,
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
 
 MARKS_PROPERTY = "catchwater.marks"
 
-_EPOCH = "catchwater_epoch"
+_EPOCH = ROW_COLUMNS[0]
 _OURS = "catchwater."
 _NEW_TABLE = {
     "commit.manifest-merge.enabled": "true",
@@ -250,8 +251,6 @@ class IcebergSink:
     def _mend(self, epoch: int, fixes: Mapping[RowId, Fix]) -> None:
         import pyarrow as pa
 
-        from catchwater.sinks.arrow_columns import ROW_ID
-
         table = self._load()
         where = f"{_EPOCH} = {epoch}"
         added = self._columns.table(
@@ -261,7 +260,7 @@ class IcebergSink:
         for found in self._read(table, where):
             keep = [row.id not in fixes for row in self._columns.rows_of(found)]
             tables.append(found.filter(pa.array(keep, pa.bool_())).cast(added.schema))
-        merged = pa.concat_tables(tables).sort_by([(name, "ascending") for name in ROW_ID])
+        merged = pa.concat_tables(tables).sort_by([(name, "ascending") for name in ROW_COLUMNS])
         summary = {f"{_OURS}repaired-epoch": str(epoch)}
         with table.transaction() as change:
             if any(True for _ in table.scan(row_filter=where).plan_files()):

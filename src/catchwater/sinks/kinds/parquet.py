@@ -48,6 +48,7 @@ from catchwater.sinks.base import (
     Staged,
     TargetDiffers,
 )
+from catchwater.sinks.columns import ROW_COLUMNS
 from catchwater.sinks.config import (
     Guarantee,
     ImpossibleDelivery,
@@ -260,7 +261,7 @@ class ParquetSink:
     def _mend(self, epoch: int, fixes: Mapping[RowId, Fix]) -> None:
         import pyarrow as pa
 
-        from catchwater.sinks.arrow_columns import ROW_ID, has_identities
+        from catchwater.sinks.arrow_columns import has_identities
 
         key, there = _key(epoch), self._read(_key(epoch))
         added = self._columns.table(
@@ -271,7 +272,7 @@ class ParquetSink:
             keep = [row.id not in fixes for row in self._columns.rows_of(there)]
             tables.append(self._columns.cast(there.filter(pa.array(keep, pa.bool_()))))
         merged = pa.concat_tables(tables, promote_options="default").replace_schema_metadata()
-        merged = merged.sort_by([(name, "ascending") for name in ROW_ID])
+        merged = merged.sort_by([(name, "ascending") for name in ROW_COLUMNS])
         marks = self._marks()
         mark = marks.mark(epoch)
         if merged.num_rows:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from catchwater.config import CatchwaterError, ConfigError
 from catchwater.sinks.base import NotAdmitted, SinkFull, SinkUnavailable, TargetDiffers
+from catchwater.sinks.columns import TYPES, RowUnfit
 from catchwater.sinks.columns import Kind as ColumnKind
-from catchwater.sinks.columns import RowUnfit
 from catchwater.sinks.config import (
     RETRY,
     RETRY_MS,
@@ -121,18 +121,10 @@ class PostgresTransaction:
 class PostgresDatabase:
     """See `table_target.Database`."""
 
-    types: Mapping[ColumnKind, str] = {
-        "text": "text", "integer": "bigint", "real": "double precision", "boolean": "boolean",
-        "bytes": "bytea", "time": "timestamptz", "date": "date", "decimal": "numeric",
-        "uuid": "uuid", "json": "jsonb",
-    }  # fmt: skip
-    _TEXTS = ("text", "varchar", "bpchar", "citext")
+    types: Mapping[ColumnKind, str] = {each.kind: each.postgres for each in TYPES}
     accepted: Mapping[ColumnKind, Sequence[str]] = {
-        "text": _TEXTS, "integer": ("int8", "int4", "int2", "numeric"), "real": ("float8",),
-        "boolean": ("bool",), "bytes": ("bytea",), "time": ("timestamptz", "timestamp"),
-        "date": ("date",), "decimal": ("numeric",), "uuid": ("uuid", *_TEXTS),
-        "json": ("jsonb", "json"),
-    }  # fmt: skip
+        each.kind: each.postgres_takes for each in TYPES
+    }
 
     def __init__(self, url: str) -> None:
         self._url = url

@@ -15,8 +15,8 @@ from typing import Any
 
 from catchwater.config import CatchwaterError
 from catchwater.sinks.base import SinkFull, SinkUnavailable, TargetDiffers
+from catchwater.sinks.columns import TYPES, RowUnfit
 from catchwater.sinks.columns import Kind as ColumnKind
-from catchwater.sinks.columns import RowUnfit
 from catchwater.sinks.config import (
     RETRY,
     RETRY_MS,
@@ -78,19 +78,8 @@ class SqliteTransaction:
 class SqliteDatabase:
     """See `table_target.Database`."""
 
-    types: Mapping[ColumnKind, str] = {
-        "text": "TEXT", "integer": "INTEGER", "real": "REAL", "boolean": "INTEGER",
-        "bytes": "BLOB", "time": "TEXT", "date": "TEXT", "decimal": "TEXT", "uuid": "TEXT",
-        "json": "TEXT",
-    }  # fmt: skip
-    _TEXTS = ("text", "varchar", "char", "clob", "")
-    accepted: Mapping[ColumnKind, Sequence[str]] = {
-        "text": _TEXTS, "integer": ("integer", "int", "bigint"),
-        "real": ("real", "double", "double precision", "float"),
-        "boolean": ("integer", "int", "boolean", "bool"), "bytes": ("blob",),
-        "time": (*_TEXTS, "datetime", "timestamp"), "date": (*_TEXTS, "date"),
-        "decimal": ("text",), "uuid": _TEXTS, "json": (*_TEXTS, "json"),
-    }  # fmt: skip
+    types: Mapping[ColumnKind, str] = {each.kind: each.sqlite for each in TYPES}
+    accepted: Mapping[ColumnKind, Sequence[str]] = {each.kind: each.sqlite_takes for each in TYPES}
 
     def __init__(self, path: Path) -> None:
         self._path = path

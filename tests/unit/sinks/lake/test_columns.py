@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from catchwater.sinks.arrow_columns import ROW_ID, Columns, ColumnUnsupported, ValueUnfit
+from catchwater.sinks.arrow_columns import Columns, ColumnUnsupported, ValueUnfit
 from catchwater.sinks.base import Expected, OutputRecord, RowId
+from catchwater.sinks.columns import ROW_COLUMNS
 
 
 class Colour(enum.Enum):
@@ -110,7 +111,12 @@ def test_the_columns_of_a_type_are_named_and_typed_as_it_is() -> None:
     table = columns.table(expected(Line("c", 1), Line("d", 2, 0.5)))
     assert table.schema == columns.schema
     assert table.to_pylist() == [
-        {**dict(zip(ROW_ID, (3, 1, row), strict=True)), "cardId": card, "at": at, "amount": amount}
+        {
+            **dict(zip(ROW_COLUMNS, (3, 1, row), strict=True)),
+            "cardId": card,
+            "at": at,
+            "amount": amount,
+        }
         for row, (card, at, amount) in enumerate([("c", 1, None), ("d", 2, 0.5)])
     ]
 
