@@ -266,6 +266,9 @@ class Pipeline:
         sink, folder = self.config.every_sink[name], self.config.folder
         if identity.is_target(sink, folder, was):
             return ""
+        if was.startswith(f"{sink.kind} "):
+            if other := sink.declared.cannot_be(was, target_of(sink, folder)):
+                return other
         around = Surroundings(self.name, "", folder, clock=self.clock)
         committed = checkpoint.last_commit(self.config.checkpoint)
         try:

@@ -107,8 +107,8 @@ class Kind:
     """Two sinks must not share a target."""
     of_the_source: bool = False
     """It writes to the log that the pipeline reads: without that nothing is known of it."""
-    marks_prove: "Callable[[str, str], bool]" = lambda was, now: True
-    """Whether its marks tell that what one target held is in the other, too."""
+    cannot_be: Callable[[str, str], str] = lambda was, now: ""
+    """Why the one target cannot hold what the other did, whatever marks say; of marks beside it."""
     rebuilds: bool = False
     """All that it holds can take the place of another's at once (`table.TableSink`)."""
 

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from catchwater.config import ConfigError
+from catchwater.pipeline.pipeline import Pipeline
 from catchwater.pipeline.plan import plan_of
-from catchwater.pipeline.run.config import PipelineConfig
+from catchwater.pipeline.run.config import load
 from catchwater.sinks import kinds as folder
 from catchwater.sinks.base import EpochMissing, OutputRecord, Sink
 from catchwater.sinks.config import kinds, parse
@@ -146,6 +147,19 @@ class Cards(Keyed[Event, State, Event]):
 """
 
 
+FILE = """
+[pipeline]
+function = "new_kind_function:Cards"
+checkpoint = "checkpoint"
+[source]
+kafka.bootstrap.servers = "127.0.0.1:1"
+subscribe = "cards"
+[sink.out]
+kind = "lines"
+path = "out.json"
+"""
+
+
 @pytest.fixture(autouse=True)
 def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The folder of kinds with one file more."""
@@ -183,14 +197,9 @@ def test_a_file_that_is_added_is_a_kind_from_its_section_to_its_repair(tmp_path:
 
 def test_its_plan_tells_what_its_file_declares(tmp_path: Path) -> None:
     (tmp_path / "new_kind_function.py").write_text(FUNCTION)
-    config = PipelineConfig(
-        functions=("new_kind_function:Cards",),
-        checkpoint=tmp_path / "checkpoint",
-        source={"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "cards"},
-        sinks={"out": parse("out", {"kind": "lines", "path": "out.json"})},
-        folder=tmp_path,
-    )
-    (told,) = plan_of(config)["sinks"]
+    file = tmp_path / "pipeline.toml"
+    file.write_text(FILE)
+    (told,) = plan_of(Pipeline.open(load(file, {})))["sinks"]
     assert (told["kind"], told["to"], told["guarantee"], told["why"]) == (
         "lines", "out.json", "exactly-once", "one rename an epoch",
     )  # fmt: skip

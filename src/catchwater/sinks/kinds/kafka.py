@@ -505,6 +505,12 @@ def _look(config: SinkConfig, around: "Surroundings") -> Seen:
     return Seen(newest is not None, newest)
 
 
+def _cannot_be(was: str, now: str) -> str:
+    """Marks lie in the brokers' ledger topic: they tell of other brokers, not of another topic."""
+    topics = [target.split()[1] for target in (was, now)]
+    return "" if topics[0] == topics[1] else "which is another topic"
+
+
 KIND = Kind(
     name="kafka",
     options=KafkaOptions,
@@ -512,6 +518,7 @@ KIND = Kind(
     target=_target,
     place=lambda options: options.topic,
     named_by="topic",
+    cannot_be=_cannot_be,
     open=_open,
     look=_look,
     modules=("catchwater.sinks.kafka_client", "catchwater.sinks.log_stager"),

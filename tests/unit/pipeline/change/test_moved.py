@@ -14,7 +14,10 @@ from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.backfill import BadBackfill, check_apart
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.identity import OtherPipeline
+from catchwater.sinks import kafka_client
 from catchwater.sinks.config import AT_LEAST_ONCE, SinkConfig, parse
+from catchwater.sinks.kinds import kafka
+from catchwater.sinks.marks import Marks
 
 from .conftest import Shop
 
@@ -119,3 +122,23 @@ def test_dead_letters_that_were_left_out_for_a_while_stay_bound(shop: Shop) -> N
     start(shop, shop.config)
     with pytest.raises(OtherPipeline, match="'dead-letter'"):
         start(shop, replace(shop.config, dead_letter=dead_letters("other.db")))
+
+
+def test_another_topic_is_another_target_though_the_marks_beside_it_are_the_same(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers may move with their ledger topic; what lay in one topic is not in another."""
+    monkeypatch.setattr(kafka_client.Brokers, "check_there", lambda brokers: None)
+    monkeypatch.setattr(kafka, "read_marks", lambda *_: Marks("tally", "rows", 0, newest=1))
+
+    def into(topic: str, brokers: str) -> PipelineConfig:
+        section = {"kind": "kafka", "topic": topic, "kafka.bootstrap.servers": brokers}
+        return replace(shop.config, sinks={"rows": parse("rows", section)})
+
+    found = identity.read(shop.checkpoint)
+    assert found is not None
+    identity.write(shop.checkpoint, identity.with_sink(found, "rows", "kafka alerts at a:1"))
+    with pytest.raises(OtherPipeline, match="kafka other at a:1, which is another topic"):
+        start(shop, into("other", "a:1"))
+    start(shop, into("alerts", "b:1"))
+    assert bound_to(shop) == "kafka alerts at b:1"
