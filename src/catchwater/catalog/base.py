@@ -72,7 +72,7 @@ T = TypeVar("T")
 AlterConfig = Callable[[Mapping[str, str]], Mapping[str, str]]
 """A topic's settings to those it shall have; pure, and may be called again."""
 
-Lease = tuple[str, Session]
+HeldLease = tuple[str, Session]
 """A lease's name and the session that must hold it still; without one nothing is checked."""
 
 
@@ -417,7 +417,7 @@ class Catalog(ABC):
         old: Sequence[RunRow],
         new: Sequence[RunRow],
         objects: Sequence[ObjectRow],
-        lease: Lease | None = None,
+        lease: HeldLease | None = None,
     ) -> PartitionRow:
         """The packer's commit: take runs out and put others (segments) in their place.
 
@@ -456,7 +456,7 @@ class Catalog(ABC):
 
     @change
     def trim(
-        self, db: Db, log_starts: Mapping[PartitionKey, int], lease: Lease | None = None
+        self, db: Db, log_starts: Mapping[PartitionKey, int], lease: HeldLease | None = None
     ) -> list[PartitionRow]:
         """Retention's commit: move log starts up and drop the runs that end before them.
 
