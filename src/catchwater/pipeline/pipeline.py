@@ -32,16 +32,13 @@ from catchwater.recovery.ledger import SourceOffset
 from catchwater.recovery.savepoint.store import Shelf
 from catchwater.replay.control import Control
 from catchwater.replay.options import SourceOptions, parse_options
-from catchwater.replay.subscription import Subscription
+from catchwater.replay.subscription import COMMAND_S, Subscription
 from catchwater.sinks.base import RowsUnreadable, Sink, Superseded
 from catchwater.sinks.config import SinkConfig
 from catchwater.sinks.open import look_at, open_sink, target_of
 from catchwater.sinks.surroundings import Surroundings
 
 _log = logging.getLogger("catchwater.pipeline")
-
-COMMAND_S = 10.0
-"""How long a command asks a log that does not answer. A run is more patient."""
 
 
 class Pipeline:

@@ -34,6 +34,9 @@ _LOG = logging.getLogger(__name__)
 TIMEOUT_S = 60.0
 """Longer than a broker takes to come back from kill -9, shorter than anyone's patience."""
 
+COMMAND_S = 10.0
+"""How long a command asks brokers that do not answer; a query is more patient."""
+
 CATALOG_WAIT_S = 0.5
 """A catalog follows its log within a second, and is opened anew for every question."""
 

@@ -25,7 +25,7 @@ from catchwater.recovery.checkpoint import settle
 from catchwater.recovery.folder import adopt_home
 from catchwater.replay.offsets import to_json
 from catchwater.replay.options import parse_options
-from catchwater.replay.subscription import Subscription
+from catchwater.replay.subscription import COMMAND_S, Subscription
 from catchwater.sinks.base import TargetDiffers
 from catchwater.sinks.table import TableSink
 from catchwater.sinks.table_target import checked_names
@@ -74,7 +74,7 @@ def extend(rebuild: PipelineConfig) -> int:
     """
     bounds = begun(rebuild.checkpoint)
     assert bounds is not None, "it has begun"
-    subscription = Subscription(parse_options(rebuild.source_options))
+    subscription = Subscription(parse_options(rebuild.source_options), timeout_s=COMMAND_S)
     try:
         end = subscription.latest()
     finally:

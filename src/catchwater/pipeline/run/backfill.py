@@ -26,7 +26,7 @@ from catchwater.recovery import checkpoint, handover
 from catchwater.recovery.ledger import FOLDER, OffsetMap, read_json, write_whole
 from catchwater.replay.offsets import from_json, to_json
 from catchwater.replay.options import parse_options
-from catchwater.replay.subscription import Subscription
+from catchwater.replay.subscription import COMMAND_S, Subscription
 from catchwater.sinks.open import target_of
 from catchwater.wire.client import EARLIEST
 
@@ -70,7 +70,7 @@ def resolve(config: PipelineConfig, since: str, until: str, clock: Clock) -> Bou
     kept = {k: v for k, v in config.source_options.items() if not k.lower().startswith(_STARTING)}
     options = {**kept, **_point("starting", since), **_point("ending", until)}
     options["startingOffsetsByTimestampStrategy"] = "latest"
-    subscription = Subscription(parse_options(options), clock)
+    subscription = Subscription(parse_options(options), clock, timeout_s=COMMAND_S)
     try:
         start, end = subscription.starting(EARLIEST), subscription.ending()
         first, last = subscription.earliest(), subscription.latest()

@@ -103,7 +103,7 @@ def test_a_time_zone_is_hinted_at_in_a_form_that_is_taken(live: PipelineConfig) 
 class Log:
     """A subscription to one partition that holds the offsets 5 to 24."""
 
-    def __init__(self, options: SourceOptions, clock: Clock) -> None:
+    def __init__(self, options: SourceOptions, clock: Clock, **_: float) -> None:
         self._ending = options.ending
 
     def starting(self, default: int) -> dict[tuple[str, int], int]:
