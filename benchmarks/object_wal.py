@@ -2,7 +2,7 @@
 
 `python -m benchmarks.object_wal` prints them (two minutes). Nothing is compared with a peer.
 
-The gathering is the broker's (`log.write.commit`): a chunk is closed `linger` after its first
+The gathering is the broker's (`log.write.writer`): a chunk is closed `linger` after its first
 request or at 8 MiB, and as many chunks are written at once as the WAL allows. Requests of 10 kB
 arrive evenly; each is acknowledged with its chunk, in order. The store is a moto server as it is,
 with 40 ms added to every PUT as S3 takes them on a good day, or with 300 ms; or a local directory.

@@ -25,8 +25,8 @@ from catchwater.log.read.history import History
 from catchwater.log.repair.fsck import Report, fsck
 from catchwater.log.repair.stored import Stored
 from catchwater.log.storage import Storage
-from catchwater.log.write.intake import Submission
 from catchwater.log.write.sequence import PartitionState, sequence
+from catchwater.log.write.writer import Submission
 from catchwater.objects.local import LocalStore
 from catchwater.wal.base import WalCorrupt
 from catchwater.wal.file import FileWal

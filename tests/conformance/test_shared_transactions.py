@@ -20,7 +20,7 @@ from catchwater.log.format.chunk import ADDS_PARTITION
 from catchwater.log.log import Log
 from catchwater.log.open import LogConfig
 from catchwater.log.transactions import Producer
-from catchwater.log.write.intake import Submission
+from catchwater.log.write.writer import Submission
 from catchwater.objects.memory import MemoryStore
 from catchwater.wal.base import Wal
 from catchwater.wal.open import open_wal, session_prefix

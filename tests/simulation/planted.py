@@ -17,8 +17,7 @@ from catchwater.log.keep import clean, housekeeping, pack
 from catchwater.log.keep.clean import Cleaning
 from catchwater.log.log import Log
 from catchwater.log.read.stable import Stability
-from catchwater.log.write import commit as appender
-from catchwater.log.write import producers, sequence, txn
+from catchwater.log.write import commit, producers, sequence, txn
 from catchwater.log.write.producers import Result
 from catchwater.wire.errors import ErrorCode
 
@@ -55,16 +54,16 @@ def all_of(*patches: Any) -> Iterator[None]:
 
 def acknowledge_before_commit() -> Any:
     """Some chunks are acknowledged as soon as they are written, and then never committed."""
-    original = appender.Committer._transact
+    original = commit.SharedCommitter._transact
 
-    async def transact(self: Any, life: Any, gathered: Any, position: Any) -> Any:
+    async def transact(self: Any, session: Any, wal: Any, gathered: Any, position: Any) -> Any:
         if position.sequence % 8 != 5:
-            return await original(self, life, gathered, position)
+            return await original(self, session, wal, gathered, position)
         states = self._core.states
         ends = [states[e.topic_id, e.partition].high_watermark for e in gathered.chunk.entries]
         return [Result(ErrorCode.NONE, end) for end in ends], Changes()
 
-    return patch.object(appender.Committer, "_transact", transact)
+    return patch.object(commit.SharedCommitter, "_transact", transact)
 
 
 def forget_the_duplicate_check() -> Any:
@@ -89,7 +88,7 @@ def forget_a_settled_commit() -> Any:
         return None
 
     return all_of(
-        patch.object(appender, "settle", settle),
+        patch.object(commit.SharedCommitter, "_settle", settle),
         patch.object(sequence, "known_or_refused", lambda entry, known: None),
     )
 

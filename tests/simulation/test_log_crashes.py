@@ -24,7 +24,7 @@ from catchwater.catalog.rows import (
 )
 from catchwater.clock import Clock
 from catchwater.log.log import Log, LogConfig
-from catchwater.log.write.intake import Submission
+from catchwater.log.write.writer import Submission
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import read_header
 from catchwater.wire.errors import ErrorCode

@@ -2,7 +2,7 @@
 
 A session is renewed four times in its time to live. When the catalog says that it was superseded
 (this process was paused, or cut off for too long), it joins again with a new epoch; nothing of
-the old session is acknowledged then, which `write.commit` sees to. When another process has
+the old session is acknowledged then, which `write.writer` sees to. When another process has
 joined under this broker's id, it does not: two would supersede each other for ever.
 
 `brokers` never lists a session that the catalog has ended: it is told of every change, looks at

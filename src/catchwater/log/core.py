@@ -10,22 +10,20 @@ Used on the one event loop that opened the log.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from catchwater.catalog.base import Catalog
-from catchwater.catalog.rows import Changes, PartitionKey, PartitionRow, Session, Topic
+from catchwater.catalog.rows import PartitionKey, PartitionRow, Session, Topic
 from catchwater.catalog.topics import Topics
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.log.cluster import Cluster
 from catchwater.log.storage import Storage
-from catchwater.log.write.intake import Answer, Intake, Submission
 from catchwater.log.write.sequence import PartitionState
 from catchwater.log.write.txn import Txns
+from catchwater.log.write.writer import Committer, Intake, Writer
 from catchwater.room import Reserve
-from catchwater.wal.base import Position
 
 T = TypeVar("T")
 
@@ -39,28 +37,6 @@ class RangeMissing(CatchwaterError):
         ranges = ", ".join(f"{start} to {end - 1} of partition {p}" for p, start, end in missing)
         super().__init__(f"Topic {topic} does not hold the offsets {ranges}.")
         self.missing = list(missing)
-
-
-class Writer(Protocol):
-    """Takes batches, makes them durable, has them numbered, answers. All on the event loop."""
-
-    has_failed: bool
-    """The WAL or the catalog has failed for good: everything is refused from then on."""
-
-    sequenced: int
-    """The last frame of its WAL that was sequenced."""
-
-    def submit(self, batches: Sequence[Submission]) -> Answer:
-        """Append checked batches; the answers come in the same order, once they are durable."""
-        ...
-
-    def between_chunks(self) -> AbstractAsyncContextManager[None]:
-        """Whoever is inside has the states to itself."""
-        ...
-
-    async def close(self) -> None:
-        """Write and answer what was submitted."""
-        ...
 
 
 @dataclass
@@ -79,12 +55,7 @@ class Core:
     reserve: Reserve = field(default_factory=Reserve)
     """Space on the objects' disk for what frees some; of no size where that is elsewhere."""
     writer: Writer = field(init=False)
-    on_appended: Callable[[Changes, Position, bytearray], None] = field(init=False)
-    """Told of every chunk before it is acknowledged; owns its bytes."""
-    on_wal_append: Callable[[float], None] = field(
-        init=False, default_factory=lambda: lambda took_s: None
-    )
-    """Told how long every append to the write-ahead log took, seconds."""
+    committer: Committer = field(init=False)
     pins_change: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
     """Held from a look at the pins to what follows from it, and while a pin is set."""
     # Work that goes on when its caller stops waiting, and that `close` waits for.

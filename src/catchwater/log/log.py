@@ -38,15 +38,16 @@ from catchwater.log.cluster import Cluster
 from catchwater.log.core import RangeMissing, done
 from catchwater.log.keep.housekeeping import Housekeeping
 from catchwater.log.keep.pins import in_force
-from catchwater.log.open import LogConfig, Opened, OpenWal, SharedStores, connect, embedded, shared
+from catchwater.log.open import LogConfig, Opened, SharedStores, connect, embedded, shared
 from catchwater.log.read.planner import Planner
 from catchwater.log.read.reader import Reader
 from catchwater.log.read.stable import Stability
 from catchwater.log.transactions import Transactions
+from catchwater.log.write.commit import OpenWal
 from catchwater.log.write.epochs import Epochs
-from catchwater.log.write.intake import Appended, Submission
 from catchwater.log.write.prepare import Preparation
 from catchwater.log.write.sequence import PartitionState
+from catchwater.log.write.writer import Appended, Submission
 from catchwater.objects.base import Buffer, ObjectStore
 from catchwater.wal.base import Position
 from catchwater.wire.errors import ErrorCode
@@ -89,7 +90,7 @@ class Log:
             tail_bytes=config.cache_bytes,
             lagging_bytes=config.lagging_cache_bytes,
         )
-        core.on_appended = self._keep
+        core.committer.on_committed = self._keep
         self.stability = Stability(core.catalog, core.states, is_shared=self.is_shared)
         self.planner = Planner(core.topics, core.states, self._reader, self.stability)
         self.txns = Transactions(core, self.allocate_producer_id, lambda: core.session)
@@ -316,7 +317,7 @@ class Log:
 
     def observe_wal(self, observe: Callable[[float], None]) -> None:
         """Tell how long every append to the write-ahead log takes, in seconds."""
-        self._core.on_wal_append = observe
+        self._core.writer.on_wal_append = observe
 
     def wait_for(self, keys: Iterable[PartitionKey]) -> asyncio.Future[None]:
         """Done at the next append to one of the partitions; cancel it when no longer wanted."""

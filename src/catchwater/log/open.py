@@ -25,11 +25,8 @@ from catchwater.log.keep.housekeeping import KeepConfig
 from catchwater.log.repair.backup import refuse_older
 from catchwater.log.storage import Storage
 from catchwater.log.view import View
-from catchwater.log.write.append import Appender, replay
-from catchwater.log.write.commit import Committer, new_life
-from catchwater.log.write.intake import Intake
-from catchwater.log.write.sequence import states_of, txns_of
-from catchwater.log.write.txn import Txns
+from catchwater.log.write.commit import EmbeddedCommitter, OpenWal, SharedCommitter
+from catchwater.log.write.writer import Intake, Writer
 from catchwater.objects.base import ObjectStore
 from catchwater.objects.open import open_store
 from catchwater.room import Reserve
@@ -37,8 +34,6 @@ from catchwater.wal.base import Wal
 from catchwater.wal.open import WalKind, open_wal, session_prefix
 
 _LOG = logging.getLogger(__name__)
-
-OpenWal = Callable[[Session], Wal]
 
 
 @dataclass(frozen=True)
@@ -87,9 +82,10 @@ async def embedded(
 
     Raises what `DataDirectory` raises, `CatalogOlder` or `ChunkError`.
     """
-    directory, states, txns, sequenced = await asyncio.to_thread(
+    directory, committer, sequenced = await asyncio.to_thread(
         _recover, data_dir, config, clock, objects_url
     )
+    states, txns = committer.states, committer.txns
     core = Core(
         directory.catalog,
         Storage(directory.wal, directory.objects),
@@ -97,11 +93,12 @@ async def embedded(
         states,
         txns,
         clock,
-        Intake(config.pending_bytes),
+        Intake(config.pending_bytes, states),
         # Objects that lie elsewhere have a disk of their own.
         reserve=Reserve() if objects_url else directory.reserve,
     )
-    core.writer = Appender(core, directory.wal, directory.catalog, sequenced=sequenced)
+    core.committer = committer
+    core.writer = Writer(committer, core.intake, clock, directory.wal, sequenced=sequenced)
 
     async def close() -> None:
         await asyncio.to_thread(directory.close)
@@ -111,7 +108,7 @@ async def embedded(
 
 def _recover(
     data_dir: Path, config: LogConfig, clock: Clock, objects_url: str
-) -> tuple[DataDirectory, States, Txns, int]:
+) -> tuple[DataDirectory, EmbeddedCommitter, int]:
     directory = DataDirectory(
         data_dir,
         clock,
@@ -125,11 +122,11 @@ def _recover(
         refuse_older(directory.catalog, directory.objects)
         for finding in directory.wal.recovered.findings():
             _LOG.warning("%s", finding)
-        states, txns = states_of(directory.snapshot), txns_of(directory.snapshot)
+        committer = EmbeddedCommitter(directory.catalog, directory.snapshot)
         applied = directory.snapshot.applied_sequence
-        sequenced = replay(directory.wal, directory.catalog, states, txns, applied)
+        sequenced = committer.catch_up(directory.wal.frames(applied)) or applied
         undo.pop_all()
-    return directory, states, txns, sequenced
+    return directory, committer, sequenced
 
 
 async def shared(
@@ -152,21 +149,16 @@ async def shared(
     async with AsyncExitStack() as undo:
         undo.push_async_callback(cluster.leave)
         wal = await asyncio.to_thread(open_wal, cluster.session)
-        core = Core(
-            catalog,
-            Storage(wal, objects),
-            Topics(),
-            {},
-            {},
-            clock,
-            Intake(config.pending_bytes),
-            cluster,
-        )
+        states: States = {}
+        intake = Intake(config.pending_bytes, states)
+        core = Core(catalog, Storage(wal, objects), Topics(), states, {}, clock, intake, cluster)
         view = View(core, catalog, cluster)
         undo.push_async_callback(view.close)
         await asyncio.to_thread(catalog.listen, view.notify)
         await view.load()
-        core.writer = Committer(core, view, cluster, new_life(cluster.session, wal), open_wal)
+        core.committer = SharedCommitter(core, catalog, view, cluster, open_wal)
+        core.writer = Writer(core.committer, intake, clock, wal, session=cluster.session)
+        cluster.on_fenced = core.writer.fenced
         undo.pop_all()
 
     async def close() -> None:

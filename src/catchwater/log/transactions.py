@@ -43,8 +43,8 @@ from catchwater.catalog.rows import (
 from catchwater.log.core import Core, done
 from catchwater.log.format.chunk import marker
 from catchwater.log.write import txn
-from catchwater.log.write.intake import Submission
 from catchwater.log.write.txn import IDLE, LAST_EPOCH, PREPARED, TxnRefused
+from catchwater.log.write.writer import Submission
 from catchwater.wire.errors import ErrorCode
 
 _LOG = logging.getLogger(__name__)

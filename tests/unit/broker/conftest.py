@@ -28,9 +28,9 @@ from catchwater.catalog.rows import (
 from catchwater.clock import ManualClock
 from catchwater.config import Address, BrokerConfig
 from catchwater.log.log import Read
-from catchwater.log.write.intake import Appended, Submission
 from catchwater.log.write.prepare import Preparation
 from catchwater.log.write.sequence import PartitionState
+from catchwater.log.write.writer import Appended, Submission
 from catchwater.wire.batch import patched
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.frames import ArenaPool, Frame, FrameBuffer, prefixed

@@ -32,7 +32,7 @@ from catchwater.log.format.chunk import ADDS_PARTITION
 from catchwater.log.log import Log, LogConfig
 from catchwater.log.read import history
 from catchwater.log.transactions import Producer
-from catchwater.log.write.intake import Submission
+from catchwater.log.write.writer import Submission
 from catchwater.objects.local import LocalStore
 from catchwater.replay import read as read_module
 from catchwater.replay.control import Control

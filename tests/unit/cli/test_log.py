@@ -10,7 +10,7 @@ import pytest
 from catchwater.clock import ManualClock
 from catchwater.log.log import Log
 from catchwater.log.open import LogConfig
-from catchwater.log.write.intake import Submission
+from catchwater.log.write.writer import Submission
 from catchwater.objects.open import open_store
 from catchwater.wal.file import FileWal
 from catchwater.wal.object import ObjectWal

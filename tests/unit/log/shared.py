@@ -13,7 +13,7 @@ from catchwater.clock import ManualClock
 from catchwater.config import CatchwaterError
 from catchwater.log.log import Log
 from catchwater.log.open import LogConfig
-from catchwater.log.write.intake import Appended, Submission
+from catchwater.log.write.writer import Appended, Submission
 from catchwater.objects.base import ObjectStore
 from catchwater.objects.memory import MemoryStore
 from catchwater.wal.base import Wal

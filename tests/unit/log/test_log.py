@@ -24,7 +24,7 @@ from catchwater.log.core import RangeMissing
 from catchwater.log.format import chunk
 from catchwater.log.log import Log, LogConfig
 from catchwater.log.storage import StagedDamaged
-from catchwater.log.write.intake import Appended, Submission
+from catchwater.log.write.writer import Appended, Submission
 from catchwater.objects.base import StoreFull
 from catchwater.wal.base import WalCorrupt
 from catchwater.wire.arrow import encode_batch

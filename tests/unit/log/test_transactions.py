@@ -20,8 +20,8 @@ from catchwater.log.format.chunk import ADDS_PARTITION
 from catchwater.log.log import Log, LogConfig
 from catchwater.log.transactions import Producer
 from catchwater.log.write import txn
-from catchwater.log.write.intake import Appended, Submission
 from catchwater.log.write.txn import LAST_EPOCH, TxnRefused
+from catchwater.log.write.writer import Appended, Submission
 from catchwater.objects.memory import MemoryStore
 from catchwater.wal.base import Wal
 from catchwater.wal.open import open_wal, session_prefix
@@ -152,7 +152,7 @@ async def test_a_crash_anywhere_in_an_end_leaves_all_of_it_or_nothing(
         (core.catalog, "open_txns"),
         (core.catalog, "flush"),
         (core.writer, "submit"),
-        (core.writer._wal, "append"),
+        (core.storage.wal, "append"),
         (core.writer, "_acknowledge"),
     ):
         call = getattr(owner, name)

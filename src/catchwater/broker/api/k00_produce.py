@@ -29,9 +29,9 @@ from catchwater.catalog.rows import (
 )
 from catchwater.config import CatchwaterError
 from catchwater.log.format.chunk import ADDS_PARTITION, KAFKAS_ATTRIBUTES
-from catchwater.log.write.intake import Appended
 from catchwater.log.write.prepare import Outcome, Unprepared
 from catchwater.log.write.rules import Rules, rules_of
+from catchwater.log.write.writer import Appended
 from catchwater.objects.base import Buffer
 from catchwater.wire.batch import BatchError, BatchHeader, check, read_single, stamp
 from catchwater.wire.codecs import Codec

@@ -21,20 +21,17 @@ from catchwater.catalog.sqlite import ReadOnlyCatalog
 from catchwater.catalog.topics import Topics
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
-from catchwater.log.core import RangeMissing, States
-from catchwater.log.format.chunk import decode_index
+from catchwater.log.core import RangeMissing
 from catchwater.log.open import open_catalog
 from catchwater.log.read.planner import CommittedPlan, Planner
 from catchwater.log.read.reader import PlanRange, Reader
 from catchwater.log.read.stable import Stability
 from catchwater.log.repair.stored import Stored
 from catchwater.log.storage import WAL
-from catchwater.log.write.sequence import sequence, states_of, txns_of
-from catchwater.log.write.txn import Txns
+from catchwater.log.write.replay import decoded, replay
+from catchwater.log.write.sequence import states_of, txns_of
 from catchwater.objects.base import ObjectMissing
 from catchwater.objects.open import open_store
-from catchwater.wal.directory import FILE_NAME
-from catchwater.wal.scan import scan
 
 CATALOG = "catalog.db"
 _ALL = 2**31 - 1
@@ -55,7 +52,8 @@ class OfflineLog:
         seen = catalog.load()
         states = states_of(seen)
         if is_alone:
-            _sequence_rest(stored, states, txns_of(seen), seen.applied_sequence)
+            frames = stored.own_frames(seen.applied_sequence)
+            replay(decoded(frames), states, txns_of(seen))
         self._reader = Reader(catalog, stored, tail_bytes=0, lagging_bytes=0)
         stability = Stability(catalog, states, is_shared=False)
         self._planner = Planner(Topics(seen.topics), states, self._reader, stability)
@@ -153,25 +151,6 @@ def _objects_in(data_dir: Path) -> str:
             hint="Name their store, as the broker's catchwater.objects does.",
         )
     return folder.as_uri()
-
-
-def _sequence_rest(stored: Stored, states: States, txns: Txns, applied: int) -> None:
-    """Move the states on by what the write-ahead log holds and the catalog does not yet."""
-    firsts = {file: _first_sequence(file) for file in stored.wal_files()}
-    for file, first in sorted(firsts.items()):
-        if any(first < other <= applied + 1 for other in firsts.values()):
-            continue  # the next file begins before what is looked for
-        data = memoryview(stored.read_all(file))
-        for frame in scan(file, bytes(data), first).frames:
-            if frame.sequence > applied:
-                chunk = decode_index(data[frame.payload : frame.payload + frame.size])
-                sequence(chunk.entries, states, txns, chunk.created_ms)
-
-
-def _first_sequence(file: str) -> int:
-    match = FILE_NAME.fullmatch(file)
-    assert match, "only such names are listed"
-    return int(match[2])
 
 
 def _out_of_reach(catalog: Catalog, stored: Stored) -> dict[PartitionKey, list[RunRow]]:

@@ -12,7 +12,7 @@ writes nothing; `Rebuilt.write` fills an empty catalog.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -47,15 +47,16 @@ from catchwater.log.repair.infer import Inferred
 from catchwater.log.repair.segments import headers, remember
 from catchwater.log.repair.stored import Stored
 from catchwater.log.storage import SEGMENTS, STAGED
+from catchwater.log.write.replay import decoded, replay
 from catchwater.log.write.sequence import (
     PartitionState,
-    catalog_changes,
+    Sequenced,
     partition_row,
-    sequence,
     states_of,
     txns_of,
 )
 from catchwater.objects.base import ObjectMissing
+from catchwater.wal.base import Position
 from catchwater.wal.directory import FILE_NAME
 from catchwater.wal.scan import scan
 from catchwater.wire.batch import BatchHeader
@@ -108,22 +109,15 @@ def rebuild(stored: Stored, new_cluster_id: str, *, guess: bool = False) -> Rebu
     unplaced = work.chunks_of_unknown_order()
     work.advance_uncertain()
     if guess:
-        frames += [_Frame(0, key, at, chunk) for (key, at), chunk in unplaced.items()]
-        frames = [frame._replace(chunk=work.without_packed(frame.chunk)) for frame in frames]
-        frames.sort(key=lambda frame: (frame.chunk.created_ms, frame.file, frame.sequence))
-    for frame in frames:
-        work.take(frame, guess=guess)
+        frames += [
+            (Position(0, key, at, chunk.size_bytes), chunk) for (key, at), chunk in unplaced.items()
+        ]
+        frames = [(position, work.without_packed(chunk)) for position, chunk in frames]
+        frames.sort(key=lambda frame: (frame[1].created_ms, frame[0].file, frame[0].sequence))
+    work.sequence_again(frames, guess=guess)
     if not guess:
         work.report_unplaced(unplaced)
     return work.finish(len(frames))
-
-
-class _Frame(NamedTuple):
-    sequence: int
-    file: str
-    at: int
-    """The chunk's first byte in the file."""
-    chunk: Chunk
 
 
 class _Segment(NamedTuple):
@@ -239,36 +233,27 @@ class _Work:
 
     # --- chunks ----------------------------------------------------------------------------------
 
-    def frames_behind_backup(self) -> list[_Frame]:
+    def frames_behind_backup(self) -> list[tuple[Position, Chunk]]:
         """The frames of a broker's own WAL that the backup does not hold, in order.
 
         Those behind damage, or behind a file that is gone, have no known order.
         """
-        frames: list[_Frame] = []
+        frames: list[tuple[Position, Chunk]] = []
         applied, self._collected.applied = self._collected.applied, 0
-        for file, data, first in self._own_wal():
-            for frame in scan(file, data, first).frames:
-                self._collected.applied = max(self._collected.applied, frame.sequence)
-                if frame.sequence <= applied:
-                    continue
-                payload = memoryview(data)[frame.payload : frame.payload + frame.size]
-                expected = frames[-1].sequence + 1 if frames else applied + 1
-                if frame.sequence == expected and not self._unplaced:
-                    found = _Frame(frame.sequence, file, frame.payload, decode_index(payload))
-                    frames.append(found)
-                    continue
-                if not self._unplaced:
-                    what = f"WAL frames {expected} to {frame.sequence - 1} are damaged or gone."
-                    self._note("lost", what)
-                self._add_chunk(file, frame.payload, payload)
+        expected = applied + 1
+        for position, payload in self._stored.own_frames():
+            self._collected.applied = max(self._collected.applied, position.sequence)
+            if position.sequence <= applied:
+                continue
+            if position.sequence == expected and not self._unplaced:
+                frames += decoded([(position, payload)])
+                expected += 1
+                continue
+            if not self._unplaced:
+                what = f"WAL frames {expected} to {position.sequence - 1} are damaged or gone."
+                self._note("lost", what)
+            self._add_chunk(position.file, position.offset, payload)
         return frames
-
-    def _own_wal(self) -> Iterator[tuple[str, bytes, int]]:
-        """Name, bytes and first sequence of the files of a broker alone, in order."""
-        for file in self._stored.wal_files():
-            match = FILE_NAME.fullmatch(file)
-            if match is not None and not match[1]:
-                yield file, self._stored.read_all(file), int(match[2])
 
     def chunks_of_unknown_order(self) -> dict[tuple[str, int], Chunk]:
         """Chunks in the stores that the backup does not know and that may be newer than it.
@@ -353,23 +338,28 @@ class _Work:
             ]
         return self._packed[key]
 
-    def take(self, frame: _Frame, *, guess: bool) -> None:
-        """Sequence a chunk again; partitions with unknown order stand still without a guess."""
+    def sequence_again(self, frames: Iterable[tuple[Position, Chunk]], *, guess: bool) -> None:
+        """Sequence chunks again; partitions with unknown order stand still without a guess."""
         states = self._states
         if not guess:
             states = {key: s for key, s in states.items() if key not in self._uncertain}
-        before = {key: state.high_watermark for key, state in states.items()} if guess else {}
-        self._collected.ended += self._inferred.adopt(frame.chunk, states)
-        done = sequence(frame.chunk.entries, states, self._txns, frame.chunk.created_ms)
-        self._inferred.watch(frame.chunk.entries, states, done)
-        size = frame.at + frame.chunk.size_bytes
-        row = ObjectRow(frame.file, "chunk", "live", size, frame.chunk.created_ms)
-        self._collected.add(catalog_changes(done, states, self._txns, row, frame.at))
-        self._collected.applied = max(self._collected.applied, frame.sequence)
-        for key in done.changed.keys() & self._uncertain:
+        guessed_from: dict[PartitionKey, int] = {}
+
+        def adopt(chunk: Chunk) -> None:
             if guess:
-                what = f"these offsets were guessed for {frame.file}; they may be wrong."
-                self._tell("uncertain", key, before[key], states[key].high_watermark - 1, what)
+                guessed_from.update((key, state.high_watermark) for key, state in states.items())
+            self._collected.ended += self._inferred.adopt(chunk, states)
+
+        def collect(position: Position, chunk: Chunk, done: Sequenced, changes: Changes) -> None:
+            self._inferred.watch(chunk.entries, states, done)
+            self._collected.add(changes)
+            self._collected.applied = max(self._collected.applied, position.sequence)
+            for key in done.changed.keys() & self._uncertain:
+                first, last = guessed_from[key], states[key].high_watermark - 1
+                what = f"these offsets were guessed for {position.file}; they may be wrong."
+                self._tell("uncertain", key, first, last, what)
+
+        replay(frames, states, self._txns, before=adopt, after=collect)
 
     def report_unplaced(self, unplaced: dict[tuple[str, int], Chunk]) -> None:
         """Name the partitions and offsets whose order is not known."""

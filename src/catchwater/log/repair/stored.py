@@ -10,7 +10,9 @@ from pathlib import Path
 from catchwater.log.storage import WAL
 from catchwater.objects.base import ObjectMissing, ObjectStore, ObjectTruncated, StoreError
 from catchwater.objects.local import read_file_range
+from catchwater.wal.base import Position
 from catchwater.wal.directory import FILE_NAME
+from catchwater.wal.scan import scan
 
 Payload = Callable[[str, int, int], bytes | None]
 
@@ -76,6 +78,19 @@ class Stored:
             key = path.relative_to(root).as_posix()
             if FILE_NAME.fullmatch(key):
                 yield key
+
+    def own_frames(self, after: int = 0) -> Iterator[tuple[Position, memoryview]]:
+        """The frames above `after` in the WAL of a broker alone, in order; not what is damaged."""
+        names = (FILE_NAME.fullmatch(file) for file in self.wal_files())
+        files = sorted((int(name[2]), name[0]) for name in names if name and not name[1])
+        for index, (first, file) in enumerate(files):
+            if index + 1 < len(files) and files[index + 1][0] <= after + 1:
+                continue
+            data = self.read_all(file)
+            for frame in scan(file, data, first).frames:
+                if frame.sequence > after:
+                    position = Position(frame.sequence, file, frame.payload, frame.size)
+                    yield position, memoryview(data)[frame.payload : frame.payload + frame.size]
 
     def _path(self, key: str) -> Path | None:
         if self._wal_root is None or not key.startswith(WAL):

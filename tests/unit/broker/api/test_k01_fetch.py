@@ -12,7 +12,7 @@ from kio.schema.fetch.v13 import request as v13
 from kio.static.primitive import i32Timedelta
 
 from catchwater.catalog.rows import AbortedRow, BrokerRow
-from catchwater.log.write.intake import Submission
+from catchwater.log.write.writer import Submission
 from catchwater.wire.batch import read_single
 
 LARGE = 10_000_000

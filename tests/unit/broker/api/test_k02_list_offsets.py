@@ -9,7 +9,7 @@ from unittest.mock import AsyncMock
 import pytest
 from kio.static.primitive import i32Timedelta
 
-from catchwater.log.write.intake import Submission
+from catchwater.log.write.writer import Submission
 from catchwater.wire.batch import read_single
 
 

@@ -10,7 +10,7 @@ from kio.schema.describe_log_dirs.v5 import request as v5
 
 from catchwater.catalog.errors import CatalogUnavailable
 from catchwater.catalog.rows import BrokerRow
-from catchwater.log.write.intake import Submission
+from catchwater.log.write.writer import Submission
 from catchwater.wire.batch import read_header
 
 ALL = v5.DescribeLogDirsRequest(topics=None)

@@ -22,7 +22,7 @@ from catchwater.log.keep.pack import Packer
 from catchwater.log.keep.parquet import PARQUET
 from catchwater.log.log import Log
 from catchwater.log.open import LogConfig
-from catchwater.log.write.intake import Submission
+from catchwater.log.write.writer import Submission
 from catchwater.objects.base import StoreFull
 from catchwater.wire.arrow import decode, encode_batch, place
 from catchwater.wire.batch import read_header

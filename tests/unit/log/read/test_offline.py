@@ -13,7 +13,7 @@ from catchwater.clock import ManualClock
 from catchwater.log.core import RangeMissing
 from catchwater.log.log import Log, LogConfig
 from catchwater.log.read.offline import NoCatalog, OfflineLog, opened
-from catchwater.log.write.intake import Submission
+from catchwater.log.write.writer import Submission
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import read_header
 

@@ -10,7 +10,7 @@ import pytest
 from catchwater.clock import ManualClock
 from catchwater.log.log import Log, LogConfig
 from catchwater.log.repair.fsck import Report, fsck_directory
-from catchwater.log.write.intake import Submission
+from catchwater.log.write.writer import Submission
 from catchwater.objects.local import LocalStore
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import read_header

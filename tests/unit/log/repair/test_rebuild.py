@@ -20,7 +20,7 @@ from catchwater.log.repair.fsck import fsck
 from catchwater.log.repair.rebuild import Rebuilt, rebuild
 from catchwater.log.repair.replace import replace_catalog
 from catchwater.log.repair.stored import Stored
-from catchwater.log.write.intake import Appended, Submission
+from catchwater.log.write.writer import Appended, Submission
 from catchwater.objects.local import LocalStore
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import read_header, split

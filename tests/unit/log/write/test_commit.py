@@ -127,7 +127,7 @@ async def test_what_arrives_while_all_slots_are_taken_becomes_one_chunk(world: W
     assert len(wal.gates) == wal.max_in_flight
     wal.open()
     await asyncio.gather(*first, *rest)
-    assert len(wal.gates) == wal.max_in_flight + 2
+    assert len(wal.gates) == wal.max_in_flight + 1
 
 
 async def test_a_wal_that_asks_for_it_is_given_time_until_there_is_enough(world: World) -> None:
@@ -198,7 +198,7 @@ async def test_once_superseded_nothing_in_hand_is_acknowledged_and_a_new_session
     wal.open()
     for answer in [*in_flight, *waiting]:
         assert [a.error for a in await answer] == [NOT_LEADER]
-    await until(lambda: log.session != ended and log._core.writer._life is not None)  # type: ignore[attr-defined]
+    await until(lambda: log.session != ended and log._core.writer._source is not None)
     assert await offsets(log, batch(key)) == [1]
     assert world.wals[-1].prefix == session_prefix(log.session)  # type: ignore[arg-type]
     assert world.wals[-1].prefix != wal.prefix
@@ -216,7 +216,7 @@ async def test_a_write_that_hangs_in_the_old_session_does_not_hold_up_the_new_on
     await asyncio.wrap_future(catalog_of(log).leave(log.session))
     await world.beat()
     assert [answer.error for answer in await asyncio.wait_for(hanging, 60)] == [NOT_LEADER]
-    await until(lambda: len(world.wals) == 2 and log._core.writer._life is not None)  # type: ignore[attr-defined]
+    await until(lambda: len(world.wals) == 2 and log._core.writer._source is not None)
     await settled()
     assert await offsets(log, batch(key)) == [0]
     wal.open()
@@ -235,7 +235,7 @@ async def test_a_pause_longer_than_the_session_costs_no_acknowledged_record(worl
     (late,) = await append(paused, batch(key, text="late"))
     assert late.error == NOT_LEADER
     await world.beat()
-    await until(lambda: paused._core.writer._life is not None)  # type: ignore[attr-defined]
+    await until(lambda: paused._core.writer._source is not None)
     assert await offsets(paused, batch(key)) == [1]
 
 
@@ -375,6 +375,6 @@ async def test_an_idle_broker_that_was_superseded_is_ready_again_before_anybody_
     assert ended is not None
     await asyncio.wrap_future(catalog_of(log).leave(ended))
     await world.beat()
-    await until(lambda: len(world.wals) == 2 and log._core.writer._life is not None)  # type: ignore[attr-defined]
+    await until(lambda: len(world.wals) == 2 and log._core.writer._source is not None)
     await settled()
     assert await offsets(log, batch(key)) == [0]

@@ -7,9 +7,9 @@ import pytest
 
 from catchwater.log.write import prepare
 from catchwater.log.write.inside import NotQuick
-from catchwater.log.write.intake import Appended
 from catchwater.log.write.prepare import Preparation, Unprepared
 from catchwater.log.write.rules import Rules
+from catchwater.log.write.writer import Appended
 from catchwater.wire import batch
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import BatchError, BatchHeader, assembled, read_single

@@ -1,0 +1,659 @@
+"""The one writer: gather, write ahead, commit, answer.
+
+Requests that arrive while a write is under way become one chunk, the batches of a partition side
+by side. A thread writes it to the write-ahead log, looks for more, and posts one callback to the
+loop for every chunk; no timer, but where the log asks for lingering. Chunks are committed one after
+the other in the order in which they were gathered, by a `Committer`: over the states in memory of
+a broker alone, or in a transaction of the shared catalog. Only then they are acknowledged.
+
+Promises: nothing is acknowledged that is not durable and committed. What goes wrong, and the answer
+to the producer:
+
+- too much is waiting, the write-ahead log is full or did not confirm, the catalog cannot be
+  reached: a retriable error, for all that is in hand: of a new producer any batch may be the first,
+  and the ones refused before it could then never follow;
+- the session was superseded: NOT_LEADER_OR_FOLLOWER for everything in hand, then a new session
+  with a write-ahead log of its own;
+- the write-ahead log or the catalog is dead, or another process has this broker's id: nothing is
+  taken any more.
+
+A client that is refused sends the batch again, and the log must not hold a later one of its own
+before it. So once something did not fit, nothing does before all in hand is answered; and of a
+producer with sequences nothing is taken behind a batch that was refused until that one has come
+again. (Where the partition knows such a producer the sequencer would see the gap. Of a new one any
+batch may be the first, and those it has sent already may arrive when there is room again.)
+"""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from catchwater.catalog.errors import CatalogDead, SessionFenced
+from catchwater.catalog.rows import Changes, PartitionKey, Session
+from catchwater.clock import Clock
+from catchwater.config import CatchwaterError
+from catchwater.log.format.chunk import Chunk, encode
+from catchwater.log.write.producers import Result
+from catchwater.log.write.sequence import PartitionState
+from catchwater.wal.base import Position, Wal, WalDead
+from catchwater.wire.batch import BatchHeader
+from catchwater.wire.errors import ErrorCode
+
+_LOG = logging.getLogger(__name__)
+
+_CHUNK_BYTES = 8 * 1024 * 1024
+"""What a chunk of a broker among many may hold, unless a single request is larger or the log asks
+for more."""
+
+
+class Held(Protocol):
+    """What keeps a submission's bytes in place: a `wire.frames.Frame`."""
+
+    def release(self) -> None:
+        """The bytes are no longer needed."""
+
+
+class Submission(NamedTuple):
+    """One checked batch for one partition.
+
+    A `frame` is released once, after the write; of several batches in one frame only one bears it.
+    """
+
+    partition: PartitionKey
+    header: BatchHeader
+    data: memoryview
+    frame: Held | None
+
+
+class Appended(NamedTuple):
+    """The answer to one submission; the time is milliseconds since the Unix epoch."""
+
+    error: ErrorCode
+    base_offset: int
+    log_start: int
+    append_ms: int
+
+
+Answer = asyncio.Future[list[Appended]]
+
+TURN_S = 5.0
+"""How long a refused batch is waited for; its producer may have given it up, or gone elsewhere."""
+_MOST_TURNS = 10_000
+_SEQUENCES = 2**31
+
+
+class _Turn(NamedTuple):
+    """The batch of a producer that has to come next."""
+
+    epoch: int
+    sequence: int
+    until_s: float
+
+
+class Request(NamedTuple):
+    """What was submitted at once, and is answered at once."""
+
+    batches: Sequence[Submission]
+    answer: Answer
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """A chunk made of requests; `order` says which batch of which request each entry is."""
+
+    requests: list[Request]
+    order: list[tuple[int, int]]
+    chunk: Chunk
+    payload: bytearray
+
+
+def gather(requests: list[Request], now_ms: int) -> Gathered:
+    """Make everything one chunk, the batches of a partition side by side."""
+    order = [
+        (request, batch)
+        for request in range(len(requests))
+        for batch in range(len(requests[request].batches))
+    ]
+    order.sort(key=lambda place: requests[place[0]].batches[place[1]].partition)
+    submissions = [requests[request].batches[batch] for request, batch in order]
+    parts, chunk = encode([batch[:3] for batch in submissions], now_ms)
+    # One copy, so that readers at the tail have the bytes when the frames are reused.
+    return Gathered(requests, order, chunk, bytearray().join(parts))
+
+
+class Intake:
+    """The submissions in hand and those who wait for them."""
+
+    def __init__(
+        self, max_pending_bytes: int, states: Mapping[PartitionKey, PartitionState]
+    ) -> None:
+        """`states` are the log's: answers name the log start."""
+        self._loop = asyncio.get_running_loop()
+        self._states = states
+        self._max_pending_bytes = max_pending_bytes
+        self.pending_bytes = 0
+        """Submitted and not answered yet."""
+        self._is_overfull = False
+        """Something did not fit, and not all that was in hand then is answered."""
+        self._turns: dict[tuple[PartitionKey, int], _Turn] = {}
+        """Of producers of which a batch was refused, the oldest refusal first."""
+        self._waiters: dict[PartitionKey, dict[asyncio.Future[None], None]] = {}
+        """In the order in which they came, so that a simulation can be repeated."""
+
+    def request(self, batches: Sequence[Submission]) -> tuple[Request, bool]:
+        """The batches as a request in hand, and whether it fits: if not, it is to be refused."""
+        size = sum(len(batch.data) for batch in batches)
+        if self.pending_bytes:
+            self._is_overfull |= self.pending_bytes + size > self._max_pending_bytes
+        fits = not self._is_overfull and (not self._turns or self._is_their_turn(batches))
+        self.pending_bytes += size
+        return Request(batches, self._loop.create_future(), size), fits
+
+    def refuse(
+        self, requests: Iterable[Request], error: ErrorCode = ErrorCode.KAFKA_STORAGE_ERROR
+    ) -> None:
+        """Answer with an error: nothing of it is known to be appended."""
+        refused = Appended(error, -1, -1, -1)
+        until_s = self._loop.time() + TURN_S
+        for request in requests:
+            for batch in request.batches:
+                self._wait_for_again(batch, until_s)
+            self._finish(request, [refused] * len(request.batches))
+
+    def _wait_for_again(self, batch: Submission, until_s: float) -> None:
+        """Let nothing of a refused batch's producer pass it, unless it is behind one itself."""
+        header = batch.header
+        if header.producer_id < 0:
+            return
+        key = batch.partition, header.producer_id
+        turn = self._turns.get(key)
+        if turn is not None and _is_behind(header, turn):
+            return
+        self._turns.pop(key, None)
+        self._turns[key] = _Turn(header.producer_epoch, header.base_sequence, until_s)
+        if len(self._turns) > _MOST_TURNS:
+            del self._turns[next(iter(self._turns))]
+
+    def _is_their_turn(self, batches: Sequence[Submission]) -> bool:
+        """Whether none of these is behind one that was refused; forgets what has come again."""
+        now_s = self._loop.time()
+        while self._turns and (first := next(iter(self._turns.items())))[1].until_s < now_s:
+            del self._turns[first[0]]
+        come_again = []
+        for batch in batches:
+            header, key = batch.header, (batch.partition, batch.header.producer_id)
+            turn = self._turns.get(key)
+            if turn is None:
+                continue
+            if _is_behind(header, turn):
+                return False
+            if header.producer_epoch != turn.epoch or header.base_sequence == turn.sequence:
+                come_again.append(key)
+        for key in come_again:
+            del self._turns[key]
+        return True
+
+    def answer(self, gathered: Gathered, results: Iterable[Result]) -> None:
+        """Answer every request of a chunk whose entries came to these results."""
+        states = self._states
+        chunk = gathered.chunk
+        answers: list[list[Appended]] = [[_NONE] * len(r.batches) for r in gathered.requests]
+        for (request, batch), entry, result in zip(
+            gathered.order, chunk.entries, results, strict=True
+        ):
+            state = states.get((entry.topic_id, entry.partition))
+            log_start = -1 if state is None else state.log_start
+            answers[request][batch] = Appended(
+                result.error, result.base_offset, log_start, chunk.created_ms
+            )
+        for request_, answer in zip(gathered.requests, answers, strict=True):
+            self._finish(request_, answer)
+
+    def wait_for(self, keys: Iterable[PartitionKey]) -> asyncio.Future[None]:
+        """Done at the next append to one of the partitions; cancel it when no longer wanted."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        wanted = list(keys)
+        for key in wanted:
+            self._waiters.setdefault(key, {})[waiter] = None
+        waiter.add_done_callback(lambda done: self._forget(wanted, done))
+        return waiter
+
+    def wake(self, keys: Iterable[PartitionKey]) -> None:
+        """Something was appended to these partitions."""
+        for key in keys:
+            for waiter in list(self._waiters.get(key, ())):
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def _finish(self, request: Request, answers: list[Appended]) -> None:
+        self.pending_bytes -= request.size_bytes
+        if not self.pending_bytes:
+            self._is_overfull = False
+        for batch in request.batches:
+            if batch.frame is not None:
+                batch.frame.release()
+        if not request.answer.done():
+            request.answer.set_result(answers)
+
+    def _forget(self, keys: Iterable[PartitionKey], waiter: asyncio.Future[None]) -> None:
+        for key in keys:
+            waiters = self._waiters[key]
+            waiters.pop(waiter, None)
+            if not waiters:
+                del self._waiters[key]
+
+
+_NONE = Appended(ErrorCode.NONE, -1, -1, -1)
+
+
+def _is_behind(header: BatchHeader, turn: _Turn) -> bool:
+    """Whether it is a later batch than the one whose turn it is; sequences go round."""
+    distance = (header.base_sequence - turn.sequence) % _SEQUENCES
+    return header.producer_epoch == turn.epoch and 0 < distance < _SEQUENCES // 2
+
+
+# --- the writer --------------------------------------------------------------------------------
+
+
+class Committed(NamedTuple):
+    """What a chunk came to."""
+
+    results: Sequence[Result]
+    """One for each of its entries."""
+    changed: Iterable[PartitionKey] = ()
+    """Partitions with something new, where readers who wait do not know it yet."""
+
+
+class Committer(Protocol):
+    """Gives chunks their offsets and makes them visible, one after the other."""
+
+    in_memory: bool
+    """`commit` answers at once, and a change of the catalog must lie between two chunks."""
+    on_committed: Callable[[Changes, Position, bytearray], None]
+    """Called with every chunk before it is acknowledged; owns its bytes."""
+
+    def commit(
+        self, session: Session | None, wal: Wal, gathered: Gathered, position: Position
+    ) -> Committed | Awaitable[Committed]:
+        """Commit a chunk that is written. Raises, at once or when awaited, `CatalogDead`,
+        `SessionFenced`, or what else of the catalog's errors lets it be sent once more.
+        """
+        ...
+
+    async def renew(self, ended: Session) -> tuple[Session, Wal]:
+        """The session after one that was superseded, and its write-ahead log.
+
+        Raises `CatchwaterError` if there can be none.
+        """
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class _Source:
+    """A session and its own write-ahead log, which end together; a broker alone has one only."""
+
+    session: Session | None
+    wal: Wal
+    max_uncommitted: int
+    """So many chunks are written, or being so, and not committed yet; 0: without limit."""
+    threads: ThreadPoolExecutor
+    idle_threads: int
+    writing: set[asyncio.Future[Any]] = field(default_factory=set)
+    has_ended: bool = False
+    """The session was superseded; set on the event loop."""
+
+
+@dataclass(eq=False, slots=True)
+class _Write:
+    """A chunk on its way: the thread fills in either `position` or `error`."""
+
+    number: int
+    source: _Source
+    requests: list[Request]
+    gathered: Gathered | None = None
+    position: Position | None = None
+    error: CatchwaterError | None = None
+    took_s: float = 0.0
+
+
+class Writer:
+    """Created and used on the event loop; its threads end with `close`."""
+
+    def __init__(
+        self,
+        committer: Committer,
+        intake: Intake,
+        clock: Clock,
+        wal: Wal,
+        *,
+        session: Session | None = None,
+        sequenced: int = 0,
+    ) -> None:
+        """`sequenced` is the WAL's last frame that is committed already."""
+        self._committer = committer
+        self._intake = intake
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
+        self.sequenced = sequenced
+        """The last frame of the session's WAL that was committed."""
+        self.has_failed = False
+        """The WAL or the catalog has failed for good: everything is refused from then on."""
+        self.on_wal_append: Callable[[float], None] = lambda took_s: None
+        """Called with the seconds that every append to the write-ahead log took."""
+        self._held = asyncio.Lock()
+        self._closing = False
+        self._all_answered: asyncio.Future[None] = self._loop.create_future()
+        self._committing: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
+        # What the loop and the threads share; guarded by the condition.
+        self._wake = threading.Condition()
+        self._source: _Source | None = self._open(session, wal)
+        """None while a session has ended and the next one has not begun."""
+        self._requests: list[Request] = []
+        self._waiting_bytes = 0
+        """Of these requests."""
+        self._linger_until_s = 0.0
+        self._has_lingered = False
+        self._number = 0
+        """Of the last write that was begun."""
+        self._refused = 0
+        """Writes up to this one are not committed: one before them failed."""
+        # Begun and not answered, in order. Threads add at the end, the loop takes from the front.
+        self._writes: deque[_Write] = deque()
+
+    def submit(self, batches: Sequence[Submission]) -> Answer:
+        """Append checked batches; the answers come in the same order, once they are committed."""
+        assert not self._closing, "nothing is submitted to a closed log"
+        request, fits = self._intake.request(batches)
+        source = self._source
+        if source is None:
+            self._intake.refuse([request], ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        elif not fits or self.has_failed:
+            self._intake.refuse([request])
+        else:
+            with self._wake:
+                if source.wal.linger_ms and not self._requests:
+                    self._linger(source.wal.linger_ms)
+                self._requests.append(request)
+                self._waiting_bytes += request.size_bytes
+                if not source.idle_threads:
+                    self._wake.notify()
+                may_begin = source.idle_threads and self._is_due(source)
+            if may_begin:
+                self._begin_writes()
+        return request.answer
+
+    def between_chunks(self) -> AbstractAsyncContextManager[None]:
+        """Make a change of the catalog that lies between two chunks.
+
+        Holds back committing and acknowledging, not writing. Where the catalog's transactions keep
+        chunks and changes apart there is nothing to hold back.
+        """
+        return self._hold() if self._committer.in_memory else nullcontext()
+
+    @asynccontextmanager
+    async def _hold(self) -> AsyncIterator[None]:
+        async with self._held:
+            try:
+                yield
+            finally:
+                self._commit_written()
+
+    async def close(self) -> None:
+        """Write, commit and answer what was submitted, and end the threads."""
+        self._closing = True
+        self._begin_writes()
+        self._note_all_answered()
+        await self._all_answered
+        async with self.between_chunks():
+            pass
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.wait([self._renewing])
+        if self._source is not None:
+            await self._retire(self._source)
+
+    # --- gathering -------------------------------------------------------------------------------
+
+    def _linger(self, linger_ms: int) -> None:
+        until_s = self._linger_until_s = self._loop.time() + linger_ms / 1000
+        self._loop.call_at(until_s, self._linger_is_over, until_s)
+
+    def _linger_is_over(self, until_s: float) -> None:
+        with self._wake:
+            if self._requests and self._linger_until_s == until_s:
+                self._has_lingered = True
+        self._begin_writes()
+
+    def _is_due(self, source: _Source) -> bool:
+        """Whether another chunk is to be written now. Called with the condition held."""
+        if not self._requests or 0 < source.max_uncommitted <= len(self._writes):
+            return False
+        linger_ms, enough = source.wal.linger_ms, source.wal.linger_bytes
+        return not linger_ms or self._has_lingered or self._closing or self._waiting_bytes >= enough
+
+    def _begin_writes(self) -> None:
+        """Let as many threads write as the write-ahead log takes."""
+        source = self._source
+        while source is not None:
+            with self._wake:
+                if not source.idle_threads or not self._is_due(source):
+                    return
+                source.idle_threads -= 1
+            writing = self._loop.run_in_executor(source.threads, self._write_ahead, source)
+            source.writing.add(writing)
+            writing.add_done_callback(source.writing.discard)
+            writing.add_done_callback(self._watch)
+
+    def _take(self, source: _Source) -> _Write | None:
+        """The oldest requests, as many as make up a chunk, at least one; None: the thread rests."""
+        with self._wake:
+            while source is not self._source or not self._is_due(source):
+                # The one thread of a broker alone stays: to begin it anew for every chunk would
+                # cost a lightly loaded one a third more.
+                if not self._committer.in_memory or self._closing:
+                    source.idle_threads += 1
+                    return None
+                self._wake.wait()
+            requests = self._requests
+            count = len(requests)
+            if source.max_uncommitted:
+                count = _fitting(requests, max(_CHUNK_BYTES, source.wal.linger_bytes))
+            taken, self._requests = requests[:count], requests[count:]
+            self._waiting_bytes -= sum(request.size_bytes for request in taken)
+            self._has_lingered = bool(self._requests)
+            self._number += 1
+            write = _Write(self._number, source, taken)
+            self._writes.append(write)
+            return write
+
+    def _take_all(self) -> list[Request]:
+        """What is not being written yet; what is, is not to be committed."""
+        with self._wake:
+            self._refused = self._number
+            taken, self._requests = self._requests, []
+            self._waiting_bytes = 0
+            self._has_lingered = False
+            return taken
+
+    # --- in a thread -----------------------------------------------------------------------------
+
+    def _write_ahead(self, source: _Source) -> None:
+        """Write chunks as long as there is something to be written."""
+        clock, loop = self._clock, self._loop
+        while (write := self._take(source)) is not None:
+            try:
+                gathered = write.gathered = gather(write.requests, clock.now_ms())
+                began_s = clock.monotonic_s()
+                position = source.wal.append([gathered.payload])
+                write.took_s = clock.monotonic_s() - began_s
+                write.position = position
+            except CatchwaterError as error:
+                write.error = error
+            loop.call_soon_threadsafe(self._written, write, context=self._context)
+            if write.error is not None:
+                # Still counted as busy: nothing follows before the loop has refused all in hand.
+                return
+
+    # --- committing, in order --------------------------------------------------------------------
+
+    def _written(self, write: _Write) -> None:
+        if write.error is None:
+            self.on_wal_append(write.took_s)
+        if not self._held.locked():
+            self._commit_written()
+
+    def _commit_written(self) -> None:
+        """Commit the chunks whose turn it is, as far as they are written."""
+        while self._writes and self._committing is None:
+            write = self._writes[0]
+            if write.source.has_ended:
+                # Whatever becomes of the write: it counts for nothing, so nobody waits for it.
+                self._refuse(write, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            elif write.error is not None:
+                self._fail(write, write.error)
+                with self._wake:
+                    write.source.idle_threads += 1
+            elif write.position is None:
+                break
+            elif self.has_failed or write.number <= self._refused:
+                self._refuse(write)
+            else:
+                self._commit(write)
+        self._begin_writes()
+        self._note_all_answered()
+
+    def _commit(self, write: _Write) -> None:
+        source, gathered, position = write.source, write.gathered, write.position
+        assert gathered is not None and position is not None, "it is written"
+        try:
+            committed = self._committer.commit(source.session, source.wal, gathered, position)
+        except CatalogDead as error:
+            self._fail(write, error)
+            return
+        if isinstance(committed, Committed):
+            self._acknowledge(write, committed)
+        else:
+            self._committing = asyncio.ensure_future(self._await_commit(write, committed))
+            self._committing.add_done_callback(self._watch)
+
+    async def _await_commit(self, write: _Write, committing: Awaitable[Committed]) -> None:
+        try:
+            committed = await committing
+        except CatchwaterError as error:
+            self._fail(write, error)
+        else:
+            self._acknowledge(write, committed)
+        self._committing = None
+        self._commit_written()
+
+    def _acknowledge(self, write: _Write, committed: Committed) -> None:
+        gathered, position = write.gathered, write.position
+        assert gathered is not None and position is not None, "it is committed"
+        if write.source is self._source:
+            self.sequenced = max(self.sequenced, position.sequence)
+        self._writes.popleft()
+        self._intake.answer(gathered, committed.results)
+        self._intake.wake(committed.changed)
+
+    def _refuse(self, write: _Write, error: ErrorCode = ErrorCode.KAFKA_STORAGE_ERROR) -> None:
+        self._writes.popleft()
+        self._intake.refuse(write.requests, error)
+
+    def _fail(self, write: _Write, error: CatchwaterError) -> None:
+        """Refuse a chunk that was not written or not committed, and all that came behind it."""
+        if write.source.has_ended:
+            self._refuse(write, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            return
+        if isinstance(error, SessionFenced):
+            _LOG.warning("%s", error)
+            behind = self._end_session()
+            self._refuse(write, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            self._intake.refuse(behind, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            return
+        if isinstance(error, WalDead | CatalogDead):
+            _LOG.critical("%s Nothing is acknowledged any more.", error)
+            self.has_failed = True
+        else:
+            _LOG.error("%s", error)
+        behind = self._take_all()
+        self._refuse(write)
+        self._intake.refuse(behind)
+
+    def _note_all_answered(self) -> None:
+        if self._closing and not (self._requests or self._writes or self._all_answered.done()):
+            self._all_answered.set_result(None)
+
+    def _watch(self, part: "asyncio.Future[Any]") -> None:
+        """A thread or a commit that ends by a defect: nobody else would answer."""
+        if part.cancelled():
+            self.has_failed = True
+        elif (defect := part.exception()) is not None:
+            self.has_failed = True
+            if not self._all_answered.done():
+                self._all_answered.set_exception(defect)
+
+    # --- one session after the other -------------------------------------------------------------
+
+    def fenced(self) -> None:
+        """The session was superseded: refuse everything, and go on with a new one."""
+        if self._source is not None:
+            self._intake.refuse(self._end_session(), ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            self._commit_written()
+
+    def _end_session(self) -> list[Request]:
+        ended = self._source
+        assert ended is not None, "it ends once"
+        with self._wake:
+            self._source = None
+        ended.has_ended = True
+        self._renewing = asyncio.ensure_future(self._renew(ended))
+        return self._take_all()
+
+    async def _renew(self, ended: _Source) -> None:
+        """Go on with a new session, while what is under way in the old log comes to its end."""
+        await asyncio.gather(self._retire(ended), self._begin_session(ended))
+
+    async def _retire(self, source: _Source) -> None:
+        with self._wake:
+            self._wake.notify()
+        if source.writing:
+            await asyncio.wait(source.writing)
+        source.threads.shutdown()
+        await asyncio.to_thread(source.wal.close)
+
+    async def _begin_session(self, ended: _Source) -> None:
+        assert ended.session is not None, "a broker alone is not superseded"
+        try:
+            session, wal = await self._committer.renew(ended.session)
+        except CatchwaterError as error:
+            _LOG.critical("%s Nothing is acknowledged any more.", error)
+            self.has_failed = True
+        else:
+            self.sequenced = 0
+            self._source = self._open(session, wal)
+
+    def _open(self, session: Session | None, wal: Wal) -> _Source:
+        threads = ThreadPoolExecutor(wal.max_in_flight, thread_name_prefix="wal")
+        # One chunk more than may be written at once: it is committed meanwhile.
+        at_once = 0 if self._committer.in_memory else wal.max_in_flight + (not wal.in_commit)
+        return _Source(session, wal, at_once, threads, wal.max_in_flight)
+
+
+def _fitting(requests: Sequence[Request], max_bytes: int) -> int:
+    """How many of the first requests make up a chunk; at least one."""
+    size = 0
+    for count, request in enumerate(requests):
+        size += request.size_bytes
+        if count and size > max_bytes:
+            return count
+    return len(requests)
