@@ -66,6 +66,10 @@ class Core:
         """This broker's session in a shared catalog, the newest one; None: embedded."""
         return self.cluster.session if self.cluster else None
 
+    def held(self, lease: str) -> tuple[str, Session] | None:
+        """A lease and the session that must hold it still; None where nobody else could."""
+        return (lease, self.session) if self.session else None
+
     def state(self, key: PartitionKey) -> PartitionState:
         """A partition as it is now, to be looked at only. Raises `KeyError`."""
         return self.states[key]
@@ -76,7 +80,6 @@ class Core:
         Among many brokers only while this one holds the lease, if one is named. Raises
         `SessionFenced`.
         """
-        held = (lease, self.session) if lease and self.session else None
 
         async def change() -> None:
             wanted = {
@@ -84,7 +87,7 @@ class Core:
                 for key, log_start in log_starts.items()
                 if key in self.states and log_start > self.states[key].log_start
             }
-            moved = await done(self.catalog.trim(wanted, held))
+            moved = await done(self.catalog.trim(wanted, self.held(lease) if lease else None))
             self.show(moved)
 
         await self.between_chunks(change)

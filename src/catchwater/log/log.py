@@ -93,7 +93,7 @@ class Log:
         core.committer.on_committed = self._keep
         self.stability = Stability(core.catalog, core.states, is_shared=self.is_shared)
         self.planner = Planner(core.topics, core.states, self._reader, self.stability)
-        self.txns = Transactions(core, self.allocate_producer_id, lambda: core.session)
+        self.txns = Transactions(core, self.allocate_producer_id)
         self.keeping = Housekeeping(core, config)
         self.epochs = Epochs(core, self.keeping.appended)
         self.preparation = Preparation(self.submit)
@@ -411,9 +411,7 @@ class Log:
 
         Raises `SessionFenced`, and as every change does.
         """
-        if self.is_shared:
-            return await done(self._catalog.claim_group(group, self.session))
-        return await self.group(group)
+        return await self._core.committer.take_group(group)
 
     async def keep_group(
         self, group: str, changes: GroupChanges, claim_epoch: int | None = None

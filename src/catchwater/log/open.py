@@ -85,7 +85,7 @@ async def embedded(
     directory, committer, sequenced = await asyncio.to_thread(
         _recover, data_dir, config, clock, objects_url
     )
-    states, txns = committer.states, committer.txns
+    states, txns = committer.states, committer.txns_by_producer
     core = Core(
         directory.catalog,
         Storage(directory.wal, directory.objects),

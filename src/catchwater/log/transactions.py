@@ -37,13 +37,12 @@ from catchwater.catalog.rows import (
     PartitionKey,
     Scope,
     Seen,
-    Session,
     TxnRow,
 )
 from catchwater.log.core import Core, done
 from catchwater.log.format.chunk import marker
 from catchwater.log.write import txn
-from catchwater.log.write.txn import IDLE, LAST_EPOCH, PREPARED, TxnRefused
+from catchwater.log.write.txn import LAST_EPOCH, PREPARED, TxnRefused
 from catchwater.log.write.writer import Submission
 from catchwater.wire.errors import ErrorCode
 
@@ -63,16 +62,9 @@ class Producer(NamedTuple):
 class Transactions:
     """The transactions of one log, used on its event loop."""
 
-    def __init__(
-        self,
-        core: Core,
-        new_producer_id: Callable[[], Awaitable[int]],
-        session: Callable[[], Session | None] = lambda: None,
-    ) -> None:
-        """`session` is this broker's in a shared catalog; None says that it is embedded."""
+    def __init__(self, core: Core, new_producer_id: Callable[[], Awaitable[int]]) -> None:
         self._core = core
         self._new_producer_id = new_producer_id
-        self._session = session
         # Ids whose end this broker is writing, which `tick` leaves alone.
         self._ending: set[str] = set()
         # What was prepared at the last tick.
@@ -164,9 +156,7 @@ class Transactions:
 
     async def rows(self) -> list[TxnRow]:
         """All transactional ids as they are now."""
-        if self._session() is None:
-            return list(self._core.txns.values())
-        return await asyncio.to_thread(self._core.catalog.txns)
+        return await self._core.committer.txns()
 
     async def open_on(self, producer_id: int) -> list[OpenTxnRow]:
         """The partitions on which a producer's transaction is open."""
@@ -191,9 +181,9 @@ class Transactions:
 
         Among many brokers, what was prepared since the last tick is left to who prepared it.
         """
-        rows = await self._unfinished()
+        rows = await self._core.committer.txns(unfinished=True)
         prepared = {row for row in rows if row.state in PREPARED}
-        old = self._prepared if self._session() else prepared
+        old = prepared if self._core.committer.in_memory else self._prepared
         left = [row for row in rows if row in prepared and row in old]
         self._prepared = prepared
         self.open_count = len(prepared) + sum(row.state == "ongoing" for row in rows)
@@ -210,11 +200,6 @@ class Transactions:
             )
             with suppress(TxnRefused):
                 await self._abort_overdue(row)
-
-    async def _unfinished(self) -> list[TxnRow]:
-        if self._session() is None:
-            return [row for row in self._core.txns.values() if row.state not in IDLE]
-        return await asyncio.to_thread(self._core.catalog.unfinished_txns)
 
     def _overdue(self, rows: Iterable[TxnRow]) -> list[TxnRow]:
         """The open transactions that were seen here for longer than they may be open.
@@ -303,24 +288,19 @@ class Transactions:
         claim: tuple[str, int] | None = None,
     ) -> TxnRow:
         """Change an id's row, and what goes with it, in one commit; the row as it is then."""
-        core, session = self._core, self._session()
+        core = self._core
         now_ms = core.clock.now_ms()
 
-        def on_seen(seen: Seen) -> tuple[Changes, tuple[TxnRow | None, TxnRow]]:
+        def on_seen(seen: Seen) -> tuple[Changes, TxnRow]:
             before = next((r for r in seen.txns if r.transactional_id == transactional_id), None)
             after, changes = decide(before)
             if after == before:
-                return changes, (before, after)
+                return changes, after
             after = after._replace(updated_ms=now_ms)
-            return replace(changes, txns=[after]), (before, after)
+            return replace(changes, txns=[after]), after
 
         async def change() -> TxnRow:
-            scope = Scope(session, transactional_ids=[transactional_id], claim=claim)
-            before, after = await done(core.catalog.transact(scope, on_seen))
-            if session is None:
-                if before is not None:
-                    core.txns.pop(before.producer_id, None)
-                core.txns[after.producer_id] = after
-            return after
+            scope = Scope(transactional_ids=[transactional_id], claim=claim)
+            return await core.committer.transact(scope, on_seen)
 
         return await core.between_chunks(change)

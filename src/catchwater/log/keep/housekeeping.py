@@ -260,11 +260,10 @@ class Housekeeping:
             if topic is None or (pinned is not None and run.last_offset >= pinned):
                 return False
 
-            session = self._core.session
-            lease = (PINS, session) if session else None
-
             async def change() -> None:
-                await done(self._core.catalog.replace_runs(old, [run], [row], lease))
+                await done(
+                    self._core.catalog.replace_runs(old, [run], [row], self._core.held(PINS))
+                )
                 state = self._core.states.get(run[:2])
                 if state is not None:
                     state.bytes += run.byte_size - sum(each.byte_size for each in old)

@@ -10,7 +10,6 @@ In an embedded log there is nobody else, so every lease is granted.
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import cast
 from zlib import crc32
 
 from catchwater.catalog.errors import (
@@ -19,8 +18,7 @@ from catchwater.catalog.errors import (
     SessionFenced,
 )
 from catchwater.catalog.rows import PartitionKey
-from catchwater.catalog.shared import SharedCatalog
-from catchwater.log.core import Core, done
+from catchwater.log.core import Core
 
 BUCKETS = 16
 """The partitions are dealt out to so many leases of each job."""
@@ -57,17 +55,13 @@ class Leases:
 
     async def take(self, name: str, ttl_ms: int = TTL_MS) -> bool:
         """Take or renew a lease; False while another broker holds it. Raises `SessionFenced`."""
-        session = self._core.session
-        if session is None:
-            return True
-        catalog = cast(SharedCatalog, self._core.catalog)
-        return await done(catalog.take_lease(name, session, ttl_ms))
+        return await self._core.committer.take_lease(name, ttl_ms)
 
     @asynccontextmanager
     async def held(self, name: str) -> AsyncIterator[Lease]:
         """The lease, renewed while it is needed and given up after. Raises `SessionFenced`."""
         lease = Lease(await self.take(name))
-        if self._core.session is None or not lease():
+        if self._core.committer.in_memory or not lease():
             yield lease
             return
         renewing = asyncio.ensure_future(self._renew(name, lease))

@@ -15,10 +15,21 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from catchwater.catalog.base import EmbeddedCatalog
 from catchwater.catalog.errors import CatalogUncertain
-from catchwater.catalog.rows import Changes, ObjectRow, RunRow, Scope, Seen, Session, Snapshot
+from catchwater.catalog.rows import (
+    Changes,
+    GroupRow,
+    ObjectRow,
+    RunRow,
+    Scope,
+    Seen,
+    Session,
+    Snapshot,
+    TxnRow,
+)
 from catchwater.catalog.shared import SharedCatalog
 from catchwater.config import CatchwaterError
 from catchwater.log.cluster import BrokerReplaced, Cluster
@@ -35,10 +46,13 @@ from catchwater.log.write.sequence import (
     states_of,
     txns_of,
 )
+from catchwater.log.write.txn import IDLE
 from catchwater.log.write.writer import Committed, Gathered
 from catchwater.objects.base import Buffer
 from catchwater.wal.base import Position, Wal
 from catchwater.wire.errors import ErrorCode
+
+T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,7 +71,7 @@ class EmbeddedCommitter:
         """`snapshot` is what the catalog holds."""
         self._catalog = catalog
         self.states = states_of(snapshot)
-        self.txns = txns_of(snapshot)
+        self.txns_by_producer = txns_of(snapshot)
         self.on_committed: OnCommitted = lambda changes, position, payload: None
 
     def catch_up(self, frames: Iterable[tuple[Position, Buffer]]) -> int:
@@ -69,13 +83,15 @@ class EmbeddedCommitter:
         def apply(position: Position, _: Chunk, __: Sequenced, changes: Changes) -> None:
             self._catalog.apply(position.sequence, changes)
 
-        return replay(decoded(frames), self.states, self.txns, after=apply)
+        return replay(decoded(frames), self.states, self.txns_by_producer, after=apply)
 
     def commit(
         self, session: Session | None, wal: Wal, gathered: Gathered, position: Position
     ) -> Committed:
         """Commit a chunk that is written, at once. Raises `CatalogDead`."""
-        sequenced, changes = take_chunk(gathered.chunk, position, self.states, self.txns)
+        sequenced, changes = take_chunk(
+            gathered.chunk, position, self.states, self.txns_by_producer
+        )
         self._catalog.apply(position.sequence, changes)
         self.on_committed(changes, position, gathered.payload)
         return Committed(sequenced.results, sequenced.changed)
@@ -83,6 +99,34 @@ class EmbeddedCommitter:
     async def renew(self, ended: Session) -> tuple[Session, Wal]:
         """A broker alone has no session."""
         raise NotImplementedError
+
+    async def transact(self, scope: Scope, decide: Callable[[Seen], tuple[Changes, T]]) -> T:
+        """The catalog first, then the transactional ids in memory."""
+
+        def noting(seen: Seen) -> tuple[Changes, tuple[Seen, Changes, T]]:
+            changes, result = decide(seen)
+            return changes, (seen, changes, result)
+
+        seen, changes, result = await done(self._catalog.transact(scope, noting))
+        changed = {row.transactional_id for row in changes.txns}
+        for row in seen.txns:
+            if row.transactional_id in changed:
+                self.txns_by_producer.pop(row.producer_id, None)
+        self.txns_by_producer.update({row.producer_id: row for row in changes.txns})
+        return result
+
+    async def txns(self, *, unfinished: bool = False) -> list[TxnRow]:
+        """Those in memory, of which the catalog may not have the newest yet."""
+        rows = self.txns_by_producer.values()
+        return [row for row in rows if not unfinished or row.state not in IDLE]
+
+    async def take_lease(self, name: str, ttl_ms: int) -> bool:
+        """There is nobody else."""
+        return True
+
+    async def take_group(self, group: str) -> GroupRow:
+        """The group as this broker has left it."""
+        return await asyncio.to_thread(self._catalog.group, group)
 
 
 class SharedCommitter:
@@ -182,6 +226,24 @@ class SharedCommitter:
             else:
                 self._core.storage.wal = wal
                 return session, wal
+
+    async def transact(self, scope: Scope, decide: Callable[[Seen], tuple[Changes, T]]) -> T:
+        """The catalog's transaction is all there is."""
+        scope = replace(scope, session=self._cluster.session)
+        return await done(self._catalog.transact(scope, decide))
+
+    async def txns(self, *, unfinished: bool = False) -> list[TxnRow]:
+        """Those in the catalog."""
+        find = self._catalog.unfinished_txns if unfinished else self._catalog.txns
+        return await asyncio.to_thread(find)
+
+    async def take_lease(self, name: str, ttl_ms: int) -> bool:
+        """By this broker's session."""
+        return await done(self._catalog.take_lease(name, self._cluster.session, ttl_ms))
+
+    async def take_group(self, group: str) -> GroupRow:
+        """Claim it, with an epoch above all earlier ones."""
+        return await done(self._catalog.claim_group(group, self._cluster.session))
 
 
 def _runs_of(catalog: SharedCatalog, position: Position) -> list[RunRow]:

@@ -11,7 +11,7 @@ from functools import partial
 
 from catchwater.catalog.errors import EpochGap, TopicUnknown
 from catchwater.catalog.rows import Changes, EpochCommit, PartitionKey, Scope, Seen
-from catchwater.log.core import Core, done
+from catchwater.log.core import Core
 from catchwater.log.format.chunk import Chunk
 from catchwater.log.storage import StagedDamaged, load_staged
 from catchwater.log.write.sequence import sequence_staged, states_of
@@ -48,9 +48,9 @@ class Epochs:
             if taken:
                 raise StagedDamaged(f"{min(taken)} belongs to the log already.")
             decide = partial(_decide, pipeline, sink, epoch, topic, chunks, checksum)
-            scope = Scope(core.session, partitions=sorted(_partitions(chunks)))
+            scope = Scope(partitions=sorted(_partitions(chunks)))
             try:
-                commit, changes = await done(core.catalog.transact(scope, decide))
+                commit, changes = await core.committer.transact(scope, decide)
             except EpochGap:
                 known = await asyncio.to_thread(core.catalog.epoch, pipeline, sink, epoch)
                 if known is None:

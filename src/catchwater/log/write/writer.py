@@ -33,10 +33,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from catchwater.catalog.errors import CatalogDead, SessionFenced
-from catchwater.catalog.rows import Changes, PartitionKey, Session
+from catchwater.catalog.rows import (
+    Changes,
+    GroupRow,
+    PartitionKey,
+    Scope,
+    Seen,
+    Session,
+    TxnRow,
+)
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.log.format.chunk import Chunk, encode
@@ -45,6 +53,8 @@ from catchwater.log.write.sequence import PartitionState
 from catchwater.wal.base import Position, Wal, WalDead
 from catchwater.wire.batch import BatchHeader
 from catchwater.wire.errors import ErrorCode
+
+T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 
@@ -273,10 +283,15 @@ class Committed(NamedTuple):
 
 
 class Committer(Protocol):
-    """Gives chunks their offsets and makes them visible, one after the other."""
+    """Gives chunks their offsets and makes them visible, one after the other.
+
+    A broker alone has one over states in memory, a broker among many one over the shared catalog.
+    Whatever else depends on which of the two it is, is asked here too. Used on the event loop.
+    """
 
     in_memory: bool
-    """`commit` answers at once, and a change of the catalog must lie between two chunks."""
+    """This broker is alone: `commit` answers at once, and a change of the catalog must lie between
+    two chunks."""
     on_committed: Callable[[Changes, Position, bytearray], None]
     """Called with every chunk before it is acknowledged; owns its bytes."""
 
@@ -292,6 +307,28 @@ class Committer(Protocol):
         """The session after one that was superseded, and its write-ahead log.
 
         Raises `CatchwaterError` if there can be none.
+        """
+        ...
+
+    async def transact(self, scope: Scope, decide: Callable[[Seen], tuple[Changes, T]]) -> T:
+        """As `Catalog.transact`, under this broker's session; the states in memory follow.
+
+        Called between two chunks.
+        """
+        ...
+
+    async def txns(self, *, unfinished: bool = False) -> list[TxnRow]:
+        """All transactional ids as they are now, or those whose transaction is not ended."""
+        ...
+
+    async def take_lease(self, name: str, ttl_ms: int) -> bool:
+        """As `SharedCatalog.take_lease`; a broker alone is always granted it."""
+        ...
+
+    async def take_group(self, group: str) -> GroupRow:
+        """Become a group's coordinator, and see what the last one has left.
+
+        Raises `SessionFenced`, and as every change does.
         """
         ...
 
