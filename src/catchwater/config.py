@@ -68,6 +68,49 @@ class Address(NamedTuple):
         return f"{host}:{self.port}"
 
 
+@dataclass(frozen=True)
+class LogConfig:
+    """What one log needs to know; bytes and milliseconds, -1 = without limit.
+
+    The defaults are everybody's: of a broker that says nothing, and of a log opened without one.
+    """
+
+    wal_segment_bytes: int = 64 * 1024 * 1024
+    reserve_bytes: int = 16 * 1024 * 1024
+    """Kept back on the disk of a broker alone, for what frees space; see `catchwater.room`."""
+    pending_bytes: int = 64 * 1024 * 1024
+    """Appends that wait for the WAL; beyond this they are refused with a retriable error."""
+    cache_bytes: int = 256 * 1024 * 1024
+    """Of what was just written."""
+    lagging_cache_bytes: int = 64 * 1024 * 1024
+    """Of what consumers that lag behind read."""
+    catalog_lag_ms: int = 1000
+    """How far the catalog of a broker alone may trail its write-ahead log."""
+    session_ms: int = 1000
+    """How long a broker among many may be silent before it counts as dead."""
+    pack_interval_ms: int = 10_000
+    """Pack once this time has passed since the last time, if anything was appended …"""
+    pack_min_bytes: int = 16 * 1024 * 1024
+    """… or as soon as this much was."""
+    segment_bytes: int = 64 * 1024 * 1024
+    """How large a segment may become."""
+    parquet_after_ms: int = 6 * 60 * 60 * 1000
+    """How old a small segment becomes before it is written as Parquet, where a topic asks for it;
+    one of more than half of `segment_bytes` waits for nothing."""
+    retention_interval_ms: int = 10_000
+    """Of retention, compaction and sweeping."""
+    retention_ms: int = 7 * 24 * 60 * 60 * 1000
+    retention_bytes: int = -1
+    """Of each partition."""
+    transactional_id_expiry_ms: int = 7 * 24 * 60 * 60 * 1000
+    """How long a transactional id may be silent before it is forgotten."""
+    delete_grace_ms: int = 60_000
+    backup_interval_ms: int = 60_000
+    """Of backups of the catalog; a topic that is new or gone is backed up at once."""
+    background: bool = True
+    """Do the jobs without being asked; off where a test or a simulation asks for them."""
+
+
 DEFAULT_LISTENER = Address("127.0.0.1", 9092)
 DEFAULT_CONTROL_LISTENER = Address("127.0.0.1", 9644)
 
@@ -90,8 +133,8 @@ class BrokerConfig:
     log_dirs: Path = Path("catchwater-data")
     num_partitions: int = 1
     auto_create_topics_enable: bool = True
-    log_retention_ms: int = 604_800_000
-    log_retention_bytes: int = -1
+    log_retention_ms: int = LogConfig.retention_ms
+    log_retention_bytes: int = LogConfig.retention_bytes
     message_max_bytes: int = 1_048_588
     fetch_max_bytes: int = 57_671_680
     max_incremental_fetch_session_cache_slots: int = 1_000
@@ -112,17 +155,17 @@ class BrokerConfig:
     group_consumer_max_size: int = 10_000
     offsets_retention_minutes: int = 10_080
     offsets_retention_check_interval_ms: int = 600_000
-    transactional_id_expiration_ms: int = 604_800_000
+    transactional_id_expiration_ms: int = LogConfig.transactional_id_expiry_ms
     catchwater_control_listener: Address = DEFAULT_CONTROL_LISTENER
-    catchwater_wal_segment_bytes: int = 67_108_864
-    catchwater_pack_interval_ms: int = 10_000
-    catchwater_pack_min_bytes: int = 16_777_216
-    catchwater_segment_bytes: int = 67_108_864
-    catchwater_history_parquet_after_ms: int = 21_600_000
-    catchwater_retention_interval_ms: int = 10_000
-    catchwater_delete_grace_ms: int = 60_000
-    catchwater_reserve_bytes: int = 16_777_216
-    catchwater_cache_bytes: int = 268_435_456
+    catchwater_wal_segment_bytes: int = LogConfig.wal_segment_bytes
+    catchwater_pack_interval_ms: int = LogConfig.pack_interval_ms
+    catchwater_pack_min_bytes: int = LogConfig.pack_min_bytes
+    catchwater_segment_bytes: int = LogConfig.segment_bytes
+    catchwater_history_parquet_after_ms: int = LogConfig.parquet_after_ms
+    catchwater_retention_interval_ms: int = LogConfig.retention_interval_ms
+    catchwater_delete_grace_ms: int = LogConfig.delete_grace_ms
+    catchwater_reserve_bytes: int = LogConfig.reserve_bytes
+    catchwater_cache_bytes: int = LogConfig.cache_bytes
     catchwater_ready_file: Path | None = None
     broker_rack: str = ""
     catchwater_catalog: str = ""
@@ -130,7 +173,7 @@ class BrokerConfig:
     catchwater_wal: str = ""
     catchwater_wal_dir: Path | None = None
     catchwater_wal_linger_ms: int = 150
-    catchwater_session_timeout_ms: int = 1_000
+    catchwater_session_timeout_ms: int = LogConfig.session_ms
     catchwater_replay_quota_bytes_per_second: int = -1
     catchwater_replay_quota_overrides: str = ""
 

@@ -18,9 +18,9 @@ from catchwater.catalog.rows import OffsetCommit, PartitionKey, Pin
 from catchwater.catalog.sqlite import ReadOnlyCatalog, SqliteCatalog
 from catchwater.catalog.sums import CatalogDamaged, find_spoiled
 from catchwater.clock import ManualClock
-from catchwater.config import CatchwaterError
+from catchwater.config import CatchwaterError, LogConfig
 from catchwater.log.format.chunk import decode_index
-from catchwater.log.log import Log, LogConfig
+from catchwater.log.log import Log
 from catchwater.log.read.history import History
 from catchwater.log.repair.fsck import Report, fsck
 from catchwater.log.repair.stored import Stored

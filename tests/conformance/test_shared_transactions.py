@@ -16,9 +16,9 @@ from catchwater.catalog.rows import (
     Session,
 )
 from catchwater.clock import Clock
+from catchwater.config import LogConfig
 from catchwater.log.format.chunk import ADDS_PARTITION
 from catchwater.log.log import Log
-from catchwater.log.open import LogConfig
 from catchwater.log.transactions import Producer
 from catchwater.log.write.writer import Submission
 from catchwater.objects.memory import MemoryStore

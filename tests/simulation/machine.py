@@ -11,8 +11,8 @@ from catchwater.broker.coordination.members import GroupLimits
 from catchwater.broker.metrics import Metrics
 from catchwater.broker.router import APIS
 from catchwater.catalog.rows import BrokerRow, Session
-from catchwater.config import Address, BrokerConfig, CatchwaterError
-from catchwater.log.log import Log, LogConfig
+from catchwater.config import Address, BrokerConfig, CatchwaterError, LogConfig
+from catchwater.log.log import Log
 from catchwater.objects.retry import Patience, RetryingStore
 from catchwater.wal.object import ObjectWal
 from catchwater.wal.open import session_prefix

@@ -23,7 +23,8 @@ from catchwater.catalog.rows import (
     OffsetCommit,
 )
 from catchwater.clock import Clock
-from catchwater.log.log import Log, LogConfig
+from catchwater.config import LogConfig
+from catchwater.log.log import Log
 from catchwater.log.write.writer import Submission
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import read_header

@@ -31,8 +31,8 @@ from tests.simulation.test_log_crashes import (
 )
 
 from catchwater.clock import Clock
-from catchwater.config import CatchwaterError
-from catchwater.log.log import Log, LogConfig
+from catchwater.config import CatchwaterError, LogConfig
+from catchwater.log.log import Log
 from catchwater.wire.batch import BatchError
 
 SEEDS = int(os.environ.get("SEEDS", "20"))

@@ -34,10 +34,10 @@ from catchwater.broker.router import APIS
 from catchwater.broker.server import Server
 from catchwater.catalog.rows import BrokerRow
 from catchwater.clock import SYSTEM, Clock
-from catchwater.config import Address, BrokerConfig, CatchwaterError
+from catchwater.config import Address, BrokerConfig, CatchwaterError, LogConfig
 from catchwater.log.cluster import BrokerReplaced
 from catchwater.log.log import Log
-from catchwater.log.open import LogConfig, SharedStores
+from catchwater.log.open import SharedStores
 from catchwater.objects.retry import RetryingStore
 from catchwater.wal.open import WalKind
 

@@ -34,11 +34,12 @@ from catchwater.catalog.rows import (
 from catchwater.catalog.shared import SharedCatalog
 from catchwater.catalog.topics import Topics
 from catchwater.clock import Clock
+from catchwater.config import LogConfig
 from catchwater.log.cluster import Cluster
 from catchwater.log.core import RangeMissing, done
 from catchwater.log.keep.housekeeping import Housekeeping
 from catchwater.log.keep.pins import in_force
-from catchwater.log.open import LogConfig, Opened, SharedStores, connect, embedded, shared
+from catchwater.log.open import Opened, SharedStores, connect, embedded, shared
 from catchwater.log.read.planner import Planner
 from catchwater.log.read.reader import Reader
 from catchwater.log.read.stable import Stability

@@ -17,11 +17,10 @@ from catchwater.catalog.rows import BrokerRow, Session
 from catchwater.catalog.shared import SharedCatalog
 from catchwater.catalog.topics import Topics
 from catchwater.clock import Clock
-from catchwater.config import ConfigError
+from catchwater.config import ConfigError, LogConfig
 from catchwater.log.cluster import Cluster
 from catchwater.log.core import Core, States
 from catchwater.log.directory import DataDirectory, new_cluster_id
-from catchwater.log.keep.housekeeping import KeepConfig
 from catchwater.log.repair.backup import refuse_older
 from catchwater.log.storage import Storage
 from catchwater.log.view import View
@@ -34,22 +33,6 @@ from catchwater.wal.base import Wal
 from catchwater.wal.open import WalKind, open_wal, session_prefix
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class LogConfig(KeepConfig):
-    """Sizes in bytes, times in milliseconds; the defaults suit one broker on one machine."""
-
-    wal_segment_bytes: int = 64 * 1024 * 1024
-    reserve_bytes: int = 0
-    """Kept back on the disk of a broker alone, for what frees space; see `catchwater.room`."""
-    pending_bytes: int = 64 * 1024 * 1024
-    """Appends that wait for the WAL; beyond this they are refused with a retriable error."""
-    cache_bytes: int = 256 * 1024 * 1024
-    lagging_cache_bytes: int = 64 * 1024 * 1024
-    catalog_lag_ms: int = 1000
-    session_ms: int = 1000
-    """How long a broker among many may be silent before it counts as dead."""
 
 
 @dataclass(frozen=True)

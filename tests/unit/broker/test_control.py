@@ -27,9 +27,10 @@ from tests.unit.log.shared import World
 from catchwater.broker.control.app import create_app
 from catchwater.broker.quotas import ConfiguredLimits, ReplayQuotas
 from catchwater.clock import ManualClock
+from catchwater.config import LogConfig
 from catchwater.log.format import segment
 from catchwater.log.format.chunk import ADDS_PARTITION
-from catchwater.log.log import Log, LogConfig
+from catchwater.log.log import Log
 from catchwater.log.read import history
 from catchwater.log.transactions import Producer
 from catchwater.log.write.writer import Submission

@@ -16,8 +16,8 @@ from catchwater.broker.broker import Api
 from catchwater.broker.gate import Operation, Resource, ResourceType, Seen, Whole
 from catchwater.broker.router import APIS
 from catchwater.catalog.rows import OffsetCommit
+from catchwater.config import LogConfig
 from catchwater.log.log import Log
-from catchwater.log.open import LogConfig
 from catchwater.log.transactions import Producer
 
 TOPIC, GROUP, TXN, CLUSTER = (

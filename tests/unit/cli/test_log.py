@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from catchwater.clock import ManualClock
+from catchwater.config import LogConfig
 from catchwater.log.log import Log
-from catchwater.log.open import LogConfig
 from catchwater.log.write.writer import Submission
 from catchwater.objects.open import open_store
 from catchwater.wal.file import FileWal

@@ -10,9 +10,8 @@ from catchwater.catalog.errors import CatalogUnavailable, CatalogUncertain
 from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase, call_now
 from catchwater.catalog.rows import BrokerRow, PartitionKey, Session
 from catchwater.clock import ManualClock
-from catchwater.config import CatchwaterError
+from catchwater.config import CatchwaterError, LogConfig
 from catchwater.log.log import Log
-from catchwater.log.open import LogConfig
 from catchwater.log.write.writer import Appended, Submission
 from catchwater.objects.base import ObjectStore
 from catchwater.objects.memory import MemoryStore

@@ -20,9 +20,10 @@ from catchwater.catalog.rows import (
 )
 from catchwater.catalog.sqlite import SqliteCatalog
 from catchwater.clock import ManualClock
+from catchwater.config import LogConfig
 from catchwater.log.core import RangeMissing
 from catchwater.log.format import chunk
-from catchwater.log.log import Log, LogConfig
+from catchwater.log.log import Log
 from catchwater.log.storage import StagedDamaged
 from catchwater.log.write.writer import Appended, Submission
 from catchwater.objects.base import StoreFull

@@ -16,8 +16,9 @@ from catchwater.catalog.errors import CatalogUnavailable
 from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase, call_now
 from catchwater.catalog.rows import BrokerRow, OffsetCommit, PartitionKey, Session, TxnRow
 from catchwater.clock import Clock, ManualClock
+from catchwater.config import LogConfig
 from catchwater.log.format.chunk import ADDS_PARTITION
-from catchwater.log.log import Log, LogConfig
+from catchwater.log.log import Log
 from catchwater.log.transactions import Producer
 from catchwater.log.write import txn
 from catchwater.log.write.txn import LAST_EPOCH, TxnRefused

@@ -17,7 +17,7 @@ from contextlib import suppress
 from catchwater.broker.broker import Broker
 from catchwater.broker.coordination.held import MOVED
 from catchwater.catalog.errors import CatalogFailure
-from catchwater.log.keep.jumps import ClockJumps
+from catchwater.clock import ClockJumps
 from catchwater.wire.errors import ErrorCode
 
 _log = logging.getLogger(__name__)

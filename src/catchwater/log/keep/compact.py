@@ -22,6 +22,7 @@ from itertools import takewhile
 
 from catchwater.catalog.errors import RunsChanged
 from catchwater.catalog.rows import ObjectRow, PartitionKey, RunRow, Topic
+from catchwater.config import LogConfig
 from catchwater.log.core import Core
 from catchwater.log.format.batches import DamagedObject, StoredBatch
 from catchwater.log.format.records import empty
@@ -35,7 +36,7 @@ from catchwater.log.format.segment import (
     segment_key,
 )
 from catchwater.log.keep.clean import Cleaning
-from catchwater.log.keep.pack import PackConfig, aborted_in, groups, segment_run
+from catchwater.log.keep.pack import aborted_in, groups, segment_run
 from catchwater.log.keep.policy import Policy
 from catchwater.log.storage import SEGMENTS, UNREADABLE
 
@@ -64,7 +65,7 @@ class Cut:
 class Compactor:
     """Cleans partitions one at a time."""
 
-    def __init__(self, core: Core, config: PackConfig, max_keys: int = MAX_KEYS) -> None:
+    def __init__(self, core: Core, config: LogConfig, max_keys: int = MAX_KEYS) -> None:
         self._core = core
         self._config = config
         self._max_keys = max_keys

@@ -14,7 +14,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -23,11 +22,12 @@ from catchwater.catalog.errors import (
     SessionFenced,
 )
 from catchwater.catalog.rows import ObjectRow, PartitionKey, Pin, RunRow, Topic
+from catchwater.clock import ClockJumps
+from catchwater.config import LogConfig
 from catchwater.log.core import Core, done
 from catchwater.log.keep.compact import Compactor
-from catchwater.log.keep.jumps import ClockJumps
 from catchwater.log.keep.leases import BUCKETS, PINS, Leases, bucket_of
-from catchwater.log.keep.pack import PackConfig, Packer
+from catchwater.log.keep.pack import Packer
 from catchwater.log.keep.parquet import ParquetWriter, wants_parquet
 from catchwater.log.keep.pins import in_force, lowest, sentence, with_states
 from catchwater.log.keep.policy import Policy
@@ -48,44 +48,19 @@ _PARQUET_TURN_S = 5.0
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class KeepConfig:
-    """When the jobs are due and what they keep; bytes and milliseconds, -1 = without limit."""
-
-    pack_interval_ms: int = 60_000
-    pack_min_bytes: int = 32 * 1024 * 1024
-    segment_bytes: int = 64 * 1024 * 1024
-    """How large a segment may become."""
-    parquet_after_ms: int = 6 * 60 * 60 * 1000
-    """How old a small segment becomes before it is written as Parquet, where a topic asks for it;
-    one of more than half of `segment_bytes` waits for nothing."""
-    retention_interval_ms: int = 300_000
-    """Of retention, compaction and sweeping."""
-    retention_ms: int = 7 * 24 * 60 * 60 * 1000
-    retention_bytes: int = -1
-    transactional_id_expiry_ms: int = 7 * 24 * 60 * 60 * 1000
-    """How long a transactional id may be silent before it is forgotten."""
-    delete_grace_ms: int = 60_000
-    backup_interval_ms: int = 60_000
-    """Of backups of the catalog; a topic that is new or gone is backed up at once."""
-    background: bool = True
-    """Do the jobs without being asked; off where a test or a simulation asks for them."""
-
-
 class Housekeeping:
     """The jobs of one log. Used on the log's event loop."""
 
-    def __init__(self, core: Core, config: KeepConfig) -> None:
+    def __init__(self, core: Core, config: LogConfig) -> None:
         self._core = core
         self._config = config
         self._turn = asyncio.Lock()
         self._stopping = False
         self._leases = Leases(core)
         self._jumps = ClockJumps(core.clock)
-        packing = PackConfig(config.segment_bytes, config.pack_min_bytes, config.pack_interval_ms)
-        self._packer = Packer(core.catalog, core.storage, core.clock, packing, core.topics.name_of)
-        self._parquet = ParquetWriter(core, packing, config.parquet_after_ms)
-        self._compactor = Compactor(core, packing)
+        self._packer = Packer(core.catalog, core.storage, core.clock, config, core.topics.name_of)
+        self._parquet = ParquetWriter(core, config)
+        self._compactor = Compactor(core, config)
         self._policy = Policy(config.retention_ms, config.retention_bytes)
         self._retention = Retention(core, self._policy, self._leases.pins)
         self._backups = Backups(core.catalog, core.storage.objects, core.clock)

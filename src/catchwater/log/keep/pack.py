@@ -16,14 +16,13 @@ readers keep half of the disk and of the processor at the worst.
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from catchwater.catalog.base import Catalog
 from catchwater.catalog.errors import RunsChanged
 from catchwater.catalog.rows import ObjectRow, PartitionKey, RunRow
 from catchwater.clock import Clock
-from catchwater.config import CatchwaterError
+from catchwater.config import CatchwaterError, LogConfig
 from catchwater.log.format.batches import DamagedObject, walk
 from catchwater.log.format.segment import (
     HEADER_BYTES,
@@ -41,17 +40,6 @@ _LONGEST_REST_S = 0.5
 _LONGEST_READ_S = 5.0
 
 
-@dataclass(frozen=True)
-class PackConfig:
-    """When to pack, and how large a segment may become; bytes and milliseconds."""
-
-    target_bytes: int = 64 * 1024 * 1024
-    min_bytes: int = 32 * 1024 * 1024
-    """Pack once this much was appended since the last time …"""
-    interval_ms: int = 60_000
-    """… or once this time has passed since, if anything was appended."""
-
-
 class Packer:
     """Turns chunks into segments. `appended` is called on the event loop, the rest in a thread."""
 
@@ -60,7 +48,7 @@ class Packer:
         catalog: Catalog,
         storage: Storage,
         clock: Clock,
-        config: PackConfig,
+        config: LogConfig,
         topic_name: Callable[[bytes], str | None],
     ) -> None:
         self._catalog = catalog
@@ -80,8 +68,8 @@ class Packer:
     def is_due(self) -> bool:
         """Whether enough bytes or time have passed since the last packing."""
         waited_s = self._clock.monotonic_s() - self._packed_s
-        return self._unpacked_bytes >= self._config.min_bytes or (
-            self._unpacked_bytes > 0 and waited_s * 1000 >= self._config.interval_ms
+        return self._unpacked_bytes >= self._config.pack_min_bytes or (
+            self._unpacked_bytes > 0 and waited_s * 1000 >= self._config.pack_interval_ms
         )
 
     def stop(self) -> None:
@@ -208,7 +196,7 @@ def key_of(run: RunRow) -> PartitionKey:
     return run.topic_id, run.partition
 
 
-def groups(runs: Iterable[RunRow], config: PackConfig) -> Iterator[list[RunRow]]:
+def groups(runs: Iterable[RunRow], config: LogConfig) -> Iterator[list[RunRow]]:
     """Consecutive runs of one partition that make up one segment each, in order.
 
     A group keeps to the target size unless a single run is larger.
@@ -218,7 +206,7 @@ def groups(runs: Iterable[RunRow], config: PackConfig) -> Iterator[list[RunRow]]
         size = 0
         for run in of_partition:
             follows = group and run.base_offset == group[-1].last_offset + 1
-            if group and (not follows or size + run.byte_size > config.target_bytes):
+            if group and (not follows or size + run.byte_size > config.segment_bytes):
                 yield group
                 group, size = [], 0
             group.append(run)
@@ -251,11 +239,11 @@ def _span(run: RunRow) -> tuple[int, int]:
     return run.base_offset, run.last_offset + 1
 
 
-def _is_worth_joining(before: RunRow, first: RunRow, size: int, config: PackConfig) -> bool:
+def _is_worth_joining(before: RunRow, first: RunRow, size: int, config: LogConfig) -> bool:
     return (
         before.object.startswith(SEGMENTS)
         and not is_cleaned(before.object)  # the compactor joins those
         and before.last_offset + 1 == first.base_offset
         and before.byte_size <= size
-        and before.byte_size + size <= config.target_bytes
+        and before.byte_size + size <= config.segment_bytes
     )

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from catchwater.catalog.errors import RunsChanged
 from catchwater.catalog.rows import ObjectRow, ParquetRow, PartitionKey, RunRow, Topic
-from catchwater.config import CatchwaterError
+from catchwater.config import CatchwaterError, LogConfig
 from catchwater.log.core import Core
 from catchwater.log.format.batches import DamagedObject
 from catchwater.log.format.segment import (
@@ -33,7 +33,6 @@ from catchwater.log.format.segment import (
     read_footer,
 )
 from catchwater.log.keep.declared import declared
-from catchwater.log.keep.pack import PackConfig
 from catchwater.log.keep.policy import COMPACT, cleanup_policies
 from catchwater.log.storage import UNREADABLE
 from catchwater.values.settings import BadSchema, identity
@@ -64,14 +63,15 @@ def missing_packages() -> list[str]:
     return [name for name in _PACKAGES if find_spec(name) is None]
 
 
-def is_settled(run: RunRow, written_ms: int, topic: Topic, now_ms: int, config: PackConfig,
-               after_ms: int) -> bool:  # fmt: skip
+def is_settled(run: RunRow, written_ms: int, topic: Topic, now_ms: int, config: LogConfig) -> bool:
     """Whether a segment will stay as it is until it is deleted or compacted. Pure."""
     if is_cleaned(run.object):
         return True
     if COMPACT in cleanup_policies(topic):
         return False
-    return run.byte_size * 2 > config.target_bytes or written_ms <= now_ms - after_ms
+    return run.byte_size * 2 > config.segment_bytes or (
+        written_ms <= now_ms - config.parquet_after_ms
+    )
 
 
 class _Stopped(Exception):
@@ -81,11 +81,9 @@ class _Stopped(Exception):
 class ParquetWriter:
     """Writes what is missing, one segment at a time."""
 
-    def __init__(self, core: Core, config: PackConfig, after_ms: int) -> None:
-        """`after_ms` is how old a small segment becomes before nothing is waited for."""
+    def __init__(self, core: Core, config: LogConfig) -> None:
         self._core = core
         self._config = config
-        self._after_ms = after_ms
         self._failed: set[str] = set()
         self._warned = False
 
@@ -108,7 +106,7 @@ class ParquetWriter:
         while found := self._core.catalog.without_parquet(key, offset, _SEGMENTS_A_LOOK):
             for run, written_ms in found:
                 if run.object not in self._failed and is_settled(
-                    run, written_ms, topic, now_ms, self._config, self._after_ms
+                    run, written_ms, topic, now_ms, self._config
                 ):
                     return run
             offset = found[-1][0].last_offset + 1

@@ -25,7 +25,8 @@ from kio.schema.txn_offset_commit.v5 import request as commit_v5
 from kio.static.primitive import i32Timedelta
 
 from catchwater.broker.broker import Broker
-from catchwater.log.log import Log, LogConfig
+from catchwater.config import LogConfig
+from catchwater.log.log import Log
 
 SECOND = i32Timedelta.parse(timedelta(seconds=1))
 TXN = "id"

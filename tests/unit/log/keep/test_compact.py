@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from catchwater.catalog.rows import Changes, ObjectRow, OpenTxnRow, PartitionKey, RunRow
+from catchwater.config import LogConfig
 from catchwater.log.format.records import open_records
 from catchwater.log.format.segment import batches_of, is_cleaned, read_footer
 from catchwater.log.keep.compact import Compactor
-from catchwater.log.keep.pack import PackConfig, Packer
+from catchwater.log.keep.pack import Packer
 from catchwater.log.keep.policy import Policy
 from catchwater.log.read.history import History
 from catchwater.wire.arrow import decode, encode_batch, place
@@ -28,7 +29,7 @@ def write(log: Any, key: PartitionKey, *changes: tuple[str, str | None], pack: b
     ]
     log.append((key, encode_batch(records)))
     if pack:
-        packing = PackConfig(target_bytes=1)
+        packing = LogConfig(segment_bytes=1)
         Packer(log.catalog, log.storage, log.clock, packing, log.topic_name).pack()
 
 
@@ -38,14 +39,14 @@ async def compact(
     policy: Policy = ALWAYS,
     pinned: int | None = None,
     max_keys: int = 1000,
-    target_bytes: int = 1 << 20,
+    segment_bytes: int = 1 << 20,
     replace: Any = None,
 ) -> int:
     async def commit(old: Sequence[RunRow], run: RunRow, row: ObjectRow) -> bool:
         await asyncio.wrap_future(log.catalog.replace_runs(old, [run], [row]))
         return True
 
-    compactor = Compactor(log.core(), PackConfig(target_bytes), max_keys)
+    compactor = Compactor(log.core(), LogConfig(segment_bytes=segment_bytes), max_keys)
     return await compactor.compact(log.topics[key[0]], key[1], policy, pinned, replace or commit)
 
 
@@ -95,7 +96,7 @@ async def test_a_reader_at_any_offset_gets_to_the_end(open_log: OpenLog) -> None
     policy = Policy(-1, -1, compacts=True, delete_retention_ms=0, min_dirty_ratio=0.0)
     await compact(log, key, policy)
     write(log, key, ("later", "x"))
-    await compact(log, key, policy, target_bytes=300)
+    await compact(log, key, policy, segment_bytes=300)
     write(log, key, ("end", "x"))
     history = History(log.catalog, log.storage, 0)
     assert "gone" not in latest(rows(log, key))
@@ -123,12 +124,12 @@ async def test_where_nothing_is_left_an_empty_batch_marks_the_end(open_log: Open
     policy = Policy(-1, -1, compacts=True, delete_retention_ms=0, min_dirty_ratio=0.0)
     assert await compact(log, key, policy) == 1
     write(log, key, ("b", "1"))
-    assert await compact(log, key, policy, target_bytes=1) == 2
+    assert await compact(log, key, policy, segment_bytes=1) == 2
     [first, _] = log.catalog.runs(key, 0)
     assert (first.base_offset, first.last_offset, first.record_count) == (0, 1, 0)
     assert rows(log, key) == [(2, "b", "1")]
     write(log, key, ("c", "1"))
-    assert await compact(log, key, policy, target_bytes=1) == 1, "what is clean is left alone"
+    assert await compact(log, key, policy, segment_bytes=1) == 1, "what is clean is left alone"
 
 
 async def test_passes_that_hold_few_keys_come_to_the_same(open_log: OpenLog) -> None:
@@ -137,7 +138,7 @@ async def test_passes_that_hold_few_keys_come_to_the_same(open_log: OpenLog) -> 
     fill(log, key)
     wanted = latest(rows(log, key))
     passes = 0
-    while await compact(log, key, max_keys=1, target_bytes=200):
+    while await compact(log, key, max_keys=1, segment_bytes=200):
         passes += 1
     assert passes == 6
     assert latest(rows(log, key)) == wanted
@@ -180,10 +181,10 @@ async def test_a_crash_at_any_step_leaves_every_last_value(
 
     setattr(seam, method, dying)
     with pytest.raises(Crash):
-        await compact(log, key, target_bytes=230)
+        await compact(log, key, segment_bytes=230)
     log = open_log()
     assert latest(rows(log, key)) == wanted
-    while await compact(log, key, target_bytes=230):
+    while await compact(log, key, segment_bytes=230):
         pass
     assert latest(rows(log, key)) == wanted
     assert len(rows(log, key)) == 7

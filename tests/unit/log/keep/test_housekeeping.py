@@ -15,13 +15,13 @@ from tests.unit.log.shared import World, append, batch, catalog_of, everything, 
 from catchwater.catalog.errors import CatalogFull
 from catchwater.catalog.rows import PartitionKey, Pin
 from catchwater.clock import ManualClock
+from catchwater.config import LogConfig
 from catchwater.log.core import RangeMissing
 from catchwater.log.keep.compact import Compactor
 from catchwater.log.keep.leases import BUCKETS, TTL_MS, bucket_of
 from catchwater.log.keep.pack import Packer
 from catchwater.log.keep.parquet import PARQUET
 from catchwater.log.log import Log
-from catchwater.log.open import LogConfig
 from catchwater.log.write.writer import Submission
 from catchwater.objects.base import StoreFull
 from catchwater.wire.arrow import decode, encode_batch, place

@@ -15,8 +15,9 @@ from catchwater.catalog.rows import (
     RunRow,
 )
 from catchwater.clock import ManualClock
+from catchwater.config import LogConfig
 from catchwater.log.format.segment import read_footer
-from catchwater.log.keep.pack import PackConfig, Packer, groups
+from catchwater.log.keep.pack import Packer, groups
 from catchwater.log.keep.sweep import Sweeper
 from catchwater.log.read.history import History
 from catchwater.objects.base import StoreFull
@@ -32,7 +33,7 @@ class Crash(BaseException):
 
 
 def packer_of(log: Any, **options: int) -> Packer:
-    return Packer(log.catalog, log.storage, log.clock, PackConfig(**options), log.topic_name)
+    return Packer(log.catalog, log.storage, log.clock, LogConfig(**options), log.topic_name)
 
 
 def sweeper_of(log: Any) -> Sweeper:
@@ -279,14 +280,14 @@ def test_a_segment_keeps_to_its_target_size(open_log: OpenLog, make_batch: MakeB
     [key] = log.create_topic("t")
     for _ in range(20):
         log.append((key, make_batch([b"x" * 1000])))
-    packer_of(log, target_bytes=5000).pack()
-    packer_of(log, target_bytes=5000).pack()
+    packer_of(log, segment_bytes=5000).pack()
+    packer_of(log, segment_bytes=5000).pack()
     assert [run.record_count for run in log.catalog.runs(key, 0)] == [4] * 5
 
 
 def test_packing_is_due_by_bytes_or_by_time_but_not_for_nothing(open_log: OpenLog) -> None:
     log = open_log()
-    packer = packer_of(log, min_bytes=100, interval_ms=10_000)
+    packer = packer_of(log, pack_min_bytes=100, pack_interval_ms=10_000)
     assert not packer.is_due()
     log.clock.advance(10_000)
     assert packer.is_due(), "what an earlier process left"
@@ -362,7 +363,7 @@ def test_appends_go_on_while_runs_are_packed(open_log: OpenLog, make_batch: Make
     done = threading.Event()
 
     def pack_again_and_again() -> None:
-        packer, sweeper = packer_of(log, target_bytes=3000), sweeper_of(log)
+        packer, sweeper = packer_of(log, segment_bytes=3000), sweeper_of(log)
         while not done.is_set():
             packer.pack()
             log.clock.advance(GRACE_MS)
@@ -394,7 +395,7 @@ def test_groups_hold_every_run_once_in_order_and_without_gaps(
         offset += gap
         runs.append(RunRow(b"t", partition, offset, offset, "wal/1", 0, size, 0, 1))
         offset += 1
-    found = list(groups(runs, PackConfig(target_bytes=target)))
+    found = list(groups(runs, LogConfig(segment_bytes=target)))
     assert [run for group in found for run in group] == runs
     for group in found:
         assert len({run.partition for run in group}) == 1

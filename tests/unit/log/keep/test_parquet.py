@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from catchwater.catalog.rows import PartitionKey, RunRow, Topic
+from catchwater.config import LogConfig
 from catchwater.log.format.chunk import marker
 from catchwater.log.keep import parquet as keep
-from catchwater.log.keep.pack import PackConfig, Packer
+from catchwater.log.keep.pack import Packer
 from catchwater.log.keep.parquet import PARQUET, ParquetWriter, is_settled, wants_parquet
 from catchwater.log.keep.sweep import Sweeper
 from catchwater.log.read.history import History
@@ -39,12 +40,12 @@ class Crash(BaseException):
 
 
 def pack(log: Any) -> int:
-    return Packer(log.catalog, log.storage, log.clock, PackConfig(), log.topic_name).pack()
+    return Packer(log.catalog, log.storage, log.clock, LogConfig(), log.topic_name).pack()
 
 
 def write_all(log: Any, after_ms: int = 0) -> int:
     """Write what is missing of every partition; the number of objects."""
-    writer = ParquetWriter(log.core(), PackConfig(), after_ms)
+    writer = ParquetWriter(log.core(), LogConfig(parquet_after_ms=after_ms))
     written = 0
     for topic in log.topics.values():
         for partition in range(topic.partitions if wants_parquet(topic) else 0):
@@ -171,13 +172,13 @@ def run_of(size: int, name: str = "segments/t/0/1-2.seg") -> RunRow:
 
 
 def test_a_segment_is_settled_when_nothing_will_join_or_compact_it() -> None:
-    config = PackConfig(target_bytes=100)
+    config = LogConfig(segment_bytes=100, parquet_after_ms=60)
     plain = Topic(b"t" * 16, "t", 1)
     compacted = Topic(b"t" * 16, "t", 1, {"cleanup.policy": "compact,delete"})
     cleaned = run_of(1, "segments/t/0/1-2.cleaned.seg")
 
     def settled(run: RunRow, topic: Topic, age_ms: int = 0) -> bool:
-        return is_settled(run, 1000, topic, 1000 + age_ms, config, 60)
+        return is_settled(run, 1000, topic, 1000 + age_ms, config)
 
     assert settled(run_of(51), plain) and not settled(run_of(50), plain)
     assert settled(run_of(1), plain, 60) and not settled(run_of(1), plain, 59)
@@ -288,7 +289,7 @@ def test_what_is_given_up_takes_its_parquet_along(log: Any) -> None:
 
 def test_a_segment_that_goes_while_it_is_written_leaves_no_object(log: Any) -> None:
     key = keys_of(log)[0]
-    writer = ParquetWriter(log.core(), PackConfig(), 0)
+    writer = ParquetWriter(log.core(), LogConfig(parquet_after_ms=0))
     run = writer.next_segment(log.topics[key[0]], 0)
     assert run is not None
     before = parquet_keys(log)
@@ -314,7 +315,7 @@ def test_it_rests_as_long_as_it_works_and_stops_when_told(
     log: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = keys_of(log)[0]
-    writer = ParquetWriter(log.core(), PackConfig(), 0)
+    writer = ParquetWriter(log.core(), LogConfig(parquet_after_ms=0))
     run = writer.next_segment(log.topics[key[0]], 0)
     assert run is not None
     rests: list[float] = []
@@ -331,7 +332,7 @@ def test_it_rests_as_long_as_it_works_and_stops_when_told(
 def test_a_broker_without_the_packages_says_so_once(
     log: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    writer = ParquetWriter(log.core(), PackConfig(), 0)
+    writer = ParquetWriter(log.core(), LogConfig(parquet_after_ms=0))
     assert writer.can_write()
     monkeypatch.setattr(keep, "find_spec", lambda name: None if name == "numba" else object())
     assert not writer.can_write() and not writer.can_write()

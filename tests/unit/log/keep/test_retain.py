@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catchwater.catalog.rows import PartitionKey, PartitionRow, Pin, RunRow
-from catchwater.log.keep.pack import PackConfig, Packer
+from catchwater.config import LogConfig
+from catchwater.log.keep.pack import Packer
 from catchwater.log.keep.policy import Policy
 from catchwater.log.keep.retain import Retention, doomed, log_start_after
 from catchwater.log.keep.sweep import Sweeper
@@ -133,7 +134,7 @@ class Stage:
 
 def fill(log: Any, make_batch: MakeBatch, key: PartitionKey, packings: int = 4) -> None:
     """So many segments of five offsets each, the larger ones first so that none are joined."""
-    packer = Packer(log.catalog, log.storage, log.clock, PackConfig(), log.topic_name)
+    packer = Packer(log.catalog, log.storage, log.clock, LogConfig(), log.topic_name)
     for round_ in range(packings):
         value = b"x" * (1000 - 100 * round_)
         log.append((key, make_batch([value] * 5, [log.clock.now_ms()] * 5)))

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from catchwater.catalog.rows import BrokerRow, ObjectRow
+from catchwater.config import LogConfig
 from catchwater.log.keep import sweep
-from catchwater.log.keep.pack import PackConfig, Packer
+from catchwater.log.keep.pack import Packer
 from catchwater.log.keep.sweep import Sweeper
 from catchwater.objects.base import ObjectInfo, StoreError
 
@@ -19,7 +20,7 @@ GRACE_MS = 1000
 
 
 def fill(log: Any, make_batch: MakeBatch, key: Any) -> None:
-    packer = Packer(log.catalog, log.storage, log.clock, PackConfig(), log.topic_name)
+    packer = Packer(log.catalog, log.storage, log.clock, LogConfig(), log.topic_name)
     for round_ in range(4):
         log.append((key, make_batch([b"x" * (1000 - 100 * round_)] * 5)))
         packer.pack()

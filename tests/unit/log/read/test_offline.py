@@ -10,8 +10,9 @@ import pytest
 
 from catchwater.catalog.rows import PartitionKey
 from catchwater.clock import ManualClock
+from catchwater.config import LogConfig
 from catchwater.log.core import RangeMissing
-from catchwater.log.log import Log, LogConfig
+from catchwater.log.log import Log
 from catchwater.log.read.offline import NoCatalog, OfflineLog, opened
 from catchwater.log.write.writer import Submission
 from catchwater.wire.arrow import encode_batch

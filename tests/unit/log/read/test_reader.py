@@ -14,7 +14,8 @@ from catchwater.catalog.rows import (
     ObjectRow,
     PartitionKey,
 )
-from catchwater.log.keep.pack import PackConfig, Packer
+from catchwater.config import LogConfig
+from catchwater.log.keep.pack import Packer
 from catchwater.log.read.history import PIECE_BYTES, PLAN_RANGE_BYTES
 from catchwater.log.read.reader import Found, PlanRange, Reader, Unreadable
 from catchwater.log.storage import Storage
@@ -41,7 +42,7 @@ def append(log: Any, reader: Reader, *batches: tuple[PartitionKey, bytes]) -> No
 
 
 def pack(log: Any) -> int:
-    return Packer(log.catalog, log.storage, log.clock, PackConfig(), log.topic_name).pack()
+    return Packer(log.catalog, log.storage, log.clock, LogConfig(), log.topic_name).pack()
 
 
 def offsets(found: Found) -> list[tuple[int, int]]:

@@ -11,10 +11,10 @@ from tests.unit.log.shared import World, append, batch, everything, offsets
 from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase, call_now
 from catchwater.catalog.rows import OffsetCommit, PartitionKey, Pin
 from catchwater.clock import ManualClock
-from catchwater.config import CatchwaterError
+from catchwater.config import CatchwaterError, LogConfig
 from catchwater.log.directory import locked
 from catchwater.log.format.chunk import encode
-from catchwater.log.log import Log, LogConfig
+from catchwater.log.log import Log
 from catchwater.log.repair.backup import CatalogOlder
 from catchwater.log.repair.fsck import fsck
 from catchwater.log.repair.rebuild import Rebuilt, rebuild

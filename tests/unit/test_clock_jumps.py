@@ -2,8 +2,7 @@
 
 import pytest
 
-from catchwater.clock import ManualClock
-from catchwater.log.keep.jumps import TOLERANCE_MS, ClockJumps
+from catchwater.clock import TOLERANCE_MS, ClockJumps, ManualClock
 
 HOUR_MS = 3_600_000
 
