@@ -98,7 +98,7 @@ class EmbeddedCommitter:
 
     async def renew(self, ended: Session) -> tuple[Session, Wal]:
         """A broker alone has no session."""
-        raise NotImplementedError
+        raise AssertionError("a broker alone is never superseded")
 
     async def transact(self, scope: Scope, decide: Callable[[Seen], tuple[Changes, T]]) -> T:
         """The catalog first, then the transactional ids in memory."""
