@@ -416,7 +416,7 @@ def check_taken_over(feed: Feed) -> None:
         by = [by for _, _, _, by in sorted(row for row in rows if row[0] == card)]
         assert by == sorted(by)
     assert {by for *_, by in rows} == {1, 2}
-    handed, shadow = handover.read_handed(leader), handover.current(leader)
+    handed, shadow = handover.successor_of(leader), handover.current(leader)
     assert handed is not None and shadow != leader
     last, first = Ledger(leader).read(handed.epoch), Ledger(shadow).read(handed.epoch + 1)
     assert last is not None and first is not None

@@ -35,11 +35,11 @@ def look_here(file: Path) -> "tuple[PipelineConfig, Look]":
     from catchwater.pipeline.run.config import read
     from catchwater.pipeline.supervisor.supervise import read_supervision
     from catchwater.recovery.folder import SUPERVISOR, holder
-    from catchwater.recovery.handover import followed
+    from catchwater.recovery.handover import find_current
     from catchwater.recovery.intact import look
 
     config = read(file, os.environ)
-    checkpoint, _ = followed(config.checkpoint)
+    checkpoint, _ = find_current(config.checkpoint)
     readers = (
         identity.read, versions.load, backfill.begun, read_supervision,
         partial(holder, name=SUPERVISOR),

@@ -158,7 +158,7 @@ def restore(
     Exit 5 if the log no longer holds what would be replayed.
     What the pipeline's sinks have of later epochs is withdrawn, and written anew by the replay.
     """
-    from catchwater.pipeline.change.rollback import Wanted, bring_back, check_restore
+    from catchwater.pipeline.change.rollback import RestorePlan, bring_back, check_restore
 
     pipeline = open_here(file).with_log()
     shelf = pipeline.shelf(at)
@@ -169,7 +169,7 @@ def restore(
     flags = [f" {flag} {value}" for flag, value in given.items() if value is not None]
     command = f"catchwater savepoint restore {file} {name}" + "".join(flags)
     command += " --claim" if claim else ""
-    wanted = Wanted(shelf, found, folder.absolute(), count, claim, command)
+    wanted = RestorePlan(shelf, found, folder.absolute(), count, claim, command)
     check_restore(pipeline, wanted)
     plan = f"restore epoch {found.epoch} of {found.pipeline} into {folder}, {found.shards} shards "
     plan += f"as {count}{_of_sinks(pipeline.config.sinks.values())}"

@@ -147,10 +147,10 @@ def _tell_who_leads(leader: "Path", shadow: "Path") -> None:
     from catchwater.recovery.folder import holder
 
     asked = handover.fenced_by(leader)
-    if asked is None or (holder(leader) is None and handover.read_handed(leader) is None):
+    if asked is None or (holder(leader) is None and handover.successor_of(leader) is None):
         talk("nothing was taken over, and the old version is as it was; what this one has left may "
              f"be deleted: {shadow}")  # fmt: skip
-    elif asked == shadow and handover.read_handed(leader) is None:
+    elif asked == shadow and handover.successor_of(leader) is None:
         talk(f"the old version is about to hand over to {shadow}: catchwater pipeline run FILE "
              "goes on there")  # fmt: skip
 

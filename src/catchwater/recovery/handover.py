@@ -153,7 +153,7 @@ class Shadow(msgspec.Struct, frozen=True):
         return self.until is None or epoch <= self.until
 
 
-class Handed(msgspec.Struct, frozen=True):
+class Successor(msgspec.Struct, frozen=True):
     """Who leads now."""
 
     to: str
@@ -188,7 +188,7 @@ class _Fence(msgspec.Struct, frozen=True):
 
 def role_of(checkpoint: Path) -> Role:
     """The checkpoint's role. Raises `LedgerDamaged`."""
-    if read_handed(checkpoint) is not None:
+    if successor_of(checkpoint) is not None:
         return Role.HANDED_OVER
     fence = _fence(checkpoint)
     if fence is not None:
@@ -215,9 +215,9 @@ def fenced_by(leader: Path) -> Path | None:
     return Path(fence.to) if fence else None
 
 
-def read_handed(leader: Path) -> Handed | None:
+def successor_of(leader: Path) -> Successor | None:
     """Whether, to whom and where the leader has handed over."""
-    return read_json(_path(leader, "handed-over"), Handed)
+    return read_json(_path(leader, "handed-over"), Successor)
 
 
 def rewind_under_way(checkpoint: Path) -> Rewind | None:
@@ -242,17 +242,17 @@ def current(checkpoint: Path) -> Path:
 
     Raises `LedgerDamaged`.
     """
-    found, damage = followed(checkpoint)
+    found, damage = find_current(checkpoint)
     if damage is not None:
         raise damage
     return found
 
 
-def followed(checkpoint: Path) -> tuple[Path, LedgerDamaged | None]:
+def find_current(checkpoint: Path) -> tuple[Path, LedgerDamaged | None]:
     """The same as far as it can be read, and what cannot be."""
     for _ in range(_MOST_HANDOVERS):
         try:
-            handed = read_handed(checkpoint)
+            handed = successor_of(checkpoint)
         except LedgerDamaged as damage:
             return checkpoint, damage
         if handed is None:
@@ -344,7 +344,7 @@ def hand_over(leader: Path, epoch: int) -> None:
     check(leader, Event.HAND_OVER)
     to = fenced_by(leader)
     assert to is not None, "its fence says who"
-    write_whole(_path(leader, "handed-over"), msgspec.json.encode(Handed(str(to), epoch)))
+    write_whole(_path(leader, "handed-over"), msgspec.json.encode(Successor(str(to), epoch)))
 
 
 def take_over(checkpoint: Path) -> bool:
@@ -352,7 +352,7 @@ def take_over(checkpoint: Path) -> bool:
     shadow = shadow_of(checkpoint)
     if shadow is None or shadow.until is not None:
         return True
-    handed = read_handed(Path(shadow.leader))
+    handed = successor_of(Path(shadow.leader))
     if handed is None or Path(handed.to) != checkpoint:
         return False
     check(checkpoint, Event.TAKE_OVER)
@@ -392,7 +392,7 @@ def end_restore(checkpoint: Path) -> None:
 
 
 def _refuse_role(checkpoint: Path) -> None:
-    if (handed := read_handed(checkpoint)) is not None:
+    if (handed := successor_of(checkpoint)) is not None:
         raise HandedOver(
             f"The checkpoint {checkpoint} has handed over to {handed.to}.",
             hint="Start the pipeline again: it goes on from there.",

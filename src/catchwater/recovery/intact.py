@@ -61,7 +61,7 @@ READERS: tuple[Reader, ...] = (
     home_of,
     handover.shadow_of,
     handover.fenced_by,
-    handover.read_handed,
+    handover.successor_of,
     partial(handover.pace, now_ms=0),
     handover.rewind_under_way,
     handover.restore_under_way,

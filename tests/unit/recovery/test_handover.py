@@ -144,7 +144,7 @@ def brought_to(folder: Path, role: Role, work: Work) -> Path:
 
 def led_away(checkpoint: Path) -> bool:
     """Let the checkpoint learn that its leader has handed over to it."""
-    handed = handover.Handed(str(checkpoint), 3)
+    handed = handover.Successor(str(checkpoint), 3)
     leader = checkpoint.parent / "leader"
     write_whole(leader / FOLDER / "handed-over.json", msgspec.json.encode(handed))
     return handover.take_over(checkpoint)

@@ -49,7 +49,7 @@ class SavepointGone(CatchwaterError):
 
 
 @dataclass(frozen=True)
-class Way:
+class RollbackPlan:
     """What a rollback would do."""
 
     bad: list[Version]
@@ -64,7 +64,7 @@ class Way:
     """The last epoch there is; those after the savepoint's are written anew."""
 
 
-def look(pipeline: Pipeline) -> Way:
+def look(pipeline: Pipeline) -> RollbackPlan:
     """Where a rollback leads. Changes nothing.
 
     Raises `NothingToRollBack`, `SavepointGone`, `CodeGone` naming what to put back, `HistoryGone`
@@ -96,7 +96,7 @@ def look(pipeline: Pipeline) -> Way:
     pipeline.check_covered(savepoint.entry.end)
     _check_sinks(pipeline, specs)
     last = max([*numbered(checkpoint / "offsets"), savepoint.epoch])
-    return Way(bad, back, specs, shelf, savepoint, last)
+    return RollbackPlan(bad, back, specs, shelf, savepoint, last)
 
 
 def _check_sinks(pipeline: Pipeline, specs: Sequence[FunctionSpec]) -> None:
@@ -123,7 +123,7 @@ def _upgraded(pipeline: Pipeline, ledger: Versions) -> Version | None:
     return None
 
 
-def roll_back(pipeline: Pipeline, way: Way, progress: Progress | None = None) -> int:
+def roll_back(pipeline: Pipeline, way: RollbackPlan, progress: Progress | None = None) -> int:
     """Go that way; the generation that writes from now on. The pipeline is stopped, not started.
 
     Raises `AnotherChange`, `NotStopped`, `SavepointDamaged`, `HandedOver`, and what the sinks'
@@ -170,7 +170,7 @@ class OtherFunctions(CatchwaterError):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RestorePlan:
     """What is to be made of a savepoint."""
 
     shelf: Shelf
@@ -182,7 +182,7 @@ class Wanted:
     """What to type to do it again."""
 
 
-def check_restore(pipeline: Pipeline, wanted: Wanted) -> None:
+def check_restore(pipeline: Pipeline, wanted: RestorePlan) -> None:
     """Raise `OtherFunctions`, `HistoryGone` with both offsets, or `LogBehind`; changes nothing."""
     names = [spec.name for spec in pipeline.specs]
     if names != wanted.savepoint.functions:
@@ -195,7 +195,9 @@ def check_restore(pipeline: Pipeline, wanted: Wanted) -> None:
     pipeline.check_covered(wanted.savepoint.entry.end)
 
 
-def bring_back(pipeline: Pipeline, wanted: Wanted, progress: Progress | None = None) -> EpochEntry:
+def bring_back(
+    pipeline: Pipeline, wanted: RestorePlan, progress: Progress | None = None
+) -> EpochEntry:
     """Make the checkpoint; its epoch's entry. The caller has seen that it can be (`check_restore`).
 
     Raises what `savepoint.restore` does, and what the sinks' targets can raise.

@@ -61,7 +61,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Upgraded:
+class UpgradeResult:
     """What an upgrade has done."""
 
     changes: list[Change]
@@ -166,7 +166,7 @@ def try_all(checkpoint: Path, changes: Sequence[Change], clock: Clock) -> int:
 
 def upgrade(
     pipeline: Pipeline, to: int, progress: Progress | None = None, *, alter: bool = False
-) -> Upgraded:
+) -> UpgradeResult:
     """Stop the pipeline if it runs, and let the new version take over; it is not started.
 
     Raises what `look` does, `AnotherChange`, `NotStopped`, `HandedOver`, and what taking a
@@ -188,7 +188,7 @@ def upgrade(
             generation = _withdraw_unfinished(pipeline, changes, epoch, ledger)
             ledger = msgspec.structs.replace(ledger, generation=generation)
             versions.store(checkpoint, ledger.added(*fresh))
-    return Upgraded(changes, pipeline.shelf().url(name), epoch, keys)
+    return UpgradeResult(changes, pipeline.shelf().url(name), epoch, keys)
 
 
 def new_versions(

@@ -46,7 +46,7 @@ from catchwater.sinks.surroundings import staged_folder
 _SHOWN = 3
 
 
-class Compared(msgspec.Struct, frozen=True):
+class SinkComparison(msgspec.Struct, frozen=True):
     """One epoch of one sink."""
 
     epoch: int
@@ -67,7 +67,7 @@ class Comparison(msgspec.Struct, frozen=True):
     only_new: int = 0
     examples: list[str] = []
 
-    def with_epoch(self, found: Iterable[Compared]) -> "Comparison":
+    def with_epoch(self, found: Iterable[SinkComparison]) -> "Comparison":
         """One epoch more."""
         new = list(found)
         return Comparison(
@@ -84,19 +84,19 @@ class Comparison(msgspec.Struct, frozen=True):
         return bool(self.only_old or self.only_new)
 
 
-def compare(epoch: int, old: Mapping[str, Truth], new: Mapping[str, Truth]) -> list[Compared]:
+def compare(epoch: int, old: Mapping[str, Truth], new: Mapping[str, Truth]) -> list[SinkComparison]:
     """One epoch in all sinks that both have."""
     both = sorted(old.keys() & new.keys())
     return [_compare_sink(epoch, name, old[name], new[name]) for name in both]
 
 
-def _compare_sink(epoch: int, sink: str, old: Truth, new: Truth) -> Compared:
+def _compare_sink(epoch: int, sink: str, old: Truth, new: Truth) -> SinkComparison:
     before, after = _rows(old, epoch), _rows(new, epoch)
     gone, come = before - after, after - before
     examples = [f"- {_shown(row)}" for row in list(gone)[:_SHOWN]]
     examples += [f"+ {_shown(row)}" for row in list(come)[:_SHOWN]]
     same = sum((before & after).values())
-    return Compared(epoch, sink, same, sum(gone.values()), sum(come.values()), examples)
+    return SinkComparison(epoch, sink, same, sum(gone.values()), sum(come.values()), examples)
 
 
 def _rows(truth: Truth, epoch: int) -> Counter[tuple[bytes, bytes]]:
@@ -290,7 +290,7 @@ class Conductor:
 
     def _speak_for_the_dead(self) -> None:
         """An old version that was killed behind the fence hands over by its lock."""
-        handed = handover.read_handed(self._leader)
+        handed = handover.successor_of(self._leader)
         if handed is not None and Path(handed.to) != self._shadow:
             raise handover.HandedOver(
                 f"{self._leader} has handed over to {handed.to}, and not to {self._shadow}.",
@@ -301,7 +301,7 @@ class Conductor:
         handover.check(self._leader, handover.Event.START)  # a rebuild may be taking its place
         try:
             with lock(self._leader, self._pipeline.clock, wait_s=0):
-                if handover.read_handed(self._leader) is None:
+                if handover.successor_of(self._leader) is None:
                     handover.hand_over(self._leader, settle(self._leader))
         except CheckpointInUse:
             return

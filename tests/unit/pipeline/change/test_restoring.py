@@ -7,7 +7,12 @@ import msgspec
 import pytest
 
 from catchwater.objects.base import StoreUnavailable
-from catchwater.pipeline.change.rollback import OtherFunctions, Wanted, bring_back, check_restore
+from catchwater.pipeline.change.rollback import (
+    OtherFunctions,
+    RestorePlan,
+    bring_back,
+    check_restore,
+)
 from catchwater.pipeline.run import identity, versions
 from catchwater.recovery import checkpoint
 from catchwater.recovery.folder import lock
@@ -27,9 +32,9 @@ def saved(shop: Shop) -> Savepoint:
     return savepoint
 
 
-def wanted(shop: Shop, saved: Savepoint, shards: int = 2, claim: bool = False) -> Wanted:
+def wanted(shop: Shop, saved: Savepoint, shards: int = 2, claim: bool = False) -> RestorePlan:
     into = shop.folder / "other"
-    return Wanted(shop.pipeline.shelf(), saved, into, shards, claim, "do it again")
+    return RestorePlan(shop.pipeline.shelf(), saved, into, shards, claim, "do it again")
 
 
 def test_sinks_that_went_on_are_brought_back_by_a_newer_generation(

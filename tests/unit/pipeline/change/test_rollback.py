@@ -12,8 +12,8 @@ from catchwater.objects.local import LocalStore
 from catchwater.pipeline.change import rollback as module
 from catchwater.pipeline.change.rollback import (
     NothingToRollBack,
+    RestorePlan,
     SavepointGone,
-    Wanted,
     bring_back,
     look,
     roll_back,
@@ -138,7 +138,7 @@ def test_a_pipeline_that_was_cut_into_other_shards_since_goes_back_in_those(bad:
     save = create(Source.at(bad.checkpoint), bad.pipeline.shelf(), "moved")
     config = replace(bad.config, shards=5, checkpoint=bad.folder / "moved")
     pipeline = bad.pipeline.other(config=config)
-    into = Wanted(bad.pipeline.shelf(), save, config.checkpoint, 5, False, "again")
+    into = RestorePlan(bad.pipeline.shelf(), save, config.checkpoint, 5, False, "again")
     bring_back(pipeline, into)
     after = View.of_checkpoint(Source.at(config.checkpoint), None)
     assert {key: get(after, key) for key in KEYS} == before

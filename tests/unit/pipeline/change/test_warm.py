@@ -139,11 +139,11 @@ def test_an_old_version_that_dies_behind_the_fence_is_spoken_for(
     with lock(old.checkpoint):
         conduct()
         conduct()
-        assert handover.read_handed(old.checkpoint) is None
+        assert handover.successor_of(old.checkpoint) is None
     # Killed between its own entry and Spark's commit: the epoch counts as done.
     old.run("b", committed=False)
     conduct()
-    assert handover.read_handed(old.checkpoint) == handover.Handed(str(new.checkpoint), 3)
+    assert handover.successor_of(old.checkpoint) == handover.Successor(str(new.checkpoint), 3)
     assert handover.take_over(new.checkpoint)
     new.run("b")
     conduct()
