@@ -64,7 +64,16 @@ SLICES: dict[str, Slice] = {
         (_slow("examples", *_e2e("examples", "demo", "backfill", "history_corpus")),)
     ),
     "kills": Slice((("make", "e2e", "TESTS=" + " ".join(_e2e("pipeline", "sinks"))),)),
-    "operator-kills": Slice((("make", "e2e", "TESTS=" + " ".join(_e2e("operator_lives"))),)),
+    "operator-kills": Slice(
+        (
+            (
+                "make",
+                "e2e",
+                "TESTS=tests/e2e/test_operator_lives.py"
+                "::test_a_driver_of_all_operators_is_killed_again_and_again",
+            ),
+        )
+    ),
     "suites": Slice((("make", "suites"),), _JDK),
     "clients": Slice((("make", "conformance"), ("make", "differences")), (*_JDK, *_NODE)),
     "crashes": Slice((("make", "kill-points", "POINTS=300"), ("make", "storm"))),
