@@ -1,7 +1,7 @@
 """A command typed in this process, and a checkpoint for it to look at."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +43,14 @@ def catchwater(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
         return Answer(int(left.value.code or 0), told.out, told.err)
 
     return type_in
+
+
+@pytest.fixture(autouse=True)
+def _functions_are_found_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A command is a process of its own: it has imported no other test's function."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    sys.modules.pop("card_risk", None)
 
 
 @pytest.fixture
