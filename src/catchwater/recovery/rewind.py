@@ -106,7 +106,8 @@ def respell(folder: Path) -> None:
     """
     last, ahead = last_commit(folder), max(numbered(folder / "offsets"), default=-1)
     try:
-        if ahead == last + 1 > 0 and _end(folder, ahead) == _end(folder, last):
+        end = _end(folder, last)
+        if ahead == last + 1 and _end(folder, ahead) == end:
             _set_aside(folder, ahead)
         checkpoint.respell_offset(folder, last)
     except (LedgerDamaged, FileNotFoundError):

@@ -101,6 +101,17 @@ def test_a_damaged_offset_is_left_for_the_start_to_name(
     assert (path.read_bytes() if content is not None else None) == content
 
 
+def test_a_damaged_offset_with_nothing_planned_behind_it_is_left_for_the_start_too(
+    folder: Path,
+) -> None:
+    (folder / "offsets" / "5").unlink()
+    path = folder / "offsets" / "4"
+    cut = path.read_bytes()[:-3]
+    path.write_bytes(cut)
+    rewind.respell(folder)
+    assert path.read_bytes() == cut
+
+
 def test_a_checkpoint_that_the_log_no_longer_covers_is_refused_with_both_offsets(
     folder: Path,
 ) -> None:
