@@ -56,9 +56,9 @@ class Broker:
     groups: Coordinator
     metrics: Metrics
     kafka_address: Address
-    """What clients are told to connect to."""
+    """Where clients connect."""
     apis: "Mapping[int, Api]"
-    """What is served; ApiVersions tells."""
+    """What is served."""
     control_url: str = ""
     unreachable: AbstractSet[int] = frozenset()
     """Live brokers that clients had better not be sent to; see `peers`."""

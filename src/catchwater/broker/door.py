@@ -1,6 +1,6 @@
 """Accepts a port's connections, a few at a time, so that each is judged before many more come.
 
-An event loop's own server accepts whatever the kernel has queued before anybody can refuse one of
+An event loop's own server accepts all that the kernel has queued before one can be refused of
 them: a thousand descriptors at once, which the broker may not have. Where accept(2) fails (most
 often for want of descriptors in the whole system) it pauses, and does not ask again and again.
 """

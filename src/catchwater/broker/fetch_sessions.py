@@ -1,15 +1,15 @@
-"""Incremental fetch sessions (KIP-227): what a client fetches, kept here instead of sent each time.
+"""Incremental fetch sessions (KIP-227): what a client fetches, stored instead of sent again.
 
 A full fetch with epoch 0 lists all partitions and may be answered with a session id. From then on
 the client names what has changed and what it forgets, with the epoch that counts its requests, and
-is told of the partitions that have something new. An epoch that is not the expected one means that
+gets the partitions that have something new. An epoch that is not the expected one means that
 a request or a reply was lost, and the client begins anew with a full fetch. So a session is never
 needed: where there is no room for one, id 0 is answered.
 
-Promises at most `slots` sessions and `MAX_KEPT` partitions in all of them. Room is made as in
+Promises at most `slots` sessions and `MAX_PARTITIONS` partitions in all of them. Room is made as in
 Kafka: by a session unused for two minutes, else by the smallest of those older than that, for one
-that is not smaller. Who may read what is asked at every fetch, so a guessed id gives nothing away.
-Sessions live in memory: after a restart a client is told FETCH_SESSION_ID_NOT_FOUND.
+that is not smaller. The gate is asked at every fetch, so a guessed id gives nothing away.
+Sessions live in memory: after a restart the answer is FETCH_SESSION_ID_NOT_FOUND.
 """
 
 from collections import OrderedDict
@@ -27,7 +27,7 @@ from catchwater.wire.fetch import (
     ForgottenTopic,
 )
 
-MAX_KEPT = 200_000
+MAX_PARTITIONS = 200_000
 """Partitions in all sessions together; about 60 MB."""
 EVICTION_S = 120.0
 """Kafka's `MIN_INCREMENTAL_FETCH_SESSION_EVICTION_MS`."""
@@ -44,7 +44,7 @@ Place: TypeAlias = tuple[str | bytes, int]
 """A topic's name, or its id from version 13 on, and a partition of it."""
 
 
-class Kept:
+class SessionPartition:
     """One partition of a session."""
 
     __slots__ = ("high_watermark", "log_start", "wanted")
@@ -52,11 +52,11 @@ class Kept:
     def __init__(self, wanted: FetchPartition) -> None:
         self.wanted = wanted
         self.high_watermark = _UNTOLD
-        """What the client was last told; -1 also after an error, so that its end is told."""
+        """What the client last got; -1 also after an error, so that it hears when that is over."""
         self.log_start = _UNTOLD
 
     def learn(self, answer: FetchReplyPartition) -> bool:
-        """Count the answer as told; whether it is news to the client."""
+        """Note what the client gets; whether it is news to the client."""
         has_failed = answer.error != ErrorCode.NONE
         is_news = (
             has_failed
@@ -74,7 +74,7 @@ class Session:
     """What one client fetches. Partitions that had records go behind those that did not."""
 
     def __init__(
-        self, session_id: int, partitions: dict[Place, Kept], by_id: bool, now_s: float
+        self, session_id: int, partitions: dict[Place, SessionPartition], by_id: bool, now_s: float
     ) -> None:
         self.id = session_id
         self.by_id = by_id
@@ -86,22 +86,22 @@ class Session:
     def update(self, topics: Sequence[FetchTopic], forgotten: Sequence[ForgottenTopic]) -> None:
         """Take over what a request adds, changes and forgets."""
         for place, new in placed(topics).items():
-            kept = self.partitions.setdefault(place, new)
-            kept.wanted = new.wanted
+            partition = self.partitions.setdefault(place, new)
+            partition.wanted = new.wanted
         for gone in forgotten:
             for index in gone.partitions:
                 self.partitions.pop((_name(gone), index), None)
 
     def news(self, answers: Iterable[tuple[Place, FetchReplyPartition]]) -> list[FetchReplyTopic]:
-        """Of these answers those that the client is to be told; it knows them then."""
-        told: list[tuple[Place, FetchReplyPartition]] = []
+        """Those of the answers that are news to the client, which knows them then."""
+        news: list[tuple[Place, FetchReplyPartition]] = []
         for place, answer in answers:
-            kept = self.partitions.get(place)
-            if kept is not None and kept.learn(answer):
-                told.append((place, answer))
+            partition = self.partitions.get(place)
+            if partition is not None and partition.learn(answer):
+                news.append((place, answer))
                 if answer.records:
                     self.partitions[place] = self.partitions.pop(place)
-        return by_topic(told)
+        return by_topic(news)
 
 
 class FetchSessions:
@@ -111,7 +111,7 @@ class FetchSessions:
         self._slots = slots
         self._clock = clock
         self._sessions: OrderedDict[int, Session] = OrderedDict()
-        self.kept = 0
+        self.partitions = 0
         """Partitions in all sessions."""
         self._search_s = 0.0
         """Before this time no session was to be found that would make room."""
@@ -123,11 +123,11 @@ class FetchSessions:
         """Forget a session, if it is there."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
-            self.kept -= len(session.partitions)
+            self.partitions -= len(session.partitions)
 
     def begin(
         self,
-        places: dict[Place, Kept],
+        places: dict[Place, SessionPartition],
         answers: Iterable[tuple[Place, FetchReplyPartition]],
         by_id: bool,
     ) -> int:
@@ -141,7 +141,7 @@ class FetchSessions:
             places[place].learn(answer)
         session = Session(session_id, places, by_id, self._clock.monotonic_s())
         self._sessions[session_id] = session
-        self.kept += len(places)
+        self.partitions += len(places)
         return session_id
 
     def resume(self, request: FetchRequest, by_id: bool) -> Session | ErrorCode:
@@ -160,8 +160,8 @@ class FetchSessions:
         if request.topics or request.forgotten:
             size = len(session.partitions)
             session.update(request.topics, request.forgotten)
-            self.kept += len(session.partitions) - size
-            if self.kept > MAX_KEPT and len(session.partitions) > size:
+            self.partitions += len(session.partitions) - size
+            if self.partitions > MAX_PARTITIONS and len(session.partitions) > size:
                 self.end(session.id)
                 return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
         if not session.partitions:
@@ -175,12 +175,12 @@ class FetchSessions:
     def _make_room(self, size: int) -> bool:
         """Whether there may be one more session of so many partitions."""
         if len(self._sessions) < self._slots:
-            return self.kept + size <= MAX_KEPT
+            return self.partitions + size <= MAX_PARTITIONS
         now_s = self._clock.monotonic_s()
         if not self._sessions or now_s < self._search_s:
             return False
         victim = self._victim(size, now_s)
-        if victim is None or self.kept - len(victim.partitions) + size > MAX_KEPT:
+        if victim is None or self.partitions - len(victim.partitions) + size > MAX_PARTITIONS:
             self._search_s = now_s + _SEARCH_EVERY_S
             return False
         self.end(victim.id)
@@ -202,10 +202,10 @@ def next_epoch(epoch: int) -> int:
     return 1 if epoch == _LARGEST else epoch + 1
 
 
-def placed(topics: Sequence[FetchTopic]) -> dict[Place, Kept]:
+def placed(topics: Sequence[FetchTopic]) -> dict[Place, SessionPartition]:
     """The partitions of a request in its order; the last of duplicates counts, as in Kafka."""
     return {
-        (_name(topic), wanted.partition): Kept(wanted)
+        (_name(topic), wanted.partition): SessionPartition(wanted)
         for topic in topics
         for wanted in topic.partitions
     }

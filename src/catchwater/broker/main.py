@@ -1,7 +1,7 @@
 """One broker from its configuration to its end: open the log, open the ports, serve, drain.
 
 Promises: when the ready file is there, both ports answer; on SIGTERM or Ctrl-C requests in flight
-are answered, and the log is closed with its catalog current. Whatever keeps a broker from
+are answered, and the log is closed with its catalog current. What keeps a broker from
 starting (a data directory in use, a port taken) is a `CatchwaterError` for the caller to print.
 """
 
@@ -127,7 +127,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 async def serve(config: BrokerConfig, clock: Clock) -> None:
     """As `run`, in a loop that is already running."""
     with ExitStack() as bound:
-        # Reserved first, for other brokers are told where this one is when it joins them.
+        # Reserved first, for this broker says where it is when it joins the others.
         kafka = bound.enter_context(_bind(config.listeners, _KAFKA))
         control = bound.enter_context(_bind(config.catchwater_control_listener, _CONTROL))
         places = Places(

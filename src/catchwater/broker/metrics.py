@@ -126,7 +126,7 @@ class Metrics:
             "replay_granted_bytes", "Bytes of storage that replays under a quota may have read."
         )
         self.replay_throttled_seconds = self._counter(
-            "replay_throttled_seconds", "How long tasks of replays were told to wait, in sum."
+            "replay_throttled_seconds", "How long tasks of replays had to wait, in sum."
         )
         self.brokers = self._gauge("brokers", "Live brokers, as this one knows them.")
         self.loop_lag_seconds = self._histogram(

@@ -1,7 +1,7 @@
 """Which other brokers cannot be reached, known sooner than their sessions end.
 
 A session ends when its time is over; a process that was killed is gone at once, and the operating
-system says so to whoever has a connection to it. So each broker keeps one to every other and, when
+system says so on every connection to it. So each broker keeps one to every other and, when
 it is closed and not taken up again, no longer sends clients there. Nothing is fenced by this: a
 broker that only this one cannot reach goes on, and is recommended again as soon as it answers.
 """
@@ -57,7 +57,7 @@ class Peers:
                 async with asyncio.timeout(CONNECT_S):
                     reader, writer = await asyncio.open_connection(host, port)
             except OSError as error:
-                if error.errno not in NO_DESCRIPTORS:  # else it is we who cannot
+                if error.errno not in NO_DESCRIPTORS:  # else it is this broker that cannot
                     self.unreachable.add(broker_id)
                 await self._clock.sleep(AGAIN_S)
                 continue

@@ -23,7 +23,7 @@ FORGIVEN_S = 2.0
 """A pause up to this, such as between two micro-batches, is made up for; after a longer one
 nothing is."""
 MAX_ACCOUNTS = 10_000
-"""Client ids are whatever clients say, so accounts that nobody pays from are forgotten then."""
+"""Clients choose their ids, so beyond this accounts that nobody pays from are forgotten."""
 
 WITHOUT_LIMIT = -1
 CLIENT_ID = "client-id:"
@@ -81,7 +81,7 @@ class ReplayQuotas:
         self._spent_until_s: dict[str, float] = {}
 
     def grant(self, quota: Quota, wanted_bytes: int) -> Grant:
-        """Up to `wanted_bytes`, charged to the account at once; whoever gets them has to wait."""
+        """Up to `wanted_bytes`, charged to the account at once; the reader waits first."""
         now_s = self._clock.monotonic_s()
         if len(self._spent_until_s) >= MAX_ACCOUNTS:
             self._forget(now_s)

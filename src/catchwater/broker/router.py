@@ -65,7 +65,7 @@ class NotServed(CatchwaterError):
 
 
 def start(broker: Broker, frame: Frame, client_host: str) -> tuple[Api, Later]:
-    """Begin to answer a request. Whatever is raised, the frame is then still the caller's.
+    """Begin to answer a request. If anything is raised, the frame is still the caller's.
 
     Raises `MalformedMessage` for bytes that are no request, `NotServed`.
     """

@@ -1,7 +1,7 @@
 """Settings of topics and brokers in Kafka's terms: as replies tell them, and as they are altered.
 
 A synonym is one place that a value could come from; the first is the one that it does come from.
-What may hold a password is sensitive: its value is not told. A broker's settings are read-only,
+What may hold a password is sensitive: its value is not shown. A broker's settings are read-only,
 for they are set where it is started.
 
 Only topics have settings that can be changed; all else is refused by name. A topic's new settings
@@ -97,17 +97,17 @@ def _config(
     name: str, sources: Sequence[Source], kafka_type: int, about: str | None
 ) -> dict[str, Any]:
     is_sensitive = name in _SENSITIVE or "password" in name
-    told = [
+    synonyms = [
         {"name": at, "value": None if is_sensitive else value, "source": source}
         for at, value, source in sources
     ]
     return {
         "name": name,
-        "value": told[0]["value"],
+        "value": synonyms[0]["value"],
         "read_only": False,
-        "config_source": told[0]["source"],
+        "config_source": synonyms[0]["source"],
         "is_sensitive": is_sensitive,
-        "synonyms": told,
+        "synonyms": synonyms,
         "config_type": kafka_type,
         "documentation": about,
     }

@@ -136,7 +136,7 @@ TOPIC_SETTINGS: Mapping[str, Setting] = {
         about="How old a record may be; if set, every batch is opened."),
     TIMESTAMP_TYPE: Setting(
         STRING, _only(CREATE_TIME), choices=(CREATE_TIME, LOG_APPEND_TIME),
-        about="Whose clock is told: the producer's, or the broker's at the append."),
+        about="Whose clock a record bears: the producer's, or the broker's at the append."),
     "min.cleanable.dirty.ratio": Setting(
         DOUBLE, _only(_DEFAULT.min_dirty_ratio), 0, 1,
         about="How much of a partition must be new before it is compacted again."),

@@ -77,7 +77,7 @@ def test_partitions_are_added_changed_and_forgotten_and_the_last_forgotten_ends_
     session = resumed(sessions, session_id, 2, topics(("t", 0), offset=7), [("u", 3)])
     assert {p: k.wanted.offset for p, k in session.partitions.items()} == {("t", 0): 7}
     assert not resumed(sessions, session_id, 3, (), [("t", 0), ("t", 9)]).partitions
-    assert (len(sessions), sessions.kept) == (0, 0)
+    assert (len(sessions), sessions.partitions) == (0, 0)
 
 
 def test_only_news_is_told_and_what_had_records_goes_behind(clock) -> None:
@@ -112,19 +112,19 @@ def test_where_there_is_no_room_there_is_no_session(clock) -> None:
     assert sessions.resume(request(second, 2), by_id=False) is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
     clock.advance(int(EVICTION_S * 1000) + 1)
     assert begin(sessions, 1) > 0, "both are stale, whatever their size"
-    assert (len(sessions), sessions.kept) == (2, 5)
+    assert (len(sessions), sessions.partitions) == (2, 5)
     assert begin(FetchSessions(0, clock), 1) == 0
 
 
 def test_all_sessions_together_keep_so_many_partitions(clock, monkeypatch) -> None:
-    monkeypatch.setattr(module, "MAX_KEPT", 10)
+    monkeypatch.setattr(module, "MAX_PARTITIONS", 10)
     sessions = FetchSessions(5, clock)
     session_id = begin(sessions, 8)
     assert begin(sessions, 3) == 0
     assert begin(sessions, 2) > 0
     grown = sessions.resume(request(session_id, 1, topics(("u", 0))), by_id=False)
     assert grown is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
-    assert sessions.kept == 2
+    assert sessions.partitions == 2
 
 
 def test_the_last_of_duplicates_counts_and_neighbours_share_a_topic() -> None:

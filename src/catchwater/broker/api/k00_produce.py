@@ -3,7 +3,7 @@
 Every batch is checked from the outside (`wire/batch.py`), looked into (`log/write/inside.py`: on
 the loop where that is quick, else in a thread, in its producer's order) and handed to the log as a
 view of the frame it came in. Each is answered for itself: one bad partition does not hold back the
-others. Whatever is wrong with a batch for good is answered with an error that no client tries
+others. What is wrong with a batch for good is answered with an error that no client tries
 again: INVALID_RECORD, where Kafka has UNKNOWN_SERVER_ERROR or CORRUPT_MESSAGE for some of it.
 
 The log keeps the frame until the write-ahead log has its bytes. acks=1 and acks=-1 (all) mean the
@@ -139,7 +139,7 @@ def _check_batch(
     try:
         header = read_single(data)
     except BatchError as error:
-        # Whatever is no batch is told with one code, which clients do not try again.
+        # Bytes that are no batch have one code, which clients do not try again.
         raise BatchError(ErrorCode.INVALID_RECORD, error.reason) from error
     latest_ms = now_ms + rules.after_ms
     check(data, header, max_bytes=rules.max_bytes, latest_timestamp_ms=latest_ms)
@@ -164,13 +164,13 @@ def _encode(
     answers: list[ProduceReplyPartition | int],
     outcomes: Sequence[Outcome],
 ) -> list[Buffer]:
-    given, told = iter(answers), iter(outcomes)
+    given, appended = iter(answers), iter(outcomes)
 
     def answer(index: int) -> ProduceReplyPartition:
         refusal = next(given)
         if isinstance(refusal, ProduceReplyPartition):
             return refusal
-        outcome = next(told)
+        outcome = next(appended)
         if isinstance(outcome, BatchError):
             return _refusal(broker, index, outcome)
         return _answer(index, outcome, version, refusal)

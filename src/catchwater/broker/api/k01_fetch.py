@@ -6,7 +6,7 @@ had records. Batches are gathered until `max_bytes`; the first batch of the requ
 its size, so that nobody is stuck behind a large one, and only the first, so that a reply has a
 bound. They go out as the buffers the log returns.
 
-A client in a zone (`client.rack`) that has brokers, of which this is none, is told to fetch from
+A client in a zone (`client.rack`) that has brokers, of which this is none, is sent to
 one of them (KIP-392). A client that reads committed records only gets nothing from the last stable
 offset on, and for every partition the aborted transactions among its batches, which it drops
 (KIP-98).
@@ -30,8 +30,8 @@ from catchwater.broker.fetch_sessions import (
     FINAL_EPOCH,
     FIRST_EPOCH,
     NO_SESSION,
-    Kept,
     Place,
+    SessionPartition,
     by_topic,
     next_epoch,
     placed,
@@ -147,8 +147,8 @@ class Reading:
     """Passes over the partitions of one fetch, in the order in which they are read.
 
     Partitions of which the client knows all are passed over by a look at the log's state in memory,
-    so that a session of thousands of idle ones costs little. Whether a topic exists is told only
-    to callers that may read it.
+    so that a session of thousands of idle ones costs little. Only callers that may read a topic
+    learn whether it exists.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Reading:
         broker: Broker,
         call: Call,
         request: FetchRequest,
-        places: Mapping[Place, Kept],
+        places: Mapping[Place, SessionPartition],
     ) -> None:
         """`places` may change between passes."""
         self._broker = broker
@@ -186,18 +186,18 @@ class Reading:
         left, self._size_bytes, self._has_failed = self._most_bytes, 0, False
         clock = self._broker.clock
         until_s = clock.monotonic_s() + LONGEST_READ_S
-        for count, (place, kept) in enumerate(list(self._places.items()), start=1):
+        for count, (place, partition) in enumerate(list(self._places.items()), start=1):
             if count % _AT_A_TIME == 0:
                 await clock.sleep(0)  # others get their turn
             name, index = place
             topic = topics.get(name)
             if topic is None:
                 topic = topics[name] = self._readable(name)
-            if kept.high_watermark >= 0 and self._is_known(topic, index, kept):
+            if partition.high_watermark >= 0 and self._is_known(topic, index, partition):
                 continue
             if self._size_bytes and clock.monotonic_s() > until_s:
                 left = 0  # the rest lies far away, and the client asks for it again
-            answer = await self._partition(topic, kept.wanted, left)
+            answer = await self._partition(topic, partition.wanted, left)
             size_bytes = sum(map(len, answer.records))
             left -= size_bytes
             self._size_bytes += size_bytes
@@ -234,8 +234,8 @@ class Reading:
     def _readable(self, name: str | bytes) -> Topic | ErrorCode:
         """The topic, or why it is not read."""
         topic = self._find(name)
-        told = topic.name if topic is not None else name
-        if isinstance(told, str) and not self._call.may(READ_TOPIC, told):
+        known = topic.name if topic is not None else name
+        if isinstance(known, str) and not self._call.may(READ_TOPIC, known):
             return ErrorCode.TOPIC_AUTHORIZATION_FAILED
         if topic is None:
             by_name = isinstance(name, str)
@@ -244,15 +244,15 @@ class Reading:
             return ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
         return topic
 
-    def _is_known(self, topic: Topic | ErrorCode, index: int, kept: Kept) -> bool:
-        """Whether the client was told of all that is in the partition."""
+    def _is_known(self, topic: Topic | ErrorCode, index: int, partition: SessionPartition) -> bool:
+        """Whether the client knows of all that is in the partition."""
         if isinstance(topic, ErrorCode) or index >= topic.partitions:
             return False
         state = self._broker.log.state((topic.id, index))
-        _, offset, _, leader_epoch = kept.wanted
+        _, offset, _, leader_epoch = partition.wanted
         return (
-            kept.high_watermark == state.high_watermark == offset
-            and kept.log_start == state.log_start
+            partition.high_watermark == state.high_watermark == offset
+            and partition.log_start == state.log_start
             and leader_epoch <= 0
         )
 

@@ -3,7 +3,7 @@
 A timestamp of -1 asks for the end, -2 for the log's start, -3 for the record with the largest
 timestamp (v7, KIP-734); any other for the first record that is not older, found by batch headers
 and the one batch that holds it. The end is the high watermark, or the last stable offset for a
-client that reads committed records only, which is told of no record behind it. Among several
+client that reads committed records only, which hears of no record behind it. Among several
 brokers it is asked of the catalog; one that cannot reach it answers KAFKA_STORAGE_ERROR
 (retriable).
 

@@ -1,7 +1,7 @@
 """Metadata (3), v0-13: topics, their partitions, and which broker to use for each.
 
-No broker leads a partition. Each is told one leader out of the brokers of the client's zone, so
-that load is spread; all that are not about to stop are listed. Rules: `broker/placement.py`.
+No broker leads a partition. Clients are told one leader for each, out of the brokers of their zone,
+so that load is spread; all that are not about to stop are listed. Rules: `broker/placement.py`.
 
 A topic asked for by name that does not exist is created if the client allows it (v4), the gate lets
 it CREATE, and `auto.create.topics.enable` is set.
@@ -72,11 +72,11 @@ async def handle(broker: Broker, call: Call, request: Any) -> MetadataReply:
         may_create = partial(call.may, _CREATE) if makes else None
         topics = []
         for wanted in request.topics:
-            told = _NAMELESS
+            answer = _NAMELESS
             if wanted.name is not None or call.version >= _BY_ID_ALONE:
-                told = await _wanted(broker, wanted, may, may_create, near)
-            topics.append(told)
-            await turns.after(1 + len(told.partitions))
+                answer = await _wanted(broker, wanted, may, may_create, near)
+            topics.append(answer)
+            await turns.after(1 + len(answer.partitions))
     brokers = [MetadataBroker(row.id, row.host, row.port, row.zone or None) for row in listed]
     ids = [row.id for row in near]
     mine = broker.config.node_id

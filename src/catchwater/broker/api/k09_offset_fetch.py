@@ -80,11 +80,11 @@ async def _refusal(broker: Broker, call: Call, group: Any) -> ErrorCode:
 
 
 _Topic = tuple[str, Any, Iterable[int], ErrorCode]
-"""Name, id, indexes, and what keeps them from being told."""
+"""Name, id, indexes, and the error if the caller may not see them."""
 
 
 def _all(broker: Broker, call: Call, committed: Iterable[tuple[str, int]]) -> list[_Topic]:
-    """Whatever has a position, as far as the caller may know of it."""
+    """Everything that has a position and that the caller may DESCRIBE."""
     indexes: dict[str, list[int]] = {}
     for name, index in sorted(committed):
         indexes.setdefault(name, []).append(index)
@@ -109,7 +109,7 @@ def _asked(broker: Broker, call: Call, wanted: Any) -> _Topic:
 
 
 def _nothing(version: int, group: Any, error: ErrorCode) -> dict[str, Any]:
-    """An error of the whole group, told of its partitions too, for v1 has no other place."""
+    """An error of the whole group, at its partitions too, for v1 has no other place."""
     topics = [
         {
             **_named(version, getattr(topic, "name", None), getattr(topic, "topic_id", None)),

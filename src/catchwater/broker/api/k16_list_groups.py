@@ -1,7 +1,7 @@
 """ListGroups (16), v0-5: the groups that have members now, and those that have positions.
 
-Of several brokers each lists the groups it coordinates; who may not DESCRIBE the cluster sees the
-groups it may DESCRIBE.
+Of several brokers each lists the groups it coordinates; a caller that may not DESCRIBE the cluster
+sees the groups it may DESCRIBE.
 
 Version notes: v4 (KIP-518) filters by state, v5 (KIP-848) by type. What protocol a group without
 members was of is known until the broker stops or there are too many; after that it is classic.

@@ -6,13 +6,14 @@ letters, digits, dots and dashes is INVALID_REQUEST. A version we do not serve i
 with UNSUPPORTED_VERSION and the ranges. Before v4 features whose lowest level is 0 are left out of
 the supported ones, for Java clients of that time cannot read them (KAFKA-17011).
 
-Two feature levels are told: with `transaction.version` 2 clients leave out AddPartitionsToTxn and
-take a new epoch from every EndTxn (KIP-890); `group.version` 1 says that the consumer protocol is
-served (KIP-848), which tools show.
+Two feature levels are announced: with `transaction.version` 2 clients leave out AddPartitionsToTxn
+and take a new epoch from every EndTxn (KIP-890); `group.version` 1 says that the consumer protocol
+is served (KIP-848), which tools show.
 
-Produce is told as if it began with v0, as Kafka does: older librdkafka compresses only for brokers
-that say so (KAFKA-18659). It never sends it. The telemetry of clients is served and not told, as by
-Kafka's brokers without a receiver for it: clients would begin to ask what nobody wants to know.
+Produce is announced as if it began with v0, as Kafka does: older librdkafka compresses only for
+brokers that say so (KAFKA-18659). It never sends it. The telemetry of clients is served and not
+announced, as by Kafka's brokers without a receiver for it: clients would begin to ask what nobody
+wants to know.
 """
 
 import re
@@ -32,8 +33,8 @@ UNANNOUNCED = {71, 72}
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """List the router's table."""
     if call.version >= _NAMES_SINCE:
-        told = (request.client_software_name, request.client_software_version)
-        if not all(_NAME.fullmatch(name) for name in told):
+        names = (request.client_software_name, request.client_software_version)
+        if not all(_NAME.fullmatch(name) for name in names):
             return {"error_code": ErrorCode.INVALID_REQUEST}
     return _fields(broker, ErrorCode.NONE, call.version)
 

@@ -5,7 +5,7 @@ what was made and its settings to the reply (KIP-525), v7 the topic id (KIP-516)
 
 A replication factor is how many brokers can serve the topic, so it may be as high as there are
 brokers; a manual assignment may name any of them. The storage keeps the data safe, whatever they
-say, and replies tell of one replica. Settings: `broker/topic_config.py`.
+say, and replies name one replica. Settings: `broker/topic_config.py`.
 """
 
 from collections import Counter
@@ -67,7 +67,7 @@ async def _create(
 
 
 def _settings(broker: Broker, call: Call, wanted: Any, error: ErrorCode) -> dict[str, Any]:
-    """The settings the topic has, or would have; null for who may not know them."""
+    """The settings the topic has, or would have; null for a caller that may not know them."""
     if error is not ErrorCode.NONE:
         return {"configs": []}
     if not call.may(_DESCRIBE_CONFIGS, wanted.name):

@@ -2,9 +2,9 @@
 
 Pins do not hold a topic back, for clients expect a deletion to be one: they are lost, loudly.
 
-Who may not DELETE a topic is told so by its name, and of an id whose topic it may not DESCRIBE that
-there is none. Version notes: v4 is flexible, v5 adds a message, v6 (KIP-516) takes topic ids as
-well as names.
+A caller that may not DELETE a topic learns so by its name, and of an id whose topic it may not
+DESCRIBE that there is none. Version notes: v4 is flexible, v5 adds a message, v6 (KIP-516) takes
+topic ids as well as names.
 """
 
 from collections import Counter
@@ -42,11 +42,11 @@ async def _delete(
     broker: Broker, call: Call, name: str | None, topic_id: UUID | None
 ) -> dict[str, Any]:
     topic = broker.find_topic(name, topic_id.bytes if topic_id else NO_TOPIC_ID)
-    told = name or (topic.name if topic else "")
-    if told and not call.may(_DELETE, told):
-        if name or call.may(_DESCRIBE, told):
+    known = name or (topic.name if topic else "")
+    if known and not call.may(_DELETE, known):
+        if name or call.may(_DESCRIBE, known):
             error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-            return {"name": told, "topic_id": topic_id, **error_fields(error)}
+            return {"name": known, "topic_id": topic_id, **error_fields(error)}
         topic = None
     if topic is None:
         by_id = topic_id is not None

@@ -1,8 +1,8 @@
 """DescribeAcls (29), v1-3: there are none, for a gate decides (`gate.py`).
 
 Every version gets the answer of Kafka without an authorizer, SECURITY_DISABLED, by which tools and
-frameworks see that ACLs are not used here; to one that were told of an API that is not served, the
-broker would be too old.
+frameworks see that ACLs are not used here; without this API the broker would seem too old
+to them.
 """
 
 from typing import Any

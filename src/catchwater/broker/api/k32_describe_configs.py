@@ -1,7 +1,7 @@
 """DescribeConfigs (32), v1-4: the settings of topics, of this broker, and the level of its log.
 
 The broker's settings carry `catchwater.control.url`, so that a client which knows only
-`bootstrap.servers` finds the control API. What is told of a setting: `broker/settings.py`.
+`bootstrap.servers` finds the control API. What a reply says of a setting: `broker/settings.py`.
 
 Version notes: v1 adds where a value comes from and its synonyms, v3 its type and documentation,
 v4 is flexible.
@@ -28,7 +28,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     try:
         await broker.log.look_up(names)
     except CatalogRetriable:
-        pass  # what this broker knows is told; a topic made just now may be missing
+        pass  # the reply has what this broker knows; a topic made just now may be missing
     results = []
     for resource in request.resources[:MAX_RESOURCES]:
         results.append(_resource(broker, call, request, resource))

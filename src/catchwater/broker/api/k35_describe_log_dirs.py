@@ -62,9 +62,9 @@ def _asked(broker: Broker, call: Call, request: Any) -> list[tuple[Topic, list[i
     for topic, indexes in wanted:
         if topic is not None:
             there = sorted({i for i in indexes if 0 <= i < topic.partitions})
-            told = [index for index in there if leader_of((topic.id, index)) == mine]
-            if told:
-                found.append((topic, told))
+            indexes_here = [index for index in there if leader_of((topic.id, index)) == mine]
+            if indexes_here:
+                found.append((topic, indexes_here))
     return found
 
 

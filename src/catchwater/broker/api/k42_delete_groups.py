@@ -31,7 +31,7 @@ async def _delete(broker: Broker, group_id: str) -> ErrorCode:
         if groups.has_members(group_id):
             return ErrorCode.NON_EMPTY_GROUP
         try:
-            # Under the claim: whoever follows may have members that commit positions by now.
+            # Under the claim: a later coordinator may have members that commit positions by now.
             epoch = groups.claim_epoch(group_id)
             # Forgotten before, for somebody may join a new group of this name meanwhile.
             was_known = groups.forget(group_id)

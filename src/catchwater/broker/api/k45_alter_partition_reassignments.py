@@ -39,12 +39,12 @@ def _answer(broker: Broker, call: Call, name: str, wanted: Any) -> dict[str, Any
         return error_fields(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if wanted.replicas is None:
         return error_fields(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)
-    told = placement.leaders(broker, call)((topic.id, index))
-    if tuple(wanted.replicas) == (told,):
+    leader = placement.leaders(broker, call)((topic.id, index))
+    if tuple(wanted.replicas) == (leader,):
         return error_fields(ErrorCode.NONE)
     return error_fields(
         ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-        f"Every broker serves this partition; clients are told broker {told}, by a rule that "
+        f"Every broker serves this partition; clients are told broker {leader}, by a rule that "
         "cannot be changed for one.",
     )
 

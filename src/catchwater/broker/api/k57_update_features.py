@@ -1,7 +1,7 @@
 """UpdateFeatures (57), v0-2: levels of features belong to the release and cannot be changed.
 
 To set a feature to the level it has is done, anything else refused by name; nothing is changed, so
-`validate_only` (v1) makes no difference. What the levels are is told by ApiVersions (KIP-584).
+`validate_only` (v1) makes no difference. ApiVersions lists the levels (KIP-584).
 
 Version notes: v1 knows kinds of upgrades, v2 answers the request as a whole and no longer each
 feature.
@@ -21,8 +21,8 @@ _BY_FEATURE = 1
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Compare each feature with what it is."""
-    told = await k18_api_versions.handle(broker, call, request)
-    levels = {each["name"]: each["max_version_level"] for each in told["finalized_features"]}
+    versions = await k18_api_versions.handle(broker, call, request)
+    levels = {each["name"]: each["max_version_level"] for each in versions["finalized_features"]}
     reasons = [(update.feature, _refusal(update, levels)) for update in request.feature_updates]
     results = [{"feature": feature, **_answer(reason)} for feature, reason in reasons]
     first = next((reason for _, reason in reasons if reason), None)

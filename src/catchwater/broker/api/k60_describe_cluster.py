@@ -1,6 +1,6 @@
 """DescribeCluster (60), v0-2: the brokers, and this one as their controller (KIP-700).
 
-A broker in one zone is told to clients as in Metadata, but a zone of the client has no say here.
+Brokers are listed as in Metadata, but a zone of the client has no say here.
 Version notes: v1 asks for brokers or controllers (KIP-919), which are not served; v2 lists fenced
 brokers too (KIP-1073), of which there are none: a broker whose session has ended is not known.
 """

@@ -1,7 +1,7 @@
 """DescribeProducers (61), v0: who writes idempotently to a partition (KIP-664).
 
-Told is what the log knows of a producer: the epoch, the last sequence number and the time of its
-last batch, and where its open transaction began on this partition. Times are the broker's.
+A reply has what the log knows of a producer: the epoch, the last sequence number and the time of
+its last batch, and where its open transaction began on this partition. Times are the broker's.
 
 The epoch of the coordinator is always -1, none: a transaction ends in one commit, which no
 coordinator owns.

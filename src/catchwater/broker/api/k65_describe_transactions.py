@@ -1,6 +1,6 @@
 """DescribeTransactions (65), v0: where transactional ids stand, what they have open (KIP-664).
 
-Of the topics that are open those are told that the caller may DESCRIBE.
+Of the topics that are open the caller sees those that it may DESCRIBE.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """ListTransactions (66), v0-2: all transactional ids, or those that pass the filters (KIP-664).
 
-Told are those that the caller may DESCRIBE. Version notes: v1 asks for transactions that have been
+The caller sees those that it may DESCRIBE. Version notes: v1 asks for transactions that have been
 open for so long (KIP-994), v2 for ids that a regular expression of RE2 matches whole (KIP-1152).
 """
 
@@ -54,7 +54,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
 
 
 def _matching(rows: list[TxnRow], pattern: str | None) -> list[TxnRow]:
-    """Rows whose id matches; RE2 takes linear time, whatever pattern a client sends."""
+    """Rows whose id matches; RE2 takes linear time for every pattern a client may send."""
     if not pattern:
         return rows
     import pyarrow as pa  # loaded when first needed: brokers do without it otherwise

@@ -1,8 +1,8 @@
 """GetTelemetrySubscriptions (71), v0: which metrics a client shall push (KIP-714): none.
 
 Nothing receives metrics of clients here. As Apache Kafka without a receiver's plugin, ApiVersions
-does not announce this API, so that clients do not ask at all; who asks all the same is given an id
-of its instance and an empty subscription.
+does not announce this API, so that clients do not ask at all; one that asks all the same is given
+an id of its instance and an empty subscription.
 
 Not implemented: subscriptions, and Kafka's quota of one such request in an interval.
 """

@@ -40,7 +40,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     try:
         await broker.log.look_up([name for name in asked if may(name)])
     except CatalogRetriable:
-        pass  # what this broker knows is told; a topic made just now may be missing
+        pass  # the reply has what this broker knows; a topic made just now may be missing
     names = asked or [topic.name for topic in broker.log.topics]
     denied = [name for name in asked if not may(name)]
     page = [name for name in names if name >= first and may(name)]

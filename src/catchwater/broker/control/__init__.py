@@ -21,6 +21,6 @@
 
 Every error is JSON: {"error": code, "message": sentence, "hint": sentence or null}; a plan that
 asks for offsets that are gone is answered 416 with the missing ranges, and a topic that the gate
-keeps from whoever asks 403. Bodies are bounded. It binds loopback unless the configuration says
+keeps from the caller 403. Bodies are bounded. It binds loopback unless the configuration says
 otherwise, and knows no users yet.
 """

@@ -107,7 +107,7 @@ class Health:
 
 
 class Topics:
-    """The paths under `/api/v1/topics`: those topics that who asks may describe."""
+    """The paths under `/api/v1/topics`: the topics that the caller may DESCRIBE."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

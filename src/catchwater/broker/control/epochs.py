@@ -1,4 +1,4 @@
-"""Epochs of sinks: written once, and told."""
+"""Epochs of sinks: written once, and shown."""
 
 from typing import Any
 

@@ -34,7 +34,7 @@ class _LeaseBody(msgspec.Struct):
 
 
 class Pins:
-    """The paths under `/api/v1/pins`; a pin of topics that who asks may not read is not theirs."""
+    """The paths under `/api/v1/pins`; pins of topics that may not be READ are not the caller's."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

@@ -22,7 +22,7 @@ _COMING = {h11.IDLE, h11.SEND_BODY}
 
 
 class ControlPort:
-    """Who is connected to the control port."""
+    """The connections of the control port."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

@@ -102,21 +102,21 @@ async def operating_error(request: Request, error: Exception) -> Response:
 
 
 def check(broker: Broker, operation: Operation, topic: str) -> None:
-    """Raise `TopicDenied` if the gate keeps the topic from who asks."""
+    """Raise `TopicDenied` if the gate keeps the topic from the caller."""
     if not broker.may(ANONYMOUS, operation, topic):
         raise TopicDenied(ANONYMOUS, operation, topic)
 
 
 def may_pin(broker: Broker, operation: Operation, pin: Pin) -> bool:
-    """Whether the gate lets who asks do this to all topics of the pin."""
+    """Whether the gate lets the caller do this to all topics of the pin."""
     topics = {topic for topic, _ in pin.positions}
     return all(broker.may(ANONYMOUS, operation, topic) for topic in topics)
 
 
 async def check_pin(broker: Broker, request: Request) -> None:
-    """Raise `Refusal` if the pin is there, of topics that who asks may not read.
+    """Raise `Refusal` if the pin is there, of topics that the caller may not read.
 
-    It does not name them: they may be kept from whoever asks.
+    It does not name them: they may be kept from the caller.
     """
     pin_id = request.path_params["id"]
     for pin in await broker.log.pins():
@@ -126,7 +126,7 @@ async def check_pin(broker: Broker, request: Request) -> None:
 
 
 async def find(broker: Broker, name: str, operation: Operation) -> Topic:
-    """The topic, its partitions seen as they are now, whoever has changed them.
+    """The topic, its partitions as they are now, also where another broker has changed them.
 
     Raises `TopicDenied` before it is known whether there is such a topic.
     """

@@ -104,7 +104,7 @@ class LogClaims:
         return [row for row in self._log.brokers() if row.id not in self._unreachable]
 
 
-class Kept(Protocol):
+class SavedGroup(Protocol):
     """A group of either protocol, as its changes are saved."""
 
     @property
@@ -235,7 +235,7 @@ class HeldGroups:
         held = self._held.get(group_id)
         return held.generation if held else 0
 
-    def is_saved(self, group: Kept) -> bool:
+    def is_saved(self, group: SavedGroup) -> bool:
         """Whether all of the group that members may hear of is kept."""
         held = self._held.get(group.id)
         if self._claims is None or held is None:
@@ -252,7 +252,7 @@ class HeldGroups:
         held = self._held.get(group_id)
         return held is not None and held.changes is not None and member_id in held.changes.members
 
-    async def save(self, group: Kept) -> ErrorCode:
+    async def save(self, group: SavedGroup) -> ErrorCode:
         """Make the group as it is now known to those who follow."""
         held = self._held.get(group.id)
         if self._claims is None or held is None:
@@ -267,7 +267,7 @@ class HeldGroups:
             held.saving = asyncio.ensure_future(self._save(self._claims, held, group))
         return await asyncio.shield(held.saving)
 
-    async def _save(self, claims: Claims, held: _Holding, group: Kept) -> ErrorCode:
+    async def _save(self, claims: Claims, held: _Holding, group: SavedGroup) -> ErrorCode:
         try:
             held.changes = changes = group.take_unsaved()
             if changes is None:
