@@ -13,20 +13,26 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from catchwater.config import BrokerConfig
-from catchwater.log.keep.declared import FORMATS, VALUE_FORMAT, VALUE_SCHEMA, refused_schema
 from catchwater.log.keep.parquet import PARQUET, missing_packages
-from catchwater.log.keep.policy import CLEANUP_POLICY, COMPACT, DELETE, Policy
-from catchwater.log.write.rules import (
+from catchwater.log.topic_settings import (
     AS_PRODUCED,
+    CLEANUP_POLICY,
     CODECS,
+    COMPACT,
     COMPRESSION_TYPE,
     CREATE_TIME,
+    DELETE,
     EARLIEST_MS,
+    FORMATS,
     LATEST_MS,
     LOG_APPEND_TIME,
     LONGEST_AFTER,
     LONGEST_BEFORE,
     TIMESTAMP_TYPE,
+    VALUE_FORMAT,
+    VALUE_SCHEMA,
+    Policy,
+    refused_schema,
 )
 
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")

@@ -5,8 +5,8 @@ import pytest
 from catchwater.broker.topic_config import refusal
 from catchwater.config import BrokerConfig
 from catchwater.log.keep import parquet
-from catchwater.log.keep.declared import VALUE_FORMAT, VALUE_SCHEMA
 from catchwater.log.keep.parquet import PARQUET
+from catchwater.log.topic_settings import VALUE_FORMAT, VALUE_SCHEMA
 
 
 def test_parquet_is_a_switch_that_needs_what_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:

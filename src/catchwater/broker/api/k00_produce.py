@@ -10,7 +10,7 @@ The log keeps the frame until the write-ahead log has its bytes. acks=1 and acks
 same here, synced to disk. With acks=0 nothing is answered; an error closes the connection, as in
 Kafka, so that the producer notices.
 
-What else is done with a batch, its topic has to ask for (`log/write/rules.py`): the time of the
+What else is done with a batch, its topic has to ask for (`log/topic_settings.py`): the time of the
 append is written into the header where it lies.
 
 Version notes: before v7 zstd is refused (KIP-110), v8 adds a message per partition and the records
@@ -29,8 +29,8 @@ from catchwater.catalog.rows import (
 )
 from catchwater.config import CatchwaterError
 from catchwater.log.format.chunk import ADDS_PARTITION, KAFKAS_ATTRIBUTES
+from catchwater.log.topic_settings import Rules, rules_of
 from catchwater.log.write.prepare import Outcome, Unprepared
-from catchwater.log.write.rules import Rules, rules_of
 from catchwater.log.write.writer import Appended
 from catchwater.objects.base import Buffer
 from catchwater.wire.batch import BatchError, BatchHeader, check, read_single, stamp

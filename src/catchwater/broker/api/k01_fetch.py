@@ -38,7 +38,7 @@ from catchwater.broker.fetch_sessions import (
 )
 from catchwater.broker.gate import Operation, ResourceType, Seen
 from catchwater.catalog.rows import BrokerRow, PartitionKey, Topic
-from catchwater.log.write.rules import COMPRESSION_TYPE
+from catchwater.log.topic_settings import COMPRESSION_TYPE
 from catchwater.objects.base import Buffer
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.fetch import (

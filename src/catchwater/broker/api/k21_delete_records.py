@@ -14,7 +14,7 @@ from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.gate import Each, Operation, the_topic
 from catchwater.catalog.errors import CatalogRetriable, SessionFenced
 from catchwater.catalog.rows import PartitionKey, Pin
-from catchwater.log.keep.policy import DELETE, cleanup_policies
+from catchwater.log.topic_settings import DELETE, cleanup_policies
 from catchwater.wire.errors import ErrorCode
 
 _LOG = logging.getLogger(__name__)

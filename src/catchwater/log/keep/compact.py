@@ -37,8 +37,8 @@ from catchwater.log.format.segment import (
 )
 from catchwater.log.keep.clean import Cleaning
 from catchwater.log.keep.pack import aborted_in, groups, segment_run
-from catchwater.log.keep.policy import Policy
 from catchwater.log.storage import SEGMENTS, UNREADABLE
+from catchwater.log.topic_settings import Policy
 
 _LOG = logging.getLogger(__name__)
 

@@ -30,10 +30,10 @@ from catchwater.log.keep.leases import BUCKETS, PINS, Leases, bucket_of
 from catchwater.log.keep.pack import Packer
 from catchwater.log.keep.parquet import ParquetWriter, wants_parquet
 from catchwater.log.keep.pins import in_force, lowest, sentence, with_states
-from catchwater.log.keep.policy import Policy
 from catchwater.log.keep.retain import Retention
 from catchwater.log.keep.sweep import Sweeper
 from catchwater.log.repair.backup import Backups
+from catchwater.log.topic_settings import Policy
 from catchwater.log.write.producers import PRODUCER_EXPIRY_MS
 from catchwater.objects.base import StoreError, StoreFull
 

@@ -32,9 +32,8 @@ from catchwater.log.format.segment import (
     is_cleaned,
     read_footer,
 )
-from catchwater.log.keep.declared import declared
-from catchwater.log.keep.policy import COMPACT, cleanup_policies
 from catchwater.log.storage import UNREADABLE
+from catchwater.log.topic_settings import COMPACT, cleanup_policies, declared
 from catchwater.values.settings import BadSchema, identity
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from catchwater.log.keep.pins import (
     sentence,
     with_states,
 )
-from catchwater.log.keep.policy import Policy
+from catchwater.log.topic_settings import Policy
 from catchwater.log.write.sequence import partition_row
 
 _LOG = logging.getLogger(__name__)

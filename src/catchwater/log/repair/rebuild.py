@@ -42,9 +42,8 @@ from catchwater.log.format.segment import (
 )
 from catchwater.log.keep.pack import segment_run
 from catchwater.log.repair.backup import Backup, last_number, newest_backup
-from catchwater.log.repair.cover import cover
 from catchwater.log.repair.infer import Inferred
-from catchwater.log.repair.segments import headers, remember
+from catchwater.log.repair.segments import cover, headers, remember
 from catchwater.log.repair.stored import Stored
 from catchwater.log.storage import SEGMENTS, STAGED
 from catchwater.log.write.replay import decoded, replay

@@ -1,6 +1,9 @@
-"""What the batches in a segment tell of their partition, where no catalog tells it."""
+"""What segments tell of their partition, where no catalog tells it, and which of them to use."""
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from catchwater.catalog.rows import RunRow
 from catchwater.log.format.segment import batches_of, read_footer
@@ -33,3 +36,40 @@ def remember(header: BatchHeader, state: PartitionState, now_ms: int) -> None:
         last = (header.base_sequence + header.last_offset_delta) % 2**31
         batches = (*older, (header.base_sequence, last, header.base_offset))[-BATCHES_KEPT:]
         state.producers[producer_id] = ProducerState(header.producer_epoch, batches, now_ms)
+
+
+class Covered(NamedTuple):
+    """Runs that hold every offset once, and the offsets that none holds."""
+
+    runs: list[RunRow]
+    gaps: list[tuple[int, int]]
+    """(first, last), both inclusive."""
+
+
+def cover(
+    log_start: int, high_watermark: int, segments: Mapping[RunRow, int], chunks: Iterable[RunRow]
+) -> Covered:
+    """Which runs hold [log start, high watermark), where several objects hold the same offsets.
+
+    A packed segment holds what the chunks and smaller segments hold that it replaced, and those
+    stay for a while. Any of them is right; the longest is taken, for it is the newest. Segments
+    come with the time they were written, ms.
+    """
+    from_base: dict[int, list[RunRow]] = defaultdict(list)
+    for run in (*segments, *chunks):
+        if run.last_offset >= log_start:
+            from_base[max(run.base_offset, log_start)].append(run)
+    bases = sorted(from_base)
+    covered = Covered([], [])
+    at = log_start
+    while at < high_watermark:
+        if at in from_base:
+            longest = max(from_base[at], key=lambda run: (run.last_offset, segments.get(run, -1)))
+            covered.runs.append(longest)
+            at = longest.last_offset + 1
+        else:
+            index = bisect_left(bases, at)
+            following = bases[index] if index < len(bases) else high_watermark
+            covered.gaps.append((at, min(following, high_watermark) - 1))
+            at = following
+    return covered

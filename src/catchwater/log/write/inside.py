@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from catchwater.log.format.chunk import KAFKAS_ATTRIBUTES
 from catchwater.log.format.records import Unopened, open_records
-from catchwater.log.write.rules import EARLIEST_MS, Rules
+from catchwater.log.topic_settings import EARLIEST_MS, Rules
 from catchwater.objects.base import Buffer
 from catchwater.wire import batch
 from catchwater.wire.batch import COMPRESSION_BITS, HEADER_BYTES, BatchError, BatchHeader, assembled

@@ -21,8 +21,8 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from catchwater.catalog.rows import PartitionKey
+from catchwater.log.topic_settings import Rules
 from catchwater.log.write.inside import QUICK_EFFORT, NotQuick, effort, prepared
-from catchwater.log.write.rules import Rules
 from catchwater.log.write.writer import Answer, Appended, Held, Submission
 from catchwater.wire.batch import BatchError, BatchHeader, load_walk, walk_is_compiled
 

@@ -12,9 +12,9 @@ from kio.schema.produce.v9 import request as v9
 from kio.schema.produce.v13 import request as v13
 
 from catchwater.broker.api.k00_produce import Unanswered
+from catchwater.log.topic_settings import LATEST_MS
 from catchwater.log.write import inside, prepare
 from catchwater.log.write.inside import MAX_OPENED_BYTES
-from catchwater.log.write.rules import LATEST_MS
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import HEADER_BYTES, assembled, check, read_single
 from catchwater.wire.codecs import compress

@@ -7,7 +7,7 @@ import pytest
 from kio.schema.create_topics.v7 import request as v7
 
 from catchwater.catalog.rows import BrokerRow
-from catchwater.log.keep.policy import Policy
+from catchwater.log.topic_settings import Policy
 
 PLACED = {"partitions": -1, "replicas": -1}
 

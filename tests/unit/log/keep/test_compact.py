@@ -12,8 +12,8 @@ from catchwater.log.format.records import open_records
 from catchwater.log.format.segment import batches_of, is_cleaned, read_footer
 from catchwater.log.keep.compact import Compactor
 from catchwater.log.keep.pack import Packer
-from catchwater.log.keep.policy import Policy
 from catchwater.log.read.history import History
+from catchwater.log.topic_settings import Policy
 from catchwater.wire.arrow import decode, encode_batch, place
 from catchwater.wire.batch import split
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from catchwater.catalog.rows import PartitionKey, PartitionRow, Pin, RunRow
 from catchwater.config import LogConfig
 from catchwater.log.keep.pack import Packer
-from catchwater.log.keep.policy import Policy
 from catchwater.log.keep.retain import Retention, doomed, log_start_after
 from catchwater.log.keep.sweep import Sweeper
+from catchwater.log.topic_settings import Policy
 
 MakeBatch = Callable[..., bytes]
 OpenLog = Callable[..., Any]

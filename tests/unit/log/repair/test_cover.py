@@ -1,7 +1,7 @@
 """Several objects may hold the same offsets; each offset is covered once, by the longest."""
 
 from catchwater.catalog.rows import RunRow
-from catchwater.log.repair.cover import cover
+from catchwater.log.repair.segments import cover
 
 
 def run(first: int, last: int, key: str = "o") -> RunRow:

@@ -4,6 +4,7 @@ import pytest
 
 from catchwater.log.format.chunk import ADDS_PARTITION
 from catchwater.log.format.records import open_records
+from catchwater.log.topic_settings import Rules
 from catchwater.log.write.inside import (
     MAX_OPENED_BYTES,
     QUICK_EFFORT,
@@ -11,7 +12,6 @@ from catchwater.log.write.inside import (
     effort,
     prepared,
 )
-from catchwater.log.write.rules import Rules
 from catchwater.wire import batch
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import BatchError, check, read_single

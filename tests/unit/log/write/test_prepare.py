@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
+from catchwater.log.topic_settings import Rules
 from catchwater.log.write import prepare
 from catchwater.log.write.inside import NotQuick
 from catchwater.log.write.prepare import Preparation, Unprepared
-from catchwater.log.write.rules import Rules
 from catchwater.log.write.writer import Appended
 from catchwater.wire import batch
 from catchwater.wire.arrow import encode_batch

@@ -1,7 +1,7 @@
 """What a topic's settings ask of its batches."""
 
 from catchwater.catalog.rows import Topic
-from catchwater.log.write.rules import EARLIEST_MS, LATEST_MS, Rules, rules_of
+from catchwater.log.topic_settings import EARLIEST_MS, LATEST_MS, Rules, rules_of
 
 
 def rules(**config: str) -> Rules:

@@ -1,7 +1,7 @@
 """Policies: a topic's own settings win over the broker's."""
 
 from catchwater.catalog.rows import PartitionRow, RunRow, Topic
-from catchwater.log.keep.policy import Policy, cleanup_policies
+from catchwater.log.topic_settings import Policy, cleanup_policies
 
 
 def topic(**config: str) -> Topic:

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from catchwater.catalog.rows import Topic
-from catchwater.log.keep import declared as module
-from catchwater.log.keep.declared import VALUE_FORMAT, VALUE_SCHEMA, declared, refused_schema
+from catchwater.log import topic_settings as module
+from catchwater.log.topic_settings import VALUE_FORMAT, VALUE_SCHEMA, declared, refused_schema
 from catchwater.values.settings import ValueFormat, ValueSettings
 
 AVRO = json.dumps({"type": "record", "name": "r", "fields": [{"name": "id", "type": "long"}]})
