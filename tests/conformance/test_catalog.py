@@ -34,7 +34,7 @@ from catchwater.catalog.rows import (
     ProducerRow,
     RunRow,
     Scope,
-    Seen,
+    ScopeRows,
     StorageRow,
     Topic,
     TxnRow,
@@ -94,7 +94,7 @@ def put(catalog: Catalog, changes: Changes) -> None:
     catalog.transact(Scope(), lambda seen: (changes, None)).result(5)
 
 
-def look(catalog: Catalog, **scope: Any) -> Seen:
+def look(catalog: Catalog, **scope: Any) -> ScopeRows:
     """What a transaction of this scope sees."""
     return catalog.transact(Scope(**scope), lambda seen: (Changes(), seen)).result(5)
 
@@ -385,7 +385,7 @@ def test_a_transaction_sees_what_it_asked_for_and_writes_all_it_decides(
         partitions=[KEY, (T1, 0), (b"gone" * 4, 3)],
         producers=[(T1, 0, 9), (T1, 1, 9)],
     )
-    assert seen == Seen(chunk(0, 4).partitions, chunk(0, 4).producers, [txn], opened[:1])
+    assert seen == ScopeRows(chunk(0, 4).partitions, chunk(0, 4).producers, [txn], opened[:1])
     assert catalog.txns() == [txn]
     assert catalog.open_txns(9) == opened
     assert catalog.open_txns_on((T1, 1)) == opened[1:]
@@ -398,7 +398,7 @@ def test_what_decide_raises_undoes_everything(open_catalog: Open) -> None:
     class Refused(CatchwaterError):
         """What a caller may raise."""
 
-    def decide(seen: Seen) -> tuple[Changes, None]:
+    def decide(seen: ScopeRows) -> tuple[Changes, None]:
         raise Refused("No.")
 
     with pytest.raises(Refused):

@@ -33,7 +33,7 @@ from catchwater.catalog.rows import (
     PartitionRow,
     RunRow,
     Scope,
-    Seen,
+    ScopeRows,
     Topic,
 )
 from catchwater.catalog.sqlite import SqliteCatalog
@@ -81,10 +81,10 @@ def with_topic(catalog: PostgresCatalog, partitions: int = 1) -> PostgresCatalog
     return catalog
 
 
-def one_record(name: str) -> Callable[[Seen], tuple[Changes, int]]:
+def one_record(name: str) -> Callable[[ScopeRows], tuple[Changes, int]]:
     """Append one record, in an object of its own, to every partition seen."""
 
-    def decide(seen: Seen) -> tuple[Changes, int]:
+    def decide(seen: ScopeRows) -> tuple[Changes, int]:
         runs, after = [], []
         for row in seen.partitions:
             at = row.high_watermark
@@ -148,9 +148,9 @@ def test_a_deadlock_is_tried_again(connect: Open, admin: psycopg.Connection[Any]
     lock = "SELECT 1 FROM partition WHERE partition = %s FOR UPDATE"
     admin.execute("BEGIN")
     admin.execute(lock, (1,))
-    calls: list[Seen] = []
+    calls: list[ScopeRows] = []
 
-    def decide(seen: Seen) -> tuple[Changes, int]:
+    def decide(seen: ScopeRows) -> tuple[Changes, int]:
         calls.append(seen)
         return one_record("wal/a")(seen)
 
@@ -171,7 +171,7 @@ def test_a_serialization_failure_calls_decide_again(
     catalog.transact(scope, one_record("wal/a")).result(PATIENCE_S)
     calls = 0
 
-    def decide(seen: Seen) -> tuple[Changes, int]:
+    def decide(seen: ScopeRows) -> tuple[Changes, int]:
         nonlocal calls
         calls += 1
         if calls == 1:  # somebody else changes what the transaction is about to change
@@ -216,7 +216,7 @@ def test_a_transaction_that_stands_still_lets_go_of_its_locks(connect: Open) -> 
     with_topic(frozen)
     gate, entered = threading.Event(), threading.Event()
 
-    def decide(seen: Seen) -> tuple[Changes, int]:
+    def decide(seen: ScopeRows) -> tuple[Changes, int]:
         entered.set()
         gate.wait(PATIENCE_S)  # as a process under SIGSTOP
         return one_record("wal/frozen")(seen)
@@ -240,7 +240,7 @@ def test_a_heartbeat_waits_for_no_frozen_broker(connect: Open) -> None:
     )
     entered, gate = threading.Event(), threading.Event()
 
-    def decide(seen: Seen) -> tuple[Changes, int]:
+    def decide(seen: ScopeRows) -> tuple[Changes, int]:
         entered.set()
         gate.wait(PATIENCE_S)
         return one_record("wal/frozen")(seen)

@@ -17,7 +17,7 @@ from catchwater.catalog.rows import (
     PartitionRow,
     RunRow,
     Scope,
-    Seen,
+    ScopeRows,
     Session,
     Topic,
 )
@@ -71,10 +71,10 @@ def broker(number: int, *, wal: str = "object", is_shared: bool = True) -> Broke
     return BrokerRow(number, 0, "z1", "host", 9092, "http://c", wal, is_shared, "live", 0)
 
 
-def one_record(name: str) -> Callable[[Seen], tuple[Changes, int]]:
+def one_record(name: str) -> Callable[[ScopeRows], tuple[Changes, int]]:
     """Append one record in an object of its own; the offset it got."""
 
-    def decide(seen: Seen) -> tuple[Changes, int]:
+    def decide(seen: ScopeRows) -> tuple[Changes, int]:
         [row] = seen.partitions
         at = row.high_watermark
         run = RunRow(*KEY, at, at, name, 0, 1, 100, 1)

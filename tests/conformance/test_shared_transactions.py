@@ -12,7 +12,7 @@ from catchwater.catalog.rows import (
     OffsetCommit,
     PartitionKey,
     Scope,
-    Seen,
+    ScopeRows,
     Session,
 )
 from catchwater.clock import Clock
@@ -105,7 +105,7 @@ async def test_an_id_that_is_just_being_used_is_not_forgotten(two: list[Log]) ->
     first, second = two
     given = await first.txns.init_producer("id", MINUTE_MS)
 
-    def forget_meanwhile(_: Seen) -> tuple[Changes, set[int]]:
+    def forget_meanwhile(_: ScopeRows) -> tuple[Changes, set[int]]:
         return Changes(), second._core.catalog.forget_txns(2**60).result(5)
 
     scope = Scope(transactional_ids=["id"])

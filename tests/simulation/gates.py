@@ -22,7 +22,7 @@ from tests.simulation.loop import Hand, Killed, Node, VirtualLoop, this_hand
 from catchwater.catalog.db import Db
 from catchwater.catalog.errors import CatalogUnavailable, CatalogUncertain
 from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase
-from catchwater.catalog.rows import Changes, Notice, Scope, Seen
+from catchwater.catalog.rows import Changes, Notice, Scope, ScopeRows
 from catchwater.clock import Clock
 from catchwater.objects.base import Buffer, ObjectInfo, ObjectStore, StoreError, StoreUnavailable
 
@@ -234,10 +234,12 @@ class GatedCatalog(MemoryCatalog):
 
         super().listen(pass_on)
 
-    def transact(self, scope: Scope, decide: Callable[[Seen], tuple[Changes, T]]) -> "Future[T]":
+    def transact(
+        self, scope: Scope, decide: Callable[[ScopeRows], tuple[Changes, T]]
+    ) -> "Future[T]":
         """Also notes what a session appends that has ended: not one chunk may be taken of it."""
 
-        def noted(seen: Seen) -> tuple[Changes, T]:
+        def noted(seen: ScopeRows) -> tuple[Changes, T]:
             changes, result = decide(seen)
             if scope.session and changes.runs:
                 if not self._shared.db.query("broker_lock", *scope.session):

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.catalog import commit as catalog_commit
-from catchwater.catalog.rows import Changes, EndedTxn, Seen
+from catchwater.catalog.rows import Changes, EndedTxn, ScopeRows
 from catchwater.log.keep import clean, housekeeping, pack
 from catchwater.log.keep.clean import Cleaning
 from catchwater.log.log import Log
@@ -239,7 +239,7 @@ def ignore_the_end_of_a_session() -> Any:
     """Neither a commit nor a heartbeat looks whether the session has ended: a zombie goes on."""
     original = catalog_commit.look
 
-    def look(scope: Any, db: Any) -> Seen:
+    def look(scope: Any, db: Any) -> ScopeRows:
         return original(replace(scope, session=None), db)
 
     return all_of(

@@ -50,7 +50,7 @@ from catchwater.catalog.rows import (
     ProducerRow,
     RunRow,
     Scope,
-    Seen,
+    ScopeRows,
     Session,
     Snapshot,
     State,
@@ -128,7 +128,7 @@ class Catalog(ABC):
         return None
 
     @change
-    def transact(self, db: Db, scope: Scope, decide: Callable[[Seen], tuple[Changes, T]]) -> T:
+    def transact(self, db: Db, scope: Scope, decide: Callable[[ScopeRows], tuple[Changes, T]]) -> T:
         """Lock and read what `scope` names, write what `decide` makes of it, all or nothing.
 
         `decide` is pure, for it may be called again when the database asks for another try; what

@@ -21,7 +21,7 @@ from catchwater.catalog.rows import (
     PartitionKey,
     PartitionRow,
     Scope,
-    Seen,
+    ScopeRows,
     Session,
     json_text,
     producer_row,
@@ -60,7 +60,7 @@ def lock_partitions(keys: Iterable[PartitionKey], db: Db) -> list[PartitionRow]:
     return [PartitionRow._make(row) for row in db.each("partition_lock", sorted(set(keys)))]
 
 
-def look(scope: Scope, db: Db) -> Seen:
+def look(scope: Scope, db: Db) -> ScopeRows:
     """Lock and read the rows of a scope, in one round trip.
 
     Raises `SessionFenced`, `CoordinatorMoved`.
@@ -81,7 +81,7 @@ def look(scope: Scope, db: Db) -> Seen:
         raise _fenced(scope.session)
     if scope.claim and claim != [scope.claim[1:]]:
         raise coordinator_moved(*scope.claim)
-    return Seen(
+    return ScopeRows(
         [PartitionRow._make(row) for row in partitions],
         [producer_row(row) for row in producers],
         [txn_row(row) for row in {row[0]: row for row in by_name + by_producer}.values()],

@@ -295,7 +295,7 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ScopeRows:
     """The rows of a `Scope` that exist; of the partitions also all open transactions."""
 
     partitions: Sequence[PartitionRow] = ()

@@ -36,7 +36,7 @@ from catchwater.catalog.rows import (
     OpenTxnRow,
     PartitionKey,
     Scope,
-    Seen,
+    ScopeRows,
     TxnRow,
 )
 from catchwater.log.core import Core, done
@@ -291,7 +291,7 @@ class Transactions:
         core = self._core
         now_ms = core.clock.now_ms()
 
-        def on_seen(seen: Seen) -> tuple[Changes, TxnRow]:
+        def on_seen(seen: ScopeRows) -> tuple[Changes, TxnRow]:
             before = next((r for r in seen.txns if r.transactional_id == transactional_id), None)
             after, changes = decide(before)
             if after == before:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase
-from catchwater.catalog.rows import Changes, Notice, Scope, Seen, Topic
+from catchwater.catalog.rows import Changes, Notice, Scope, ScopeRows, Topic
 from catchwater.clock import ManualClock
 
 T1 = b"1" * 16
@@ -15,7 +15,7 @@ def test_a_bug_in_a_change_leaves_no_transaction_open() -> None:
     database = MemoryDatabase(ManualClock(), lambda call: call())
     catalog = MemoryCatalog(database)
 
-    def decide(seen: Seen) -> tuple[Changes, None]:
+    def decide(seen: ScopeRows) -> tuple[Changes, None]:
         raise KeyError("a bug")
 
     with pytest.raises(KeyError):

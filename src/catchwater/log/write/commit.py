@@ -25,7 +25,7 @@ from catchwater.catalog.rows import (
     ObjectRow,
     RunRow,
     Scope,
-    Seen,
+    ScopeRows,
     Session,
     Snapshot,
     TxnRow,
@@ -100,10 +100,10 @@ class EmbeddedCommitter:
         """A broker alone has no session."""
         raise AssertionError("a broker alone is never superseded")
 
-    async def transact(self, scope: Scope, decide: Callable[[Seen], tuple[Changes, T]]) -> T:
+    async def transact(self, scope: Scope, decide: Callable[[ScopeRows], tuple[Changes, T]]) -> T:
         """The catalog first, then the transactional ids in memory."""
 
-        def noting(seen: Seen) -> tuple[Changes, tuple[Seen, Changes, T]]:
+        def noting(seen: ScopeRows) -> tuple[Changes, tuple[ScopeRows, Changes, T]]:
             changes, result = decide(seen)
             return changes, (seen, changes, result)
 
@@ -164,7 +164,7 @@ class SharedCommitter:
         decide_rows = decide_chunk(chunk, row, position.offset)
         payloads = [(position.file, gathered.payload)] if wal.in_commit else []
 
-        def decide(seen: Seen) -> tuple[Changes, tuple[list[Result], Changes]]:
+        def decide(seen: ScopeRows) -> tuple[Changes, tuple[list[Result], Changes]]:
             changes, sequenced = decide_rows(seen)
             return replace(changes, payloads=payloads), (sequenced.results, changes)
 
@@ -190,7 +190,7 @@ class SharedCommitter:
         is open then.
         """
 
-        def look(seen: Seen) -> tuple[Changes, tuple[list[Result], Seen]]:
+        def look(seen: ScopeRows) -> tuple[Changes, tuple[list[Result], ScopeRows]]:
             again = sequence(chunk.entries, states_of(seen), txns_of(seen), chunk.created_ms)
             return Changes(), (again.results, seen)
 
@@ -227,7 +227,7 @@ class SharedCommitter:
                 self._core.storage.wal = wal
                 return session, wal
 
-    async def transact(self, scope: Scope, decide: Callable[[Seen], tuple[Changes, T]]) -> T:
+    async def transact(self, scope: Scope, decide: Callable[[ScopeRows], tuple[Changes, T]]) -> T:
         """The catalog's transaction is all there is."""
         scope = replace(scope, session=self._cluster.session)
         return await done(self._catalog.transact(scope, decide))

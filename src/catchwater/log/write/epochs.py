@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from catchwater.catalog.errors import EpochGap, TopicUnknown
-from catchwater.catalog.rows import Changes, EpochCommit, PartitionKey, Scope, Seen
+from catchwater.catalog.rows import Changes, EpochCommit, PartitionKey, Scope, ScopeRows
 from catchwater.log.core import Core
 from catchwater.log.format.chunk import Chunk
 from catchwater.log.storage import StagedDamaged, load_staged
@@ -83,7 +83,7 @@ def _decide(
     topic: str,
     chunks: Mapping[str, Chunk],
     checksum: str,
-    seen: Seen,
+    seen: ScopeRows,
 ) -> tuple[Changes, tuple[EpochCommit, Changes]]:
     """For `Catalog.transact`: the chunks behind what is there, and the epoch's mark with them."""
     before = states_of(seen)

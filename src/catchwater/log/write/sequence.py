@@ -26,7 +26,7 @@ from catchwater.catalog.rows import (
     ProducerRow,
     RunRow,
     Scope,
-    Seen,
+    ScopeRows,
     Session,
     Snapshot,
 )
@@ -153,10 +153,10 @@ def scope_of(chunk: Chunk, session: Session | None) -> Scope:
 
 def decide_chunk(
     chunk: Chunk, object_row: ObjectRow, at: int
-) -> Callable[[Seen], tuple[Changes, Sequenced]]:
+) -> Callable[[ScopeRows], tuple[Changes, Sequenced]]:
     """For `Catalog.transact`: sequence a chunk that begins at byte `at` of an object."""
 
-    def decide(seen: Seen) -> tuple[Changes, Sequenced]:
+    def decide(seen: ScopeRows) -> tuple[Changes, Sequenced]:
         states, txns = states_of(seen), txns_of(seen)
         done = sequence(chunk.entries, states, txns, chunk.created_ms)
         return catalog_changes(done, states, txns, object_row, at), done
@@ -226,7 +226,7 @@ def catalog_changes(
     )
 
 
-def states_of(rows: Snapshot | Seen) -> dict[PartitionKey, PartitionState]:
+def states_of(rows: Snapshot | ScopeRows) -> dict[PartitionKey, PartitionState]:
     """The states that the catalog knows."""
     states = {row[:2]: PartitionState(*row[2:]) for row in rows.partitions}
     for topic_id, index, producer_id, *known in rows.producers:
@@ -236,7 +236,7 @@ def states_of(rows: Snapshot | Seen) -> dict[PartitionKey, PartitionState]:
     return states
 
 
-def txns_of(rows: Snapshot | Seen) -> Txns:
+def txns_of(rows: Snapshot | ScopeRows) -> Txns:
     """The transactional ids that the catalog knows, by producer id."""
     return {row.producer_id: row for row in rows.txns}
 

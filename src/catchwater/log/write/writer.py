@@ -41,7 +41,7 @@ from catchwater.catalog.rows import (
     GroupRow,
     PartitionKey,
     Scope,
-    Seen,
+    ScopeRows,
     Session,
     TxnRow,
 )
@@ -310,7 +310,7 @@ class Committer(Protocol):
         """
         ...
 
-    async def transact(self, scope: Scope, decide: Callable[[Seen], tuple[Changes, T]]) -> T:
+    async def transact(self, scope: Scope, decide: Callable[[ScopeRows], tuple[Changes, T]]) -> T:
         """As `Catalog.transact`, under this broker's session; the states in memory follow.
 
         Called between two chunks.
