@@ -356,6 +356,24 @@ def request(broker, method: str, path: str, body: bytes | None = None) -> tuple[
     return reply.status, text
 
 
+def at_control_port(broker, sent: bytes) -> bytes:
+    host, _, port = broker.control_url.removeprefix("http://").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
+        connection.sendall(sent)
+        return connection.recv(100)
+
+
+def test_what_is_no_http_leaves_a_few_lines_however_often_it_comes(broker):
+    before = broker.log().count("\n")
+    for _ in range(300):
+        assert at_control_port(broker, b"garbage\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+    lines = broker.log().splitlines()[before:]
+    assert len(lines) < 250
+    assert all("control API" in line or "more connections" in line for line in lines)
+    page = request(broker, "GET", "/metrics")[1]
+    assert 'catchwater_connections_closed_total{reason="control_bad_request"} 300.0' in page
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "code"),
     [

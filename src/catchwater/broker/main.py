@@ -228,7 +228,7 @@ async def _serve_log(
             http=control_port.protocol,
             backlog=AT_ONCE,
             log_config=None,
-            log_level="warning",
+            log_level="error",  # it warns of each bad request; the control port counts them
             access_log=False,
             lifespan="off",
             ws="none",

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import uvicorn
+from starlette.requests import Request
 from uvicorn.server import ServerState
 
 from catchwater.broker.broker import Broker
 from catchwater.broker.control.port import REQUEST_S, ControlConnection, ControlPort
+from catchwater.broker.control.replies import Refusal, read_body
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -138,3 +140,14 @@ async def test_who_waits_for_an_answer_is_left_alone_and_who_does_not_take_it_is
     assert transport.is_gone
     connection.connection_lost(None)
     await turns()
+
+
+async def test_a_client_that_leaves_within_its_body_is_refused_as_others_are() -> None:
+    pieces = iter([{"type": "http.request", "body": b"{", "more_body": True}])
+
+    async def receive() -> Any:
+        return next(pieces, {"type": "http.disconnect"})
+
+    request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+    with pytest.raises(Refusal, match="left"):
+        await read_body(request, dict)

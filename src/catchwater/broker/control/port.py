@@ -68,15 +68,19 @@ class ControlPort:
         self, connection: "ControlConnection", reason: str, message: str, reply: bytes = b""
     ) -> None:
         """Close at once, with these last bytes: one line in the log, one count in the metrics."""
-        self.newcomers.drop(connection)
-        self._broker.metrics.connections_closed.labels(reason).inc()
-        host = connection.client[0] if connection.client else "unknown"
-        self._refusals.write(host, f"control API: {message}", self.now_s)
+        self.count(connection, reason, message)
         if reply:
             connection.transport.write(reply)
             connection.transport.close()
         else:
             connection.transport.abort()
+
+    def count(self, connection: "ControlConnection", reason: str, message: str) -> None:
+        """A line in the log and a count in the metrics for a connection that ends."""
+        self.newcomers.drop(connection)
+        self._broker.metrics.connections_closed.labels(reason).inc()
+        host = connection.client[0] if connection.client else "unknown"
+        self._refusals.write(host, f"control API: {message}", self.now_s)
 
     async def sweep(self) -> None:
         """Once a second, until cancelled: close who keeps us waiting for too long."""
@@ -118,6 +122,10 @@ class ControlConnection(H11Protocol):
         if self.conn.their_state not in _COMING:
             self._port.newcomers.drop(self)
             self.waited_for_since_s = None
+
+    def send_400_response(self, msg: str) -> None:
+        self._port.count(self, "control_bad_request", "what came is no HTTP request.")
+        super().send_400_response(msg)
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from catchwater.broker.broker import Broker
@@ -60,10 +60,13 @@ _STATUSES: Mapping[type[CatchwaterError], tuple[int, str]] = {
 async def read_body(request: Request, kind: type[T]) -> T:
     """The request's body as this type. Raises `Refusal` for too much, or for anything else."""
     data = bytearray()
-    async for piece in request.stream():
-        data += piece
-        if len(data) > MAX_BODY_BYTES:
-            raise Refusal(413, "BODY_TOO_LARGE", f"A body has up to {MAX_BODY_BYTES} bytes.")
+    try:
+        async for piece in request.stream():
+            data += piece
+            if len(data) > MAX_BODY_BYTES:
+                raise Refusal(413, "BODY_TOO_LARGE", f"A body has up to {MAX_BODY_BYTES} bytes.")
+    except ClientDisconnect:
+        raise Refusal(400, "INVALID_BODY", "The client left before its body had come.") from None
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as problem:
