@@ -25,7 +25,7 @@ from catchwater.pipeline.run.backfill import backfill_of
 from catchwater.pipeline.run.run import source_settings, stages, start_query
 from catchwater.pipeline.shard_epoch import run_stage
 from catchwater.pipeline.spark.epochs import EpochWriter
-from catchwater.pipeline.spark.failure import Told, cause
+from catchwater.pipeline.spark.failure import Traces, cause
 from catchwater.pipeline.spark.source import PackedReader
 from catchwater.recovery import checkpoint
 from catchwater.recovery.ledger import EpochEntry, Ledger, numbered, write_whole
@@ -103,10 +103,10 @@ class Pipeline:
         return sorted((p for p in found if p.is_file()), key=lambda p: p.name)
 
 
-def _told(folder: Path, since_ms: int) -> Told:
+def _told(folder: Path, since_ms: int) -> Traces:
     """Where the shared session's processes tell what happens to them."""
     scratch = os.environ.get(workers.FOLDER)
-    return Told(folder / "spark.log", Path(scratch) if scratch else None, since_ms)
+    return Traces(folder / "spark.log", Path(scratch) if scratch else None, since_ms)
 
 
 class HereQuery:

@@ -33,7 +33,7 @@ from catchwater.pipeline.pipeline import Pipeline
 from catchwater.pipeline.run import config as files
 from catchwater.pipeline.run import run
 from catchwater.pipeline.run.run import prepare
-from catchwater.pipeline.spark.failure import Told
+from catchwater.pipeline.spark.failure import Traces
 from catchwater.pipeline.supervisor.drivers import Stop
 from catchwater.recovery import checkpoint, handover
 from catchwater.recovery.folder import hold, lock
@@ -226,7 +226,7 @@ def drive(
     with lock(config.checkpoint):
         pipeline = prepare(config, SYSTEM.monotonic_s(), SYSTEM)
         with closing(pipeline):
-            run.run_query(None, pipeline, stop, Told(config.folder / "x.log"), beside, SYSTEM)  # type: ignore[arg-type]
+            run.run_query(None, pipeline, stop, Traces(config.folder / "x.log"), beside, SYSTEM)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

@@ -155,7 +155,7 @@ class Pipeline:
 
     @cached_property
     def source(self) -> Subscription:
-        """All inputs. Whoever asks it something closes it; it connects again when asked again."""
+        """All inputs. Close it after use: it connects again when it is asked again."""
         return Subscription(self.options, self.clock, timeout_s=self.timeout_s)
 
     @cached_property

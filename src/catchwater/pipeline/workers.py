@@ -1,8 +1,8 @@
 """What a Python process of Spark's was doing when it died, written down where others read it.
 
 A process that is killed says nothing, and Spark says only that it is gone. So a worker notes what
-it does in a file that outlives it, and whoever reaps it writes a `ProcessEnd`: the driver names it
-in its error, and the next attempt at the same shard knows what not to try again.
+it does in a file that outlives it, and the process that reaps it writes a `ProcessEnd`: the driver
+names it in its error, and the next attempt at the same shard knows what not to try again.
 
 The folder of both is named by an environment variable, and is the driver's. Where there is none (a
 cluster, a test) nothing is noted.

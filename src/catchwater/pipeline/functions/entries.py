@@ -208,8 +208,8 @@ class EntryKeyTooLong(EventRefused):
     """A key of a map that the embedded store cannot hold."""
 
 
-class Kept:
-    """What the three have in common: they are bound to a place, or are not yet."""
+class EntryState:
+    """A list, map or value state: bound to its place for an epoch, or not yet."""
 
     __slots__ = ("_place", "given")
 
@@ -239,7 +239,7 @@ class Kept:
         raise AssertionError("each kind has its own")
 
 
-class ListState(Kept, Generic[T]):
+class ListState(EntryState, Generic[T]):
     """A list that grows at its end; beyond `max` elements the oldest give way."""
 
     __slots__ = ()
@@ -317,7 +317,7 @@ class ListState(Kept, Generic[T]):
         return first, end
 
 
-class MapState(Kept, Generic[K, V]):
+class MapState(EntryState, Generic[K, V]):
     """A map, in the order of its keys' bytes.
 
     Its length is known without a `ttl`; with one it is counted once an epoch, when it is asked.
@@ -448,7 +448,7 @@ class MapState(Kept, Generic[K, V]):
             place.delete(OWN)
 
 
-class ValueState(Kept, Generic[T]):
+class ValueState(EntryState, Generic[T]):
     """One value with a time to live of its own."""
 
     __slots__ = ()
@@ -468,7 +468,7 @@ class ValueState(Kept, Generic[T]):
         self.set(given)
 
     def __bool__(self) -> bool:
-        """Whether a value is set, whatever it is."""
+        """Whether a value is set, be it None or 0."""
         return self._at.get(OWN) is not None
 
     def __eq__(self, other: object) -> bool:
@@ -481,13 +481,13 @@ class ValueState(Kept, Generic[T]):
         return "ValueState()" if self._place is None else f"ValueState({self.get()!r})"
 
 
-KINDS: tuple[type[Kept], ...] = (ListState, MapState, ValueState)
+KINDS: tuple[type[EntryState], ...] = (ListState, MapState, ValueState)
 
 
 class Declared:
     """The default of such a field in the class; what a handler sees in its place is bound."""
 
-    def __init__(self, kind: type[Kept], ttl: str | None, most: int | None) -> None:
+    def __init__(self, kind: type[EntryState], ttl: str | None, most: int | None) -> None:
         self.kind = kind
         self.ttl = ttl
         self.max = most
@@ -510,7 +510,7 @@ def value_state(*, ttl: str | None = None) -> Any:
 
 def to_record(value: Any) -> Any:
     """What msgspec asks for a value it does not know: of what is kept elsewhere, nothing."""
-    return None if isinstance(value, Kept | Declared) else to_plain(value)
+    return None if isinstance(value, EntryState | Declared) else to_plain(value)
 
 
 def from_record(declared: Any, value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import inspect as inspect_types
 
-from catchwater.pipeline.functions.entries import Kept
+from catchwater.pipeline.functions.entries import EntryState
 from catchwater.state.records import is_pydantic
 
 _EVENT = "on_event(self, e, s, ctx)"
@@ -40,7 +40,7 @@ def foreign_types(record: Any) -> Iterator[tuple[str, str]]:
         match each:
             case inspect_types.CustomType():
                 kind = typing.get_origin(each.cls) or each.cls
-                if not (is_pydantic(kind) or issubclass(kind, Kept)):
+                if not (is_pydantic(kind) or issubclass(kind, EntryState)):
                     yield at, _name(each.cls)
             case (
                 inspect_types.StructType()

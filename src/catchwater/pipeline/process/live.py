@@ -21,7 +21,13 @@ from typing import Any
 import msgspec
 
 from catchwater.pipeline.functions.encoding import encode_named
-from catchwater.pipeline.functions.entries import Declared, EpochEntries, Kept, Place, to_record
+from catchwater.pipeline.functions.entries import (
+    Declared,
+    EntryState,
+    EpochEntries,
+    Place,
+    to_record,
+)
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.state.entries import ShardState, Table, key_of, pack_time, prefix_of, unpack_time
 from catchwater.state.expiry import Journal
@@ -285,7 +291,7 @@ class LiveRecords:
 
     def _encode(self, record: Record[Any]) -> bytes:
         for field, _ in self._fields:
-            if not isinstance(getattr(record.state, field.name), Kept):
+            if not isinstance(getattr(record.state, field.name), EntryState):
                 raise TypeError(
                     f"the state's field {field.name!r} was replaced; change what is in it instead"
                 )
@@ -310,7 +316,7 @@ class LiveRecords:
             place = Place(self.entries, prefix + tail, field, record)
             bound = field.kind(place)
             setattr(record.state, field.name, bound)
-            given = held.given if isinstance(held, Kept) else held
+            given = held.given if isinstance(held, EntryState) else held
             if given is not None and not isinstance(given, Declared):
                 bound.fill(given)
 

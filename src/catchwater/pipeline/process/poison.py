@@ -2,7 +2,7 @@
 
 Which handler runs at the moment, and which are known to end badly: an epoch seen from beside.
 
-A handler that does not end, or ends its process, cannot say so itself. Whoever watches (`watchdog`)
+A handler that does not end, or ends its process, cannot say so itself. The watchdog (`watchdog`)
 reads here what is being handled; what it has learnt, the next pass over the epoch finds here.
 """
 
@@ -67,7 +67,7 @@ class Progress:
             self.spread(cause, text)
 
     def cause(self) -> Cause | None:
-        """What is being handled, for whoever looks from another thread or a signal's handler."""
+        """What is being handled, for another thread or a signal's handler."""
         context, batch = self.context, self.batch
         found = context.cause if context else None
         if context is None or found is None:

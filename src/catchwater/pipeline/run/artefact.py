@@ -112,7 +112,7 @@ def find_function(named: str, folder: Path) -> FunctionSpec:
 
 
 def _imported(name: str, folder: Path) -> ModuleType:
-    """The user's module. Raises `ConfigError` for whatever that raises, with its line."""
+    """The user's module. Raises `ConfigError`, with the line, for any error of its own."""
     try:
         return importlib.import_module(name)
     except CatchwaterError:  # a declaration says by itself what is wrong

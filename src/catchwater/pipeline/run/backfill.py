@@ -170,7 +170,7 @@ def check_apart(backfill: PipelineConfig, live: PipelineConfig) -> None:
 
 
 def begin(backfill: PipelineConfig, bounds: Bounds) -> None:
-    """Fix the range; whoever starts the backfill from now on reads this."""
+    """Fix the range, which every start of the backfill reads from now on."""
     path = _path(backfill.checkpoint)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, msgspec.json.encode(bounds))
@@ -193,7 +193,7 @@ def progress(folder: Path) -> tuple[int, int]:
 
 
 def _root(folder: Path) -> Path:
-    """The checkpoint that the pipeline's file names, whoever has taken over since."""
+    """The checkpoint that the pipeline's file names, before any handover."""
     while (shadow := handover.shadow_of(folder)) is not None:
         folder = Path(shadow.leader)
     return folder

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from catchwater.clock import SYSTEM, Clock
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.spark import session
-from catchwater.pipeline.spark.failure import Told, alive
+from catchwater.pipeline.spark.failure import Traces, alive
 from catchwater.pipeline.spark.zygote import scratch, zygote
 from catchwater.pipeline.supervisor.drivers import Stop, Turn, stop_requested
 from catchwater.recovery.folder import Lock
@@ -85,7 +85,7 @@ def run_pipeline(
                     pipeline = take(config, held, clock.monotonic_s(), stop, clock)
             if pipeline is not None:
                 with closing(pipeline), alive(spark):
-                    run_query(spark, pipeline, stop, Told(log_path, own.path), beside, clock)
+                    run_query(spark, pipeline, stop, Traces(log_path, own.path), beside, clock)
         finally:
             if not starting.exception():
                 session.stop(starting.result())

@@ -148,7 +148,7 @@ def read(checkpoint: Path) -> Identity | None:
 
 
 def write(checkpoint: Path, identity: Identity) -> None:
-    """Bind the checkpoint, whatever it was bound to."""
+    """Bind the checkpoint, also one that is bound to another pipeline."""
     write_whole(_path(checkpoint), msgspec.json.format(msgspec.json.encode(identity), indent=1))
 
 

@@ -1,9 +1,9 @@
 """Run one pipeline on a session, from the checkpoint's lock to its last contract.
 
-In the order of a run: take the checkpoint, look at everything that a start could fail on (whatever
-would lose state or history is refused here, before Spark touches anything), build the query, run
-it to its end, and keep pins and contracts behind its epochs. The query is the packed source, then
-for every function a shuffle to the shards and an operator.
+In the order of a run: take the checkpoint, look at everything that a start could fail on, build the
+query, run it to its end, and keep pins and contracts behind its epochs. What would lose state or
+history is refused before Spark touches anything. The query is the packed source, then for every
+function a shuffle to the shards and an operator.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from catchwater.pipeline.run.fit import check_fit, check_sinks, source_of
 from catchwater.pipeline.run.metrics import PipelineMetrics
 from catchwater.pipeline.shard_epoch import Stage, run_stage
 from catchwater.pipeline.spark import session
-from catchwater.pipeline.spark.failure import Told, cause, is_starved
+from catchwater.pipeline.spark.failure import Traces, cause, is_starved
 from catchwater.pipeline.supervisor.drivers import Stop, take_report
 from catchwater.pipeline.upkeep import Upkeep
 from catchwater.recovery import checkpoint, contract, handover, pins, rewind
@@ -187,7 +187,7 @@ def run_query(
     spark: "SparkSession",
     pipeline: Pipeline,
     stop: Stop,
-    told: Told,
+    traces: Traces,
     beside: Callable[[], None] | None,
     clock: Clock,
 ) -> None:
@@ -207,7 +207,7 @@ def run_query(
     if config.metrics is not None:
         metrics.serve(config.metrics)
     _log.info("Running %s, checkpoint %s.", pipeline.name, config.checkpoint)
-    told = replace(told, since_ms=clock.now_ms())
+    traces = replace(traces, since_ms=clock.now_ms())
 
     # A shadow's epochs are not its own to pin until it leads.
     def look() -> bool:
@@ -215,15 +215,15 @@ def run_query(
             beside()
         for entry in upkeep.look() if handover.take_over(config.checkpoint) else ():
             metrics.take(entry)
-            _tell(entry)
+            _log_epoch(entry)
         return not stop.requested and not _has_led(config.checkpoint)
 
     # Run, see to the last epochs, and say why it ended or to whom it hands over.
     failure = run_to_end(lambda: start_query(spark, pipeline, writer), look)
     for entry in upkeep.look(at_once=True) if handover.take_over(config.checkpoint) else ():
-        _tell(entry)
+        _log_epoch(entry)
     if failure is not None and not stop.requested:
-        raise writer.failure or cause(failure, told)
+        raise writer.failure or cause(failure, traces)
     if handover.fenced_by(config.checkpoint) is not None:
         handover.hand_over(config.checkpoint, settle(config.checkpoint))
     _log.info("Stopped after epoch %d.", checkpoint.last_commit(config.checkpoint))
@@ -262,7 +262,7 @@ def _await(query: "StreamingQuery", ended: threading.Event) -> None:
     from pyspark.errors import PySparkException
 
     try:
-        # What has failed it, or the JVM, is found by who is told.
+        # What has failed it, or the JVM, the caller finds.
         with suppress(PySparkException, Py4JError, OSError):
             query.awaitTermination()
     finally:
@@ -334,7 +334,7 @@ def stages(pipeline: Pipeline) -> list[Stage]:
 
 
 def source_settings(pipeline: Pipeline) -> "PackedSettings":
-    """What the source is told."""
+    """The settings of the packed source."""
     from catchwater.pipeline.spark.source import PackedSettings
 
     config = pipeline.config
@@ -447,7 +447,7 @@ def poison_limit(pipeline: Pipeline) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _tell(entry: EpochEntry) -> None:
+def _log_epoch(entry: EpochEntry) -> None:
     _log.info(
         "Epoch %d: %d events in, %d out, %d late, %d duplicates.",
         entry.epoch,

@@ -2,7 +2,7 @@
 
 A JVM that ends unasked, told in one sentence.
 
-Whoever asks it something then fails in a way of its own: Spark's bridge with a refused connection,
+What asks it something then fails in a way of its own: Spark's bridge with a refused connection,
 its server for counters, of which we have none, with a traceback on the screen.
 """
 
@@ -65,17 +65,17 @@ _ENDED = re.compile(r"terminated with exception: (.+?)(?: SQLSTATE: \w+)?$", re.
 _STATE = "=== Streaming Query ==="
 """Where Spark goes on with the query's plan and state: no cause stands there."""
 _CRASHED = "Python worker exited unexpectedly"
-"""What Spark says of a worker that is gone, whatever else stands beside it."""
+"""What Spark says of a worker that is gone, also where it names another cause."""
 _RAISED = "Traceback (most recent call last)"
 """What Spark says where a Python process could still say something itself. Of one that is gone it
 says any of a dozen things, or nothing: a broken pipe, an end of file, "no cause message"."""
 _PATIENCE_S, _RECENT_MS, _POLL_S = 2.0, 60_000, 0.02
-"""Spark may notice before whoever reaps the process has written down how it ended."""
+"""Spark may notice the end of a process before how it ended is written down."""
 
 
 @dataclass(frozen=True)
-class Told:
-    """Where one session's processes tell what happens to them."""
+class Traces:
+    """What the processes of one session leave of what happens to them."""
 
     log: Path
     """Spark's log."""
@@ -97,12 +97,12 @@ def is_starved(text: str) -> bool:
     return "failed to connect back" in text
 
 
-def cause(text: str, told: Told, clock: Clock = SYSTEM) -> CatchwaterError:
+def cause(text: str, traces: Traces, clock: Clock = SYSTEM) -> CatchwaterError:
     """One sentence out of what Spark says of a failed query.
 
     Our own errors by their own words; else a Python process that died; else Spark's last error.
     """
-    where = f"The whole story is in {told.log}."
+    where = f"The whole story is in {traces.log}."
     ours = _OURS.findall(text)
     if ours:
         module, name, message, hint = ours[-1]
@@ -114,7 +114,7 @@ def cause(text: str, told: Told, clock: Clock = SYSTEM) -> CatchwaterError:
         return failed
     said = text.partition(_STATE)[0]
     silent = _CRASHED in said or (_RAISED not in said and not is_starved(said))
-    if silent and (ended := _latest_end(told, clock)):
+    if silent and (ended := _latest_end(traces, clock)):
         failed = PipelineFailed(
             f"The pipeline failed: {ended}.", hint=f"{workers.hint(ended)} {where}"
         )
@@ -123,14 +123,14 @@ def cause(text: str, told: Told, clock: Clock = SYSTEM) -> CatchwaterError:
     return PipelineFailed(f"The pipeline failed: {_last_error(said)}", hint=where)
 
 
-def _latest_end(told: Told, clock: Clock) -> workers.ProcessEnd | None:
+def _latest_end(traces: Traces, clock: Clock) -> workers.ProcessEnd | None:
     """How the last of the query's processes ended, if one has just now."""
-    if told.folder is None:
+    if traces.folder is None:
         return None
     deadline_s = clock.monotonic_s() + _PATIENCE_S
     while True:
-        for each in reversed(workers.read_ends(told.folder)):
-            if each.code and each.at_ms >= max(told.since_ms, clock.now_ms() - _RECENT_MS):
+        for each in reversed(workers.read_ends(traces.folder)):
+            if each.code and each.at_ms >= max(traces.since_ms, clock.now_ms() - _RECENT_MS):
                 return each
         if clock.monotonic_s() > deadline_s:
             return None

@@ -7,12 +7,12 @@ its interpreter.
 
 It has one thread of Python's, as a process that forks must. It ends when the process that started
 it does: its standard input ends then. A fork ends, with what it has started, when its launcher
-does: whoever ends a driver and all that it has started need not know of the forks.
+does: to end a driver and all that it has started, one need not know of the forks.
 
 A folder on local disk for what a process and its children leave while they run.
 
 Spark's own files, sockets and notes of workers. It goes with its owner; of an owner that was killed
-it is removed by whoever next makes one. It has an owner as long as anybody holds its lock: the
+the next process that makes one removes it. It has an owner as long as anybody holds its lock: the
 process that made it, and a child that was given the descriptor.
 """
 
@@ -53,7 +53,7 @@ class Scratch:
 
 @contextmanager
 def scratch(clock: Clock = SYSTEM) -> Iterator[Scratch]:
-    """Make one, and remove those whose owners are dead. Gone in the end, whatever is in it."""
+    """Make one, and remove those whose owners are dead; it is removed with its content."""
     base = _base()
     clear(base)
     # The lock is taken before the folder has the name by which others find it.
