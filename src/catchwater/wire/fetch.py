@@ -24,6 +24,8 @@ from catchwater.wire.fields import (
     encode_size,
     encode_text,
     encode_topic,
+    pack_i16,
+    pack_i32,
     take_topic,
 )
 
@@ -157,9 +159,9 @@ def encode_fetch_reply(
     end = NO_TAGGED_FIELDS if flexible else b""
     parts: list[Buffer] = []
     # What is to be sent before the next records; it becomes one part.
-    out = bytearray(I32.pack(correlation_id) + end)
+    out = bytearray(pack_i32(correlation_id) + end)
     out += (
-        _FETCH_HEAD.pack(throttle_ms, error, session_id) if version >= 7 else I32.pack(throttle_ms)
+        _FETCH_HEAD.pack(throttle_ms, error, session_id) if version >= 7 else pack_i32(throttle_ms)
     )
     out += encode_size(len(topics), flexible)
     for topic in topics:
@@ -197,7 +199,7 @@ def _add_fetched(
         out += encode_size(len(aborted), flexible)
         out += b"".join([_ABORTED.pack(*transaction) + end for transaction in aborted])
     if version >= 11:
-        out += I32.pack(preferred)
+        out += pack_i32(preferred)
 
 
 def _take_fetch_topics(cursor: Cursor, version: int, flexible: bool) -> list[FetchTopic]:
@@ -261,8 +263,8 @@ def _take_replica_id(cursor: Cursor) -> int:
 _REQUEST_HEAD = Struct(">iiiibii")
 # Partition, leader epoch, offset, log start (for replicas only), most bytes.
 _REQUEST_PARTITION = Struct(">iiqqi")
-_NO_FORGOTTEN_TOPICS = I32.pack(0)
-_NO_RACK = I16.pack(0)
+_NO_FORGOTTEN_TOPICS = pack_i32(0)
+_NO_RACK = pack_i16(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,10 +307,10 @@ def encode_fetch(wanted: Mapping[TopicPartition, int], limits: FetchLimits) -> l
             limits.read_committed,
             *_NO_SESSION,
         ),
-        I32.pack(len(by_topic)),
+        pack_i32(len(by_topic)),
     ]
     for topic, partitions in by_topic.items():
-        parts += [encode_text(topic, False), I32.pack(len(partitions))]
+        parts += [encode_text(topic, False), pack_i32(len(partitions))]
         for partition, offset in partitions:
             parts.append(
                 _REQUEST_PARTITION.pack(partition, -1, offset, -1, limits.max_partition_bytes)

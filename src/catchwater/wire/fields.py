@@ -20,6 +20,8 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 TopicPartition: TypeAlias = tuple[str, int]
 
 I8, I16, I32, I64 = Struct(">b"), Struct(">h"), Struct(">i"), Struct(">q")
+# For other modules: Python 3.11 makes an object for each call of a method of an imported name.
+pack_i8, pack_i16, pack_i32 = I8.pack, I16.pack, I32.pack
 NO_TAGGED_FIELDS = b"\x00"
 _ZERO_ID = bytes(16)
 _HEADER = Struct(">hhih")

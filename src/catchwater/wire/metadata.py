@@ -9,13 +9,13 @@ from struct import Struct
 from typing import NamedTuple
 
 from catchwater.wire.fields import (
-    I8,
-    I16,
-    I32,
     NO_TAGGED_FIELDS,
     Buffer,
     encode_size,
     encode_text,
+    pack_i8,
+    pack_i16,
+    pack_i32,
 )
 
 METADATA_VERSIONS = range(0, 14)
@@ -67,7 +67,7 @@ class MetadataReply(NamedTuple):
 
 
 _METADATA_PARTITION = Struct(">hii")
-_NO_ERROR = I16.pack(0)
+_NO_ERROR = pack_i16(0)
 
 
 def encode_metadata_reply(correlation_id: int, version: int, reply: MetadataReply) -> list[Buffer]:
@@ -75,24 +75,24 @@ def encode_metadata_reply(correlation_id: int, version: int, reply: MetadataRepl
     assert version in METADATA_VERSIONS, version
     flexible = version >= _FLEXIBLE_SINCE
     end = NO_TAGGED_FIELDS if flexible else b""
-    out = [I32.pack(correlation_id), end]
+    out = [pack_i32(correlation_id), end]
     if version >= 3:
-        out.append(I32.pack(reply.throttle_ms))
+        out.append(pack_i32(reply.throttle_ms))
     out.append(encode_size(len(reply.brokers), flexible))
     for broker in reply.brokers:
-        out += (I32.pack(broker.node_id), encode_text(broker.host, flexible), I32.pack(broker.port))
+        out += (pack_i32(broker.node_id), encode_text(broker.host, flexible), pack_i32(broker.port))
         if version >= 1:
             out.append(encode_text(broker.rack, flexible))
         out.append(end)
     if version >= 2:
         out.append(encode_text(reply.cluster_id, flexible))
     if version >= 1:
-        out.append(I32.pack(reply.controller_id))
+        out.append(pack_i32(reply.controller_id))
     out.append(encode_size(len(reply.topics), flexible))
     for topic in reply.topics:
         _add_metadata_topic(out, version, flexible, topic)
     if 8 <= version <= 10:
-        out.append(I32.pack(reply.operations))
+        out.append(pack_i32(reply.operations))
     if version >= 13:
         out.append(_NO_ERROR)
     out.append(end)
@@ -102,11 +102,11 @@ def encode_metadata_reply(correlation_id: int, version: int, reply: MetadataRepl
 def _add_metadata_topic(
     out: list[bytes], version: int, flexible: bool, topic: MetadataTopic
 ) -> None:
-    out += (I16.pack(topic.error), encode_text(topic.name, flexible))
+    out += (pack_i16(topic.error), encode_text(topic.name, flexible))
     if version >= 10:
         out.append(topic.id)
     if version >= 1:
-        out.append(I8.pack(topic.is_internal))
+        out.append(pack_i8(topic.is_internal))
     out.append(encode_size(len(topic.partitions), flexible))
     # Most partitions of a topic have the same replicas, which are most of their bytes.
     ends: dict[tuple[int, ...], bytes] = {}
@@ -115,14 +115,14 @@ def _add_metadata_topic(
             ends[replicas] = _metadata_partition_end(version, flexible, replicas)
         out.append(_METADATA_PARTITION.pack(error, index, leader_id))
         if version >= 7:
-            out.append(I32.pack(leader_epoch))
+            out.append(pack_i32(leader_epoch))
         out.append(ends[replicas])
     if version >= 8:
-        out.append(I32.pack(topic.operations))
+        out.append(pack_i32(topic.operations))
     out.append(NO_TAGGED_FIELDS if flexible else b"")
 
 
 def _metadata_partition_end(version: int, flexible: bool, replicas: tuple[int, ...]) -> bytes:
-    nodes = encode_size(len(replicas), flexible) + b"".join(map(I32.pack, replicas))
+    nodes = encode_size(len(replicas), flexible) + b"".join(map(pack_i32, replicas))
     offline = encode_size(0, flexible) if version >= 5 else b""
     return nodes + nodes + offline + (NO_TAGGED_FIELDS if flexible else b"")

@@ -31,6 +31,7 @@ from catchwater.wire.fields import (
     encode_size,
     encode_text,
     encode_topic,
+    pack_i32,
     take_topic,
 )
 
@@ -132,7 +133,7 @@ def encode_produce_reply(
     flexible = version >= _FLEXIBLE_SINCE
     end = NO_TAGGED_FIELDS if flexible else b""
     no_record_errors = encode_size(0, flexible)
-    out = [I32.pack(correlation_id), end, encode_size(len(topics), flexible)]
+    out = [pack_i32(correlation_id), end, encode_size(len(topics), flexible)]
     for topic in topics:
         out.append(encode_topic(topic.name, topic.id, flexible, version >= _TOPIC_ID_SINCE))
         out.append(encode_size(len(topic.partitions), flexible))
@@ -146,13 +147,13 @@ def encode_produce_reply(
                 out.append(_encode_blamed(blamed, flexible) if blamed else no_record_errors)
                 out += (encode_text(message, flexible), end)
         out.append(end)
-    out += (I32.pack(throttle_ms), end)
+    out += (pack_i32(throttle_ms), end)
     return [b"".join(out)]
 
 
 def _encode_blamed(record_errors: Sequence[tuple[int, str]], flexible: bool) -> bytes:
     end = NO_TAGGED_FIELDS if flexible else b""
-    entries = [I32.pack(i) + encode_text(reason, flexible) + end for i, reason in record_errors]
+    entries = [pack_i32(i) + encode_text(reason, flexible) + end for i, reason in record_errors]
     return encode_size(len(entries), flexible) + b"".join(entries)
 
 
@@ -180,9 +181,9 @@ def encode_produce(batches: Mapping[TopicPartition, Buffer], timeout_ms: int) ->
         _PRODUCE_HEAD.pack(_NO_TRANSACTION, _ALL_REPLICAS, timeout_ms, len(by_topic))
     ]
     for topic, partitions in by_topic.items():
-        parts += [encode_text(topic, False), I32.pack(len(partitions))]
+        parts += [encode_text(topic, False), pack_i32(len(partitions))]
         for partition, batch in partitions:
-            parts += [I32.pack(partition), I32.pack(len(batch)), batch]
+            parts += [pack_i32(partition), pack_i32(len(batch)), batch]
     return parts
 
 
