@@ -38,8 +38,7 @@ from catchwater.clock import SYSTEM
 from catchwater.replay.control import Control
 from catchwater.sinks.base import OutputRecord, Sink
 from catchwater.sinks.config import parse
-from catchwater.sinks.open import open_sink
-from catchwater.sinks.surroundings import Surroundings
+from catchwater.sinks.open import Surroundings, open_sink
 
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
 ROWS = int(os.environ.get("ROWS", "100000"))

@@ -12,6 +12,7 @@ from benchmarks.page import figures, page
 from catchwater.broker.router import coverage_table
 from catchwater.broker.topic_config import settings_table
 from catchwater.cli.app import app
+from catchwater.sinks.config import options_table
 
 DOCS = Path(__file__).parent
 README = DOCS.parent / "README.md"
@@ -23,6 +24,7 @@ def main() -> None:
     replace(DOCS / "protocol.md", coverage_table())
     replace(DOCS / "protocol.md", settings_table())
     replace(DOCS / "commands.md", commands_table())
+    replace(DOCS / "sinks.md", options_table())
     replace(README, figures())
 
 

@@ -14,6 +14,7 @@ from catchwater.cli.init import FILES
 from catchwater.pipeline.pipeline import Pipeline
 from catchwater.pipeline.plan import plan_of
 from catchwater.pipeline.run.config import load
+from catchwater.sinks.config import options_table
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -36,6 +37,10 @@ def test_the_page_of_benchmarks_shows_the_results_that_are_kept() -> None:
 
 def test_the_page_of_commands_lists_all_of_them() -> None:
     assert commands_table() in (ROOT / "docs/commands.md").read_text(), "make docs writes it anew"
+
+
+def test_the_page_of_sinks_lists_every_key_of_every_kind() -> None:
+    assert options_table() in (ROOT / "docs/sinks.md").read_text(), "make docs writes it anew"
 
 
 def test_every_page_stands_in_the_index() -> None:

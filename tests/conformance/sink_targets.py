@@ -17,10 +17,9 @@ import pytest
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.replay.control import Control
-from catchwater.sinks.base import OutputRecord, RowId, Seen, Sink, Staged
+from catchwater.sinks.base import OutputRecord, RowId, Sink, Staged, TargetState
 from catchwater.sinks.config import SinkConfig, parse
-from catchwater.sinks.open import look_at, open_sink
-from catchwater.sinks.surroundings import Surroundings
+from catchwater.sinks.open import Surroundings, look_at, open_sink
 
 
 @dataclass
@@ -98,7 +97,7 @@ class Target:
         """Its section."""
         return parse(self.name, {"kind": self.kind, **self.options, **options})
 
-    def look(self, output_type: Any = Alert) -> Seen:
+    def look(self, output_type: Any = Alert) -> TargetState:
         """What it is like, without opening it."""
         return look_at(
             self.config(), replace(self.around("cards", 0, SYSTEM), output_type=output_type)

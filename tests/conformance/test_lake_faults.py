@@ -20,8 +20,7 @@ from catchwater.objects.open import open_store
 from catchwater.sinks import reconcile
 from catchwater.sinks.base import Sink, SinkUnavailable
 from catchwater.sinks.config import parse
-from catchwater.sinks.open import open_sink
-from catchwater.sinks.surroundings import Surroundings
+from catchwater.sinks.open import Surroundings, open_sink
 
 EPOCHS = 6
 ROWS = 20

@@ -37,9 +37,9 @@ from catchwater.sinks.base import OutputRecord, Staged
 from catchwater.sinks.config import parse
 from catchwater.sinks.kafka_client import NotAdmitted
 from catchwater.sinks.kinds.kafka import KIND, KafkaSink
+from catchwater.sinks.open import Surroundings
 from catchwater.sinks.reconcile import verify
 from catchwater.sinks.staged import Archive, StagedFile
-from catchwater.sinks.surroundings import Surroundings
 from catchwater.wire.client import EARLIEST, LATEST, Client
 from catchwater.wire.connection import Connection, ConnectionLost
 from catchwater.wire.security.oauth import TokenRefused

@@ -23,9 +23,9 @@ from catchwater.replay.options import parse_options
 from catchwater.sinks.base import OutputRecord
 from catchwater.sinks.config import parse
 from catchwater.sinks.kinds.log import KIND, LogSink
+from catchwater.sinks.open import Surroundings
 from catchwater.sinks.reconcile import verify
 from catchwater.sinks.staged import Archive, StagedFile
-from catchwater.sinks.surroundings import Surroundings
 from catchwater.wire.client import LATEST, Client
 from catchwater.wire.connection import OPEN_S
 

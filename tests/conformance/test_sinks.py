@@ -43,9 +43,9 @@ from catchwater.sinks.base import (
     EpochDiffers,
     EpochMissing,
     OutputRecord,
-    Seen,
     Sink,
     Superseded,
+    TargetState,
     TargetTaken,
 )
 from catchwater.sinks.open import alter_target
@@ -167,12 +167,12 @@ def test_an_epoch_that_does_not_follow_is_refused(target: Target) -> None:
 
 def test_looking_tells_whose_it_is_and_how_far_and_changes_nothing(target: Target) -> None:
     there = sorted(target.root.rglob("*"))
-    assert target.look() == Seen()
+    assert target.look() == TargetState()
     assert sorted(target.root.rglob("*")) == there
     sink = target.open()
     write(sink, 0, ROWS)
     write(sink, 1, 0)
-    assert target.look() == (Seen(ours=True, newest=1) if target.marked else Seen())
+    assert target.look() == (TargetState(ours=True, newest=1) if target.marked else TargetState())
     write(sink, 2, ROWS)
     assert ids(target) == wanted(0, 2)
     sink.close()
@@ -196,7 +196,7 @@ def test_a_table_that_lacks_a_column_is_altered_on_request(target: Target) -> No
     assert differs is not None and "shop is missing" in str(differs)
     assert differs.alter[0].startswith('ALTER TABLE "alerts" ADD COLUMN "shop"')
     alter_target(target.config(), replace(target.around("cards", 0, SYSTEM), output_type=Wider))
-    assert target.look(Wider) == target.look() == Seen(ours=True, newest=0)
+    assert target.look(Wider) == target.look() == TargetState(ours=True, newest=0)
     write(sink, 1, ROWS)  # the version before goes on
     assert ids(target) == wanted(0, 1)
     sink.close()

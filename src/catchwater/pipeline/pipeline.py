@@ -35,8 +35,7 @@ from catchwater.replay.options import SourceOptions, parse_options
 from catchwater.replay.subscription import COMMAND_S, Subscription
 from catchwater.sinks.base import RowsUnreadable, Sink, Superseded
 from catchwater.sinks.config import SinkConfig
-from catchwater.sinks.open import look_at, open_sink, target_of
-from catchwater.sinks.surroundings import Surroundings
+from catchwater.sinks.open import Surroundings, look_at, open_sink, target_of
 
 _log = logging.getLogger("catchwater.pipeline")
 

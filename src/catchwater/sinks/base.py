@@ -1,7 +1,8 @@
 """The sink seam: an epoch is written once, and can be looked at and mended afterwards.
 
-Tasks *stage* what their shards put out, where nobody sees it; the driver then *commits* all of an
-epoch's staged pieces together with the mark (pipeline, sink, generation, epoch, count, checksum).
+Tasks *stage* what their shards put out, where no reader sees it; the driver then *commits* all
+of an epoch's staged pieces together with the mark (pipeline, sink, generation, epoch, count,
+checksum).
 A sink that was opened for `exactly-once` keeps these promises; one conformance suite asks them:
 
 - `commit` is atomic: readers see all of the epoch or nothing, and the mark goes with it. A sink
@@ -14,7 +15,7 @@ A sink that was opened for `exactly-once` keeps these promises; one conformance 
   the epoch fails, nothing of it is visible, and it runs again when the pipeline does.
 
 Opened for `at-least-once`, a sink writes no mark and a repeated epoch is written again; each row
-still tells its identity (epoch, shard, row), by which a reader knows it.
+still has its identity (epoch, shard, row), by which a reader knows it.
 
 `truth` keeps what was staged, apart from the target: `rows` is compared with it, and `repair`
 mends from it.
@@ -111,8 +112,8 @@ class RowsUnreadable(CatchwaterError):
     """The target cannot be asked what it holds, or what is needed to mend it is not kept."""
 
 
-class Seen(NamedTuple):
-    """What a target is like that was looked at and not opened: nothing in it has changed."""
+class TargetState(NamedTuple):
+    """What a target is like, as found without opening it: nothing in it has changed."""
 
     ours: bool = False
     """It names this sink of this pipeline as its writer."""
@@ -169,7 +170,7 @@ class SinkRow(NamedTuple):
     id: RowId
     key: bytes
     digest: bytes | None
-    """What `Sink.digest` says of the record it was made from; None: the target cannot tell."""
+    """What `Sink.digest` says of the record it was made from; None: the target does not show it."""
 
 
 class Expected(NamedTuple):

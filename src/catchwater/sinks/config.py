@@ -27,9 +27,9 @@ from catchwater.config import ConfigError, duration_ms, nearest
 from catchwater.wire.security.settings import is_ours, parse_security
 
 if TYPE_CHECKING:
-    from catchwater.sinks.base import Seen, Sink
+    from catchwater.sinks.base import Sink, TargetState
+    from catchwater.sinks.open import Surroundings
     from catchwater.sinks.staged import Archive
-    from catchwater.sinks.surroundings import Surroundings
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ class Kind:
     guarantee: "Callable[[SinkConfig, tuple[str, ...]], Guarantee]"
     """What it gives to outputs of this `output_id`. Pure; raises `ImpossibleDelivery`."""
     target: "Callable[[SinkConfig, Path], str]"
-    """What it writes to, as no other target is called, and without a secret; asks nobody.
+    """The unique name of what it writes to, without a secret; connects to nothing.
 
     Relative paths are meant from the folder.
     """
@@ -91,7 +91,7 @@ class Kind:
     """The option that names the target where another one is wanted, as of a backfill."""
     open: "Callable[[SinkConfig, Surroundings, Archive], Sink]"
     """The sink. Creates what is missing in the target and claims it."""
-    look: "Callable[[SinkConfig, Surroundings], Seen]"
+    look: "Callable[[SinkConfig, Surroundings], TargetState]"
     """What the target is like now; asked once, without patience, and not changed."""
     check: "Callable[[SinkConfig, Surroundings], object]" = lambda config, around: None
     """Refuses what no target could mend. Opens nothing; `options` are checked before."""
@@ -100,7 +100,7 @@ class Kind:
     alter: "Callable[[SinkConfig, Surroundings], None] | None" = None
     """Adds the columns that a table lacks; None: nothing there can be altered."""
     modules: tuple[str, ...] = ()
-    """What opening imports besides this file; of a package that is missing this tells."""
+    """What opening imports besides this file: how a missing package is found before."""
     extra: str = ""
     """The extra of `catchwater` that brings them; empty: none is needed."""
     one_writer: bool = False
@@ -108,7 +108,7 @@ class Kind:
     of_the_source: bool = False
     """It writes to the log that the pipeline reads: without that nothing is known of it."""
     cannot_be: Callable[[str, str], str] = lambda was, now: ""
-    """Why the one target cannot hold what the other did, whatever marks say; of marks beside it."""
+    """Why the second target cannot hold what the first did, though its marks say so; else empty."""
     rebuilds: bool = False
     """All that it holds can take the place of another's at once (`table.TableSink`)."""
 
@@ -295,6 +295,26 @@ def known_keys() -> list[str]:
     """Every key that some sink has; for readers that do not know the kind yet."""
     shapes: list[type[Any]] = [_Shared, *(kind.options for kind in kinds().values())]
     return sorted({key_of(each) for shape in shapes for each in fields(shape)})
+
+
+def options_table() -> str:
+    """The keys of each kind, for the page of sinks."""
+    lines = ["| kind | key | if left out | |", "|---|---|---|---|"]
+    for name, kind in kinds().items():
+        for each in fields(kind.options):
+            default = _in_words(each) or "-"
+            lines.append(f"| `{name}` | `{key_of(each)}` | {default} | {each.metadata['doc']} |")
+    return "\n".join(lines) + "\n"
+
+
+def _in_words(each: "Field[Any]") -> str:
+    if each.default is MISSING:
+        return "" if key_of(each).endswith("*") else "must be set"
+    if each.metadata["parse"] is duration:
+        return f"`{each.default // 1000}s`"
+    if isinstance(each.default, bool):
+        return f"`{str(each.default).lower()}`"
+    return f"`{each.default}`" if each.default else ""
 
 
 def parse(

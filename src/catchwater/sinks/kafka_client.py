@@ -5,7 +5,7 @@ on, and takes its options by the names its users know (`security.protocol`, …)
 
 A `Writer` lives until its first failure. What a failed transaction came to is not guessed: the next
 `Writer` of the same transactional id waits until the brokers have ended it, and fences the old one;
-the ledger topic then tells. `read` does not stop before records that an open transaction hides.
+the ledger topic then shows it. `read` does not stop before records that an open transaction hides.
 """
 
 import warnings
@@ -52,7 +52,7 @@ _READING = {
     "enable.partition.eof": True,
     "isolation.level": "read_committed",
     "auto.offset.reset": "earliest",
-    # The end of a partition is told by an answer without records, which comes after so long.
+    # The end of a partition shows as an answer without records, which comes after so long.
     "fetch.wait.max.ms": 10,
 }
 _WRITING = {
@@ -155,7 +155,7 @@ class Brokers:
         except KafkaException as error:
             reason: KafkaError = error.args[0]
             if "admin" in self.__dict__:
-                self.admin.poll(0)  # it tells of what happened only when it is asked
+                self.admin.poll(0)  # it calls back only when it is polled
             said, self._last_error = self._last_error, None
             self._refuse_for_good(reason)
             if reason.code() in _FENCED:
@@ -171,9 +171,9 @@ class Brokers:
                     hint="Are user name and password right (kafka.sasl.*), and is the authority "
                     "known that signed the brokers' certificates (kafka.ssl.ca.location)?",
                 ) from error
-            told = f" ({said.str()})" if said else ""
+            because = f" ({said.str()})" if said else ""
             raise SinkUnavailable(
-                f"The Kafka at {self.name} did not do what was asked: {reason.str()}{told}."
+                f"The Kafka at {self.name} did not do what was asked: {reason.str()}{because}."
             ) from error
 
     def _refuse_for_good(self, reason: KafkaError) -> None:

@@ -129,7 +129,7 @@ class LogAppender:
 
 
 def row_headers(sink: str, row: RowId) -> Headers:
-    """What tells a record's identity where its place in the topic does not."""
+    """A record's identity, where its place in the topic does not give it."""
     return ((ROW_HEADER, str(row).encode()), (SINK_HEADER, sink.encode()))
 
 

@@ -28,7 +28,7 @@ from catchwater.sinks.base import (
 )
 
 MOST_MARKS = 1000
-"""So many epochs are remembered where nobody says which are no longer needed."""
+"""How many epochs are remembered where none is said to be no longer needed."""
 
 
 class MarksDamaged(CatchwaterError):

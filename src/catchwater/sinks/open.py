@@ -1,4 +1,4 @@
-"""A sink from its configuration.
+"""A sink from its configuration and what it learns of its pipeline (`Surroundings`).
 
 Opening creates what is missing in the target (a topic, a table) and claims it; it refuses a target
 that cannot take the outputs. What a kind needs is imported only when it is opened.
@@ -7,13 +7,45 @@ that cannot take the outputs. What a kind needs is imported only when it is open
 import importlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
-from catchwater.sinks.base import Seen, Sink
+from catchwater.replay.control import Control
+from catchwater.sinks.base import Sink, TargetState
 from catchwater.sinks.config import SinkConfig, guarantee, kinds
-from catchwater.sinks.staged import Archive, StagedFile
-from catchwater.sinks.surroundings import Surroundings, staged_folder
+from catchwater.sinks.marks import Owner
+from catchwater.sinks.staged import Archive, StagedFile, staged_folder
+from catchwater.wire.security.settings import UNSECURED, Security
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a sink learns of its pipeline."""
+
+    pipeline: str
+    objects: str
+    """URL of the checkpoint's object store: staged outputs lie there under `staged/<sink>/`."""
+    folder: Path
+    """Relative paths of the pipeline's file are meant from here."""
+    bootstrap: str = ""
+    """The brokers of the source."""
+    security: Security = UNSECURED
+    """How connections to them are secured."""
+    control: Control | None = None
+    """The control API of the source's log; None: it is another Kafka."""
+    generation: int = 0
+    """Raised by a rollback, and by a restore that writes outputs anew."""
+    output_type: Any = None
+    """What the function puts out; None: dead letters or late events."""
+    output_id: tuple[str, ...] = ()
+    clock: Clock = SYSTEM
+
+    def owner(self, sink: str) -> Owner:
+        """The writer of this sink's target."""
+        return Owner(self.pipeline, sink, self.generation)
 
 
 class PackageMissing(CatchwaterError):
@@ -34,7 +66,7 @@ def open_sink(config: SinkConfig, around: Surroundings) -> Sink:
 def check_sink(config: SinkConfig, around: Surroundings) -> None:
     """Refuse what no target could mend: a delivery, a URL, a name, a field without a column.
 
-    Opens nothing. Raises as `open_sink`, as far as that can be told beforehand.
+    Opens nothing. Raises as `open_sink`, as far as that is known beforehand.
     """
     guarantee(config, output_id=around.output_id)
     with _packages_named(config):
@@ -44,16 +76,16 @@ def check_sink(config: SinkConfig, around: Surroundings) -> None:
 
 
 def target_of(config: SinkConfig, folder: Path) -> str:
-    """What a sink writes to, told apart from every other target; without what gives access to it.
+    """The unique name of what a sink writes to, without what gives access to it.
 
     Two names of one server are two targets to it. Relative paths are meant from the folder.
-    Asks nobody. Raises `ConfigError`, `PackageMissing`.
+    Connects to nothing. Raises `ConfigError`, `PackageMissing`.
     """
     with _packages_named(config):
         return f"{config.kind} {config.declared.target(config, folder)}"
 
 
-def look_at(config: SinkConfig, around: Surroundings) -> Seen:
+def look_at(config: SinkConfig, around: Surroundings) -> TargetState:
     """What the target of a sink is like now; asked once, without patience, and not changed.
 
     Raises what a target that is away raises, and `TargetTaken`.

@@ -34,7 +34,7 @@ class Finding(NamedTuple):
     """`foreign`: the target holds a row under this identity that was never staged."""
     id: RowId
     key: bytes
-    """The function's key; empty where the target does not tell that of a foreign row."""
+    """The function's key; empty where the target does not show that of a foreign row."""
 
 
 class Report(NamedTuple):

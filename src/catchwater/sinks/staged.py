@@ -2,7 +2,7 @@
 
 One object holds one shard's records of an epoch, `<folder>/<epoch>-<shard>-<token>.rows`: a header
 (magic, CRC-32C, uncompressed size) and zstd-compressed msgpack. Every attempt draws its own token,
-so a failed one is never read for another. Which pieces make up an epoch is told by its index,
+so a failed one is never read for another. Which pieces make up an epoch is said by its index,
 `<folder>/<epoch>-index.json`, which is there before the epoch's commit has returned.
 
 Sinks that cannot be staged in their own target commit from here; all are verified against it and
@@ -10,6 +10,7 @@ mended from it. Relies on the object store to write whole objects durably. Listi
 what can be forgotten, and by commands that look at everything that is kept.
 """
 
+import hashlib
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -158,7 +159,7 @@ class Archive:
         self._ages = None
 
     def _forget(self, epoch: int) -> None:
-        """The index first, so that who compares meanwhile knows: not damaged, but forgotten.
+        """The index first: a comparison meanwhile then sees a forgotten epoch, not a damaged one.
 
         Then the pieces, also of attempts that failed; after a crash the listing finds them again.
         """
@@ -175,6 +176,20 @@ class Archive:
 
     def _index_key(self, epoch: int) -> str:
         return f"{self.folder}/{epoch:020d}-index.json"
+
+
+def staged_folder(*names: str) -> str:
+    """Where outputs are staged in an object store: `staged/`, then a folder for each name.
+
+    A name that may not stand in an object's key is replaced by a digest of it.
+    """
+    return "/".join(("staged", *map(_folder, names)))
+
+
+def _folder(name: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
+        return name
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 @cache

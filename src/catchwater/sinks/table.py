@@ -4,9 +4,9 @@ Every row carries its identity in ROW_COLUMNS. `mode = "append"` inserts rows; `
 replaces them by the function's `output_id`, and keeps what it replaced, so that an epoch can be
 withdrawn again.
 
-An answer that is lost after a commit is asked for again: the mark tells. Transactions of one sink
-wait for each other, so a driver that was thought dead finds the marks of its successor. SQL is such
-that SQLite and PostgreSQL, the two kinds, read it alike.
+An answer that is lost after a commit is asked for again: the mark shows it. Transactions of one
+sink wait for each other, so a driver that was thought dead finds the marks of its successor. The
+SQL is read alike by SQLite and PostgreSQL, the two kinds.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,11 +22,11 @@ from catchwater.sinks.base import (
     Fix,
     OutputRecord,
     RowId,
-    Seen,
     SinkRow,
     SinkUnavailable,
     Staged,
     TargetDiffers,
+    TargetState,
     TargetTaken,
     patiently,
 )
@@ -43,8 +43,8 @@ from catchwater.sinks.table_target import (
 )
 
 if TYPE_CHECKING:
+    from catchwater.sinks.open import Surroundings
     from catchwater.sinks.staged import Archive, StagedFile
-    from catchwater.sinks.surroundings import Surroundings
 
 _SWEEP_EPOCHS = 64
 """Marks and undo rows are deleted for so many epochs at once."""
@@ -58,7 +58,7 @@ _OURS = "pipeline = ? AND sink = ?"
 # What both kinds declare
 
 MODES = ("append", "upsert")
-MODE = "add rows, or let them replace each other by the function's `output_id`"
+MODE = "add rows, or let them replace each other by the `output_id`"
 """Documentation of `mode`."""
 
 
@@ -93,7 +93,7 @@ def target_table(database: Database, config: SinkConfig, around: "Surroundings")
     return Target(database, _writer(config, around), codec_of(around.output_type).columns)
 
 
-def look_at_table(database: Database, config: SinkConfig, around: "Surroundings") -> Seen:
+def look_at_table(database: Database, config: SinkConfig, around: "Surroundings") -> TargetState:
     """See `Kind.look`."""
     target = target_table(database, config, around)
     with closing(database):
@@ -151,7 +151,6 @@ class TableSink:
             raise
 
     def stager(self) -> "StagedFile":
-        """What the tasks stage with."""
         return self.truth.stager()
 
     def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:

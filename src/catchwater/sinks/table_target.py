@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from catchwater.config import ConfigError
-from catchwater.sinks.base import Seen, TargetDiffers, TargetTaken
+from catchwater.sinks.base import TargetDiffers, TargetState, TargetTaken
 from catchwater.sinks.columns import ROW_COLUMNS, Column, Kind
 from catchwater.sinks.marks import Owner
 
@@ -180,7 +180,7 @@ class Target:
             )
         self._compare(transaction)
 
-    def look(self) -> Seen:
+    def look(self) -> TargetState:
         """What is there; changes nothing. Raises what a transaction raises."""
         with self._database.reading() as transaction:
             claims = self._claims(transaction)
@@ -191,7 +191,7 @@ class Target:
             except TargetDiffers as error:
                 differs = error
             is_ours = self.owner in [(pipeline, sink) for pipeline, sink, _ in claims]
-            return Seen(is_ours, self._newest(transaction), differs)
+            return TargetState(is_ours, self._newest(transaction), differs)
 
     def alter(self) -> None:
         """Add the columns that the table lacks. Raises `TargetDiffers` if that is not enough."""

@@ -15,8 +15,7 @@ from catchwater.recovery.folder import home_of
 from catchwater.recovery.ledger import SinkEpoch
 from catchwater.sinks.base import OutputRecord
 from catchwater.sinks.config import parse
-from catchwater.sinks.open import open_sink
-from catchwater.sinks.surroundings import Surroundings
+from catchwater.sinks.open import Surroundings, open_sink
 
 FUNCTION = """
 from dataclasses import dataclass

@@ -16,8 +16,7 @@ from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.recovery.folder import home_of
 from catchwater.sinks.base import OutputRecord
 from catchwater.sinks.config import parse
-from catchwater.sinks.open import open_sink
-from catchwater.sinks.surroundings import Surroundings
+from catchwater.sinks.open import Surroundings, open_sink
 
 
 def opened(config: PipelineConfig) -> Pipeline:

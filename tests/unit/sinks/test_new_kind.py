@@ -14,9 +14,8 @@ from catchwater.pipeline.run.config import load
 from catchwater.sinks import kinds as folder
 from catchwater.sinks.base import EpochMissing, OutputRecord, Sink
 from catchwater.sinks.config import kinds, parse
-from catchwater.sinks.open import look_at, open_sink, target_of
+from catchwater.sinks.open import Surroundings, look_at, open_sink, target_of
 from catchwater.sinks.reconcile import repair, verify
-from catchwater.sinks.surroundings import Surroundings
 
 LINES = '''
 """Lines of a text file, all of an epoch in one rename; its marks beside it."""
@@ -25,7 +24,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from catchwater.sinks.base import OutputRecord, RowId, Seen, SinkRow, record_digest
+from catchwater.sinks.base import OutputRecord, RowId, TargetState, SinkRow, record_digest
 from catchwater.sinks.config import Guarantee, Kind, option, text
 from catchwater.sinks.marks import Mark, Marks, decode_marks
 
@@ -122,7 +121,7 @@ KIND = Kind(
     place=lambda options: options.path,
     named_by="path",
     open=_open,
-    look=lambda config, around: Seen((around.folder / config.options.path).exists()),
+    look=lambda config, around: TargetState((around.folder / config.options.path).exists()),
     one_writer=True,
 )
 '''

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from catchwater.sinks.config import ImpossibleDelivery, Kind, kinds, parse
-from catchwater.sinks.open import PackageMissing, open_sink, preload, target_of
-from catchwater.sinks.surroundings import Surroundings
+from catchwater.sinks.open import PackageMissing, Surroundings, open_sink, preload, target_of
 
 
 def around(tmp_path: Path) -> Surroundings:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from catchwater.clock import Clock
 from catchwater.sinks.base import OutputRecord, RowId, Staged
-from catchwater.sinks.staged import Archive, PieceDamaged, StagedFile
+from catchwater.sinks.staged import Archive, PieceDamaged, StagedFile, staged_folder
 
 records = st.lists(
     st.builds(
@@ -140,3 +140,16 @@ def test_an_epoch_is_no_longer_kept_before_any_of_it_is_gone(
     truth.sweep(1, 10**15)
     assert seen[0] == ([1], True)
     assert seen[-1] == ([1], False)
+
+
+@pytest.mark.parametrize("name", ["alerts", "a-b_c.d"])
+def test_a_plain_name_stands_in_keys_as_it_is(name: str) -> None:
+    assert staged_folder(name) == f"staged/{name}"
+    assert staged_folder("cards", name) == f"staged/cards/{name}"
+
+
+def test_any_other_name_stands_in_keys_as_a_digest() -> None:
+    found = {staged_folder(name) for name in ("", "..", "a/b", "ä", ".hidden")}
+    parts = [folder.removeprefix("staged/") for folder in found]
+    assert len(parts) == 5
+    assert all(len(part) == 16 and part.isalnum() for part in parts)

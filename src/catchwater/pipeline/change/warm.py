@@ -37,8 +37,7 @@ from catchwater.recovery.ledger import Ledger
 from catchwater.recovery.savepoint.create import Progress, Source
 from catchwater.recovery.savepoint.restore import CheckpointTaken, refuse_taken, restore
 from catchwater.sinks.base import Truth
-from catchwater.sinks.staged import Archive, StagedFile
-from catchwater.sinks.surroundings import staged_folder
+from catchwater.sinks.staged import Archive, StagedFile, staged_folder
 
 # What two versions put out for the same epoch.
 

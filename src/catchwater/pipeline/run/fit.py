@@ -12,8 +12,7 @@ from catchwater.config import ConfigError
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run.config import DEAD_LETTER, PipelineConfig
 from catchwater.sinks.config import SinkConfig, guarantee
-from catchwater.sinks.open import PackageMissing, check_sink, target_of
-from catchwater.sinks.surroundings import Surroundings
+from catchwater.sinks.open import PackageMissing, Surroundings, check_sink, target_of
 
 
 def check_fit(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:

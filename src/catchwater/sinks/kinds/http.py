@@ -42,10 +42,10 @@ from catchwater.sinks.base import (
     Patience,
     RowId,
     RowsUnreadable,
-    Seen,
     SinkRow,
     SinkUnavailable,
     Staged,
+    TargetState,
 )
 from catchwater.sinks.columns import Column, digest_of
 from catchwater.sinks.config import (
@@ -67,8 +67,8 @@ from catchwater.sinks.config import (
 from catchwater.sinks.marks import Mark, Marks, Owner, decode_marks
 
 if TYPE_CHECKING:
+    from catchwater.sinks.open import Surroundings
     from catchwater.sinks.staged import Archive, StagedFile
-    from catchwater.sinks.surroundings import Surroundings
 
 T = TypeVar("T")
 
@@ -198,8 +198,8 @@ class Endpoint:
             answer = Answer(response.status, response.read())
         except (OSError, http.client.HTTPException) as error:
             self._drop(worker)
-            told = str(error) or type(error).__name__
-            raise SinkUnavailable(f"{what} was not answered: {told}.") from error
+            reason = str(error) or type(error).__name__
+            raise SinkUnavailable(f"{what} was not answered: {reason}.") from error
         if response.will_close:
             self._drop(worker)
         if answer.status == _TOO_MANY or answer.status >= 500:
@@ -330,7 +330,6 @@ class HttpSink:
         self._oldest = 0
 
     def stager(self) -> "StagedFile":
-        """What the tasks stage with."""
         return self.truth.stager()
 
     def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:
@@ -571,11 +570,11 @@ def _open(config: SinkConfig, around: "Surroundings", truth: "Archive") -> HttpS
     return HttpSink(endpoint, names, config, truth, owner=owner, clock=around.clock)
 
 
-def _look(config: SinkConfig, around: "Surroundings") -> Seen:
+def _look(config: SinkConfig, around: "Surroundings") -> TargetState:
     """Whether the server answers; what is there has no marks."""
     with closing(_endpoint(config, around)) as endpoint:
         endpoint.reach()
-    return Seen()
+    return TargetState()
 
 
 def _target(config: SinkConfig, folder: Path) -> str:

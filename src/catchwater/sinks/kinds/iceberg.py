@@ -29,12 +29,12 @@ from catchwater.sinks.base import (
     NotAdmitted,
     OutputRecord,
     RowId,
-    Seen,
     SinkFull,
     SinkRow,
     SinkUnavailable,
     Staged,
     TargetDiffers,
+    TargetState,
     patiently,
 )
 from catchwater.sinks.columns import ROW_COLUMNS
@@ -59,8 +59,8 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
     from catchwater.sinks.arrow_columns import Columns
+    from catchwater.sinks.open import Surroundings
     from catchwater.sinks.staged import Archive, StagedFile
-    from catchwater.sinks.surroundings import Surroundings
 
 MARKS_PROPERTY = "catchwater.marks"
 
@@ -96,7 +96,7 @@ class IcebergSink:
         Raises `TargetTaken`, and `TargetDiffers` where it cannot take the outputs.
         """
         self.name = owner.sink
-        self.retracts = False  # no column tells that a row takes back another
+        self.retracts = False  # no column could say that a row takes back another
         self.truth = truth
         self._catalog = catalog
         self._table = table
@@ -111,7 +111,6 @@ class IcebergSink:
         self._patiently(self._prepare)
 
     def stager(self) -> "StagedFile":
-        """What the tasks stage with."""
         return self.truth.stager()
 
     def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:
@@ -484,7 +483,7 @@ def _open(config: SinkConfig, around: "Surroundings", truth: "Archive") -> Icebe
     )
 
 
-def _look(config: SinkConfig, around: "Surroundings") -> Seen:
+def _look(config: SinkConfig, around: "Surroundings") -> TargetState:
     """Columns that the table lacks are no difference: opening adds them."""
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
@@ -493,12 +492,12 @@ def _look(config: SinkConfig, around: "Surroundings") -> Seen:
     name: str = config.options.table
     folder = config.options.folder(around.folder)
     if folder is not None and not (folder / "catalog.db").exists():
-        return Seen()
+        return TargetState()
     with _named(name), closing(_catalog(config, around)) as catalog:
         try:
             table = catalog.load_table(name)
         except (NoSuchTableError, NoSuchNamespaceError):
-            return Seen()
+            return TargetState()
         kept, newest = table.properties.get(MARKS_PROPERTY), None
         if kept is not None:
             marks = decode_marks(kept, f"the table {name}")
@@ -507,8 +506,8 @@ def _look(config: SinkConfig, around: "Surroundings") -> Seen:
         try:
             check_fits(table, name, Columns(around.output_type))
         except TargetDiffers as differs:
-            return Seen(kept is not None, newest, differs)
-        return Seen(kept is not None, newest)
+            return TargetState(kept is not None, newest, differs)
+        return TargetState(kept is not None, newest)
 
 
 KIND = Kind(

@@ -29,10 +29,10 @@ from catchwater.sinks.base import (
     OutputRecord,
     RowId,
     RowsUnreadable,
-    Seen,
     SinkRow,
     SinkUnavailable,
     Staged,
+    TargetState,
     patiently,
     record_digest,
 )
@@ -64,8 +64,8 @@ if TYPE_CHECKING:
     from confluent_kafka import Message as Received
 
     from catchwater.sinks.kafka_client import Brokers, Message, Offsets, Writer
+    from catchwater.sinks.open import Surroundings
     from catchwater.sinks.staged import Archive, StagedFile
-    from catchwater.sinks.surroundings import Surroundings
     from catchwater.wire.security.oauth import OAuth
 
 LEDGER_TOPIC = "catchwater-sink-epochs"
@@ -115,12 +115,11 @@ class KafkaSink:
         self._who = str(terms.owner).encode()
         self._writer: Writer | None = None
         self._marks = Marks(*terms.owner.name, 0)
-        """What the ledger says; as long as there is a writer nobody else can change it."""
+        """What the ledger says; as long as there is a writer, no other process can change it."""
         self._oldest = 0
         self._patiently(self._create_topics)
 
     def stager(self) -> "StagedFile":
-        """What the tasks stage with."""
         return self.truth.stager()
 
     def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:
@@ -247,7 +246,7 @@ class KafkaSink:
     # The producer and its ledger
 
     def _open(self) -> Marks:
-        """The marks, once nobody but this driver can change them."""
+        """The marks, once only this driver can change them."""
         from catchwater.sinks.kafka_client import Writer
 
         if self._writer is None:
@@ -291,16 +290,16 @@ class KafkaSink:
 
     def _retraction(self, held: _Held) -> "Message":
         """Into the same partition, where it comes behind what it takes back."""
-        told = (
+        own = (
             (RETRACTS_HEADER, str(held.id).encode()),
             (RETRACTS_OFFSET_HEADER, b"%d" % held.offset),
         )
-        return self._message(held.record, told, held.partition)
+        return self._message(held.record, own, held.partition)
 
-    def _message(self, record: OutputRecord, told: Headers, partition: int = -1) -> "Message":
+    def _message(self, record: OutputRecord, own: Headers, partition: int = -1) -> "Message":
         from catchwater.sinks.kafka_client import Message
 
-        headers = (*told, (SINK_HEADER, self._who), *record.headers)
+        headers = (*own, (SINK_HEADER, self._who), *record.headers)
         return Message(
             self._terms.topic, record.key, record.value, record.timestamp_ms, headers, partition
         )
@@ -313,15 +312,15 @@ class KafkaSink:
         topic, starts = self._terms.topic, self._starts(first)
         for message in read(self._brokers, topic, self._clock, starts=starts, hidden_s=_HIDDEN_S):
             headers = _headers(message)
-            told = dict(headers)
+            named = dict(headers)
             partition, offset = message.partition(), message.offset()
             assert partition is not None and offset is not None
-            if told.get(SINK_HEADER) != self._who:
+            if named.get(SINK_HEADER) != self._who:
                 continue
-            if RETRACTS_OFFSET_HEADER in told:
-                held.pop((partition, int(told[RETRACTS_OFFSET_HEADER])), None)
-            elif ROW_HEADER in told:
-                epoch, shard, row = map(int, told[ROW_HEADER].split(b"/"))
+            if RETRACTS_OFFSET_HEADER in named:
+                held.pop((partition, int(named[RETRACTS_OFFSET_HEADER])), None)
+            elif ROW_HEADER in named:
+                epoch, shard, row = map(int, named[ROW_HEADER].split(b"/"))
                 if first <= epoch <= last:
                     own = tuple(h for h in headers if h[0] not in (ROW_HEADER, SINK_HEADER))
                     key, value = _bytes(message.key()), _bytes(message.value())
@@ -470,7 +469,7 @@ def _guarantee(config: SinkConfig, output_id: tuple[str, ...]) -> Guarantee:
 
 
 def _target(config: SinkConfig, folder: Path) -> str:
-    """Of a section that names no brokers they are the source's, whatever they are called."""
+    """A section without brokers means those of the source: they are no part of the target."""
     options: KafkaOptions = config.options
     brokers = options.kafka.get(_BOOTSTRAP, "")
     named = ",".join(sorted(each.strip() for each in brokers.split(",")))
@@ -495,14 +494,14 @@ def _open(config: SinkConfig, around: "Surroundings", truth: "Archive") -> Kafka
     return KafkaSink(_brokers(config, around), terms, truth, around.clock)
 
 
-def _look(config: SinkConfig, around: "Surroundings") -> Seen:
+def _look(config: SinkConfig, around: "Surroundings") -> TargetState:
     """A topic that is not there is made when the sink is opened."""
     brokers = _brokers(config, around)
     brokers.check_there()
     newest = None
     if config.exactly_once:
         newest = read_marks(brokers, around.owner(config.name), around.clock).newest
-    return Seen(newest is not None, newest)
+    return TargetState(newest is not None, newest)
 
 
 def _cannot_be(was: str, now: str) -> str:

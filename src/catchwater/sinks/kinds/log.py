@@ -30,13 +30,13 @@ from catchwater.sinks.base import (
     NotAdmitted,
     OutputRecord,
     RowId,
-    Seen,
     SinkFull,
     SinkRow,
     SinkUnavailable,
     Staged,
     Stager,
     TargetDiffers,
+    TargetState,
     epoch_checksum,
     record_digest,
 )
@@ -46,8 +46,8 @@ from catchwater.sinks.marks import Known, Mark, Owner, admit, refuse_superseded
 if TYPE_CHECKING:
     from catchwater.replay.control import Control, ControlRefused
     from catchwater.sinks.log_stager import LogAppender, LogStager
+    from catchwater.sinks.open import Surroundings
     from catchwater.sinks.staged import Archive
-    from catchwater.sinks.surroundings import Surroundings
 
 WITHDRAWN, REPAIRED = ":withdrawn", ":repaired"
 _CHUNK_RECORDS = 50_000
@@ -83,7 +83,6 @@ class LogSink:
         refuse_superseded(marks.owner, marks.newest_generation())
 
     def stager(self) -> Stager:
-        """What the tasks stage with."""
         return self._appender or self._stager
 
     def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:
@@ -174,7 +173,7 @@ class LogSink:
         """Nothing stays open between calls."""
 
     def _retracted(self, ranges: "Mapping[int, Tail]") -> set[tuple[int, int]]:
-        """The places of records that were taken back, where no mark tells."""
+        """The places of records that were taken back; at least once, headers alone say so."""
         found = set()
         for placed in read_records(self._control, self._topic, ranges):
             headers = dict(placed.record.headers)
@@ -257,7 +256,7 @@ class LogSink:
     def _written_after(
         self, spans: "Mapping[int, list[Span]]", tails: "Mapping[int, Tail]"
     ) -> "Iterator[Placed]":
-        """The records of these spans; at least once there are none, and headers tell."""
+        """The records of these spans; at least once there are none, and all records are read."""
         if self._appender:
             yield from read_records(self._control, self._topic, tails)
         for partition, of in spans.items():
@@ -323,7 +322,7 @@ class LogMarks:
     def newest_generation(self) -> int:
         """The newest one that is known to have taken over, of a few; the owner's own if none has.
 
-        Of generations that took nothing back, the next one tells.
+        One that took nothing back shows only when it, or the next one, has written.
         """
         own = self.owner.generation
         newer = range(own + 2, own, -1)
@@ -561,17 +560,17 @@ def _ours(config: SinkConfig, around: "Surroundings") -> "Control":
     return around.control
 
 
-def _look(config: SinkConfig, around: "Surroundings") -> Seen:
+def _look(config: SinkConfig, around: "Surroundings") -> TargetState:
     """A topic that is not there is made when the sink is opened."""
     marks = LogMarks(_ours(config, around), around.owner(config.name))
     newest = marks.last_live() if config.exactly_once else None
-    return Seen(newest is not None, newest)
+    return TargetState(newest is not None, newest)
 
 
 def _open(config: SinkConfig, around: "Surroundings", truth: "Archive") -> LogSink:
     """Creates the topic. Raises `NotOurLog` for a source that is no Catchwater log."""
     from catchwater.sinks.log_stager import LogAppender, LogStager
-    from catchwater.sinks.surroundings import staged_folder
+    from catchwater.sinks.staged import staged_folder
     from catchwater.wire.client import Client
 
     control, owner = _ours(config, around), around.owner(config.name)

@@ -41,12 +41,12 @@ from catchwater.sinks.base import (
     Fix,
     OutputRecord,
     RowId,
-    Seen,
     SinkFull,
     SinkRow,
     SinkUnavailable,
     Staged,
     TargetDiffers,
+    TargetState,
 )
 from catchwater.sinks.columns import ROW_COLUMNS
 from catchwater.sinks.config import (
@@ -63,8 +63,8 @@ from catchwater.sinks.marks import Mark, Marks, Owner, decode_marks
 
 if TYPE_CHECKING:
     from catchwater.sinks.arrow_columns import Columns
+    from catchwater.sinks.open import Surroundings
     from catchwater.sinks.staged import Archive, StagedFile
-    from catchwater.sinks.surroundings import Surroundings
 
 MARKS_KEY = "_catchwater/marks.json"
 
@@ -86,7 +86,7 @@ class ParquetSink:
     ) -> None:
         """Raises `TargetTaken`, and `TargetDiffers` where the files have other columns."""
         self.name = owner.sink
-        self.retracts = False  # no column tells that a row takes back another
+        self.retracts = False  # no column could say that a row takes back another
         self.truth = truth
         self._store = store
         self._columns = columns
@@ -98,7 +98,6 @@ class ParquetSink:
             self._check_columns(self._marks())
 
     def stager(self) -> "StagedFile":
-        """What the tasks stage with."""
         return self.truth.stager()
 
     def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:
@@ -209,7 +208,7 @@ class ParquetSink:
         self._store.put(key, [data])
 
     def _generation_of(self, epoch: int) -> int:
-        """The generation that wrote an epoch's file; -1 if that cannot be told."""
+        """The generation that wrote an epoch's file; -1 if that is not known."""
         footer = self._footer(_key(epoch))
         return -1 if footer is None else footer.generation
 
@@ -383,18 +382,18 @@ def _open(config: SinkConfig, around: "Surroundings", truth: "Archive") -> Parqu
     return ParquetSink(store, columns, truth, owner=around.owner(config.name), clock=around.clock)
 
 
-def _look(config: SinkConfig, around: "Surroundings") -> Seen:
+def _look(config: SinkConfig, around: "Surroundings") -> TargetState:
     """A folder that is not there is left so."""
     from catchwater.sinks.staged import Archive, StagedFile
 
     parts = urlsplit(_url(config, around))
     if parts.scheme == "file" and not Path(unquote(parts.path)).exists():
-        return Seen()
+        return TargetState()
     try:
         newest = _open(config, around, Archive(StagedFile("", ""))).last_epoch()
     except TargetDiffers as differs:
-        return Seen(differs=differs)
-    return Seen(newest is not None, newest)
+        return TargetState(differs=differs)
+    return TargetState(newest is not None, newest)
 
 
 KIND = Kind(

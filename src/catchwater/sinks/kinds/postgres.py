@@ -25,6 +25,8 @@ from catchwater.sinks.config import (
 )
 from catchwater.sinks.config import table as table_name
 from catchwater.sinks.table import (
+    MODE,
+    MODES,
     alter_table,
     look_at_table,
     open_table,
@@ -53,7 +55,7 @@ FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 LEFT JOIN pg_type base ON base.oid = t.typbasetype AND t.typtype = 'd'
 WHERE a.attrelid = to_regclass(?) AND a.attnum > 0 AND NOT a.attisdropped
 """
-"""Of a table that the user may not read, too: who may not is told so when it is read."""
+"""Also of a table that the user may not read; reading it then says so."""
 
 _UNIQUE = """
 SELECT i.indexrelid::bigint, a.attname FROM pg_index i
@@ -82,9 +84,7 @@ class PostgresOptions:
 
     url: str = option(text, doc="postgresql://user@host/database; the password best as PGPASSWORD")
     table: str = option(_table_in_schema, doc="the table, which is made if it is missing")
-    mode: str = option(
-        one_of("append", "upsert"), "append", doc="add rows, or replace them by the output_id"
-    )
+    mode: str = option(one_of(*MODES), MODES[0], doc=MODE)
     retry_ms: int = option(duration, RETRY_MS, key="retry", doc=RETRY)
 
 
@@ -110,8 +110,8 @@ class PostgresTransaction:
                     try:
                         copy.write_row(row)
                     except psycopg.DataError as error:  # the server has not seen the row
-                        told = ", ".join(map(str, row[-3:]))
-                        raise psycopg.DataError(f"{error} (epoch, shard, row: {told})") from error
+                        place = ", ".join(map(str, row[-3:]))
+                        raise psycopg.DataError(f"{error} (epoch, shard, row: {place})") from error
 
     def lock(self, name: str) -> None:
         """Keep other transactions with this name waiting until this one ends."""

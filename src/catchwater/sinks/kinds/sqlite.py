@@ -1,7 +1,7 @@
 """SQLite: one file, WAL mode, synced at every commit.
 
-A file that is removed or replaced while it is open would go on to take what nobody can read any
-more; so the file is looked at before every transaction.
+A file that is removed or replaced while it is open would go on to take rows that no reader ever
+sees; so the file is looked at before every transaction.
 """
 
 import os
@@ -29,6 +29,8 @@ from catchwater.sinks.config import (
     text,
 )
 from catchwater.sinks.table import (
+    MODE,
+    MODES,
     alter_table,
     look_at_table,
     open_table,
@@ -49,9 +51,7 @@ class SqliteOptions:
 
     path: str = option(text, doc="the database's file, from the pipeline file's folder")
     table: str = option(table, doc="the table, which is made if it is missing")
-    mode: str = option(
-        one_of("append", "upsert"), "append", doc="add rows, or replace them by the output_id"
-    )
+    mode: str = option(one_of(*MODES), MODES[0], doc=MODE)
     retry_ms: int = option(duration, RETRY_MS, key="retry", doc=RETRY)
 
 

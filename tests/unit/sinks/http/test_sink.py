@@ -12,8 +12,7 @@ from catchwater.config import ConfigError
 from catchwater.sinks.base import Expected, OutputRecord, RowId, RowsUnreadable, SinkUnavailable
 from catchwater.sinks.config import parse
 from catchwater.sinks.kinds.http import RecordRefused, names_of
-from catchwater.sinks.open import open_sink
-from catchwater.sinks.surroundings import Surroundings
+from catchwater.sinks.open import Surroundings, open_sink
 
 
 @pytest.fixture

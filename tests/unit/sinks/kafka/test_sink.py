@@ -24,9 +24,9 @@ from catchwater.sinks.config import parse
 from catchwater.sinks.kafka_client import Brokers, Message, RecordRefused, Writer
 from catchwater.sinks.kinds.kafka import KIND, LEDGER_TOPIC, KafkaSink, Terms
 from catchwater.sinks.marks import Owner
+from catchwater.sinks.open import Surroundings
 from catchwater.sinks.reconcile import repair, verify
 from catchwater.sinks.staged import Archive, StagedFile
-from catchwater.sinks.surroundings import Surroundings
 
 
 class Record:

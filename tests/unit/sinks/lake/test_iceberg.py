@@ -34,8 +34,8 @@ from catchwater.sinks.base import (
 from catchwater.sinks.config import parse
 from catchwater.sinks.kinds.iceberg import KIND, IcebergSink
 from catchwater.sinks.marks import Owner
+from catchwater.sinks.open import Surroundings
 from catchwater.sinks.staged import Archive, StagedFile
-from catchwater.sinks.surroundings import Surroundings
 
 
 class Alert(msgspec.Struct):

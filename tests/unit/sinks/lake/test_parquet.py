@@ -30,8 +30,8 @@ from catchwater.sinks.base import (
 from catchwater.sinks.config import parse
 from catchwater.sinks.kinds.parquet import KIND, ParquetSink
 from catchwater.sinks.marks import Owner
+from catchwater.sinks.open import Surroundings
 from catchwater.sinks.staged import Archive, StagedFile
-from catchwater.sinks.surroundings import Surroundings
 
 
 class Alert(msgspec.Struct):

@@ -21,9 +21,8 @@ from catchwater.sinks.config import parse
 from catchwater.sinks.kinds.log import LogMarks, LogSink, NotOurLog
 from catchwater.sinks.log_stager import LogStager
 from catchwater.sinks.marks import Owner
-from catchwater.sinks.open import open_sink
+from catchwater.sinks.open import Surroundings, open_sink
 from catchwater.sinks.staged import Archive, StagedFile
-from catchwater.sinks.surroundings import Surroundings
 
 
 class FakeControl:

@@ -164,16 +164,16 @@ def test_bytes_of_a_pydantic_model_are_the_text_that_it_makes_of_them() -> None:
 
 
 @dataclass
-class Seen:
+class TargetState:
     at: datetime
 
 
 def test_times_of_other_zones_are_told_in_utc() -> None:
-    values = codec_of(Seen).values
+    values = codec_of(TargetState).values
     there = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone(timedelta(hours=2)))
-    assert values(record(Seen(there))) == ("2026-01-02T01:04:05+00:00",)
-    assert values(record(Seen(there.astimezone(UTC)))) == ("2026-01-02T01:04:05Z",)
-    assert values(record(Seen(there.replace(tzinfo=None)))) == ("2026-01-02T03:04:05",)
+    assert values(record(TargetState(there))) == ("2026-01-02T01:04:05+00:00",)
+    assert values(record(TargetState(there.astimezone(UTC)))) == ("2026-01-02T01:04:05Z",)
+    assert values(record(TargetState(there.replace(tzinfo=None)))) == ("2026-01-02T03:04:05",)
 
 
 def test_a_dead_letter_whose_headers_no_json_column_takes_is_taken() -> None:

@@ -17,8 +17,7 @@ from catchwater.sinks.base import NotAdmitted, OutputRecord, SinkUnavailable, Ta
 from catchwater.sinks.columns import RowUnfit
 from catchwater.sinks.config import parse
 from catchwater.sinks.kinds.postgres import PostgresDatabase
-from catchwater.sinks.open import open_sink
-from catchwater.sinks.surroundings import Surroundings
+from catchwater.sinks.open import Surroundings, open_sink
 
 
 @pytest.fixture

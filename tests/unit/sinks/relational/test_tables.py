@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from catchwater.config import ConfigError
-from catchwater.sinks.base import Seen, TargetDiffers, TargetTaken
+from catchwater.sinks.base import TargetDiffers, TargetState, TargetTaken
 from catchwater.sinks.columns import Column
 from catchwater.sinks.kinds.sqlite import SqliteDatabase
 from catchwater.sinks.marks import Owner
@@ -121,7 +121,7 @@ def test_a_key_cannot_be_added(database: SqliteDatabase) -> None:
 
 def test_looking_makes_no_database(tmp_path: Path) -> None:
     with closing(SqliteDatabase(tmp_path / "none.db")) as database:
-        assert Target(database, writer(), COLUMNS).look() == Seen()
+        assert Target(database, writer(), COLUMNS).look() == TargetState()
     assert not (tmp_path / "none.db").exists()
 
 
