@@ -37,8 +37,8 @@ from catchwater.broker.coordination.consumer.member import (
     Partitions,
     Standing,
     from_indexes,
+    reconcile,
 )
-from catchwater.broker.coordination.consumer.reconcile import reconcile
 from catchwater.catalog.rows import GroupChanges, PartitionKey
 from catchwater.wire.errors import ErrorCode
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from catchwater.broker.coordination.consumer.member import NOWHERE, Standing
-from catchwater.broker.coordination.consumer.reconcile import reconcile
+from catchwater.broker.coordination.consumer.member import NOWHERE, Standing, reconcile
 
 T = b"t" * 16
 P0, P1, P2 = (T, 0), (T, 1), (T, 2)
