@@ -5,7 +5,7 @@ A session is renewed four times in its time to live. When the catalog says that 
 the old session is acknowledged then, which `write.writer` sees to. When another process has
 joined under this broker's id, it does not: two would supersede each other for ever.
 
-`brokers` never lists a session that the catalog has ended: it is told of every change, looks at
+`brokers` never lists a session that the catalog has ended: it hears of every change, looks at
 every heartbeat, and leaves out by itself whose deadline has passed since.
 """
 
@@ -55,7 +55,7 @@ class Cluster:
         self.session = Session(broker.id, 0)
         """The newest one; epoch 0 before the first."""
         self.on_fenced: Callable[[], None] = lambda: None
-        """Told when a heartbeat found that the session has ended."""
+        """Called when a heartbeat found that the session has ended."""
         self.replaced = asyncio.Event()
         """Set when another process has taken this broker's id."""
 
@@ -99,11 +99,11 @@ class Cluster:
         return silent_s < self._session_ms / 1000 and not self.replaced.is_set()
 
     async def look(self) -> None:
-        """Ask the catalog who is alive. Raises `CatalogUnavailable`."""
+        """Ask the catalog which brokers are alive. Raises `CatalogUnavailable`."""
         self._rows = await asyncio.to_thread(self._catalog.brokers)
 
     def look_soon(self) -> None:
-        """The catalog has told that somebody came or went."""
+        """The catalog has notified that a broker came or went."""
         self._news.set()
 
     async def drain(self) -> None:

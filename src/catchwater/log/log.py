@@ -68,7 +68,7 @@ class Read(NamedTuple):
     log_start: int
     error: ErrorCode = ErrorCode.NONE
     aborted: Sequence[AbortedRow] = ()
-    """For who reads committed records only: the aborted transactions among them."""
+    """For readers of committed records only: the aborted transactions among them."""
 
 
 class Log:
@@ -148,12 +148,15 @@ class Log:
         return self._core.cluster.brokers() if self._core.cluster else []
 
     async def refresh(self, keys: Iterable[PartitionKey]) -> None:
-        """See partitions as they are now, whoever has changed them. Raises `CatalogUnavailable`."""
+        """See partitions as they are now, also what other brokers have changed.
+
+        Raises `CatalogUnavailable`.
+        """
         if self._view is not None:
             await self._view.refresh(keys)
 
     async def look_up(self, names: Iterable[str]) -> None:
-        """See topics of these names if there are any, whoever has made them.
+        """See topics of these names if there are any, also those another broker has made.
 
         Raises `CatalogUnavailable`.
         """
@@ -250,7 +253,7 @@ class Log:
     ) -> Read:
         """Whole batches from the one that holds `offset` on; errors are values.
 
-        With `committed` nothing from the last stable offset on, and what was aborted is told.
+        With `committed` nothing from the last stable offset on, and with it what was aborted.
         OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC_OR_PARTITION, CORRUPT_MESSAGE for damaged bytes, and
         KAFKA_STORAGE_ERROR (retriable) for a store or a catalog out of reach.
         """
@@ -286,7 +289,7 @@ class Log:
             return Read((), 0, state.high_watermark, stable, state.log_start, error)
         found = await self._reader.read(key, offset, end, max_bytes, at_least_one=at_least_one)
         if found.error is ErrorCode.OFFSET_OUT_OF_RANGE:
-            await self.refresh([key])  # retention was faster: tell where the log begins now
+            await self.refresh([key])  # retention was faster: see where the log begins
             if self.state(key).log_start <= offset:
                 # No run holds it (a rebuilt catalog names such gaps). Out of range would make a
                 # consumer jump to its reset policy's end, and skip what lies behind in silence.

@@ -61,7 +61,7 @@ class Policy:
         return replace(self, compacts=COMPACT in policies, min_dirty_ratio=ratio, **own)
 
     def deletes_nothing(self, partition: PartitionRow, now_ms: int) -> bool:
-        """Whether the partition's totals alone tell that every run stays."""
+        """Whether the partition's totals alone say that every run stays."""
         # What compaction has emptied bears no time, and may lie in front.
         may_be_old = self._too_old(partition.earliest_timestamp, now_ms) or (
             self.compacts and partition.earliest_timestamp < 0 and self.retention_ms >= 0
@@ -136,7 +136,7 @@ class Rules(NamedTuple):
     before_ms: int = EARLIEST_MS
     """How far before it."""
     stamps: bool = False
-    """Records bear the time of the append, whatever the producer gave them."""
+    """Records bear the time of the append, not the one the producer gave them."""
     codec: int | None = None
     """How batches are stored; None: as the producer compressed them."""
     needs_keys: bool = False

@@ -179,7 +179,7 @@ class Transactions:
     async def tick(self) -> None:
         """Write the markers of prepared transactions, and abort those whose time is out.
 
-        Among many brokers, what was prepared since the last tick is left to who prepared it.
+        Among many brokers, what was prepared since the last tick is left to its own broker.
         """
         rows = await self._core.committer.txns(unfinished=True)
         prepared = {row for row in rows if row.state in PREPARED}
@@ -246,7 +246,7 @@ class Transactions:
             return await self._end_without_records(row)
         answers = await core.writer.submit(markers)
         if await asyncio.to_thread(core.catalog.txn_offsets, row.producer_id):
-            # Positions are read from what is durable, whoever has written their end.
+            # Positions are read from what is durable, also where another broker wrote their end.
             await done(core.catalog.flush())
         if all(answer.error is not ErrorCode.NONE for answer in answers):
             # Nothing was written, or another broker was faster.

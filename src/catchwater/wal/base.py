@@ -5,7 +5,7 @@ them 1, 2, 3, … within its prefix. `append` returns when the frame is durable,
 frame is given back whole and checked, or not at all; damage is reported by file and byte range.
 
 A broker alone has a WAL it can recover (`RecoverableWal`): after a crash `frames` gives the durable
-frames back in order, and whoever opens it says what has been applied to the catalog already.
+frames back in order, and its opener says what has been applied to the catalog already.
 Of many brokers over one catalog each has a WAL of its own, under a prefix that no session before
 it had; a frame counts once the catalog has committed it, and nobody recovers anything.
 """
@@ -144,7 +144,7 @@ class Wal(WalPlace, Protocol):
     prefix: str
     """Of this writer's file names: empty, or `<broker id>-<session epoch>/` among many brokers."""
     linger_ms: int
-    """How long whoever gathers a frame may wait for more of it; 0: not at all."""
+    """How long to wait for more of a frame; 0: not at all."""
     linger_bytes: int
     """How large a frame may grow before it is appended without further waiting."""
     max_in_flight: int

@@ -1,4 +1,4 @@
-"""The files of write-ahead logs in one directory, whoever writes them: read, found, removed.
+"""The files of write-ahead logs in one directory, of all writers: read, found, removed.
 
     <root>/wal/<20 digits>.wal                                       of a broker alone
     <root>/wal/<broker id>-<session epoch>/<20 digits>.wal           of one among many

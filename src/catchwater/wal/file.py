@@ -9,7 +9,7 @@ the frames yet, reported where it has (their ranges then fail when they are read
 Of many brokers on one directory each writes below a prefix of its own, which `wal.shared` made
 and checked; there is nothing to recover there.
 
-Relies on whoever opens it to hold the data directory's lock (or the prefix), and to call `append`
+Relies on its opener to hold the data directory's lock (or the prefix), and to call `append`
 from one thread. The other calls may come from any thread.
 """
 
@@ -139,7 +139,7 @@ class FileWal(WalDirectory):
         return position
 
     def _write(self, parts: Sequence[Buffer]) -> None:
-        """Write behind the last frame: all of it, or (for whoever reads the file) nothing."""
+        """Write behind the last frame: all of it, or (for readers of the file) nothing."""
         try:
             _write_all(self._fd, parts, self._at)
         except OSError as error:

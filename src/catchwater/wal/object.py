@@ -8,7 +8,7 @@ salt) and report success; other bytes mean that another process writes under thi
 WAL is dead from then on.
 
 Several threads may append at once. An object costs a round trip of tens of milliseconds and money,
-so `linger_ms` asks whoever gathers frames to wait for more, and small ranges are read by the page
+so `linger_ms` asks the writer to wait for more, and small ranges are read by the page
 (`objects.pages`); see decision 7.
 """
 

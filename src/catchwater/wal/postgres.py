@@ -39,7 +39,7 @@ class PostgresWal:
         self._numbers = itertools.count(1)
 
     def append(self, parts: Sequence[Buffer]) -> Position:
-        """Name the place of the parts, joined; whoever commits sends them along."""
+        """Name the place of the parts, joined; the commit sends them along."""
         sequence = next(self._numbers)
         return Position(sequence, f"wal/{self.prefix}{sequence:020d}.wal", 0, sum(map(len, parts)))
 

@@ -3,7 +3,7 @@
 One chunk is the payload of one WAL frame, or one staged object of a sink. The byte table is in
 `docs/formats.md`. Encoding copies no batch: it returns a list of buffers to be written one
 after the other. Decoding reads the header and the index only; a batch has its own CRC, which
-whoever reads the batch checks.
+the reader of a batch checks.
 
 Batches keep the base offset they came with: their real offsets are in the catalog.
 """
@@ -68,7 +68,7 @@ class Entry(NamedTuple):
     record_count: int
     max_timestamp: int
     attributes: int
-    """The batch's own (16 bits, KIP-98) and in its high byte what the index alone tells."""
+    """The batch's own (16 bits, KIP-98) and in its high byte what only the index knows."""
 
     @property
     def is_transactional(self) -> bool:
@@ -191,8 +191,8 @@ def decode(view: Buffer) -> Chunk:
             raise ChunkError(
                 f"The chunk's batch at byte {entry.byte_offset} is refused: {error.reason}"
             ) from error
-        *told, attributes = (getattr(header, name) for name in entry._fields[4:])
-        if entry[4:-1] != tuple(told) or (entry.attributes ^ attributes) & KAFKAS_ATTRIBUTES:
+        *fields, attributes = (getattr(header, name) for name in entry._fields[4:])
+        if entry[4:-1] != tuple(fields) or (entry.attributes ^ attributes) & KAFKAS_ATTRIBUTES:
             raise ChunkError(f"The chunk's index and its batch at {entry.byte_offset} disagree.")
     return chunk
 

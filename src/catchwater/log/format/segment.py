@@ -3,7 +3,7 @@
 The byte table is docs/formats.md. Batches carry their final offsets; behind them lie a
 sparse index, the aborted transactions and a footer with the topic's name and id, so a segment is
 readable without any database. Encoding copies no batch. All that follows the batches is covered by
-a CRC-32C, batches by their own, so damage anywhere is noticed by whoever reads the damaged part,
+a CRC-32C, batches by their own, so damage anywhere is noticed by the reader of the damaged part,
 and named by byte range.
 
 A segment holds every offset from its first to its last, unless it was *cleaned* by compaction:

@@ -1,7 +1,7 @@
 """What the log does for itself: packing, Parquet, compaction, retention, sweeping; one at a time.
 
-`Housekeeping` owns the jobs and the loop that calls them when they are due; whoever calls one by
-hand waits for his turn, so that no two of one broker ever overlap. Among several brokers the one
+`Housekeeping` owns the jobs and the loop that calls them when they are due; a job called by hand
+waits for its turn, so that no two of one broker ever overlap. Among several brokers the one
 that holds a job's lease does it (`leases.py`). The jobs block in threads, and everything else
 happens on the event loop that opened the log. A job that is under way when its caller stops
 waiting goes on to its end.
@@ -59,6 +59,8 @@ class Housekeeping:
         self._leases = Leases(core)
         self._jumps = ClockJumps(core.clock)
         self._packer = Packer(core.catalog, core.storage, core.clock, config, core.topics.name_of)
+        self.appended = self._packer.appended
+        """Take note of bytes that were added in chunks."""
         self._parquet = ParquetWriter(core, config)
         self._compactor = Compactor(core, config)
         self._policy = Policy(config.retention_ms, config.retention_bytes)
@@ -73,12 +75,8 @@ class Housekeeping:
         )
         self._loop = asyncio.ensure_future(self._run()) if config.background else None
 
-    def appended(self, size_bytes: int) -> None:
-        """Take note of bytes that were added in chunks."""
-        self._packer.appended(size_bytes)
-
     def pins_steady(self) -> AbstractAsyncContextManager[None]:
-        """Whoever is inside may set a pin: nothing is deleted or compacted past one meanwhile.
+        """Inside, a pin may be set: nothing is deleted or compacted past one meanwhile.
 
         Raises `CatalogUnavailable` or `SessionFenced`.
         """

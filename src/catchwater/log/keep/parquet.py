@@ -138,9 +138,9 @@ class ParquetWriter:
         key = parquet.parquet_key(footer, core.clock.token())
         size = core.storage.objects.put_if_absent(key, [written.data])
         row = ObjectRow(key, "parquet", "live", size, core.clock.now_ms())
-        told = ParquetRow(run.object, key, written.records, written.crc, schema)
+        copy = ParquetRow(run.object, key, written.records, written.crc, schema)
         try:
-            core.catalog.add_parquet(run, told, row).result()
+            core.catalog.add_parquet(run, copy, row).result()
         except RunsChanged:
             core.storage.objects.delete(key)  # packed, trimmed or deleted while it was written
             return False

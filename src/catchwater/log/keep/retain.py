@@ -105,7 +105,7 @@ class Retention:
             if wanted:
                 await self._core.trim(wanted, PINS)
             found.log_starts |= log_starts
-            await self._tell(force, found)
+            await self._report(force, found)
             return len(wanted)
 
     def _is_known(self, pin: Pin) -> bool:
@@ -113,15 +113,15 @@ class Retention:
         known = all(self._core.topics.get(topic) for topic, _ in pin.positions)
         return known or self._core.session is None
 
-    async def _tell(self, pins: list[Pin], found: _Finding) -> None:
+    async def _report(self, pins: list[Pin], found: _Finding) -> None:
         """Store and log what the pins have come to."""
         states = {p.id: judged(p, found.log_starts, found.held_bytes[p.id]) for p in pins}
         changed = with_states(pins, states)
         if changed:
             await done(self._core.catalog.set_pin_states({p.id: p.state for p in changed}))
         for pin in changed:
-            told = sentence(pin, found.log_starts, found.held_bytes[pin.id])
-            _LOG.log(_LOUD.get(pin.state, logging.INFO), "%s", told)
+            news = sentence(pin, found.log_starts, found.held_bytes[pin.id])
+            _LOG.log(_LOUD.get(pin.state, logging.INFO), "%s", news)
 
     def _look(self, topics: list[Topic], pins: list[Pin], now_ms: int) -> _Finding:
         found = _Finding(held_bytes={pin.id: 0 for pin in pins})

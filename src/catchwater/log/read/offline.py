@@ -28,8 +28,7 @@ from catchwater.log.read.reader import PlanRange, Reader
 from catchwater.log.read.stable import Stability
 from catchwater.log.repair.stored import Stored
 from catchwater.log.storage import WAL
-from catchwater.log.write.replay import decoded, replay
-from catchwater.log.write.sequence import states_of, txns_of
+from catchwater.log.write.sequence import decoded, replay, states_of, txns_of
 from catchwater.objects.base import ObjectMissing
 from catchwater.objects.open import open_store
 
@@ -48,7 +47,7 @@ class OfflineLog:
     """What a catalog says, as it was when this was made."""
 
     def __init__(self, catalog: Catalog, stored: Stored, *, is_alone: bool) -> None:
-        """Use `opened`; whoever makes it calls `close`."""
+        """Use `opened`; the caller of this calls `close`."""
         seen = catalog.load()
         states = states_of(seen)
         if is_alone:

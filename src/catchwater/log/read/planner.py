@@ -1,6 +1,6 @@
 """Where ranges of offsets lie in storage, for readers that fetch the bytes themselves.
 
-The same for a broker, over its live states, and for who reads a catalog without one. Used on the
+The same for a broker, over its live states, and for readers of a catalog without one. Used on the
 event loop; what blocks runs in the reader's threads.
 """
 
@@ -19,13 +19,13 @@ __all__ = ["CommittedPlan", "PlanRange", "Planner"]
 
 @dataclass(frozen=True, slots=True)
 class CommittedPlan:
-    """Where the stable part of ranges lies, for who reads committed records only."""
+    """Where the stable part of ranges lies, for readers of committed records only."""
 
     ranges: list[PlanRange]
     aborted: list[AbortedRow]
     """The aborted transactions with records or marker in the stable part, by place."""
     last_stable: dict[int, int]
-    """By partition: the offset before which the plan ends, whatever was asked for."""
+    """By partition: the offset before which the plan ends, also where more was asked for."""
 
 
 @dataclass(frozen=True, slots=True)

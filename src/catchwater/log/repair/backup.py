@@ -140,13 +140,13 @@ def decode(key: str, number: int, data: bytes) -> Backup:
     try:
         unfolded = bytes(decompress(Codec.ZSTD, data, max_bytes=_MAX_STATE_BYTES))
         head, _, body = unfolded.partition(b"\n")
-        told = msgspec.json.decode(head, type=_Head)
-        if told.version > _VERSION:
+        said = msgspec.json.decode(head, type=_Head)
+        if said.version > _VERSION:
             raise BackupDamaged(
-                f"{key} has format version {told.version}; this release reads up to {_VERSION}.",
+                f"{key} has format version {said.version}; this release reads up to {_VERSION}.",
                 hint="Run the release that wrote it, or a newer one.",
             )
-        if crc32c(body) != told.crc32c:
+        if crc32c(body) != said.crc32c:
             raise BackupDamaged(f"{key} is damaged: its checksum is wrong.")
         found = msgspec.json.decode(body, type=_Body)
     except (CodecError, msgspec.DecodeError) as error:

@@ -6,7 +6,7 @@ A deep check reads every byte and verifies every batch and every frame of the WA
 segment has must be there, too; deep, with its checksum and as many records. Damage is named
 by object, bytes, topic, partition and offsets, with the pins (of checkpoints, of savepoints) that
 need those offsets. A running broker may pack and delete meanwhile: what is missing is looked up
-again before it is told.
+again before it is reported.
 
 Reads in pieces of a few megabytes (a WAL file whole); changes nothing; blocks.
 """
@@ -83,7 +83,7 @@ class Report:
 
 
 Progress = Callable[[int, int], None]
-"""Is told how many bytes of runs were looked at, of how many."""
+"""Called with how many bytes of runs were looked at, of how many."""
 
 
 def fsck(catalog: Catalog, stored: Stored, *, deep: bool, progress: Progress) -> Report:

@@ -37,7 +37,7 @@ _TIMEOUT_MS = 60_000
 """Kafka's default of `transaction.timeout.ms`, for ids of which nothing else is known."""
 
 
-class Told(NamedTuple):
+class Remark(NamedTuple):
     """Something to be said of a partition's offsets, both inclusive; -1: not known."""
 
     kind: Literal["lost", "uncertain", "note"]
@@ -126,7 +126,7 @@ class Inferred:
                     idle[producer_id] = row._replace(epoch=max(row.epoch, epoch))
         self._txns.update({row.producer_id: aborted_by_us(row) for row in idle.values()})
 
-    def told(self) -> Iterator[Told]:
+    def remarks(self) -> Iterator[Remark]:
         """What was refused, and which transactional batches were taken."""
         for (key, producer_id, epoch, error), refused in sorted(self._refused.items()):
             what = (
@@ -135,7 +135,7 @@ class Inferred:
             )
             if refused.kind != "note":
                 what += " They were lost if they had been acknowledged; offsets behind may differ."
-            yield Told(refused.kind, key, refused.first_offset, -1, what)
+            yield Remark(refused.kind, key, refused.first_offset, -1, what)
         for (key, producer_id), taken in sorted(self._taken.items()):
             name = self._txns[producer_id].transactional_id
             what = f"batches of the transactional id {name} (producer {producer_id}): "
@@ -144,7 +144,7 @@ class Inferred:
             else:
                 what += "its epochs, ends and positions behind the backup were read from the log."
             kind: Literal["uncertain", "note"] = "uncertain" if taken.is_contradicted else "note"
-            yield Told(kind, key, taken.first_offset, taken.last_offset, what)
+            yield Remark(kind, key, taken.first_offset, taken.last_offset, what)
 
     def _adopt_end(self, entry: Entry, now_ms: int) -> list[tuple[int, bool]]:
         producer_id, epoch = entry.producer_id, entry.producer_epoch

@@ -46,11 +46,12 @@ from catchwater.log.repair.infer import Inferred
 from catchwater.log.repair.segments import cover, headers, remember
 from catchwater.log.repair.stored import Stored
 from catchwater.log.storage import SEGMENTS, STAGED
-from catchwater.log.write.replay import decoded, replay
 from catchwater.log.write.sequence import (
     PartitionState,
     Sequenced,
+    decoded,
     partition_row,
+    replay,
     states_of,
     txns_of,
 )
@@ -189,7 +190,7 @@ class _Work:
     def _note(self, kind: Kind, what: str) -> None:
         self.findings.append(Finding(kind, "", -1, -1, -1, what))
 
-    def _tell(self, kind: Kind, key: PartitionKey, first: int, last: int, what: str) -> None:
+    def _report(self, kind: Kind, key: PartitionKey, first: int, last: int, what: str) -> None:
         topic = self._topics.get(key[0])
         name = str(topic[1]) if topic else f"with the id {key[0].hex()}"
         self.findings.append(Finding(kind, name, key[1], first, last, what))
@@ -356,7 +357,7 @@ class _Work:
             for key in done.changed.keys() & self._uncertain:
                 first, last = guessed_from[key], states[key].high_watermark - 1
                 what = f"these offsets were guessed for {position.file}; they may be wrong."
-                self._tell("uncertain", key, first, last, what)
+                self._report("uncertain", key, first, last, what)
 
         replay(frames, states, self._txns, before=adopt, after=collect)
 
@@ -373,7 +374,7 @@ class _Work:
                     f"{len(objects)} chunks ({min(objects)} …) were written after the backup; "
                     "nobody knows their order, or whether they were acknowledged."
                 )
-                self._tell("uncertain", key, first, -1, what)
+                self._report("uncertain", key, first, -1, what)
 
     # --- the rows --------------------------------------------------------------------------------
 
@@ -393,8 +394,8 @@ class _Work:
             in_use = {run.object for run in chosen}
             segments += [segment for segment in self._segments[key] if segment.run.object in in_use]
         self._inferred.close()
-        for told in self._inferred.told():
-            self._tell(*told)
+        for remark in self._inferred.remarks():
+            self._report(*remark)
         objects = [
             ObjectRow(
                 segment.run.object, "segment", "live", segment.size_bytes, segment.modified_ms
@@ -431,7 +432,7 @@ class _Work:
                 state.log_start = last + 1
             else:
                 what += "lost."
-            self._tell("lost", key, first, last, what)
+            self._report("lost", key, first, last, what)
         state.bytes = sum(run.byte_size for run in runs)
         state.earliest_timestamp = runs[0].max_timestamp if runs else -1
         return runs

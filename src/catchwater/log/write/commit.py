@@ -8,7 +8,7 @@ the catalog's trail; a replay of the write-ahead log does the same, hence gives 
 locked and makes the chunk visible. There is nothing to recover: what was written and not committed
 was never acknowledged. Where nobody knows whether a commit happened, that is found out before
 anything else (`SharedCommitter._settle`), by a transaction over the same rows, which waits for
-whatever is left of the other.
+the end of the first.
 """
 
 import asyncio
@@ -37,13 +37,15 @@ from catchwater.log.core import Core, done
 from catchwater.log.format.chunk import Chunk, Entry
 from catchwater.log.view import View
 from catchwater.log.write.producers import Result, refused
-from catchwater.log.write.replay import decoded, replay, take_chunk
 from catchwater.log.write.sequence import (
     Sequenced,
     decide_chunk,
+    decoded,
+    replay,
     scope_of,
     sequence,
     states_of,
+    take_chunk,
     txns_of,
 )
 from catchwater.log.write.txn import IDLE

@@ -21,7 +21,7 @@ class Epochs:
     """The sink epochs of one log, used on its event loop."""
 
     def __init__(self, core: Core, on_appended: Callable[[int], None]) -> None:
-        """`on_appended` is told the size in bytes of what was committed."""
+        """`on_appended` is called with the size in bytes of what was committed."""
         self._core = core
         self._on_appended = on_appended
 

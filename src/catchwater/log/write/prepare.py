@@ -156,7 +156,7 @@ class Preparation:
         answer: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
         refused = [new if isinstance(new, BatchError) else None for new in made]
         if good:
-            appended.add_done_callback(partial(_tell, answer, refused))
+            appended.add_done_callback(partial(_answer_all, answer, refused))
         else:
             answer.set_result([error for error in refused if error is not None])
         return answer
@@ -185,7 +185,7 @@ def _prepare(batches: Sequence[Unprepared], room: memoryview) -> list[_Made]:
     return made
 
 
-def _tell(
+def _answer_all(
     answer: "asyncio.Future[list[Outcome]]", refused: Sequence[BatchError | None], appended: Answer
 ) -> None:
     if not answer.done():

@@ -17,7 +17,7 @@ Idempotence follows Apache Kafka (`ProducerAppendInfo.checkProducerEpoch`, `chec
   In a transaction of version 2, where every epoch begins with 0, it may not (KIP-890).
 
 A producer id that belongs to a transactional id appends in transactions only, with exactly the
-epoch the catalog has for it, so whatever is late is refused on every partition alike:
+epoch the catalog has for it, so what is late is refused on every partition alike:
 
 - any other epoch is INVALID_PRODUCER_EPOCH, an id nobody has INVALID_PRODUCER_ID_MAPPING;
 - while the end of the last transaction is being written, CONCURRENT_TRANSACTIONS;
@@ -119,7 +119,7 @@ def fenced(entry: Entry, txn: TxnRow | None) -> ErrorCode:
 def not_in_transaction(entry: Entry, txn: TxnRow, is_open: bool) -> ErrorCode:
     """Whether the batch is part of the transaction or may become so.
 
-    `is_open` tells whether the producer has written to the partition in it before.
+    `is_open`: whether the producer has written to the partition in it before.
     """
     if txn.state in PREPARED:
         return ErrorCode.CONCURRENT_TRANSACTIONS

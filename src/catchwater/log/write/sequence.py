@@ -4,14 +4,14 @@ Pure: partition and producer states plus a chunk's index in; results, runs and n
 The same chunks in the same order always give the same offsets, which is what makes the
 write-ahead log the truth and the catalog its replay. No clock: time is the chunk's own.
 
-What a producer may append is told by `producers.py`. A transaction is open on a partition from its
+`producers.py` says what a producer may append. A transaction is open on a partition from its
 first batch to its control batch there; below the first offset of the oldest open one the partition
 is stable. The control batches of all its partitions come in one chunk, which ends the transaction
 whole: the first one completes its row and has its pending group offsets moved. A chunk that ends
 what is not prepared (a second one for the same end) changes nothing.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -30,7 +30,14 @@ from catchwater.catalog.rows import (
     Session,
     Snapshot,
 )
-from catchwater.log.format.chunk import CONTROL, TRANSACTIONAL, Chunk, Entry
+from catchwater.log.format.chunk import (
+    CONTROL,
+    TRANSACTIONAL,
+    Chunk,
+    ChunkError,
+    Entry,
+    decode_index,
+)
 from catchwater.log.write.producers import (
     ProducerState,
     Result,
@@ -42,6 +49,8 @@ from catchwater.log.write.producers import (
     standing,
 )
 from catchwater.log.write.txn import IDLE, Txns, begun, completed, is_end
+from catchwater.objects.base import Buffer
+from catchwater.wal.base import Position
 from catchwater.wire.errors import ErrorCode
 
 
@@ -92,6 +101,9 @@ class Sequenced:
     closed: list[tuple[bytes, int, int]] = field(default_factory=list)
     aborted: list[AbortedRow] = field(default_factory=list)
     ended: list[EndedTxn] = field(default_factory=list)
+
+
+Taken = Callable[[Position, Chunk, Sequenced, Changes], None]
 
 
 def sequence(
@@ -162,6 +174,54 @@ def decide_chunk(
         return catalog_changes(done, states, txns, object_row, at), done
 
     return decide
+
+
+def take_chunk(
+    chunk: Chunk, position: Position, states: Mapping[PartitionKey, PartitionState], txns: Txns
+) -> tuple[Sequenced, Changes]:
+    """Sequence a chunk, and what the catalog has to store of it."""
+    done = sequence(chunk.entries, states, txns, chunk.created_ms)
+    end = position.offset + position.size
+    file = ObjectRow(position.file, "chunk", "live", end, chunk.created_ms)
+    return done, catalog_changes(done, states, txns, file, position.offset)
+
+
+def replay(
+    chunks: Iterable[tuple[Position, Chunk]],
+    states: Mapping[PartitionKey, PartitionState],
+    txns: Txns,
+    *,
+    before: Callable[[Chunk], None] | None = None,
+    after: Taken | None = None,
+) -> int:
+    """Sequence chunks of a write-ahead log again, in order; the last one's number, or 0.
+
+    At a broker's start, where a catalog is asked without its broker, and where one is rebuilt.
+    Moves the states and `txns` along; `before` and `after` are called with every chunk.
+    """
+    sequenced = 0
+    for position, chunk in chunks:
+        if before is not None:
+            before(chunk)
+        done, changes = take_chunk(chunk, position, states, txns)
+        if after is not None:
+            after(position, chunk, done, changes)
+        sequenced = position.sequence
+    return sequenced
+
+
+def decoded(frames: Iterable[tuple[Position, Buffer]]) -> Iterator[tuple[Position, Chunk]]:
+    """The chunks of frames. Raises `ChunkError` for a frame that is no chunk of a known format."""
+    for position, payload in frames:
+        try:
+            chunk = decode_index(payload)
+        except ChunkError as error:
+            raise ChunkError(
+                f"Frame {position.sequence} at byte {position.offset} of {position.file}: {error}",
+                hint=error.hint,
+            ) from error
+        assert chunk.size_bytes == position.size, "a frame holds one chunk"
+        yield position, chunk
 
 
 def sequence_staged(

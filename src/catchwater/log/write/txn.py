@@ -2,7 +2,7 @@
 
 Every function takes the id's row as the catalog has it and gives the row it is to have; what may
 not be is refused with the code that Apache Kafka's coordinator answers (`TransactionCoordinator`,
-`TransactionMetadata`; KIP-98, KIP-360, KIP-890). Whoever asks stores the row in the same
+`TransactionMetadata`; KIP-98, KIP-360, KIP-890). The caller stores the row in the same
 transaction of the catalog that gave it the old one.
 
     empty ── a batch, a partition or a position ──▶ ongoing ── end ──▶ prepare_* ──▶ complete_*
