@@ -163,7 +163,15 @@ class Preparation:
 
 
 def _load() -> None:
-    if not load_walk():
+    try:
+        is_loaded = load_walk()
+    except (AttributeError, OSError, RuntimeError, SystemError) as problem:
+        # numba is installed and does not fit its NumPy or LLVM, or its cache's disk is full.
+        _LOG.warning(
+            "Records are walked by plain Python, at 1 to 2 µs each: numba fails with %r.", problem
+        )
+        return
+    if not is_loaded:
         _LOG.info(
             "Records are walked by plain Python, at 1 to 2 µs each: install 'catchwater[fast]'."
         )

@@ -172,6 +172,18 @@ def header_of(count: int) -> BatchHeader:
     return HEADER._replace(record_count=count, last_offset_delta=count - 1)
 
 
+@pytest.mark.parametrize("problem", [OSError(28, "No space left"), SystemError("NumPy's ABI")])
+def test_a_numba_that_does_not_work_is_named_and_the_plain_loop_stays(
+    monkeypatch, caplog, problem
+) -> None:
+    def load() -> bool:
+        raise problem
+
+    monkeypatch.setattr(prepare, "load_walk", load)
+    prepare._load()
+    assert "plain Python" in caplog.text and repr(problem) in caplog.text
+
+
 async def test_the_compiled_loop_is_loaded_once_there_is_work_for_it(
     preparation, writer, monkeypatch
 ) -> None:
