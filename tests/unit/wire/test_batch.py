@@ -9,17 +9,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catchwater.wire.batch import (
+    ABORT,
+    COMMIT,
     HEADER_BYTES,
+    SOUND,
+    VARLONG_BYTES,
     BatchError,
     BatchHeader,
     assembled,
     check,
     check_crc,
+    encode_zigzag,
+    marker,
+    marker_type,
     patched,
     read_header,
     read_single,
+    read_zigzag,
     split,
     stamp,
+    walk_plainly,
 )
 from catchwater.wire.errors import ErrorCode
 
@@ -248,3 +257,36 @@ def test_an_assembled_batch_is_intact_whatever_size_and_checksum_its_header_had(
     assert header == read_single(memoryview(data))
     check(memoryview(data), header)
     assert header == GOOD._replace(size_bytes=HEADER_BYTES + 30, crc=header.crc)
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.binary(max_size=3))
+def test_a_zigzag_varint_is_read_as_it_was_written(value: int, behind: bytes) -> None:
+    encoded = encode_zigzag(value)
+    assert len(encoded) <= VARLONG_BYTES
+    for data in (encoded + behind, memoryview(encoded + behind)):
+        assert read_zigzag(data, 0, VARLONG_BYTES) == (value, len(encoded))
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80", b"\xff" * 9, b"\xff" * 9 + b"\x02"])
+def test_a_varint_that_is_cut_short_or_too_long_is_no_number(data: bytes) -> None:
+    with pytest.raises(IndexError):
+        read_zigzag(data, 0, VARLONG_BYTES)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_marker_is_a_batch_of_one_record_that_says_how_the_transaction_ended(
+    committed: bool,
+) -> None:
+    header, data = marker(7, 3, committed=committed, timestamp_ms=55)
+    view = memoryview(data)
+    assert read_single(view) == header
+    check_crc(view, header)
+    assert header.is_control and header.is_transactional
+    assert walk_plainly(view[HEADER_BYTES:], 1)[0] == SOUND
+    key = view[HEADER_BYTES + 5 : HEADER_BYTES + 9]
+    assert marker_type(key) == (COMMIT if committed else ABORT)
+
+
+@pytest.mark.parametrize("key", [None, b"", b"\0\0\0"])
+def test_a_key_too_short_is_no_markers(key: bytes | None) -> None:
+    assert marker_type(key) is None
