@@ -25,7 +25,7 @@ from catchwater.config import CatchwaterError, Restart
 from catchwater.sinks.base import OutputRecord
 from catchwater.state.records import is_pydantic
 
-Kind = Literal[
+ColumnKind = Literal[
     "text", "integer", "real", "boolean", "bytes", "time", "date", "decimal", "uuid", "json"
 ]
 ROW_COLUMNS = ("catchwater_epoch", "catchwater_shard", "catchwater_row")
@@ -37,7 +37,7 @@ class ColumnType(NamedTuple):
 
     python: Any
     """The annotation."""
-    kind: Kind
+    kind: ColumnKind
     """What tables make of it: its values, its JSON and its digest."""
     sqlite: str
     """The type in a new table; then those that a column may have in a table that is there."""
@@ -84,8 +84,8 @@ TYPES = (
 """Every type that has a column of its own somewhere. Lists, maps, records and unions are JSON in a
 table; in a lake they are lists, maps and structs (`arrow_columns`)."""
 
-_KINDS: dict[Any, Kind] = {each.python: each.kind for each in TYPES}
-_DECODED: dict[Kind, Any] = {
+_KINDS: dict[Any, ColumnKind] = {each.python: each.kind for each in TYPES}
+_DECODED: dict[ColumnKind, Any] = {
     "integer": int | None,
     "real": float | None,
     "boolean": bool | None,
@@ -107,7 +107,7 @@ class Column(NamedTuple):
 
     name: str
     """As the field is called in JSON."""
-    kind: Kind
+    kind: ColumnKind
     default: Any = None
     """Where the field is missing from the JSON."""
 
@@ -242,7 +242,7 @@ def _column(name: str, declared: Any, default: Any = msgspec.NODEFAULT) -> Colum
     return Column(name, kind, given)
 
 
-def _kind(declared: Any) -> Kind:
+def _kind(declared: Any) -> ColumnKind:
     """The column type of a field's type; optional or not is the same."""
     origin = typing.get_origin(declared)
     if origin is typing.Annotated:
@@ -258,12 +258,12 @@ def _kind(declared: Any) -> Kind:
     return _kind(supertype) if supertype is not None else _KINDS.get(declared, "json")
 
 
-def _kind_of_values(values: Iterable[Any]) -> Kind:
+def _kind_of_values(values: Iterable[Any]) -> ColumnKind:
     found = {_KINDS.get(type(each), "json") for each in values}
     return found.pop() if len(found) == 1 else "json"
 
 
-def _canonical(kind: Kind, value: Any) -> Any:
+def _canonical(kind: ColumnKind, value: Any) -> Any:
     if value is None:
         return None
     match kind:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from catchwater.config import ConfigError
 from catchwater.sinks.base import TargetDiffers, TargetState, TargetTaken
-from catchwater.sinks.columns import ROW_COLUMNS, Column, Kind
+from catchwater.sinks.columns import ROW_COLUMNS, Column, ColumnKind
 from catchwater.sinks.marks import Owner
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,55}(?:\.[A-Za-z_][A-Za-z0-9_]{0,55})?")
@@ -64,9 +64,9 @@ class Transaction(Protocol):
 class Database(Protocol):
     """A connection that is opened when it is needed, and again when it was lost."""
 
-    types: Mapping[Kind, str]
+    types: Mapping[ColumnKind, str]
     """The column type of a kind in a new table."""
-    accepted: Mapping[Kind, Sequence[str]]
+    accepted: Mapping[ColumnKind, Sequence[str]]
     """The types that a column of the kind may have in a table that is there; lower case."""
 
     @property
@@ -118,7 +118,7 @@ def quoted(columns: Iterable[str]) -> str:
     return ", ".join(f'"{name}"' for name in columns)
 
 
-def definition(columns: Sequence[Column], types: Mapping[Kind, str]) -> str:
+def definition(columns: Sequence[Column], types: Mapping[ColumnKind, str]) -> str:
     """The columns for CREATE TABLE."""
     return ", ".join(f'"{column.name}" {types[column.kind]}' for column in columns)
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from catchwater.config import CatchwaterError, ConfigError
 from catchwater.sinks.base import NotAdmitted, SinkFull, SinkUnavailable, TargetDiffers
-from catchwater.sinks.columns import TYPES, RowUnfit
-from catchwater.sinks.columns import Kind as ColumnKind
+from catchwater.sinks.columns import TYPES, ColumnKind, RowUnfit
 from catchwater.sinks.config import (
     RETRY,
     RETRY_MS,

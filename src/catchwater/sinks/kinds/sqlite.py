@@ -15,8 +15,7 @@ from typing import Any
 
 from catchwater.config import CatchwaterError
 from catchwater.sinks.base import SinkFull, SinkUnavailable, TargetDiffers
-from catchwater.sinks.columns import TYPES, RowUnfit
-from catchwater.sinks.columns import Kind as ColumnKind
+from catchwater.sinks.columns import TYPES, ColumnKind, RowUnfit
 from catchwater.sinks.config import (
     RETRY,
     RETRY_MS,
