@@ -10,10 +10,16 @@ from typing import Any
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.gate import Operation, Whole, the_cluster
 from catchwater.wire.errors import ErrorCode
+from catchwater.wire.fields import MalformedMessage
+
+_UNKNOWN = 0
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Say that ACLs are not in use."""
+    kinds = (request.resource_type_filter, request.pattern_type_filter)
+    if _UNKNOWN in (*kinds, request.operation, request.permission_type):
+        raise MalformedMessage("A filter of ACLs has UNKNOWN elements.")  # as Kafka takes it
     message = "No authorizer is configured: this broker has no ACLs."
     return error_fields(ErrorCode.SECURITY_DISABLED, message) | {"resources": ()}
 
