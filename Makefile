@@ -109,7 +109,7 @@ demo: $(STAMP)   ## the main job, killed and restored, with a verdict: make demo
 docs: $(STAMP)   ## regenerate what is generated (protocol coverage, BENCHMARKS.md)
 	$(BIN)/python -m docs.generate
 
-check: tidy test demo ## what CI runs
+check: style types test demo ## what CI runs first (`make test` holds the rest of `make tidy`)
 
 clean:           ## forget the environment and the caches
 	rm -rf $(VENV) .cache .java .mypy_cache .ruff_cache .pytest_cache .hypothesis
