@@ -38,7 +38,7 @@ from catchwater.clock import SYSTEM
 from catchwater.replay.control import Control
 from catchwater.sinks.base import OutputRecord, Sink
 from catchwater.sinks.config import parse
-from catchwater.sinks.open import Surroundings, open_sink
+from catchwater.sinks.open import SinkContext, open_sink
 
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
 ROWS = int(os.environ.get("ROWS", "100000"))
@@ -93,7 +93,7 @@ def opened(kind: Kind, delivery: str) -> Iterator[Sink]:
     name = f"s{next(_NAMES)}"
     with tempfile.TemporaryDirectory(prefix="bench-sinks-") as folder:
         values = {key: value.replace("NAME", name) for key, value in kind.options.items()}
-        around = Surroundings(
+        context = SinkContext(
             "bench",
             (Path(folder) / "kept").as_uri(),
             Path(folder),
@@ -101,7 +101,7 @@ def opened(kind: Kind, delivery: str) -> Iterator[Sink]:
             control=kind.control,
             output_type=Alert,
         )
-        sink = open_sink(parse(name, {**values, "delivery": delivery}), around)
+        sink = open_sink(parse(name, {**values, "delivery": delivery}), context)
         try:
             yield sink
         finally:

@@ -22,7 +22,7 @@ from catchwater.sinks.base import (
     RowId,
 )
 from catchwater.sinks.columns import ROW_COLUMNS
-from catchwater.sinks.open import Surroundings
+from catchwater.sinks.open import SinkContext
 
 _NAMES = ("card", "id", "amount", "at", "tags")
 
@@ -148,9 +148,9 @@ class KafkaTarget(Target):
         self.bootstrap = bootstrap
         self.opened: list[Any] = []
 
-    def around(self, pipeline: str, generation: int, clock: Clock) -> Surroundings:
+    def around(self, pipeline: str, generation: int, clock: Clock) -> SinkContext:
         base = super().around(pipeline, generation, clock)
-        return Surroundings(**{**vars(base), "bootstrap": self.bootstrap})
+        return SinkContext(**{**vars(base), "bootstrap": self.bootstrap})
 
     def open(self, **options: Any) -> Any:
         sink = super().open(**options)

@@ -19,7 +19,7 @@ from catchwater.clock import SYSTEM, Clock
 from catchwater.replay.control import Control
 from catchwater.sinks.base import OutputRecord, RowId, Sink, Staged, TargetState
 from catchwater.sinks.config import SinkConfig, parse
-from catchwater.sinks.open import Surroundings, look_at, open_sink
+from catchwater.sinks.open import SinkContext, look_at, open_sink
 
 
 @dataclass
@@ -69,8 +69,8 @@ class Target:
         self.root = root
         self.options = options
 
-    def around(self, pipeline: str, generation: int, clock: Clock) -> Surroundings:
-        return Surroundings(
+    def around(self, pipeline: str, generation: int, clock: Clock) -> SinkContext:
+        return SinkContext(
             pipeline,
             (self.root / "checkpoint").as_uri(),
             self.root,
@@ -279,9 +279,9 @@ class LogTarget(Target):
         self.topic = topic
         self.control = Control(broker.control_url)
 
-    def around(self, pipeline: str, generation: int, clock: Clock) -> Surroundings:
+    def around(self, pipeline: str, generation: int, clock: Clock) -> SinkContext:
         base = super().around(pipeline, generation, clock)
-        return Surroundings(**{**vars(base), "bootstrap": self.broker.bootstrap,
+        return SinkContext(**{**vars(base), "bootstrap": self.broker.bootstrap,
                                "control": self.control})  # fmt: skip
 
     def read(self) -> list[dict[str, Any]]:

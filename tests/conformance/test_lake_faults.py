@@ -20,7 +20,7 @@ from catchwater.objects.open import open_store
 from catchwater.sinks import reconcile
 from catchwater.sinks.base import Sink, SinkUnavailable
 from catchwater.sinks.config import parse
-from catchwater.sinks.open import Surroundings, open_sink
+from catchwater.sinks.open import SinkContext, open_sink
 
 EPOCHS = 6
 ROWS = 20
@@ -34,8 +34,8 @@ def proxy(s3_server: str) -> Iterator[FaultyProxy]:
 
 
 def opened(root: Path, section: dict[str, str]) -> Sink:
-    around = Surroundings("cards", (root / "kept").as_uri(), root, output_type=Alert)
-    return open_sink(parse("alerts", section), around)
+    context = SinkContext("cards", (root / "kept").as_uri(), root, output_type=Alert)
+    return open_sink(parse("alerts", section), context)
 
 
 def commit(sink: Sink, epoch: int) -> None:

@@ -37,7 +37,7 @@ from catchwater.sinks.base import OutputRecord, Staged
 from catchwater.sinks.config import parse
 from catchwater.sinks.kafka_client import NotAdmitted
 from catchwater.sinks.kinds.kafka import KIND, KafkaSink
-from catchwater.sinks.open import Surroundings
+from catchwater.sinks.open import SinkContext
 from catchwater.sinks.reconcile import verify
 from catchwater.sinks.staged import Archive, StagedFile
 from catchwater.wire.client import EARLIEST, LATEST, Client
@@ -297,14 +297,14 @@ class Sinks:
     def open(self, source: dict[str, str], **section: str) -> KafkaSink:
         config = parse("far", {"kind": "kafka", "topic": "far", "retry": "1ms", **section})
         read = parse_options(source)
-        around = Surroundings(
+        context = SinkContext(
             self.folder.name,
             self.folder.as_uri(),
             self.folder,
             bootstrap=read.bootstrap,
             security=read.security,
         )
-        return KIND.open(config, around, Archive(self.stager))
+        return KIND.open(config, context, Archive(self.stager))
 
     def stage(self, epoch: int) -> list[Staged]:
         now_ms = time.time_ns() // 1_000_000

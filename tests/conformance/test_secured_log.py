@@ -23,7 +23,7 @@ from catchwater.replay.options import parse_options
 from catchwater.sinks.base import OutputRecord
 from catchwater.sinks.config import parse
 from catchwater.sinks.kinds.log import KIND, LogSink
-from catchwater.sinks.open import Surroundings
+from catchwater.sinks.open import SinkContext
 from catchwater.sinks.reconcile import verify
 from catchwater.sinks.staged import Archive, StagedFile
 from catchwater.wire.client import LATEST, Client
@@ -118,7 +118,7 @@ def test_commands_log_sinks_and_who_waits_reach_a_log_behind_tls(
     def sink(name: str, delivery: str) -> LogSink:
         source = {f"kafka.{key}": value for key, value in security.items()}
         options = parse_options({**source, "kafka.bootstrap.servers": address, "subscribe": "t"})
-        around = Surroundings(
+        context = SinkContext(
             "cards",
             folder.as_uri(),
             folder,
@@ -127,7 +127,7 @@ def test_commands_log_sinks_and_who_waits_reach_a_log_behind_tls(
             control=control,
         )
         config = parse(name, {"kind": "log", "topic": name, "delivery": delivery})
-        return KIND.open(config, around, Archive(StagedFile(folder.as_uri(), f"staged/{name}")))
+        return KIND.open(config, context, Archive(StagedFile(folder.as_uri(), f"staged/{name}")))
 
     for name, delivery in (("once", "exactly-once"), ("again", "at-least-once")):
         written = sink(name, delivery)

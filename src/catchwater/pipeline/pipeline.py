@@ -35,7 +35,7 @@ from catchwater.replay.options import SourceOptions, parse_options
 from catchwater.replay.subscription import COMMAND_S, Subscription
 from catchwater.sinks.base import RowsUnreadable, Sink, Superseded
 from catchwater.sinks.config import SinkConfig
-from catchwater.sinks.open import Surroundings, look_at, open_sink, target_of
+from catchwater.sinks.open import SinkContext, look_at, open_sink, target_of
 
 _log = logging.getLogger("catchwater.pipeline")
 
@@ -234,15 +234,13 @@ class Pipeline:
         found: dict[str, Sink] = {}
         with ExitStack() as opened:
             for name, sink in self.config.every_sink.items():
-                found[name] = opened.enter_context(
-                    closing(open_sink(sink, self.surroundings(sink)))
-                )
+                found[name] = opened.enter_context(closing(open_sink(sink, self.context_of(sink))))
             self._opened.push(opened.pop_all())
         return found
 
-    def surroundings(self, sink: SinkConfig) -> Surroundings:
+    def context_of(self, sink: SinkConfig) -> SinkContext:
         """What one sink learns of its pipeline, and of the function whose outputs it takes."""
-        around = Surroundings(
+        context = SinkContext(
             pipeline=self.name,
             objects=self.home,
             folder=self.config.folder,
@@ -252,7 +250,7 @@ class Pipeline:
             generation=self.generation,
             clock=self.clock,
         )
-        return outlet_of(sink, self.specs, around)
+        return outlet_of(sink, self.specs, context)
 
     def doubt(self, name: str, was: str) -> str:
         """Why this sink cannot have moved from the target it was bound to (`identity.Doubts`).
@@ -265,10 +263,10 @@ class Pipeline:
         if was.startswith(f"{sink.kind} "):
             if other := sink.declared.cannot_be(was, target_of(sink, folder)):
                 return other
-        around = Surroundings(self.name, "", folder, clock=self.clock)
+        context = SinkContext(self.name, "", folder, clock=self.clock)
         committed = checkpoint.last_commit(self.config.checkpoint)
         try:
-            seen = look_at(sink, outlet_of(sink, self.specs, around))
+            seen = look_at(sink, outlet_of(sink, self.specs, context))
         except CatchwaterError as error:
             return f"of which nobody can tell what it holds: {str(error).rstrip('.')}"
         if not seen.ours:

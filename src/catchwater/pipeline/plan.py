@@ -134,7 +134,7 @@ def _check_identity(pipeline: Pipeline, unknown: Container[str]) -> None:
 
 
 def _fits(pipeline: Pipeline, sink: SinkConfig) -> None:
-    seen = look_at(sink, pipeline.surroundings(sink))
+    seen = look_at(sink, pipeline.context_of(sink))
     if seen.differs is not None:
         raise seen.differs
 

@@ -28,7 +28,7 @@ from catchwater.wire.security.settings import is_ours, parse_security
 
 if TYPE_CHECKING:
     from catchwater.sinks.base import Sink, TargetState
-    from catchwater.sinks.open import Surroundings
+    from catchwater.sinks.open import SinkContext
     from catchwater.sinks.staged import Archive
 
 T = TypeVar("T")
@@ -89,15 +89,15 @@ class Kind:
     """The same of its options, for people."""
     named_by: str
     """The option that names the target where another one is wanted, as of a backfill."""
-    open: "Callable[[SinkConfig, Surroundings, Archive], Sink]"
+    open: "Callable[[SinkConfig, SinkContext, Archive], Sink]"
     """The sink. Creates what is missing in the target and claims it."""
-    look: "Callable[[SinkConfig, Surroundings], TargetState]"
+    look: "Callable[[SinkConfig, SinkContext], TargetState]"
     """What the target is like now; asked once, without patience, and not changed."""
-    check: "Callable[[SinkConfig, Surroundings], object]" = lambda config, around: None
+    check: "Callable[[SinkConfig, SinkContext], object]" = lambda config, context: None
     """Refuses what no target could mend. Opens nothing; `options` are checked before."""
     check_options: Callable[[Any], None] = lambda options: None
     """Refuses options that do not go together. Raises `ConfigError`."""
-    alter: "Callable[[SinkConfig, Surroundings], None] | None" = None
+    alter: "Callable[[SinkConfig, SinkContext], None] | None" = None
     """Adds the columns that a table lacks; None: nothing there can be altered."""
     modules: tuple[str, ...] = ()
     """What opening imports besides this file: how a missing package is found before."""

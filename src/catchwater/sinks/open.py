@@ -1,4 +1,4 @@
-"""A sink from its configuration and what it learns of its pipeline (`Surroundings`).
+"""A sink from its configuration and what it learns of its pipeline (`SinkContext`).
 
 Opening creates what is missing in the target (a topic, a table) and claims it; it refuses a target
 that cannot take the outputs. What a kind needs is imported only when it is opened.
@@ -22,7 +22,7 @@ from catchwater.wire.security.settings import UNSECURED, Security
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class SinkContext:
     """What a sink learns of its pipeline."""
 
     pipeline: str
@@ -54,25 +54,25 @@ class PackageMissing(CatchwaterError):
     exit_code = 2
 
 
-def open_sink(config: SinkConfig, around: Surroundings) -> Sink:
+def open_sink(config: SinkConfig, context: SinkContext) -> Sink:
     """Open one sink. Raises `ConfigError`, and what the kind's target can raise."""
-    guarantee(config, output_id=around.output_id)
-    stager = StagedFile(around.objects, staged_folder(config.name))
+    guarantee(config, output_id=context.output_id)
+    stager = StagedFile(context.objects, staged_folder(config.name))
     truth = Archive(stager, keep_ms=config.keep_ms)
     with _packages_named(config):
-        return config.declared.open(config, around, truth)
+        return config.declared.open(config, context, truth)
 
 
-def check_sink(config: SinkConfig, around: Surroundings) -> None:
+def check_sink(config: SinkConfig, context: SinkContext) -> None:
     """Refuse what no target could mend: a delivery, a URL, a name, a field without a column.
 
     Opens nothing. Raises as `open_sink`, as far as that is known beforehand.
     """
-    guarantee(config, output_id=around.output_id)
+    guarantee(config, output_id=context.output_id)
     with _packages_named(config):
         for module in config.declared.modules:
             importlib.import_module(module)
-        config.declared.check(config, around)
+        config.declared.check(config, context)
 
 
 def target_of(config: SinkConfig, folder: Path) -> str:
@@ -85,21 +85,21 @@ def target_of(config: SinkConfig, folder: Path) -> str:
         return f"{config.kind} {config.declared.target(config, folder)}"
 
 
-def look_at(config: SinkConfig, around: Surroundings) -> TargetState:
+def look_at(config: SinkConfig, context: SinkContext) -> TargetState:
     """What the target of a sink is like now; asked once, without patience, and not changed.
 
     Raises what a target that is away raises, and `TargetTaken`.
     """
     with _packages_named(config):
-        return config.declared.look(config, around)
+        return config.declared.look(config, context)
 
 
-def alter_target(config: SinkConfig, around: Surroundings) -> None:
+def alter_target(config: SinkConfig, context: SinkContext) -> None:
     """Add to a table the columns that it lacks. Raises `TargetDiffers` if that is not enough."""
     alter = config.declared.alter
     assert alter is not None, "only a table is found to lack columns that can be added"
     with _packages_named(config):
-        alter(config, around)
+        alter(config, context)
 
 
 def preload(names: Iterable[str]) -> None:

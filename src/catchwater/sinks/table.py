@@ -43,7 +43,7 @@ from catchwater.sinks.table_target import (
 )
 
 if TYPE_CHECKING:
-    from catchwater.sinks.open import Surroundings
+    from catchwater.sinks.open import SinkContext
     from catchwater.sinks.staged import Archive, StagedFile
 
 _SWEEP_EPOCHS = 64
@@ -81,37 +81,37 @@ def table_guarantee(config: SinkConfig, output_id: tuple[str, ...]) -> Guarantee
 
 
 def open_table(
-    database: Database, config: SinkConfig, around: "Surroundings", truth: "Archive"
+    database: Database, config: SinkConfig, context: "SinkContext", truth: "Archive"
 ) -> "TableSink":
     """See `Kind.open`; the database is not connected yet."""
-    codec = codec_of(around.output_type)
-    return TableSink(database, _writer(config, around), codec, config, truth, around.clock)
+    codec = codec_of(context.output_type)
+    return TableSink(database, _writer(config, context), codec, config, truth, context.clock)
 
 
-def target_table(database: Database, config: SinkConfig, around: "Surroundings") -> Target:
+def target_table(database: Database, config: SinkConfig, context: "SinkContext") -> Target:
     """The sink's table, not looked at yet. Raises `ConfigError` for names that cannot be."""
-    return Target(database, _writer(config, around), codec_of(around.output_type).columns)
+    return Target(database, _writer(config, context), codec_of(context.output_type).columns)
 
 
-def look_at_table(database: Database, config: SinkConfig, around: "Surroundings") -> TargetState:
+def look_at_table(database: Database, config: SinkConfig, context: "SinkContext") -> TargetState:
     """See `Kind.look`."""
-    target = target_table(database, config, around)
+    target = target_table(database, config, context)
     with closing(database):
         return target.look()
 
 
-def alter_table(database: Database, config: SinkConfig, around: "Surroundings") -> None:
+def alter_table(database: Database, config: SinkConfig, context: "SinkContext") -> None:
     """See `Kind.alter`."""
-    target = target_table(database, config, around)
+    target = target_table(database, config, context)
     with closing(database):
         target.alter()
 
 
-def _writer(config: SinkConfig, around: "Surroundings") -> Writer:
+def _writer(config: SinkConfig, context: "SinkContext") -> Writer:
     return Writer(
-        around.owner(config.name),
+        context.owner(config.name),
         config.options.table,
-        around.output_id if config.options.mode == "upsert" else (),
+        context.output_id if config.options.mode == "upsert" else (),
     )
 
 

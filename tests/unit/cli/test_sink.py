@@ -15,7 +15,7 @@ from catchwater.recovery.folder import home_of
 from catchwater.recovery.ledger import SinkEpoch
 from catchwater.sinks.base import OutputRecord
 from catchwater.sinks.config import parse
-from catchwater.sinks.open import Surroundings, open_sink
+from catchwater.sinks.open import SinkContext, open_sink
 
 FUNCTION = """
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ def file(pipeline_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     alert = Pipeline.open(config).specs[0].output_type
     sink = open_sink(
         parse("alerts", {"kind": "sqlite", "path": "out.db", "table": "alerts"}),
-        Surroundings("cards", home_of(config.checkpoint), folder, output_type=alert),
+        SinkContext("cards", home_of(config.checkpoint), folder, output_type=alert),
     )
     for epoch in range(3):
         records = [

@@ -16,7 +16,7 @@ from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.recovery.folder import home_of
 from catchwater.sinks.base import OutputRecord
 from catchwater.sinks.config import parse
-from catchwater.sinks.open import Surroundings, open_sink
+from catchwater.sinks.open import SinkContext, open_sink
 
 
 def opened(config: PipelineConfig) -> Pipeline:
@@ -35,8 +35,8 @@ class Writer:
         self.sink = parse("kv", {**section, "retry": "1s", "delivery": "at-least-once"})
 
     def write(self, epoch: int, value: str) -> None:
-        around = Surroundings("cards", home_of(self.checkpoint), self.folder)
-        sink = open_sink(self.sink, around)
+        context = SinkContext("cards", home_of(self.checkpoint), self.folder)
+        sink = open_sink(self.sink, context)
         record = OutputRecord(b"a", b'{"value":"%s"}' % value.encode(), 0)
         sink.commit(epoch, [sink.stager().stage(epoch, 0, [record])])
         sink.close()

@@ -14,7 +14,7 @@ from catchwater.pipeline.run.config import load
 from catchwater.sinks import kinds as folder
 from catchwater.sinks.base import EpochMissing, OutputRecord, Sink
 from catchwater.sinks.config import kinds, parse
-from catchwater.sinks.open import Surroundings, look_at, open_sink, target_of
+from catchwater.sinks.open import SinkContext, look_at, open_sink, target_of
 from catchwater.sinks.reconcile import repair, verify
 
 LINES = '''
@@ -108,9 +108,9 @@ class LinesSink:
         fresh.rename(self._path)
 
 
-def _open(config, around, truth):
-    path = around.folder / config.options.path
-    return LinesSink(path, around.owner(config.name), truth, around.clock)
+def _open(config, context, truth):
+    path = context.folder / config.options.path
+    return LinesSink(path, context.owner(config.name), truth, context.clock)
 
 
 KIND = Kind(
@@ -121,7 +121,7 @@ KIND = Kind(
     place=lambda options: options.path,
     named_by="path",
     open=_open,
-    look=lambda config, around: TargetState((around.folder / config.options.path).exists()),
+    look=lambda config, context: TargetState((context.folder / config.options.path).exists()),
     one_writer=True,
 )
 '''
@@ -177,10 +177,10 @@ def stage(sink: Sink, epoch: int, *values: str) -> list[object]:
 
 def test_a_file_that_is_added_is_a_kind_from_its_section_to_its_repair(tmp_path: Path) -> None:
     config = parse("out", {"kind": "lines", "path": "out.json"})
-    around = Surroundings("cards", (tmp_path / "checkpoint").as_uri(), tmp_path)
+    context = SinkContext("cards", (tmp_path / "checkpoint").as_uri(), tmp_path)
     assert target_of(config, tmp_path) == f"lines {tmp_path}/out.json"
-    assert not look_at(config, around).ours
-    sink = open_sink(config, around)
+    assert not look_at(config, context).ours
+    sink = open_sink(config, context)
     first = sink.commit(0, stage(sink, 0, "a", "b"))  # type: ignore[arg-type]
     assert sink.commit(0, stage(sink, 0, "a", "b")) == first  # type: ignore[arg-type]
     with pytest.raises(EpochMissing):

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from catchwater.sinks.config import ImpossibleDelivery, Kind, kinds, parse
-from catchwater.sinks.open import PackageMissing, Surroundings, open_sink, preload, target_of
+from catchwater.sinks.open import PackageMissing, SinkContext, open_sink, preload, target_of
 
 
-def around(tmp_path: Path) -> Surroundings:
-    return Surroundings("cards", tmp_path.as_uri(), tmp_path)
+def around(tmp_path: Path) -> SinkContext:
+    return SinkContext("cards", tmp_path.as_uri(), tmp_path)
 
 
 @pytest.mark.parametrize("kind", kinds().values(), ids=list(kinds()))

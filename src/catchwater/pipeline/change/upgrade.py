@@ -109,7 +109,7 @@ def alterations(pipeline: Pipeline) -> dict[str, TargetDiffers]:
     check_sinks(config, pipeline.specs)
     lacking = {}
     for sink in config.every_sink.values():
-        differs = look_at(sink, pipeline.surroundings(sink)).differs
+        differs = look_at(sink, pipeline.context_of(sink)).differs
         if differs is not None and not differs.alter:
             raise differs
         if differs is not None:
@@ -122,7 +122,7 @@ def alter_targets(pipeline: Pipeline) -> None:
     lacking = alterations(pipeline)
     for name in lacking:
         sink = pipeline.config.every_sink[name]
-        alter_target(sink, pipeline.surroundings(sink))
+        alter_target(sink, pipeline.context_of(sink))
 
 
 def find(specs: Sequence[FunctionSpec], ledger: Versions, to: int) -> list[Change]:

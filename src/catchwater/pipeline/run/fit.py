@@ -12,7 +12,7 @@ from catchwater.config import ConfigError
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run.config import DEAD_LETTER, PipelineConfig
 from catchwater.sinks.config import SinkConfig, guarantee
-from catchwater.sinks.open import PackageMissing, Surroundings, check_sink, target_of
+from catchwater.sinks.open import PackageMissing, SinkContext, check_sink, target_of
 
 
 def check_fit(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:
@@ -117,14 +117,12 @@ def source_of(sink: SinkConfig, specs: Sequence[FunctionSpec]) -> FunctionSpec |
     return next((spec for spec in specs if spec.name == sink.source), specs[-1])
 
 
-def outlet_of(
-    sink: SinkConfig, specs: Sequence[FunctionSpec], around: Surroundings
-) -> Surroundings:
+def outlet_of(sink: SinkConfig, specs: Sequence[FunctionSpec], context: SinkContext) -> SinkContext:
     """What one sink learns of its pipeline: also what the function puts out that it takes."""
     spec = source_of(sink, specs)
     if spec is None:
-        return around  # events that were not handled are as they came
-    return replace(around, output_type=spec.output_type, output_id=spec.output_id)
+        return context  # events that were not handled are as they came
+    return replace(context, output_type=spec.output_type, output_id=spec.output_id)
 
 
 def check_sinks(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:
@@ -137,11 +135,11 @@ def packages_missing(
     config: PipelineConfig, specs: Sequence[FunctionSpec]
 ) -> dict[str, PackageMissing]:
     """Sink → the package it lacks. Raises `ConfigError` for a sink that no package would mend."""
-    around = Surroundings(config.name or specs[0].name, "", config.folder)
+    context = SinkContext(config.name or specs[0].name, "", config.folder)
     missing: dict[str, PackageMissing] = {}
     for sink in config.every_sink.values():
         try:
-            check_sink(sink, outlet_of(sink, specs, around))
+            check_sink(sink, outlet_of(sink, specs, context))
         except PackageMissing as error:
             missing[sink.name] = error
     there = [each for each in config.every_sink.values() if each.name not in missing]

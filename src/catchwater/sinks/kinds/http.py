@@ -67,7 +67,7 @@ from catchwater.sinks.config import (
 from catchwater.sinks.marks import Mark, Marks, Owner, decode_marks
 
 if TYPE_CHECKING:
-    from catchwater.sinks.open import Surroundings
+    from catchwater.sinks.open import SinkContext
     from catchwater.sinks.staged import Archive, StagedFile
 
 T = TypeVar("T")
@@ -545,7 +545,7 @@ def _guarantee(config: SinkConfig, output_id: tuple[str, ...]) -> Guarantee:
     return Guarantee("at-least-once", "a repeated request is another one; Idempotency-Key tells it")
 
 
-def _endpoint(config: SinkConfig, around: "Surroundings") -> Endpoint:
+def _endpoint(config: SinkConfig, context: "SinkContext") -> Endpoint:
     """Not connected yet."""
     options: HttpOptions = config.options
     return Endpoint(
@@ -554,25 +554,25 @@ def _endpoint(config: SinkConfig, around: "Surroundings") -> Endpoint:
         timeout_ms=options.timeout_ms,
         retry_ms=options.retry_ms,
         authorization=options.authorization,
-        clock=around.clock,
+        clock=context.clock,
     )
 
 
-def _check(config: SinkConfig, around: "Surroundings") -> None:
-    _endpoint(config, around).close()
-    names_of(config.options.url, around.output_id)
+def _check(config: SinkConfig, context: "SinkContext") -> None:
+    _endpoint(config, context).close()
+    names_of(config.options.url, context.output_id)
 
 
-def _open(config: SinkConfig, around: "Surroundings", truth: "Archive") -> HttpSink:
-    endpoint = _endpoint(config, around)
-    names = names_of(config.options.url, around.output_id)
-    owner = around.owner(config.name)
-    return HttpSink(endpoint, names, config, truth, owner=owner, clock=around.clock)
+def _open(config: SinkConfig, context: "SinkContext", truth: "Archive") -> HttpSink:
+    endpoint = _endpoint(config, context)
+    names = names_of(config.options.url, context.output_id)
+    owner = context.owner(config.name)
+    return HttpSink(endpoint, names, config, truth, owner=owner, clock=context.clock)
 
 
-def _look(config: SinkConfig, around: "Surroundings") -> TargetState:
+def _look(config: SinkConfig, context: "SinkContext") -> TargetState:
     """Whether the server answers; what is there has no marks."""
-    with closing(_endpoint(config, around)) as endpoint:
+    with closing(_endpoint(config, context)) as endpoint:
         endpoint.reach()
     return TargetState()
 

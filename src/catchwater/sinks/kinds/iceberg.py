@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
     from catchwater.sinks.arrow_columns import Columns
-    from catchwater.sinks.open import Surroundings
+    from catchwater.sinks.open import SinkContext
     from catchwater.sinks.staged import Archive, StagedFile
 
 MARKS_PROPERTY = "catchwater.marks"
@@ -447,12 +447,12 @@ def _target(config: SinkConfig, folder: Path) -> str:
     return " ".join(filter(None, [*map(without_secrets, [*named, warehouse]), options.table]))
 
 
-def _catalog(config: SinkConfig, around: "Surroundings") -> "Catalog":
+def _catalog(config: SinkConfig, context: "SinkContext") -> "Catalog":
     from pyiceberg.catalog import load_catalog
     from pyiceberg.exceptions import NotInstalledError
 
     try:
-        return load_catalog(**config.options.properties(around.folder))
+        return load_catalog(**config.options.properties(context.folder))
     except (ValueError, NotInstalledError) as error:
         raise ConfigError(
             f"The catalog of [sink.{config.name}] cannot be opened: {error}.",
@@ -460,40 +460,40 @@ def _catalog(config: SinkConfig, around: "Surroundings") -> "Catalog":
         ) from error
 
 
-def _open(config: SinkConfig, around: "Surroundings", truth: "Archive") -> IcebergSink:
+def _open(config: SinkConfig, context: "SinkContext", truth: "Archive") -> IcebergSink:
     from catchwater.sinks.arrow_columns import Columns
 
     options: IcebergOptions = config.options
 
     def catalog() -> "Catalog":
-        if (folder := options.folder(around.folder)) is not None:
+        if (folder := options.folder(context.folder)) is not None:
             folder.mkdir(parents=True, exist_ok=True)
         with _named(options.table):
-            return _catalog(config, around)
+            return _catalog(config, context)
 
     return IcebergSink(
-        patiently(catalog, around.clock, options.retry_ms),
+        patiently(catalog, context.clock, options.retry_ms),
         options.table,
-        Columns(around.output_type),
+        Columns(context.output_type),
         truth,
-        owner=around.owner(config.name),
+        owner=context.owner(config.name),
         snapshots=options.snapshots,
         retry_ms=options.retry_ms,
-        clock=around.clock,
+        clock=context.clock,
     )
 
 
-def _look(config: SinkConfig, around: "Surroundings") -> TargetState:
+def _look(config: SinkConfig, context: "SinkContext") -> TargetState:
     """Columns that the table lacks are no difference: opening adds them."""
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
     from catchwater.sinks.arrow_columns import Columns
 
     name: str = config.options.table
-    folder = config.options.folder(around.folder)
+    folder = config.options.folder(context.folder)
     if folder is not None and not (folder / "catalog.db").exists():
         return TargetState()
-    with _named(name), closing(_catalog(config, around)) as catalog:
+    with _named(name), closing(_catalog(config, context)) as catalog:
         try:
             table = catalog.load_table(name)
         except (NoSuchTableError, NoSuchNamespaceError):
@@ -501,10 +501,10 @@ def _look(config: SinkConfig, around: "Surroundings") -> TargetState:
         kept, newest = table.properties.get(MARKS_PROPERTY), None
         if kept is not None:
             marks = decode_marks(kept, f"the table {name}")
-            marks.owned_by(around.owner(config.name), f"The table {name}")
+            marks.owned_by(context.owner(config.name), f"The table {name}")
             newest = marks.newest
         try:
-            check_fits(table, name, Columns(around.output_type))
+            check_fits(table, name, Columns(context.output_type))
         except TargetDiffers as differs:
             return TargetState(kept is not None, newest, differs)
         return TargetState(kept is not None, newest)

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message as Received
 
     from catchwater.sinks.kafka_client import Brokers, Message, Offsets, Writer
-    from catchwater.sinks.open import Surroundings
+    from catchwater.sinks.open import SinkContext
     from catchwater.sinks.staged import Archive, StagedFile
     from catchwater.wire.security.oauth import OAuth
 
@@ -476,31 +476,31 @@ def _target(config: SinkConfig, folder: Path) -> str:
     return f"{options.topic} at {named}" if named else options.topic
 
 
-def _brokers(config: SinkConfig, around: "Surroundings") -> "Brokers":
+def _brokers(config: SinkConfig, context: "SinkContext") -> "Brokers":
     from catchwater.sinks.kafka_client import Brokers
 
-    return Brokers(librdkafka_options(config.options.kafka, around.bootstrap, around.security))
+    return Brokers(librdkafka_options(config.options.kafka, context.bootstrap, context.security))
 
 
-def _open(config: SinkConfig, around: "Surroundings", truth: "Archive") -> KafkaSink:
+def _open(config: SinkConfig, context: "SinkContext", truth: "Archive") -> KafkaSink:
     options: KafkaOptions = config.options
     terms = Terms(
-        around.owner(config.name),
+        context.owner(config.name),
         options.topic,
         options.partitions or -1,
         config.exactly_once,
         options.retry_ms,
     )
-    return KafkaSink(_brokers(config, around), terms, truth, around.clock)
+    return KafkaSink(_brokers(config, context), terms, truth, context.clock)
 
 
-def _look(config: SinkConfig, around: "Surroundings") -> TargetState:
+def _look(config: SinkConfig, context: "SinkContext") -> TargetState:
     """A topic that is not there is made when the sink is opened."""
-    brokers = _brokers(config, around)
+    brokers = _brokers(config, context)
     brokers.check_there()
     newest = None
     if config.exactly_once:
-        newest = read_marks(brokers, around.owner(config.name), around.clock).newest
+        newest = read_marks(brokers, context.owner(config.name), context.clock).newest
     return TargetState(newest is not None, newest)
 
 

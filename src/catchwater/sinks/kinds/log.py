@@ -46,7 +46,7 @@ from catchwater.sinks.marks import Known, Mark, Owner, admit, refuse_superseded
 if TYPE_CHECKING:
     from catchwater.replay.control import Control, ControlRefused
     from catchwater.sinks.log_stager import LogAppender, LogStager
-    from catchwater.sinks.open import Surroundings
+    from catchwater.sinks.open import SinkContext
     from catchwater.sinks.staged import Archive
 
 WITHDRAWN, REPAIRED = ":withdrawn", ":repaired"
@@ -548,34 +548,34 @@ def _target(config: SinkConfig, folder: Path) -> str:
     return named
 
 
-def _ours(config: SinkConfig, around: "Surroundings") -> "Control":
+def _ours(config: SinkConfig, context: "SinkContext") -> "Control":
     from catchwater.replay.control import CONTROL_URL
 
-    if around.control is None:
+    if context.control is None:
         raise NotOurLog(
-            f"The brokers at {around.bootstrap} name no {CONTROL_URL}: the sink {config.name!r} of "
-            "kind log cannot commit there.",
+            f"The brokers at {context.bootstrap} name no {CONTROL_URL}: the sink "
+            f"{config.name!r} of kind log cannot commit there.",
             hint='Run the pipeline against a Catchwater log, or choose kind = "kafka".',
         )
-    return around.control
+    return context.control
 
 
-def _look(config: SinkConfig, around: "Surroundings") -> TargetState:
+def _look(config: SinkConfig, context: "SinkContext") -> TargetState:
     """A topic that is not there is made when the sink is opened."""
-    marks = LogMarks(_ours(config, around), around.owner(config.name))
+    marks = LogMarks(_ours(config, context), context.owner(config.name))
     newest = marks.last_live() if config.exactly_once else None
     return TargetState(newest is not None, newest)
 
 
-def _open(config: SinkConfig, around: "Surroundings", truth: "Archive") -> LogSink:
+def _open(config: SinkConfig, context: "SinkContext", truth: "Archive") -> LogSink:
     """Creates the topic. Raises `NotOurLog` for a source that is no Catchwater log."""
     from catchwater.sinks.log_stager import LogAppender, LogStager
     from catchwater.sinks.staged import staged_folder
     from catchwater.wire.client import Client
 
-    control, owner = _ours(config, around), around.owner(config.name)
+    control, owner = _ours(config, context), context.owner(config.name)
     options: LogOptions = config.options
-    with Client(around.bootstrap, security=around.security) as client:
+    with Client(context.bootstrap, security=context.security) as client:
         if options.topic not in client.metadata([options.topic]).topics():
             client.create_topics({options.topic: options.partitions or -1})
     found = control.request("GET", f"/api/v1/topics/{options.topic}")
@@ -586,9 +586,9 @@ def _open(config: SinkConfig, around: "Surroundings", truth: "Archive") -> LogSi
         int(found["partitions"]),
         truth.stager(),
     )
-    security = around.security.loaded()
+    security = context.security.loaded()
     appender = LogAppender(
-        around.bootstrap, options.topic, stager.partitions, str(owner), truth.stager(), security
+        context.bootstrap, options.topic, stager.partitions, str(owner), truth.stager(), security
     )
     return LogSink(
         control,
@@ -596,7 +596,7 @@ def _open(config: SinkConfig, around: "Surroundings", truth: "Archive") -> LogSi
         stager,
         truth,
         topic=options.topic,
-        clock=around.clock,
+        clock=context.clock,
         appender=None if config.exactly_once else appender,
     )
 

@@ -63,7 +63,7 @@ from catchwater.sinks.marks import Mark, Marks, Owner, decode_marks
 
 if TYPE_CHECKING:
     from catchwater.sinks.arrow_columns import Columns
-    from catchwater.sinks.open import Surroundings
+    from catchwater.sinks.open import SinkContext
     from catchwater.sinks.staged import Archive, StagedFile
 
 MARKS_KEY = "_catchwater/marks.json"
@@ -354,43 +354,43 @@ def _target(config: SinkConfig, folder: Path) -> str:
     return without_secrets(url) if "://" in url else (folder / url).resolve().as_uri()
 
 
-def check_columns(config: SinkConfig, around: "Surroundings") -> None:
+def check_columns(config: SinkConfig, context: "SinkContext") -> None:
     """Raise `ColumnUnsupported` where a field of the output has no column."""
     from catchwater.sinks.arrow_columns import Columns
 
-    Columns(around.output_type)
+    Columns(context.output_type)
 
 
-def _url(config: SinkConfig, around: "Surroundings") -> str:
+def _url(config: SinkConfig, context: "SinkContext") -> str:
     url: str = config.options.url
-    return url if "://" in url else (around.folder / url).absolute().as_uri()
+    return url if "://" in url else (context.folder / url).absolute().as_uri()
 
 
-def _open(config: SinkConfig, around: "Surroundings", truth: "Archive") -> ParquetSink:
+def _open(config: SinkConfig, context: "SinkContext", truth: "Archive") -> ParquetSink:
     """`url` is a store's URL, or a path beside the pipeline's file."""
     from catchwater.sinks.arrow_columns import Columns
 
     try:
-        store = open_store(_url(config, around), around.clock)
+        store = open_store(_url(config, context), context.clock)
     except (StoreFull, StoreUnavailable):
         raise
     except StoreError as error:
         raise TargetDiffers(
             str(error), hint="Name a folder that can be written to, or a store's URL."
         ) from error
-    columns = Columns(around.output_type)
-    return ParquetSink(store, columns, truth, owner=around.owner(config.name), clock=around.clock)
+    columns = Columns(context.output_type)
+    return ParquetSink(store, columns, truth, owner=context.owner(config.name), clock=context.clock)
 
 
-def _look(config: SinkConfig, around: "Surroundings") -> TargetState:
+def _look(config: SinkConfig, context: "SinkContext") -> TargetState:
     """A folder that is not there is left so."""
     from catchwater.sinks.staged import Archive, StagedFile
 
-    parts = urlsplit(_url(config, around))
+    parts = urlsplit(_url(config, context))
     if parts.scheme == "file" and not Path(unquote(parts.path)).exists():
         return TargetState()
     try:
-        newest = _open(config, around, Archive(StagedFile("", ""))).last_epoch()
+        newest = _open(config, context, Archive(StagedFile("", ""))).last_epoch()
     except TargetDiffers as differs:
         return TargetState(differs=differs)
     return TargetState(newest is not None, newest)

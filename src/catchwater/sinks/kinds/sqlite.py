@@ -232,12 +232,12 @@ KIND = Kind(
     target=lambda config, folder: f"{_database(config, folder).name} {config.options.table}",
     place=lambda options: f"{options.path} {options.table}",
     named_by="table",
-    check=lambda config, around: target_table(_database(config, around.folder), config, around),
-    open=lambda config, around, truth: open_table(
-        _database(config, around.folder), config, around, truth
+    check=lambda config, context: target_table(_database(config, context.folder), config, context),
+    open=lambda config, context, truth: open_table(
+        _database(config, context.folder), config, context, truth
     ),
-    look=lambda config, around: look_at_table(_database(config, around.folder), config, around),
-    alter=lambda config, around: alter_table(_database(config, around.folder), config, around),
+    look=lambda config, context: look_at_table(_database(config, context.folder), config, context),
+    alter=lambda config, context: alter_table(_database(config, context.folder), config, context),
     one_writer=True,
     rebuilds=True,
 )

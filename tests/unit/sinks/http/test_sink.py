@@ -12,7 +12,7 @@ from catchwater.config import ConfigError
 from catchwater.sinks.base import Expected, OutputRecord, RowId, RowsUnreadable, SinkUnavailable
 from catchwater.sinks.config import parse
 from catchwater.sinks.kinds.http import RecordRefused, names_of
-from catchwater.sinks.open import Surroundings, open_sink
+from catchwater.sinks.open import SinkContext, open_sink
 
 
 @pytest.fixture
@@ -22,9 +22,9 @@ def server() -> Iterator[KeyValueServer]:
 
 
 def opened(root: Path, url: str, generation: int = 0, **more: str) -> Any:
-    around = Surroundings("cards", root.as_uri(), root, generation=generation,
+    context = SinkContext("cards", root.as_uri(), root, generation=generation,
                           output_id=("id",), clock=ManualClock())  # fmt: skip
-    return open_sink(parse("kv", {"kind": "http", "url": url, "retry": "5s", **more}), around)
+    return open_sink(parse("kv", {"kind": "http", "url": url, "retry": "5s", **more}), context)
 
 
 def records(*ids: str, value: int = 0) -> list[OutputRecord]:

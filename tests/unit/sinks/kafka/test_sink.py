@@ -24,7 +24,7 @@ from catchwater.sinks.config import parse
 from catchwater.sinks.kafka_client import Brokers, Message, RecordRefused, Writer
 from catchwater.sinks.kinds.kafka import KIND, LEDGER_TOPIC, KafkaSink, Terms
 from catchwater.sinks.marks import Owner
-from catchwater.sinks.open import Surroundings
+from catchwater.sinks.open import SinkContext
 from catchwater.sinks.reconcile import repair, verify
 from catchwater.sinks.staged import Archive, StagedFile
 
@@ -231,9 +231,9 @@ def test_what_the_client_refuses_is_told_before_the_start(
     tmp_path: Path, option: str, message: str
 ) -> None:
     config = parse("far", {"kind": "kafka", "topic": "t", option: "x"})
-    around = Surroundings("cards", tmp_path.as_uri(), tmp_path, bootstrap="127.0.0.1:1")
+    context = SinkContext("cards", tmp_path.as_uri(), tmp_path, bootstrap="127.0.0.1:1")
     with pytest.raises(ConfigError, match=message):
-        KIND.open(config, around, Archive(StagedFile(tmp_path.as_uri(), "staged/far")))
+        KIND.open(config, context, Archive(StagedFile(tmp_path.as_uri(), "staged/far")))
 
 
 @pytest.mark.parametrize(

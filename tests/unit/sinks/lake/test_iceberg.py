@@ -34,7 +34,7 @@ from catchwater.sinks.base import (
 from catchwater.sinks.config import parse
 from catchwater.sinks.kinds.iceberg import KIND, IcebergSink
 from catchwater.sinks.marks import Owner
-from catchwater.sinks.open import Surroundings
+from catchwater.sinks.open import SinkContext
 from catchwater.sinks.staged import Archive, StagedFile
 
 
@@ -314,8 +314,8 @@ def test_rows_missing_altered_doubled_and_foreign_are_found_and_mended(world: Wo
 
 def test_a_section_without_a_catalog_has_one_in_its_warehouse(world: World) -> None:
     section = {"kind": "iceberg", "table": "lake.cards", "warehouse": "warehouse"}
-    around = Surroundings("cards", "", world.root, output_type=Alert)
-    sink = KIND.open(parse("alerts", section), around, Archive(world.stager))
+    context = SinkContext("cards", "", world.root, output_type=Alert)
+    sink = KIND.open(parse("alerts", section), context, Archive(world.stager))
     sink.commit(0, world.stage(0, Alert("a", 1.0)))
     sink.close()
     assert (world.root / "warehouse" / "catalog.db").exists()
@@ -332,9 +332,9 @@ def test_a_section_without_a_catalog_has_one_in_its_warehouse(world: World) -> N
 def test_a_section_that_names_too_little_is_refused(
     world: World, section: dict[str, str], message: str
 ) -> None:
-    around = Surroundings("cards", "", world.root, output_type=Alert)
+    context = SinkContext("cards", "", world.root, output_type=Alert)
     with pytest.raises(ConfigError, match=message):
-        KIND.open(parse("a", {"kind": "iceberg", **section}), around, Archive(world.stager))
+        KIND.open(parse("a", {"kind": "iceberg", **section}), context, Archive(world.stager))
 
 
 def test_a_table_that_is_dropped_meanwhile_is_told_with_the_way_back(world: World) -> None:
@@ -381,6 +381,6 @@ def test_a_catalog_that_does_not_let_us_in_is_not_asked_again(world: World) -> N
 def test_a_catalog_that_is_away_is_asked_again_and_named(world: World) -> None:
     section = {"table": "lake.alerts", "catalog.type": "rest", "catalog.uri": "http://127.0.0.1:1"}
     config = parse("a", {"kind": "iceberg", "retry": "1s", **section})
-    around = Surroundings("cards", "", world.root, output_type=Alert, clock=ManualClock())
+    context = SinkContext("cards", "", world.root, output_type=Alert, clock=ManualClock())
     with pytest.raises(SinkUnavailable, match=r"lake\.alerts is out of reach: .*Given up after"):
-        KIND.open(config, around, Archive(world.stager))
+        KIND.open(config, context, Archive(world.stager))

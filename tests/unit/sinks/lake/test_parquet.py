@@ -30,7 +30,7 @@ from catchwater.sinks.base import (
 from catchwater.sinks.config import parse
 from catchwater.sinks.kinds.parquet import KIND, ParquetSink
 from catchwater.sinks.marks import Owner
-from catchwater.sinks.open import Surroundings
+from catchwater.sinks.open import SinkContext
 from catchwater.sinks.staged import Archive, StagedFile
 
 
@@ -369,5 +369,5 @@ def test_a_place_that_is_no_folder_is_told(tmp_path: Path) -> None:
     config = parse("alerts", {"kind": "parquet", "url": "out"})
     truth = Archive(StagedFile(tmp_path.as_uri(), "staged/alerts"))
     with pytest.raises(TargetDiffers, match="could not be opened") as told:
-        KIND.open(config, Surroundings("cards", "", tmp_path, output_type=Alert), truth)
+        KIND.open(config, SinkContext("cards", "", tmp_path, output_type=Alert), truth)
     assert "Name a folder" in str(told.value.hint)

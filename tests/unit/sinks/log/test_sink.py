@@ -21,7 +21,7 @@ from catchwater.sinks.config import parse
 from catchwater.sinks.kinds.log import LogMarks, LogSink, NotOurLog
 from catchwater.sinks.log_stager import LogStager
 from catchwater.sinks.marks import Owner
-from catchwater.sinks.open import Surroundings, open_sink
+from catchwater.sinks.open import SinkContext, open_sink
 from catchwater.sinks.staged import Archive, StagedFile
 
 
@@ -115,9 +115,9 @@ def test_a_driver_that_was_rolled_back_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_kafka_has_no_log_to_commit_to(tmp_path: Path) -> None:
-    around = Surroundings("cards", tmp_path.as_uri(), tmp_path, "kafka:9092")
+    context = SinkContext("cards", tmp_path.as_uri(), tmp_path, "kafka:9092")
     with pytest.raises(NotOurLog, match=r"kafka:9092 name no catchwater\.control\.url") as refused:
-        open_sink(parse("alerts", {"topic": "t"}), around)
+        open_sink(parse("alerts", {"topic": "t"}), context)
     assert 'kind = "kafka"' in str(refused.value.hint)
 
 

@@ -17,7 +17,7 @@ from catchwater.sinks.base import NotAdmitted, OutputRecord, SinkUnavailable, Ta
 from catchwater.sinks.columns import RowUnfit
 from catchwater.sinks.config import parse
 from catchwater.sinks.kinds.postgres import PostgresDatabase
-from catchwater.sinks.open import Surroundings, open_sink
+from catchwater.sinks.open import SinkContext, open_sink
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ class Loose:
 def test_json_columns_that_hold_texts_are_compared_as_what_they_are(
     postgres_url: str, tmp_path: Path
 ) -> None:
-    around = Surroundings("cards", tmp_path.as_uri(), tmp_path, output_type=Loose)
+    context = SinkContext("cards", tmp_path.as_uri(), tmp_path, output_type=Loose)
     options = {"kind": "postgres", "url": postgres_url, "table": "loose"}
     outputs = [
         Loose(either, time(1, 2, 3), nested)
@@ -219,7 +219,7 @@ def test_json_columns_that_hold_texts_are_compared_as_what_they_are(
         for nested in ({"a": 1e308, "b": 0.1}, {"a": "1", "c": 2.0**63})
     ]
     records = [OutputRecord(b"k", msgspec.json.encode(each), 0) for each in outputs]
-    with closing(open_sink(parse("loose", options), around)) as sink:
+    with closing(open_sink(parse("loose", options), context)) as sink:
         sink.commit(0, [sink.stager().stage(0, 0, records)])
         assert reconcile.verify(sink, 0).findings == ()
         with psycopg.connect(postgres_url) as other:
