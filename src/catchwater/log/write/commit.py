@@ -22,7 +22,6 @@ from catchwater.catalog.errors import CatalogUncertain
 from catchwater.catalog.rows import (
     Changes,
     GroupRow,
-    ObjectRow,
     RunRow,
     Scope,
     ScopeRows,
@@ -39,7 +38,6 @@ from catchwater.log.view import View
 from catchwater.log.write.producers import Result, refused
 from catchwater.log.write.sequence import (
     Sequenced,
-    decide_chunk,
     decoded,
     replay,
     scope_of,
@@ -161,13 +159,11 @@ class SharedCommitter:
     async def _transact(
         self, session: Session | None, wal: Wal, gathered: Gathered, position: Position
     ) -> tuple[Sequence[Result], Changes]:
-        chunk, end = gathered.chunk, position.offset + position.size
-        row = ObjectRow(position.file, "chunk", "live", end, chunk.created_ms)
-        decide_rows = decide_chunk(chunk, row, position.offset)
+        chunk = gathered.chunk
         payloads = [(position.file, gathered.payload)] if wal.in_commit else []
 
         def decide(seen: ScopeRows) -> tuple[Changes, tuple[list[Result], Changes]]:
-            changes, sequenced = decide_rows(seen)
+            sequenced, changes = take_chunk(chunk, position, states_of(seen), txns_of(seen))
             return replace(changes, payloads=payloads), (sequenced.results, changes)
 
         scope = scope_of(chunk, session)

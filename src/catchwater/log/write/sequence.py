@@ -163,19 +163,6 @@ def scope_of(chunk: Chunk, session: Session | None) -> Scope:
     )
 
 
-def decide_chunk(
-    chunk: Chunk, object_row: ObjectRow, at: int
-) -> Callable[[ScopeRows], tuple[Changes, Sequenced]]:
-    """For `Catalog.transact`: sequence a chunk that begins at byte `at` of an object."""
-
-    def decide(seen: ScopeRows) -> tuple[Changes, Sequenced]:
-        states, txns = states_of(seen), txns_of(seen)
-        done = sequence(chunk.entries, states, txns, chunk.created_ms)
-        return catalog_changes(done, states, txns, object_row, at), done
-
-    return decide
-
-
 def take_chunk(
     chunk: Chunk, position: Position, states: Mapping[PartitionKey, PartitionState], txns: Txns
 ) -> tuple[Sequenced, Changes]:
