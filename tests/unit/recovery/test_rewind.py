@@ -1,11 +1,13 @@
 """Going back: what is moved, what is refused, and that an interrupted move is finished."""
 
+import shutil
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from catchwater.recovery import checkpoint, rewind
+from catchwater.clock import Clock
+from catchwater.recovery import checkpoint, handover, rewind
 from catchwater.recovery.checkpoint import NoSuchCheckpoint
 from catchwater.recovery.contract import HistoryGone, LogBehind, PartitionTail
 from catchwater.recovery.folder import CheckpointInUse, lock
@@ -47,27 +49,35 @@ def test_what_came_after_is_moved_aside_and_nothing_is_deleted(folder: Path) -> 
     assert {path.name for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_a_restore_that_was_cut_short_is_finished_by_the_next_start(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_rewind_that_was_cut_short_at_any_file_is_finished_by_the_next_start(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moved: list[Path] = []
-    real = Path.replace
+    real, left = rewind._move, 0
 
-    def die_at_the_third_move(self: Path, target: Path) -> Path:
-        if "replayed" in str(target):
-            moved.append(self)
-            if len(moved) == 3:
-                raise KeyboardInterrupt
-        return real(self, target)
+    def move(path: Path, into: Path) -> None:
+        nonlocal left
+        if left == 0:
+            raise KeyboardInterrupt
+        left -= 1
+        real(path, into)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", die_at_the_third_move)
-        with pytest.raises(KeyboardInterrupt):
-            rewind.rewind(folder, 1, TAILS)
-    rewind.finish(folder)
-    assert [each.epoch for each in checkpoint.read(folder).committed] == [0, 1]
-    assert Ledger(folder).recorded_epochs() == [2, 3, 4, 5]
-    rewind.finish(folder)
+    for moves in range(100):
+        copy = tmp_path_factory.mktemp("copy") / "checkpoint"
+        shutil.copytree(folder, copy)
+        with monkeypatch.context() as patch:
+            patch.setattr(rewind, "_move", move)
+            left = moves
+            try:
+                rewind.rewind(copy, 1, TAILS)
+            except KeyboardInterrupt:
+                assert handover.work_of(copy) is handover.Work.REWINDING
+        rewind.make_ready(copy, Clock(1))
+        assert [each.epoch for each in checkpoint.read(copy).committed] == [0, 1]
+        assert Ledger(copy).recorded_epochs() == [2, 3, 4, 5]
+        assert handover.work_of(copy) is handover.Work.WHOLE
+        if left:
+            break
+    assert moves == 19, "each file was the first that was not moved, and at last none was"
 
 
 def test_offsets_that_an_earlier_restore_spelled_otherwise_are_spelled_as_the_source_does(
