@@ -99,7 +99,11 @@ ROLES: Mapping[Event, Mapping[Role, Role]] = {
     },
     Event.GIVE_BACK: {Role.REPLACED: Role.LEADS},
     Event.HAND_OVER: {Role.ASKED: Role.HANDED_OVER, Role.REPLACED: Role.HANDED_OVER},
-    Event.TAKE_OVER: {Role.FOLLOWS: Role.LEADS, Role.ASKED: Role.ASKED},
+    Event.TAKE_OVER: {
+        Role.FOLLOWS: Role.LEADS,
+        Role.ASKED: Role.ASKED,
+        Role.REPLACED: Role.REPLACED,
+    },
     Event.LEAD: {Role.LEADS: Role.LEADS, Role.FOLLOWS: Role.LEADS},
 }
 """Event → role before → role behind. A role that is not there refuses the event."""
