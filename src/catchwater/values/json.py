@@ -217,7 +217,7 @@ class _Parser:
             return _Token(match[kind], match.start(kind), kind)
         rest = self._text[self._end :]
         at = self._end + len(rest) - len(rest.lstrip())
-        # A sign that no schema has: whoever looks at it names it.
+        # A sign that no schema has: the parser names it when it gets there.
         return _Token(self._text[at : at + 1], at, "end" if at == len(self._text) else "other")
 
     def _shown(self) -> str:

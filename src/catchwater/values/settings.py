@@ -120,8 +120,8 @@ def identity(settings: ValueSettings) -> str:
     The schema's text counts as it is written; which of its fields are wanted does not.
     """
     content = settings.descriptors or settings.schema.strip().encode()
-    told = f"{settings.format.value} {settings.message}\n".encode()
-    return hashlib.sha256(told + content).hexdigest()
+    kind = f"{settings.format.value} {settings.message}\n".encode()
+    return hashlib.sha256(kind + content).hexdigest()
 
 
 def _read(path: str) -> bytes:

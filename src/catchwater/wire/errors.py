@@ -1,7 +1,7 @@
 """Kafka's error codes: what a reply may say went wrong, per partition or per request.
 
 The numbers and names are those of Kafka's protocol guide (`Errors.java`, Kafka 4.1). They are
-values in replies, never raised as such. Two questions matter to whoever reads one: may the same
+values in replies, never raised as such. Two questions matter to a reader of one: may the same
 request be sent again (`is_retriable`), and is it certain that it had no effect (`is_definite`).
 This module knows no message and no wording for people.
 """

@@ -39,7 +39,7 @@ class Arena:
         self.view = memoryview(mapping)
         # Frames not yet released, and one more while the connection still receives into it.
         self.holders = 0
-        # Grows each time the arena becomes free, so that who let go of it can tell.
+        # Grows each time the arena becomes free: a former holder sees that it has been lent anew.
         self.lease = 0
         self._pool = pool
 
@@ -61,7 +61,7 @@ class ArenaPool:
         self._free: list[Arena] = []
 
     def take(self, at_least_bytes: int) -> Arena:
-        """An arena that nobody holds; one larger than `arena_bytes` will not be recycled."""
+        """A free arena; one larger than `arena_bytes` will not be recycled."""
         if at_least_bytes <= self.arena_bytes and self._free:
             return self._free.pop()
         return Arena(self, max(at_least_bytes, self.arena_bytes))

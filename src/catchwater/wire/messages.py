@@ -2,7 +2,7 @@
 
 The messages are kio's dataclasses, generated from Kafka's own descriptions; this is the one place
 that imports kio. Encoding is kio's. Decoding is ours, driven by kio's descriptions: kio's native
-reader allocates whatever an array claims to hold, so that one small frame aborts the process.
+reader allocates all that an array claims to hold, so that one small frame aborts the process.
 
 Promises of decoding: any input gives a message or `MalformedMessage`, in time and memory bounded
 by the size of the frame, and for requests also by `fields.MAX_REQUEST_ELEMENTS`. Bytes after the

@@ -22,7 +22,7 @@ METADATA_VERSIONS = range(0, 14)
 _FLEXIBLE_SINCE = 9  # lengths are compact and structs end with tagged fields (KIP-482)
 
 # In the place of the operations that a client may do, where it did not ask for them (KIP-430).
-OPERATIONS_NOT_TOLD = -(2**31)
+OPERATIONS_NOT_ASKED = -(2**31)
 
 
 class MetadataBroker(NamedTuple):
@@ -52,7 +52,7 @@ class MetadataTopic(NamedTuple):
     id: bytes
     is_internal: bool
     partitions: Sequence[MetadataPartition]
-    operations: int = OPERATIONS_NOT_TOLD
+    operations: int = OPERATIONS_NOT_ASKED
 
 
 class MetadataReply(NamedTuple):
@@ -63,7 +63,7 @@ class MetadataReply(NamedTuple):
     controller_id: int
     topics: Sequence[MetadataTopic]
     throttle_ms: int = 0
-    operations: int = OPERATIONS_NOT_TOLD
+    operations: int = OPERATIONS_NOT_ASKED
 
 
 _METADATA_PARTITION = Struct(">hii")

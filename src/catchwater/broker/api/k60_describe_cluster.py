@@ -11,7 +11,7 @@ from catchwater.broker import placement
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.gate import Operation, ResourceType, Seen
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.metadata import OPERATIONS_NOT_TOLD
+from catchwater.wire.metadata import OPERATIONS_NOT_ASKED
 
 _BROKERS, _CONTROLLERS = 1, 2
 _DESCRIBE = Seen(Operation.DESCRIBE, ResourceType.CLUSTER)
@@ -25,7 +25,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
         if endpoint_type == _CONTROLLERS:
             error = ErrorCode.MISMATCHED_ENDPOINT_TYPE
         return error_fields(error) | {"cluster_id": "", "endpoint_type": _BROKERS}
-    operations = OPERATIONS_NOT_TOLD
+    operations = OPERATIONS_NOT_ASKED
     if request.include_cluster_authorized_operations:
         may = call.may(_DESCRIBE)
         operations = broker.operations(call.principal, ResourceType.CLUSTER) if may else 0

@@ -14,7 +14,7 @@ from catchwater.broker.coordination.consumer.group import ConsumerGroup
 from catchwater.broker.coordination.consumer.member import NOTHING, Member, Partitions
 from catchwater.broker.gate import Each, Operation, ResourceType, Seen, named
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.metadata import OPERATIONS_NOT_TOLD
+from catchwater.wire.metadata import OPERATIONS_NOT_ASKED
 
 _CONSUMER = 1
 _DESCRIBE_TOPIC = Seen(Operation.DESCRIBE, ResourceType.TOPIC)
@@ -54,7 +54,7 @@ async def _group(
         "assignment_epoch": group.assignment_epoch,
         "assignor_name": group.assignor,
         "members": [_member(broker, group, member) for member in group.members.values()],
-        "authorized_operations": OPERATIONS_NOT_TOLD if operations is None else operations,
+        "authorized_operations": OPERATIONS_NOT_ASKED if operations is None else operations,
     }
 
 

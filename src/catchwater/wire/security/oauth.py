@@ -65,7 +65,7 @@ class OAuth:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token, and for how many seconds it holds; 0 if nobody says."""
+    """A token, and for how many seconds it holds; 0 if that is not known."""
 
     text: str = field(repr=False)
     lifetime_s: float
@@ -169,8 +169,8 @@ def _connection(url: SplitResult, timeout_s: float) -> http.client.HTTPConnectio
 
 def _lifetime_s(said: Mapping[str, Any], token: str, clock: Clock) -> float:
     """By the answer and by the claim `exp` of a token that is a JWT: what is over first counts."""
-    told = said.get("expires_in")
-    known = [float(told)] if isinstance(told, int | float) else []
+    expires_in = said.get("expires_in")
+    known = [float(expires_in)] if isinstance(expires_in, int | float) else []
     claims = token.split(".")[1] if token.count(".") == 2 else ""
     with suppress(binascii.Error, ValueError, KeyError, TypeError):
         padded = claims + "=" * (-len(claims) % 4)

@@ -7,7 +7,7 @@ client, names and passwords are taken as they are in UTF-8, without SASLprep, an
 channel binding.
 
 Relies on `ask`, which sends a request over one connection and gives the reply. Promises
-`LoginFailed` for whatever keeps the login from being good, and never a password in it.
+`LoginFailed` for every reason that a login fails, and never a password in it.
 """
 
 import base64
@@ -78,7 +78,7 @@ def _converse(step: Callable[[bytes], Any], security: Security, nonce: str, toke
     """The broker's last answer."""
     if security.oauth is not None:
         answer = step(opening(security.oauth, token))
-        # A reason is told as a success that has yet to be answered (RFC 7628 3.2.3).
+        # A refusal looks like a success with a message, which must be answered (RFC 7628 3.2.3).
         if answer.auth_bytes:
             step(b"\x01")
             raise LoginFailed("The broker gave a reason not to take a token, and took it.")

@@ -21,7 +21,7 @@ JAAS = "kafka.sasl.jaas.config"
 OAUTH_MODULE = "OAuthBearerLoginModule"
 
 PREFIXES = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
-"""Options that begin so are for `parse_security`, and for nobody else."""
+"""Options that begin so are for `parse_security` alone."""
 
 OAUTHBEARER = "OAUTHBEARER"
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", OAUTHBEARER)

@@ -84,7 +84,7 @@ def _trust(tls: ssl.SSLContext, ca: Pem) -> None:
 
 def _load_certificate(tls: ssl.SSLContext, security: Security, certificate: Pem) -> None:
     texts = [each.text or "" for each in (security.key, certificate) if each is not None]
-    # OpenSSL takes it from a file only: one that nobody else can read, and that is gone at once.
+    # OpenSSL reads a file only: this one is readable by this user alone, and deleted at once.
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".pem") as file:
         file.write("\n".join(texts))
         file.flush()
