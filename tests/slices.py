@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 BOUND_S = 60 * float(os.environ.get("SLICE_MINUTES", "25"))
-"""Of a whole slice; on a quiet machine of two cores they take half of it."""
+"""Of a whole slice; `.ci/run` allows more where the machine is slow."""
 
 GRACE_S = 60.0
 
