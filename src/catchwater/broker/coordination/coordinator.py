@@ -40,7 +40,7 @@ from catchwater.wire.errors import ErrorCode
 TICK_S = 0.1
 
 MAX_BYTES = 256 * 1024 * 1024
-"""What members of all classic groups may bring: metadata, and assignments from leaders."""
+"""What members of all groups may bring: metadata, names of topics, assignments from leaders."""
 LITTLE_BYTES = 16 * 1024
 """A request that brings no more is let in even beyond that, so that small groups go on."""
 
@@ -157,6 +157,8 @@ class Coordinator:
         error = await self.hold(group_id)
         if error is not ErrorCode.NONE:
             return Beaten(error)
+        if not self._has_room_for(sum(map(len, beat.names or ()))):
+            return refused(ErrorCode.GROUP_MAX_SIZE_REACHED, "All groups have too many topics.")
         group = self._consumer_group(group_id, beat)
         if isinstance(group, Beaten):
             return group
@@ -317,7 +319,9 @@ class Coordinator:
                 consumers.tick(now_ms)
                 if consumers.is_unsaved:
                     self._answer(consumers, [])
-            self._bytes = sum(group.size_bytes for group in self.groups.values())
+            self._bytes = sum(group.size_bytes for group in self.groups.values()) + sum(
+                group.size_bytes for group in self.consumer_groups.values()
+            )
             self._held.keep_only([*self.groups, *self.consumer_groups])
 
     def stop(self) -> None:

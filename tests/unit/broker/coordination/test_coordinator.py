@@ -237,6 +237,9 @@ async def test_what_all_groups_bring_is_bounded_and_small_groups_go_on(monkeypat
     synced = await coordinator.sync("a", ("m", None, 1), (None, None), {"m": bytes(10_000)})
     assert synced.error is ErrorCode.NONE
     assert (await coordinator.join("d", join(metadata=bytes(10_000)))).error is ErrorCode.NONE
+    many, few = frozenset({"x" * 40_000}), frozenset({"x"})
+    assert (await coordinator.beat("e", beat(names=many), TOPICS)).error is full
+    assert (await coordinator.beat("e", beat(names=few), TOPICS)).error is ErrorCode.NONE
     await coordinator.leave("b", "m", None)
     ticking = asyncio.ensure_future(coordinator.run())
     while "b" in coordinator.groups:

@@ -82,6 +82,8 @@ class ConsumerGroup:
     """Who holds a partition: it is in the `held` of that member's standing."""
     _subscribed: dict[str, int] = field(default_factory=dict)
     """How many members subscribe to a topic, by name."""
+    size_bytes: int = 0
+    """The characters of those names, of all members."""
     _seen: dict[str, tuple[bytes, int]] = field(default_factory=dict)
     """What those topics were when the epoch was last raised for them."""
     _no_target_before_ms: int = 0
@@ -269,6 +271,7 @@ class ConsumerGroup:
 
     def _count(self, names: Iterable[str], change: int) -> None:
         for name in names:
+            self.size_bytes += change * len(name)
             self._subscribed[name] = self._subscribed.get(name, 0) + change
             if not self._subscribed[name]:
                 del self._subscribed[name]
