@@ -30,7 +30,7 @@ MAX_TOTAL_HELD_BYTES = 32 * 1024 * 1024
 SMALL_FRAME_BYTES = 64 * 1024
 """A frame of this size does not count towards the common bound."""
 FRAME_S, LEAST_BYTES_A_SECOND = 30.0, 256 * 1024
-"""How long a frame may be on its way: so long, and what its size takes at this rate."""
+"""How long a frame may be on its way: this many seconds, and its size at this rate."""
 PRESSED_FRAME_S = 3.0
 """How long a large one may be on its way while others wait for the memory it has."""
 MAX_TOTAL_UNSENT_BYTES = 256 * 1024 * 1024

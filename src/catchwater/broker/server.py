@@ -12,7 +12,8 @@ connection may send only small frames.
 
 A frame that has begun must come to its end in time, and those that have begun share a bound: near
 it no further large one is received, beyond it the oldest is given up. Replies that wait for their
-clients share a bound as well: at it no fetch is started, and who has long taken nothing is closed.
+clients share a bound as well: at it no fetch is started, and clients that stopped reading are
+closed.
 """
 
 import asyncio

@@ -132,9 +132,9 @@ class Rules(NamedTuple):
     max_bytes: int
     """Of one batch, as it comes and as it is stored."""
     after_ms: int = LATEST_MS
-    """How far behind the time of the append a record may lie, by its producer's clock."""
+    """How far in the future a record's time may lie, seen from the append; ms."""
     before_ms: int = EARLIEST_MS
-    """How far before it."""
+    """How far in the past; ms."""
     stamps: bool = False
     """Records bear the time of the append, not the one the producer gave them."""
     codec: int | None = None

@@ -1,8 +1,8 @@
 """Which checkpoint is whole: every file and every object it needs, read and checked.
 
 The newest whole one is looked for when something was found broken, not at every start: it takes
-reading all state of the checkpoints before it. It may be restored only if the log still covers it;
-what is then replayed beyond the broken one is what its `problems` cost.
+reading all state of the checkpoints before it. It may be restored only if the log still covers
+it; the broken ones between make the replay longer.
 
 For people there is a look at the files alone, which shows what can be read and names what cannot.
 Changes nothing.

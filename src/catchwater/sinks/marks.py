@@ -80,7 +80,7 @@ class Known(NamedTuple):
     """What a target knows that decides about an epoch."""
 
     generation: int
-    """Of its newest writer."""
+    """The generation of its newest writer."""
     newest: int | None = None
     """The newest epoch that it has a mark of; None: it has none."""
     mark: Mark | None = None

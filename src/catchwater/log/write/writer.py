@@ -179,7 +179,10 @@ class Intake:
             self._finish(request, [refused] * len(request.batches))
 
     def _wait_for_again(self, batch: Submission, until_s: float) -> None:
-        """Let nothing of a refused batch's producer pass it, unless it is behind one itself."""
+        """Let nothing of a refused batch's producer pass it.
+
+        Where an earlier one of that producer is waited for already, that is enough.
+        """
         header = batch.header
         if header.producer_id < 0:
             return

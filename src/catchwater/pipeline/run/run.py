@@ -60,7 +60,7 @@ _OWNER = "checkpoint"
 TOPIC_S = 1.0
 """How often to look for a topic that is not there yet."""
 STARTS = 3
-"""So often is a query started whose Python process does not come up in time."""
+"""How often a query is started whose Python process does not come up in time."""
 _LOOK_S = 0.1
 """How often to look whether to stop, and at what is due behind the epochs."""
 
@@ -216,7 +216,7 @@ def run_query(
         for entry in upkeep.look() if handover.take_over(config.checkpoint) else ():
             metrics.take(entry)
             _log_epoch(entry)
-        return not stop.requested and not _has_led(config.checkpoint)
+        return not stop.requested and not _is_ready_to_hand_over(config.checkpoint)
 
     # Run, see to the last epochs, and say why it ended or to whom it hands over.
     failure = run_to_end(lambda: start_query(spark, pipeline, writer), look)
@@ -269,7 +269,7 @@ def _await(query: "StreamingQuery", ended: threading.Event) -> None:
         ended.set()
 
 
-def _has_led(folder: Path) -> bool:
+def _is_ready_to_hand_over(folder: Path) -> bool:
     """Whether another driver has asked to take over, and the last planned epoch is done."""
     if handover.fenced_by(folder) is None:
         return False

@@ -2,12 +2,13 @@
 
 An offset is the end of an epoch: the log's offsets, the watermarks, the clock. All of it is decided
 here, on the driver, and stands in Spark's offset log, so that an epoch that runs again sees what it
-saw. So do the positions that the shards' state starts from: they are those of the ledger entry
-before, and travel in the head rows, one for every shard of every stage in every epoch.
+saw. The positions that the shards' state starts from are those of the ledger entry before; they
+travel in head rows, one for every shard of every stage in every epoch.
 
 An epoch begins when there is something new to read, or when a shard waits for a watermark or a time
-that has come (`watermark`). Spark would ask for it fifty times a second: who asks again when there
-was none yet is kept until there may be one. Tables are read to their end before the first event is.
+that has come (`watermark`). Spark would ask for it fifty times a second; a question that follows
+one without an epoch blocks until there may be one. Tables are read to their end before the first
+event is.
 After a restore the recorded ends of the epochs that ran before are issued again, so that their
 marks in the sinks stay true.
 
