@@ -569,8 +569,10 @@ class Writer:
                 self._refuse(write)
             else:
                 self._commit(write)
-        self._begin_writes()
-        self._note_all_answered()
+        if self._requests:  # there may be room for another chunk now
+            self._begin_writes()
+        if self._closing:
+            self._note_all_answered()
 
     def _commit(self, write: _Write) -> None:
         source, gathered, position = write.source, write.gathered, write.position
