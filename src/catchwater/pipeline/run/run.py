@@ -278,7 +278,6 @@ def _is_ready_to_hand_over(folder: Path) -> bool:
 
 def start_query(spark: "SparkSession", pipeline: Pipeline, writer: Any) -> "StreamingQuery":
     """Start it on this session, with `writer` as its `foreachBatch`."""
-    from catchwater.pipeline.run.run import operator
     from catchwater.pipeline.spark.source import PackedSource
 
     config = pipeline.config
