@@ -33,6 +33,7 @@ TOPICS = ("fuzz-a", "fuzz-b")
 TOPIC_IDS = {name: UUID(bytes=name.encode().ljust(16, b"\x77")) for name in TOPICS}
 """What stands for the ids of these topics."""
 CORRELATION_ID = 7
+DESCRIBE_ACLS = 29
 HUGE_BYTES = 2**18
 """A larger one may have more elements than are taken, and is refused then."""
 DAMAGED = 15
@@ -102,9 +103,18 @@ def inputs(api_key: int, version: int) -> st.SearchStrategy[list[Input]]:
 def requests(api_key: int, version: int) -> st.SearchStrategy[bytes]:
     """A well-formed request with its header, without its size."""
     client_ids = st.one_of(st.none(), st.sampled_from(_NAMES))
-    return st.tuples(client_ids, _entity(load_request_schema(api_key, version))).map(
+    entities = _entity(load_request_schema(api_key, version))
+    if api_key == DESCRIBE_ACLS:
+        entities = entities.filter(_is_answered)
+    return st.tuples(client_ids, entities).map(
         lambda drawn: b"".join(encode_request(CORRELATION_ID, *drawn))
     )
+
+
+def _is_answered(filters: Any) -> bool:
+    """Whether none of a DescribeAcls' filters is UNKNOWN, which closes the connection."""
+    kinds = (filters.resource_type_filter, getattr(filters, "pattern_type_filter", None))
+    return 0 not in (*kinds, filters.operation, filters.permission_type)
 
 
 # The grammar: one strategy for each type of Kafka's message descriptions.
