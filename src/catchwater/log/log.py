@@ -289,8 +289,16 @@ class Log:
             return Read((), 0, state.high_watermark, stable, state.log_start, error)
         found = await self._reader.read(key, offset, end, max_bytes, at_least_one=at_least_one)
         if found.error is ErrorCode.OFFSET_OUT_OF_RANGE:
-            await self.refresh([key])  # retention was faster: see where the log begins
-            if self.state(key).log_start <= offset:
+            # Retention was faster: see where the log begins. Or this broker has not heard of
+            # what came behind `end`, and compaction has left nothing of what lies before it.
+            await self.refresh([key])
+            now = self.state(key)
+            if now.log_start <= offset:
+                later = now.high_watermark
+                if committed:
+                    later = await self.stability.last_stable_offset(key)
+                if later > end:
+                    return await self._read(key, now, offset, max_bytes, at_least_one, committed)
                 # No run holds it (a rebuilt catalog names such gaps). Out of range would make a
                 # consumer jump to its reset policy's end, and skip what lies behind in silence.
                 _LOG.error("Offset %d of partition %d is lost: no run holds it.", offset, key[1])
