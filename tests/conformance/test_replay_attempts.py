@@ -67,6 +67,7 @@ def in_bytes(table: pa.Table) -> bytes:
 def move(task: bytes, broker) -> None:
     """Start the broker again with a packer, until what was planned first lies elsewhere."""
     broker.settings["catchwater.pack.interval.ms"] = "50"
+    broker.settings["catchwater.pack.min.bytes"] = "1"
     broker.restart()
     _, (partition,) = pickle.loads(task)
     planned = Path(urlsplit(partition.task.slices[0].range.url).path)
@@ -80,7 +81,6 @@ def move(task: bytes, broker) -> None:
 def test_attempts_at_the_same_time_give_the_same_bytes(make_broker, tmp_path, path) -> None:
     broker = make_broker({
         "catchwater.pack.interval.ms": "3600000",
-        "catchwater.pack.min.bytes": "1",
         "catchwater.delete.grace.ms": "1",
         "catchwater.wal.segment.bytes": "65536",
     })  # fmt: skip

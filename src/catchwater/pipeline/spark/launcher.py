@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from types import FrameType
 
 _END = {signal.SIGTERM}
@@ -34,7 +35,8 @@ def main(address: str, python: str, *arguments: str) -> None:
         os.execv(python, [python, *arguments])
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        os.kill(pid, number)
+        with suppress(ProcessLookupError):  # Spark asks where it has just seen the fork go
+            os.kill(pid, number)
 
     signal.signal(signal.SIGTERM, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _END)

@@ -2,14 +2,17 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from catchwater.pipeline import workers
+from catchwater.pipeline.spark import launcher
 from catchwater.pipeline.spark.zygote import zygote
 
 TELLS = """
@@ -138,3 +141,42 @@ def test_a_fork_that_is_killed_is_told_by_its_launcher_unless_it_was_asked_to_en
         assert (found, code) == ([(fork, -9, "The source's Python")], 137)
     else:
         assert (found, code) == ([], 0)
+
+
+def test_an_end_is_told_though_spark_asks_for_it_just_then(tmp_path: Path) -> None:
+    """Spark sees the connection break, and may ask before the zygote has said how it ended."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    environment = {**os.environ, workers.FOLDER: str(tmp_path)}
+    with socket.socket(socket.AF_UNIX) as zygotes:
+        zygotes.bind(str(tmp_path / "socket"))
+        zygotes.listen()
+        command = [sys.executable, "-IS", launcher.__file__, str(tmp_path / "socket")]
+        with subprocess.Popen([*command, sys.executable, "-m", "m"], env=environment) as process:
+            connection, _ = zygotes.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(gone.pid.to_bytes(4, "big"))
+                while not catches(process.pid, signal.SIGTERM):
+                    time.sleep(0.01)
+                process.terminate()
+                while is_pending(process.pid, signal.SIGTERM):
+                    time.sleep(0.01)
+                time.sleep(0.1)
+                connection.sendall((-9).to_bytes(4, "big", signed=True))
+    assert [(each.pid, each.code) for each in workers.read_ends(tmp_path)] == [(gone.pid, -9)]
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    return in_mask(pid, "SigCgt", number) and not in_mask(pid, "SigBlk", number)
+
+
+def is_pending(pid: int, number: signal.Signals) -> bool:
+    return in_mask(pid, "ShdPnd", number)
+
+
+def in_mask(pid: int, name: str, number: signal.Signals) -> bool:
+    """Whether a process's mask of this name has the signal."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (mask,) = (line.split()[1] for line in lines if line.startswith(name))
+    return bool(int(mask, 16) >> (number - 1) & 1)
