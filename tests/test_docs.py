@@ -11,7 +11,7 @@ from benchmarks.page import PAGE, figures, page
 from docs.generate import commands_table
 
 from catchwater.cli.init import FILES
-from catchwater.pipeline.pipeline import Pipeline
+from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.plan import plan_of
 from catchwater.pipeline.run.config import load
 from catchwater.sinks.config import options_table
@@ -112,5 +112,5 @@ def test_an_example_is_short_and_has_its_file_its_test_and_its_line(example: Pat
     for name in (f"{example.stem}.toml", f"test_{example.stem}.py"):
         assert (example.parent / name).exists()
         assert name in (example.parent / "README.md").read_text()
-    sinks = plan_of(Pipeline.open(load(example.with_suffix(".toml"), {})))["sinks"]
+    sinks = plan_of(OpenPipeline(load(example.with_suffix(".toml"), {})))["sinks"]
     assert {sink["guarantee"] for sink in sinks} <= {"exactly-once", "idempotent"}

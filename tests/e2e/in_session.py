@@ -18,7 +18,7 @@ import msgspec
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.pipeline import workers
-from catchwater.pipeline.pipeline import Pipeline as Opened
+from catchwater.pipeline.opened import OpenPipeline as Opened
 from catchwater.pipeline.rows import from_arrow
 from catchwater.pipeline.run import config, driver, run
 from catchwater.pipeline.run.backfill import backfill_of

@@ -29,7 +29,7 @@ from catchwater.config import CatchwaterError
 from catchwater.demo.feeder import Event, Feeder
 from catchwater.pipeline.change.warm import NEAR, Comparison, Conductor
 from catchwater.pipeline.change.warm import prepare as prepare_warm
-from catchwater.pipeline.pipeline import Pipeline
+from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.run import config as files
 from catchwater.pipeline.run import run
 from catchwater.pipeline.run.run import prepare
@@ -434,7 +434,7 @@ def test_a_warm_version_takes_over_with_no_gap_and_no_duplicate(warm: Feed) -> N
     old = Driver(files.load(tally.file, {}), None)
     warm.until(lambda: old.failure is not None or tally.last_epoch >= 2)
     tally.write(V2_MIGRATES)
-    pipeline = Pipeline.open(files.load(tally.file, {}))
+    pipeline = OpenPipeline(files.load(tally.file, {}))
     told: list[Comparison] = []
     with hold(tally.checkpoint, tally.last_epoch, SYSTEM):
         config = prepare_warm(pipeline, 2)

@@ -107,7 +107,7 @@ def rebuild(
     half a table. If a rebuild is interrupted, the same command continues it.
     """
     from catchwater.pipeline.change.rebuild import extend, take_place
-    from catchwater.pipeline.pipeline import Pipeline
+    from catchwater.pipeline.opened import OpenPipeline
     from catchwater.pipeline.run.backfill import backfill_of, begun, progress
     from catchwater.pipeline.supervisor.supervise import halt
     from catchwater.recovery.folder import lock
@@ -133,7 +133,7 @@ def rebuild(
         if reads and extend(config):
             supervised(file, config, flags)
             _check_whole(config)
-        rows = take_place(Pipeline.open(live).with_log(), config)
+        rows = take_place(OpenPipeline(live).with_log(), config)
     _release(config)
     if as_json:
         told = {"rebuilt": config.name, "rows": rows, "checkpoint": str(config.checkpoint)}
@@ -195,19 +195,19 @@ def _show(config: "PipelineConfig", bounds: "Bounds") -> None:
 
 def _pin(config: "PipelineConfig", bounds: "Bounds") -> None:
     """Let the log keep the range until the backfill is done; another Kafka keeps what it keeps."""
-    from catchwater.pipeline.pipeline import Pipeline
+    from catchwater.pipeline.opened import OpenPipeline
     from catchwater.recovery.pins import positions
 
     content = {"owner": config.name, "positions": positions(bounds.start)}
-    if (control := Pipeline.open(config).control) is not None:
+    if (control := OpenPipeline(config).control) is not None:
         control.set_pin(f"{config.name}/range", content)
 
 
 def _release(config: "PipelineConfig") -> None:
     """Nothing of the range is needed any more."""
-    from catchwater.pipeline.pipeline import Pipeline
+    from catchwater.pipeline.opened import OpenPipeline
 
-    if (control := Pipeline.open(config).control) is not None:
+    if (control := OpenPipeline(config).control) is not None:
         for pin in control.pins():
             if pin["owner"] == config.name:
                 control.release_pin(str(pin["id"]))

@@ -81,10 +81,10 @@ def doctor(
 def _pipeline(file: Path) -> dict[str, Finding]:
     """What a start of this pipeline would fail on; missing packages are listed above."""
     from catchwater.cli.pipeline_file import load_here
-    from catchwater.pipeline.pipeline import Pipeline
+    from catchwater.pipeline.opened import OpenPipeline
     from catchwater.pipeline.plan import ASK_S, problems_of
 
-    pipeline = Pipeline.open(load_here(file), timeout_s=ASK_S)
+    pipeline = OpenPipeline(load_here(file), timeout_s=ASK_S)
     found = {
         each.what: Finding(each.verdict, each.told, each.hint)
         for each in problems_of(pipeline)

@@ -126,10 +126,10 @@ def plan(
     Packages, topics, targets: they are asked and not changed. Exit 0, 3 (something did not answer)
     or 4 (a start would fail).
     """
-    from catchwater.pipeline.pipeline import Pipeline
+    from catchwater.pipeline.opened import OpenPipeline
     from catchwater.pipeline.plan import ASK_S, plan_of, problems_of
 
-    pipeline = Pipeline.open(load_here(file), timeout_s=ASK_S)
+    pipeline = OpenPipeline(load_here(file), timeout_s=ASK_S)
     told = plan_of(pipeline)
     problems = problems_of(pipeline, offline=offline)
     if as_json:

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from catchwater.pipeline.pipeline import Pipeline
+    from catchwater.pipeline.opened import OpenPipeline
     from catchwater.pipeline.run.config import PipelineConfig
     from catchwater.recovery.intact import Look
 
 
-def open_here(file: Path) -> "Pipeline":
+def open_here(file: Path) -> "OpenPipeline":
     """The pipeline of the file; nobody is asked yet. Raises `ConfigError`."""
-    from catchwater.pipeline.pipeline import Pipeline
+    from catchwater.pipeline.opened import OpenPipeline
 
-    return Pipeline.open(load_here(file))
+    return OpenPipeline(load_here(file))
 
 
 def load_here(file: Path) -> "PipelineConfig":

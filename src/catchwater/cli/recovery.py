@@ -38,7 +38,7 @@ def explain(file: PipelineFile, as_json: AsJson = False) -> None:
     """
     from catchwater.cli.pipeline_file import look_here
     from catchwater.config import CatchwaterError
-    from catchwater.pipeline.pipeline import Pipeline
+    from catchwater.pipeline.opened import OpenPipeline
 
     config, found = look_here(file)
     rows: dict[int, tuple[int, bool | None, int | None, str]] = {
@@ -47,7 +47,7 @@ def explain(file: PipelineFile, as_json: AsJson = False) -> None:
     tails, unasked = {}, None
     try:
         topics = {topic for each in found.whole for topic in each.end.needed}
-        tails = Pipeline.open(config).tails(topics) if topics else {}
+        tails = OpenPipeline(config).tails(topics) if topics else {}
     except CatchwaterError as error:
         unasked = error
     for each in found.whole:

@@ -25,7 +25,7 @@ from catchwater.cli.console import (
 from catchwater.cli.pipeline_file import open_here
 
 if TYPE_CHECKING:
-    from catchwater.pipeline.pipeline import Pipeline
+    from catchwater.pipeline.opened import OpenPipeline
     from catchwater.recovery.savepoint.format import Savepoint
     from catchwater.recovery.savepoint.store import Shelf
     from catchwater.sinks.config import SinkConfig
@@ -285,7 +285,7 @@ def _shelf(file: Path, at: str | None) -> "Shelf":
     return open_here(file).shelf(at)
 
 
-def _way_back(pipeline: "Pipeline", name: str) -> str:
+def _way_back(pipeline: "OpenPipeline", name: str) -> str:
     """Which upgrade could not be rolled back without this savepoint, to end a sentence with."""
     from catchwater.pipeline.run.versions import load
 

@@ -124,14 +124,14 @@ def diff(
 
 def _named(config: "PipelineConfig", place: str, at: str | None) -> "AbstractContextManager[View]":
     """A checkpoint by its number, or else a savepoint by its name, which may be a number, too."""
-    from catchwater.pipeline.pipeline import Pipeline
+    from catchwater.pipeline.opened import OpenPipeline
     from catchwater.recovery import checkpoint
 
     if not (place.isascii() and place.isdigit()):
         return _saved(config, place, at)
     epoch = int(place)
     is_kept = epoch in checkpoint.committed_epochs(config.checkpoint)
-    if not is_kept and Pipeline.open(config).shelf(at).exists(place):
+    if not is_kept and OpenPipeline(config).shelf(at).exists(place):
         return _saved(config, place, at)
     return _kept(config, epoch)
 
@@ -145,10 +145,10 @@ def _kept(config: "PipelineConfig", epoch: int | None) -> "AbstractContextManage
 
 
 def _saved(config: "PipelineConfig", name: str, at: str | None) -> "AbstractContextManager[View]":
-    from catchwater.pipeline.pipeline import Pipeline
+    from catchwater.pipeline.opened import OpenPipeline
     from catchwater.recovery.savepoint.view import View
 
-    shelf = Pipeline.open(config).shelf(at)
+    shelf = OpenPipeline(config).shelf(at)
     return nullcontext(View.of_savepoint(shelf.store, shelf.read(name)))
 
 

@@ -20,7 +20,7 @@ from catchwater.cli.console import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from catchwater.pipeline.pipeline import Pipeline
+    from catchwater.pipeline.opened import OpenPipeline
 
 
 def versions(file: PipelineFile, as_json: AsJson = False) -> None:
@@ -104,7 +104,7 @@ def upgrade(
 
 
 def _warm(
-    pipeline: "Pipeline", to: int, *, alter: bool, same: bool, quick: bool, as_json: bool
+    pipeline: "OpenPipeline", to: int, *, alter: bool, same: bool, quick: bool, as_json: bool
 ) -> None:
     from contextlib import ExitStack
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.pipeline.pipeline import Pipeline
+from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.config import DEAD_LETTER
 from catchwater.pipeline.run.fit import check_fit, packages_missing, source_of
@@ -41,7 +41,7 @@ class Problem(NamedTuple):
     hint: str
 
 
-def plan_of(pipeline: Pipeline) -> dict[str, Any]:
+def plan_of(pipeline: OpenPipeline) -> dict[str, Any]:
     """Source, shards, functions, tables, sinks, as `--json` prints them. Raises `ConfigError`."""
     config, specs, options = pipeline.config, pipeline.specs, pipeline.options
     check_fit(config, specs)
@@ -81,7 +81,7 @@ def plan_of(pipeline: Pipeline) -> dict[str, Any]:
     }
 
 
-def problems_of(pipeline: Pipeline, *, offline: bool = False) -> list[Problem]:
+def problems_of(pipeline: OpenPipeline, *, offline: bool = False) -> list[Problem]:
     """All that a start would fail on as things are now; `offline`: only what no other machine says.
 
     Raises `ConfigError` as `plan_of`.
@@ -105,7 +105,7 @@ def problems_of(pipeline: Pipeline, *, offline: bool = False) -> list[Problem]:
     return found
 
 
-def _ask(pipeline: Pipeline) -> list[Problem]:
+def _ask(pipeline: OpenPipeline) -> list[Problem]:
     """Ask the brokers who they are, and for the topics; those that are not there."""
     options, config = pipeline.options, pipeline.config
     wanted = {*options.topics, *config.tables.values()}
@@ -123,7 +123,7 @@ def _ask(pipeline: Pipeline) -> list[Problem]:
     ]
 
 
-def _check_identity(pipeline: Pipeline, unknown: Container[str]) -> None:
+def _check_identity(pipeline: OpenPipeline, unknown: Container[str]) -> None:
     """A sink whose package is missing cannot say where it writes to, and is left out."""
     folder = pipeline.config.checkpoint
     bound, wanted = identity.read(folder), pipeline.identity(without=unknown)
@@ -133,7 +133,7 @@ def _check_identity(pipeline: Pipeline, unknown: Container[str]) -> None:
     identity.check(folder, wanted, pipeline.doubt)
 
 
-def _fits(pipeline: Pipeline, sink: SinkConfig) -> None:
+def _fits(pipeline: OpenPipeline, sink: SinkConfig) -> None:
     seen = look_at(sink, pipeline.context_of(sink))
     if seen.differs is not None:
         raise seen.differs

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from catchwater.pipeline.pipeline import Pipeline
+from catchwater.pipeline.opened import OpenPipeline
 from catchwater.recovery import pins
 from catchwater.recovery.contract import LogState, PartitionTail
 
@@ -19,7 +19,7 @@ def log_holds(monkeypatch: pytest.MonkeyPatch) -> Any:
         state = LogState(
             {("payments", 0): tail}, dict.fromkeys(pinned, "reserved"), {"alerts": sink_epoch}
         )
-        monkeypatch.setattr(Pipeline, "control", object())
+        monkeypatch.setattr(OpenPipeline, "control", object())
         monkeypatch.setattr(pins, "read_log_state", lambda *asked: state)
         monkeypatch.setattr("catchwater.cli.sink.last_epochs", lambda file: state.sink_epochs)
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from tests.unit.cli.conftest import offset_at
 
-from catchwater.pipeline.pipeline import Pipeline
+from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.backfill import Bounds
 from catchwater.pipeline.supervisor.supervise import Supervision
@@ -63,7 +63,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 def whole(pipeline_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkpoint that has every kind of file; the file that names it."""
     tails = {("payments", 0): PartitionTail(0, 100, 1_000)}
-    monkeypatch.setattr(Pipeline, "tails", lambda *_: tails)
+    monkeypatch.setattr(OpenPipeline, "tails", lambda *_: tails)
     folder = pipeline_file.parent / "checkpoint"
     Ledger(folder).begin(offset_at(-1))
     versions.store(folder, versions.Versions())
@@ -170,7 +170,7 @@ def test_without_a_broker_the_checkpoints_are_shown_and_why_no_more_is_known(
     def lost(*_: object) -> None:
         raise ConnectionLost("No broker at 127.0.0.1:9092.", hint="Start it.")
 
-    monkeypatch.setattr(Pipeline, "tails", lost)
+    monkeypatch.setattr(OpenPipeline, "tails", lost)
     answer = catchwater("recovery", "explain", whole, "--json")
     rows = [(row["checkpoint"], row["restorable"]) for row in json.loads(answer.out)]
     assert rows == [(epoch, None) for epoch in range(EPOCHS)]

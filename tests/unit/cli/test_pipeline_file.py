@@ -7,7 +7,7 @@ import pytest
 
 from catchwater.cli import init
 from catchwater.cli.pipeline_file import open_here
-from catchwater.pipeline.pipeline import Pipeline
+from catchwater.pipeline.opened import OpenPipeline
 from catchwater.recovery import pins
 from catchwater.recovery.contract import PartitionTail
 
@@ -23,7 +23,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append(told)
         return TAILS
 
-    monkeypatch.setattr(Pipeline, "control", None)
+    monkeypatch.setattr(OpenPipeline, "control", None)
     monkeypatch.setattr(pins, "kafka_tails", kafka_tails)
     return found
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from catchwater.pipeline.pipeline import Pipeline
+from catchwater.pipeline.opened import OpenPipeline
 from catchwater.recovery.contract import PartitionTail
 
 
@@ -20,8 +20,8 @@ class NoPins:
 @pytest.fixture(autouse=True)
 def log_begins_at_15(monkeypatch: pytest.MonkeyPatch) -> None:
     tails = {("payments", 0): PartitionTail(15, 100, 1_000)}
-    monkeypatch.setattr(Pipeline, "tails", lambda *_: tails)
-    monkeypatch.setattr(Pipeline, "control", NoPins())
+    monkeypatch.setattr(OpenPipeline, "tails", lambda *_: tails)
+    monkeypatch.setattr(OpenPipeline, "control", NoPins())
 
 
 def test_every_checkpoint_is_explained(catchwater: Any, pipeline_file: Path) -> None:

@@ -9,7 +9,7 @@ from tests.unit.recovery.savepoint.conftest import Made
 
 from catchwater.clock import Clock
 from catchwater.pipeline.functions.schema import Kind, StateSchema
-from catchwater.pipeline.pipeline import Pipeline
+from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.run.versions import Version, Versions, store
 from catchwater.recovery.savepoint.create import create
 from catchwater.recovery.savepoint.store import Shelf
@@ -18,8 +18,8 @@ from catchwater.recovery.savepoint.store import Shelf
 @pytest.fixture(autouse=True)
 def another_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is asked for pins."""
-    monkeypatch.setattr(Pipeline, "control", None)
-    monkeypatch.setattr(Pipeline, "name", "card-risk")
+    monkeypatch.setattr(OpenPipeline, "control", None)
+    monkeypatch.setattr(OpenPipeline, "name", "card-risk")
 
 
 def test_only_a_savepoint_that_is_there_is_deleted(

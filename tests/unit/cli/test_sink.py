@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from catchwater.cli.pipeline_file import load_here
-from catchwater.pipeline.pipeline import Pipeline
+from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.run import identity
 from catchwater.recovery.folder import home_of
 from catchwater.recovery.ledger import SinkEpoch
@@ -50,9 +50,9 @@ def file(pipeline_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     text = pipeline_file.read_text().replace("card_risk:CardRisk", "cards_for_sinks:Cards")
     text = text.replace('topic = "alerts"', 'kind = "sqlite"\npath = "out.db"\ntable = "alerts"')
     pipeline_file.write_text(text)
-    monkeypatch.setattr(Pipeline, "control", None)
+    monkeypatch.setattr(OpenPipeline, "control", None)
     config = load_here(pipeline_file)
-    alert = Pipeline.open(config).specs[0].output_type
+    alert = OpenPipeline(config).specs[0].output_type
     sink = open_sink(
         parse("alerts", {"kind": "sqlite", "path": "out.db", "table": "alerts"}),
         SinkContext("cards", home_of(config.checkpoint), folder, output_type=alert),

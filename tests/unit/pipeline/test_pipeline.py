@@ -10,7 +10,7 @@ import pytest
 from tests.conformance.kv_server import KeyValueServer, key_value_server
 
 from catchwater.clock import Clock
-from catchwater.pipeline.pipeline import Pipeline
+from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.recovery.folder import home_of
@@ -19,9 +19,9 @@ from catchwater.sinks.config import parse
 from catchwater.sinks.open import SinkContext, open_sink
 
 
-def opened(config: PipelineConfig) -> Pipeline:
+def opened(config: PipelineConfig) -> OpenPipeline:
     """With another Kafka, which is never asked."""
-    pipeline = Pipeline.open(config, clock=Clock(5))
+    pipeline = OpenPipeline(config, clock=Clock(5))
     pipeline.control = None
     return pipeline
 
@@ -121,7 +121,7 @@ def test_the_checkpoint_knows_the_pipelines_name_without_its_function(tmp_path: 
 def test_savepoints_stay_where_they_are_when_a_rebuild_takes_the_place(tmp_path: Path) -> None:
     folders = ["checkpoint", "checkpoint.backfills/a", "checkpoint.backfills/a.backfills/b"]
     places = {
-        Pipeline.open(PipelineConfig(("no:Function",), tmp_path / folder, {}, {})).savepoints
+        OpenPipeline(PipelineConfig(("no:Function",), tmp_path / folder, {}, {})).savepoints
         for folder in folders
     }
     assert places == {(tmp_path / "savepoints").as_uri()}

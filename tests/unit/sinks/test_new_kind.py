@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from catchwater.config import ConfigError
-from catchwater.pipeline.pipeline import Pipeline
+from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.plan import plan_of
 from catchwater.pipeline.run.config import load
 from catchwater.sinks import kinds as folder
@@ -198,7 +198,7 @@ def test_its_plan_tells_what_its_file_declares(tmp_path: Path) -> None:
     (tmp_path / "new_kind_function.py").write_text(FUNCTION)
     file = tmp_path / "pipeline.toml"
     file.write_text(FILE)
-    (told,) = plan_of(Pipeline.open(load(file, {})))["sinks"]
+    (told,) = plan_of(OpenPipeline(load(file, {})))["sinks"]
     assert (told["kind"], told["to"], told["guarantee"], told["why"]) == (
         "lines", "out.json", "exactly-once", "one rename an epoch",
     )  # fmt: skip

@@ -16,7 +16,7 @@ from dataclasses import replace
 import msgspec
 
 from catchwater.config import CatchwaterError, ConfigError
-from catchwater.pipeline.pipeline import Pipeline
+from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.backfill import Bounds, begin, begun
 from catchwater.pipeline.run.config import PipelineConfig
@@ -89,7 +89,7 @@ def extend(rebuild: PipelineConfig) -> int:
     return then.records - bounds.records
 
 
-def take_place(pipeline: Pipeline, rebuild: PipelineConfig) -> dict[str, int]:
+def take_place(pipeline: OpenPipeline, rebuild: PipelineConfig) -> dict[str, int]:
     """Put the rebuild in the live pipeline's place; the rows of each sink, -1 if it had them.
 
     The caller holds the lock of the live checkpoint, and the rebuild has read everything.
@@ -112,7 +112,7 @@ def take_place(pipeline: Pipeline, rebuild: PipelineConfig) -> dict[str, int]:
     return rows
 
 
-def _exchange(pipeline: Pipeline, rebuild: PipelineConfig) -> dict[str, int]:
+def _exchange(pipeline: OpenPipeline, rebuild: PipelineConfig) -> dict[str, int]:
     live = pipeline.config
     rows: dict[str, int] = {}
     with closing(pipeline.other(config=replace(rebuild, dead_letter=None))) as made:

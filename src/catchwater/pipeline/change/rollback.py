@@ -20,7 +20,7 @@ import msgspec
 
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.pipeline.pipeline import Pipeline
+from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.versions import Version, Versions
 from catchwater.pipeline.supervisor.supervise import halt, running
@@ -64,7 +64,7 @@ class RollbackPlan:
     """The last epoch there is; those after the savepoint's are written anew."""
 
 
-def look(pipeline: Pipeline) -> RollbackPlan:
+def look(pipeline: OpenPipeline) -> RollbackPlan:
     """Where a rollback leads. Changes nothing.
 
     Raises `NothingToRollBack`, `SavepointGone`, `CodeGone` naming what to put back, `HistoryGone`
@@ -99,7 +99,7 @@ def look(pipeline: Pipeline) -> RollbackPlan:
     return RollbackPlan(bad, back, specs, shelf, savepoint, last)
 
 
-def _check_sinks(pipeline: Pipeline, specs: Sequence[FunctionSpec]) -> None:
+def _check_sinks(pipeline: OpenPipeline, specs: Sequence[FunctionSpec]) -> None:
     """What the bad version wrote is to be withdrawn from where it was written."""
     config = pipeline.config
     bound = identity.read(config.checkpoint)
@@ -109,7 +109,7 @@ def _check_sinks(pipeline: Pipeline, specs: Sequence[FunctionSpec]) -> None:
         identity.check_sinks(config.checkpoint, bound, sinks, doubt)
 
 
-def _upgraded(pipeline: Pipeline, ledger: Versions) -> Version | None:
+def _upgraded(pipeline: OpenPipeline, ledger: Versions) -> Version | None:
     """The version that is to be given up; of a rollback that was cut short, the same again."""
     begun = handover.restore_under_way(pipeline.config.checkpoint)
     if begun is None:
@@ -123,7 +123,7 @@ def _upgraded(pipeline: Pipeline, ledger: Versions) -> Version | None:
     return None
 
 
-def roll_back(pipeline: Pipeline, way: RollbackPlan, progress: Progress | None = None) -> int:
+def roll_back(pipeline: OpenPipeline, way: RollbackPlan, progress: Progress | None = None) -> int:
     """Go that way; the generation that writes from now on. The pipeline is stopped, not started.
 
     Raises `AnotherChange`, `NotStopped`, `SavepointDamaged`, `HandedOver`, and what the sinks'
@@ -182,7 +182,7 @@ class RestorePlan:
     """What to type to do it again."""
 
 
-def check_restore(pipeline: Pipeline, wanted: RestorePlan) -> None:
+def check_restore(pipeline: OpenPipeline, wanted: RestorePlan) -> None:
     """Raise `OtherFunctions`, `HistoryGone` with both offsets, or `LogBehind`; changes nothing."""
     names = [spec.name for spec in pipeline.specs]
     if names != wanted.savepoint.functions:
@@ -196,7 +196,7 @@ def check_restore(pipeline: Pipeline, wanted: RestorePlan) -> None:
 
 
 def bring_back(
-    pipeline: Pipeline, wanted: RestorePlan, progress: Progress | None = None
+    pipeline: OpenPipeline, wanted: RestorePlan, progress: Progress | None = None
 ) -> EpochEntry:
     """Make the checkpoint; its epoch's entry. The caller has seen that it can be (`check_restore`).
 

@@ -23,7 +23,7 @@ import msgspec
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.pipeline.pipeline import Pipeline
+from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.artefact import FunctionCode, publish
 from catchwater.pipeline.run.fit import check_fit, check_sinks
@@ -72,7 +72,7 @@ class UpgradeResult:
     """Records that were tried."""
 
 
-def look(pipeline: Pipeline, to: int, *, alter: bool = False) -> list[Change]:
+def look(pipeline: OpenPipeline, to: int, *, alter: bool = False) -> list[Change]:
     """Which functions the file has another version of; all of it fits what is stored.
 
     With `alter`, tables may lack columns that can be added. Raises `NotAnUpgrade`,
@@ -98,7 +98,7 @@ def look(pipeline: Pipeline, to: int, *, alter: bool = False) -> list[Change]:
     return changes
 
 
-def alterations(pipeline: Pipeline) -> dict[str, TargetDiffers]:
+def alterations(pipeline: OpenPipeline) -> dict[str, TargetDiffers]:
     """Sink → why its table does not take the outputs as it is, and what would make it.
 
     Raises `TargetDiffers` for a target that no statement of ours mends, `ConfigError`, and what a
@@ -117,7 +117,7 @@ def alterations(pipeline: Pipeline) -> dict[str, TargetDiffers]:
     return lacking
 
 
-def alter_targets(pipeline: Pipeline) -> None:
+def alter_targets(pipeline: OpenPipeline) -> None:
     """Add what `alterations` says; the version before goes on with it, too."""
     lacking = alterations(pipeline)
     for name in lacking:
@@ -165,7 +165,7 @@ def try_all(checkpoint: Path, changes: Sequence[Change], clock: Clock) -> int:
 
 
 def upgrade(
-    pipeline: Pipeline, to: int, progress: Progress | None = None, *, alter: bool = False
+    pipeline: OpenPipeline, to: int, progress: Progress | None = None, *, alter: bool = False
 ) -> UpgradeResult:
     """Stop the pipeline if it runs, and let the new version take over; it is not started.
 
@@ -192,7 +192,7 @@ def upgrade(
 
 
 def new_versions(
-    pipeline: Pipeline,
+    pipeline: OpenPipeline,
     changes: Sequence[Change],
     codes: Sequence[FunctionCode],
     epoch: int,
@@ -209,7 +209,7 @@ def new_versions(
 
 
 def _withdraw_unfinished(
-    pipeline: Pipeline, changes: Sequence[Change], epoch: int, ledger: Versions
+    pipeline: OpenPipeline, changes: Sequence[Change], epoch: int, ledger: Versions
 ) -> int:
     """Take back what the old version wrote of an epoch it did not finish: it is the new one's."""
     checkpoint = pipeline.config.checkpoint
@@ -219,7 +219,7 @@ def _withdraw_unfinished(
 
 
 def save(
-    pipeline: Pipeline, changes: Sequence[Change], epoch: int, progress: Progress | None
+    pipeline: OpenPipeline, changes: Sequence[Change], epoch: int, progress: Progress | None
 ) -> Savepoint:
     """The savepoint before an upgrade; one of this very state may be there from an attempt."""
     source, shelf = Source.at(pipeline.config.checkpoint, pipeline.clock), pipeline.shelf()

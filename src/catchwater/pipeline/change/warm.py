@@ -24,7 +24,7 @@ import msgspec
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.change.upgrade import alter_targets, look, new_versions, save
-from catchwater.pipeline.pipeline import Pipeline
+from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.run import versions
 from catchwater.pipeline.run.artefact import publish
 from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS, PipelineConfig
@@ -137,7 +137,7 @@ class NotRunning(CatchwaterError):
 
 
 def prepare(
-    pipeline: Pipeline, to: int, progress: Progress | None = None, *, alter: bool = False
+    pipeline: OpenPipeline, to: int, progress: Progress | None = None, *, alter: bool = False
 ) -> PipelineConfig:
     """Make the shadow's checkpoint; what to run there. The old version goes on meanwhile.
 
@@ -203,7 +203,7 @@ class Conductor:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: OpenPipeline,
         shadow: Path,
         taken_over: Callable[[Comparison], None],
         *,

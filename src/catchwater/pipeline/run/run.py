@@ -23,8 +23,8 @@ from catchwater.clock import Clock
 from catchwater.config import CatchwaterError, Restart
 from catchwater.pipeline.functions.policy import Poison
 from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.pack import shard_labels
-from catchwater.pipeline.pipeline import Pipeline
 from catchwater.pipeline.rows import from_arrow, to_arrow
 from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.artefact import publish
@@ -73,7 +73,7 @@ class InputMissing(CatchwaterError):
 
 def take(
     config: PipelineConfig, held: Lock, began_s: float, stop: Stop, clock: Clock
-) -> Pipeline | None:
+) -> OpenPipeline | None:
     """Take the checkpoint, and look at everything that a start could fail on.
 
     Waits for topics that are not there yet, where the run has no end; None: it was to stop then.
@@ -100,7 +100,7 @@ def take(
     return None
 
 
-def look_before(config: PipelineConfig, began_s: float, clock: Clock) -> Pipeline:
+def look_before(config: PipelineConfig, began_s: float, clock: Clock) -> OpenPipeline:
     """End what was cut short, look at everything, and go back where something is broken."""
     folder = config.checkpoint
     # What a process before this one began and did not finish.
@@ -113,18 +113,18 @@ def look_before(config: PipelineConfig, began_s: float, clock: Clock) -> Pipelin
         return prepare(config, began_s, clock)
     except LedgerDamaged as damage:
         _log.warning("%s", damage)
-        tails = Pipeline.open(config, clock=clock, timeout_s=TIMEOUT_S).tails()
+        tails = OpenPipeline(config, clock=clock, timeout_s=TIMEOUT_S).tails()
         fall_back(folder, tails)
         return prepare(config, began_s, clock)
 
 
-def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> Pipeline:
+def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> OpenPipeline:
     """Look at everything a start could fail on, in the order that gives the clearest message.
 
     The sinks are opened, and the functions those that may run on this checkpoint, with their code.
     """
     handover.check(config.checkpoint, handover.Event.START)
-    pipeline = Pipeline.open(config, clock=clock, timeout_s=TIMEOUT_S)
+    pipeline = OpenPipeline(config, clock=clock, timeout_s=TIMEOUT_S)
     specs = pipeline.specs
     # Does the file fit the functions, and the pipeline the checkpoint?
     check_fit(config, specs)
@@ -149,7 +149,7 @@ def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> Pipeline:
     return pipeline
 
 
-def _check(pipeline: Pipeline, began_s: float) -> RestoreWatch | None:
+def _check(pipeline: OpenPipeline, began_s: float) -> RestoreWatch | None:
     """Refuse what would skip or hide records; how to measure the restore, if this is one."""
     config, topics = pipeline.config, pipeline.options.topics
     found = checkpoint.read(config.checkpoint)
@@ -185,7 +185,7 @@ def _check(pipeline: Pipeline, began_s: float) -> RestoreWatch | None:
 
 def run_query(
     spark: "SparkSession",
-    pipeline: Pipeline,
+    pipeline: OpenPipeline,
     stop: Stop,
     traces: Traces,
     beside: Callable[[], None] | None,
@@ -276,7 +276,7 @@ def _is_ready_to_hand_over(folder: Path) -> bool:
     return max(numbered(folder / "offsets"), default=-1) == checkpoint.last_commit(folder)
 
 
-def start_query(spark: "SparkSession", pipeline: Pipeline, writer: Any) -> "StreamingQuery":
+def start_query(spark: "SparkSession", pipeline: OpenPipeline, writer: Any) -> "StreamingQuery":
     """Start it on this session, with `writer` as its `foreachBatch`."""
     from catchwater.pipeline.spark.source import PackedSource
 
@@ -295,7 +295,7 @@ def start_query(spark: "SparkSession", pipeline: Pipeline, writer: Any) -> "Stre
     return query.start()
 
 
-def stages(pipeline: Pipeline) -> list[Stage]:
+def stages(pipeline: OpenPipeline) -> list[Stage]:
     """The functions of the chain, and what the tasks need to run them."""
     config = pipeline.config
     local = config.local or _cached(config.checkpoint)
@@ -332,7 +332,7 @@ def stages(pipeline: Pipeline) -> list[Stage]:
     return made
 
 
-def source_settings(pipeline: Pipeline) -> "PackedSettings":
+def source_settings(pipeline: OpenPipeline) -> "PackedSettings":
     """The settings of the packed source."""
     from catchwater.pipeline.spark.source import PackedSettings
 
@@ -399,7 +399,7 @@ def _digest(checkpoint_folder: Path) -> str:
     return hashlib.sha256(os.fsencode(checkpoint_folder.resolve())).hexdigest()[:16]
 
 
-def upkeep_of(pipeline: Pipeline, clock: Clock) -> Upkeep:
+def upkeep_of(pipeline: OpenPipeline, clock: Clock) -> Upkeep:
     """What is to be done behind this run's epochs."""
     return Upkeep(
         pipeline.config.checkpoint,
@@ -423,7 +423,7 @@ def upkeep_of(pipeline: Pipeline, clock: Clock) -> Upkeep:
     )
 
 
-def terms_of(pipeline: Pipeline) -> Terms:
+def terms_of(pipeline: OpenPipeline) -> Terms:
     """What the contracts of this run have in common."""
     asked = [pipeline.config.max_restore_ms, *(spec.max_restore_ms for spec in pipeline.specs)]
     max_restore_ms = min((each for each in asked if each), default=None)
@@ -440,7 +440,7 @@ def terms_of(pipeline: Pipeline) -> Terms:
     )
 
 
-def poison_limit(pipeline: Pipeline) -> int | None:
+def poison_limit(pipeline: OpenPipeline) -> int | None:
     """How many poisoned records the pipeline lives with; None: any number."""
     limits = [pipeline.config.poison_limit, *(spec.poison.limit for spec in pipeline.specs)]
     return min((limit for limit in limits if limit is not None), default=None)

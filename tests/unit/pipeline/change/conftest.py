@@ -19,7 +19,7 @@ import pytest
 from catchwater.clock import Clock
 from catchwater.objects.open import open_store
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.pipeline.pipeline import Pipeline
+from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.rows import Manifest
 from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.artefact import publish
@@ -72,7 +72,7 @@ FROM_V1 = """
 """
 
 
-class Offline(Pipeline):
+class Offline(OpenPipeline):
     """Without brokers: the log holds all there ever was."""
 
     control = None
@@ -94,7 +94,7 @@ class Shop:
 
     def code(
         self, version: int = 1, state: str = "seen: int = 0", more: str = "", row: str = ""
-    ) -> Pipeline:
+    ) -> OpenPipeline:
         """Put code of a version into place; the pipeline with it."""
         self.codes += 1
         name = f"tallied_{self.folder.name}_{self.codes}".replace("-", "_")
@@ -116,7 +116,7 @@ class Shop:
         )
 
     @property
-    def pipeline(self) -> Pipeline:
+    def pipeline(self) -> OpenPipeline:
         return Offline(self.config, clock=self.clock)
 
     @property
@@ -164,7 +164,7 @@ class Shop:
             self.epochs += 1
 
     def _write(
-        self, epoch: int, shards: list[ShardEpoch], staged: list[Staged], opened: Pipeline
+        self, epoch: int, shards: list[ShardEpoch], staged: list[Staged], opened: OpenPipeline
     ) -> None:
         """As Spark has it done."""
         manifests = [

@@ -10,7 +10,7 @@ import pytest
 from catchwater.config import ConfigError
 from catchwater.demo.card_risk import CardRisk
 from catchwater.pipeline.functions.declare import spec_of
-from catchwater.pipeline.pipeline import Pipeline
+from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.fit import check_sinks
 from catchwater.sinks.arrow_columns import ColumnUnsupported
@@ -37,7 +37,7 @@ def config(*sinks: SinkConfig, dead_letter: SinkConfig | None = None) -> Pipelin
 def test_all_are_opened_and_closed_together(tmp_path: Path) -> None:
     wanted = config(table("a", "card-risk"), table("b"), dead_letter=table("dead-letter"))
     wanted = replace(wanted, folder=tmp_path, checkpoint=tmp_path / "checkpoint")
-    pipeline = Pipeline(wanted, [FIRST, LAST])
+    pipeline = OpenPipeline(wanted, [FIRST, LAST])
     pipeline.control = None
     assert list(pipeline.sinks) == ["a", "b", "dead-letter"]
     pipeline.close()

@@ -40,8 +40,12 @@ from catchwater.sinks.open import SinkContext, look_at, open_sink, target_of
 _log = logging.getLogger("catchwater.pipeline")
 
 
-class Pipeline:
-    """One pipeline; `open` it."""
+class OpenPipeline:
+    """One pipeline, and what was opened of it so far.
+
+    Its log is asked for `timeout_s` before that is given up; without `functions` it finds those
+    that its file names.
+    """
 
     codes: Sequence[FunctionCode] = ()
     """The code of `specs` as the checkpoint keeps it; there in a run only (`preflight.prepare`)."""
@@ -62,13 +66,6 @@ class Pipeline:
         if functions is not None:
             self.specs = [*functions]
         self._opened = ExitStack()
-
-    @classmethod
-    def open(
-        cls, config: PipelineConfig, *, clock: Clock = SYSTEM, timeout_s: float = COMMAND_S
-    ) -> Self:
-        """The pipeline of a file; its log is asked for so long before that is given up."""
-        return cls(config, clock=clock, timeout_s=timeout_s)
 
     def with_log(self) -> Self:
         """Ask the brokers who they are, so that what needs the log fails before it begins."""
@@ -133,7 +130,7 @@ class Pipeline:
         config: PipelineConfig | None = None,
         functions: Sequence[FunctionSpec] | None = None,
         generation: int | None = None,
-    ) -> "Pipeline":
+    ) -> "OpenPipeline":
         """The same log, with something else of the pipeline in its place; closed by itself."""
         chosen = config or self.config
         specs = self.specs if functions is None else functions
