@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -287,14 +287,10 @@ def check(contract: Contract, log: LogState) -> list[Finding]:
 def _covered(position: InputPosition, log: LogState) -> Finding:
     name = f"{position.topic}-{position.partition}"
     tail = log.tails.get((position.topic, position.partition))
-    if tail is None:
-        return Finding("fail", name, "the log has no such partition")
-    if position.offset < tail.log_start:
-        lost = f"needs offset {position.offset}, the log begins at {tail.log_start}"
-        return Finding("fail", name, f"{lost}: {tail.log_start - position.offset} records are gone")
-    if position.offset > tail.high_watermark:
-        ahead = f"stands at offset {position.offset}, the log ends at {tail.high_watermark}"
-        return Finding("fail", name, f"{ahead}: this is not the log it was written from")
+    gap = _gap(name, position.offset, tail)
+    if gap is not None:
+        return Finding("fail", name, gap.message)
+    assert tail is not None
     return Finding("pass", name, f"offset {position.offset} to {tail.high_watermark} is there")
 
 
@@ -413,26 +409,43 @@ class LogBehind(CatchwaterError):
     exit_code = 5
 
 
+class _Gap(NamedTuple):
+    """What a checkpoint needs of a partition and the log does not hold, after its subject."""
+
+    error: type[CatchwaterError]
+    message: str
+    hint: str | None = None
+
+
+def _gap(name: str, offset: int, tail: PartitionTail | None) -> _Gap | None:
+    """Why the log cannot go on from this offset of the partition; None if it can."""
+    if tail is None:
+        return _Gap(HistoryGone, f"needs {name}, and the log has no partition {name} any more")
+    if offset < tail.log_start:
+        return _Gap(
+            HistoryGone,
+            f"needs {name} from offset {offset} on, and the log begins at offset "
+            f"{tail.log_start}: {tail.log_start - offset} records are gone",
+            "Restore a newer checkpoint, or rebuild from what the log still holds.",
+        )
+    if offset > tail.high_watermark:
+        return _Gap(
+            LogBehind,
+            f"stands at offset {offset} of {name}, and the log ends at offset "
+            f"{tail.high_watermark}",
+            "Is this the log that the checkpoint was written from?",
+        )
+    return None
+
+
 def check_covered(end: SourceOffset, tails: Mapping[tuple[str, int], PartitionTail]) -> None:
     """Raise `HistoryGone` or `LogBehind` unless the log can go on from these offsets."""
     for topic, partitions in end.needed.items():
         for partition, offset in partitions.items():
-            tail = tails.get((topic, int(partition)))
-            if tail is None:
-                raise HistoryGone(f"The log has no partition {topic}-{partition} any more.")
-            if offset < tail.log_start:
-                raise HistoryGone(
-                    f"The checkpoint of epoch {end.epoch} needs {topic}-{partition} from offset "
-                    f"{offset} on, and the log begins at offset {tail.log_start}: "
-                    f"{tail.log_start - offset} records are gone.",
-                    hint="Restore a newer checkpoint, or rebuild from what the log still holds.",
-                )
-            if offset > tail.high_watermark:
-                raise LogBehind(
-                    f"The checkpoint of epoch {end.epoch} stands at offset {offset} of "
-                    f"{topic}-{partition}, and the log ends at offset {tail.high_watermark}.",
-                    hint="Is this the log that the checkpoint was written from?",
-                )
+            gap = _gap(f"{topic}-{partition}", offset, tails.get((topic, int(partition))))
+            if gap is not None:
+                message = f"The checkpoint of epoch {end.epoch} {gap.message}."
+                raise gap.error(message, hint=gap.hint)
 
 
 # The files.

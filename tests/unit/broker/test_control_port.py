@@ -4,6 +4,8 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import h11
+import msgspec
 import pytest
 import uvicorn
 from starlette.requests import Request
@@ -151,3 +153,24 @@ async def test_a_client_that_leaves_within_its_body_is_refused_as_others_are() -
     request = Request({"type": "http", "method": "POST", "headers": []}, receive)
     with pytest.raises(Refusal, match="left"):
         await read_body(request, dict)
+
+
+async def test_what_is_no_request_is_answered_in_json_as_every_error_is(connect, broker) -> None:
+    connection, transport = connect()
+    connection.data_received(b"\x16\x03\x01 a client that speaks TLS\r\n\r\n")
+    head, body = transport.written.split(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ") and b"content-type: application/json" in head
+    assert msgspec.json.decode(body).keys() == {"error", "message", "hint"}
+    assert f"content-length: {len(body)}".encode() in head
+    assert transport.is_gone
+    assert b'closed_total{reason="control_bad_request"} 1.0' in broker.metrics.page()
+
+
+async def test_a_body_that_breaks_within_its_reply_ends_the_connection(connect) -> None:
+    connection, transport = connect()
+    connection.data_received(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+    connection.conn.send(h11.Response(status_code=200, headers=[]))
+    connection.data_received(b"no length of a chunk\r\n")
+    assert transport.is_gone and b"400" not in transport.written
+    connection.connection_lost(None)
+    await turns()

@@ -69,4 +69,4 @@ def test_a_contract_whose_input_is_gone_fails_and_names_the_offsets(
     log_holds(PartitionTail(35, 100, 1_000), "card-risk/2")
     answer = catchwater("contract", "check", pipeline_file)
     assert answer.code == 4
-    assert "needs offset 30, the log begins at 35" in answer.out
+    assert "from offset 30 on, and the log begins at offset 35" in answer.out

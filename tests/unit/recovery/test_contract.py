@@ -14,11 +14,14 @@ from catchwater.recovery.contract import (
     DEFAULT_STARTUP_S,
     Contract,
     FunctionVersion,
+    HistoryGone,
+    LogBehind,
     LogState,
     PartitionTail,
     RestoreSample,
     Terms,
     check,
+    check_covered,
     compute,
     estimate,
 )
@@ -188,3 +191,13 @@ def test_an_estimate_above_the_budget_is_said() -> None:
         for each in (slow, slower, free)
     ]
     assert found == ["warn", "fail", "pass"]
+
+
+@pytest.mark.parametrize("tail", [None, PartitionTail(700, 1000, 1), PartitionTail(0, 500, 1)])
+def test_a_check_says_of_the_log_what_a_restore_is_refused_with(tail: PartitionTail | None) -> None:
+    tails = {("t", 1): TAILS["t", 1]} | ({("t", 0): tail} if tail else {})
+    with pytest.raises((HistoryGone, LogBehind)) as refused:
+        check_covered(entry().end, tails)
+    found = check(contract(), state(tails=tails))[0]
+    assert found.verdict == "fail"
+    assert str(refused.value) == f"The checkpoint of epoch 7 {found.message}."

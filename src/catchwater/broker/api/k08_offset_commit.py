@@ -12,7 +12,6 @@ from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination.held import MOVED
-from catchwater.broker.coordination.members import is_legal_group_id
 from catchwater.broker.gate import Each, Operation, Whole, the_group, the_topic
 from catchwater.catalog.errors import CatalogRetriable
 from catchwater.catalog.rows import (
@@ -67,8 +66,6 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
 
 async def _refusal(broker: Broker, call: Call, request: Any) -> ErrorCode:
     """What is wrong with the group or its member."""
-    if not is_legal_group_id(request.group_id):
-        return ErrorCode.INVALID_GROUP_ID
     instance_id = getattr(request, "group_instance_id", None)
     member = (request.member_id, instance_id, request.generation_id_or_member_epoch)
     error = await broker.groups.check_commit(request.group_id, member)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
+from catchwater.broker.coordination.members import may_be_asked_about
 from catchwater.broker.gate import Operation, ResourceType, Seen
 from catchwater.catalog.errors import CatalogRetriable
 from catchwater.catalog.rows import (
@@ -73,6 +74,8 @@ async def _group(broker: Broker, call: Call, group: Any, require_stable: bool) -
 async def _refusal(broker: Broker, call: Call, group: Any) -> ErrorCode:
     if not call.may(_DESCRIBE_GROUP, group.group_id):
         return ErrorCode.GROUP_AUTHORIZATION_FAILED
+    if not may_be_asked_about(group.group_id):
+        return ErrorCode.INVALID_GROUP_ID
     member_id, epoch = getattr(group, "member_id", None), getattr(group, "member_epoch", -1)
     if member_id is None and epoch < 0:
         return ErrorCode.NONE

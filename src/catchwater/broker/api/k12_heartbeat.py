@@ -6,15 +6,11 @@ Version notes: v3 (KIP-345) adds static members.
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination.members import is_legal_group_id
 from catchwater.broker.gate import Operation, Whole, the_group
-from catchwater.wire.errors import ErrorCode
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Note that the member lives."""
-    if not is_legal_group_id(request.group_id):
-        return {"error_code": ErrorCode.INVALID_GROUP_ID}
     instance_id = getattr(request, "group_instance_id", None)
     member = (request.member_id, instance_id, request.generation_id)
     return {"error_code": await broker.groups.heartbeat(request.group_id, member)}

@@ -7,7 +7,6 @@ must be the group's.
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.coordination.members import is_legal_group_id
 from catchwater.broker.gate import Operation, Whole, the_group
 from catchwater.wire.errors import ErrorCode
 
@@ -19,8 +18,6 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     protocol = getattr(request, "protocol_type", None), getattr(request, "protocol_name", None)
     if call.version >= _NAMES_PROTOCOL_SINCE and None in protocol:
         return _refuse(call, request, ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
-    if not is_legal_group_id(request.group_id):
-        return _refuse(call, request, ErrorCode.INVALID_GROUP_ID)
     instance_id = getattr(request, "group_instance_id", None)
     synced = await broker.groups.sync(
         request.group_id,

@@ -31,10 +31,10 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
 
 
 async def _group(broker: Broker, call: Call, group_id: str) -> dict[str, Any]:
-    await broker.groups.settle(group_id)
+    error = await broker.groups.check_described(group_id)
+    if error is not ErrorCode.NONE:
+        return _nothing(group_id, error)
     group = broker.groups.groups.get(group_id)
-    if not broker.groups.is_mine(group_id):
-        return _nothing(group_id, ErrorCode.NOT_COORDINATOR)
     if group is None:
         return await _without_members(broker, group_id, call.version)
     return {

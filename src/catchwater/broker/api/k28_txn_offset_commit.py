@@ -14,7 +14,6 @@ from typing import Any
 
 from catchwater.broker.api.k08_offset_commit import check
 from catchwater.broker.broker import Api, Broker, Call, Fields, answered, errors_by_partition
-from catchwater.broker.coordination.members import is_legal_group_id
 from catchwater.broker.gate import (
     Each,
     Operation,
@@ -77,8 +76,6 @@ async def _store(
 
 async def _refusal(broker: Broker, call: Call, request: Any) -> ErrorCode:
     """What is wrong with the group, its coordinator or its member."""
-    if not is_legal_group_id(request.group_id):
-        return ErrorCode.INVALID_GROUP_ID
     if call.version < 3 or (request.generation_id == _NO_GENERATION and not request.member_id):
         return await broker.groups.hold(request.group_id)
     member = (request.member_id, request.group_instance_id, request.generation_id)

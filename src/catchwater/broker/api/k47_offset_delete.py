@@ -4,7 +4,6 @@ from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields, errors_by_partition
 from catchwater.broker.coordination.held import MOVED
-from catchwater.broker.coordination.members import is_legal_group_id
 from catchwater.broker.gate import Each, Operation, Whole, the_group, the_topic
 from catchwater.catalog.errors import CatalogRetriable
 from catchwater.wire.errors import ErrorCode
@@ -35,8 +34,6 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
 
 async def _refusal(broker: Broker, group_id: str) -> ErrorCode:
     """What keeps the whole request from being done."""
-    if not is_legal_group_id(group_id):
-        return ErrorCode.INVALID_GROUP_ID
     error = await broker.groups.hold(group_id)
     if error is not ErrorCode.NONE:
         return error

@@ -30,10 +30,10 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
 async def _group(
     broker: Broker, call: Call, group_id: str, tells_operations: bool
 ) -> dict[str, Any]:
-    await broker.groups.settle(group_id)
+    error = await broker.groups.check_described(group_id)
+    if error is not ErrorCode.NONE:
+        return _nothing(group_id, error)
     group = broker.groups.consumer_groups.get(group_id)
-    if not broker.groups.is_mine(group_id):
-        return _nothing(group_id, ErrorCode.NOT_COORDINATOR)
     if group is None:
         message = f"There is no group {group_id} of the consumer protocol."
         return _nothing(group_id, ErrorCode.GROUP_ID_NOT_FOUND, message)

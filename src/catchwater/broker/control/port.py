@@ -124,8 +124,10 @@ class ControlConnection(H11Protocol):
             self.waited_for_since_s = None
 
     def send_400_response(self, msg: str) -> None:
-        self._port.count(self, "control_bad_request", "what came is no HTTP request.")
-        super().send_400_response(msg)
+        # Within a reply that has begun there is no place for another one.
+        has_begun = self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}
+        reply = b"" if has_begun else _NO_REQUEST
+        self._port.refuse(self, "control_bad_request", "what came is no HTTP request.", reply)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -144,15 +146,23 @@ class ControlConnection(H11Protocol):
         self.waited_for_since_s = self._port.now_s if is_theirs else None
 
 
-_BODY = msgspec.json.encode(
-    {
-        "error": "TOO_MANY_CONNECTIONS",
-        "message": "The control API has as many connections as catchwater.max.control.connections "
-        "and the limit of open files allow.",
-        "hint": "Try again, or raise them.",
-    }
+def _reply(status: str, code: str, message: str, hint: str) -> bytes:
+    """An error in the shape that `replies` gives to others, and the end of the connection."""
+    body = msgspec.json.encode({"error": code, "message": message, "hint": hint})
+    head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
+
+
+_FULL = _reply(
+    "503 Service Unavailable",
+    "TOO_MANY_CONNECTIONS",
+    "The control API has as many connections as catchwater.max.control.connections and the limit "
+    "of open files allow.",
+    "Try again, or raise them.",
 )
-_FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n"
-    b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(_BODY), _BODY)
+_NO_REQUEST = _reply(
+    "400 Bad Request",
+    "BAD_REQUEST",
+    "What came is not an HTTP/1.1 request.",
+    "The control API speaks HTTP without TLS; docs/control.md lists its paths.",
 )

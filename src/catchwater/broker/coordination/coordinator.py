@@ -30,6 +30,7 @@ from catchwater.broker.coordination.members import (
     Join,
     Joined,
     Synced,
+    may_be_asked_about,
     size_bytes,
 )
 from catchwater.broker.coordination.patterns import Patterns
@@ -275,10 +276,13 @@ class Coordinator:
             group_id, limits, row.generation, kept, consumers, now_ms
         )
 
-    async def settle(self, group_id: str) -> None:
-        """While groups are being taken over: this one first, if it is ours."""
+    async def check_described(self, group_id: str) -> ErrorCode:
+        """Whether this broker can describe the group; loads it first if it is to be taken over."""
+        if not may_be_asked_about(group_id):
+            return ErrorCode.INVALID_GROUP_ID
         if self._held.is_adopting:
             await self._held.hold(group_id)
+        return ErrorCode.NONE if self._held.is_mine(group_id) else ErrorCode.NOT_COORDINATOR
 
     def is_mine(self, group_id: str) -> bool:
         """Whether clients are to look for the group's coordinator here."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from catchwater.broker.coordination.members import is_legal_group_id
 from catchwater.broker.placement import coordinator
 from catchwater.catalog.errors import (
     CatalogFailure,
@@ -163,8 +164,11 @@ class HeldGroups:
     async def hold(self, group_id: str) -> ErrorCode:
         """Make sure of being the group's coordinator.
 
-        Otherwise NOT_COORDINATOR, or COORDINATOR_NOT_AVAILABLE when the catalog does not answer.
+        Otherwise NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE when the catalog does not answer, or
+        INVALID_GROUP_ID: no request gets past here to the catalog with an id that it cannot hold.
         """
+        if not is_legal_group_id(group_id):
+            return ErrorCode.INVALID_GROUP_ID
         if self._claims is None:
             return ErrorCode.NONE
         self.look_around()

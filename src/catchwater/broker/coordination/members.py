@@ -174,6 +174,11 @@ def is_legal_group_id(group_id: str) -> bool:
     return 0 < len(group_id) <= LONGEST_GROUP_ID and group_id.isprintable()
 
 
+def may_be_asked_about(group_id: str) -> bool:
+    """Questions about the empty id are answered, as by Kafka: there is no such group."""
+    return group_id == "" or is_legal_group_id(group_id)
+
+
 def is_legal_member_name(name: str) -> bool:
     """Of a member, its instance or its rack: the same rule as for groups."""
     return is_legal_group_id(name)

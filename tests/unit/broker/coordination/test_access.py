@@ -1,9 +1,11 @@
 """Every request about a group asks the gate, by Kafka's operations (KIP-11)."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from kio.schema.add_offsets_to_txn.v4.request import AddOffsetsToTxnRequest
 from kio.schema.consumer_group_describe.v1.request import ConsumerGroupDescribeRequest
 from kio.schema.consumer_group_heartbeat.v1.request import ConsumerGroupHeartbeatRequest
 from kio.schema.delete_groups.v2.request import DeleteGroupsRequest
@@ -21,6 +23,7 @@ from kio.schema.txn_offset_commit.v5 import request as txn_v5
 from kio.static.primitive import i32Timedelta
 
 from catchwater.broker.gate import THE_CLUSTER, Operation, Resource, ResourceType
+from catchwater.catalog.errors import CatalogRefused
 from catchwater.catalog.rows import OffsetCommit
 
 TEN_S = i32Timedelta.parse(timedelta(seconds=10))
@@ -96,6 +99,17 @@ BEAT = ConsumerGroupHeartbeatRequest(
     rebalance_timeout=TEN_S,
     subscribed_topic_names=("t",),
     topic_partitions=(),
+)
+SYNC = SyncGroupRequest(
+    group_id="g",
+    generation_id=1,
+    member_id="m",
+    assignments=(),
+    protocol_type="consumer",
+    protocol_name="range",
+)
+ADD_TO_TXN = AddOffsetsToTxnRequest(
+    transactional_id="x", producer_id=1, producer_epoch=0, group_id="g"
 )
 DESCRIBE = DescribeGroupsRequest(groups=("g",), include_authorized_operations=False)
 DESCRIBE_CONSUMERS = ConsumerGroupDescribeRequest(
@@ -182,3 +196,46 @@ async def test_groups_are_listed_to_who_may_describe_them_or_the_cluster(client:
     assert await listed() == ["g", "h"]
     client.broker.gate = Keep((Operation.DESCRIBE, GROUP), (Operation.DESCRIBE, THE_CLUSTER))
     assert await listed() == ["h"]
+
+
+def of_group(request: Any, group_id: str) -> Any:
+    """The request, about another group."""
+    if hasattr(request, "groups"):
+        those = tuple(
+            replace(g, group_id=group_id) if hasattr(g, "group_id") else group_id
+            for g in request.groups
+        )
+        return replace(request, groups=those)
+    if hasattr(request, "group_ids"):
+        return replace(request, group_ids=(group_id,))
+    return replace(request, group_id=group_id)
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer"),
+    [
+        (JOIN, None),
+        (HeartbeatRequest(group_id="g", generation_id=1, member_id="m"), None),
+        (LeaveGroupRequest(group_id="g", members=()), None),
+        (SYNC, None),
+        (commit(), lambda r: r.topics[0].partitions[0]),
+        (commit_in_transaction(), lambda r: r.topics[0].partitions[0]),
+        (ADD_TO_TXN, None),
+        (fetch(), lambda r: r.groups[0]),
+        (DESCRIBE, lambda r: r.groups[0]),
+        (DESCRIBE_CONSUMERS, lambda r: r.groups[0]),
+        (delete_offsets(), None),
+    ],
+    ids=lambda value: type(value).__name__ if hasattr(value, "__api_key__") else "",
+)
+@pytest.mark.parametrize("group_id", ["g\0", "g" * 256])
+async def test_an_id_that_no_group_can_have_never_reaches_the_catalog(
+    client: Any, monkeypatch: pytest.MonkeyPatch, group_id: str, request_: Any, answer: Any
+) -> None:
+    async def refused(*_: Any) -> Any:
+        raise CatalogRefused("PostgreSQL text fields cannot contain NUL (0x00) bytes")
+
+    for name in ("committed", "take_group", "commit_offsets", "delete_offsets"):
+        monkeypatch.setattr(client.log, name, refused, raising=False)
+    reply = await client.send(of_group(request_, group_id))
+    assert (answer(reply) if answer else reply).error_code.name == "invalid_group_id"
