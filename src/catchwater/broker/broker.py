@@ -21,11 +21,11 @@ from catchwater.broker.gate import (
     THE_CLUSTER,
     AllowAll,
     Ask,
+    ByHandler,
     Gate,
     Operation,
     Resource,
     ResourceType,
-    Seen,
     allowed_operations,
 )
 from catchwater.broker.metrics import Metrics
@@ -148,7 +148,7 @@ class Call(NamedTuple):
     gate: Gate | None = None
     """None where everything is allowed, and nothing is asked."""
 
-    def may(self, ask: Seen, name: str = THE_CLUSTER.name) -> bool:
+    def may(self, ask: ByHandler, name: str = THE_CLUSTER.name) -> bool:
         """Whether the gate allows what the handler's API declares it asks, for this resource."""
         if self.gate is None:
             return True

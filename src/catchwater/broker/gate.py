@@ -1,22 +1,21 @@
-"""Who may do what with a topic, a group, a transactional id or the cluster.
+"""Authorization: who may do what with a topic, a group, a transactional id or the cluster.
 
-Operations and resources are Kafka's. Every handler declares what it asks (`Api.asks`), and the
-router asks:
+Operations and resources are Kafka's. Every handler declares its checks (`Api.asks`):
 
-- `Whole`: the request is refused as a whole unless all of it is allowed (EndTxn);
-- `Each`: what is denied is taken out of the request, so that the handler never sees it, and its
-  refusal is put into the reply (DeleteRecords);
-- `Seen`: the handler leaves out or marks what may not be seen, for only it knows what the reply
-  would show (Metadata, Fetch): it asks `Call.may`.
+- `Whole`: the router refuses the whole request unless all of it is allowed (EndTxn);
+- `Each`: the router takes denied items out of the request, so that the handler never sees them,
+  and puts their refusals into the reply (DeleteRecords);
+- `ByHandler`: the handler itself asks `Call.may`, and leaves out or marks what is denied, because
+  only it knows what the reply would show (Metadata, Fetch).
 
 The control API asks the same gate: READ for a plan and for the topics of a pin, DESCRIBE for what
-it lists, WRITE for an epoch of a sink. A direct read has no question of its own: a query knows the
-URLs of objects from a plan alone. `/metrics` asks nothing, and who has the credentials of the
-storage needs no gate.
+it lists, WRITE for an epoch of a sink. A direct read is not checked by itself: a query learns the
+URLs of objects from a plan only. `/metrics` is not checked, and the gate does not protect the
+storage from somebody who has its credentials.
 
-A gate is asked on the event loop for every topic of every request, so it must answer from memory;
-where everybody may do everything (`AllowAll`) nothing is asked. Whether a topic exists is told only
-to who may do with it what was asked.
+The event loop asks the gate for every topic of every request, so it must answer from memory;
+with `AllowAll` it is not asked at all. A caller learns whether a topic exists only if the gate
+allows what the caller asked to do with it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -30,11 +29,11 @@ if TYPE_CHECKING:
     from catchwater.broker.broker import Broker
 
 ANONYMOUS = "User:ANONYMOUS"
-"""The principal of everybody whom nothing has authenticated, as in Kafka."""
+"""The principal of every client that has not authenticated, as in Kafka."""
 
 
 class Operation(StrEnum):
-    """What somebody wants to do, by Kafka's name."""
+    """What a client asks to do, by Kafka's name."""
 
     READ = "READ"
     WRITE = "WRITE"
@@ -48,7 +47,7 @@ class Operation(StrEnum):
 
 
 class ResourceType(StrEnum):
-    """What it is done to, by Kafka's name."""
+    """The kind of resource, by Kafka's name."""
 
     TOPIC = "TOPIC"
     GROUP = "GROUP"
@@ -68,7 +67,7 @@ THE_CLUSTER = Resource(ResourceType.CLUSTER, "kafka-cluster")
 
 
 class Gate(Protocol):
-    """Decides; holds whatever it decides by."""
+    """Decides who may do what; an implementation holds its own rules."""
 
     def may(self, principal: str, operation: Operation, resource: Resource) -> bool:
         """Whether `principal`, such as `User:ANONYMOUS`, may do this. Does not block."""
@@ -83,20 +82,20 @@ class AllowAll:
 
 
 Resources = Callable[["Broker", Any], Iterable[Resource]]
-"""What a request, or one item of it, is about; the gate is not asked for what is not there."""
+"""The resources that a request, or one item of it, names; only these are checked."""
 
 
 class Whole(NamedTuple):
-    """All of these must be allowed, or the request is refused; `Api.refuse` makes the reply."""
+    """Every resource must be allowed, else the request is refused; `Api.refuse` makes the reply."""
 
     operation: Operation
     resources: Resources
     or_any_topic: Operation | None = None
-    """Who may do this with any topic need not be allowed the other."""
+    """A principal that may do this with any one topic is let through as well."""
 
 
 class Each(NamedTuple):
-    """The items of a request: what is denied is refused, the rest is the handler's."""
+    """Checked item by item: denied items are refused, the handler gets the others."""
 
     operation: Operation
     resources: Resources
@@ -108,18 +107,18 @@ class Each(NamedTuple):
     refused: Callable[[Any, ErrorCode], Mapping[str, Any]]
     """The answer to an item that is denied."""
     or_cluster: bool = False
-    """Whether who may do this with the cluster may do it with each."""
+    """Whether a principal that may do this with the cluster may do it with every item."""
 
 
-class Seen(NamedTuple):
-    """What the handler asks by `Call.may` for each resource that it comes across."""
+class ByHandler(NamedTuple):
+    """The handler asks `Call.may` for each resource that it meets."""
 
     operation: Operation
     type: ResourceType
     or_cluster: bool = False
 
 
-Ask = Whole | Each | Seen
+Ask = Whole | Each | ByHandler
 
 DENIED: Mapping[ResourceType, ErrorCode] = {
     ResourceType.TOPIC: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
@@ -130,7 +129,7 @@ DENIED: Mapping[ResourceType, ErrorCode] = {
 
 
 def the_cluster(broker: "Broker", request: Any) -> Iterable[Resource]:
-    """The cluster, whatever the request says."""
+    """The cluster, for any request."""
     return (THE_CLUSTER,)
 
 
@@ -176,7 +175,7 @@ _OPERATIONS: Mapping[ResourceType, Iterable[Operation]] = {
 
 
 def allowed_operations(gate: Gate, principal: str, resource: Resource) -> int:
-    """All that the principal may do with the resource, as a set of bits (KIP-430)."""
+    """The operations that the principal may do with the resource, as a set of bits (KIP-430)."""
     may = (each for each in _OPERATIONS[resource.type] if gate.may(principal, each, resource))
     return sum(1 << _BITS[each] for each in may)
 

@@ -13,7 +13,7 @@ from kio.index import load_request_schema
 from kio.static.primitive import i32Timedelta
 
 from catchwater.broker.broker import Api
-from catchwater.broker.gate import Operation, Resource, ResourceType, Seen, Whole
+from catchwater.broker.gate import ByHandler, Operation, Resource, ResourceType, Whole
 from catchwater.broker.router import APIS
 from catchwater.catalog.rows import OffsetCommit
 from catchwater.config import LogConfig
@@ -310,7 +310,7 @@ async def test_the_same_request_changes_something_where_it_is_allowed(
 async def test_what_is_asked_is_what_is_declared(served: Served, api: Api) -> None:
     declared = set()
     for ask in api.asks:
-        types = {ask.type} if isinstance(ask, Seen) else set(ResourceType)
+        types = {ask.type} if isinstance(ask, ByHandler) else set(ResourceType)
         declared |= {(ask.operation, kind) for kind in types}
         if getattr(ask, "or_cluster", False):
             declared.add((ask.operation, ResourceType.CLUSTER))

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from catchwater.broker.broker import Api, Broker, Call, Later
-from catchwater.broker.gate import Operation, ResourceType, Seen
+from catchwater.broker.gate import ByHandler, Operation, ResourceType
 from catchwater.catalog.rows import (
     Topic,
 )
@@ -49,8 +49,8 @@ _ZSTD_SINCE = 7
 _ABORTABLE_SINCE = 11
 _ADDS_PARTITIONS_SINCE = 12
 _NO_TIME = -1
-_WRITE_TOPIC = Seen(Operation.WRITE, ResourceType.TOPIC)
-_WRITE_WITH_ID = Seen(Operation.WRITE, ResourceType.TRANSACTIONAL_ID)
+_WRITE_TOPIC = ByHandler(Operation.WRITE, ResourceType.TOPIC)
+_WRITE_WITH_ID = ByHandler(Operation.WRITE, ResourceType.TRANSACTIONAL_ID)
 
 
 class Unanswered(CatchwaterError):

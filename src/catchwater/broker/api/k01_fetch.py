@@ -36,7 +36,7 @@ from catchwater.broker.fetch_sessions import (
     next_epoch,
     placed,
 )
-from catchwater.broker.gate import Operation, ResourceType, Seen
+from catchwater.broker.gate import ByHandler, Operation, ResourceType
 from catchwater.catalog.rows import BrokerRow, PartitionKey, Topic
 from catchwater.log.topic_settings import COMPRESSION_TYPE
 from catchwater.objects.base import Buffer
@@ -59,7 +59,7 @@ LONGEST_READ_S = 0.5
 """A reply that has something leaves out partitions that would be read after so long."""
 
 READ_COMMITTED = 1
-READ_TOPIC = Seen(Operation.READ, ResourceType.TOPIC)
+READ_TOPIC = ByHandler(Operation.READ, ResourceType.TOPIC)
 _AT_A_TIME = 1000
 _ZSTD_SINCE = 10
 

@@ -21,7 +21,7 @@ from uuid import UUID
 
 from catchwater.broker import placement
 from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call
-from catchwater.broker.gate import Operation, ResourceType, Seen
+from catchwater.broker.gate import ByHandler, Operation, ResourceType
 from catchwater.broker.topic_config import is_legal_topic_name
 from catchwater.catalog.errors import (
     CatalogRetriable,
@@ -41,9 +41,9 @@ from catchwater.wire.metadata import (
 )
 
 _BY_ID_ALONE = 12
-_DESCRIBE = Seen(Operation.DESCRIBE, ResourceType.TOPIC)
-_DESCRIBE_CLUSTER = Seen(Operation.DESCRIBE, ResourceType.CLUSTER)
-_CREATE = Seen(Operation.CREATE, ResourceType.TOPIC, or_cluster=True)
+_DESCRIBE = ByHandler(Operation.DESCRIBE, ResourceType.TOPIC)
+_DESCRIBE_CLUSTER = ByHandler(Operation.DESCRIBE, ResourceType.CLUSTER)
+_CREATE = ByHandler(Operation.CREATE, ResourceType.TOPIC, or_cluster=True)
 A_TURN = 500
 """Topics and partitions that are gathered at one go; a few milliseconds."""
 # v10 and v11 can ask without a name, yet not answer so; Kafka's brokers refuse it, too.

@@ -11,7 +11,7 @@ from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination.members import may_be_asked_about
-from catchwater.broker.gate import Operation, ResourceType, Seen
+from catchwater.broker.gate import ByHandler, Operation, ResourceType
 from catchwater.catalog.errors import CatalogRetriable
 from catchwater.catalog.rows import (
     OffsetCommit,
@@ -20,8 +20,8 @@ from catchwater.wire.errors import ErrorCode
 
 _NONE = OffsetCommit(offset=-1)
 _BY_ID_SINCE = 10
-_DESCRIBE_GROUP = Seen(Operation.DESCRIBE, ResourceType.GROUP)
-_DESCRIBE_TOPIC = Seen(Operation.DESCRIBE, ResourceType.TOPIC)
+_DESCRIBE_GROUP = ByHandler(Operation.DESCRIBE, ResourceType.GROUP)
+_DESCRIBE_TOPIC = ByHandler(Operation.DESCRIBE, ResourceType.TOPIC)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:

@@ -10,13 +10,13 @@ from typing import Any
 
 from catchwater.broker import placement
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
-from catchwater.broker.gate import DENIED, Operation, ResourceType, Seen
+from catchwater.broker.gate import DENIED, ByHandler, Operation, ResourceType
 from catchwater.wire.errors import ErrorCode
 
 _GROUP, _TRANSACTION = 0, 1
 _ASKS = {
-    _GROUP: Seen(Operation.DESCRIBE, ResourceType.GROUP),
-    _TRANSACTION: Seen(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID),
+    _GROUP: ByHandler(Operation.DESCRIBE, ResourceType.GROUP),
+    _TRANSACTION: ByHandler(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID),
 }
 
 

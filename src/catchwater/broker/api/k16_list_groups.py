@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination.members import GroupState
-from catchwater.broker.gate import Operation, ResourceType, Seen
+from catchwater.broker.gate import ByHandler, Operation, ResourceType
 from catchwater.wire.errors import ErrorCode
 
 _CLASSIC, _CONSUMER = "classic", "consumer"
 """The types as Kafka spells them."""
-_DESCRIBE = Seen(Operation.DESCRIBE, ResourceType.GROUP, or_cluster=True)
+_DESCRIBE = ByHandler(Operation.DESCRIBE, ResourceType.GROUP, or_cluster=True)
 
 
 class _Listed(NamedTuple):

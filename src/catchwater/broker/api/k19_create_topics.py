@@ -13,7 +13,7 @@ from typing import Any
 
 from catchwater.broker import placement, settings, topic_config
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
-from catchwater.broker.gate import Each, Operation, ResourceType, Seen, the_topic
+from catchwater.broker.gate import ByHandler, Each, Operation, ResourceType, the_topic
 from catchwater.broker.topic_config import is_legal_topic_name
 from catchwater.catalog.errors import CatalogRetriable, TopicCollides, TopicExists
 from catchwater.catalog.rows import Topic
@@ -21,7 +21,7 @@ from catchwater.catalog.topics import collision
 from catchwater.wire.errors import ErrorCode
 
 _DEFAULT = -1
-_DESCRIBE_CONFIGS = Seen(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC)
+_DESCRIBE_CONFIGS = ByHandler(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC)
 _TOLD_OF_A_SETTING = ("name", "value", "read_only", "config_source", "is_sensitive")
 
 

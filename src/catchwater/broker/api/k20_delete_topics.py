@@ -12,12 +12,12 @@ from typing import Any
 from uuid import UUID
 
 from catchwater.broker.broker import NO_TOPIC_ID, Api, Broker, Call, Fields, error_fields
-from catchwater.broker.gate import Operation, ResourceType, Seen
+from catchwater.broker.gate import ByHandler, Operation, ResourceType
 from catchwater.catalog.errors import CatalogRetriable, TopicUnknown
 from catchwater.wire.errors import ErrorCode
 
-_DELETE = Seen(Operation.DELETE, ResourceType.TOPIC)
-_DESCRIBE = Seen(Operation.DESCRIBE, ResourceType.TOPIC)
+_DELETE = ByHandler(Operation.DELETE, ResourceType.TOPIC)
+_DESCRIBE = ByHandler(Operation.DESCRIBE, ResourceType.TOPIC)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:

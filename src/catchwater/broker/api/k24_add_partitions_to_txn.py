@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields, answered, as_known_to
-from catchwater.broker.gate import Operation, Resource, ResourceType, Seen, Whole
+from catchwater.broker.gate import ByHandler, Operation, Resource, ResourceType, Whole
 from catchwater.log.transactions import Producer
 from catchwater.wire.errors import ErrorCode
 
-_WRITE = Seen(Operation.WRITE, ResourceType.TOPIC)
+_WRITE = ByHandler(Operation.WRITE, ResourceType.TOPIC)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:

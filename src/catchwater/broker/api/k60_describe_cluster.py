@@ -9,12 +9,12 @@ from typing import Any
 
 from catchwater.broker import placement
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
-from catchwater.broker.gate import Operation, ResourceType, Seen
+from catchwater.broker.gate import ByHandler, Operation, ResourceType
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.metadata import OPERATIONS_NOT_ASKED
 
 _BROKERS, _CONTROLLERS = 1, 2
-_DESCRIBE = Seen(Operation.DESCRIBE, ResourceType.CLUSTER)
+_DESCRIBE = ByHandler(Operation.DESCRIBE, ResourceType.CLUSTER)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.gate import Each, Operation, ResourceType, Seen, named
+from catchwater.broker.gate import ByHandler, Each, Operation, ResourceType, named
 from catchwater.catalog.rows import TxnRow, TxnState
 from catchwater.wire.errors import ErrorCode
 
@@ -22,7 +22,7 @@ STATE_NAMES: Mapping[TxnState, str] = {
 }
 """As Kafka spells them in replies."""
 _NO_TIME_MS = -1
-_DESCRIBE_TOPIC = Seen(Operation.DESCRIBE, ResourceType.TOPIC)
+_DESCRIBE_TOPIC = ByHandler(Operation.DESCRIBE, ResourceType.TOPIC)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:

@@ -8,7 +8,7 @@ from typing import Any
 
 from catchwater.broker.api.k65_describe_transactions import STATE_NAMES
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.gate import Operation, ResourceType, Seen
+from catchwater.broker.gate import ByHandler, Operation, ResourceType
 from catchwater.catalog.rows import TxnRow
 from catchwater.wire.errors import ErrorCode
 
@@ -16,7 +16,7 @@ _NEVER_HERE = ("Dead", "PrepareEpochFence")
 """States that Kafka has, and no transaction here: no filter of them is unknown."""
 
 
-_DESCRIBE = Seen(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID)
+_DESCRIBE = ByHandler(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:

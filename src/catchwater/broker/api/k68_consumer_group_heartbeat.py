@@ -21,13 +21,13 @@ from catchwater.broker.coordination.consumer.assign import ASSIGNORS
 from catchwater.broker.coordination.consumer.group import TopicsSeen, refused
 from catchwater.broker.coordination.consumer.member import JOINS, PAUSES, Beat, Beaten, Partitions
 from catchwater.broker.coordination.members import is_legal_group_id, is_legal_member_name
-from catchwater.broker.gate import Operation, Resource, ResourceType, Seen, Whole, the_group
+from catchwater.broker.gate import ByHandler, Operation, Resource, ResourceType, Whole, the_group
 from catchwater.catalog.errors import CatalogRetriable
 from catchwater.wire.errors import ErrorCode
 
 MAX_NAMES_CHARACTERS = 1024 * 1024
 _LONGEST_CLIENT_ID = 64
-_DESCRIBE = Seen(Operation.DESCRIBE, ResourceType.TOPIC)
+_DESCRIBE = ByHandler(Operation.DESCRIBE, ResourceType.TOPIC)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:

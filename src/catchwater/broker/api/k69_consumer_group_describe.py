@@ -12,12 +12,12 @@ from catchwater.broker.api.k68_consumer_group_heartbeat import assignment
 from catchwater.broker.broker import Api, Broker, Call, Fields, error_fields
 from catchwater.broker.coordination.consumer.group import ConsumerGroup
 from catchwater.broker.coordination.consumer.member import NOTHING, Member, Partitions
-from catchwater.broker.gate import Each, Operation, ResourceType, Seen, named
+from catchwater.broker.gate import ByHandler, Each, Operation, ResourceType, named
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.metadata import OPERATIONS_NOT_ASKED
 
 _CONSUMER = 1
-_DESCRIBE_TOPIC = Seen(Operation.DESCRIBE, ResourceType.TOPIC)
+_DESCRIBE_TOPIC = ByHandler(Operation.DESCRIBE, ResourceType.TOPIC)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:

@@ -13,7 +13,7 @@ from typing import Any
 
 from catchwater.broker import placement
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.gate import Operation, ResourceType, Seen
+from catchwater.broker.gate import ByHandler, Operation, ResourceType
 from catchwater.broker.topic_config import is_legal_topic_name
 from catchwater.catalog.errors import CatalogRetriable
 from catchwater.catalog.rows import Topic
@@ -23,7 +23,7 @@ MOST_PARTITIONS = 2_000
 """Of one reply, as Kafka's `max.request.partition.size.limit`."""
 
 
-_DESCRIBE = Seen(Operation.DESCRIBE, ResourceType.TOPIC)
+_DESCRIBE = ByHandler(Operation.DESCRIBE, ResourceType.TOPIC)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
