@@ -12,7 +12,7 @@ from typing import Any
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination.members import (
     Join,
-    Joined,
+    JoinReply,
     is_legal_group_id,
     is_legal_member_name,
 )
@@ -63,10 +63,10 @@ def _refusal(request: Any) -> ErrorCode:
 
 
 def _refuse(call: Call, request: Any, error: ErrorCode) -> Fields:
-    return _fields(Joined(error, request.member_id), call.version)
+    return _fields(JoinReply(error, request.member_id), call.version)
 
 
-def _fields(joined: Joined, version: int) -> Fields:
+def _fields(joined: JoinReply, version: int) -> Fields:
     return {
         "error_code": joined.error,
         "generation_id": joined.generation,

@@ -18,8 +18,14 @@ from typing import Any
 
 from catchwater.broker.broker import Api, Broker, Call, Fields
 from catchwater.broker.coordination.consumer.assign import ASSIGNORS
-from catchwater.broker.coordination.consumer.group import TopicsSeen, refused
-from catchwater.broker.coordination.consumer.member import JOINS, PAUSES, Beat, Beaten, Partitions
+from catchwater.broker.coordination.consumer.group import TopicLookup, refused
+from catchwater.broker.coordination.consumer.member import (
+    JOINS,
+    PAUSES,
+    Heartbeat,
+    HeartbeatReply,
+    Partitions,
+)
 from catchwater.broker.coordination.members import is_legal_group_id, is_legal_member_name
 from catchwater.broker.gate import ByHandler, Operation, Resource, ResourceType, Whole, the_group
 from catchwater.catalog.errors import CatalogRetriable
@@ -32,23 +38,23 @@ _DESCRIBE = ByHandler(Operation.DESCRIBE, ResourceType.TOPIC)
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Give the heartbeat to its group, or refuse it."""
-    beat = _beat(broker, call, request)
-    beaten = _refusal(request.group_id, beat) or await _bad_pattern(broker, beat)
-    if beaten is None:
-        await _look_up(broker, beat)
-        topics = TopicsSeen(partial(_find, broker), partial(_matching, broker, call))
-        beaten = await broker.groups.beat(request.group_id, beat, topics)
-    return _fields(beaten, broker.groups.consumer_limits.heartbeat_interval_ms)
+    heartbeat = _heartbeat(broker, call, request)
+    reply = _refusal(request.group_id, heartbeat) or await _bad_pattern(broker, heartbeat)
+    if reply is None:
+        await _look_up(broker, heartbeat)
+        topics = TopicLookup(partial(_find, broker), partial(_matching, broker, call))
+        reply = await broker.groups.consumer_heartbeat(request.group_id, heartbeat, topics)
+    return _fields(reply, broker.groups.consumer_limits.heartbeat_interval_ms)
 
 
-def _fields(beaten: Beaten, interval_ms: int) -> Fields:
+def _fields(reply: HeartbeatReply, interval_ms: int) -> Fields:
     return {
-        "error_code": beaten.error,
-        "error_message": beaten.message,
-        "member_id": beaten.member_id,
-        "member_epoch": beaten.epoch,
-        "heartbeat_interval": 0 if beaten.error or beaten.epoch < 0 else interval_ms,
-        "assignment": None if beaten.assigned is None else assignment(beaten.assigned),
+        "error_code": reply.error,
+        "error_message": reply.message,
+        "member_id": reply.member_id,
+        "member_epoch": reply.epoch,
+        "heartbeat_interval": 0 if reply.error or reply.epoch < 0 else interval_ms,
+        "assignment": None if reply.assigned is None else assignment(reply.assigned),
     }
 
 
@@ -65,11 +71,11 @@ def assignment(partitions: Partitions) -> dict[str, Any]:
     }
 
 
-def _beat(broker: Broker, call: Call, request: Any) -> Beat:
+def _heartbeat(broker: Broker, call: Call, request: Any) -> Heartbeat:
     timeout_ms: int = request.rebalance_timeout // timedelta(milliseconds=1)
     names, owned = request.subscribed_topic_names, request.topic_partitions
     must_be_given_id = call.version == 0 and request.member_epoch == JOINS
-    return Beat(
+    return Heartbeat(
         member_id=request.member_id or (str(broker.clock.uuid()) if must_be_given_id else ""),
         epoch=request.member_epoch,
         instance_id=request.instance_id,
@@ -91,37 +97,41 @@ def _beat(broker: Broker, call: Call, request: Any) -> Beat:
     )
 
 
-def _refusal(group_id: str, beat: Beat) -> Beaten | None:
-    """What is wrong with the heartbeat by itself."""
+def _refusal(group_id: str, heartbeat: Heartbeat) -> HeartbeatReply | None:
+    """What is wrong with the heartbeat, before its group is asked."""
     if not is_legal_group_id(group_id):
         return refused(ErrorCode.INVALID_REQUEST, "A group's id is 1 to 255 printable characters.")
-    named = {"member id": beat.member_id, "instance id": beat.instance_id, "rack": beat.rack_id}
+    named = {
+        "member id": heartbeat.member_id,
+        "instance id": heartbeat.instance_id,
+        "rack": heartbeat.rack_id,
+    }
     for what, name in named.items():
         if name is not None and not is_legal_member_name(name):
             message = f"The {what} is not 1 to 255 printable characters."
             return refused(ErrorCode.INVALID_REQUEST, message)
-    if sum(map(len, beat.names or ())) > MAX_NAMES_CHARACTERS:
+    if sum(map(len, heartbeat.names or ())) > MAX_NAMES_CHARACTERS:
         return refused(ErrorCode.INVALID_REQUEST, "The names of the topics are too long.")
-    if beat.assignor is not None and beat.assignor not in ASSIGNORS:
-        message = f"There is no assignor {beat.assignor!r}, but {', '.join(ASSIGNORS)}."
+    if heartbeat.assignor is not None and heartbeat.assignor not in ASSIGNORS:
+        message = f"There is no assignor {heartbeat.assignor!r}, but {', '.join(ASSIGNORS)}."
         return refused(ErrorCode.UNSUPPORTED_ASSIGNOR, message)
-    wrong = _wrong_epoch(beat)
+    wrong = _wrong_epoch(heartbeat)
     return refused(ErrorCode.INVALID_REQUEST, wrong) if wrong else None
 
 
-def _wrong_epoch(beat: Beat) -> str | None:
-    """What does not go with the epoch, as Kafka sees it."""
-    if beat.epoch < PAUSES:
-        return f"There is no member epoch {beat.epoch}."
-    if beat.epoch == PAUSES and beat.instance_id is None:
+def _wrong_epoch(heartbeat: Heartbeat) -> str | None:
+    """Which fields do not fit the epoch, by Kafka's rules."""
+    if heartbeat.epoch < PAUSES:
+        return f"There is no member epoch {heartbeat.epoch}."
+    if heartbeat.epoch == PAUSES and heartbeat.instance_id is None:
         return "Only a static member, with an instance id, leaves for a while."
-    if beat.epoch != JOINS:
+    if heartbeat.epoch != JOINS:
         return None
-    if beat.rebalance_timeout_ms is None:
+    if heartbeat.rebalance_timeout_ms is None:
         return "Who joins says its rebalance timeout."
-    if beat.owned is None or beat.owned:
+    if heartbeat.owned is None or heartbeat.owned:
         return "Who joins owns no partitions, and says so."
-    if beat.names is None and beat.pattern is None:
+    if heartbeat.names is None and heartbeat.pattern is None:
         return "Who joins subscribes to topics by name or by a regular expression."
     return None
 
@@ -138,14 +148,14 @@ def _refuse(call: Call, request: Any, error: ErrorCode) -> Fields:
     return _fields(refused(error, denied), 0)
 
 
-async def _bad_pattern(broker: Broker, beat: Beat) -> Beaten | None:
-    wrong = await broker.groups.patterns.refusal(beat.pattern) if beat.pattern else None
+async def _bad_pattern(broker: Broker, heartbeat: Heartbeat) -> HeartbeatReply | None:
+    wrong = await broker.groups.patterns.refusal(heartbeat.pattern) if heartbeat.pattern else None
     return refused(ErrorCode.INVALID_REGULAR_EXPRESSION, wrong) if wrong else None
 
 
-async def _look_up(broker: Broker, beat: Beat) -> None:
+async def _look_up(broker: Broker, heartbeat: Heartbeat) -> None:
     """Ask for topics that another broker may just have created."""
-    unknown = [name for name in beat.names or () if broker.find_topic(name) is None]
+    unknown = [name for name in heartbeat.names or () if broker.find_topic(name) is None]
     if unknown:
         with suppress(CatalogRetriable):
             await broker.log.look_up(unknown)

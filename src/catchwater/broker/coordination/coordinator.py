@@ -1,15 +1,15 @@
-"""The groups' shell: it gives the pure state machines their time and turns answers into futures.
+"""The shell of the group state machines: it passes them the time and turns answers into futures.
 
 Relies on one event loop. Promises that every join and sync is answered once, at the latest when
-the rebalance timeout has passed, and that no answer says what the next coordinator would not know:
-a group that has changed is saved first, see `held`. A group id is of one protocol at a time: with
-members of the classic one it takes no member of the consumer protocol, nor the other way round;
-without members it becomes what the next member asks for. Classic groups without members are
-forgotten, and of empty consumer groups the oldest where there are too many.
+the rebalance timeout has passed, and that no answer contains what the next coordinator would not
+know: a changed group is saved first, see `held`. A group id is of one protocol at a time: a group
+with classic members takes no member of the consumer protocol, and the other way round; an empty
+group takes the protocol of its next member. Empty classic groups are forgotten; so are the oldest
+empty consumer groups where there are too many.
 
-With many brokers a group is coordinated by whoever holds its claim; where this broker does not,
-members are told NOT_COORDINATOR and look again. The next coordinator, this one after a restart too,
-goes on with the group as it was left: with the same members, generation and assignments.
+With many brokers the broker that holds a group's claim coordinates it; others answer
+NOT_COORDINATOR, and the client asks again for the coordinator. The next coordinator, or this one
+after a restart, continues with the same members, generation and assignments.
 """
 
 import asyncio
@@ -20,16 +20,21 @@ import msgspec
 
 from catchwater.broker.coordination import members as classic
 from catchwater.broker.coordination.consumer import member as consumer
-from catchwater.broker.coordination.consumer.group import ConsumerGroup, TopicsSeen, refused
-from catchwater.broker.coordination.consumer.member import JOINS, Beat, Beaten, ConsumerLimits
+from catchwater.broker.coordination.consumer.group import ConsumerGroup, TopicLookup, refused
+from catchwater.broker.coordination.consumer.member import (
+    JOINS,
+    ConsumerLimits,
+    Heartbeat,
+    HeartbeatReply,
+)
 from catchwater.broker.coordination.groups import Group
 from catchwater.broker.coordination.held import MAX_GROUPS, Claims, HeldGroups
 from catchwater.broker.coordination.members import (
     Answers,
     GroupLimits,
     Join,
-    Joined,
-    Synced,
+    JoinReply,
+    SyncReply,
     may_be_asked_about,
     size_bytes,
 )
@@ -41,9 +46,9 @@ from catchwater.wire.errors import ErrorCode
 TICK_S = 0.1
 
 MAX_BYTES = 256 * 1024 * 1024
-"""What members of all groups may bring: metadata, names of topics, assignments from leaders."""
+"""Bound on what members of all groups send: metadata, topic names, assignments from leaders."""
 LITTLE_BYTES = 16 * 1024
-"""A request that brings no more is let in even beyond that, so that small groups go on."""
+"""A request with no more than this is accepted beyond the bound too, so that small groups work."""
 
 MemberKey = tuple[str, str | None, int]
 """(member id, instance id, generation or member epoch), as a member names itself."""
@@ -71,39 +76,39 @@ class Coordinator:
         self._held = HeldGroups(claims, self._load, self._drop)
         self._answering: set[asyncio.Future[None]] = set()
         self._bytes = 0
-        """What members have brought: counted at the last tick, and all that came since."""
+        """What members have sent: counted at the last tick, plus every request since."""
 
     # --- members of the classic protocol -----------------------------------------------------
 
-    async def join(self, group_id: str, request: Join) -> Joined:
-        """Wait until the group's next generation begins, or for the refusal."""
+    async def join(self, group_id: str, request: Join) -> JoinReply:
+        """Wait until the group's next generation begins, or until the join is refused."""
         error = await self.hold(group_id)
         if error is ErrorCode.NONE and not self._has_room_for(size_bytes(request.protocols)):
             error = ErrorCode.GROUP_MAX_SIZE_REACHED
         if error is not ErrorCode.NONE:
-            return Joined(error, request.member_id)
+            return JoinReply(error, request.member_id)
         group = self.groups.get(group_id)
         if group is None:
             error = self._classic_refusal(group_id, request)
             if error is not ErrorCode.NONE:
-                return Joined(error, request.member_id)
+                return JoinReply(error, request.member_id)
             other = self.consumer_groups.pop(group_id, None)
             generation = other.epoch if other else self._held.generation(group_id)
             group = Group(group_id, self._limits, generation=generation)
             self.groups[group_id] = group
-        waiter: asyncio.Future[Joined] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[JoinReply] = asyncio.get_running_loop().create_future()
         self._answer(group, group.join(request, waiter, self._now_ms()))
         return await waiter
 
     def _has_room_for(self, size_bytes: int) -> bool:
-        """Whether members may bring so many bytes more; a little they always may."""
+        """Whether members may send so many bytes more; up to `LITTLE_BYTES` they always may."""
         if size_bytes > LITTLE_BYTES and self._bytes + size_bytes > MAX_BYTES:
             return False
         self._bytes += size_bytes
         return True
 
     def _classic_refusal(self, group_id: str, request: Join) -> ErrorCode:
-        """Why the first member of a classic group cannot be that."""
+        """Why this request cannot begin a classic group, or NONE."""
         other = self.consumer_groups.get(group_id)
         if other is not None and other.members:
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
@@ -118,20 +123,20 @@ class Coordinator:
         member: MemberKey,
         protocol: tuple[str | None, str | None],
         assignments: dict[str, bytes],
-    ) -> Synced:
+    ) -> SyncReply:
         """Wait for the leader's assignment."""
         error, group = await self._find(group_id)
         if group is None:
-            return Synced(error)
+            return SyncReply(error)
         if not self._has_room_for(sum(map(len, assignments.values()))):
-            return Synced(ErrorCode.GROUP_MAX_SIZE_REACHED)
-        waiter: asyncio.Future[Synced] = asyncio.get_running_loop().create_future()
+            return SyncReply(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        waiter: asyncio.Future[SyncReply] = asyncio.get_running_loop().create_future()
         now_ms = self._now_ms()
         self._answer(group, group.sync(*member, protocol, assignments, waiter, now_ms))
         return await waiter
 
     async def heartbeat(self, group_id: str, member: MemberKey) -> ErrorCode:
-        """What the member is to know."""
+        """NONE, or what the member must do, such as REBALANCE_IN_PROGRESS: join again."""
         error, group = await self._find(group_id)
         return group.heartbeat(*member, self._now_ms()) if group else error
 
@@ -145,7 +150,7 @@ class Coordinator:
         return error
 
     async def _find(self, group_id: str) -> tuple[ErrorCode, Group | None]:
-        """The group; or None, and why not."""
+        """The group, or None and the error to answer."""
         error = await self.hold(group_id)
         if error is not ErrorCode.NONE:
             return error, None
@@ -153,24 +158,26 @@ class Coordinator:
 
     # --- members of the consumer protocol ----------------------------------------------------
 
-    async def beat(self, group_id: str, beat: Beat, topics: TopicsSeen) -> Beaten:
-        """A heartbeat's answer, once later coordinators know what it says of the member."""
+    async def consumer_heartbeat(
+        self, group_id: str, beat: Heartbeat, topics: TopicLookup
+    ) -> HeartbeatReply:
+        """Answer a heartbeat, once its changes to the member are saved."""
         error = await self.hold(group_id)
         if error is not ErrorCode.NONE:
-            return Beaten(error)
+            return HeartbeatReply(error)
         if not self._has_room_for(sum(map(len, beat.names or ()))):
             return refused(ErrorCode.GROUP_MAX_SIZE_REACHED, "All groups have too many topics.")
         group = self._consumer_group(group_id, beat)
-        if isinstance(group, Beaten):
+        if isinstance(group, HeartbeatReply):
             return group
-        beaten = group.heartbeat(beat, topics, self._now_ms())
+        reply = group.heartbeat(beat, topics, self._now_ms())
         is_saved = not group.has_unsaved(beat.member_id)
         if is_saved and not self._held.is_saving(group_id, beat.member_id):
-            return beaten
+            return reply
         error = await self._held.save(group)
-        return beaten if error is ErrorCode.NONE else Beaten(error)
+        return reply if error is ErrorCode.NONE else HeartbeatReply(error)
 
-    def _consumer_group(self, group_id: str, beat: Beat) -> ConsumerGroup | Beaten:
+    def _consumer_group(self, group_id: str, beat: Heartbeat) -> ConsumerGroup | HeartbeatReply:
         """The group, a new one where the first member joins; or the refusal."""
         group = self.consumer_groups.get(group_id)
         if group is not None:
@@ -199,7 +206,7 @@ class Coordinator:
     # --- positions ---------------------------------------------------------------------------
 
     async def check_commit(self, group_id: str, member: MemberKey) -> ErrorCode:
-        """Whether the member may commit; anybody may where there are no members."""
+        """Whether the member may commit offsets; in a group without members anybody may."""
         error, group = await self._find(group_id)
         if group is not None:
             return group.check_commit(*member, self._now_ms())
@@ -212,9 +219,9 @@ class Coordinator:
         return error
 
     async def check_fetch(self, group_id: str, member_id: str, epoch: int) -> ErrorCode:
-        """Whether a member that names itself may read its group's positions.
+        """Whether a request that names a member may read the group's offsets.
 
-        Members of a classic group do so too, with whatever epoch, and are not looked for (KIP-848).
+        A classic group is read with any member id and epoch, without a check (KIP-848).
         """
         error = await self.hold(group_id)
         if error is not ErrorCode.NONE:
@@ -225,11 +232,11 @@ class Coordinator:
         return consumers.check(member_id, epoch)
 
     def in_order(self, group_id: str) -> AbstractAsyncContextManager[None]:
-        """Check a member and change positions in here, so that no late commit passes a newer."""
+        """See `HeldGroups.in_order`."""
         return self._held.in_order(group_id)
 
     def has_members(self, group_id: str) -> bool:
-        """Whether somebody takes part in the group, or is about to."""
+        """Whether the group has members, or ids promised to members that are about to join."""
         group, consumers = self.groups.get(group_id), self.consumer_groups.get(group_id)
         return bool((group and not group.is_idle) or (consumers and consumers.members))
 
@@ -240,7 +247,7 @@ class Coordinator:
         return any(topic in m.topics for m in members) or bool(group and group.is_subscribed(topic))
 
     def may_read(self, group_id: str, topic: str) -> bool:
-        """Whether a member reads this topic, or nobody can tell yet, as while it rebalances."""
+        """Whether a member reads this topic, or may: while the group rebalances nobody knows."""
         group = self.groups.get(group_id)
         if group is not None and not group.is_idle:
             if not group.is_of_consumers or group.state is not classic.GroupState.STABLE:
@@ -248,30 +255,30 @@ class Coordinator:
         return self.is_subscribed(group_id, topic)
 
     def is_saved(self, group_id: str) -> bool:
-        """Whether the catalog knows all that has come of the group."""
+        """Whether all changes of the group are saved."""
         group = self.groups.get(group_id) or self.consumer_groups.get(group_id)
         return group is None or self._held.is_saved(group)
 
     def forget(self, group_id: str) -> bool:
-        """A group without members was deleted, its claim too; whether it was known here."""
+        """Drop a deleted group and its claim; whether it was known here."""
         was_known = group_id in self.groups or group_id in self.consumer_groups
         self._held.give_up(group_id)
         return was_known
 
-    # --- whose groups are --------------------------------------------------------------------
+    # --- which groups this broker coordinates ------------------------------------------------
 
     def _load(self, group_id: str, row: GroupRow) -> None:
-        """Go on with a group as the last coordinator has left it, if it has left members."""
+        """Continue with a group as it was saved, if it has members."""
         if not (row.state and row.members):
             return
-        kept = msgspec.json.decode(row.state, type=classic.KeptGroup | consumer.KeptGroup)
+        kept = msgspec.json.decode(row.state, type=classic.GroupSnapshot | consumer.GroupSnapshot)
         now_ms = self._now_ms()
-        if isinstance(kept, classic.KeptGroup):
-            members = _decoded(row, classic.KeptMember)
+        if isinstance(kept, classic.GroupSnapshot):
+            members = _decoded(row, classic.MemberSnapshot)
             group = Group.restored(group_id, self._limits, row.generation, kept, members, now_ms)
             self.groups[group_id] = group
             return
-        limits, consumers = self.consumer_limits, _decoded(row, consumer.KeptMember)
+        limits, consumers = self.consumer_limits, _decoded(row, consumer.MemberSnapshot)
         self.consumer_groups[group_id] = ConsumerGroup.restored(
             group_id, limits, row.generation, kept, consumers, now_ms
         )
@@ -285,19 +292,19 @@ class Coordinator:
         return ErrorCode.NONE if self._held.is_mine(group_id) else ErrorCode.NOT_COORDINATOR
 
     def is_mine(self, group_id: str) -> bool:
-        """Whether clients are to look for the group's coordinator here."""
+        """See `HeldGroups.is_mine`."""
         return self._held.is_mine(group_id)
 
     async def hold(self, group_id: str) -> ErrorCode:
-        """Make sure of being the group's coordinator, see `HeldGroups.hold`."""
+        """See `HeldGroups.hold`."""
         return await self._held.hold(group_id)
 
     def claim_epoch(self, group_id: str) -> int | None:
-        """The epoch to commit positions under, see `HeldGroups.epoch`."""
+        """See `HeldGroups.epoch`."""
         return self._held.epoch(group_id)
 
     def give_up(self, group_id: str) -> None:
-        """Somebody else coordinates the group: send its members there."""
+        """See `HeldGroups.give_up`; members that wait are sent to find the coordinator."""
         self._held.give_up(group_id)
 
     def _drop(self, group_id: str) -> None:
@@ -309,10 +316,10 @@ class Coordinator:
     # --- time and answers --------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Let time pass in all groups, until cancelled."""
+        """Every `TICK_S`: expire sessions and rebalances, claim groups; until cancelled."""
         while True:
             await self._clock.sleep(TICK_S)
-            self._held.look_around()
+            self._held.check_ownership()
             self._held.adopt_soon()
             now_ms = self._now_ms()
             for group in list(self.groups.values()):
@@ -329,7 +336,7 @@ class Coordinator:
             self._held.keep_only([*self.groups, *self.consumer_groups])
 
     def stop(self) -> None:
-        """Answer everybody who waits: the coordinator is going away, look for it again."""
+        """Answer all waiting requests: this coordinator stops, the client must find another."""
         self._held.is_stopping = True
         alone = self._held.is_alone
         error = ErrorCode.COORDINATOR_NOT_AVAILABLE if alone else ErrorCode.NOT_COORDINATOR
@@ -337,7 +344,7 @@ class Coordinator:
             self._deliver(group.abandon(error))
 
     def _answer(self, group: Group | ConsumerGroup, answers: Answers) -> None:
-        """Deliver, but only what later coordinators know."""
+        """Deliver the answers, after the group has been saved."""
         if self._held.is_saved(group):
             self._deliver(answers)
         elif answers or not self._held.is_busy(group.id):
@@ -350,13 +357,13 @@ class Coordinator:
         self._deliver(answers if error is ErrorCode.NONE else _refused(answers, error))
 
     def _now_ms(self) -> int:
-        """Time that never jumps, so that no step of the wall clock ends everybody's session."""
+        """The monotonic clock, so that no step of the wall clock expires all sessions."""
         return int(self._clock.monotonic_s() * 1000)
 
     @staticmethod
     def _deliver(answers: Answers) -> None:
         for waiter, reply in answers:
-            # A waiter is done already when its connection has gone away.
+            # A waiter is cancelled when its connection was closed.
             if not waiter.done():
                 waiter.set_result(reply)
 
@@ -370,6 +377,9 @@ def _decoded(row: GroupRow, kind: type[_M]) -> dict[str, _M]:
 
 def _refused(answers: Answers, error: ErrorCode) -> Answers:
     return [
-        (waiter, Joined(error, reply.member_id) if isinstance(reply, Joined) else Synced(error))
+        (
+            waiter,
+            JoinReply(error, reply.member_id) if isinstance(reply, JoinReply) else SyncReply(error),
+        )
         for waiter, reply in answers
     ]

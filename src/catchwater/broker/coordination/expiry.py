@@ -1,14 +1,14 @@
-"""Positions of groups that are gone expire, after `offsets.retention.minutes` (KIP-211).
+"""Committed offsets expire after `offsets.retention.minutes` (KIP-211).
 
-- A group without members keeps its positions for that long since the last member went, and each
-  position since it was committed; one that never had members, since it was committed.
-- A group with members keeps those of the topics they subscribe to, and all while it rebalances;
-  of other topics, each since it was committed. A position that an open transaction may move stays.
-- With its last position a group without members is forgotten; positions in a topic that is deleted
-  go with the topic.
+- In a group without members an offset expires that long after the last member left, and not before
+  its own age is as high; in a group that never had members its own age decides.
+- In a group with members, offsets of the topics they subscribe to do not expire, and none do while
+  the group rebalances; of other topics, an offset's own age decides. An offset that an open
+  transaction may replace does not expire.
+- A group without members is deleted with its last offset. Deleting a topic deletes its offsets.
 
-Every coordinator looks after its own groups. Ages are by the wall clock, so nothing expires right
-after that has jumped.
+Every coordinator expires the offsets of its own groups. Ages are by the wall clock, so a pass is
+skipped after that clock was set.
 """
 
 import logging
@@ -26,17 +26,17 @@ _MINUTE_MS = 60_000
 
 
 async def run(broker: Broker) -> None:
-    """Look every `offsets.retention.check.interval.ms`, until cancelled."""
+    """Expire offsets every `offsets.retention.check.interval.ms`, until cancelled."""
     jumps = ClockJumps(broker.clock)
     while True:
         await broker.clock.sleep(broker.config.offsets_retention_check_interval_ms / 1000)
         if jumps.since_last() == 0:
-            with suppress(CatalogFailure):  # there is a next time, or a next start
+            with suppress(CatalogFailure):  # the next pass tries again
                 await expire(broker)
 
 
 async def expire(broker: Broker) -> None:
-    """Forget what is old now. Raises `CatalogFailure`."""
+    """Delete the offsets that have expired now. Raises `CatalogFailure`."""
     until_ms = broker.clock.now_ms() - broker.config.offsets_retention_minutes * _MINUTE_MS
     for group_id in await broker.log.groups_to_expire(until_ms):
         if broker.groups.is_mine(group_id):
@@ -53,7 +53,7 @@ async def _expire_group(broker: Broker, group_id: str, until_ms: int) -> None:
         row = await log.group(group_id)
         unstable = await log.txns.unstable(group_id)
         committed = await log.committed(group_id)
-        # From here until the change is asked for nobody else has a turn.
+        # No `await` from here until the change is submitted, so nothing changes in between.
         if groups.has_members(group_id) != had_members or (row.emptied_ms or 0) > until_ms:
             return
         epoch = groups.claim_epoch(group_id)
@@ -65,7 +65,7 @@ async def _expire_group(broker: Broker, group_id: str, until_ms: int) -> None:
             and not groups.may_read(group_id, key[0])
         ]
         ends = len(keys) == len(committed) and not had_members
-        if ends:  # before, for somebody may join a new group of this name meanwhile
+        if ends:  # before the deletion, during which a member may join a new group of this name
             groups.forget(group_id)
         gone = await log.expire_offsets(
             group_id, keys, until_ms, with_group=ends, claim_epoch=epoch

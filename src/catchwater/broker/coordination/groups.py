@@ -1,24 +1,22 @@
 """Consumer groups of the classic protocol as a pure state machine, one `Group` per group id.
 
 Rules:
-- `EMPTY` has no members. A join moves any state to `PREPARING`: everybody must join again.
-- `PREPARING` ends when every known member has joined, or when the slowest member's rebalance
-  timeout has passed (who has not joined is then removed): the generation rises by one, the leader
+- `EMPTY` has no members. A join moves any state to `PREPARING`: all members must join again.
+- `PREPARING` ends when all known members have joined, or when the longest rebalance timeout has
+  passed; members that have not joined are then removed. The generation rises by one, the leader
   gets the list of members, and the state is `COMPLETING`.
 - `COMPLETING` ends when the leader's assignment arrives: `STABLE`. A member that has not asked for
   its assignment within the rebalance timeout is removed.
-- A member that is silent for its session timeout is removed; one that waits for an answer is not
-  silent.
-- A static member (KIP-345) that comes back under a new member id takes over its old place; a
-  stable group is then not disturbed, and whoever still uses the old id is fenced.
+- A member that sends nothing for its session timeout is removed, unless it waits for our answer.
+- A static member (KIP-345) that returns under a new member id takes over its old place; a stable
+  group is then not rebalanced, and a client that still uses the old id is fenced.
+- The state that is saved is the last generation whose members got their assignments, and that the
+  group became empty. The next coordinator continues from there, and sessions begin anew. Of a
+  rebalance that was under way it knows only that its generation was used.
 
-- What outlives the coordinator is the last generation whose members got their assignments, and a
-  group's end. The next coordinator goes on with it, and with sessions that begin anew; of a
-  rebalance that was under way it knows only that its generation was given away.
-
-Every method takes `now_ms` and returns the answers that became due, each for a `Waiter`: whatever
-token the caller handed in (the broker uses futures). They may be delivered once `take_unsaved` has
-been stored. Nothing here waits, stores or opens anything. Committed offsets are kept by the log.
+Every method takes `now_ms` and returns the answers that became due, each for a `Waiter`, the
+caller's token (the broker uses futures). They may be delivered once `take_unsaved` has been
+stored. Nothing here waits, stores or opens anything. The log stores committed offsets.
 """
 
 from collections.abc import Mapping
@@ -27,13 +25,13 @@ from dataclasses import dataclass, field
 from catchwater.broker.coordination.members import (
     Answers,
     GroupLimits,
+    GroupSnapshot,
     GroupState,
     Join,
-    Joined,
-    KeptGroup,
-    KeptMember,
+    JoinReply,
     Member,
-    Synced,
+    MemberSnapshot,
+    SyncReply,
     Waiter,
     size_bytes,
     subscription,
@@ -42,7 +40,7 @@ from catchwater.catalog.rows import GroupChanges
 from catchwater.wire.errors import ErrorCode
 
 MAX_METADATA_BYTES = 64 * 1024 * 1024
-"""Of all members together, and as much again of their assignments."""
+"""Bound on the metadata of all members together, and again on their assignments."""
 
 
 @dataclass
@@ -58,22 +56,22 @@ class Group:
     leader: str | None = None
     members: dict[str, Member] = field(default_factory=dict)
     promised: dict[str, int] = field(default_factory=dict)
-    """Ids handed out with MEMBER_ID_REQUIRED, and until when (ms) they may be used."""
+    """Ids given with MEMBER_ID_REQUIRED, and until when (ms) they may be used."""
     _statics: dict[str, str] = field(default_factory=dict)
     """Member id by instance id."""
     _supporters: dict[str, int] = field(default_factory=dict)
-    """How many members know a protocol, by its name."""
+    """How many members support a protocol, by its name."""
     _metadata_bytes: int = 0
     _assigned_bytes: int = 0
     earliest_end_ms: int = 0
-    """In PREPARING: the rebalance does not end before, so that a starting fleet joins once."""
+    """In PREPARING: the rebalance does not end earlier, so that a starting fleet joins once."""
     deadline_ms: int = 0
-    """In PREPARING and COMPLETING: who has not joined or synced by then is removed."""
+    """In PREPARING and COMPLETING: members that have not joined or synced by then are removed."""
     recorded: int = 0
-    """The last generation of an earlier coordinator's; all of ours are higher."""
+    """The last generation of earlier coordinators; all of ours are higher."""
     _unsaved: GroupChanges | None = None
-    _is_kept: bool = False
-    """Whether a generation was given to `_keep` whose members had got their assignments."""
+    _is_saved: bool = False
+    """Whether a generation whose members had their assignments was noted to be saved."""
 
     # --- from one coordinator to the next ------------------------------------------------
 
@@ -83,11 +81,11 @@ class Group:
         group_id: str,
         limits: GroupLimits,
         recorded: int,
-        kept: KeptGroup,
-        members: Mapping[str, KeptMember],
+        kept: GroupSnapshot,
+        members: Mapping[str, MemberSnapshot],
         now_ms: int,
     ) -> "Group":
-        """The group as the last coordinator has left it; `recorded` is its last generation."""
+        """The group from its snapshot; `recorded` is the last generation that was used."""
         group = cls(
             group_id,
             limits,
@@ -97,7 +95,7 @@ class Group:
             kept.protocol,
             kept.leader,
             recorded=recorded,
-            _is_kept=True,
+            _is_saved=True,
         )
         for member_id, state in members.items():
             group.members[member_id] = member = Member.restored(member_id, state, now_ms)
@@ -107,25 +105,25 @@ class Group:
 
     @property
     def size_bytes(self) -> int:
-        """What its members brought."""
+        """The bytes of metadata and assignments of all members."""
         return self._metadata_bytes + self._assigned_bytes
 
     @property
     def is_unsaved(self) -> bool:
-        """Whether there is something for the next coordinator to know."""
+        """Whether there are changes to be saved."""
         return self._unsaved is not None
 
     def take_unsaved(self) -> GroupChanges | None:
-        """What the next coordinator does not know yet; the caller stores it or puts it back."""
+        """The changes since the last save; the caller stores them or puts them back."""
         changes, self._unsaved = self._unsaved, None
         return changes
 
     def put_back(self, changes: GroupChanges) -> None:
-        """They could not be stored."""
+        """Return changes that could not be stored."""
         newer = self._unsaved
         self._unsaved = changes.followed_by(newer) if newer else changes
 
-    def _keep(self, changes: GroupChanges) -> None:
+    def _note(self, changes: GroupChanges) -> None:
         older = self._unsaved
         self._unsaved = older.followed_by(changes) if older else changes
 
@@ -133,33 +131,33 @@ class Group:
     def _last(self) -> int:
         return max(self.generation, self.recorded)
 
-    def _kept(self) -> KeptGroup:
-        return KeptGroup(self.generation, self.protocol_type, self.protocol, self.leader)
+    def _snapshot(self) -> GroupSnapshot:
+        return GroupSnapshot(self.generation, self.protocol_type, self.protocol, self.leader)
 
-    def _keep_all(self) -> None:
-        members = {member.id: member.kept() for member in self.members.values()}
-        self._keep(GroupChanges(self._last, self._kept(), members, True, not members))
-        self._is_kept = True
+    def _note_whole(self) -> None:
+        members = {member.id: member.snapshot() for member in self.members.values()}
+        self._note(GroupChanges(self._last, self._snapshot(), members, True, not members))
+        self._is_saved = True
 
     # --- joining -------------------------------------------------------------------------
 
     def join(self, request: Join, waiter: Waiter, now_ms: int) -> Answers:
-        """A member wants to take part in the next generation (KIP-62, KIP-345, KIP-394)."""
+        """Take a member into the next generation, or refuse it (KIP-62, KIP-345, KIP-394)."""
         error = self._refusal(request)
         if error is not ErrorCode.NONE:
-            return [(waiter, Joined(error, request.member_id))]
+            return [(waiter, JoinReply(error, request.member_id))]
         static = self._static(request.instance_id)
         if request.member_id == "":
             if static is not None:
                 return self._replace_static(static, request, waiter, now_ms)
             return self._join_new(request, waiter, now_ms)
         if static is not None and static.id != request.member_id:
-            return [(waiter, Joined(ErrorCode.FENCED_INSTANCE_ID, request.member_id))]
+            return [(waiter, JoinReply(ErrorCode.FENCED_INSTANCE_ID, request.member_id))]
         if self.promised.pop(request.member_id, None) is not None:
             return self._admit(request.member_id, request, waiter, now_ms)
         member = self.members.get(request.member_id)
         if member is None:
-            return [(waiter, Joined(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id))]
+            return [(waiter, JoinReply(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id))]
         return self._join_again(member, request, waiter, now_ms)
 
     def _refusal(self, request: Join) -> ErrorCode:
@@ -179,14 +177,14 @@ class Group:
         if not is_known and len(self.members) + len(self.promised) >= limits.max_members:
             if request.member_id not in self.promised:
                 return ErrorCode.GROUP_MAX_SIZE_REACHED
-        # The leader is sent all of it in one reply.
+        # All of it goes to the leader in one reply.
         more_bytes = size_bytes(request.protocols) - (size_bytes(member.protocols) if member else 0)
         if self._metadata_bytes + more_bytes > MAX_METADATA_BYTES:
             return ErrorCode.GROUP_MAX_SIZE_REACHED
         return ErrorCode.NONE
 
     def _knows_one_of(self, request: Join) -> bool:
-        """Whether all other members know one of the protocols that are offered."""
+        """Whether all other members support one of the protocols in the request."""
         member = self.members.get(request.member_id)
         others = len(self.members) - (member is not None)
         if not others:
@@ -199,7 +197,7 @@ class Group:
     def _join_new(self, request: Join, waiter: Waiter, now_ms: int) -> Answers:
         if request.must_return_with_id and request.instance_id is None:
             self.promised[request.fresh_id] = now_ms + request.session_timeout_ms
-            return [(waiter, Joined(ErrorCode.MEMBER_ID_REQUIRED, request.fresh_id))]
+            return [(waiter, JoinReply(ErrorCode.MEMBER_ID_REQUIRED, request.fresh_id))]
         return self._admit(request.fresh_id, request, waiter, now_ms)
 
     def _admit(self, member_id: str, request: Join, waiter: Waiter, now_ms: int) -> Answers:
@@ -265,10 +263,10 @@ class Group:
             self.leader = new.id
         same = old.metadata(self.protocol) == new.metadata(self.protocol)
         is_stable = self.state is GroupState.STABLE
-        if self._is_kept:  # in a rebalance too: the next coordinator would fence the new id
-            heir = {old.id: None, new.id: new.kept()}
-            state = self._kept() if is_stable else None
-            self._keep(GroupChanges(self._last, state, heir))
+        if self._is_saved:  # in a rebalance too: the next coordinator would fence the new id
+            heir = {old.id: None, new.id: new.snapshot()}
+            state = self._snapshot() if is_stable else None
+            self._note(GroupChanges(self._last, state, heir))
         if is_stable and same:
             joined = self._joined(new)._replace(skip_assignment=new.id == self.leader)
             return [*answers, (waiter, joined)]
@@ -277,7 +275,7 @@ class Group:
         return answers + self._end_joining_if_all_joined(now_ms)
 
     def _prepare(self, now_ms: int) -> Answers:
-        """Ask everybody to join again, unless they are already being asked."""
+        """Begin a rebalance, unless one has begun: all members must join again."""
         if self.state is GroupState.PREPARING:
             return []
         answers: Answers = []
@@ -299,18 +297,18 @@ class Group:
         return self._end_joining(now_ms)
 
     def _end_joining(self, now_ms: int) -> Answers:
-        """The next generation begins with the members there are."""
+        """Begin the next generation with the members that have joined."""
         if not self.members:
             self._become_empty()
             return []
         joined = [m for m in self.members.values() if m.joining is not None]
         if not joined:
-            # Only silent static members are left; their session timeouts decide about them.
+            # Only absent static members are left: their session timeouts remove them.
             self.deadline_ms = now_ms + self._slowest_rebalance_ms()
             return []
         if self.leader not in {m.id for m in joined}:
             self.leader = joined[0].id
-        self._raise()
+        self._next_generation()
         self.protocol = self._vote()
         self.state = GroupState.COMPLETING
         self.deadline_ms = now_ms + self._slowest_rebalance_ms()
@@ -324,7 +322,7 @@ class Group:
         return answers
 
     def _vote(self) -> str:
-        """Each member votes for the first of its protocols that all know; the most votes win."""
+        """Each member votes for the first of its protocols that all support; most votes win."""
         known = set.intersection(*({n for n, _ in m.protocols} for m in self.members.values()))
         votes: dict[str, int] = {}
         for member in self.members.values():
@@ -334,19 +332,19 @@ class Group:
 
     def _become_empty(self) -> None:
         self.state = GroupState.EMPTY
-        self._raise()
+        self._next_generation()
         self.protocol = self.leader = None
-        self._keep_all()
+        self._note_whole()
 
-    def _raise(self) -> None:
-        """A generation that no member of any coordinator's has ever heard of."""
+    def _next_generation(self) -> None:
+        """Number a new generation, above those of all earlier coordinators."""
         self.generation = self._last + 1
-        self._keep(GroupChanges(self.generation))
+        self._note(GroupChanges(self.generation))
 
-    def _joined(self, member: Member) -> Joined:
+    def _joined(self, member: Member) -> JoinReply:
         is_leader = member.id == self.leader
         members = self.members.values() if is_leader else ()
-        return Joined(
+        return JoinReply(
             ErrorCode.NONE,
             member.id,
             self.generation,
@@ -369,20 +367,20 @@ class Group:
         waiter: Waiter,
         now_ms: int,
     ) -> Answers:
-        """A member asks for its assignment; the leader brings everybody's.
+        """Answer a member with its assignment; the leader's request brings all of them.
 
-        `protocol` is the (type, name) that the member believes in; None where it did not say.
+        `protocol` is the (type, name) of the request; None for a part that it leaves out.
         """
         error = self.check_member(member_id, instance_id, generation)
         if error is ErrorCode.NONE and any(
-            said not in (None, meant)
-            for said, meant in zip(protocol, (self.protocol_type, self.protocol), strict=True)
+            named not in (None, actual)
+            for named, actual in zip(protocol, (self.protocol_type, self.protocol), strict=True)
         ):
             error = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         if error is ErrorCode.NONE and self.state is GroupState.PREPARING:
             error = ErrorCode.REBALANCE_IN_PROGRESS
         if error is not ErrorCode.NONE:
-            return [(waiter, Synced(error))]
+            return [(waiter, SyncReply(error))]
         member = self.members[member_id]
         member.last_seen_ms = now_ms
         answers = self._answer_sync(member, ErrorCode.REBALANCE_IN_PROGRESS)
@@ -398,7 +396,7 @@ class Group:
             for other in self.members.values():
                 other.assignment = assignments.get(other.id, b"")
                 answers += self._answer_sync(other, ErrorCode.NONE, now_ms)
-            self._keep_all()
+            self._note_whole()
             return answers
         return answers + self._answer_sync(member, ErrorCode.NONE, now_ms)
 
@@ -409,19 +407,19 @@ class Group:
         if now_ms is not None:
             member.last_seen_ms = now_ms
         if error is not ErrorCode.NONE:
-            return [(waiter, Synced(error))]
-        return [(waiter, Synced(error, member.assignment, self.protocol_type, self.protocol))]
+            return [(waiter, SyncReply(error))]
+        return [(waiter, SyncReply(error, member.assignment, self.protocol_type, self.protocol))]
 
     def _answer_join(self, member: Member, error: ErrorCode) -> Answers:
         waiter, member.joining = member.joining, None
-        return [] if waiter is None else [(waiter, Joined(error, member.id))]
+        return [] if waiter is None else [(waiter, JoinReply(error, member.id))]
 
     # --- staying and leaving -------------------------------------------------------------
 
     def heartbeat(
         self, member_id: str, instance_id: str | None, generation: int, now_ms: int
     ) -> ErrorCode:
-        """A member lives; REBALANCE_IN_PROGRESS tells it to join again."""
+        """Renew a member's session; REBALANCE_IN_PROGRESS if it must join again."""
         error = self.check_member(member_id, instance_id, generation)
         if error is not ErrorCode.NONE:
             return error
@@ -433,7 +431,7 @@ class Group:
     def leave(
         self, member_id: str, instance_id: str | None, now_ms: int
     ) -> tuple[ErrorCode, Answers]:
-        """A member goes; a static one may be named by its instance id alone (KIP-345)."""
+        """Remove a member; a static one may be named by its instance id alone (KIP-345)."""
         if self.promised.pop(member_id, None) is not None:
             return ErrorCode.NONE, self._end_joining_if_all_joined(now_ms)
         static = self._static(instance_id)
@@ -449,7 +447,7 @@ class Group:
     def check_commit(
         self, member_id: str, instance_id: str | None, generation: int, now_ms: int
     ) -> ErrorCode:
-        """Whether these offsets may be committed; a group without members takes anybody's."""
+        """Whether this member may commit offsets; in a group without members anybody may."""
         if generation < 0 and not self.members:
             return ErrorCode.NONE
         error = self.check_member(member_id, instance_id, generation)
@@ -461,7 +459,7 @@ class Group:
         return ErrorCode.NONE
 
     def check_member(self, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
-        """Whether this is a member of the running generation."""
+        """Whether this is a member of the current generation."""
         static = self._static(instance_id)
         if instance_id is not None and static is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
@@ -477,7 +475,7 @@ class Group:
         return self.members.get(self._statics.get(instance_id or "", ""))
 
     def _count(self, member: Member, change: int) -> None:
-        """A member comes (1) or goes (-1): note its name and what it knows."""
+        """Count a member's metadata, protocols and instance id in (1) or out (-1)."""
         for name in {name for name, _ in member.protocols}:
             self._supporters[name] = self._supporters.get(name, 0) + change
             if not self._supporters[name]:
@@ -505,7 +503,7 @@ class Group:
     # --- time ----------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> Answers:
-        """Time has passed: silent members are removed, overdue rebalances end."""
+        """Remove members whose sessions have expired, and end overdue rebalances."""
         self.promised = {i: until for i, until in self.promised.items() if until > now_ms}
         silent = [
             m
@@ -527,7 +525,7 @@ class Group:
         return answers
 
     def abandon(self, error: ErrorCode) -> Answers:
-        """This broker coordinates it no longer: whoever waits is sent to look for another."""
+        """Answer all waiting members with this error: this broker stops coordinating the group."""
         answers: Answers = []
         for member in self.members.values():
             answers += self._answer_join(member, error)
@@ -536,16 +534,16 @@ class Group:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing would be lost by forgetting it."""
+        """Whether the group can be forgotten: no members, and none about to join."""
         return not self.members and not self.promised
 
     @property
     def is_of_consumers(self) -> bool:
-        """Whether its members are consumers, whose subscriptions can be read."""
+        """Whether its members are consumers, whose metadata lists their topics."""
         return self.protocol_type == "consumer"
 
     def is_subscribed(self, topic: str) -> bool:
-        """Whether a member says that it reads this topic, or says nothing that can be read."""
+        """Whether a member subscribes to this topic, or has metadata that cannot be parsed."""
         for member in self.members.values():
             topics = subscription(member.metadata(self.protocol or member.protocols[0][0]))
             if topics is None or topic in topics:

@@ -1,12 +1,12 @@
 """The groups this broker coordinates: all of them, or among several brokers those it has claimed.
 
-A claim has an epoch in the catalog: positions are committed and groups changed under it, so a
-coordinator that another one has followed can do neither. It is taken for the broker that the
-group's name points to, and given up when the name points elsewhere or the session has changed.
+A claim has an epoch in the catalog. Offsets are committed and groups are changed under that epoch,
+so a coordinator that was replaced can do neither. A broker claims the groups whose names hash to
+it, and gives a claim up when the name points to another broker or when its session has changed.
 
-With it comes what the last coordinator has left of the group. That is loaded at the group's first
-request, and soon after a start or a change among the brokers for every group with members, so that
-their sessions end where nobody asks. Whatever members hear of a group was saved before.
+A claim returns the group's saved state. It is loaded at the group's first request; after a start
+or a change among the brokers every group with members is loaded, so that sessions of members
+expire even if nobody sends a request. A change is saved before any member is answered from it.
 """
 
 import asyncio
@@ -35,44 +35,44 @@ MOVED = (CoordinatorMoved, SessionFenced)
 
 
 class Claims(Protocol):
-    """Where groups are kept, and what tells several brokers which of them coordinates a group."""
+    """Where groups are stored, and which of several brokers coordinates which group."""
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is no other broker, ever."""
+        """Whether no other broker can share this catalog."""
         ...
 
     @property
     def view(self) -> tuple[Hashable, Hashable]:
-        """This broker's session, and the brokers there are; whatever `is_mine` depends on."""
+        """This broker's session and the live brokers: all that `is_mine` depends on."""
         ...
 
     def is_mine(self, group_id: str) -> bool:
-        """Whether the group's name points to this broker."""
+        """Whether the group's name hashes to this broker."""
         ...
 
     async def take(self, group_id: str) -> GroupRow:
-        """Become the coordinator. Raises what is in `MOVED`, and `CatalogFailure`."""
+        """Become the group's coordinator. Raises one of `MOVED`, or `CatalogFailure`."""
         ...
 
-    async def keep(self, group_id: str, epoch: int | None, changes: GroupChanges) -> None:
-        """Leave it to those who follow; no epoch where there is no other. Raises as `take`."""
+    async def save(self, group_id: str, epoch: int | None, changes: GroupChanges) -> None:
+        """Store changes for later coordinators; no epoch on a lone broker. Raises as `take`."""
         ...
 
-    async def kept(self) -> list[str]:
-        """The groups that were left with members. Raises `CatalogUnavailable`."""
+    async def groups_with_members(self) -> list[str]:
+        """The stored groups that have members. Raises `CatalogUnavailable`."""
         ...
 
 
 class LogClaims:
-    """Groups in the catalog, and of several brokers that share one the claims to them.
+    """Groups in the catalog, and the claims to them if several brokers share it.
 
-    The brokers agree on who should coordinate a group as far as they agree on who is alive
-    (`placement`); where they do not, the catalog lets only the newest claim commit anything.
+    Brokers that agree on which brokers are alive agree on a group's coordinator (`placement`).
+    Where they disagree, the catalog lets only the newest claim commit anything.
     """
 
     def __init__(self, log: Log, broker_id: int, unreachable: AbstractSet[int]) -> None:
-        """`unreachable` are brokers that others had better stand in for; see `peers`."""
+        """`unreachable` are brokers that get no groups; see `peers`."""
         self._log = log
         self._broker_id = broker_id
         self._unreachable = unreachable
@@ -95,10 +95,10 @@ class LogClaims:
     async def take(self, group_id: str) -> GroupRow:
         return await self._log.take_group(group_id)
 
-    async def keep(self, group_id: str, epoch: int | None, changes: GroupChanges) -> None:
+    async def save(self, group_id: str, epoch: int | None, changes: GroupChanges) -> None:
         await self._log.keep_group(group_id, changes, epoch)
 
-    async def kept(self) -> list[str]:
+    async def groups_with_members(self) -> list[str]:
         return await self._log.groups_with_members()
 
     def _brokers(self) -> list[BrokerRow]:
@@ -106,7 +106,7 @@ class LogClaims:
 
 
 class SavedGroup(Protocol):
-    """A group of either protocol, as its changes are saved."""
+    """A group of either protocol, as far as saving its changes goes."""
 
     @property
     def id(self) -> str: ...
@@ -120,20 +120,20 @@ class SavedGroup(Protocol):
 
 
 @dataclass
-class _Holding:
-    """A group that is held."""
+class _Claim:
+    """A group that this broker has claimed."""
 
     epoch: int
     generation: int
-    """The last one that was saved."""
+    """The last generation that was saved."""
     saving: asyncio.Future[ErrorCode] | None = None
-    """The one change of the catalog that is under way."""
+    """The write to the catalog that is under way; there is one at a time."""
     changes: GroupChanges | None = None
-    """What it consists of."""
+    """What is being written."""
 
 
 class HeldGroups:
-    """What is held; `load` is given every group that is taken, `drop` every one given up."""
+    """The claimed groups; calls `load` for every group claimed and `drop` for every one given up."""
 
     def __init__(
         self,
@@ -141,12 +141,12 @@ class HeldGroups:
         load: Callable[[str, GroupRow], None],
         drop: Callable[[str], None],
     ) -> None:
-        """Without claims this broker coordinates every group, and nothing is kept of any."""
+        """Without claims this broker coordinates every group and stores none."""
         self._claims = claims
         self._load = load
         self._drop = drop
         self._view = claims.view if claims else None
-        self._held: dict[str, _Holding] = {}
+        self._held: dict[str, _Claim] = {}
         self._claiming: dict[str, asyncio.Future[ErrorCode]] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._must_adopt = claims is not None
@@ -158,20 +158,20 @@ class HeldGroups:
         return self._claims is None or self._claims.is_alone
 
     def is_mine(self, group_id: str) -> bool:
-        """Whether clients are to look for the group's coordinator here."""
+        """Whether FindCoordinator names this broker for the group."""
         return self._claims is None or self._claims.is_mine(group_id)
 
     async def hold(self, group_id: str) -> ErrorCode:
-        """Make sure of being the group's coordinator.
+        """Claim the group unless this broker has; NONE if it is the group's coordinator now.
 
         Otherwise NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE when the catalog does not answer, or
-        INVALID_GROUP_ID: no request gets past here to the catalog with an id that it cannot hold.
+        INVALID_GROUP_ID: an id that the catalog could not store gets no further than this.
         """
         if not is_legal_group_id(group_id):
             return ErrorCode.INVALID_GROUP_ID
         if self._claims is None:
             return ErrorCode.NONE
-        self.look_around()
+        self.check_ownership()
         if not self._claims.is_mine(group_id) or (self.is_stopping and not self.is_alone):
             return ErrorCode.NOT_COORDINATOR
         if group_id in self._held:
@@ -192,7 +192,7 @@ class HeldGroups:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if not claims.is_mine(group_id):
             return ErrorCode.NOT_COORDINATOR
-        self._held[group_id] = _Holding(row.epoch, row.generation)
+        self._held[group_id] = _Claim(row.epoch, row.generation)
         self._load(group_id, row)
         return ErrorCode.NONE
 
@@ -200,18 +200,18 @@ class HeldGroups:
 
     @property
     def is_adopting(self) -> bool:
-        """Whether there may be groups with members that are ours and not held yet."""
+        """Whether there may be groups with members that are ours and not claimed yet."""
         return self._must_adopt or self._adopting is not None
 
     def adopt_soon(self) -> None:
-        """Take over the groups with members that are ours now, if that is to be done."""
+        """Begin to claim the groups with members that are ours now, unless that is done."""
         if self._claims is not None and self._must_adopt and self._adopting is None:
             self._must_adopt = False
             self._adopting = asyncio.ensure_future(self._adopt(self._claims))
 
     async def _adopt(self, claims: Claims) -> None:
         try:
-            for group_id in await claims.kept():
+            for group_id in await claims.groups_with_members():
                 if await self.hold(group_id) is ErrorCode.COORDINATOR_NOT_AVAILABLE:
                     self._must_adopt = True
                     break
@@ -223,7 +223,7 @@ class HeldGroups:
     # --- saving ------------------------------------------------------------------------------
 
     def epoch(self, group_id: str) -> int | None:
-        """The epoch to commit positions under; None where there is one broker.
+        """The claim's epoch, to commit offsets under; None on a lone broker.
 
         Raises `CoordinatorMoved` when the group was given up meanwhile.
         """
@@ -235,33 +235,33 @@ class HeldGroups:
         return held.epoch
 
     def generation(self, group_id: str) -> int:
-        """The last generation that was saved; 0 where nothing is kept."""
+        """The last generation that was saved; 0 if none was."""
         held = self._held.get(group_id)
         return held.generation if held else 0
 
     def is_saved(self, group: SavedGroup) -> bool:
-        """Whether all of the group that members may hear of is kept."""
+        """Whether members may be answered: no change of the group is left to save."""
         held = self._held.get(group.id)
         if self._claims is None or held is None:
             return True
         return not group.is_unsaved and held.saving is None
 
     def is_busy(self, group_id: str) -> bool:
-        """Whether a change of the group is under way."""
+        """Whether the group is being saved."""
         held = self._held.get(group_id)
         return held is not None and held.saving is not None
 
     def is_saving(self, group_id: str, member_id: str) -> bool:
-        """Whether a change that concerns the member is under way."""
+        """Whether a change of this member is being saved."""
         held = self._held.get(group_id)
         return held is not None and held.changes is not None and member_id in held.changes.members
 
     async def save(self, group: SavedGroup) -> ErrorCode:
-        """Make the group as it is now known to those who follow."""
+        """Save the group as it is now, for later coordinators."""
         held = self._held.get(group.id)
         if self._claims is None or held is None:
             return ErrorCode.NONE if self._claims is None else ErrorCode.NOT_COORDINATOR
-        if held.saving is not None:  # it may have begun before the change that is to be saved
+        if held.saving is not None:  # that write may have begun before our change was made
             error = await asyncio.shield(held.saving)
             if error is not ErrorCode.NONE:
                 return error
@@ -271,7 +271,7 @@ class HeldGroups:
             held.saving = asyncio.ensure_future(self._save(self._claims, held, group))
         return await asyncio.shield(held.saving)
 
-    async def _save(self, claims: Claims, held: _Holding, group: SavedGroup) -> ErrorCode:
+    async def _save(self, claims: Claims, held: _Claim, group: SavedGroup) -> ErrorCode:
         try:
             held.changes = changes = group.take_unsaved()
             if changes is None:
@@ -281,16 +281,21 @@ class HeldGroups:
             epoch = None if self.is_alone else held.epoch
             is_saved = False
             try:
-                await claims.keep(group.id, epoch, changes)
+                await claims.save(group.id, epoch, changes)
                 is_saved = True
-            except (*MOVED, CatalogRefused):  # it is taken again as it was saved, by us or others
+            except (
+                *MOVED,
+                CatalogRefused,
+            ):  # the next claim, ours or another's, loads what was saved
                 if self._held.get(group.id) is held:
                     self.give_up(group.id)
                 return ErrorCode.NOT_COORDINATOR
             except CatalogFailure:
                 return ErrorCode.COORDINATOR_NOT_AVAILABLE
             finally:
-                if not is_saved:  # whatever the reason: members hear of nothing that was not
+                if (
+                    not is_saved
+                ):  # for any reason, cancellation too: no member may be answered from it
                     group.put_back(changes)
             held.generation = max(held.generation, changes.generation)
             return ErrorCode.NONE
@@ -300,12 +305,12 @@ class HeldGroups:
     # --- giving up ---------------------------------------------------------------------------
 
     def give_up(self, group_id: str) -> None:
-        """Somebody else coordinates the group."""
+        """Stop coordinating the group: another broker does, or may."""
         self._held.pop(group_id, None)
         self._drop(group_id)
 
-    def look_around(self) -> None:
-        """Give up what is not ours any more, if the session or the brokers have changed."""
+    def check_ownership(self) -> None:
+        """Give up groups that are not ours any more, if the session or the brokers have changed."""
         if self._claims is None or self._claims.view == self._view:
             return
         before, self._view = self._view, self._claims.view
@@ -316,16 +321,16 @@ class HeldGroups:
                 self.give_up(group_id)
 
     def keep_only(self, group_ids: Iterable[str]) -> None:
-        """Forget groups without members, if there are too many to remember."""
+        """Drop all claims but these, if there are more than `MAX_GROUPS`."""
         if len(self._held) > MAX_GROUPS:
             self._held = {name: self._held[name] for name in group_ids if name in self._held}
 
     @asynccontextmanager
     async def in_order(self, group_id: str) -> AsyncGenerator[None]:
-        """One at a time for each group: check a member, then change positions.
+        """Lets one request of a group at a time check its member and then change offsets.
 
-        A broker alone has one thread that writes, in the order it was asked; a catalog of several
-        brokers writes on many connections, where a late commit could pass a newer one.
+        A lone broker needs no lock: one thread writes, in the order of the requests. A shared
+        catalog is written on many connections, where an older commit could overtake a newer one.
         """
         if self.is_alone:
             yield

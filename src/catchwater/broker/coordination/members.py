@@ -1,4 +1,4 @@
-"""A member of a classic group: what it asks, what it is told, what is known of it (KIP-62)."""
+"""Members of classic groups: their requests, the replies, and their state (KIP-62)."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -12,7 +12,7 @@ from catchwater.wire.fields import I16, Cursor, MalformedMessage
 LONGEST_GROUP_ID = 255
 
 Waiter = Any
-"""Names the request an answer belongs to; opaque to this module."""
+"""The caller's handle of a request that waits for its answer; opaque to this module."""
 
 NO_GENERATION = -1
 
@@ -49,10 +49,10 @@ class Join(NamedTuple):
     protocol_type: str
     protocols: tuple[tuple[str, bytes], ...]
     must_return_with_id: bool
-    """JoinGroup v4 and later: a new dynamic member is told its id and must join again with it."""
+    """JoinGroup v4 and later: a new dynamic member gets its id and must join again with it."""
 
 
-class Joined(NamedTuple):
+class JoinReply(NamedTuple):
     """The answer to a `Join`; `members` (id, instance id, metadata) is filled for the leader."""
 
     error: ErrorCode
@@ -65,7 +65,7 @@ class Joined(NamedTuple):
     members: tuple[tuple[str, str | None, bytes], ...] = ()
 
 
-class Synced(NamedTuple):
+class SyncReply(NamedTuple):
     """The answer to a SyncGroup request."""
 
     error: ErrorCode
@@ -74,11 +74,11 @@ class Synced(NamedTuple):
     protocol: str | None = None
 
 
-Answers = list[tuple[Waiter, Joined | Synced]]
+Answers = list[tuple[Waiter, JoinReply | SyncReply]]
 
 
-class KeptMember(msgspec.Struct, frozen=True):
-    """What of a member outlives its coordinator."""
+class MemberSnapshot(msgspec.Struct, frozen=True):
+    """A member as it is stored in the catalog."""
 
     instance_id: str | None
     client_id: str
@@ -89,11 +89,11 @@ class KeptMember(msgspec.Struct, frozen=True):
     assignment: bytes
 
 
-class KeptGroup(msgspec.Struct, frozen=True, tag="classic"):
-    """What of a classic group outlives its coordinator, besides its members."""
+class GroupSnapshot(msgspec.Struct, frozen=True, tag="classic"):
+    """A classic group as it is stored in the catalog, without its members."""
 
     generation: int
-    """The last one whose members were given their assignments."""
+    """The last generation whose members were sent their assignments."""
     protocol_type: str | None
     protocol: str | None
     leader: str | None
@@ -101,7 +101,7 @@ class KeptGroup(msgspec.Struct, frozen=True, tag="classic"):
 
 @dataclass
 class Member:
-    """One member. At most one of `joining` and `syncing` is set: the request it waits in."""
+    """One member. At most one of `joining` and `syncing` is set: the request that waits."""
 
     id: str
     instance_id: str | None
@@ -117,14 +117,14 @@ class Member:
 
     @property
     def session_deadline_ms(self) -> int | None:
-        """When it counts as gone; None while it waits for our answer."""
+        """When the session expires; None while the member waits for our answer."""
         if self.joining is not None or self.syncing is not None:
             return None
         return self.last_seen_ms + self.session_timeout_ms
 
-    def kept(self) -> KeptMember:
-        """What the next coordinator is to know."""
-        return KeptMember(
+    def snapshot(self) -> MemberSnapshot:
+        """The member as the next coordinator needs it."""
+        return MemberSnapshot(
             self.instance_id,
             self.client_id,
             self.client_host,
@@ -135,8 +135,8 @@ class Member:
         )
 
     @classmethod
-    def restored(cls, member_id: str, kept: KeptMember, now_ms: int) -> "Member":
-        """A member as the last coordinator has left it, just heard of."""
+    def restored(cls, member_id: str, kept: MemberSnapshot, now_ms: int) -> "Member":
+        """The member from its snapshot; its session begins anew."""
         return cls(
             member_id,
             kept.instance_id,
@@ -150,20 +150,20 @@ class Member:
         )
 
     def metadata(self, protocol: str | None) -> bytes:
-        """What it said under this protocol name."""
+        """The metadata that the member sent under this protocol name."""
         return dict(self.protocols).get(protocol or "", b"")
 
 
 def size_bytes(protocols: tuple[tuple[str, bytes], ...]) -> int:
-    """What a member's protocols take."""
+    """The size of a member's protocols."""
     return sum(len(name) + len(metadata) for name, metadata in protocols)
 
 
 def subscription(metadata: bytes) -> frozenset[str] | None:
-    """The topics that a consumer subscribes to, in any version of its metadata; None if unread."""
+    """The topics in a consumer's metadata of any version; None if it cannot be parsed."""
     try:
         cursor = Cursor(memoryview(metadata))
-        cursor.number(I16)  # the version; topics come first in all of them
+        cursor.number(I16)  # the version; the topics come first in all versions
         return frozenset(cursor.text(False) for _ in range(cursor.count(False)))
     except MalformedMessage:
         return None
@@ -175,10 +175,10 @@ def is_legal_group_id(group_id: str) -> bool:
 
 
 def may_be_asked_about(group_id: str) -> bool:
-    """Questions about the empty id are answered, as by Kafka: there is no such group."""
+    """Also true for the empty id: as in Kafka, it may be described and names no group."""
     return group_id == "" or is_legal_group_id(group_id)
 
 
 def is_legal_member_name(name: str) -> bool:
-    """Of a member, its instance or its rack: the same rule as for groups."""
+    """Whether a member id, instance id or rack is legal: the same rule as for groups."""
     return is_legal_group_id(name)

@@ -1,12 +1,11 @@
-"""Which topics a regular expression means: RE2's syntax, on the whole name (KIP-848).
+"""The topics that match a regular expression: RE2's syntax, on the whole name (KIP-848).
 
-Kafka's brokers use RE2/J, the same syntax in Java; neither knows look-around or back-references,
-and both take time in proportion to pattern times name, whatever the pattern (nothing a client
-sends can make it exponential). RE2 comes with pyarrow, which also bounds what a pattern may become
-in memory.
+Kafka's brokers use RE2/J, the same syntax in Java. Neither has look-around or back-references, and
+both take time in proportion to pattern times name, so no client can make matching exponential. RE2
+comes with pyarrow, which also bounds the memory of a compiled pattern.
 
-What a pattern means is remembered for a second, so that the heartbeats of a thousand members with
-one pattern cost one look at the topics.
+Matches are cached for a second, so that the heartbeats of a thousand members with one pattern scan
+the topics once.
 """
 
 import asyncio
@@ -18,12 +17,12 @@ from catchwater.catalog.rows import Topic
 from catchwater.clock import Clock
 
 LONGEST_PATTERN = 4_096
-MAX_REMEMBERED = 1_000
-REMEMBERED_S = 1.0
+MAX_CACHED = 1_000
+CACHED_S = 1.0
 
 
 class Patterns:
-    """What patterns mean; holds what it has found out lately."""
+    """Matches patterns against topic names, with a cache."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -33,7 +32,7 @@ class Patterns:
         self._until_s = 0.0
 
     async def refusal(self, pattern: str) -> str | None:
-        """What is wrong with a pattern; `matching` takes only one with which nothing is."""
+        """Why the pattern is refused; None if `matching` can take it."""
         if len(pattern) > LONGEST_PATTERN:
             return f"The regular expression is longer than {LONGEST_PATTERN} characters."
         try:
@@ -45,7 +44,7 @@ class Patterns:
         arrow, compute = self._arrow
         nothing = arrow.array([""], arrow.string())
         try:
-            # By itself first, so that it cannot close the brackets that are put around it.
+            # First without the brackets of `_whole`, which the pattern could otherwise close.
             compute.match_substring_regex(nothing, pattern)
             compute.match_substring_regex(nothing, _whole(pattern))
         except arrow.ArrowInvalid as error:
@@ -53,14 +52,14 @@ class Patterns:
         return None
 
     def matching(self, pattern: str, topics: Iterable[Topic]) -> frozenset[str]:
-        """The names that it means; a new topic is among them within a second, not at once."""
+        """The matching names; a new topic is included after at most a second."""
         assert self._arrow is not None
         arrow, compute = self._arrow
         now_s = self._clock.monotonic_s()
-        if now_s >= self._until_s or len(self._found) >= MAX_REMEMBERED:
+        if now_s >= self._until_s or len(self._found) >= MAX_CACHED:
             self._found.clear()
             self._names = arrow.array([topic.name for topic in topics], arrow.string())
-            self._until_s = now_s + REMEMBERED_S
+            self._until_s = now_s + CACHED_S
         if pattern not in self._found:
             matches = compute.match_substring_regex(self._names, _whole(pattern))
             self._found[pattern] = frozenset(self._names.filter(matches).to_pylist())

@@ -60,9 +60,9 @@ async def test_groups_are_kept_by_the_log() -> None:
     log: Any = Log()
     claims = LogClaims(log, 1, set())
     row = await claims.take("g")
-    await claims.keep("g", row.epoch, GroupChanges(10))
+    await claims.save("g", row.epoch, GroupChanges(10))
     assert log.kept == [("g", GroupChanges(10), 3)]
-    assert await claims.kept() == ["g"]
+    assert await claims.groups_with_members() == ["g"]
 
 
 async def test_every_group_is_mine_where_there_is_no_other_broker() -> None:

@@ -11,14 +11,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from catchwater.broker.coordination.consumer.assign import ASSIGNORS
-from catchwater.broker.coordination.consumer.group import ConsumerGroup, GroupState, TopicsSeen
+from catchwater.broker.coordination.consumer.group import ConsumerGroup, GroupState, TopicLookup
 from catchwater.broker.coordination.consumer.member import (
     JOINS,
     LEAVES,
     NOTHING,
     PAUSES,
-    Beat,
     ConsumerLimits,
+    Heartbeat,
     Partitions,
 )
 from catchwater.wire.errors import ErrorCode
@@ -42,9 +42,9 @@ class Client:
     """Whether the last answer was lost, so that it says everything again."""
     lives: int = 0
 
-    def beat(self) -> Beat:
+    def beat(self) -> Heartbeat:
         says_all = self.epoch == JOINS or self.missed
-        return Beat(
+        return Heartbeat(
             self.id,
             self.epoch,
             self.instance_id,
@@ -65,7 +65,7 @@ class World:
     topics: dict[str, tuple[bytes, int]] = field(default_factory=dict)
     now_ms: int = 0
     made: int = 0
-    said: list[Beat] = field(default_factory=list)
+    said: list[Heartbeat] = field(default_factory=list)
     epoch: int = 0
 
     def __post_init__(self) -> None:
@@ -122,7 +122,9 @@ class World:
         client = self.clients[number]
         if client.epoch > JOINS:
             how = PAUSES if client.instance_id else LEAVES
-            self.group.heartbeat(Beat(client.id, how, client.instance_id), self.seen, self.now_ms)
+            self.group.heartbeat(
+                Heartbeat(client.id, how, client.instance_id), self.seen, self.now_ms
+            )
             client.epoch, client.owned, client.told = -1, NOTHING, NOTHING
 
     def wait(self, ms: int) -> None:
@@ -149,8 +151,8 @@ class World:
     # --- what holds ----------------------------------------------------------------------
 
     @property
-    def seen(self) -> TopicsSeen:
-        return TopicsSeen(self.topics.get, lambda pattern: frozenset())
+    def seen(self) -> TopicLookup:
+        return TopicLookup(self.topics.get, lambda pattern: frozenset())
 
     def check(self) -> None:
         assert self.group.epoch >= self.epoch

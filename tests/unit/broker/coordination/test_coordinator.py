@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from catchwater.broker.coordination import coordinator as coordinator_module
-from catchwater.broker.coordination.consumer.group import TopicsSeen
-from catchwater.broker.coordination.consumer.member import Beat
+from catchwater.broker.coordination.consumer.group import TopicLookup
+from catchwater.broker.coordination.consumer.member import Heartbeat
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.members import GroupLimits, Join
 from catchwater.catalog.errors import CatalogRefused, CatalogUnavailable, CoordinatorMoved
@@ -47,7 +47,7 @@ class Claims:
         self.catalog[group_id] = before._replace(epoch=before.epoch + (not self.is_alone))
         return self.catalog[group_id]
 
-    async def keep(self, group_id: str, epoch: int | None, changes: GroupChanges) -> None:
+    async def save(self, group_id: str, epoch: int | None, changes: GroupChanges) -> None:
         await asyncio.sleep(0)
         if self.fails:
             raise self.fails
@@ -63,7 +63,7 @@ class Claims:
         text = row.state if changes.state is None else json_text(changes.state)
         self.catalog[group_id] = GroupRow(row.epoch, changes.generation, text, None, members)
 
-    async def kept(self) -> list[str]:
+    async def groups_with_members(self) -> list[str]:
         return [group_id for group_id, row in self.catalog.items() if row.members]
 
 
@@ -163,37 +163,41 @@ async def test_one_broker_alone_needs_no_claims() -> None:
     assert (await waiting).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
-def beat(member: str = "m", epoch: int = 0, **changes: object) -> Beat:
+def beat(member: str = "m", epoch: int = 0, **changes: object) -> Heartbeat:
     full = {"rebalance_timeout_ms": 1000, "names": frozenset({"t"}), "owned": frozenset()}
-    return Beat(member, epoch, **((full if epoch == 0 else {}) | changes))
+    return Heartbeat(member, epoch, **((full if epoch == 0 else {}) | changes))
 
 
-TOPICS = TopicsSeen({"t": (b"t" * 16, 2)}.get, lambda pattern: frozenset())
+TOPICS = TopicLookup({"t": (b"t" * 16, 2)}.get, lambda pattern: frozenset())
 
 
 async def test_an_epoch_is_recorded_before_its_member_hears_of_it(coordinator, claims) -> None:
-    beaten = await coordinator.beat("g", beat(), TOPICS)
+    beaten = await coordinator.consumer_heartbeat("g", beat(), TOPICS)
     assert (beaten.error, beaten.epoch) == (ErrorCode.NONE, 1)
     assert claims.catalog["g"][:2] == (1, 1)
     other = Coordinator(GroupLimits(), ManualClock(), Claims(claims.catalog))
-    assert (await other.beat("g", beat(epoch=1), TOPICS)).error is ErrorCode.NONE
-    assert (await other.beat("g", beat("o"), TOPICS)).epoch == 2
+    assert (await other.consumer_heartbeat("g", beat(epoch=1), TOPICS)).error is ErrorCode.NONE
+    assert (await other.consumer_heartbeat("g", beat("o"), TOPICS)).epoch == 2
     # The first one was followed, and finds out as soon as it has something to tell.
-    assert (await coordinator.beat("g", beat("n"), TOPICS)).error is ErrorCode.NOT_COORDINATOR
+    assert (
+        await coordinator.consumer_heartbeat("g", beat("n"), TOPICS)
+    ).error is ErrorCode.NOT_COORDINATOR
     assert "g" not in coordinator.consumer_groups
 
 
 async def test_members_of_a_group_that_was_given_up_look_elsewhere(coordinator, claims) -> None:
-    await coordinator.beat("g", beat(), TOPICS)
+    await coordinator.consumer_heartbeat("g", beat(), TOPICS)
     assert await coordinator.check_fetch("g", "m", 1) is ErrorCode.NONE
     claims.mine, claims.brokers = (lambda _: False), 2
-    assert (await coordinator.beat("g", beat(epoch=1), TOPICS)).error is ErrorCode.NOT_COORDINATOR
+    assert (
+        await coordinator.consumer_heartbeat("g", beat(epoch=1), TOPICS)
+    ).error is ErrorCode.NOT_COORDINATOR
     assert await coordinator.check_commit("g", ("m", None, 1)) is ErrorCode.NOT_COORDINATOR
     assert await coordinator.check_fetch("g", "m", 1) is ErrorCode.NOT_COORDINATOR
 
 
 async def test_who_names_itself_is_looked_for_in_groups_of_its_protocol_only(coordinator) -> None:
-    await coordinator.beat("g", beat(), TOPICS)
+    await coordinator.consumer_heartbeat("g", beat(), TOPICS)
     assert await coordinator.check_fetch("g", "m", 1) is ErrorCode.NONE
     assert await coordinator.check_fetch("g", "m", 7) is ErrorCode.STALE_MEMBER_EPOCH
     assert await coordinator.check_fetch("g", "nobody", 1) is ErrorCode.UNKNOWN_MEMBER_ID
@@ -216,12 +220,12 @@ async def test_empty_groups_give_way_when_there_are_too_many(monkeypatch) -> Non
     monkeypatch.setattr("catchwater.broker.coordination.coordinator.MAX_GROUPS", 2)
     coordinator = Coordinator(GroupLimits(), ManualClock())
     for group in ("a", "b"):
-        assert (await coordinator.beat(group, beat(), TOPICS)).error is ErrorCode.NONE
+        assert (await coordinator.consumer_heartbeat(group, beat(), TOPICS)).error is ErrorCode.NONE
     full = ErrorCode.GROUP_MAX_SIZE_REACHED
-    assert (await coordinator.beat("c", beat(), TOPICS)).error is full
+    assert (await coordinator.consumer_heartbeat("c", beat(), TOPICS)).error is full
     assert (await coordinator.join("c", join())).error is full
-    await coordinator.beat("a", beat(epoch=-1), TOPICS)
-    assert (await coordinator.beat("c", beat(), TOPICS)).error is ErrorCode.NONE
+    await coordinator.consumer_heartbeat("a", beat(epoch=-1), TOPICS)
+    assert (await coordinator.consumer_heartbeat("c", beat(), TOPICS)).error is ErrorCode.NONE
     assert coordinator.consumer_groups.keys() == {"b", "c"}
 
 
@@ -238,8 +242,10 @@ async def test_what_all_groups_bring_is_bounded_and_small_groups_go_on(monkeypat
     assert synced.error is ErrorCode.NONE
     assert (await coordinator.join("d", join(metadata=bytes(10_000)))).error is ErrorCode.NONE
     many, few = frozenset({"x" * 40_000}), frozenset({"x"})
-    assert (await coordinator.beat("e", beat(names=many), TOPICS)).error is full
-    assert (await coordinator.beat("e", beat(names=few), TOPICS)).error is ErrorCode.NONE
+    assert (await coordinator.consumer_heartbeat("e", beat(names=many), TOPICS)).error is full
+    assert (
+        await coordinator.consumer_heartbeat("e", beat(names=few), TOPICS)
+    ).error is ErrorCode.NONE
     await coordinator.leave("b", "m", None)
     ticking = asyncio.ensure_future(coordinator.run())
     async with asyncio.timeout(30):
@@ -259,7 +265,7 @@ async def test_a_wall_clock_that_jumps_ends_no_session() -> None:
     clock = ManualClock()
     coordinator = Coordinator(GroupLimits(), clock)
     await coordinator.join("g", join())
-    await coordinator.beat("h", beat(), TOPICS)
+    await coordinator.consumer_heartbeat("h", beat(), TOPICS)
     clock.__class__ = Jumping
     ticking = asyncio.ensure_future(coordinator.run())
     for _ in range(5):
@@ -417,11 +423,11 @@ async def test_the_last_one_to_leave_leaves_nothing(coordinator, claims) -> None
 
 
 async def test_consumers_go_on_at_the_next_coordinator(coordinator, claims) -> None:
-    await coordinator.beat("g", beat("m"), TOPICS)
-    await coordinator.beat("g", beat("n", instance_id="i"), TOPICS)
-    await coordinator.beat("g", beat("m", 1, owned=OWNED), TOPICS)
-    m = await coordinator.beat("g", beat("m", 1, owned=frozenset()), TOPICS)
-    n = await coordinator.beat("g", beat("n", 2, instance_id="i"), TOPICS)
+    await coordinator.consumer_heartbeat("g", beat("m"), TOPICS)
+    await coordinator.consumer_heartbeat("g", beat("n", instance_id="i"), TOPICS)
+    await coordinator.consumer_heartbeat("g", beat("m", 1, owned=OWNED), TOPICS)
+    m = await coordinator.consumer_heartbeat("g", beat("m", 1, owned=frozenset()), TOPICS)
+    n = await coordinator.consumer_heartbeat("g", beat("n", 2, instance_id="i"), TOPICS)
     before = coordinator.consumer_groups["g"]
     other = next_one(claims)
     for name, epoch in (("m", m.epoch), ("n", n.epoch)):
@@ -436,10 +442,10 @@ async def test_consumers_go_on_at_the_next_coordinator(coordinator, claims) -> N
         m.id: m.standing for m in before.members.values()
     }
     written = len(claims.changes)
-    beaten = await other.beat("g", beat("m", m.epoch), TOPICS)
+    beaten = await other.consumer_heartbeat("g", beat("m", m.epoch), TOPICS)
     assert beaten == (ErrorCode.NONE, None, "m", m.epoch, None)
     assert after.epoch == before.epoch
-    stranger = await other.beat("g", beat("x", instance_id="i"), TOPICS)
+    stranger = await other.consumer_heartbeat("g", beat("x", instance_id="i"), TOPICS)
     assert stranger.error is ErrorCode.UNRELEASED_INSTANCE_ID
     assert len(claims.changes) == written
 
@@ -448,24 +454,28 @@ OWNED = frozenset({(b"t" * 16, 0), (b"t" * 16, 1)})
 
 
 async def test_a_heartbeat_without_news_writes_nothing(coordinator, claims) -> None:
-    beaten = await coordinator.beat("g", beat(pattern="t.*", names=None), PATTERN)
-    beaten = await coordinator.beat("g", beat(epoch=beaten.epoch, owned=OWNED), PATTERN)
+    beaten = await coordinator.consumer_heartbeat("g", beat(pattern="t.*", names=None), PATTERN)
+    beaten = await coordinator.consumer_heartbeat(
+        "g", beat(epoch=beaten.epoch, owned=OWNED), PATTERN
+    )
     written = len(claims.changes)
     for _ in range(3):
-        beaten = await coordinator.beat("g", beat(epoch=beaten.epoch), PATTERN)
+        beaten = await coordinator.consumer_heartbeat("g", beat(epoch=beaten.epoch), PATTERN)
         assert beaten.error is ErrorCode.NONE
     assert len(claims.changes) == written
     other = next_one(claims)
-    after = await other.beat("g", beat(epoch=beaten.epoch), PATTERN)
+    after = await other.consumer_heartbeat("g", beat(epoch=beaten.epoch), PATTERN)
     assert (after.error, after.epoch) == (ErrorCode.NONE, beaten.epoch)
 
 
-PATTERN = TopicsSeen(TOPICS.find, lambda pattern: frozenset({"t"}))
+PATTERN = TopicLookup(TOPICS.find, lambda pattern: frozenset({"t"}))
 
 
 async def test_members_that_change_together_are_written_together(coordinator, claims) -> None:
     names = [f"m{number}" for number in range(50)]
-    await asyncio.gather(*(coordinator.beat("g", beat(name), TOPICS) for name in names))
+    await asyncio.gather(
+        *(coordinator.consumer_heartbeat("g", beat(name), TOPICS) for name in names)
+    )
     assert len(claims.changes) <= 3
     assert claims.catalog["g"].members.keys() == set(names)
 
@@ -473,9 +483,9 @@ async def test_members_that_change_together_are_written_together(coordinator, cl
 async def test_those_who_wait_for_a_catalog_that_is_gone_wait_for_one_try(
     coordinator, claims
 ) -> None:
-    await coordinator.beat("g", beat("m0"), TOPICS)
+    await coordinator.consumer_heartbeat("g", beat("m0"), TOPICS)
     tries = 0
-    keep = claims.keep
+    save = claims.save
 
     async def failing(group_id: str, epoch: int | None, changes: GroupChanges) -> None:
         nonlocal tries
@@ -483,13 +493,15 @@ async def test_those_who_wait_for_a_catalog_that_is_gone_wait_for_one_try(
         await asyncio.sleep(0.01)
         raise CatalogUnavailable("gone")
 
-    claims.keep = failing
+    claims.save = failing
     names = [f"m{number}" for number in range(1, 50)]
-    beaten = await asyncio.gather(*(coordinator.beat("g", beat(name), TOPICS) for name in names))
+    beaten = await asyncio.gather(
+        *(coordinator.consumer_heartbeat("g", beat(name), TOPICS) for name in names)
+    )
     assert {b.error for b in beaten} == {ErrorCode.COORDINATOR_NOT_AVAILABLE}
     assert tries <= 2
-    claims.keep = keep
-    assert (await coordinator.beat("g", beat("m1"), TOPICS)).error is ErrorCode.NONE
+    claims.save = save
+    assert (await coordinator.consumer_heartbeat("g", beat("m1"), TOPICS)).error is ErrorCode.NONE
     assert claims.catalog["g"].members.keys() == {"m0", *names}
 
 
@@ -500,10 +512,10 @@ async def test_what_a_defect_kept_from_being_saved_is_saved_before_its_member_he
     await coordinator.hold("g")
     claims.fails = OSError("too many open files")
     with pytest.raises(OSError, match="too many open files"):
-        await coordinator.beat("g", beat(), TOPICS)
+        await coordinator.consumer_heartbeat("g", beat(), TOPICS)
     claims.fails = CatalogUnavailable("gone")
-    refused = await coordinator.beat("g", beat(), TOPICS)
+    refused = await coordinator.consumer_heartbeat("g", beat(), TOPICS)
     assert refused.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
     claims.fails = None
-    assert (await coordinator.beat("g", beat(), TOPICS)).error is ErrorCode.NONE
+    assert (await coordinator.consumer_heartbeat("g", beat(), TOPICS)).error is ErrorCode.NONE
     assert claims.catalog["g"].members.keys() == {"m"}

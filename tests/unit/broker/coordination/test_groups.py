@@ -10,8 +10,8 @@ from catchwater.broker.coordination.members import (
     GroupLimits,
     GroupState,
     Join,
-    Joined,
-    Synced,
+    JoinReply,
+    SyncReply,
 )
 from catchwater.wire.errors import ErrorCode
 
@@ -44,7 +44,7 @@ def only(answers: Answers) -> Any:
     return answers[0][1]
 
 
-def by_waiter(answers: Answers) -> dict[str, Joined | Synced]:
+def by_waiter(answers: Answers) -> dict[str, JoinReply | SyncReply]:
     return dict(answers)
 
 
@@ -75,7 +75,7 @@ def stable_group(*members: str, now_ms: int = NOW, **limits: int) -> Group:
 def test_the_first_member_leads_and_gets_the_list_of_members() -> None:
     group = new_group()
     joined = only(group.join(a_join("", "a"), "w", NOW))
-    assert joined == Joined(
+    assert joined == JoinReply(
         ErrorCode.NONE, "a", 1, "consumer", "range", "a", False, (("a", None, b"r"),)
     )
     assert group.state is GroupState.COMPLETING
@@ -252,9 +252,9 @@ def test_only_members_of_the_running_generation_commit() -> None:
 def test_a_sync_of_another_generation_or_protocol_is_refused() -> None:
     group = stable_group("a")
     old = group.sync("a", None, 0, (None, None), {}, "s", NOW)
-    assert only(old) == Synced(ErrorCode.ILLEGAL_GENERATION)
+    assert only(old) == SyncReply(ErrorCode.ILLEGAL_GENERATION)
     other = group.sync("a", None, 1, ("consumer", "sticky"), {}, "s", NOW)
-    assert only(other) == Synced(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+    assert only(other) == SyncReply(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
 
 
 def test_a_rebalance_sends_waiting_followers_back_to_join() -> None:
@@ -264,7 +264,7 @@ def test_a_rebalance_sends_waiting_followers_back_to_join() -> None:
     group.join(a_join("a"), "wa", NOW)
     sync(group, "b", "sb")
     answers = by_waiter(group.join(a_join("", "c"), "wc", NOW))
-    assert answers["sb"] == Synced(ErrorCode.REBALANCE_IN_PROGRESS)
+    assert answers["sb"] == SyncReply(ErrorCode.REBALANCE_IN_PROGRESS)
 
 
 def test_who_waits_when_the_broker_stops_is_sent_to_look_again() -> None:

@@ -1,13 +1,13 @@
-"""The assignors of the coordinator: who is meant to have which partition (KIP-848).
+"""The coordinator's assignors: they compute which member gets which partition (KIP-848).
 
-`uniform`, the default, gives every member as many partitions as any other, give or take one, as
-far as subscriptions allow, and moves no more of them than that takes. `range` gives every
-subscriber of a topic consecutive partitions, so that members with the same subscriptions get the
-same indexes of topics with as many partitions.
+`uniform`, the default, gives members equal numbers of partitions, plus or minus one, as far as
+subscriptions allow, and moves as few as that takes. `range` gives every subscriber of a topic
+consecutive partitions, so that members with the same subscriptions get the same indexes of topics
+with as many partitions.
 
-Pure, deterministic, and for n members and p partitions in about (n + p) log n. Where all have the
-same subscriptions one round evens out all there is; with others the search for a better exchange
-ends after `MOST_ROUNDS`. Neither looks at racks: any broker here reads any partition.
+Pure and deterministic; about (n + p) log n for n members and p partitions. If all members have the
+same subscriptions one round is enough; otherwise the search ends after `MOST_ROUNDS`. Racks do not
+count: any broker here reads any partition.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ class Subscriber(NamedTuple):
     topics: frozenset[bytes]
     """Ids of topics that exist."""
     current: Partitions = NOTHING
-    """What it was meant to have so far."""
+    """Its partitions in the previous target."""
     instance_id: str | None = None
 
 
@@ -35,7 +35,7 @@ Assignment = dict[str, Partitions]
 
 
 class Assignor(Protocol):
-    """Members and the number of each topic's partitions in, everybody's partitions out."""
+    """Computes every member's partitions from subscriptions and each topic's partition count."""
 
     def __call__(self, members: Subscribers, partitions: Mapping[bytes, int]) -> Assignment: ...
 
@@ -57,10 +57,10 @@ def assign_ranges(members: Subscribers, partitions: Mapping[bytes, int]) -> Assi
 
 
 def assign_uniformly(members: Subscribers, partitions: Mapping[bytes, int]) -> Assignment:
-    """As even as subscriptions allow, out of what everybody has with as few moves as possible."""
+    """As even as subscriptions allow, with as few moves from the previous target as possible."""
     balance = _Balance(members, partitions)
     topics = _by_topic(members, sorted(members), partitions)
-    # Topics that few may have come first, since what many may have evens out the rest.
+    # Topics with few subscribers come first: those with many can even out the rest.
     order = sorted(topics, key=lambda topic: (len(topics[topic]), topic))
     for topic in order:
         balance.give_out(topic, topics[topic])
@@ -87,11 +87,11 @@ def _by_topic(
 
 
 class _Balance:
-    """An assignment in the making. No partition has two holders, and who holds it subscribes."""
+    """An assignment under construction. Each partition has at most one holder, a subscriber."""
 
     def __init__(self, members: Subscribers, partitions: Mapping[bytes, int]) -> None:
         self.given: dict[str, set[PartitionKey]] = {}
-        # Of each topic: who has which index.
+        # Topic -> index -> the member that has it.
         self._holders: dict[bytes, dict[int, str]] = {topic: {} for topic in partitions}
         self._partitions = partitions
         for member_id in sorted(members):
@@ -107,7 +107,7 @@ class _Balance:
             self.given[member_id].add((topic, index))
 
     def give_out(self, topic: bytes, subscribers: list[str]) -> None:
-        """Whatever nobody has goes to who has least."""
+        """Give each unassigned partition to the member with the fewest."""
         idle = [(len(self.given[m]), m) for m in subscribers]
         heapify(idle)
         for index in range(self._partitions[topic]):
@@ -117,7 +117,7 @@ class _Balance:
                 heappush(idle, (load + 1, member_id))
 
     def even_out(self, topic: bytes, subscribers: list[str]) -> bool:
-        """Move a topic's partitions from who has most to who has least; whether any moved."""
+        """Move a topic's partitions from the fullest members to the emptiest; whether any moved."""
         indexes: dict[str, list[int]] = {}
         for index, member_id in sorted(self._holders[topic].items()):
             indexes.setdefault(member_id, []).append(index)
@@ -132,7 +132,7 @@ class _Balance:
             if -load - least < 2:
                 break
             heappop(busy)
-            # Who has just given is never again among those who have least.
+            # A donor keeps at least as many as the taker gets, so it never becomes a taker.
             index = indexes[donor].pop()
             del self._holders[topic][index]
             self.given[donor].remove((topic, index))

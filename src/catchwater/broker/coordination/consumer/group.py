@@ -1,18 +1,19 @@
 """A group of the consumer protocol as a pure state machine: heartbeats in, answers out (KIP-848).
 
 Rules:
-- Whatever changes who is meant to have what (members, subscriptions, topics, a preferred assignor)
-  raises the group's epoch. The next heartbeat makes a *target* for that epoch: all assigned anew.
-- Each member is led to its target by its own heartbeats, see `reconcile`; it has the target's
-  epoch once nothing is left to give up. Nobody waits for anybody but for partitions.
-- A member that is silent for the session timeout, or does not give up a partition within its own
-  rebalance timeout, is removed; what it held is free.
-- A static member that pauses (epoch -2) keeps its partitions for whoever comes back with its
-  instance id within the session timeout.
-- All but sessions outlives the coordinator: an answer may be given once `take_unsaved` has been
-  stored, and the next coordinator goes on there, with sessions that begin anew.
+- A change of the members, their subscriptions, topics or preferred assignors raises the group's
+  epoch. The next heartbeat computes a *target assignment* for that epoch.
+- Each member moves to its target by its own heartbeats, see `reconcile`, and gets the target's
+  epoch once it has nothing left to revoke. It waits for other members only where they still hold
+  its partitions.
+- A member that sends nothing for the session timeout, or does not revoke a partition within its
+  own rebalance timeout, is removed, and its partitions are free.
+- The partitions of a static member that pauses (epoch -2) stay reserved for a member that returns
+  with its instance id within the session timeout.
+- All state but the sessions is saved: an answer may be given once `take_unsaved` has been stored.
+  The next coordinator continues from there, and sessions begin anew.
 
-Every method takes `now_ms`; topics are told with each heartbeat. Nothing here waits, stores or
+Every method takes `now_ms`; each heartbeat brings a lookup of topics. Nothing here waits, stores or
 opens anything. Left out: members of the classic protocol in the same group (KIP-848's migration,
 as with Kafka's `group.consumer.migration.policy=disabled`), assignment by racks.
 """
@@ -28,12 +29,12 @@ from catchwater.broker.coordination.consumer.member import (
     LEAVES,
     NOTHING,
     PAUSES,
-    Beat,
-    Beaten,
     ConsumerLimits,
-    KeptGroup,
-    KeptMember,
+    GroupSnapshot,
+    Heartbeat,
+    HeartbeatReply,
     Member,
+    MemberSnapshot,
     Partitions,
     Standing,
     from_indexes,
@@ -43,8 +44,8 @@ from catchwater.catalog.rows import GroupChanges, PartitionKey
 from catchwater.wire.errors import ErrorCode
 
 WORK_PER_MS = 200
-"""Members and partitions a target may have for a millisecond until the next one is made, so that
-ten thousand members that join one by one do not each have everything assigned anew."""
+"""How large a target, in members and partitions, delays the next one by a millisecond. So ten
+thousand members that join one by one do not cause ten thousand assignments of everything."""
 
 
 class GroupState(Enum):
@@ -56,18 +57,18 @@ class GroupState(Enum):
     STABLE = "Stable"
 
 
-class TopicsSeen(NamedTuple):
-    """What there is to subscribe to."""
+class TopicLookup(NamedTuple):
+    """How a group looks topics up."""
 
     find: Callable[[str], tuple[bytes, int] | None]
     """A topic's id and number of partitions by name; None where there is no such topic."""
     matching: Callable[[str], frozenset[str]]
-    """The names a pattern means, of those that the member at hand may know of."""
+    """The topic names that match a pattern, of those that the member may DESCRIBE."""
 
 
 @dataclass
 class ConsumerGroup:
-    """One group. `epoch` and `assignment_epoch`, the target's, never go back."""
+    """One group. `epoch` and `assignment_epoch`, the target's, only rise."""
 
     id: str
     limits: ConsumerLimits
@@ -79,20 +80,20 @@ class ConsumerGroup:
     _statics: dict[str, str] = field(default_factory=dict)
     """Member id by instance id."""
     _holders: dict[PartitionKey, str] = field(default_factory=dict)
-    """Who holds a partition: it is in the `held` of that member's standing."""
+    """The member that holds a partition: it is in `held` of that member's standing."""
     _subscribed: dict[str, int] = field(default_factory=dict)
     """How many members subscribe to a topic, by name."""
     size_bytes: int = 0
-    """The characters of those names, of all members."""
+    """The characters of the topic names of all members."""
     _seen: dict[str, tuple[bytes, int]] = field(default_factory=dict)
-    """What those topics were when the epoch was last raised for them."""
+    """Id and number of partitions of those topics, as of the last heartbeat."""
     _no_target_before_ms: int = 0
     _unsaved: set[str] = field(default_factory=set)
-    """Ids of members that are not as they were last stored, or not there any more."""
+    """Ids of members that were changed or removed since they were last saved."""
     _is_unsaved: bool = False
-    """Whether epochs, the assignor or what was seen of topics are not as last stored."""
+    """Whether epochs, the assignor or `_seen` were changed since they were last saved."""
     _is_new: bool = True
-    """Whether nothing of this group was stored yet; of an earlier one with its name, perhaps."""
+    """Whether this group was never saved; an earlier one of this name may have been."""
 
     # --- from one coordinator to the next ------------------------------------------------
 
@@ -102,11 +103,11 @@ class ConsumerGroup:
         group_id: str,
         limits: ConsumerLimits,
         epoch: int,
-        kept: KeptGroup,
-        members: Mapping[str, KeptMember],
+        kept: GroupSnapshot,
+        members: Mapping[str, MemberSnapshot],
         now_ms: int,
     ) -> "ConsumerGroup":
-        """The group as the last coordinator has left it."""
+        """The group from its snapshot."""
         seen = {name: (bytes.fromhex(topic_id), n) for name, (topic_id, n) in kept.seen.items()}
         assignor = kept.assignor if kept.assignor in ASSIGNORS else next(iter(ASSIGNORS))
         group = cls(group_id, limits, epoch, kept.assignment_epoch, assignor, _seen=seen)
@@ -119,70 +120,71 @@ class ConsumerGroup:
             group._count(member.topics, 1)
             assigned, revoking = from_indexes(state.assigned), from_indexes(state.revoking)
             epochs = (state.epoch, state.previous_epoch)
-            group._stand(member, Standing(*epochs, assigned, revoking, state.is_waiting))
+            group._set_standing(member, Standing(*epochs, assigned, revoking, state.is_waiting))
         group._unsaved.clear()
         group._is_new = False
         return group
 
     @property
     def is_unsaved(self) -> bool:
-        """Whether there is something for the next coordinator to know."""
+        """Whether there are changes to be saved."""
         return self._is_unsaved or bool(self._unsaved)
 
     def has_unsaved(self, member_id: str) -> bool:
-        """Whether there is something of this member."""
+        """Whether there are changes of this member to be saved."""
         return member_id in self._unsaved
 
     def take_unsaved(self) -> GroupChanges | None:
-        """What the next coordinator does not know yet; the caller stores it or puts it back."""
+        """The changes since the last save; the caller stores them or puts them back."""
         if not self.is_unsaved:
             return None
         ids = {*self.members} if self._is_new else self._unsaved
         members = {
-            member_id: member.kept(self.target.get(member_id, NOTHING)) if member else None
+            member_id: member.snapshot(self.target.get(member_id, NOTHING)) if member else None
             for member_id in sorted(ids)
             for member in [self.members.get(member_id)]
         }
         state = None
         if self._is_unsaved:
             seen = {name: (topic_id.hex(), n) for name, (topic_id, n) in self._seen.items()}
-            state = KeptGroup(self.assignment_epoch, self.assignor, seen)
+            state = GroupSnapshot(self.assignment_epoch, self.assignor, seen)
         changes = GroupChanges(self.epoch, state, members, self._is_new, not self.members)
         self._unsaved, self._is_unsaved, self._is_new = set(), False, False
         return changes
 
     def put_back(self, changes: GroupChanges) -> None:
-        """They could not be stored."""
+        """Return changes that could not be stored."""
         self._unsaved |= changes.members.keys()
         self._is_unsaved |= changes.state is not None
         self._is_new |= changes.is_whole
 
     # --- heartbeats ----------------------------------------------------------------------
 
-    def heartbeat(self, beat: Beat, topics: TopicsSeen, now_ms: int) -> Beaten:
-        """What the member is to know; it may join, go on or leave with it."""
+    def heartbeat(self, beat: Heartbeat, topics: TopicLookup, now_ms: int) -> HeartbeatReply:
+        """Let a member join, stay or leave, and answer with its epoch and partitions."""
         member = self._find(beat)
-        if isinstance(member, Beaten):
+        if isinstance(member, HeartbeatReply):
             return member
         if beat.epoch in (LEAVES, PAUSES):
             return self._leave(member, beat.epoch, now_ms)
+        # What the member and the topics are now; a change of either asks for a new target.
         before = member.standing
-        self._hear(member, beat, topics, now_ms)
-        self._notice(topics)
+        self._update(member, beat, topics, now_ms)
+        self._note_topics(topics)
         if self.epoch > self.assignment_epoch and now_ms >= self._no_target_before_ms:
-            self._aim(now_ms)
-        # Who is behind is told again what it missed, and goes on from there with the next one.
+            self._make_target(now_ms)
+        # A member with an earlier epoch missed an answer: it is repeated before any next step.
         is_behind = beat.epoch != before.epoch
         if not is_behind:
             self._reconcile(member, beat.owned, now_ms)
         after = member.standing
         is_news = is_behind or beat.is_full or before.assigned != after.assigned
-        return Beaten(
+        return HeartbeatReply(
             ErrorCode.NONE, None, member.id, after.epoch, after.assigned if is_news else None
         )
 
-    def _find(self, beat: Beat) -> Member | Beaten:
-        """The member that speaks, perhaps a new one; or its refusal."""
+    def _find(self, beat: Heartbeat) -> Member | HeartbeatReply:
+        """The member that sent this, a new one perhaps; or its refusal."""
         member = self.members.get(beat.member_id)
         if beat.instance_id is not None:
             static = self.members.get(self._statics.get(beat.instance_id, ""))
@@ -193,7 +195,7 @@ class ConsumerGroup:
         if member is None:
             return self._new(beat)
         if beat.epoch in (JOINS, LEAVES, PAUSES):
-            # To join again is never refused: the member has lost what it was told (KAFKA-19233).
+            # Joining again is never refused: the member has lost its state (KAFKA-19233).
             if member.has_paused:
                 member.has_paused = False
                 self._unsaved.add(member.id)
@@ -201,8 +203,8 @@ class ConsumerGroup:
         error = self._epoch_error(member, beat)
         return member if error is None else refused(ErrorCode.FENCED_MEMBER_EPOCH, error)
 
-    def _find_static(self, static: Member, beat: Beat) -> Member | Beaten:
-        """The instance id is another member's: it can be taken over only if that one paused."""
+    def _find_static(self, static: Member, beat: Heartbeat) -> Member | HeartbeatReply:
+        """Take over another member's instance id, which is possible only if that one paused."""
         if beat.epoch != JOINS:
             return refused(ErrorCode.FENCED_INSTANCE_ID, f"{static.id} is {static.instance_id}.")
         if not static.has_paused:
@@ -211,9 +213,9 @@ class ConsumerGroup:
             )
         heir = replace(static, id=beat.member_id, has_paused=False, standing=Standing())
         kept = Standing(assigned=static.standing.assigned)
-        self._stand(static, Standing())
-        self._stand(heir, kept)
-        # Nobody else is concerned: the target is the same, and so is the group's epoch.
+        self._set_standing(static, Standing())
+        self._set_standing(heir, kept)
+        # No other member is affected: the target and the group's epoch stay the same.
         self.target[heir.id] = self.target.pop(static.id, NOTHING)
         del self.members[static.id]
         self.members[heir.id] = heir
@@ -221,7 +223,7 @@ class ConsumerGroup:
         self._statics[beat.instance_id or ""] = heir.id
         return heir
 
-    def _new(self, beat: Beat) -> Member | Beaten:
+    def _new(self, beat: Heartbeat) -> Member | HeartbeatReply:
         if beat.epoch != JOINS:
             return refused(ErrorCode.UNKNOWN_MEMBER_ID, f"{beat.member_id} is no member.")
         if len(self.members) >= self.limits.max_members:
@@ -232,12 +234,12 @@ class ConsumerGroup:
         self._unsaved.add(member.id)
         if member.instance_id is not None:
             self._statics[member.instance_id] = member.id
-        self._raise()
+        self._raise_epoch()
         return member
 
     @staticmethod
-    def _epoch_error(member: Member, beat: Beat) -> str | None:
-        """What is wrong with the epoch; the one before is right where an answer went missing."""
+    def _epoch_error(member: Member, beat: Heartbeat) -> str | None:
+        """Why the epoch is refused; the previous one is accepted where an answer was lost."""
         standing = member.standing
         if beat.epoch == standing.epoch and not member.has_paused:
             return None
@@ -246,27 +248,27 @@ class ConsumerGroup:
             return None
         return f"{member.id} has epoch {standing.epoch}, not {beat.epoch}: join again."
 
-    def _leave(self, member: Member, how: int, now_ms: int) -> Beaten:
+    def _leave(self, member: Member, how: int, now_ms: int) -> HeartbeatReply:
         if how == PAUSES and member.instance_id is not None:
             member.has_paused, member.last_seen_ms, member.revoke_by_ms = True, now_ms, None
-            self._stand(member, member.standing._replace(revoking=NOTHING))
+            self._set_standing(member, member.standing._replace(revoking=NOTHING))
             self._unsaved.add(member.id)
         else:
             self._remove(member)
-        return Beaten(ErrorCode.NONE, None, member.id, how)
+        return HeartbeatReply(ErrorCode.NONE, None, member.id, how)
 
     # --- targets -------------------------------------------------------------------------
 
-    def _hear(self, member: Member, beat: Beat, topics: TopicsSeen, now_ms: int) -> None:
-        """Let the member take over what it says, and count what is subscribed to."""
-        before, said = member.topics, member.said
+    def _update(self, member: Member, beat: Heartbeat, topics: TopicLookup, now_ms: int) -> None:
+        """Apply a heartbeat's fields to the member, and count its subscriptions."""
+        before, said = member.topics, member.reported
         pattern = member.pattern if beat.pattern is None else beat.pattern
         matched = topics.matching(pattern) if pattern else frozenset()
-        if member.hear(beat, matched, now_ms):
+        if member.update(beat, matched, now_ms):
             self._count(member.topics - before, 1)
             self._count(before - member.topics, -1)
-            self._raise()
-        if member.said != said:
+            self._raise_epoch()
+        if member.reported != said:
             self._unsaved.add(member.id)
 
     def _count(self, names: Iterable[str], change: int) -> None:
@@ -277,23 +279,23 @@ class ConsumerGroup:
                 del self._subscribed[name]
                 self._seen.pop(name, None)
 
-    def _notice(self, topics: TopicsSeen) -> None:
-        """Raise the epoch if a topic that somebody subscribes to has changed."""
+    def _note_topics(self, topics: TopicLookup) -> None:
+        """Raise the epoch if a topic that members subscribe to has changed."""
         found = {name: topics.find(name) for name in self._subscribed}
         seen = {name: topic for name, topic in found.items() if topic is not None}
         if seen != self._seen:
             self._seen = seen
             self._is_unsaved = True
-            self._raise()
+            self._raise_epoch()
 
-    def _raise(self) -> None:
-        """The target does not hold any more; several changes may pass until the next is made."""
+    def _raise_epoch(self) -> None:
+        """Ask for a new target; several changes may share one."""
         self._is_unsaved = True
         if self.epoch == self.assignment_epoch:
             self.epoch += 1
 
-    def _aim(self, now_ms: int) -> None:
-        """Make the target of the group's epoch."""
+    def _make_target(self, now_ms: int) -> None:
+        """Compute the target assignment of the group's epoch."""
         ids = {name: topic_id for name, (topic_id, _) in self._seen.items()}
         subscribers = {
             member.id: Subscriber(
@@ -313,7 +315,7 @@ class ConsumerGroup:
         self._no_target_before_ms = now_ms + work // WORK_PER_MS
 
     def _vote(self) -> str:
-        """The assignor most members ask for; the first of ours where nobody does."""
+        """The assignor that most members ask for; the first of ours if none does."""
         votes = dict.fromkeys(ASSIGNORS, 0)
         for member in self.members.values():
             if member.assignor is not None:
@@ -330,14 +332,14 @@ class ConsumerGroup:
             owned,
             lambda key: self._holders.get(key, member.id) == member.id,
         )
-        self._stand(member, after)
+        self._set_standing(member, after)
         if not after.revoking:
             member.revoke_by_ms = None
         elif after.revoking != before.revoking:
             member.revoke_by_ms = now_ms + member.rebalance_timeout_ms
 
-    def _stand(self, member: Member, standing: Standing) -> None:
-        """Change a member's standing, and who holds what with it."""
+    def _set_standing(self, member: Member, standing: Standing) -> None:
+        """Change a member's standing, and `_holders` with it."""
         if standing == member.standing:
             return
         self._unsaved.add(member.id)
@@ -350,17 +352,17 @@ class ConsumerGroup:
     # --- leaving, time -------------------------------------------------------------------
 
     def _remove(self, member: Member) -> None:
-        self._stand(member, Standing())
+        self._set_standing(member, Standing())
         del self.members[member.id]
         self._unsaved.add(member.id)
         self.target.pop(member.id, None)
         if member.instance_id is not None and self._statics.get(member.instance_id) == member.id:
             del self._statics[member.instance_id]
         self._count(member.topics, -1)
-        self._raise()
+        self._raise_epoch()
 
     def tick(self, now_ms: int) -> None:
-        """Time has passed: who is silent, or holds on to what is another's, is removed."""
+        """Remove members whose session or time to revoke has expired."""
         for member in list(self.members.values()):
             is_silent = now_ms >= member.last_seen_ms + self.limits.session_timeout_ms
             if is_silent or (member.revoke_by_ms is not None and now_ms >= member.revoke_by_ms):
@@ -381,7 +383,7 @@ class ConsumerGroup:
         return GroupState.STABLE
 
     def check(self, member_id: str, epoch: int) -> ErrorCode:
-        """Whether the member may read and commit positions; anybody may where there are none."""
+        """Whether the member may read and commit offsets; without members anybody may."""
         if epoch < 0 and not self.members:
             return ErrorCode.NONE
         member = self.members.get(member_id)
@@ -392,6 +394,6 @@ class ConsumerGroup:
         return ErrorCode.NONE
 
 
-def refused(error: ErrorCode, message: str) -> Beaten:
-    """An answer that says no more than this."""
-    return Beaten(error, message)
+def refused(error: ErrorCode, message: str) -> HeartbeatReply:
+    """An answer with this error and no more."""
+    return HeartbeatReply(error, message)

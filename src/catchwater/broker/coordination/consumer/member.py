@@ -1,4 +1,4 @@
-"""A member of a consumer group: what it says in heartbeats, and how it gets its partitions."""
+"""Members of consumer groups: their heartbeats, and how they come to their partitions."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ Partitions = frozenset[PartitionKey]
 NOTHING: Partitions = frozenset()
 
 JOINS, LEAVES, PAUSES = 0, -1, -2
-"""What a heartbeat may say in place of a member's epoch; a static member that pauses comes back."""
+"""What a heartbeat may have in place of an epoch; PAUSES is a static member's that will return."""
 
 
 @dataclass(frozen=True)
 class ConsumerLimits:
-    """What holds for every member; times in milliseconds."""
+    """Limits of every group and member; times in milliseconds."""
 
     session_timeout_ms: int = 45_000
     heartbeat_interval_ms: int = 5_000
     max_members: int = 10_000
 
 
-class Beat(NamedTuple):
-    """A heartbeat. None stands for what has not changed since the last one."""
+class Heartbeat(NamedTuple):
+    """A heartbeat. None is a field that has not changed since the last one."""
 
     member_id: str
     epoch: int
@@ -39,20 +39,20 @@ class Beat(NamedTuple):
     rebalance_timeout_ms: int | None = None
     names: frozenset[str] | None = None
     pattern: str | None = None
-    """A regular expression of topic names; the empty one takes back an earlier one."""
+    """A regular expression of topic names; the empty one removes the subscription by pattern."""
     assignor: str | None = None
     owned: Partitions | None = None
 
     @property
     def is_full(self) -> bool:
-        """Whether everything was said, as when joining and after an answer that went missing."""
-        said = (self.rebalance_timeout_ms, self.owned)
+        """Whether all fields are set, as when joining and after a lost answer."""
+        required = (self.rebalance_timeout_ms, self.owned)
         subscribed = self.names is not None or self.pattern is not None
-        return self.epoch == JOINS or (None not in said and subscribed)
+        return self.epoch == JOINS or (None not in required and subscribed)
 
 
-class Beaten(NamedTuple):
-    """The answer to a `Beat`; `assigned` is None where nothing new is to be told."""
+class HeartbeatReply(NamedTuple):
+    """The answer to a `Heartbeat`; `assigned` is None if the member knows its partitions."""
 
     error: ErrorCode
     message: str | None = None
@@ -62,23 +62,23 @@ class Beaten(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """Where a member stands between two assignments.
+    """How far a member is on its way from one assignment to the next.
 
-    Invariant: what is in `assigned` or in `revoking` of one member is in neither of another.
+    Invariant: a partition in `assigned` or `revoking` of one member is in neither of another.
     """
 
     epoch: int = JOINS
     previous_epoch: int = JOINS
     assigned: Partitions = NOTHING
-    """What it may use, and may believe to have."""
+    """What it may read; the last answer may have been lost."""
     revoking: Partitions = NOTHING
-    """What it was told to give up, and has not yet said that it did."""
+    """What it must give up, and has not yet reported to have given up."""
     is_waiting: bool = False
     """Whether others still hold a part of its target."""
 
     @property
     def held(self) -> Partitions:
-        """What nobody else may get."""
+        """The partitions that no other member may get."""
         return self.assigned | self.revoking
 
 
@@ -86,11 +86,11 @@ NOWHERE = Standing()
 
 
 Indexes = Mapping[str, tuple[int, ...]]
-"""Partitions as they are kept: a topic's id in hexadecimal, and indexes."""
+"""Partitions as they are stored: a topic's id in hexadecimal, and indexes."""
 
 
-class KeptMember(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What of a member outlives its coordinator."""
+class MemberSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A member as it is stored in the catalog."""
 
     client_id: str
     client_host: str
@@ -110,8 +110,8 @@ class KeptMember(msgspec.Struct, frozen=True, omit_defaults=True):
     target: Indexes = {}
 
 
-class KeptGroup(msgspec.Struct, frozen=True, tag="consumer"):
-    """What of a group outlives its coordinator, besides its members; its epoch is the claim's."""
+class GroupSnapshot(msgspec.Struct, frozen=True, tag="consumer"):
+    """A group as it is stored in the catalog, without members; the row's generation is its epoch."""
 
     assignment_epoch: int
     assignor: str
@@ -146,23 +146,23 @@ class Member:
     names: frozenset[str] = frozenset()
     pattern: str = ""
     matched: frozenset[str] = frozenset()
-    """The topics that the pattern means, as of the last heartbeat."""
+    """The topics that match the pattern, as of the last heartbeat."""
     assignor: str | None = None
     standing: Standing = NOWHERE
     revoke_by_ms: int | None = None
-    """Until when it must have given up what it is to revoke."""
+    """The deadline for giving up what is in `revoking`."""
     has_paused: bool = False
-    """A static member that has left for a moment; its partitions stay reserved."""
+    """A static member that will return; its partitions stay reserved."""
 
     @property
     def topics(self) -> frozenset[str]:
-        """The names it is subscribed to, by name or by pattern."""
+        """The topics it subscribes to, by name or by pattern."""
         return self.names | self.matched
 
-    def kept(self, target: Partitions) -> KeptMember:
-        """What the next coordinator is to know; `target` is what it is meant to have."""
+    def snapshot(self, target: Partitions) -> MemberSnapshot:
+        """The member as the next coordinator needs it, with its target assignment."""
         standing = self.standing
-        return KeptMember(
+        return MemberSnapshot(
             self.client_id,
             self.client_host,
             self.rebalance_timeout_ms,
@@ -182,8 +182,8 @@ class Member:
         )
 
     @classmethod
-    def restored(cls, member_id: str, kept: KeptMember, now_ms: int) -> "Member":
-        """A member as the last coordinator has left it, just heard of; it stands nowhere yet."""
+    def restored(cls, member_id: str, kept: MemberSnapshot, now_ms: int) -> "Member":
+        """The member from its snapshot, without its standing; its session begins anew."""
         return cls(
             member_id,
             kept.instance_id,
@@ -201,13 +201,13 @@ class Member:
         )
 
     @property
-    def said(self) -> tuple[object, ...]:
-        """All that it says of itself and that is kept."""
+    def reported(self) -> tuple[object, ...]:
+        """The fields of its heartbeats that are stored."""
         client = (self.client_id, self.client_host, self.rack_id, self.rebalance_timeout_ms)
         return *client, self.names, self.pattern, self.matched, self.assignor, self.has_paused
 
-    def hear(self, beat: Beat, matched: frozenset[str], now_ms: int) -> bool:
-        """Take over what a heartbeat says; whether the subscription is another one now."""
+    def update(self, beat: Heartbeat, matched: frozenset[str], now_ms: int) -> bool:
+        """Apply a heartbeat's fields; whether its subscription or assignor changed."""
         before = (self.topics, self.assignor)
         self.client_id, self.client_host = beat.client_id, beat.client_host
         self.last_seen_ms = now_ms
@@ -232,26 +232,27 @@ def reconcile(
     owned: Partitions | None,
     is_free: Callable[[PartitionKey], bool],
 ) -> Standing:
-    """The next standing towards `target`; `owned` is what the member says it has, if it did.
+    """The next standing on the way to `target`.
 
-    `is_free` says of a partition that the member does not hold whether nobody else does.
+    `owned` are the partitions that the heartbeat reports, None if it reports none; `is_free` says
+    whether no other member holds a partition.
 
-    A member first gives up what is not its own any more, and says so; then it gets what is its own
-    now, as far as nobody else still holds it (KIP-848, "Member state machine"). While it gives up
-    it keeps its epoch; that it did is believed only from a heartbeat with the current epoch that
-    came after it was asked to, so no late or repeated one of an earlier epoch can free a partition
-    that is in use. Kafka also believes a member that never reported a partition; that would save a
-    heartbeat when assignments follow each other quickly.
+    A member first revokes what is not in its target and reports that; then it gets what its target
+    adds, as far as no other member holds it (KIP-848, "Member state machine"). While it revokes it
+    keeps its epoch. A report counts only in a heartbeat of the current epoch, after the member was
+    asked to revoke, so that a late or repeated heartbeat cannot free a partition in use. Kafka also
+    accepts that a member never reported a partition, which saves a heartbeat when assignments
+    follow each other quickly.
 
-    One gap is Kafka's too. A member that has not begun with what it was given, misses the answer
-    that takes it away and only then begins is fenced by its next heartbeat; until then its commits
-    are refused, for its epoch is over.
+    One gap is Kafka's too: a member has not begun to read a partition that it was given, misses the
+    answer that takes it away, and begins only then. Its next heartbeat is fenced; until then its
+    commits are refused because its epoch is over.
     """
     epoch = now.epoch
     if now.revoking:
         if owned is None or owned & now.revoking:
             return now
-        # On the way it counts epochs of its own, so that what was said before is known as old.
+        # Each step has its own epoch, so that heartbeats from before it are known to be old.
         epoch += 1
     elif epoch == target_epoch and not now.is_waiting:
         return now
@@ -270,6 +271,6 @@ def _moved(
     revoking: Partitions = NOTHING,
     is_waiting: bool = False,
 ) -> Standing:
-    # The epoch before is the last one that the member was told of.
+    # The previous epoch is the last one that was sent to the member.
     previous_epoch = now.previous_epoch if epoch == now.epoch else now.epoch
     return Standing(epoch, previous_epoch, assigned, revoking, is_waiting)

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from catchwater.broker.coordination.consumer.group import ConsumerGroup, GroupState, TopicsSeen
+from catchwater.broker.coordination.consumer.group import ConsumerGroup, GroupState, TopicLookup
 from catchwater.broker.coordination.consumer.member import (
     JOINS,
     LEAVES,
     PAUSES,
-    Beat,
-    Beaten,
     ConsumerLimits,
+    Heartbeat,
+    HeartbeatReply,
 )
 from catchwater.wire.errors import ErrorCode
 
@@ -28,16 +28,18 @@ class Life:
         self.topics: dict[str, tuple[bytes, int]] = {"t": (T, 4)}
         self.now_ms = NOW
 
-    def beat(self, member: str, epoch: int, owned: Any = None, **more: Any) -> Beaten:
+    def beat(self, member: str, epoch: int, owned: Any = None, **more: Any) -> HeartbeatReply:
         if epoch == JOINS:
             more = {"rebalance_timeout_ms": 5_000, "names": frozenset({"t"})} | more
             owned = ()
         held = None if owned is None else frozenset(owned)
-        topics = TopicsSeen(
+        topics = TopicLookup(
             self.topics.get,
             lambda pattern: frozenset(n for n in self.topics if n.startswith(pattern)),
         )
-        return self.group.heartbeat(Beat(member, epoch, owned=held, **more), topics, self.now_ms)
+        return self.group.heartbeat(
+            Heartbeat(member, epoch, owned=held, **more), topics, self.now_ms
+        )
 
     def join(self, member: str, **more: Any) -> int:
         beaten = self.beat(member, JOINS, **more)
