@@ -133,7 +133,7 @@ class _Claim:
 
 
 class HeldGroups:
-    """The claimed groups; calls `load` for every group claimed and `drop` for every one given up."""
+    """The claimed groups; calls `load` for each group claimed and `drop` for each given up."""
 
     def __init__(
         self,

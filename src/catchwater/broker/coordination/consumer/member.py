@@ -111,7 +111,7 @@ class MemberSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GroupSnapshot(msgspec.Struct, frozen=True, tag="consumer"):
-    """A group as it is stored in the catalog, without members; the row's generation is its epoch."""
+    """A group as stored in the catalog, without members; the row's generation is its epoch."""
 
     assignment_epoch: int
     assignor: str
