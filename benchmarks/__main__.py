@@ -8,6 +8,7 @@ import sys
 
 NAMES = (
     "produce",
+    "latency",
     "records",
     "replay",
     "replay_live",
