@@ -37,7 +37,7 @@ _BEFORE_CRC, _COVERED_BY_CRC = Struct(">qiibI"), Struct(">hiqqqhii")
 _PATCHED_HEAD = Struct(">qii")
 _CRC, _ATTRIBUTES, _TIMESTAMP = Struct(">I"), Struct(">h"), Struct(">q")
 _MAGIC_AT, _CRC_AT, _ATTRIBUTES_AT, _MAX_TIMESTAMP_AT = 16, 17, 21, 35
-_CRC_COVERS_FROM = 21
+CRC_COVERS_FROM = 21
 _KEEP, _RELEASE, _QUICK_BYTES = 0, 1, 1 << 20
 
 # For loops that look at every batch of a buffer, and at no more than this. Methods, not structs:
@@ -47,6 +47,10 @@ read_offset, put_offset = _OFFSET.unpack_from, _OFFSET.pack_into
 put_leader_epoch, LEADER_EPOCH_AT = _LEADER_EPOCH.pack_into, 12
 read_extent = Struct(">8xi11xi").unpack_from
 """The length and the last offset delta."""
+read_fields = _HEADER.unpack_from
+"""What `BatchHeader` names, in its order, but for the length in place of the size."""
+put_head = _PATCHED_HEAD.pack_into
+"""Base offset, length and leader epoch, which all lie before the bytes that the CRC covers."""
 LENGTH_FIELD_END = 12
 """The length counts from behind itself; `BatchHeader.size_bytes` counts the whole batch."""
 
@@ -179,7 +183,7 @@ def check_crc(view: memoryview, header: BatchHeader) -> None:
     """
     # Beside other threads it takes longer to get the interpreter back than to sum up 1 MiB.
     release = _RELEASE if header.size_bytes > _QUICK_BYTES else _KEEP
-    actual = crc32c(view[_CRC_COVERS_FROM : header.size_bytes], gil_release_mode=release)
+    actual = crc32c(view[CRC_COVERS_FROM : header.size_bytes], gil_release_mode=release)
     if actual != header.crc:
         raise BatchError(
             ErrorCode.CORRUPT_MESSAGE,
@@ -273,7 +277,7 @@ def stamp(view: memoryview, header: BatchHeader, append_ms: int) -> BatchHeader:
     attributes = header.attributes | _LOG_APPEND_TIME_BIT
     _ATTRIBUTES.pack_into(view, _ATTRIBUTES_AT, attributes)
     _TIMESTAMP.pack_into(view, _MAX_TIMESTAMP_AT, append_ms)
-    crc = crc32c(view[_CRC_COVERS_FROM : header.size_bytes])
+    crc = crc32c(view[CRC_COVERS_FROM : header.size_bytes])
     _CRC.pack_into(view, _CRC_AT, crc)
     return header._replace(attributes=attributes, max_timestamp=append_ms, crc=crc)
 

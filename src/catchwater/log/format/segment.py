@@ -14,6 +14,7 @@ Relies on `wire.batch` for batch headers. Does not know the catalog, which says 
 
 import struct
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,9 +22,17 @@ from typing import Any, NamedTuple
 from crc32c import crc32c
 
 from catchwater.config import CatchwaterError
-from catchwater.log.format.batches import DamagedObject, StoredBatch, heads_crc, place, walk
+from catchwater.log.format.batches import LEADER_EPOCH, DamagedObject, StoredBatch, walk
 from catchwater.objects.base import Buffer, ObjectStore
-from catchwater.wire.batch import BatchHeader
+from catchwater.wire.batch import (
+    CRC_COVERS_FROM,
+    LENGTH_FIELD_END,
+    MAGIC,
+    BatchHeader,
+    put_head,
+    read_fields,
+)
+from catchwater.wire.batch import HEADER_BYTES as BATCH_HEADER_BYTES
 
 VERSION = 2
 INDEX_STRIDE_BYTES = 64 * 1024
@@ -100,10 +109,11 @@ class Footer:
 
 
 class SegmentWriter:
-    """Gathers the runs of one segment, in offset order; at least one.
+    """Gathers the batches of one segment, in offset order; at least one.
 
-    Without `cleaned_from` batches follow each other without a hole; with it they may leave out
-    offsets from there on, and come one by one through `put`.
+    Without `cleaned_from` batches follow each other without a hole, and come a run at a time
+    through `add`; with it they may leave out offsets from there on, and come one by one through
+    `put`.
     """
 
     def __init__(
@@ -111,9 +121,14 @@ class SegmentWriter:
     ) -> None:
         self._place = (topic_id, topic, partition)
         self._is_cleaned = cleaned_from is not None
+        self._stride = CLEANED_STRIDE_BYTES if self._is_cleaned else INDEX_STRIDE_BYTES
         self._parts: list[Buffer] = [_HEADER.pack(_MAGIC, VERSION, 0)]
         self._position = HEADER_BYTES
         self._index: list[IndexEntry] = []
+        # The entry that is not in the index yet begins at (offset, position), and these batches are
+        # its own: base offset, first and newest timestamp, records.
+        self._entry_at = (cleaned_from or 0, HEADER_BYTES)
+        self._noted: list[tuple[int, int, int, int]] = []
         self._first_offset = self._next_offset = cleaned_from or 0
         self._batches = self._records = 0
         self._min_timestamp = self._max_timestamp = -1
@@ -123,44 +138,85 @@ class SegmentWriter:
         """The offset behind the last batch."""
         return self._next_offset
 
-    def add(self, data: bytearray, base_offset: int, batches: Iterable[StoredBatch]) -> None:
-        """Add the batches that lie side by side in `data`, and write their offsets into it.
+    def add(
+        self,
+        data: bytearray | memoryview,
+        base_offset: int,
+        last_offset: int,
+        *,
+        key: str,
+        position: int,
+        placed: bool,
+    ) -> None:
+        """Add the batches of a run: verify each as `walk` does, and write its offset into `data`.
 
-        `batches` are the same batches as `walk` gives them; what it raises, this raises.
+        The arguments are those of `walk`. Raises `DamagedObject`; the segment is spoilt then.
         """
         assert not self._is_cleaned, "where offsets are missing they cannot be counted"
-        if self._batches == 0:
+        if not self._noted:
             self._first_offset = self._next_offset = base_offset
-        for batch in batches:
-            assert batch.header.base_offset == self._next_offset, "offsets are consecutive"
-            self._note(batch.header)
-        self._parts.append(place(data, base_offset).data)
+            self._entry_at = (base_offset, HEADER_BYTES)
+        assert base_offset == self._next_offset, "offsets are consecutive"
+        view, at, end, offset = memoryview(data), 0, len(data), base_offset
+        note, before = self._noted.append, self._position
+        entry_ends_at = self._entry_at[1] + self._stride - before
+        # All that is packed comes through this loop, small batches by the million. So it is one
+        # pass, without a call or an object of ours for each; what is wrong only ends it.
+        while at + BATCH_HEADER_BYTES <= end:
+            (base, length, leader_epoch, magic, crc, _, last_offset_delta, first_ms, newest_ms,
+             _, _, _, records) = read_fields(view, at)  # fmt: skip
+            behind = at + length + LENGTH_FIELD_END
+            if magic != MAGIC or not at + BATCH_HEADER_BYTES <= behind <= end:
+                break
+            if crc32c(view[at + CRC_COVERS_FROM : behind]) != crc:
+                break
+            if not placed:
+                put_head(view, at, offset, length, LEADER_EPOCH)
+            elif base != offset or leader_epoch != LEADER_EPOCH:
+                break
+            if at >= entry_ends_at:
+                self._end_entry(offset, before + at)
+                entry_ends_at = at + self._stride
+            note((offset, first_ms, newest_ms, records))
+            offset += last_offset_delta + 1
+            at = behind
+        if at < end or offset != last_offset + 1:
+            # `walk` has the same rules, and says what is wrong.
+            found = walk(view, base_offset, last_offset, key=key, position=position, placed=placed)
+            deque(found, maxlen=0)
+            raise AssertionError(f"`walk` finds nothing wrong with {key} at byte {position}")
+        self._next_offset = offset
+        self._position += end
+        self._parts.append(view)
 
     def put(self, header: BatchHeader, data: Buffer) -> None:
         """Add one batch that carries its final offset."""
         assert self._is_cleaned and header.base_offset >= self._next_offset, "offsets ascend"
-        self._note(header)
+        if self._position - self._entry_at[1] >= self._stride:
+            self._end_entry(self._next_offset, self._position)
+        self._noted.append(
+            (header.base_offset, header.base_timestamp, header.max_timestamp, header.record_count)
+        )
+        self._next_offset = header.last_offset + 1
+        self._position += header.size_bytes
         self._parts.append(data)
 
-    def _note(self, header: BatchHeader) -> None:
-        index, newest = self._index, header.max_timestamp
-        stride = CLEANED_STRIDE_BYTES if self._is_cleaned else INDEX_STRIDE_BYTES
-        if not index or self._position - index[-1].position >= stride:
-            index.append(IndexEntry(self._next_offset, self._position, newest))
-        last = index[-1]
-        crc = heads_crc(header.base_offset, last.heads_crc)
-        newest_here = max(newest, last.max_timestamp)
-        index[-1] = IndexEntry(last.base_offset, last.position, newest_here, crc)
-        if self._batches == 0 or header.base_timestamp < self._min_timestamp:
-            self._min_timestamp = header.base_timestamp
-        self._max_timestamp = max(self._max_timestamp, newest)
-        self._next_offset = header.last_offset + 1
-        self._batches += 1
-        self._records += header.record_count
-        self._position += header.size_bytes
+    def _end_entry(self, offset: int, position: int) -> None:
+        """Put the entry of the batches noted into the index; another one begins here."""
+        bases, firsts_ms, newest_ms, records = zip(*self._noted, strict=True)
+        crc = crc32c(struct.pack(f">{len(bases)}q", *bases))
+        self._index.append(IndexEntry(*self._entry_at, max(newest_ms), crc))
+        oldest_ms = min(firsts_ms)
+        self._min_timestamp = min(self._min_timestamp, oldest_ms) if self._batches else oldest_ms
+        self._max_timestamp = max(self._max_timestamp, *newest_ms)
+        self._batches += len(bases)
+        self._records += sum(records)
+        self._noted.clear()
+        self._entry_at = (offset, position)
 
     def finish(self, aborted: Iterable[AbortedTxn] = ()) -> tuple[list[Buffer], Footer]:
         """The segment as parts to be written one after the other, and its footer."""
+        self._end_entry(self._next_offset, self._position)
         topic_id, topic, partition = self._place
         footer = Footer(
             topic_id=topic_id,

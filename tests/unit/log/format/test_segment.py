@@ -1,5 +1,7 @@
 """Segments: what was written is read back, and damage anywhere is noticed and named."""
 
+import hashlib
+import re
 import struct
 from collections.abc import Callable
 from itertools import pairwise
@@ -49,8 +51,7 @@ def segment(batches: list[bytes], base_offset: int = 0, topic: str = "payments")
         if run:
             count = sum(header.record_count for header, _ in split(memoryview(data)))
             last = base_offset + count - 1
-            walked = walk(data, base_offset, last, key="wal/1", position=0, placed=False)
-            writer.add(data, base_offset, walked)
+            writer.add(data, base_offset, last, key="wal/1", position=0, placed=False)
             base_offset += count
     return b"".join(writer.finish()[0])
 
@@ -166,9 +167,49 @@ def test_nothing_at_all_is_no_segment() -> None:
 def test_writing_copies_no_records(make_batch: MakeBatch) -> None:
     data = bytearray(make_batch([b"x" * 100]) * 10)
     writer = SegmentWriter(TOPIC, "t", 0)
-    writer.add(data, 0, walk(data, 0, 9, key="wal/1", position=0, placed=False))
+    writer.add(data, 0, 9, key="wal/1", position=0, placed=False)
     parts, _ = writer.finish()
     assert [part.obj is data for part in parts if isinstance(part, memoryview)] == [True]
+
+
+def test_segments_are_the_bytes_that_earlier_releases_wrote(make_batch: MakeBatch) -> None:
+    batches = [
+        make_batch([b"x" * 1000] * (1 + i % 3), [i * 7 % 50 + j for j in range(1 + i % 3)])
+        for i in range(400)
+    ]
+    offsets = [7, 8, 20, 21, 500, *range(1000, 1100, 3)]
+    written = [segment(batches, base_offset=1000), cleaned(make_batch, offsets, first=2)]
+    assert [hashlib.sha256(each).hexdigest() for each in written] == [
+        "f2539e9e599323664232f38ab4be8756f85de4e2a502d306175f19dab2b33eba",
+        "bc1ce549f5628ee0dd4b055d23661432bd4a2ed507d46048a82428f444862e49",
+    ]
+
+
+@pytest.mark.parametrize("placed", [False, True], ids=["chunk", "segment"])
+def test_what_is_added_is_verified_as_readers_verify_it(
+    make_batch: MakeBatch, placed: bool
+) -> None:
+    """In every changed byte, in a run that is cut short, and in one of other offsets."""
+    whole = bytearray(make_batch([b"abc", b"def"], [5, 6]) + make_batch([b"g"]))
+    place(whole, 7)
+    runs = [(whole[:cut], 7, 9) for cut in range(len(whole) + 1)]
+    runs += [(whole, 7, 8), (whole, 7, 10), (whole, 8, 10)]
+    for at in range(len(whole)):
+        changed = bytearray(whole)
+        changed[at] ^= 0x81
+        runs.append((changed, 7, 9))
+    refused = 0
+    for data, first, last in runs:
+        told = {"key": "wal/1", "position": 100, "placed": placed}
+        try:
+            list(walk(data, first, last, **told))
+        except DamagedObject as damage:
+            refused += 1
+            with pytest.raises(DamagedObject, match=re.escape(str(damage))):
+                SegmentWriter(TOPIC, "t", 0).add(data, first, last, **told)
+        else:
+            SegmentWriter(TOPIC, "t", 0).add(data, first, last, **told)
+    assert refused >= len(runs) - 2 * (8 + 4) - 2, "base offsets and epochs of a chunk may differ"
 
 
 def test_the_format_page_has_the_sizes_of_the_code() -> None:
@@ -191,7 +232,7 @@ def test_aborted_transactions_are_told_by_the_segment_that_has_their_records_or_
 ) -> None:
     writer = SegmentWriter(TOPIC, "t", 0)
     data = bytearray(make_batch([b"x"] * 3))
-    writer.add(data, 5, walk(data, 5, 7, key="wal/1", position=0, placed=False))
+    writer.add(data, 5, 7, key="wal/1", position=0, placed=False)
     aborted = (AbortedTxn(7, 2, 6), AbortedTxn(2**40, 5, 7))
     footer, _ = opened(b"".join(writer.finish(aborted)[0]))
     assert footer.aborted == aborted
