@@ -97,7 +97,7 @@ def write_changes(changes: Changes, db: Db) -> None:
     with db.in_one_trip():
         db.many("payload_insert", changes.payloads)
         db.many("object_upsert", changes.objects)
-        db.many("run_insert", changes.runs)
+        db.add_runs(changes.runs)
         db.many("partition_upsert", changes.partitions)
         db.many(
             "producer_upsert",

@@ -1,4 +1,4 @@
-"""One transaction on a database, the statements it runs, and SQLite's version of it.
+"""One transaction on a database, and the statements it runs.
 
 Statements are called by their names in `queries.sql`, which both databases share; `postgres.sql`
 has a second version of those that PostgreSQL needs otherwise (locks, many rows at once). Both files
@@ -9,14 +9,12 @@ and ends the transaction.
 """
 
 import re
-import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from importlib.resources import files
 from typing import Any, Literal, Protocol
 
-from catchwater.catalog.rows import Notice
-from catchwater.clock import SYSTEM, Clock
+from catchwater.catalog.rows import Notice, RunRow
 
 Rows = list[tuple[Any, ...]]
 
@@ -74,6 +72,10 @@ class Db(Protocol):
         """Run a statement that returns nothing with each of the rows, in order."""
         ...
 
+    def add_runs(self, runs: Sequence[RunRow]) -> None:
+        """As `run_insert` with each of the runs; those of a partition together, in offset order."""
+        ...
+
     def in_one_trip(self) -> AbstractContextManager[object]:
         """What `many` writes inside it is sent at once; its failures come at the end."""
         ...
@@ -85,41 +87,3 @@ class Db(Protocol):
     def notify(self, notice: Notice) -> None:
         """Send a notice to all brokers, once the transaction is committed."""
         ...
-
-
-class SqliteDb:
-    """A `Db` over one SQLite connection."""
-
-    def __init__(
-        self,
-        connection: sqlite3.Connection,
-        clock: Clock = SYSTEM,
-        notify: Callable[[Notice], None] = lambda notice: None,
-    ) -> None:
-        """Without `notify`, notices are dropped: an embedded catalog has no listeners."""
-        self.connection = connection
-        self._clock = clock
-        self._notify = notify
-
-    def query(self, statement: str, *parameters: object) -> Rows:
-        return self.connection.execute(_SHARED[statement], parameters).fetchall()
-
-    def each(self, statement: str, keys: Sequence[Sequence[object]]) -> Rows:
-        text = _SHARED[statement]
-        return [row for key in keys for row in self.connection.execute(text, tuple(key))]
-
-    def batch(self, *queries: tuple[str, Sequence[Sequence[object]]]) -> list[Rows]:
-        return [self.each(statement, keys) for statement, keys in queries]
-
-    def many(self, statement: str, rows: Sequence[Sequence[object]]) -> None:
-        if rows:
-            self.connection.executemany(_SHARED[statement], rows)
-
-    def in_one_trip(self) -> AbstractContextManager[object]:
-        return nullcontext()  # there are no round trips to save
-
-    def now_ms(self) -> int:
-        return self._clock.now_ms()
-
-    def notify(self, notice: Notice) -> None:
-        self._notify(notice)

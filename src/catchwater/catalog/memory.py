@@ -12,9 +12,10 @@ from functools import partial
 from threading import RLock
 from typing import TypeVar
 
-from catchwater.catalog.db import STATEMENTS, Db, SqliteDb, migrations
+from catchwater.catalog.db import STATEMENTS, Db, migrations
 from catchwater.catalog.rows import Notice
 from catchwater.catalog.shared import SharedCatalog
+from catchwater.catalog.sqlite import SqliteDb
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 

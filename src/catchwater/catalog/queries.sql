@@ -306,6 +306,12 @@ FROM object JOIN run ON run.object_id = object.id
 WHERE object.key = ?
 ORDER BY byte_offset, topic_id, partition;
 
+-- run_append --
+-- A run whose object's number and reach are known.
+INSERT INTO run (topic_id, partition, base_offset, last_offset, object_id, byte_offset, byte_size,
+                 max_timestamp, record_count, reach_timestamp)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
 -- run_insert --
 WITH new (topic_id, partition, base_offset, last_offset, object, byte_offset, byte_size,
           max_timestamp, record_count) AS (VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?))
@@ -420,6 +426,9 @@ SELECT key, kind, state, size_bytes, created_ms FROM object WHERE kind = 'chunk'
 
 -- object_forget --
 DELETE FROM object WHERE key = ? AND state = 'deleting';
+
+-- object_id --
+SELECT id FROM object WHERE key = ?;
 
 -- object_known --
 SELECT key FROM object WHERE key = ?;

@@ -27,7 +27,7 @@ import msgspec
 
 from catchwater.catalog.db import STATEMENTS, Rows
 from catchwater.catalog.errors import CatalogUnavailable
-from catchwater.catalog.rows import Notice
+from catchwater.catalog.rows import Notice, RunRow
 from catchwater.clock import Clock
 from catchwater.config import ConfigError
 
@@ -118,6 +118,9 @@ class PostgresDb:
             self._send(texts)
         else:
             self._held += texts
+
+    def add_runs(self, runs: Sequence[RunRow]) -> None:
+        self.many("run_insert", runs)
 
     @contextmanager
     def in_one_trip(self) -> Iterator[None]:

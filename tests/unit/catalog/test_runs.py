@@ -71,3 +71,14 @@ def test_a_timestamp_is_found_as_by_walking(steps: list[tuple[object, ...]]) -> 
         assert catalog.runs(KEY, 0) == runs
         assert catalog.partitions([KEY])[0].bytes == sum(run.byte_size for run in runs)
     database.close()
+
+
+def test_a_timestamp_is_found_among_runs_that_came_before_those_in_front_of_them() -> None:
+    """An epoch of a sink is in the catalog at once; the chunks around it are written together."""
+    catalog = MemoryCatalog(MemoryDatabase(ManualClock(), call_now))
+    catalog.create_topic(Topic(T1, "t", 1)).result()
+    for runs in ([run_at(10, 10, 9)], [run_at(5, 9, 6), run_at(11, 20, 7)]):
+        change = Changes(runs, objects=[OBJECT])
+        catalog.transact(Scope(), lambda seen, change=change: (change, None)).result()
+    found = [catalog.run_for_timestamp(KEY, timestamp) for timestamp in (6, 7, 9, 10)]
+    assert [run and run.base_offset for run in found] == [5, 10, 10, None]

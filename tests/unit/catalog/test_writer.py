@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from catchwater.catalog.db import STATEMENTS, Db, SqliteDb, migrations
+from catchwater.catalog.db import STATEMENTS, Db, migrations
 from catchwater.catalog.errors import CatalogDead, CatalogFull, CatalogUnavailable
 from catchwater.catalog.rows import (
     Changes,
@@ -16,7 +16,7 @@ from catchwater.catalog.rows import (
     PartitionRow,
     RunRow,
 )
-from catchwater.catalog.writer import Writer
+from catchwater.catalog.sqlite import SqliteDb, Writer
 
 T1 = b"1" * 16
 KEY = (T1, 0)
@@ -161,7 +161,7 @@ def test_a_defect_while_chunks_are_written_is_told_to_all(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("catchwater.catalog.writer.write_changes", broken)
+    monkeypatch.setattr("catchwater.catalog.sqlite.write_changes", broken)
     writer.apply(1, chunk(0))
     with pytest.raises(CatalogDead):
         writer.commit(lambda _: None).result(60)
