@@ -52,21 +52,22 @@ class Server:
         if not self.is_open:
             return
         assert self.broker is not None
-        _, later = start(self.broker, self._frame(data), "10.0.0.1")
+        later = start(self.broker, self._frame(data), "10.0.0.1")
 
-        def reply(done: asyncio.Future[Any]) -> None:
-            if done.cancelled() or self.node.is_cut:
+        def reply() -> None:
+            if self.node.is_cut:
                 return
-            error = done.exception()
-            if isinstance(error, CatchwaterError):
+            try:
+                sent = b"".join(later.encode())
+            except (CatchwaterError, asyncio.CancelledError):
                 return  # the server closes the connection
-            if error is not None:
-                raise error
-            sent = b"".join(later.encode(done.result()))
             if back_s is not None:
                 self.loop.call_later(back_s, _answer, answer, sent, context=Context())
 
-        later.future.add_done_callback(reply)
+        # In a turn of its own, as the server replies.
+        later.when_done = lambda: self.loop.call_soon(reply)
+        if later.is_done:
+            later.when_done()
 
     def _frame(self, data: bytes) -> Frame:
         buffer = FrameBuffer(100_000_000, self._arenas)

@@ -38,8 +38,8 @@ from catchwater.log.log import Log
 from catchwater.log.write.txn import TxnRefused
 from catchwater.objects.base import Buffer
 from catchwater.wire.errors import ErrorCode
+from catchwater.wire.fields import RequestHeader
 from catchwater.wire.frames import Frame
-from catchwater.wire.messages import RequestHeader
 
 T = TypeVar("T")
 
@@ -170,11 +170,76 @@ Cold = Callable[[Broker, Call, Any], Awaitable[Any]]
 Encode = Callable[[int, int, Any], Sequence[Buffer]]
 
 
-class Later(NamedTuple):
-    """A reply to come: `encode` makes its bytes from the future's result, [] for no reply."""
+class Later:
+    """A reply to come: the one object that goes with a request, from its handler to the socket.
 
-    future: asyncio.Future[Any]
-    encode: Callable[[Any], Sequence[Buffer]]
+    Whoever completes it sets `is_done` and calls `when_done`, both once and on the event loop. It
+    is cancelled where nobody waits for it any more; what the request asks for is done even so.
+    """
+
+    __slots__ = ("api", "is_done", "size_bytes", "started_s", "when_done")
+
+    api: "Api"
+    size_bytes: int
+    """Of the request; this, its API and when it was started are the server's notes."""
+    started_s: float
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self.when_done: Callable[[], object] = _nobody_waits
+
+    def encode(self) -> Sequence[Buffer]:
+        """The reply's bytes, none for no reply. Raises what answering the request raised."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        self.when_done = _nobody_waits
+
+
+class LaterOf(Later):
+    """The reply that a future brings: `encode` makes its bytes from the result."""
+
+    __slots__ = ("_encode", "_future")
+
+    def __init__(
+        self, future: asyncio.Future[Any], encode: Callable[[Any], Sequence[Buffer]]
+    ) -> None:
+        super().__init__()
+        self._future = future
+        self._encode = encode
+        self.is_done = future.done()
+        if not self.is_done:
+            future.add_done_callback(self._complete)
+
+    def _complete(self, _: asyncio.Future[Any]) -> None:
+        self.is_done = True
+        self.when_done()
+
+    def encode(self) -> Sequence[Buffer]:
+        return self._encode(self._future.result())
+
+    def cancel(self) -> None:
+        super().cancel()
+        self._future.cancel()
+
+
+class Encoded(Later):
+    """A reply that is there at once."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[Buffer]) -> None:
+        self.is_done = True
+        self.when_done = _nobody_waits
+        self._parts = parts
+
+    def encode(self) -> Sequence[Buffer]:
+        return self._parts
+
+
+def _nobody_waits() -> None:
+    pass
 
 
 Hot = Callable[[Broker, Call], Later]

@@ -152,7 +152,7 @@ class Share:
         """Whether no more than `SMALL_FRAME_BYTES` are to be received at once."""
         return self._all.is_pressed and self.large_bytes <= SMALL_FRAME_BYTES
 
-    def may_start(self, *, in_flight: int, is_fetch: bool, follows_produce: bool) -> bool:
+    def may_start(self, in_flight: int, is_fetch: bool, follows_produce: bool) -> bool:
         """Whether the next request may be started; `follows_produce`: a Produce after another."""
         if self.unsent_bytes:
             return False

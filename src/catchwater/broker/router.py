@@ -22,7 +22,7 @@ from uuid import UUID
 
 from catchwater.broker import api as handlers
 from catchwater.broker.api import k18_api_versions
-from catchwater.broker.broker import Api, Broker, Call, Cold, Fields, Later
+from catchwater.broker.broker import Api, Broker, Call, Cold, Encoded, Fields, Later, LaterOf
 from catchwater.broker.gate import (
     DENIED,
     THE_CLUSTER,
@@ -36,10 +36,9 @@ from catchwater.broker.gate import (
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import Buffer
 from catchwater.wire.errors import ErrorCode
+from catchwater.wire.fields import RequestHeader, decode_header
 from catchwater.wire.frames import Frame
 from catchwater.wire.messages import (
-    RequestHeader,
-    decode_header,
     decode_request,
     encode_reply,
     reply_type,
@@ -64,7 +63,7 @@ class NotServed(CatchwaterError):
     """A request of an API or version that is not in the table."""
 
 
-def start(broker: Broker, frame: Frame, client_host: str) -> tuple[Api, Later]:
+def start(broker: Broker, frame: Frame, client_host: str) -> Later:
     """Begin to answer a request. If anything is raised, the frame is still the caller's.
 
     Raises `MalformedMessage` for bytes that are no request, `NotServed`.
@@ -75,29 +74,36 @@ def start(broker: Broker, frame: Frame, client_host: str) -> tuple[Api, Later]:
         if api is not k18_api_versions.API:
             raise NotServed(f"API {header.api_key} v{header.api_version} is not served here.")
         frame.release()
-        return api, _done(_encode(api, header, 0, k18_api_versions.unsupported(broker)))
-    gate = None if type(broker.gate) is AllowAll else broker.gate
-    call = Call(header, client_host, frame, gate=gate)
-    if api.start is not None:
-        return api, api.start(broker, call)
-    if len(frame.data) > LARGE_REQUEST_BYTES:
-        return api, Later(asyncio.ensure_future(_answer_large(broker, api, call)), _as_it_is)
-    request = decode_request(header, frame.data)
-    frame.release()
-    return api, Later(asyncio.ensure_future(_answer(broker, api, call, request)), _as_it_is)
+        later: Later = Encoded(_encode(api, header, 0, k18_api_versions.unsupported(broker)))
+    else:
+        gate = None if type(broker.gate) is AllowAll else broker.gate
+        call = Call(header, client_host, frame, gate=gate)
+        later = (api.start or _start_cold)(broker, call)
+    later.api = api
+    return later
 
 
-async def _answer_large(broker: Broker, api: Api, call: Call) -> Sequence[Buffer]:
+def _start_cold(broker: Broker, call: Call) -> Later:
+    """Begin to answer a request whose handler is a coroutine from message to fields."""
+    if len(call.frame.data) > LARGE_REQUEST_BYTES:
+        return LaterOf(asyncio.ensure_future(_answer_large(broker, call)), _as_it_is)
+    request = decode_request(call.header, call.frame.data)
+    call.frame.release()
+    return LaterOf(asyncio.ensure_future(_answer(broker, call, request)), _as_it_is)
+
+
+async def _answer_large(broker: Broker, call: Call) -> Sequence[Buffer]:
     """Answer a request that a thread decodes, for to do it here would hold up everybody else."""
     try:
         request = await asyncio.to_thread(decode_request, call.header, call.frame.data)
     finally:
         call.frame.release()
-    return await _answer(broker, api, call, request)
+    return await _answer(broker, call, request)
 
 
-async def _answer(broker: Broker, api: Api, call: Call, request: Any) -> Sequence[Buffer]:
+async def _answer(broker: Broker, call: Call, request: Any) -> Sequence[Buffer]:
     """The reply's bytes; a thread encodes a large one."""
+    api = APIS[call.header.api_key]
     assert api.handle is not None
     if call.gate is None:
         fields = await api.handle(broker, call, request)
@@ -188,12 +194,6 @@ def _encode(api: Api, header: RequestHeader, version: int, fields: Any) -> Seque
 
 def _as_it_is(encoded: Sequence[Buffer]) -> Sequence[Buffer]:
     return encoded
-
-
-def _done(encoded: Sequence[Buffer]) -> Later:
-    future: asyncio.Future[Sequence[Buffer]] = asyncio.get_running_loop().create_future()
-    future.set_result(encoded)
-    return Later(future, _as_it_is)
 
 
 def _is_large(fields: Mapping[str, Any] | tuple[Any, ...]) -> bool:

@@ -20,14 +20,15 @@ import asyncio
 import logging
 import os
 import socket
+from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Sequence
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import cast
 
 from catchwater.broker import pressure, router
-from catchwater.broker.broker import Api, Broker, Later
+from catchwater.broker.broker import Broker, Later
 from catchwater.broker.door import Door
+from catchwater.broker.metrics import SECONDS
 from catchwater.broker.pressure import (
     DISPLACED,
     SHED,
@@ -49,18 +50,11 @@ DRAIN_S = 10.0
 
 _PIECE_BYTES = 64 * 1024
 _MOST_BUFFERS = 1024  # of one writev call (IOV_MAX)
-_PRODUCE, _FETCH = b"\x00\x00", b"\x00\x01"
+_JOINED_BYTES = 64 * 1024
+"""Replies that together have no more are copied into one buffer: a kernel takes that sooner."""
+_PRODUCE, _FETCH = 0, 1
 
 _log = logging.getLogger("catchwater.broker")
-
-
-class Slot(NamedTuple):
-    """A request whose reply has not left yet; slots leave in the order they came."""
-
-    api: Api
-    later: Later
-    size_bytes: int
-    started_s: float
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -80,7 +74,8 @@ class Connection(asyncio.BufferedProtocol):
         self._is_reading = True
         self._kernel_is_full = False
         self._waiting: deque[Frame] = deque()
-        self._in_flight: deque[Slot] = deque()
+        self._in_flight: deque[Later] = deque()
+        """Requests whose replies have not left yet; they leave in the order they came."""
         self._unsent: deque[memoryview] = deque()
         self.host = ""
 
@@ -110,18 +105,15 @@ class Connection(asyncio.BufferedProtocol):
         share, now_s = self.share, self._broker.clock.monotonic_s()
         if frames:
             share.last_frame_s = now_s
-            share.hold(sum(len(frame.data) for frame in frames))
+            share.hold(sum([frame.size_bytes for frame in frames]))
             self._waiting.extend(frames)
-        unfinished_bytes, announced_bytes = (
-            self._frames.unfinished_bytes,
-            self._frames.announced_bytes,
-        )
+        unfinished_bytes, announced_bytes = self._frames.unfinished()
         if share.receive(unfinished_bytes, announced_bytes, is_another=bool(frames), now_s=now_s):
             self._server.make_room()
         if share.is_held_back:
             self._server.held_back[self] = None
         if frames or share.is_held_back:
-            self._advance()
+            self.advance()
 
     def pause_writing(self) -> None:
         self._kernel_is_full = True
@@ -129,7 +121,7 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._kernel_is_full = False
         self._send()
-        self._advance()
+        self.advance()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_open = False
@@ -139,16 +131,16 @@ class Connection(asyncio.BufferedProtocol):
         self._frames.close()
         for frame in self._waiting:
             frame.release()
-        for slot in self._in_flight:
-            slot.later.future.cancel()
+        for later in self._in_flight:
+            later.cancel()
         self._waiting.clear()
         self._in_flight.clear()
         self._unsent.clear()
 
     # --- requests ------------------------------------------------------------------------
 
-    def _advance(self) -> None:
-        """Start what may be started, and read on if there is room for more."""
+    def advance(self) -> None:
+        """Start what may be started, and read on if there is room for more and we do not drain."""
         while self._is_open and self._waiting and self._may_start(self._waiting[0]):
             self._start(self._waiting.popleft())
         if not self._is_open:
@@ -169,7 +161,7 @@ class Connection(asyncio.BufferedProtocol):
     def go_on(self) -> int:
         """Start and read what waited for others to have less; the bytes that are to come of it."""
         self.share.is_held_back = False
-        self._advance()
+        self.advance()
         return self.share.announced_bytes
 
     def late(self, now_s: float, idle_s: float) -> Refusal | None:
@@ -178,19 +170,18 @@ class Connection(asyncio.BufferedProtocol):
         return self.share.late(now_s, idle_s, is_read=self._is_reading, is_answered=is_answered)
 
     def _may_start(self, frame: Frame) -> bool:
-        in_flight, key = self._in_flight, frame.data[:2]
-        return self.share.may_start(
-            in_flight=len(in_flight),
-            is_fetch=key == _FETCH,
-            follows_produce=bool(in_flight) and key == _PRODUCE and in_flight[-1].api.key == 0,
-        )
+        in_flight, key = self._in_flight, frame.api_key
+        follows_produce = key == _PRODUCE and bool(in_flight) and in_flight[-1].api.key == _PRODUCE
+        return self.share.may_start(len(in_flight), key == _FETCH, follows_produce)
 
     def _start(self, frame: Frame) -> None:
-        size_bytes = len(frame.data)
         started_s = self._broker.clock.monotonic_s()
-        self._broker.metrics.request_queue_seconds.observe(started_s - self.share.last_frame_s)
+        queued_s = started_s - self.share.last_frame_s
+        queued = self._broker.metrics.request_queue_seconds
+        queued.counts[bisect_left(SECONDS, queued_s)] += 1
+        queued.sum_s += queued_s
         try:
-            api, later = router.start(self._broker, frame, self.host)
+            later = router.start(self._broker, frame, self.host)
         except Exception as error:  # noqa: BLE001 - whatever it is, only this connection ends
             self._fail(error)
             frame.release()
@@ -199,32 +190,38 @@ class Connection(asyncio.BufferedProtocol):
             self.share.is_new = False
             self._server.entrance.newcomers.drop(self)
             self._frames.max_frame_bytes = self._broker.config.socket_request_max_bytes
-        self._in_flight.append(Slot(api, later, size_bytes, started_s))
-        if later.future.done():
-            self._reply()
+        later.size_bytes, later.started_s = frame.size_bytes, started_s
+        self._in_flight.append(later)
+        if later.is_done:
+            self.reply()
         else:
-            later.future.add_done_callback(self._answer)
+            later.when_done = self._reply_soon
 
-    def _answer(self, _: asyncio.Future[Any]) -> None:
-        self._reply()
-        self._advance()
-        self._server.make_room()
+    def _reply_soon(self) -> None:
+        """Reply at the end of this turn of the event loop: a chunk answers many requests in one."""
+        self._server.reply_soon(self)
 
-    def _reply(self) -> None:
+    def reply(self) -> None:
         """Send the replies that are ready, up to the first that is not."""
+        in_flight, times_of = self._in_flight, self._server.request_seconds
         now_s = self._broker.clock.monotonic_s()
-        while self._is_open and self._in_flight and self._in_flight[0].later.future.done():
-            slot = self._in_flight.popleft()
-            self.share.hold(-slot.size_bytes)
-            parts: Sequence[Buffer] = ()
+        answered_bytes, parts = 0, []
+        while in_flight and in_flight[0].is_done and self._is_open:
+            later = in_flight.popleft()
+            answered_bytes += later.size_bytes
             try:
-                parts = slot.later.encode(slot.later.future.result())
+                reply = later.encode()
             except Exception as error:  # noqa: BLE001 - whatever it is, only this connection ends
                 self._fail(error)
-            if parts:
-                self._enqueue(prefixed(parts))
-            self._server.request_seconds[slot.api.key].observe(now_s - slot.started_s)
-        self._send()
+            else:
+                if reply:
+                    parts += prefixed(reply)
+            times, took_s = times_of[later.api.key], now_s - later.started_s
+            times.counts[bisect_left(SECONDS, took_s)] += 1
+            times.sum_s += took_s
+        self.share.hold(-answered_bytes)
+        if parts:
+            self._send_next(parts)
 
     @property
     def is_busy(self) -> bool:
@@ -238,11 +235,16 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- replies -------------------------------------------------------------------------
 
-    def _enqueue(self, parts: Sequence[Buffer]) -> None:
+    def _send_next(self, parts: list[Buffer]) -> None:
+        """Send these behind what waits already."""
+        size_bytes = sum(map(len, parts))
+        if size_bytes <= _JOINED_BYTES:
+            parts = [b"".join(parts)]
         if not self._unsent:
             self.share.last_sent_s = self._broker.clock.monotonic_s()
-        self._unsent.extend(memoryview(part) for part in parts)
-        self.share.count_unsent(sum(map(len, parts)))
+        self._unsent.extend(map(memoryview, parts))
+        self.share.count_unsent(size_bytes)
+        self._send()
 
     def _send(self) -> None:
         """Give the kernel what it takes; the transport waits for room with one small piece."""
@@ -302,10 +304,6 @@ class Connection(asyncio.BufferedProtocol):
         """Close when what was written has left."""
         self._transport.close()
 
-    def stop_or_go_on(self) -> None:
-        """Do as is right now: once the broker drains, take no further requests."""
-        self._advance()
-
 
 class Server:
     """The Kafka listener and its connections."""
@@ -327,12 +325,27 @@ class Server:
                 now_s,
             )
         )
+        self._answered: dict[Connection, None] = {}
+        """Those with replies to be sent at the end of this turn of the event loop."""
         self._connections: set[Connection] = set()
         self._door: Door | None = None
 
     def listen(self, bound: socket.socket) -> None:
         """Accept connections on a socket that listens."""
         self._door = Door(bound, lambda: Connection(self))
+
+    def reply_soon(self, connection: Connection) -> None:
+        """Have the connection reply, with all else that is answered in this turn of the loop."""
+        if not self._answered:
+            asyncio.get_running_loop().call_soon(self._reply)
+        self._answered[connection] = None
+
+    def _reply(self) -> None:
+        answered, self._answered = self._answered, {}
+        for connection in answered:
+            connection.reply()
+            connection.advance()
+        self.make_room()
 
     def make_room(self) -> None:
         """Give up the oldest large request if those unfinished have too much; use what is free."""
@@ -376,7 +389,7 @@ class Server:
             self._close_stalled(now_s)
             self.make_room()
             for connection in list(self._connections):
-                connection.stop_or_go_on()
+                connection.advance()
 
     def _close_late(self, now_s: float) -> None:
         idle_s = self.broker.config.connections_max_idle_ms / 1000
@@ -397,7 +410,7 @@ class Server:
         assert self._door is not None
         self._door.close()
         for connection in self._connections:
-            connection.stop_or_go_on()
+            connection.advance()
         deadline_s = self.broker.clock.monotonic_s() + DRAIN_S
         while any(connection.is_busy for connection in self._connections):
             if self.broker.clock.monotonic_s() > deadline_s:

@@ -32,7 +32,7 @@ from catchwater.wire.fields import (
 FETCH_VERSIONS = range(4, 19)
 FETCH = ApiVersion(1, 11)
 
-_FLEXIBLE_SINCE = 12  # lengths are compact and structs end with tagged fields (KIP-482)
+FLEXIBLE_SINCE = 12  # lengths are compact and structs end with tagged fields (KIP-482)
 _TOPIC_ID_SINCE = 13  # topics are named by their ids (KIP-516)
 _NO_SESSION = (0, -1)
 
@@ -115,11 +115,10 @@ _REPLICA_STATE_SINCE = 15
 _CONSUMER = -1
 
 
-def parse_fetch(frame: memoryview, version: int, at: int) -> FetchRequest:
-    """The Fetch request whose body begins at byte `at`. Raises `MalformedMessage`."""
+def parse_fetch(cursor: Cursor, version: int) -> FetchRequest:
+    """The Fetch request whose body begins here. Raises `MalformedMessage`."""
     assert version in FETCH_VERSIONS, version
-    flexible = version >= _FLEXIBLE_SINCE
-    cursor = Cursor(frame, at)
+    flexible = version >= FLEXIBLE_SINCE
     replica_id = cursor.number(I32) if version < _REPLICA_STATE_SINCE else _CONSUMER
     max_wait_ms, min_bytes, max_bytes, isolation_level = cursor.numbers(_FETCH_LIMITS)
     session_id, session_epoch = cursor.numbers(_FETCH_SESSION) if version >= 7 else _NO_SESSION
@@ -155,7 +154,7 @@ def encode_fetch_reply(
 ) -> list[Buffer]:
     """The reply to a Fetch request of this version; the records' buffers stand in it as given."""
     assert version in FETCH_VERSIONS, version
-    flexible = version >= _FLEXIBLE_SINCE
+    flexible = version >= FLEXIBLE_SINCE
     end = NO_TAGGED_FIELDS if flexible else b""
     parts: list[Buffer] = []
     # What is to be sent before the next records; it becomes one part.

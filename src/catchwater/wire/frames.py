@@ -20,7 +20,8 @@ from catchwater.wire.fields import Buffer
 
 ARENA_BYTES = 2 * 1024 * 1024
 
-_PREFIX = Struct(">i")
+_PREFIX, _PREFIX_AND_KEY = Struct(">i"), Struct(">ih")
+_NO_KEY = -1
 # With less than a 128th of an arena left, it is cheaper to begin the next frame in another.
 _LEAST_ROOM_DIVISOR = 128
 
@@ -74,11 +75,14 @@ class ArenaPool:
 class Frame:
     """One request without its length prefix. `data` may be read until `release`."""
 
-    __slots__ = ("_arena", "data")
+    __slots__ = ("_arena", "api_key", "data", "size_bytes")
 
-    def __init__(self, data: memoryview, arena: Arena) -> None:
+    def __init__(self, data: memoryview, size_bytes: int, api_key: int, arena: Arena) -> None:
         arena.holders += 1
         self.data = data
+        self.size_bytes = size_bytes
+        self.api_key = api_key
+        """The first number in it; of a frame of one byte it is some number."""
         self._arena = arena
 
     def release(self) -> None:
@@ -123,11 +127,15 @@ class FrameBuffer:
         """
         arena = self._arena
         assert arena is not None and self._holding, "bytes were received without a buffer"
-        self._end += size_bytes
+        view, start = arena.view, self._start
+        end = self._end = self._end + size_bytes
         frames: list[Frame] = []
-        while self._end - self._start >= _PREFIX.size:
-            body = self._start + _PREFIX.size
-            length = _PREFIX.unpack_from(arena.view, self._start)[0]
+        while end - start >= _PREFIX.size:
+            body = start + _PREFIX.size
+            if end - start >= _PREFIX_AND_KEY.size:
+                length, api_key = _PREFIX_AND_KEY.unpack_from(view, start)
+            else:
+                length, api_key = _PREFIX.unpack_from(view, start)[0], _NO_KEY
             if not 0 < length <= self.max_frame_bytes:
                 for frame in frames:
                     frame.release()
@@ -136,26 +144,23 @@ class FrameBuffer:
                     f"{self.max_frame_bytes}.",
                     hint="Is the client speaking TLS, HTTP or another protocol?",
                 )
-            if body + length > self._end:
+            if body + length > end:
                 break
-            frames.append(Frame(arena.view[body : body + length], arena))
-            self._start = body + length
-        if self._start == self._end:
+            start = body + length
+            frames.append(Frame(view[body:start], length, api_key, arena))
+        self._start = start
+        if start == end:
             self._let_go()
         return frames
 
-    @property
-    def unfinished_bytes(self) -> int:
-        """What has come of a frame that is not whole yet, its prefix included."""
-        return self._end - self._start
-
-    @property
-    def announced_bytes(self) -> int:
-        """How long the unfinished frame says it will be; 0 as long as it has not said so."""
-        if self._arena is None or self.unfinished_bytes < _PREFIX.size:
-            return 0
-        length: int = _PREFIX.unpack_from(self._arena.view, self._start)[0]
-        return length
+    def unfinished(self) -> tuple[int, int]:
+        """What has come of a frame that is not whole yet, its prefix included, and how long it says
+        it will be; 0 as long as it has not said so.
+        """
+        come_bytes = self._end - self._start
+        if self._arena is None or come_bytes < _PREFIX.size:
+            return come_bytes, 0
+        return come_bytes, _PREFIX.unpack_from(self._arena.view, self._start)[0]
 
     def close(self) -> None:
         """Drop what was received of an unfinished frame; frames handed out stay valid."""

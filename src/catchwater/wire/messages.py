@@ -17,7 +17,7 @@ from dataclasses import Field, fields
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from struct import Struct
-from typing import Any, NamedTuple, TypeAlias, Union, get_args, get_origin
+from typing import Any, TypeAlias, Union, get_args, get_origin
 from uuid import UUID
 
 from kio.index import KioIndexError, load_request_schema, load_response_schema
@@ -34,6 +34,8 @@ from catchwater.wire.fields import (
     NO_TAGGED_FIELDS,
     Cursor,
     MalformedMessage,
+    RequestHeader,
+    body_of,
     encode_text,
 )
 
@@ -42,34 +44,7 @@ _U16, _F64 = Struct(">H"), Struct(">d")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class RequestHeader(NamedTuple):
-    """What precedes every request; the body begins at byte `body_at` of the frame."""
-
-    api_key: int
-    api_version: int
-    correlation_id: int
-    client_id: str | None
-    body_at: int
-
-
 Reader: TypeAlias = Callable[[Cursor], Any]
-
-
-def decode_header(frame: memoryview) -> RequestHeader:
-    """The header of the request in `frame`. Raises `MalformedMessage`.
-
-    Also for an API or version that does not exist: its reply needs the correlation id. Then
-    `body_at` means nothing.
-    """
-    cursor = Cursor(frame)
-    api_key, api_version, correlation_id = _FIXED_HEADER.unpack_from(
-        frame, cursor.take(_FIXED_HEADER.size)
-    )
-    client_id = cursor.nullable_text(flexible=False)
-    entity = _request_type(api_key, api_version)
-    if entity is not None and entity.__header_schema__.__flexible__:
-        cursor.skip_tagged_fields()
-    return RequestHeader(api_key, api_version, correlation_id, client_id, cursor.at)
 
 
 def decode_request(header: RequestHeader, frame: memoryview) -> RequestPayload:
@@ -79,7 +54,8 @@ def decode_request(header: RequestHeader, frame: memoryview) -> RequestPayload:
         raise MalformedMessage(
             f"There is no API with key {header.api_key} and version {header.api_version}."
         )
-    message: RequestPayload = _entity_reader(entity)(Cursor(frame, header.body_at))
+    body = body_of(frame, header, entity.__header_schema__.__flexible__)
+    message: RequestPayload = _entity_reader(entity)(body)
     return message
 
 

@@ -38,7 +38,7 @@ from catchwater.wire.fields import (
 PRODUCE_VERSIONS = range(3, 14)
 PRODUCE = ApiVersion(0, 7)
 
-_FLEXIBLE_SINCE = 9  # lengths are compact and structs end with tagged fields (KIP-482)
+FLEXIBLE_SINCE = 9  # lengths are compact and structs end with tagged fields (KIP-482)
 _TOPIC_ID_SINCE = 13  # topics are named by their ids (KIP-516)
 
 
@@ -93,11 +93,11 @@ _ACKS_AND_TIMEOUT = Struct(">hi")
 _PRODUCED_V3, _PRODUCED = Struct(">ihqq"), Struct(">ihqqq")
 
 
-def parse_produce(frame: memoryview, version: int, at: int) -> ProduceRequest:
-    """The Produce request whose body begins at byte `at`. Raises `MalformedMessage`."""
+def parse_produce(cursor: Cursor, version: int) -> ProduceRequest:
+    """The Produce request whose body begins here. Raises `MalformedMessage`."""
     assert version in PRODUCE_VERSIONS, version
-    flexible = version >= _FLEXIBLE_SINCE
-    cursor = Cursor(frame, at)
+    flexible = version >= FLEXIBLE_SINCE
+    frame = cursor.view
     transactional_id = cursor.nullable_text(flexible)
     acks, timeout_ms = cursor.numbers(_ACKS_AND_TIMEOUT)
     topics = []
@@ -130,7 +130,7 @@ def encode_produce_reply(
 ) -> list[Buffer]:
     """The reply to a Produce request of this version."""
     assert version in PRODUCE_VERSIONS, version
-    flexible = version >= _FLEXIBLE_SINCE
+    flexible = version >= FLEXIBLE_SINCE
     end = NO_TAGGED_FIELDS if flexible else b""
     no_record_errors = encode_size(0, flexible)
     out = [pack_i32(correlation_id), end, encode_size(len(topics), flexible)]

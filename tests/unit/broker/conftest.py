@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from catchwater.broker.broker import Broker
+from catchwater.broker.broker import Broker, Later
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.members import GroupLimits
 from catchwater.broker.metrics import Metrics
@@ -252,8 +252,15 @@ class Client:
 
     async def send_bytes(self, data: bytes) -> bytes:
         """One request without its length, to its reply without its length."""
-        _, later = start(self.broker, self.frame(data), "10.0.0.1")
-        return b"".join(later.encode(await later.future))
+        return await self.reply(start(self.broker, self.frame(data), "10.0.0.1"))
+
+    async def reply(self, later: Later) -> bytes:
+        """What comes of a request that was started."""
+        done = asyncio.Event()
+        later.when_done = done.set
+        if not later.is_done:
+            await done.wait()
+        return b"".join(later.encode())
 
     async def send(self, message: Any, client_id: str = "test") -> Any:
         """One of kio's requests, to kio's reply in the same version."""

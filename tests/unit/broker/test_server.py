@@ -543,7 +543,7 @@ async def test_beyond_their_bound_replies_hold_back_fetches_and_the_stalled_are_
     pass_s(broker, pressure.STALLED_S + 1)
     server._close_stalled(broker.clock.monotonic_s())
     assert transport.is_aborted
-    other.stop_or_go_on()
+    other.advance()
     await turns(50)
     data = b""
     for _ in range(20):

@@ -12,8 +12,8 @@ from kio.schema.produce.v7 import response as produce
 
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.fetch import FETCH, FetchLimits, encode_fetch, parse_fetch_reply
-from catchwater.wire.fields import MalformedMessage, encode_header
-from catchwater.wire.messages import decode_header, decode_request, encode_reply
+from catchwater.wire.fields import MalformedMessage, decode_header, encode_header
+from catchwater.wire.messages import decode_request, encode_reply
 from catchwater.wire.produce import PRODUCE, Produced, encode_produce, parse_produce_reply
 
 LIMITS = FetchLimits(1000, 100, 1, 500, True)

@@ -170,7 +170,7 @@ def test_an_unfinished_frame_says_how_far_it_is() -> None:
         frames.get_buffer()[:1] = bytes([byte])
         for frame in frames.receive(1):
             frame.release()
-        seen.append((frames.unfinished_bytes, frames.announced_bytes))
+        seen.append(frames.unfinished())
     assert seen == [(1, 0), (2, 0), (3, 0), (4, 3), (5, 3), (6, 3), (0, 0), (1, 0)]
     frames.close()
-    assert (frames.unfinished_bytes, frames.announced_bytes) == (0, 0)
+    assert frames.unfinished() == (0, 0)

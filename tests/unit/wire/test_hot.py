@@ -24,7 +24,7 @@ from catchwater.wire.fetch import (
     encode_fetch_reply,
     parse_fetch,
 )
-from catchwater.wire.fields import MAX_REQUEST_ELEMENTS, MalformedMessage
+from catchwater.wire.fields import MAX_REQUEST_ELEMENTS, Cursor, MalformedMessage
 from catchwater.wire.messages import decode, encode, encode_reply
 from catchwater.wire.metadata import (
     METADATA_VERSIONS,
@@ -201,7 +201,7 @@ def test_a_produce_request_is_read_as_it_was_written(
 ) -> None:
     request, written = data.draw(produce_requests(version))
     frame = memoryview(before + encode(written))
-    assert parse_produce(frame, version, len(before)) == request
+    assert parse_produce(Cursor(frame, len(before)), version) == request
 
 
 @pytest.mark.parametrize("version", FETCH_VERSIONS)
@@ -212,7 +212,7 @@ def test_a_fetch_request_is_read_as_it_was_written(
 ) -> None:
     request, written = data.draw(fetch_requests(version))
     frame = memoryview(before + encode(written))
-    assert parse_fetch(frame, version, len(before)) == request
+    assert parse_fetch(Cursor(frame, len(before)), version) == request
 
 
 def test_produced_records_are_views_of_the_frame() -> None:
@@ -231,7 +231,7 @@ def test_produced_records_are_views_of_the_frame() -> None:
         ),
     )
     frame = bytearray(encode(written))
-    parsed = parse_produce(memoryview(frame), 9, 0)
+    parsed = parse_produce(Cursor(memoryview(frame)), 9)
     assert parsed == request
     at = frame.index(b"records")
     frame[at : at + 7] = b"RECORDS"
@@ -491,7 +491,7 @@ def test_a_mutated_request_is_read_as_the_generic_decoder_reads_it(
         # We skip tagged fields that the generic decoder reads, so we may still read the request.
         theirs = None
     try:
-        ours = parse(memoryview(body), version, 0)
+        ours = parse(Cursor(memoryview(body)), version)
     except MalformedMessage:
         assert theirs is None
         return
@@ -531,7 +531,7 @@ def test_a_request_cut_short_at_any_byte_is_malformed(
     body = memoryview(encode(written))
     for size in range(len(body)):
         with pytest.raises(MalformedMessage):
-            parse(body[:size], version, 0)
+            parse(Cursor(body[:size]), version)
 
 
 HOSTILE_COUNTS = [
@@ -553,7 +553,7 @@ def test_a_count_that_cannot_be_is_refused_before_anything_is_allocated(
     body = no_transaction + acks_and_timeout + count + bytes(3)
     tracemalloc.start()
     with pytest.raises(MalformedMessage):
-        parse_produce(memoryview(body), version, 0)
+        parse_produce(Cursor(memoryview(body)), version)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak_bytes < 1024 * 1024
@@ -563,4 +563,4 @@ def test_a_fetch_with_more_partitions_than_a_request_may_name_is_refused() -> No
     head = bytes(4 + 13) + b"\x00\x00\x00\x01" + b"\x00\x01t"
     partitions = (MAX_REQUEST_ELEMENTS + 1).to_bytes(4) + bytes(16 * (MAX_REQUEST_ELEMENTS + 1))
     with pytest.raises(MalformedMessage):
-        parse_fetch(memoryview(head + partitions), 4, 0)
+        parse_fetch(Cursor(memoryview(head + partitions)), 4)

@@ -22,7 +22,7 @@ transactional batch add its partition to the transaction (KIP-890), v13 has topi
 from collections.abc import Sequence
 from functools import partial
 
-from catchwater.broker.broker import Api, Broker, Call, Later
+from catchwater.broker.broker import Api, Broker, Call, Later, LaterOf
 from catchwater.broker.gate import ByHandler, Operation, ResourceType
 from catchwater.catalog.rows import (
     Topic,
@@ -36,7 +36,9 @@ from catchwater.objects.base import Buffer
 from catchwater.wire.batch import BatchError, BatchHeader, check, read_single, stamp
 from catchwater.wire.codecs import Codec
 from catchwater.wire.errors import ErrorCode
+from catchwater.wire.fields import body_of
 from catchwater.wire.produce import (
+    FLEXIBLE_SINCE,
     PRODUCE_VERSIONS,
     ProduceReplyPartition,
     ProduceReplyTopic,
@@ -59,7 +61,8 @@ class Unanswered(CatchwaterError):
 
 def start(broker: Broker, call: Call) -> Later:
     """Hand the good batches to the log; runs without a pause, so that batches keep their order."""
-    request = parse_produce(call.frame.data, call.version, call.header.body_at)
+    body = body_of(call.frame.data, call.header, call.version >= FLEXIBLE_SINCE)
+    request = parse_produce(body, call.version)
     transactional_id = request.transactional_id
     may_use_id = transactional_id is None or call.may(_WRITE_WITH_ID, transactional_id)
     now_ms = broker.clock.now_ms()
@@ -87,7 +90,7 @@ def start(broker: Broker, call: Call) -> Later:
             answers.append(now_ms if rules.stamps else _NO_TIME)
             taken.append(Unprepared((topic.id, index), header, data, rules, now_ms))
     encode = partial(_encode, broker, call.correlation_id, call.version, request, answers)
-    return Later(broker.log.preparation.submit(taken, call.frame), encode)
+    return LaterOf(broker.log.preparation.submit(taken, call.frame), encode)
 
 
 def _marked(

@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from catchwater.broker import placement
-from catchwater.broker.broker import Api, Broker, Call, Later
+from catchwater.broker.broker import Api, Broker, Call, Later, LaterOf
 from catchwater.broker.fetch_sessions import (
     FINAL_EPOCH,
     FIRST_EPOCH,
@@ -43,6 +43,7 @@ from catchwater.objects.base import Buffer
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.fetch import (
     FETCH_VERSIONS,
+    FLEXIBLE_SINCE,
     FetchPartition,
     FetchReplyPartition,
     FetchReplyTopic,
@@ -50,6 +51,7 @@ from catchwater.wire.fetch import (
     encode_fetch_reply,
     parse_fetch,
 )
+from catchwater.wire.fields import body_of
 
 LONGEST_WAIT_MS = 60_000
 """A longer `max_wait_ms` is cut to this; the client simply asks again."""
@@ -77,10 +79,11 @@ class _Reply(NamedTuple):
 
 def start(broker: Broker, call: Call) -> Later:
     """Read the request, let go of its frame, and gather the reply: at once if it is in memory."""
-    request = parse_fetch(call.frame.data, call.version, call.header.body_at)
+    body = body_of(call.frame.data, call.header, call.version >= FLEXIBLE_SINCE)
+    request = parse_fetch(body, call.version)
     call.frame.release()
     future = begin(_answer(broker, request, call))
-    return Later(future, partial(_encode, call.correlation_id, call.version))
+    return LaterOf(future, partial(_encode, call.correlation_id, call.version))
 
 
 def _encode(correlation_id: int, version: int, reply: _Reply) -> list[Buffer]:
