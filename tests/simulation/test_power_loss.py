@@ -40,12 +40,20 @@ CONFIG = LogConfig(wal_segment_bytes=2048, pack_min_bytes=1024, pack_interval_ms
 
 
 class Disk:
-    """What of a folder would survive; `copy_to` is called before the n-th sync takes effect."""
+    """What of a folder would survive; `copy_to` is called before the n-th sync takes effect.
 
-    def __init__(self, root: Path, at_sync: int, copy_to: Callable[[], None]) -> None:
+    Syncs are counted from when `begins` is true.
+    """
+
+    def __init__(
+        self, root: Path, at_sync: int, begins: Callable[[], bool], copy_to: Callable[[], None]
+    ) -> None:
         self._root = root
         self._left = at_sync
+        self._begins = begins
         self._copy_to = copy_to
+        self.is_off = False
+        """The power has failed: the copy was made."""
         self._lock = threading.RLock()
         self._bytes: dict[int, int] = {}
         self._names: dict[Path, set[str]] = {}
@@ -56,9 +64,7 @@ class Disk:
         if self._root != path and self._root not in path.parents:
             return
         with self._lock:
-            self._left -= 1
-            if self._left == 0:
-                self._copy_to()
+            self._count()
             found = os.fstat(fd)
             if stat.S_ISDIR(found.st_mode):
                 self._names[path] = set(os.listdir(path))
@@ -68,9 +74,13 @@ class Disk:
     def ignore(self, fd: int) -> None:
         """A sync that does nothing, and after which the power may fail all the same."""
         with self._lock:
-            self._left -= 1
-            if self._left == 0:
-                self._copy_to()
+            self._count()
+
+    def _count(self) -> None:
+        self._left -= self._begins()
+        if self._left == 0 and not self.is_off:
+            self._copy_to()
+            self.is_off = True
 
     def survivors(self, folder: Path) -> list[tuple[Path, int]]:
         """The files below a folder that would be found, with how many of their bytes."""
@@ -101,12 +111,13 @@ def copy_survivors(disk: Disk, data: Path, after: Path, torn: random.Random) -> 
     copy_catalog(data, after / "catalog.db")
 
 
-async def live(data: Path, world: World) -> None:
+async def live(data: Path, world: World, disk: Disk) -> None:
+    """Append, repeat and commit until the power fails."""
     log = await Log.open(data, CONFIG, Clock(seed=1))
     try:
         await log.create_topic(TOPIC, PARTITIONS)
         world.producer_ids = [await log.allocate_producer_id() for _ in range(PRODUCERS)]
-        for _ in range(world.random.randrange(10, 25)):
+        while not disk.is_off:
             await world.random.choice([produce, produce, produce, repeat, commit])(log, world)
     finally:
         await log.close()
@@ -115,9 +126,9 @@ async def live(data: Path, world: World) -> None:
 async def check(after: Path, world: World) -> None:
     log = await Log.open(after, CONFIG, Clock(seed=2))
     try:
-        if world.acknowledged:
-            world.group = await log.committed("g")  # SQLite's durability is its own
-            await verify(log, world)
+        assert world.acknowledged
+        world.group = await log.committed("g")  # SQLite's durability is its own
+        await verify(log, world)
     finally:
         await log.close()
 
@@ -135,13 +146,13 @@ def lose_power(
         acknowledged.acknowledged = dict(world.acknowledged)
         copy_survivors(disk, data, after, random.Random(seed))
 
-    disk = Disk(data, world.random.randrange(5, 40), copy)
+    at_sync = world.random.randrange(1, 36)
+    disk = Disk(data, at_sync, lambda: bool(world.acknowledged), copy)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", disk.sync)
         patch.setattr(os, "fdatasync", disk.sync if fdatasync_works else disk.ignore)
-        asyncio.run(live(data, world))
-    if after.exists():
-        asyncio.run(check(after, acknowledged))
+        asyncio.run(live(data, world, disk))
+    asyncio.run(check(after, acknowledged))
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
