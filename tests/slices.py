@@ -60,6 +60,7 @@ SLICES: dict[str, Slice] = {
     "slow-states": Slice((_slow(*_e2e("large_state", "peak", "state_faults")),)),
     "slow-lives": Slice((_slow(*_e2e("sink_lives", "ways_back", "rebuild_steps")),)),
     "slow-runs": Slice((_slow(*_e2e("pipeline", "sinks", "supervisor", "versions", "calls")),)),
+    "slow-sink-away": Slice((_slow(*_e2e("slow_sink")),)),
     "slow-examples": Slice(
         (_slow("examples", *_e2e("examples", "demo", "backfill", "history_corpus")),)
     ),

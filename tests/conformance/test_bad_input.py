@@ -137,7 +137,9 @@ OFFENCES = {
     "array of two billion": struct.pack(">ihhihi", 14, 3, 1, 1, -1, 2**31 - 1),
     "negative array": struct.pack(">ihhihi", 14, 19, 2, 1, -1, -7),
     "client id too long": struct.pack(">ihhih", 10, 18, 0, 1, 32_000),
-    "a million tagged fields": struct.pack(">ihhih", 15, 18, 3, 1, -1) + b"\xff\xff\xff\xff\x0f",
+    "four billion tagged fields announced": (
+        struct.pack(">ihhih", 15, 18, 3, 1, -1) + b"\xff\xff\xff\xff\x0f"
+    ),
     "overlong varint": struct.pack(">ihhih", 22, 18, 3, 1, -1) + b"\xff" * 12,
 }
 
@@ -151,6 +153,28 @@ def test_an_offence_is_closed_at_once_with_one_line(broker, offence):
     added = told(broker)[lines:]
     assert len(added) == 1
     assert "Closed the connection from 127.0.0.1" in added[0]
+
+
+def test_a_million_tagged_fields_are_closed_at_once_with_one_line(broker):
+    """They are all there, each empty and unknown: four times as many as a request may have."""
+    fields = b"".join(unsigned_varint(tag) + b"\0" for tag in range(1_000, 1_001_000))
+    request = struct.pack(">hhih", 3, 9, 1, -1) + unsigned_varint(1_000_000) + fields
+    lines = len(told(broker))
+    with connect(broker) as connection:
+        connection.sendall(API_VERSIONS_REQUEST)
+        receive_frame(connection)
+        connection.sendall(struct.pack(">i", len(request)) + request)
+        assert is_closed(connection)
+    (line,) = told(broker)[lines:]
+    assert "1000000 elements were announced" in line
+
+
+def unsigned_varint(number: int) -> bytes:
+    data = b""
+    while number > 0x7F:
+        data += bytes([number & 0x7F | 0x80])
+        number >>= 7
+    return data + bytes([number])
 
 
 def test_random_bytes_are_closed(broker):

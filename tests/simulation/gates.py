@@ -10,7 +10,7 @@ its locks, so it takes effect before any other change does, but a mere query doe
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextvars import Context
 from dataclasses import dataclass, fields
@@ -83,8 +83,11 @@ class Gate:
         weather: Weather,
         seed: random.Random,
         fail: Callable[[str], None],
+        unreachable: Collection[str],
     ) -> None:
+        """`unreachable` may change: of "catalog" and "store", those it has no way to."""
         self.fail = fail
+        self.unreachable = unreachable
         self.loop = loop
         self.node = node
         self.weather = weather
@@ -152,6 +155,9 @@ class GatedStore:
             hand.wait(gate.distance_s(self.USUAL_S * 20))
             raise StoreUnavailable("The store did not answer in time.")
         hand.wait(gate.distance_s(self.USUAL_S), travelling=True)
+        if "store" in gate.unreachable:
+            hand.wait(gate.distance_s(self.USUAL_S * 20))
+            raise StoreUnavailable("There is no way to the store.")
         if gate.happens(weather.store_refuses):
             hand.wait(gate.distance_s(self.USUAL_S))
             raise StoreUnavailable("The store answered 503.")
@@ -160,7 +166,7 @@ class GatedStore:
         finally:
             if gate.random.random() < 0.5:  # turns cost time, and half of them show as much
                 hand.wait(gate.distance_s(self.USUAL_S))
-            if gate.happens(weather.store_loses_answer):
+            if gate.happens(weather.store_loses_answer) or "store" in gate.unreachable:
                 raise StoreUnavailable("The connection was lost.")
 
     def _late(self, effect: Callable[[], Any]) -> None:
@@ -177,6 +183,8 @@ class GatedStore:
             return look()
         finally:
             hand.wait(gate.distance_s(2 * self.USUAL_S))
+            if "store" in gate.unreachable:
+                raise StoreUnavailable("There is no way to the store.")
             if gate.happens(weather.store_refuses) or gate.happens(weather.store_truncates):
                 raise StoreUnavailable("The store's answer ended early.")
 
@@ -222,7 +230,12 @@ class GatedCatalog(MemoryCatalog):
         gate = self._gate
 
         def deliver(notice: Notice) -> None:
-            if not gate.node.is_cut:
+            if gate.node.is_cut:
+                return
+            if "catalog" in gate.unreachable:
+                again = (Notice("resync"),)
+                gate.loop.call_later(0.5, deliver, *again, context=gate.node.context)
+            else:
                 notify(notice)
 
         def pass_on(notice: Notice) -> None:
@@ -256,7 +269,7 @@ class GatedCatalog(MemoryCatalog):
             hand.wait(there_s, travelling=True)
             answer = self._effect(change)
             hand.wait(self._gate.distance_s(self.USUAL_S))
-            answer(done)
+            self._tell(answer, done)
         elif not self._gate.node.is_cut:
             arrive = partial(self._arrive, change, done)
             self._gate.loop.call_later(there_s, arrive, context=Context())
@@ -269,12 +282,18 @@ class GatedCatalog(MemoryCatalog):
 
     def _answer(self, answer: Callable[["Future[T]"], None], done: "Future[T]") -> None:
         if not self._gate.node.is_cut and not done.done():
+            self._tell(answer, done)
+
+    def _tell(self, answer: Callable[["Future[T]"], None], done: "Future[T]") -> None:
+        if "catalog" in self._gate.unreachable:
+            done.set_exception(CatalogUncertain("There is no way to the database any more."))
+        else:
             answer(done)
 
     def _effect(self, change: Callable[[Db], T]) -> Callable[["Future[T]"], None]:
         """Let it happen, or not; what the broker will be told of it."""
         gate, weather = self._gate, self._gate.weather
-        if gate.happens(weather.catalog_refuses):
+        if "catalog" in gate.unreachable or gate.happens(weather.catalog_refuses):
             refusal = CatalogUnavailable("The database did not answer.")
             return lambda done: done.set_exception(refusal)
         if gate.happens(weather.catalog_is_uncertain):
@@ -301,6 +320,7 @@ class GatedCatalog(MemoryCatalog):
         found = super()._query(read)
         if hand is not None:
             hand.wait(self._gate.distance_s(2 * self.USUAL_S))
-            if self._gate.happens(self._gate.weather.catalog_refuses):
+            refuses = self._gate.weather.catalog_refuses
+            if "catalog" in self._gate.unreachable or self._gate.happens(refuses):
                 raise CatalogUnavailable("The database did not answer.")
         return found

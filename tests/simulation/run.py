@@ -90,13 +90,16 @@ def simulate(
     faulty_s: float = FAULTY_S,
     climate: Mapping[str, float] = CALM,
     signs: Iterable[str] = (),
+    cuts_off: bool = False,
 ) -> Outcome:
     """The whole run of one seed, in a `climate` of faults that are always there.
+
+    With `cuts_off`, single brokers lose their way to the catalog or the store, too.
 
     It ends before it heals if one of the `signs` of something wrong is seen by then.
     """
     with _silence():
-        return _simulate(seed, faulty_s, climate, set(signs))
+        return _simulate(seed, faulty_s, climate, set(signs), cuts_off)
 
 
 @contextmanager
@@ -111,9 +114,11 @@ def _silence() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _simulate(seed: int, faulty_s: float, climate: Mapping[str, float], signs: set[str]) -> Outcome:
+def _simulate(
+    seed: int, faulty_s: float, climate: Mapping[str, float], signs: set[str], cuts_off: bool
+) -> Outcome:
     world = World(seed, 3, broker_opener, climate=climate)
-    run = _Run(world)
+    run = _Run(world, cuts_off)
     try:
         world.loop.run_until_complete(run.whole(faulty_s, signs))
     except (AssertionError, CatchwaterError) as stuck:
@@ -138,9 +143,9 @@ def _shown(signs: Iterable[str], report: Report, failures: Iterable[str]) -> set
 
 
 class _Run:
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, cuts_off: bool) -> None:
         self.world = world
-        self.faults = Faults(world)
+        self.faults = Faults(world, cuts_off=cuts_off)
         self._processes = iter(range(1, 1000))
 
     async def whole(self, faulty_s: float, signs: set[str]) -> None:

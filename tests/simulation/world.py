@@ -51,6 +51,8 @@ class Machine:
         self.server: Server | None = None
         self.background: list[asyncio.Future[None]] = []
         """What the broker runs beside its log."""
+        self.unreachable: set[str] = set()
+        """Of "catalog" and "store": where this machine, and no other, has no way to."""
         self._catalogs: list[GatedCatalog] = []
 
     @property
@@ -77,7 +79,7 @@ class Machine:
         self._lives += 1
         node = Node(f"broker {self.id}, life {self._lives}")
         draws = world.stream(node.name)
-        self._gate = Gate(world.loop, node, world.weather, draws, world.fail)
+        self._gate = Gate(world.loop, node, world.weather, draws, world.fail, self.unreachable)
         self._catalogs = []
         self.store = GatedStore(world.store, self._gate)
         self.server = Server(world.loop, node, world.failures)
@@ -235,8 +237,10 @@ NOBODY = Server(None, Node("nobody"), [])  # type: ignore[arg-type]
 class Faults:
     """What goes wrong, one thing after the other, until it is told to stop."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, cuts_off: bool = False) -> None:
+        """With `cuts_off`, a single broker may lose its way to the catalog or the store, too."""
         self.world = world
+        self.cuts_off = cuts_off
         self.random = world.stream("faults")
         self.told: list[str] = []
 
@@ -244,6 +248,7 @@ class Faults:
         """Safety: anything may happen, to several at once."""
         kinds = [self._crash, self._crash, self._pause, self._pause, self._bad_weather,
                  self._bad_weather, self._clock_jump]  # fmt: skip
+        kinds += [self._cut_off] * 2 if self.cuts_off else []
         world = self.world
         async with asyncio.TaskGroup() as group:
             while world.loop.time() < until_s:
@@ -257,6 +262,7 @@ class Faults:
         for machine in self.world.machines:
             machine.resume()
             machine.clock.wrong_by_ms = 0
+            machine.unreachable.clear()
             if not machine.is_up:
                 machine.start()
 
@@ -301,6 +307,14 @@ class Faults:
         setattr(weather, name, value)
         await asyncio.sleep(self.random.uniform(1, 8))
         setattr(weather, name, getattr(Weather(**self.world.climate), name))
+
+    async def _cut_off(self, machine: Machine) -> None:
+        ways = self.random.choice([{"catalog"}, {"store"}, {"catalog", "store"}])
+        seconds = self.random.choice([1, 2 * SESSION_MS / 1000]) * self.random.uniform(0.5, 1.5)
+        self._note(f"broker {machine.id} is cut off from {sorted(ways)} for {seconds:.1f} s")
+        machine.unreachable |= ways
+        await asyncio.sleep(seconds)
+        machine.unreachable -= ways
 
     async def _clock_jump(self, machine: Machine) -> None:
         by_ms = self.random.choice([-3_600_000, -5_000, 5_000, 3_600_000])
