@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from catchwater.broker import topic_config
 from catchwater.broker.broker import Broker, Fields, error_fields
-from catchwater.broker.gate import THE_CLUSTER, Resource, ResourceType
+from catchwater.broker.gate import THE_CLUSTER, Each, Operation, Resource, ResourceType
 from catchwater.broker.topic_config import BOOLEAN, LONG, STRING, TOPIC_SETTINGS, Setting
 from catchwater.catalog.base import AlterConfig
 from catchwater.catalog.errors import CatalogRetriable, TopicUnknown
@@ -168,6 +168,10 @@ def answer(wanted: Any, error: ErrorCode, message: str | None = None) -> Fields:
         "resource_type": wanted.resource_type,
         "resource_name": wanted.resource_name,
     }
+
+
+ALTER = Each(Operation.ALTER_CONFIGS, resource, "resources", "responses", answer)
+"""The check of both APIs that alter settings."""
 
 
 async def alter_each(broker: Broker, request: Any, changes_of: Changes, decide: Decide) -> Fields:

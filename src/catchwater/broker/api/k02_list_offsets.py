@@ -2,18 +2,18 @@
 
 A timestamp of -1 asks for the end, -2 for the log's start, -3 for the record with the largest
 timestamp (v7, KIP-734); any other for the first record that is not older, found by batch headers
-and the one batch that holds it. The end is the high watermark, or the last stable offset for a
-client that reads committed records only, which hears of no record behind it. Among several
-brokers it is asked of the catalog; one that cannot reach it answers KAFKA_STORAGE_ERROR
-(retriable).
+and by decoding the one batch that holds it. The end is the high watermark, or for a client that
+reads committed records only the last stable offset, beyond which no record is found. With several
+brokers the catalog is asked for it; a broker that cannot reach the catalog answers
+KAFKA_STORAGE_ERROR (retriable).
 
-The log lies in one storage, of which nothing is moved to another tier. So the answers are those of
-a topic without tiers in Kafka: what is local (-4, v8, KIP-405) begins with the log, and of what was
-tiered last (-5, v9, KIP-1005) or waits for it (-6, v11, KIP-1023) there is nothing, -1. A timestamp
-that the version does not know is UNSUPPORTED_VERSION, a partition asked for twice INVALID_REQUEST.
+The log has one tier of storage, so the answers are those of a Kafka topic without tiers: the
+earliest local offset (-4, v8, KIP-405) is the log's start, and the last tiered offset (-5, v9,
+KIP-1005) and the first one to be tiered (-6, v11, KIP-1023) do not exist, -1. A timestamp that the
+version does not have is UNSUPPORTED_VERSION, a partition asked for twice INVALID_REQUEST.
 
-Version notes: v2 adds the isolation level, v4 leader epochs, of which there is one, 0, v10 how long
-the client waits for what must be read from storage (KIP-1075): REQUEST_TIMED_OUT.
+Version notes: v2 adds the isolation level, v4 leader epochs (the only one here is 0), v10 a timeout
+for offsets that must be read from storage (KIP-1075): REQUEST_TIMED_OUT.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ KNOWN_SINCE: Mapping[int, int] = {
     LAST_TIERED: 9,
     FIRST_PENDING: 11,
 }
-"""The first version with each of the timestamps that are none."""
+"""The first version that has each of the special timestamps."""
 
 READ_COMMITTED = 1
 _TIMEOUT_SINCE, _NO_TIME = 10, timedelta(0)
@@ -50,13 +50,13 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     """Answer every partition for itself."""
     asked = [(topic.name, p.partition_index) for topic in request.topics for p in topic.partitions]
     in_touch = await see_now(broker, asked)
-    untold = ErrorCode.NONE if in_touch else ErrorCode.KAFKA_STORAGE_ERROR
+    catalog_error = ErrorCode.NONE if in_touch else ErrorCode.KAFKA_STORAGE_ERROR
     times = Counter(asked)
     until_s = _until_s(call, request)
 
     async def answer(name: str, wanted: Any) -> dict[str, Any]:
         fields = _NOTHING | {"partition_index": wanted.partition_index}
-        error = untold
+        error = catalog_error
         if times[name, wanted.partition_index] > 1:
             error = ErrorCode.INVALID_REQUEST
         if error is not ErrorCode.NONE:
@@ -87,19 +87,19 @@ def _refused(topic: Any, error: ErrorCode) -> Fields:
 
 
 def _once(partitions: Sequence[Any]) -> list[Any]:
-    """Each of them once: one that is named twice is refused once."""
+    """The partitions without repetitions: one that is named twice is refused once."""
     return list({wanted.partition_index: wanted for wanted in partitions}.values())
 
 
 def _until_s(call: Call, request: Any) -> float | None:
-    """How long the client waits, by the event loop's clock; None if it does not say."""
+    """When the client's timeout ends, by the event loop's clock; None without a timeout."""
     if call.version < _TIMEOUT_SINCE or request.timeout <= _NO_TIME:
         return None
     return float(asyncio.get_running_loop().time() + request.timeout.total_seconds())
 
 
 async def see_now(broker: Broker, asked: Sequence[tuple[str, int]]) -> bool:
-    """Ask the catalog where these partitions, (topic, index) each, end; whether it answered."""
+    """Read the ends of these partitions, (topic, index), from the catalog; whether it answered."""
     try:
         await broker.log.look_up(name for name, _ in asked)
         found = ((broker.find_topic(name), index) for name, index in asked)
@@ -137,7 +137,7 @@ async def _partition(
 async def _find(
     broker: Broker, key: PartitionKey, timestamp: int, committed: bool
 ) -> tuple[int, int]:
-    """The offset that is asked for and its time, -1 where there is none. Raises `Unreadable`."""
+    """The offset asked for and its timestamp; -1 for either if none. Raises `Unreadable`."""
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return broker.log.state(key).log_start, -1
     if timestamp in (LAST_TIERED, FIRST_PENDING):
@@ -152,7 +152,7 @@ async def _find(
     found = await search
     if found is None or found[0] >= end:
         return _NOT_FOUND
-    # The batch that holds the log's start is still whole.
+    # The batch that holds the log's start still has the records before it.
     return max(found[0], broker.log.state(key).log_start), found[1]
 
 

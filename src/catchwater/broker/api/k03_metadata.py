@@ -1,16 +1,17 @@
 """Metadata (3), v0-13: topics, their partitions, and which broker to use for each.
 
-No broker leads a partition. Clients are told one leader for each, out of the brokers of their zone,
-so that load is spread; all that are not about to stop are listed. Rules: `broker/placement.py`.
+No broker leads a partition. The reply names one as each partition's leader, of the client's zone if
+possible, so that load is spread. All brokers that are not stopping are listed. Rules:
+`broker/placement.py`.
 
-A topic asked for by name that does not exist is created if the client allows it (v4), the gate lets
-it CREATE, and `auto.create.topics.enable` is set.
+A topic asked for by name that does not exist is created if the client allows it (v4), the gate
+allows CREATE, and `auto.create.topics.enable` is set.
 
 Version notes: v1 lets null mean all topics (in v0 an empty list does), v8 asks what the caller may
 do with topics and, up to v10, the cluster (KIP-430), v10 adds topic ids, v12 lets a topic be asked
 for by id alone (KIP-516), v13 a request-level error, which is not used.
 
-Thousands of topics are gathered in turns: others do not wait.
+Thousands of topics are gathered in turns, so that other requests are not held up.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,8 +46,8 @@ _DESCRIBE = ByHandler(Operation.DESCRIBE, ResourceType.TOPIC)
 _DESCRIBE_CLUSTER = ByHandler(Operation.DESCRIBE, ResourceType.CLUSTER)
 _CREATE = ByHandler(Operation.CREATE, ResourceType.TOPIC, or_cluster=True)
 A_TURN = 500
-"""Topics and partitions that are gathered at one go; a few milliseconds."""
-# v10 and v11 can ask without a name, yet not answer so; Kafka's brokers refuse it, too.
+"""Topics and partitions that are gathered in one turn; a few milliseconds."""
+# In v10 and v11 a request may lack a name but a reply may not; Kafka refuses it, too.
 _NAMELESS = MetadataTopic(ErrorCode.INVALID_REQUEST, "", NO_TOPIC_ID, False, ())
 
 
@@ -88,7 +89,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> MetadataReply:
 def _with_operations(
     broker: Broker, call: Call, request: Any, reply: MetadataReply
 ) -> MetadataReply:
-    """The reply with what the caller may do, where that was asked for."""
+    """The reply with the operations that are allowed, where they were asked for."""
     if getattr(request, "include_topic_authorized_operations", False):
         topics = [
             topic
@@ -107,14 +108,14 @@ def _with_operations(
 
 
 class _Turns:
-    """Counts the work of a task, and lets others have a turn after every `A_TURN` of it."""
+    """Counts the work of a task, and yields to others after every `A_TURN` of it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._left = A_TURN
 
     async def after(self, work: int) -> None:
-        """So much more was done."""
+        """Count work that was done, and yield if it is time to."""
         self._left -= work
         if self._left <= 0:
             self._left = A_TURN
@@ -149,7 +150,7 @@ async def _wanted(
         except TopicCollides:
             return MetadataTopic(ErrorCode.INVALID_TOPIC_EXCEPTION, name, NO_TOPIC_ID, False, ())
         except (TopicExists, CatalogRetriable):
-            # Just created by another request, or no space or no catalog: the client asks again.
+            # Another request just created it, or the catalog is full or away: the client retries.
             return MetadataTopic(ErrorCode.LEADER_NOT_AVAILABLE, name, NO_TOPIC_ID, False, ())
     return MetadataTopic(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name, NO_TOPIC_ID, False, ())
 

@@ -1,11 +1,11 @@
-"""OffsetCommit (8), v2-10: a group's positions, durable when answered.
+"""OffsetCommit (8), v2-10: a group's offsets, durable when answered.
 
-The offsets of one request are stored together, under the epoch of the coordinator's claim where
-there are several brokers. v2-4 carry a retention time, which is not used: positions expire as
+The offsets of one request are stored together; with several brokers, under the epoch of the
+coordinator's claim. The retention time of v2-4 is not used: offsets expire as
 `coordination/expiry.py` says.
 
-Version notes: v9 (KIP-848) is the first that members of the consumer protocol may use, with their
-epoch where others have a generation; v10 names topics by id alone.
+Version notes: v9 (KIP-848) is the first for members of the consumer protocol, with a member epoch
+in place of a generation; v10 names topics by id alone.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ _CONSUMER_PROTOCOL = 9
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Store all good positions together, then answer each."""
+    """Store all valid offsets together, then answer each."""
     async with broker.groups.in_order(request.group_id):
         refusal = await _refusal(broker, call, request)
         commits: dict[tuple[str, int], OffsetCommit] = {}
@@ -103,13 +103,13 @@ def _refuse(call: Call, request: Any, error: ErrorCode) -> Fields:
 
 
 def check(topic: Topic | None, partition: Any) -> ErrorCode:
-    """Whether a position may be stored; `partition` as in OffsetCommit and TxnOffsetCommit."""
+    """Why an offset is refused, or NONE; `partition` as in OffsetCommit and TxnOffsetCommit."""
     if topic is None or not 0 <= partition.partition_index < topic.partitions:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     metadata = partition.committed_metadata or ""
     if len(metadata.encode()) > MAX_METADATA_BYTES:
         return ErrorCode.OFFSET_METADATA_TOO_LARGE
-    # A catalog in PostgreSQL cannot keep the character 0.
+    # PostgreSQL cannot store the character 0.
     if partition.committed_offset < 0 or "\0" in metadata:
         return ErrorCode.INVALID_REQUEST
     return ErrorCode.NONE

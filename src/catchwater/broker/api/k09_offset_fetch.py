@@ -1,9 +1,9 @@
-"""OffsetFetch (9), v1-10: a group's committed positions; -1 where there is none.
+"""OffsetFetch (9), v1-10: a group's committed offsets; -1 where there is none.
 
 Version notes: v2 lets null topics mean all, v8 (KIP-709) asks for several groups at once, v9
-(KIP-848) adds the member, whom the group must know if it is of the consumer protocol, v10 names
-topics by id alone. With `require_stable` (v7, KIP-447) a position that an open transaction is about
-to move is UNSTABLE_OFFSET_COMMIT: ask again.
+(KIP-848) adds the member, which a group of the consumer protocol must know, v10 names topics by id
+alone. With `require_stable` (v7, KIP-447) an offset that an open transaction may replace is
+UNSTABLE_OFFSET_COMMIT (retriable).
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ _DESCRIBE_TOPIC = ByHandler(Operation.DESCRIBE, ResourceType.TOPIC)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Read the groups' positions from the catalog."""
+    """Read the groups' offsets from the catalog."""
     stable = getattr(request, "require_stable", False)
     if call.version < 8:
         return await _group(broker, call, request, stable)
@@ -37,7 +37,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
 
 
 async def _group(broker: Broker, call: Call, group: Any, require_stable: bool) -> dict[str, Any]:
-    """One group's part; `group` has `group_id` and `topics`, in every version."""
+    """The reply for one group; `group` has `group_id` and `topics`, in every version."""
     error = await _refusal(broker, call, group)
     if error is not ErrorCode.NONE:
         return _nothing(call.version, group, error)
@@ -83,18 +83,18 @@ async def _refusal(broker: Broker, call: Call, group: Any) -> ErrorCode:
 
 
 _Topic = tuple[str, Any, Iterable[int], ErrorCode]
-"""Name, id, indexes, and the error if the caller may not see them."""
+"""Name, id, partition indexes, and the error if the caller may not see them."""
 
 
 def _all(broker: Broker, call: Call, committed: Iterable[tuple[str, int]]) -> list[_Topic]:
-    """Everything that has a position and that the caller may DESCRIBE."""
+    """All topics with a committed offset that the caller may DESCRIBE."""
     indexes: dict[str, list[int]] = {}
     for name, index in sorted(committed):
         indexes.setdefault(name, []).append(index)
     topics: list[_Topic] = []
     for name, found in indexes.items():
         topic = broker.find_topic(name)
-        # Where topics are named by id, one that is gone has no name any more.
+        # From v10 on topics are named by id, and a deleted topic has none.
         if call.may(_DESCRIBE_TOPIC, name) and (topic or call.version < _BY_ID_SINCE):
             topics.append((name, topic.id if topic else None, found, ErrorCode.NONE))
     return topics
@@ -112,7 +112,7 @@ def _asked(broker: Broker, call: Call, wanted: Any) -> _Topic:
 
 
 def _nothing(version: int, group: Any, error: ErrorCode) -> dict[str, Any]:
-    """An error of the whole group, at its partitions too, for v1 has no other place."""
+    """An error of the whole group, repeated at its partitions: v1 has no other place for it."""
     topics = [
         {
             **_named(version, getattr(topic, "name", None), getattr(topic, "topic_id", None)),

@@ -1,6 +1,6 @@
 """FindCoordinator (10), v0-6: which broker coordinates a group or a transactional id.
 
-The name alone decides among the live brokers that are not about to stop; see `broker/placement.py`.
+A hash of the name decides among the live brokers that are not stopping: `broker/placement.py`.
 
 Version notes: v1 adds the key type, v4 (KIP-699) asks for several keys at once, v6 knows share
 groups (type 2, KIP-932), which are not served: INVALID_REQUEST.

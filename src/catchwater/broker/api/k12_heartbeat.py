@@ -1,4 +1,4 @@
-"""Heartbeat (12), v0-4: a member lives; the error tells it to join again.
+"""Heartbeat (12), v0-4: renews a member's session; the error may ask it to join again.
 
 Version notes: v3 (KIP-345) adds static members.
 """
@@ -10,7 +10,7 @@ from catchwater.broker.gate import Operation, Whole, the_group
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Note that the member lives."""
+    """Renew the member's session."""
     instance_id = getattr(request, "group_instance_id", None)
     member = (request.member_id, instance_id, request.generation_id)
     return {"error_code": await broker.groups.heartbeat(request.group_id, member)}

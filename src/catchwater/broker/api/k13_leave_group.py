@@ -1,4 +1,4 @@
-"""LeaveGroup (13), v0-5: members go, and the group rebalances without waiting for their timeout.
+"""LeaveGroup (13), v0-5: removes members; the group rebalances without waiting for a timeout.
 
 Version notes: v3 (KIP-345) takes several members, also by instance id alone; v5 (KIP-800) a
 reason, which is not used.
@@ -13,7 +13,7 @@ from catchwater.wire.errors import ErrorCode
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Take the members out, each answered for itself."""
+    """Remove the members; each has its own answer."""
     group_id = request.group_id
     if not is_legal_group_id(group_id):
         return {"error_code": ErrorCode.INVALID_GROUP_ID, "members": []}

@@ -1,4 +1,4 @@
-"""SyncGroup (14), v0-5: a member gets its assignment; the leader brings everybody's.
+"""SyncGroup (14), v0-5: a member gets its assignment; the leader's request has all of them.
 
 Version notes: v3 (KIP-345) adds static members, v5 (KIP-559) the protocol type and name, which
 must be the group's.

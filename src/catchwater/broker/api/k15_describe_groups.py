@@ -17,7 +17,7 @@ from catchwater.wire.errors import ErrorCode
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Describe each group, or say why not."""
+    """Describe each group, or give its error."""
     tells_operations = getattr(request, "include_authorized_operations", False)
     groups = []
     for name in request.groups:

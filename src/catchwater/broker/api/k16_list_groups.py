@@ -1,10 +1,10 @@
-"""ListGroups (16), v0-5: the groups that have members now, and those that have positions.
+"""ListGroups (16), v0-5: the groups that have members, and those that have committed offsets.
 
-Of several brokers each lists the groups it coordinates; a caller that may not DESCRIBE the cluster
-sees the groups it may DESCRIBE.
+With several brokers each lists the groups it coordinates; a caller that may not DESCRIBE the
+cluster sees the groups it may DESCRIBE.
 
-Version notes: v4 (KIP-518) filters by state, v5 (KIP-848) by type. What protocol a group without
-members was of is known until the broker stops or there are too many; after that it is classic.
+Version notes: v4 (KIP-518) filters by state, v5 (KIP-848) by type. The broker remembers the type of
+an empty consumer group until it stops or there are too many groups; after that it shows as classic.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ class _Listed(NamedTuple):
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """List what the filters leave."""
+    """List the groups that pass the filters."""
     states = {state.lower() for state in getattr(request, "states_filter", ())}
     types = {kind.lower() for kind in getattr(request, "types_filter", ())}
     stored = await broker.log.groups()
@@ -46,7 +46,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
 
 
 def _all(broker: Broker, stored: list[str]) -> Iterator[_Listed]:
-    """Every group this broker coordinates; of two with one name the later one holds."""
+    """Every group this broker coordinates; a later one replaces an earlier one of its name."""
     for group_id in stored:
         if broker.groups.is_mine(group_id):
             yield _Listed(group_id, "consumer", GroupState.EMPTY.value, _CLASSIC)

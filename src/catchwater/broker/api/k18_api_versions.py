@@ -1,19 +1,18 @@
 """ApiVersions (18), v0-4: which APIs and versions this broker serves.
 
 Version notes: v3 sends the client's name and version and is flexible, but its reply keeps the
-header of v0 so that any client can read it (KIP-511); a name or version that is no word of
+header of v0 so that any client can read it (KIP-511); a name or version with other characters than
 letters, digits, dots and dashes is INVALID_REQUEST. A version we do not serve is answered in v0
-with UNSUPPORTED_VERSION and the ranges. Before v4 features whose lowest level is 0 are left out of
-the supported ones, for Java clients of that time cannot read them (KAFKA-17011).
+with UNSUPPORTED_VERSION and the ranges. Before v4 the supported features leave out those whose
+lowest level is 0, because Java clients of that time cannot read them (KAFKA-17011).
 
 Two feature levels are announced: with `transaction.version` 2 clients leave out AddPartitionsToTxn
 and take a new epoch from every EndTxn (KIP-890); `group.version` 1 says that the consumer protocol
 is served (KIP-848), which tools show.
 
-Produce is announced as if it began with v0, as Kafka does: older librdkafka compresses only for
-brokers that say so (KAFKA-18659). It never sends it. The telemetry of clients is served and not
-announced, as by Kafka's brokers without a receiver for it: clients would begin to ask what nobody
-wants to know.
+Produce is announced from v0 on, as Kafka does: older librdkafka compresses only for such brokers
+(KAFKA-18659), and never sends v0. The telemetry APIs are served but not announced, as by a Kafka
+broker without a telemetry receiver: clients would send metrics that nobody uses.
 """
 
 import re
@@ -31,7 +30,7 @@ UNANNOUNCED = {71, 72}
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """List the router's table."""
+    """List the APIs that the router serves."""
     if call.version >= _NAMES_SINCE:
         names = (request.client_software_name, request.client_software_version)
         if not all(_NAME.fullmatch(name) for name in names):

@@ -1,11 +1,11 @@
 """CreateTopics (19), v2-7: new topics, durable when answered.
 
 Version notes: v4 lets -1 mean the broker's default for partitions and replicas (KIP-464), v5 adds
-what was made and its settings to the reply (KIP-525), v7 the topic id (KIP-516).
+the number of partitions and the settings to the reply (KIP-525), v7 the topic id (KIP-516).
 
-A replication factor is how many brokers can serve the topic, so it may be as high as there are
-brokers; a manual assignment may name any of them. The storage keeps the data safe, whatever they
-say, and replies name one replica. Settings: `broker/topic_config.py`.
+A replication factor up to the number of brokers is accepted, and a manual assignment may name any
+of them; neither has an effect. The storage keeps the data safe, every broker serves every
+partition, and replies name one replica. Settings: `broker/topic_config.py`.
 """
 
 from collections import Counter
@@ -22,11 +22,11 @@ from catchwater.wire.errors import ErrorCode
 
 _DEFAULT = -1
 _DESCRIBE_CONFIGS = ByHandler(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC)
-_TOLD_OF_A_SETTING = ("name", "value", "read_only", "config_source", "is_sensitive")
+_SETTING_FIELDS = ("name", "value", "read_only", "config_source", "is_sensitive")
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Create each topic for itself; a request may succeed in part."""
+    """Create each topic independently; a request may succeed in part."""
     times = Counter(topic.name for topic in request.topics)
     topics = []
     for topic in {topic.name: topic for topic in request.topics}.values():
@@ -56,7 +56,7 @@ async def _create(
             error, message = ErrorCode.KAFKA_STORAGE_ERROR, str(reason)
     is_good = error is ErrorCode.NONE
     if is_good and validate_only:
-        topic_id = broker.clock.uuid().bytes  # as if it had been made
+        topic_id = broker.clock.uuid().bytes  # some id, as in a real reply
     return {
         "name": wanted.name,
         "topic_id": topic_id,
@@ -67,7 +67,7 @@ async def _create(
 
 
 def _settings(broker: Broker, call: Call, wanted: Any, error: ErrorCode) -> dict[str, Any]:
-    """The settings the topic has, or would have; null for a caller that may not know them."""
+    """The settings the topic has or would have; null if the caller may not see them."""
     if error is not ErrorCode.NONE:
         return {"configs": []}
     if not call.may(_DESCRIBE_CONFIGS, wanted.name):
@@ -75,7 +75,7 @@ def _settings(broker: Broker, call: Call, wanted: Any, error: ErrorCode) -> dict
         return {"configs": None, "topic_config_error_code": denied}
     own = {config.name: config.value for config in wanted.configs}
     configs = settings.of_topic(broker.config, Topic(b"", wanted.name, 1, own))
-    return {"configs": [{name: config[name] for name in _TOLD_OF_A_SETTING} for config in configs]}
+    return {"configs": [{name: config[name] for name in _SETTING_FIELDS} for config in configs]}
 
 
 def _partitions(broker: Broker, wanted: Any) -> int:

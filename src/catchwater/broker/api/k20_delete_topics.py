@@ -1,10 +1,11 @@
-"""DeleteTopics (20), v1-6: topics go, with their offsets; their objects are swept later.
+"""DeleteTopics (20), v1-6: deletes topics and their committed offsets; objects are swept later.
 
-Pins do not hold a topic back, for clients expect a deletion to be one: they are lost, loudly.
+A pin does not prevent it, because clients expect a deletion to succeed: the pin becomes `lost`,
+with a warning in the broker's log.
 
-A caller that may not DELETE a topic learns so by its name, and of an id whose topic it may not
-DESCRIBE that there is none. Version notes: v4 is flexible, v5 adds a message, v6 (KIP-516) takes
-topic ids as well as names.
+A caller that may not DELETE a topic is refused by the topic's name; an id whose topic it may not
+DESCRIBE is answered as unknown. Version notes: v4 is flexible, v5 adds a message, v6 (KIP-516)
+takes topic ids as well as names.
 """
 
 from collections import Counter
@@ -21,7 +22,7 @@ _DESCRIBE = ByHandler(Operation.DESCRIBE, ResourceType.TOPIC)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Delete each topic for itself; a request may succeed in part."""
+    """Delete each topic independently; a request may succeed in part."""
     if call.version >= 6:
         wanted = [(t.name, t.topic_id) for t in request.topics]
     else:

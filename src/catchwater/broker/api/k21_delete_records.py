@@ -1,10 +1,10 @@
-"""DeleteRecords (21), v0-2: a partition begins at a later offset from now on (KIP-107, KIP-204).
+"""DeleteRecords (21), v0-2: raises the log start of a partition (KIP-107, KIP-204).
 
-Offset -1 means the high watermark. The bytes go when the segments that hold them are swept; what
-is asked for below the log start is there already. Version notes: v2 is flexible.
+Offset -1 means the high watermark. The bytes are deleted when the segments that hold them are
+swept; an offset below the log start changes nothing. Version notes: v2 is flexible.
 
-POLICY_VIOLATION answers what the log has promised to keep: offsets that a pin holds, and topics
-that are compacted and nothing else (as Kafka does).
+POLICY_VIOLATION is the answer for offsets that a pin holds, and for topics whose only policy is
+compaction (as in Kafka).
 """
 
 import logging
@@ -24,7 +24,7 @@ _NO_OFFSET = -1
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Move every log start that may be moved; each partition is answered for itself."""
+    """Raise every log start that may be raised; each partition has its own answer."""
     asked = [(topic.name, wanted) for topic in request.topics for wanted in topic.partitions]
     wanted_starts: dict[PartitionKey, int] = {}
     errors: dict[tuple[str, int], ErrorCode] = {}
@@ -68,7 +68,7 @@ def _key(broker: Broker, name: str, wanted: Any) -> PartitionKey | None:
 
 
 def _take(broker: Broker, name: str, wanted: Any, log_starts: dict[PartitionKey, int]) -> ErrorCode:
-    """Note where a partition shall begin, unless that cannot be."""
+    """Add a partition's new log start to `log_starts`, or give the error that prevents it."""
     topic, key = broker.find_topic(name), _key(broker, name, wanted)
     if topic is None or key is None:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -1,14 +1,14 @@
 """InitProducerId (22), v0-5: a producer id, or a new epoch for a transactional id.
 
-Without a transactional id every call gets a new id with epoch 0; ids are never given twice, also
-not after a crash. A producer that brings its old id (v3, KIP-360) gets a new one too, which resets
-its sequences just as a raised epoch would.
+Without a transactional id every request gets a new producer id with epoch 0; an id is never given
+twice, not even after a crash. A producer that sends its old id (v3, KIP-360) gets a new one too,
+which resets its sequences just as a raised epoch would.
 
-With one, the epoch rises: earlier producers of that id are fenced, and what they left open is
-aborted before the answer. When no epoch is left there is a new producer id. A producer that brings
-its epoch and lost the reply (KIP-360) is given the same new one when it asks again.
+With a transactional id the epoch rises: earlier producers of that id are fenced, and their open
+transaction is aborted before the answer. After the last epoch comes a new producer id. A producer
+that lost the reply and asks again with its old epoch (KIP-360) gets the same new one.
 
-Version notes: v3 brings the id and epoch the producer has (KIP-360), v4 PRODUCER_FENCED (KIP-588).
+Version notes: v3 adds the producer's present id and epoch (KIP-360), v4 PRODUCER_FENCED (KIP-588).
 
 Not implemented: v6 (two-phase commit, KIP-939).
 """
@@ -29,7 +29,7 @@ _NONE = Producer(-1, -1)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Give the next id, or the next epoch."""
+    """Allocate a producer id, or raise the epoch of a transactional id."""
     error, producer = await _producer(broker, call.version, request)
     given = producer or _NONE
     return {
@@ -60,12 +60,12 @@ async def _producer(
 
 
 def _is_legal(transactional_id: str) -> bool:
-    """As a group's id, but longer: frameworks put names of jobs and tasks together."""
+    """Like a group id, but longer: frameworks join the names of jobs and tasks."""
     return 0 < len(transactional_id) <= _LONGEST_ID and transactional_id.isprintable()
 
 
 def _new_producer(broker: Broker, request: Any) -> Iterable[Resource]:
-    """What a producer without a transactional id needs."""
+    """The resource that a producer without a transactional id is checked for."""
     return (THE_CLUSTER,) if request.transactional_id is None else ()
 
 

@@ -1,8 +1,8 @@
 """OffsetForLeaderEpoch (23), v2-4: where a leader epoch ended.
 
 No partition has a leader here, so there is one epoch, 0, which ends at the high watermark: no
-client ever has to truncate. Among several brokers the catalog is asked for it, for a client may
-have read further on another broker than this one knows of; without the catalog the answer is
+client ever has to truncate. With several brokers the high watermark is read from the catalog,
+because the client may have read further on another broker; without the catalog the answer is
 KAFKA_STORAGE_ERROR (retriable). Any other epoch is answered as unknown (-1).
 """
 
@@ -17,16 +17,15 @@ _ONLY_EPOCH = 0
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Tell where the only epoch ends."""
+    """Answer with the end of the only epoch."""
     asked = [(topic.topic, p.partition) for topic in request.topics for p in topic.partitions]
-    untold = ErrorCode.NONE if await see_now(broker, asked) else ErrorCode.KAFKA_STORAGE_ERROR
+    in_touch = await see_now(broker, asked)
+    error = ErrorCode.NONE if in_touch else ErrorCode.KAFKA_STORAGE_ERROR
     return {
         "topics": [
             {
                 "topic": topic.topic,
-                "partitions": [
-                    _partition(broker, topic.topic, p, untold) for p in topic.partitions
-                ],
+                "partitions": [_partition(broker, topic.topic, p, error) for p in topic.partitions],
             }
             for topic in request.topics
         ]

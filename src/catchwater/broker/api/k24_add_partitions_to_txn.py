@@ -1,7 +1,7 @@
 """AddPartitionsToTxn (24), v0-3: partitions that a transaction of version 1 will write to.
 
 All or none: where a topic or partition does not exist, the others are OPERATION_NOT_ATTEMPTED.
-Clients of version 2 (KIP-890) do not ask; their batches add the partition.
+Clients of version 2 (KIP-890) do not send it; their batches add the partition.
 
 Version notes: v2 PRODUCER_FENCED (KIP-588).
 
@@ -20,7 +20,7 @@ _WRITE = ByHandler(Operation.WRITE, ResourceType.TOPIC)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Announce the partitions, unless there is one that cannot be written to."""
+    """Add the partitions, unless one of them cannot be written to."""
     refused: dict[tuple[str, int], ErrorCode] = {}
     keys = []
     for wanted in request.v3_and_below_topics:

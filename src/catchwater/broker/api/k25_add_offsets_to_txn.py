@@ -1,6 +1,6 @@
-"""AddOffsetsToTxn (25), v0-4: a group whose positions a transaction of version 1 will commit.
+"""AddOffsetsToTxn (25), v0-4: a group whose offsets a transaction of version 1 will commit.
 
-It begins the transaction; which group it is needs no note, for the positions bring it.
+It begins the transaction. The group is not stored, because TxnOffsetCommit names it again.
 
 Version notes: v2 PRODUCER_FENCED (KIP-588), v4 TRANSACTION_ABORTABLE (KIP-890), never answered.
 """

@@ -1,11 +1,11 @@
 """EndTxn (26), v0-5: commit or abort a transaction.
 
-When answered without error the outcome is durable; usually its markers are written too, so that
-the next transaction may begin at once.
+Once answered without an error the outcome is durable; usually its markers are written too, so that
+the next transaction can begin at once.
 
 Version notes: v2 PRODUCER_FENCED (KIP-588), v4 TRANSACTION_ABORTABLE, never answered; v5 is a
-client of version 2 (KIP-890): every end raises the epoch, which the answer gives, and may be asked
-for again with the epoch before.
+client of version 2 (KIP-890): every end raises the epoch, which the reply has, and the request may
+be repeated with the epoch before.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ _SECOND_VERSION = 5
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """End the transaction; the answer gives the epoch to go on with."""
+    """End the transaction; the reply has the epoch to continue with."""
     if not request.transactional_id:
         return _refuse(call, request, ErrorCode.INVALID_REQUEST)
     error, producer = await answered(

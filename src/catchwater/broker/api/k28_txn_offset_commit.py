@@ -1,12 +1,12 @@
-"""TxnOffsetCommit (28), v0-5: positions that become a group's when the transaction commits.
+"""TxnOffsetCommit (28), v0-5: offsets that become a group's when the transaction commits.
 
-They wait in the catalog, stored under the epoch of the coordinator's claim where there are several
-brokers; the chunk with the transaction's markers moves or drops them, in the same commit. Until
-then OffsetFetch with `require_stable` answers UNSTABLE_OFFSET_COMMIT.
+They are pending in the catalog; with several brokers, under the epoch of the coordinator's claim.
+The chunk with the transaction's markers applies or drops them, in the same commit. Until then
+OffsetFetch with `require_stable` answers UNSTABLE_OFFSET_COMMIT.
 
-Version notes: v3 brings the group's member and generation, checked as for OffsetCommit (KIP-447);
-v4 has TRANSACTION_ABORTABLE for what lies outside of a transaction (KIP-890); v5 is a client of
-version 2 (KIP-890), whose positions begin the transaction by themselves.
+Version notes: v3 adds the group's member and generation, checked as for OffsetCommit (KIP-447);
+v4 has TRANSACTION_ABORTABLE for offsets outside of a transaction (KIP-890); v5 is a client of
+version 2 (KIP-890), whose offsets begin the transaction by themselves.
 """
 
 from collections.abc import Mapping
@@ -32,10 +32,10 @@ _SECOND_VERSION = 5
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Store all good positions together, then answer each."""
+    """Store all valid offsets together, then answer each."""
     refusal = await _refusal(broker, call, request)
     if refusal is ErrorCode.STALE_MEMBER_EPOCH:
-        # Producers know only the error of the classic protocol.
+        # Producers only know the error of the classic protocol.
         refusal = ErrorCode.ILLEGAL_GENERATION
     errors: dict[tuple[str, int], ErrorCode] = {}
     commits: dict[tuple[str, int], OffsetCommit] = {}
@@ -53,7 +53,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
         if error is ErrorCode.NOT_COORDINATOR:
             broker.groups.give_up(request.group_id)
         elif error is ErrorCode.PRODUCER_FENCED:
-            # A group coordinator has no other name for it, in any version.
+            # No version of this API has PRODUCER_FENCED.
             error = ErrorCode.INVALID_PRODUCER_EPOCH
         elif error is ErrorCode.INVALID_TXN_STATE and call.version >= _ABORTABLE_SINCE:
             error = ErrorCode.TRANSACTION_ABORTABLE

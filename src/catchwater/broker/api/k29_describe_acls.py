@@ -1,8 +1,7 @@
-"""DescribeAcls (29), v1-3: there are none, for a gate decides (`gate.py`).
+"""DescribeAcls (29), v1-3: there are no ACLs; a gate decides (`gate.py`).
 
-Every version gets the answer of Kafka without an authorizer, SECURITY_DISABLED, by which tools and
-frameworks see that ACLs are not used here; without this API the broker would seem too old
-to them.
+Every version answers as Kafka without an authorizer, SECURITY_DISABLED, so that tools and
+frameworks see that ACLs are not used; without this API they would take the broker for too old.
 """
 
 from typing import Any

@@ -1,12 +1,12 @@
-"""DescribeConfigs (32), v1-4: the settings of topics, of this broker, and the level of its log.
+"""DescribeConfigs (32), v1-4: the settings of topics and of this broker, and its log level.
 
-The broker's settings carry `catchwater.control.url`, so that a client which knows only
-`bootstrap.servers` finds the control API. What a reply says of a setting: `broker/settings.py`.
+The broker's settings include `catchwater.control.url`, so that a client that only has
+`bootstrap.servers` finds the control API. The fields of a setting: `broker/settings.py`.
 
 Version notes: v1 adds where a value comes from and its synonyms, v3 its type and documentation,
 v4 is flexible.
 
-Groups and client metrics have no settings here, which is an empty answer as in Kafka.
+Groups and client metrics have no settings here; the answer is empty, as in Kafka.
 """
 
 from typing import Any
@@ -19,11 +19,11 @@ from catchwater.catalog.errors import CatalogRetriable
 from catchwater.wire.errors import ErrorCode
 
 MAX_RESOURCES = 10_000
-"""Of one request; each takes about a millisecond and some kilobytes of the reply."""
+"""Bound of one request; each takes about a millisecond and some kilobytes of the reply."""
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Describe each resource for itself."""
+    """Describe each resource independently."""
     names = [r.resource_name for r in request.resources if r.resource_type == settings.TOPIC]
     try:
         await broker.log.look_up(names)

@@ -1,22 +1,20 @@
-"""AlterConfigs (33), v0-2: a topic has exactly these settings from now on.
+"""AlterConfigs (33), v0-2: replaces all settings of a topic.
 
-What is not named goes back to its default; IncrementalAlterConfigs (44) changes single ones.
-Durable and in force on this broker when answered, on all others soon after. Version notes: v2 is
-flexible.
+A setting that is not named returns to its default; IncrementalAlterConfigs (44) changes single
+ones. Once answered the change is durable and in force on this broker, on all others soon after.
+Version notes: v2 is flexible.
 
 Settings: `broker/topic_config.py`. Those of brokers, groups and client metrics are refused by name.
 """
 
 from typing import Any
 
-from catchwater.broker import settings
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.gate import Each, Operation
-from catchwater.broker.settings import Change, alter_each, replaced
+from catchwater.broker.settings import ALTER, Change, alter_each, replaced
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Alter each resource for itself."""
+    """Alter each resource independently."""
     return await alter_each(
         broker, request, lambda r: [Change(c.name, c.value) for c in r.configs], replaced
     )
@@ -28,13 +26,5 @@ API = Api(
     range(0, 3),
     handle,
     notes="topics only",
-    asks=[
-        Each(
-            Operation.ALTER_CONFIGS,
-            settings.resource,
-            "resources",
-            "responses",
-            settings.answer,
-        )
-    ],
+    asks=[ALTER],
 )

@@ -1,7 +1,8 @@
-"""AlterReplicaLogDirs (34), v1-2: there is one place where bytes lie, and everything is there.
+"""AlterReplicaLogDirs (34), v1-2: there is one log directory, and every partition is in it.
 
-To be moved there is so anyway; no other place is known (LOG_DIR_NOT_FOUND). A topic that is named
-under several places is answered once, with all its partitions. Version notes: v2 is flexible.
+A request to move a partition there succeeds; any other directory is LOG_DIR_NOT_FOUND. A topic that
+is named under several directories is answered once, with all its partitions. Version notes: v2 is
+flexible.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from catchwater.wire.errors import ErrorCode
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Answer each partition for itself."""
+    """Answer each partition independently."""
     here = log_dir(broker)
     return _each(request, lambda place, name, index: _moved(broker, name, index, place == here))
 

@@ -1,12 +1,12 @@
-"""DescribeLogDirs (35), v1-5: how many bytes each partition holds, in the one place there is.
+"""DescribeLogDirs (35), v1-5: the bytes of each partition, in the only log directory.
 
-A broker tells of the partitions that Metadata names it as the leader of, so that over all brokers
-every byte is counted once. Bytes are those of record batches as they were written, of what
-retention has left.
+A broker lists the partitions whose leader it is in Metadata's replies, so that over all brokers
+every byte is counted once. Bytes are those of the record batches as written, as far as retention
+has not deleted them.
 
 Version notes: v3 adds a request-level error, v4 the volume's size and free space (KIP-827), known
-only where objects lie in a directory of this machine; v5 whether the place is closed for new
-partitions, which it never is.
+only for objects in a directory of this machine; v5 whether the directory is cordoned, which it
+never is.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _UNKNOWN_BYTES = -1
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """List all partitions, or those asked for; what is not there is left out."""
+    """List all partitions, or those asked for; unknown ones are left out."""
     asked = _asked(broker, call, request)
     keys = [(topic.id, index) for topic, indexes in asked for index in indexes]
     error = ErrorCode.NONE
@@ -51,7 +51,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
 
 
 def _asked(broker: Broker, call: Call, request: Any) -> list[tuple[Topic, list[int]]]:
-    """The topics and partitions asked for that this broker tells of."""
+    """The topics and partitions asked for that this broker lists."""
     wanted: Iterable[tuple[Topic | None, Iterable[int]]]
     if request.topics is None:
         wanted = [(topic, range(topic.partitions)) for topic in broker.log.topics]
@@ -86,7 +86,7 @@ def _topic(broker: Broker, topic: Topic, indexes: Iterable[int]) -> dict[str, An
 
 
 def log_dir(broker: Broker) -> str:
-    """The directory or, without what may be a password, the URL of the objects."""
+    """The directory of the objects, or their URL without a password."""
     url = broker.config.catchwater_objects
     if not url:
         return str(broker.config.log_dirs.absolute())

@@ -1,10 +1,10 @@
-"""CreatePartitions (37), v0-3: a topic gets more partitions, durable when answered (KIP-195).
+"""CreatePartitions (37), v0-3: adds partitions to a topic, durable when answered (KIP-195).
 
-A partition is never taken away. Another broker that has not heard of a new one answers that it is
-unknown, and clients ask again. Version notes: v2 is flexible, v3 may answer a quota's violation,
-which is not used.
+Partitions are never removed. Another broker that has not read the catalog yet answers that a new
+partition is unknown, and clients retry. Version notes: v2 is flexible, v3 may answer that a quota
+is exceeded, which is not used.
 
-A manual assignment may name any brokers that are there: each serves every partition.
+A manual assignment may name any live brokers: each serves every partition.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from catchwater.wire.errors import ErrorCode
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Let each topic grow for itself; a request may succeed in part."""
+    """Extend each topic independently; a request may succeed in part."""
     times = Counter(topic.name for topic in request.topics)
     results = []
     for wanted in {topic.name: topic for topic in request.topics}.values():

@@ -1,4 +1,4 @@
-"""DeleteGroups (42), v0-2: forget groups that have no members, with their positions."""
+"""DeleteGroups (42), v0-2: deletes groups that have no members, and their committed offsets."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from catchwater.wire.errors import ErrorCode
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Delete each, and say what came of it."""
+    """Delete each group independently."""
     return {
         "results": [
             {"group_id": name, "error_code": await _delete(broker, name)}
@@ -31,9 +31,9 @@ async def _delete(broker: Broker, group_id: str) -> ErrorCode:
         if groups.has_members(group_id):
             return ErrorCode.NON_EMPTY_GROUP
         try:
-            # Under the claim: a later coordinator may have members that commit positions by now.
+            # Under the claim: a later coordinator may have members that commit offsets by now.
             epoch = groups.claim_epoch(group_id)
-            # Forgotten before, for somebody may join a new group of this name meanwhile.
+            # Before the deletion, during which a member may join a new group of this name.
             was_known = groups.forget(group_id)
             had_positions = await broker.log.delete_group(group_id, epoch)
         except MOVED:

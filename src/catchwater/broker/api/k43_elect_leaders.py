@@ -1,7 +1,7 @@
 """ElectLeaders (43), v0-2: no partition has a leader, so no election is ever needed.
 
-That is the answer for every partition that is there, and where all are asked for none is named, as
-in Kafka. Version notes: v1 adds the election's type (KIP-460), v2 is flexible.
+Every existing partition is answered ELECTION_NOT_NEEDED; a request for all partitions is answered
+with none, as in Kafka. Version notes: v1 adds the election's type (KIP-460), v2 is flexible.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _TYPES = (0, 1)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Answer each partition for itself."""
+    """Answer each partition independently."""
     if getattr(request, "election_type", 0) not in _TYPES:
         return _refuse(call, request, ErrorCode.INVALID_REQUEST)
     return _each(request, ErrorCode.NONE, lambda name, index: _answer(broker, name, index))

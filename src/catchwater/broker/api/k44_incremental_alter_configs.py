@@ -1,7 +1,7 @@
-"""IncrementalAlterConfigs (44), v0-1: single settings of a topic are changed (KIP-339).
+"""IncrementalAlterConfigs (44), v0-1: changes single settings of a topic (KIP-339).
 
-SET, DELETE (back to the default), and for lists APPEND and SUBTRACT. What is appended and there
-already, or subtracted and not there, changes nothing, so a request may be sent again. Version
+SET, DELETE (back to the default), and for lists APPEND and SUBTRACT. Appending a value that is in
+the list, or subtracting one that is not, changes nothing, so a request may be repeated. Version
 notes: v1 is flexible.
 
 Settings: `broker/topic_config.py`. Those of brokers, groups and client metrics are refused by name.
@@ -9,14 +9,12 @@ Settings: `broker/topic_config.py`. Those of brokers, groups and client metrics 
 
 from typing import Any
 
-from catchwater.broker import settings
 from catchwater.broker.broker import Api, Broker, Call, Fields
-from catchwater.broker.gate import Each, Operation
-from catchwater.broker.settings import Change, alter_each, changed
+from catchwater.broker.settings import ALTER, Change, alter_each, changed
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Change each resource for itself."""
+    """Change each resource independently."""
 
     def changes(resource: Any) -> list[Change]:
         return [Change(c.name, c.value, c.config_operation) for c in resource.configs]
@@ -30,13 +28,5 @@ API = Api(
     range(0, 2),
     handle,
     notes="topics only",
-    asks=[
-        Each(
-            Operation.ALTER_CONFIGS,
-            settings.resource,
-            "resources",
-            "responses",
-            settings.answer,
-        )
-    ],
+    asks=[ALTER],
 )

@@ -1,8 +1,8 @@
-"""AlterPartitionReassignments (45), v0-1: partitions do not move, for they lie on no broker.
+"""AlterPartitionReassignments (45), v0-1: partitions cannot move, because no broker stores them.
 
-To put one where Metadata tells that it is anyway is done; any other place is refused by name, and
-there is nothing in progress to be cancelled (KIP-455). Version notes: v1 says whether the number
-of replicas may change, which it cannot.
+Assigning a partition to the broker that Metadata names succeeds; any other broker is refused by
+name, and there is no reassignment to cancel (KIP-455). Version notes: v1 says whether the number of
+replicas may change, which it cannot.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from catchwater.wire.errors import ErrorCode
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Answer each partition for itself."""
+    """Answer each partition independently."""
     return error_fields(ErrorCode.NONE) | {
         "allow_replication_factor_change": getattr(
             request, "allow_replication_factor_change", True

@@ -8,7 +8,7 @@ from catchwater.wire.errors import ErrorCode
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Name no partition, whichever are asked for, as Kafka does for those that do not move."""
+    """List no partition, as Kafka does if none is being reassigned."""
     return error_fields(ErrorCode.NONE)
 
 

@@ -1,4 +1,4 @@
-"""OffsetDelete (47), v0: forget a group's positions in topics that it does not read (KIP-496)."""
+"""OffsetDelete (47), v0: deletes a group's offsets in topics it does not read (KIP-496)."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from catchwater.wire.errors import ErrorCode
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Forget all that may be forgotten, then answer each."""
+    """Delete the offsets that may be deleted, then answer each."""
     async with broker.groups.in_order(request.group_id):
         error = await _refusal(broker, request.group_id)
         if error is not ErrorCode.NONE:
@@ -33,7 +33,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
 
 
 async def _refusal(broker: Broker, group_id: str) -> ErrorCode:
-    """What keeps the whole request from being done."""
+    """Why the whole request is refused, or NONE."""
     error = await broker.groups.hold(group_id)
     if error is not ErrorCode.NONE:
         return error

@@ -1,8 +1,8 @@
-"""DescribeQuorum (55), v0-2: who keeps the metadata, in the terms of KRaft (KIP-595).
+"""DescribeQuorum (55), v0-2: the metadata quorum, in the terms of KRaft (KIP-595).
 
-The catalog keeps it and there is no quorum of brokers. For tools that look for one, the live broker
-with the lowest id is the only voter and all others watch, on every broker; nobody lags, and
-offsets are 0 for there is no metadata log. Only `__cluster_metadata` is described, no topic.
+The catalog holds the metadata, and there is no quorum of brokers. For tools that expect one, every
+broker names the live broker with the lowest id as the only voter and all others as observers. None
+lags, and offsets are 0 because there is no metadata log. Only `__cluster_metadata` is described.
 
 Version notes: v1 adds times (KIP-836), v2 messages, directory ids and the voters' addresses
 (KIP-853).

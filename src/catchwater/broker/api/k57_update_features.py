@@ -1,10 +1,9 @@
 """UpdateFeatures (57), v0-2: levels of features belong to the release and cannot be changed.
 
-To set a feature to the level it has is done, anything else refused by name; nothing is changed, so
-`validate_only` (v1) makes no difference. ApiVersions lists the levels (KIP-584).
+Setting a feature to its present level succeeds; anything else is refused by name. Nothing changes,
+so `validate_only` (v1) makes no difference. ApiVersions lists the levels (KIP-584).
 
-Version notes: v1 knows kinds of upgrades, v2 answers the request as a whole and no longer each
-feature.
+Version notes: v1 has kinds of upgrades, v2 answers the request as a whole and not each feature.
 """
 
 from collections.abc import Mapping
@@ -16,11 +15,11 @@ from catchwater.broker.gate import Operation, Whole, the_cluster
 from catchwater.wire.errors import ErrorCode
 
 _BY_FEATURE = 1
-"""The last version that answers every feature for itself."""
+"""The last version with an answer for each feature."""
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Compare each feature with what it is."""
+    """Compare each feature with its present level."""
     versions = await k18_api_versions.handle(broker, call, request)
     levels = {each["name"]: each["max_version_level"] for each in versions["finalized_features"]}
     reasons = [(update.feature, _refusal(update, levels)) for update in request.feature_updates]

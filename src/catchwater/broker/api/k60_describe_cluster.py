@@ -1,8 +1,8 @@
 """DescribeCluster (60), v0-2: the brokers, and this one as their controller (KIP-700).
 
-Brokers are listed as in Metadata, but a zone of the client has no say here.
-Version notes: v1 asks for brokers or controllers (KIP-919), which are not served; v2 lists fenced
-brokers too (KIP-1073), of which there are none: a broker whose session has ended is not known.
+Brokers are listed as in Metadata, but regardless of the client's zone. Version notes: v1 asks for
+brokers or controllers (KIP-919), which are not served; v2 can list fenced brokers too (KIP-1073),
+but there are none: a broker whose session has ended is not known.
 """
 
 from typing import Any

@@ -1,10 +1,11 @@
-"""DescribeProducers (61), v0: who writes idempotently to a partition (KIP-664).
+"""DescribeProducers (61), v0: the idempotent producers of a partition (KIP-664).
 
-A reply has what the log knows of a producer: the epoch, the last sequence number and the time of
-its last batch, and where its open transaction began on this partition. Times are the broker's.
+A reply has the state that the log keeps of a producer: the epoch, the last sequence number, the
+time of its last batch, and the first offset of its open transaction on this partition. Times are
+the broker's.
 
-The epoch of the coordinator is always -1, none: a transaction ends in one commit, which no
-coordinator owns.
+The coordinator's epoch is always -1, none: a transaction ends in one commit, which no coordinator
+owns.
 """
 
 from typing import Any
@@ -18,7 +19,7 @@ _NONE = -1
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Describe each partition for itself; one that is named often is looked up once."""
+    """Describe each partition independently; a repeated one is looked up once."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for topic in request.topics:
         for index in set(topic.partition_indexes):

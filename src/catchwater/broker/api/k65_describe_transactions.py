@@ -1,6 +1,6 @@
-"""DescribeTransactions (65), v0: where transactional ids stand, what they have open (KIP-664).
+"""DescribeTransactions (65), v0: the states and open partitions of transactional ids (KIP-664).
 
-Of the topics that are open the caller sees those that it may DESCRIBE.
+Topics that the caller may not DESCRIBE are left out.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _DESCRIBE_TOPIC = ByHandler(Operation.DESCRIBE, ResourceType.TOPIC)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Answer every id for itself."""
+    """Answer every id independently."""
     rows = {row.transactional_id: row for row in await broker.log.txns.rows()}
     return {
         "transaction_states": [

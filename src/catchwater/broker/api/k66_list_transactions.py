@@ -1,7 +1,7 @@
 """ListTransactions (66), v0-2: all transactional ids, or those that pass the filters (KIP-664).
 
-The caller sees those that it may DESCRIBE. Version notes: v1 asks for transactions that have been
-open for so long (KIP-994), v2 for ids that a regular expression of RE2 matches whole (KIP-1152).
+Those that the caller may not DESCRIBE are left out. Version notes: v1 filters by how long a
+transaction has been open (KIP-994), v2 by a regular expression of RE2 for the whole id (KIP-1152).
 """
 
 from typing import Any
@@ -13,14 +13,14 @@ from catchwater.catalog.rows import TxnRow
 from catchwater.wire.errors import ErrorCode
 
 _NEVER_HERE = ("Dead", "PrepareEpochFence")
-"""States that Kafka has, and no transaction here: no filter of them is unknown."""
+"""States of Kafka that no transaction has here; a filter by them is valid and matches none."""
 
 
 _DESCRIBE = ByHandler(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """List what passes every filter that is given."""
+    """List the transactions that pass all filters."""
     duration_ms = getattr(request, "duration_filter", -1)
     now_ms = broker.clock.now_ms()
 
@@ -54,7 +54,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
 
 
 def _matching(rows: list[TxnRow], pattern: str | None) -> list[TxnRow]:
-    """Rows whose id matches; RE2 takes linear time for every pattern a client may send."""
+    """Rows whose id matches; RE2 takes linear time for every pattern."""
     if not pattern:
         return rows
     import pyarrow as pa  # loaded when first needed: brokers do without it otherwise

@@ -1,13 +1,12 @@
-"""ConsumerGroupHeartbeat (68), v0-1: all a member of the consumer protocol says (KIP-848).
+"""ConsumerGroupHeartbeat (68), v0-1: the only request of a consumer protocol's member (KIP-848).
 
-Rules: `broker/coordination/consumer/group.py`. What the member may not DESCRIBE its pattern does
-not mean; a name it may not DESCRIBE is refused.
+Rules: `broker/coordination/consumer/group.py`. A pattern does not match topics that the member may
+not DESCRIBE; a name that it may not DESCRIBE is refused.
 
-Version notes: v1 adds the regular expression, of RE2's syntax as in Kafka, and lets the member
-make its own id (KIP-1082); in v0 one that brings none is given one.
+Version notes: v1 adds the regular expression, in RE2's syntax as in Kafka, and lets the member make
+its own id (KIP-1082); in v0 a member without an id is given one.
 
-Not implemented: assignment by racks, whose names are only shown; members of both protocols in one
-group.
+Not implemented: assignment by racks, which are only shown; members of both protocols in one group.
 """
 
 from collections.abc import Iterable
@@ -37,7 +36,7 @@ _DESCRIBE = ByHandler(Operation.DESCRIBE, ResourceType.TOPIC)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Give the heartbeat to its group, or refuse it."""
+    """Pass the heartbeat to its group, or refuse it."""
     heartbeat = _heartbeat(broker, call, request)
     reply = _refusal(request.group_id, heartbeat) or await _bad_pattern(broker, heartbeat)
     if reply is None:
@@ -59,7 +58,7 @@ def _fields(reply: HeartbeatReply, interval_ms: int) -> Fields:
 
 
 def assignment(partitions: Partitions) -> dict[str, Any]:
-    """Partitions as the message groups them."""
+    """Partitions by topic, as in the message."""
     indexes: dict[bytes, list[int]] = {}
     for topic_id, index in sorted(partitions):
         indexes.setdefault(topic_id, []).append(index)
@@ -154,7 +153,7 @@ async def _bad_pattern(broker: Broker, heartbeat: Heartbeat) -> HeartbeatReply |
 
 
 async def _look_up(broker: Broker, heartbeat: Heartbeat) -> None:
-    """Ask for topics that another broker may just have created."""
+    """Read topics from the catalog that another broker may just have created."""
     unknown = [name for name in heartbeat.names or () if broker.find_topic(name) is None]
     if unknown:
         with suppress(CatalogRetriable):

@@ -1,9 +1,9 @@
 """ConsumerGroupDescribe (69), v0-1: groups of the consumer protocol and their members (KIP-848).
 
 A group of the classic protocol is GROUP_ID_NOT_FOUND here; DescribeGroups shows it. A group with a
-topic that the caller may not DESCRIBE is not shown at all.
+topic that the caller may not DESCRIBE is refused as a whole.
 
-Version notes: v1 adds the kind of a member (KIP-1099); all are of the consumer protocol here.
+Version notes: v1 adds the type of a member (KIP-1099); all are of the consumer protocol here.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ _DESCRIBE_TOPIC = ByHandler(Operation.DESCRIBE, ResourceType.TOPIC)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Describe each group, or say why not."""
+    """Describe each group, or give its error."""
     tells_operations = request.include_authorized_operations
     groups = [await _group(broker, call, name, tells_operations) for name in request.group_ids]
     return {"groups": groups}

@@ -1,8 +1,8 @@
-"""GetTelemetrySubscriptions (71), v0: which metrics a client shall push (KIP-714): none.
+"""GetTelemetrySubscriptions (71), v0: the metrics that a client shall push (KIP-714): none.
 
-Nothing receives metrics of clients here. As Apache Kafka without a receiver's plugin, ApiVersions
-does not announce this API, so that clients do not ask at all; one that asks all the same is given
-an id of its instance and an empty subscription.
+Nothing receives metrics of clients here. As in Apache Kafka without a telemetry receiver,
+ApiVersions does not announce this API, so clients do not send it; one that does gets an instance id
+and an empty subscription.
 
 Not implemented: subscriptions, and Kafka's quota of one such request in an interval.
 """
@@ -21,7 +21,7 @@ _INTERVAL_MS = 5 * 60 * 1000
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Give the client an id, if it has none, and nothing to do."""
+    """Answer with an instance id, new if the client has none, and an empty subscription."""
     return {
         "error_code": ErrorCode.NONE,
         "client_instance_id": (request.client_instance_id or broker.clock.uuid()).bytes,

@@ -1,8 +1,8 @@
-"""PushTelemetry (72), v0: metrics of a client (KIP-714), which are not kept.
+"""PushTelemetry (72), v0: a client's metrics (KIP-714), which are dropped.
 
-Nothing was subscribed to (GetTelemetrySubscriptions), so a client has nothing to push. What comes
-all the same is checked as by Apache Kafka, and dropped as there without a receiver's plugin; as
-there, ApiVersions does not announce this API.
+The subscription is empty (GetTelemetrySubscriptions), so a client has nothing to push. A request is
+checked as by Apache Kafka, and its metrics are dropped as there without a telemetry receiver.
+ApiVersions does not announce this API.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ _UNCOMPRESSED = 0
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Say what is wrong with it, if anything."""
+    """Answer with the error, if there is one."""
     return {"error_code": _error(request)}
 
 

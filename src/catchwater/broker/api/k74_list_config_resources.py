@@ -1,9 +1,9 @@
-"""ListConfigResources (74), v0-1: what has settings that are set (KIP-1142).
+"""ListConfigResources (74), v0-1: the resources that can have settings (KIP-1142).
 
-Version notes: v0 was ListClientMetricsResources (KIP-714) and asks for client metrics alone, of
-which there are none; v1 asks for kinds of resources, none named being all.
+Version notes: v0 was ListClientMetricsResources (KIP-714) and asks only for client metrics, of
+which there are none; v1 asks for types of resources, an empty list meaning all.
 
-Topics are listed whether or not a setting of theirs is set, as in Kafka.
+A topic is listed even if none of its settings is set, as in Kafka.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ _KINDS = frozenset((TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP))
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """List topics and brokers; no group and no subscription to client metrics has settings."""
+    """List topics and brokers; groups and client metrics have no settings here."""
     wanted = {CLIENT_METRICS} if call.version == 0 else set(request.resource_types) or _KINDS
     if not wanted <= _KINDS:
         return {"error_code": ErrorCode.UNSUPPORTED_VERSION}

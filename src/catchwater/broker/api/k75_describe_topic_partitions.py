@@ -1,10 +1,10 @@
 """DescribeTopicPartitions (75), v0: topics and their partitions, a page at a time (KIP-966).
 
-Topics come in the order of their names, all of them where none is named. A page ends with so many
-partitions as the request allows, 2,000 at most; `next_cursor` then says where to go on. Leaders
-and replicas are as in Metadata; no partition has eligible leaders beyond its one.
+Topics are in the order of their names; a request without names means all. A page has as many
+partitions as the request allows, 2,000 at most; `next_cursor` then says where to continue. Leaders
+and replicas are as in Metadata; no partition has other eligible leaders.
 
-A bad cursor is answered with INVALID_REQUEST by topic, for the reply has no error of its own.
+A bad cursor is answered with INVALID_REQUEST for each topic, because the reply has no error field.
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ from catchwater.catalog.rows import Topic
 from catchwater.wire.errors import ErrorCode
 
 MOST_PARTITIONS = 2_000
-"""Of one reply, as Kafka's `max.request.partition.size.limit`."""
+"""Bound of one reply, as Kafka's `max.request.partition.size.limit`."""
 
 
 _DESCRIBE = ByHandler(Operation.DESCRIBE, ResourceType.TOPIC)
 
 
 async def handle(broker: Broker, call: Call, request: Any) -> Fields:
-    """Describe what is asked for from the cursor on."""
+    """Describe the topics asked for, from the cursor on."""
     asked = sorted({topic.name for topic in request.topics})
     cursor = request.cursor
     if cursor is not None and (
@@ -54,7 +54,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
 def _page(
     broker: Broker, call: Call, names: Sequence[str], starts: dict[str, int], limit: int
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """So many partitions of these topics, and where to go on if some are left."""
+    """Up to `limit` partitions of these topics, and the cursor if some are left."""
     topics: list[dict[str, Any]] = []
     for name in names:
         if limit == 0:

@@ -201,17 +201,8 @@ class Group:
         return self._admit(request.fresh_id, request, waiter, now_ms)
 
     def _admit(self, member_id: str, request: Join, waiter: Waiter, now_ms: int) -> Answers:
-        member = Member(
-            id=member_id,
-            instance_id=request.instance_id,
-            client_id=request.client_id,
-            client_host=request.client_host,
-            session_timeout_ms=request.session_timeout_ms,
-            rebalance_timeout_ms=request.rebalance_timeout_ms,
-            protocols=request.protocols,
-            last_seen_ms=now_ms,
-            joining=waiter,
-        )
+        member = Member.joined(member_id, request, now_ms)
+        member.joining = waiter
         was_empty = not self.members
         self.members[member_id] = member
         self._count(member, 1)
@@ -242,17 +233,8 @@ class Group:
     def _replace_static(self, old: Member, request: Join, waiter: Waiter, now_ms: int) -> Answers:
         answers = self._answer_join(old, ErrorCode.FENCED_INSTANCE_ID)
         answers += self._answer_sync(old, ErrorCode.FENCED_INSTANCE_ID)
-        new = Member(
-            id=request.fresh_id,
-            instance_id=request.instance_id,
-            client_id=request.client_id,
-            client_host=request.client_host,
-            session_timeout_ms=request.session_timeout_ms,
-            rebalance_timeout_ms=request.rebalance_timeout_ms,
-            protocols=request.protocols,
-            last_seen_ms=now_ms,
-            assignment=old.assignment,
-        )
+        new = Member.joined(request.fresh_id, request, now_ms)
+        new.assignment = old.assignment
         self._count(old, -1)
         self._count(new, 1)
         # Rebuilt, so that the new member stands where the old one stood.

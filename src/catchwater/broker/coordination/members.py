@@ -122,6 +122,20 @@ class Member:
             return None
         return self.last_seen_ms + self.session_timeout_ms
 
+    @classmethod
+    def joined(cls, member_id: str, request: Join, now_ms: int) -> "Member":
+        """The member that a JoinGroup request makes."""
+        return cls(
+            member_id,
+            request.instance_id,
+            request.client_id,
+            request.client_host,
+            request.session_timeout_ms,
+            request.rebalance_timeout_ms,
+            request.protocols,
+            now_ms,
+        )
+
     def snapshot(self) -> MemberSnapshot:
         """The member as the next coordinator needs it."""
         return MemberSnapshot(
