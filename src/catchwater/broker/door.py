@@ -1,8 +1,8 @@
-"""Accepts a port's connections, a few at a time, so that each is judged before many more come.
+"""Accepts a port's connections, a few at a time, so that the bounds are applied between them.
 
-An event loop's own server accepts all that the kernel has queued before one can be refused of
-them: a thousand descriptors at once, which the broker may not have. Where accept(2) fails (most
-often for want of descriptors in the whole system) it pauses, and does not ask again and again.
+The event loop's own server accepts all connections that the kernel has queued before any can be
+refused: a thousand descriptors at once, which the broker may not have. If accept(2) fails, mostly
+because the system has no more descriptors, this one pauses instead of trying in a loop.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ _log = logging.getLogger("catchwater.broker")
 
 
 class Door:
-    """Makes a protocol for every connection to a socket that listens, until `close`."""
+    """Makes a protocol for every connection to a listening socket, until `close`."""
 
     def __init__(self, bound: socket.socket, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
-        """Begins at once, in the loop that runs."""
+        """Begins at once, in the running loop."""
         self._bound = bound
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
@@ -33,7 +33,7 @@ class Door:
         self._watch()
 
     def close(self) -> None:
-        """Accept no more; the socket is closed."""
+        """Stop accepting and close the socket."""
         self._is_closed = True
         self._loop.remove_reader(self._bound)
         if self._pause is not None:
@@ -71,6 +71,6 @@ class Door:
         was_full = len(self._opening) == AT_ONCE
         self._opening.discard(opening)
         if not opening.cancelled():
-            opening.exception()  # it was closed as soon as it was there
+            opening.exception()  # retrieved, for the client may have gone again already
         if was_full:
             self._watch()

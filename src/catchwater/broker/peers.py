@@ -1,9 +1,9 @@
-"""Which other brokers cannot be reached, known sooner than their sessions end.
+"""Detects unreachable brokers before their sessions expire.
 
-A session ends when its time is over; a process that was killed is gone at once, and the operating
-system says so on every connection to it. So each broker keeps one to every other and, when
-it is closed and not taken up again, no longer sends clients there. Nothing is fenced by this: a
-broker that only this one cannot reach goes on, and is recommended again as soon as it answers.
+A session expires after its timeout, but the operating system closes the connections of a killed
+process at once. So each broker keeps a connection to every other one; when it is closed and cannot
+be opened again, clients are no longer sent to that broker. This fences nothing: a broker that only
+this one cannot reach works on, and is recommended again as soon as it answers.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ AGAIN_S = 0.05
 CONNECT_S = 1.0
 
 _HELLO = b"".join(prefixed([struct.pack(">hhih4s", 18, 0, 0, 4, b"peer")]))
-"""ApiVersions v0; a connection without a good request is closed after a while."""
+"""ApiVersions v0: a broker closes connections that send no valid request."""
 
 Place = tuple[int, str, int]
 """A broker's id, host and port."""
 
 
 class Peers:
-    """The connections of one broker to all the others."""
+    """The connections of this broker to all others."""
 
     def __init__(self, log: Log, broker_id: int, clock: Clock) -> None:
         self.unreachable: set[int] = set()
@@ -57,7 +57,7 @@ class Peers:
                 async with asyncio.timeout(CONNECT_S):
                     reader, writer = await asyncio.open_connection(host, port)
             except OSError as error:
-                if error.errno not in NO_DESCRIPTORS:  # else it is this broker that cannot
+                if error.errno not in NO_DESCRIPTORS:  # else this broker is at fault
                     self.unreachable.add(broker_id)
                 await self._clock.sleep(AGAIN_S)
                 continue
@@ -72,4 +72,4 @@ class Peers:
             finally:
                 writer.close()
             if self._clock.monotonic_s() - began_s < CONNECT_S:
-                await self._clock.sleep(AGAIN_S)  # it takes connections only to close them
+                await self._clock.sleep(AGAIN_S)  # it accepts connections and closes them at once

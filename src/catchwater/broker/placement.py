@@ -1,18 +1,17 @@
-"""Which broker a client is told to talk to, where in truth any broker serves any partition.
+"""The broker that replies name as leader, coordinator or controller, though any could serve.
 
-What Metadata calls a partition's leader is a recommendation, made anew for every client: a broker
-of the client's own zone where there is one, evenly spread. Rendezvous hashing gives each partition
-a favourite among the candidates, the same on every broker that knows the same ones, and moves only
-a lost broker's partitions elsewhere. Groups and transactional ids have their coordinator by the
-same rule, whatever the client's zone.
+The leader in Metadata is a recommendation for one client: a broker of the client's zone if there
+is one, spread evenly. Rendezvous hashing gives each partition a favourite among the candidates. It
+is the same on every broker that knows the same candidates, and if a broker is lost only its own
+partitions move. The coordinators of groups and transactional ids follow the same rule, regardless
+of the client's zone.
 
-A client names its zone as `zone=NAME` in its client id (`zone=a,app=orders`), or when it fetches as
+A client names its zone as `zone=NAME` in its client id (`zone=a,app=orders`), or in a Fetch as
 `client.rack` (KIP-392).
 
-Administration is told the same: the recommended broker is a partition's leader and only replica,
-and this broker is the controller, since all of them take any request. A replication factor is how
-many brokers can serve a partition, so it may be as high as there are brokers; the data itself is
-kept by its storage.
+Administrative replies agree with this: the recommended broker is a partition's leader and only
+replica, and this broker is the controller, because every broker takes every request. A replication
+factor is accepted up to the number of brokers; the storage keeps the data.
 """
 
 import re
@@ -27,17 +26,17 @@ if TYPE_CHECKING:
 
 _ZONE = re.compile(r"(?:^|[,; ])zone=([^,; ]+)")
 MAX_PARTITIONS = 10_000
-"""Of one topic; a request for more is taken for a mistake."""
+"""Bound of one topic; a request for more is probably a mistake."""
 
 
 def zone_of(client_id: str | None) -> str:
-    """The zone that a client id names; empty where it names none."""
+    """The zone in a client id; empty if there is none."""
     found = _ZONE.search(client_id or "")
     return found[1] if found else ""
 
 
 def candidates(brokers: Sequence[BrokerRow], zone: str = "") -> Sequence[BrokerRow]:
-    """The brokers a client of this zone may be sent to: its own zone's, else any that stays.
+    """The brokers to recommend to a client of this zone: those of its zone, else all live ones.
 
     A draining broker is a candidate only if there is no other.
     """
@@ -54,7 +53,7 @@ def favourite(brokers: Sequence[BrokerRow], key: bytes) -> BrokerRow:
 
 
 def leader(brokers: Sequence[BrokerRow], partition: PartitionKey) -> BrokerRow:
-    """The broker to be told as a partition's leader, out of `candidates`."""
+    """The broker to name as a partition's leader, out of `candidates`."""
     topic_id, index = partition
     return favourite(brokers, topic_id + index.to_bytes(4, "big"))
 
@@ -69,21 +68,21 @@ def _score(broker_id: int, key: bytes) -> bytes:
 
 
 def controller_id(broker: "Broker") -> int:
-    """The broker told as the controller: this one, unless it is about to stop."""
+    """The broker to name as the controller: this one, unless it is draining."""
     ids = [row.id for row in candidates(broker.brokers)]
     mine = broker.config.node_id
     return mine if mine in ids else ids[0]
 
 
 def leaders(broker: "Broker", call: "Call") -> Callable[[PartitionKey], int]:
-    """Which broker this client is told as the leader of a partition, as by Metadata."""
+    """Partition to the id of the leader that Metadata names to this client."""
     listed = candidates(broker.brokers)
     near = candidates(listed, zone_of(call.header.client_id))
     return lambda key: leader(near, key).id
 
 
 def refused_factor(broker: "Broker", factor: int) -> str | None:
-    """Why a topic cannot have this replication factor; None where it can."""
+    """Why a replication factor is refused; None if it is not."""
     brokers = len(broker.brokers)
     if 1 <= factor <= brokers:
         return None
@@ -93,7 +92,7 @@ def refused_factor(broker: "Broker", factor: int) -> str | None:
 
 
 def refused_assignments(broker: "Broker", assignments: Iterable[Sequence[int]]) -> str | None:
-    """Why partitions cannot lie on these brokers, a list for each; None where they do anyway."""
+    """Why manual assignments, a list of brokers each, are refused; None if they are not."""
     ids = {row.id for row in broker.brokers}
     for wanted in assignments:
         if not wanted or len(set(wanted)) < len(wanted):

@@ -1,15 +1,14 @@
-"""How fast replays may read storage: bytes per second, shared by all readers of one account.
+"""Quotas of replays: bytes per second from storage, shared by all readers of one account.
 
-A replay reads storage itself, so nothing can be held back on its way. Instead the plan says that a
-quota applies, and before a task reads it pays: it asks for a grant, gets at most what the account
-earns in `STEP_S`, and waits until the account has earned it (throttled, never refused, as KIP-13).
-So tasks, jobs and micro-batches share one account evenly, however many there are, an account costs
-its broker at most `1 / STEP_S` requests a second, and a task that is killed leaves no debt but one
-step.
+A replay reads storage directly, so a broker cannot delay its bytes. Instead the plan says that a
+quota applies, and a task asks for a grant before it reads: it gets at most what the account earns
+in `STEP_S`, and waits until the account has earned it (throttled, never refused, as in KIP-13). So
+tasks, jobs and micro-batches share an account evenly, an account causes at most `1 / STEP_S`
+requests a second, and a killed task leaves a debt of one step at most.
 
-Which account somebody pays from, and its rate, is the question that `Limits` answers: the most
-specific of client id, principal and default, as Kafka resolves its client quotas. An account is
-kept in memory by one broker; when another takes over, or after a restart, it begins anew.
+`Limits` decides the account and its rate: the most specific of client id, principal and default, as
+Kafka resolves its client quotas. One broker holds an account in memory; after a restart, or when
+another broker takes over, it begins anew.
 """
 
 from collections.abc import Mapping
@@ -20,28 +19,28 @@ from catchwater.clock import Clock
 STEP_S = 0.25
 """A grant is at most what the account earns in this time."""
 FORGIVEN_S = 2.0
-"""A pause up to this, such as between two micro-batches, is made up for; after a longer one
-nothing is."""
+"""Up to this long an account that nobody uses goes on earning, as between two micro-batches; after
+a longer pause it begins anew."""
 MAX_ACCOUNTS = 10_000
-"""Clients choose their ids, so beyond this accounts that nobody pays from are forgotten."""
+"""Clients choose their ids, so beyond this number unused accounts are forgotten."""
 
 WITHOUT_LIMIT = -1
 CLIENT_ID = "client-id:"
-"""In front of a client id where it names an account, as `User:` is in front of a principal."""
+"""Prefix of a client id as an account's name, like `User:` of a principal."""
 
 
 class Quota(NamedTuple):
-    """The account somebody pays from, and what it earns."""
+    """An account and the rate at which it earns bytes."""
 
     account: str
     bytes_per_s: int
 
 
 class Limits(Protocol):
-    """Says what applies to whom; may change its mind at any time."""
+    """Resolves the quota of a client; the answer may change at any time."""
 
     def quota(self, principal: str, client_id: str) -> Quota | None:
-        """What applies; None if there is no limit. Does not block."""
+        """The quota that applies; None if there is no limit. Does not block."""
         ...
 
 
@@ -53,7 +52,7 @@ class ConfiguredLimits:
         self._overrides = overrides
 
     def quota(self, principal: str, client_id: str) -> Quota | None:
-        """The client id's own rate goes before the principal's, and that before the default."""
+        """The client id's rate, else the principal's, else the default."""
         for account in (CLIENT_ID + client_id, principal):
             if account in self._overrides:
                 return _limited(account, self._overrides[account])
@@ -65,7 +64,7 @@ def _limited(account: str, bytes_per_s: int) -> Quota | None:
 
 
 class Grant(NamedTuple):
-    """So many bytes may be read once the wait is over."""
+    """How many bytes may be read after waiting `throttle_ms`."""
 
     size_bytes: int
     throttle_ms: int
@@ -77,11 +76,11 @@ class ReplayQuotas:
     def __init__(self, limits: Limits, clock: Clock) -> None:
         self.limits = limits
         self._clock = clock
-        # Per account, until when what it earns is spent, by the monotonic clock.
+        # By account: the time up to which its earnings are spent, on the monotonic clock.
         self._spent_until_s: dict[str, float] = {}
 
     def grant(self, quota: Quota, wanted_bytes: int) -> Grant:
-        """Up to `wanted_bytes`, charged to the account at once; the reader waits first."""
+        """Charge up to `wanted_bytes` to the account; the reader waits before it reads."""
         now_s = self._clock.monotonic_s()
         if len(self._spent_until_s) >= MAX_ACCOUNTS:
             self._forget(now_s)
@@ -94,7 +93,7 @@ class ReplayQuotas:
         return Grant(size_bytes, max(round((spent_s - now_s) * 1000), 0))
 
     def _forget(self, now_s: float) -> None:
-        """Leave out the accounts that would begin anew."""
+        """Drop the accounts that would begin anew anyway."""
         self._spent_until_s = {
             account: spent_s
             for account, spent_s in self._spent_until_s.items()

@@ -1,12 +1,12 @@
-"""Settings of topics and brokers in Kafka's terms: as replies tell them, and as they are altered.
+"""Settings of topics and brokers in Kafka's terms: how replies show them and how they are altered.
 
-A synonym is one place that a value could come from; the first is the one that it does come from.
-What may hold a password is sensitive: its value is not shown. A broker's settings are read-only,
-for they are set where it is started.
+Synonyms are the places a value can come from; the first is the one that it does come from. A
+setting that may hold a password is sensitive: its value is not shown. A broker's settings are
+read-only, because they are set where it is started.
 
-Only topics have settings that can be changed; all else is refused by name. A topic's new settings
-are decided in the catalog's own transaction, so that two changes at once lose nothing, and are
-checked whole: with one refused setting nothing of a resource is changed.
+Only topics have settings that can be changed; changes of other resources are refused by name. A
+topic's new settings are computed in the catalog's transaction, so that of two changes at once none
+is lost, and are checked as a whole: one refused setting refuses all changes of its resource.
 """
 
 import logging
@@ -37,11 +37,11 @@ _CONTROL_URL = "catchwater.control.url"
 _BROKER_FIELDS = {field.name.replace("_", "."): field for field in fields(BrokerConfig)}
 
 Source = tuple[str, str | None, int]
-"""A setting's name, its value, and where that comes from."""
+"""A setting's name, its value, and the code of its source."""
 
 
 def of_topic(config: BrokerConfig, topic: Topic) -> list[dict[str, Any]]:
-    """All settings of a topic, as DescribeConfigs tells them."""
+    """All settings of a topic, as DescribeConfigs shows them."""
     return [
         _config(name, _sources(name, setting, config, topic), setting.kafka_type, setting.about)
         for name, setting in TOPIC_SETTINGS.items()
@@ -49,7 +49,7 @@ def of_topic(config: BrokerConfig, topic: Topic) -> list[dict[str, Any]]:
 
 
 def _sources(name: str, setting: Setting, config: BrokerConfig, topic: Topic) -> list[Source]:
-    """Where the value of a topic's setting comes from, and where it could."""
+    """The sources of a topic's setting; the first one counts."""
     found: list[Source] = []
     if name in topic.config:
         found.append((name, topic.config[name], _FROM_TOPIC))
@@ -72,13 +72,13 @@ def of_broker(config: BrokerConfig, control_url: str) -> list[dict[str, Any]]:
 
 
 def of_loggers() -> list[dict[str, Any]]:
-    """The level of the broker's log, which all its loggers have."""
+    """The level of the broker's log, the same for all its loggers."""
     level = logging.getLevelName(logging.getLogger().getEffectiveLevel())
     return [_config("root", [("root", level, _FROM_LOGGER)], STRING, None) | {"read_only": True}]
 
 
 def _broker_sources(config: BrokerConfig, field: Field[Any]) -> list[Source]:
-    """What differs from the default was set where the broker was started."""
+    """A value other than the default was set where the broker was started."""
     name = field.name.replace("_", ".")
     value = getattr(config, field.name)
     default: Source = (name, _text(field.default), _FROM_DEFAULT)
@@ -114,7 +114,7 @@ def _config(
 
 
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
-"""Kinds of resources, as DescribeConfigs and AlterConfigs number them."""
+"""Types of resources by Kafka's numbers (`ConfigResource.Type`)."""
 
 SET, DELETE, APPEND, SUBTRACT = range(4)
 
@@ -130,7 +130,7 @@ class Change(NamedTuple):
 
 
 class SettingRefused(CatchwaterError):
-    """A topic may not have the settings it would get; `error` says so on the wire."""
+    """A change of settings is refused; `error` is the code in the reply."""
 
     def __init__(self, error: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -142,17 +142,17 @@ Decide = Callable[[Sequence[Change], BrokerConfig], AlterConfig]
 
 
 def replaced(changes: Sequence[Change], config: BrokerConfig) -> AlterConfig:
-    """A topic has these settings and no others (AlterConfigs)."""
+    """The settings after AlterConfigs: these and no others."""
     return lambda current: _checked({}, changes, config)
 
 
 def changed(changes: Sequence[Change], config: BrokerConfig) -> AlterConfig:
-    """A topic has what it had, but for these changes (IncrementalAlterConfigs)."""
+    """The settings after IncrementalAlterConfigs: the present ones with these changes."""
     return lambda current: _checked(current, changes, config)
 
 
 def resource(broker: Broker, wanted: Any) -> Iterable[Resource]:
-    """What the gate is asked for the settings of a resource."""
+    """The resource that the gate checks for access to its settings."""
     kind, name = wanted.resource_type, wanted.resource_name
     if kind == TOPIC:
         return (Resource(ResourceType.TOPIC, name),)
@@ -162,7 +162,7 @@ def resource(broker: Broker, wanted: Any) -> Iterable[Resource]:
 
 
 def answer(wanted: Any, error: ErrorCode, message: str | None = None) -> Fields:
-    """What became of the changes of one resource."""
+    """The reply's part for one resource."""
     return {
         **error_fields(error, message),
         "resource_type": wanted.resource_type,
@@ -175,7 +175,7 @@ ALTER = Each(Operation.ALTER_CONFIGS, resource, "resources", "responses", answer
 
 
 async def alter_each(broker: Broker, request: Any, changes_of: Changes, decide: Decide) -> Fields:
-    """The reply to either API; a request may succeed in part, by resource."""
+    """Alter each resource independently; the reply to either API."""
     times = Counter((r.resource_type, r.resource_name) for r in request.resources)
     responses = []
     for resource in request.resources:
@@ -219,7 +219,7 @@ async def _alter(
 
 
 def _refuse(broker: Broker, resource: Any, changes: Sequence[Change]) -> None:
-    """What is no topic takes no change. Of a broker nothing was ever set, so DELETE is none."""
+    """Refuse changes of a resource that is no topic; a DELETE of a broker changes nothing."""
     error = ErrorCode.INVALID_REQUEST
     mine = str(broker.config.node_id)
     if resource.resource_type == BROKER:

@@ -1,8 +1,8 @@
-"""The HTTP port for people and machines that are not Kafka clients.
+"""The HTTP port for operators and for our own clients of plans, pins and epochs.
 
     GET    /healthz                                   the process is up
-    GET    /readyz                                    it takes requests; 503 while it stops, while
-                                                      its storage or its catalog is out of reach
+    GET    /readyz                                    it takes requests; 503 while it stops or
+                                                      cannot reach its storage or its catalog
     GET    /metrics                                   Prometheus
     GET    /api/v1/cluster                            the brokers, and this one's session
     GET    /api/v1/topics                             {"topics": [{"name", "id", "partitions"}]}
@@ -19,8 +19,8 @@
     GET    /api/v1/storage                            {"objects": url}
     POST   /api/v1/grants                {"bytes", "client_id"}: what may be read of the quota, when
 
-Every error is JSON: {"error": code, "message": sentence, "hint": sentence or null}; a plan that
-asks for offsets that are gone is answered 416 with the missing ranges, and a topic that the gate
-keeps from the caller 403. Bodies are bounded. It binds loopback unless the configuration says
-otherwise, and knows no users yet.
+Every error is JSON: {"error": code, "message": sentence, "hint": sentence or null}. A plan for
+offsets that were deleted is answered 416 with the missing ranges, a topic that the gate denies 403.
+Bodies are bounded. The port binds loopback unless the configuration says otherwise, and has no
+authentication yet.
 """

@@ -1,6 +1,6 @@
-"""The application: every path of the control API, and what becomes of what its handlers raise.
+"""The application: all paths of the control API, and the replies to errors of its handlers.
 
-The broker about itself and the topics are here; replays, pins and epochs are chapters of their own.
+The paths about the broker and its topics are here; plans, pins and epochs have their own modules.
 """
 
 from collections import Counter
@@ -64,7 +64,7 @@ class Health:
         return Response(self._broker.metrics.page(), media_type="text/plain; version=0.0.4")
 
     async def _measure_groups(self) -> None:
-        """Lag is looked up when somebody asks, so that commits and appends pay nothing for it."""
+        """Lag is computed when metrics are read, so that commits and appends cost nothing more."""
         metrics = self._broker.metrics
         metrics.group_members.clear()
         metrics.consumer_lag_records.clear()
@@ -153,7 +153,7 @@ def _topic(topic: Topic) -> dict[str, Any]:
 
 
 def create_app(broker: Broker) -> Starlette:
-    """The application; it keeps nothing of its own."""
+    """The application; it has no state of its own."""
     chapters = (Health(broker), Topics(broker), Plans(broker), Pins(broker), Epochs(broker))
     return Starlette(
         routes=[route for chapter in chapters for route in chapter.routes()],

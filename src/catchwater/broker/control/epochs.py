@@ -1,4 +1,4 @@
-"""Epochs of sinks: written once, and shown."""
+"""Epochs of sinks: committed once, and shown."""
 
 from typing import Any
 

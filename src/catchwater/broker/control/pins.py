@@ -1,4 +1,4 @@
-"""Pins: what the log promises not to delete, set, renewed and released."""
+"""Pins, which keep the log from deleting records: set, renewed and released."""
 
 from typing import Annotated, Any
 
@@ -25,7 +25,7 @@ class _PinBody(msgspec.Struct):
     positions: list[_Position]
     lease_until_ms: int | None = None
     lease_ms: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """From now on, by this broker's clock; goes before `lease_until_ms`."""
+    """From now on, by this broker's clock; takes precedence over `lease_until_ms`."""
     max_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
@@ -34,7 +34,7 @@ class _LeaseBody(msgspec.Struct):
 
 
 class Pins:
-    """The paths under `/api/v1/pins`; pins of topics that may not be READ are not the caller's."""
+    """The paths under `/api/v1/pins`; changing a pin needs READ of all its topics."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

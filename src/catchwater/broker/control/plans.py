@@ -1,7 +1,7 @@
-"""Where ranges of offsets lie in storage, and how much of them may be read when.
+"""Plans of replays: the objects and byte ranges of offsets, and grants of a quota to read them.
 
-A plan of committed records also says which transactions in its ranges were aborted; where there is
-a quota, a plan names it and a grant is a piece of it.
+A plan of committed records also lists the aborted transactions in its ranges. If a quota applies, a
+plan names it, and a grant is a part of it.
 """
 
 from typing import Annotated, Any, Literal
@@ -79,7 +79,7 @@ class Plans:
         )
 
     def _quota(self, client_id: str) -> dict[str, Any]:
-        """What who reads by a plan must know of the quota, where there is one."""
+        """The quota that applies to the reader of a plan, if there is one."""
         quota = self._broker.replay_quotas.limits.quota(ANONYMOUS, client_id)
         if quota is None:
             return {}
@@ -97,7 +97,7 @@ class Plans:
 
 
 def _committed(plan: CommittedPlan) -> dict[str, Any]:
-    """What a reader of committed records needs besides the ranges."""
+    """What a reader of committed records needs in addition to the ranges."""
     return {
         "isolation": READ_COMMITTED,
         "last_stable_offset": {str(p): offset for p, offset in plan.last_stable.items()},

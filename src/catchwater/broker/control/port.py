@@ -1,8 +1,9 @@
-"""The control port's connections: no more than their bound, and none that keeps it without use.
+"""The control port's connections: their bound and their deadlines.
 
-A connection has `REQUEST_S` for its next whole request, and as long to go on taking a reply. At
-the bound, one that has not asked for anything gives way to a new one, as on the Kafka port; where
-there is none, the new one is answered 503. Between requests uvicorn closes it after five seconds.
+A connection has `REQUEST_S` to send its next whole request, and as long to go on reading a reply.
+At the bound, a connection that has not sent a request is closed in favour of a new one, as on the
+Kafka port; if there is none, the new one is answered 503. Between requests uvicorn closes a
+connection after five seconds.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from catchwater.broker.pressure import Newcomers, RefusalLog
 REQUEST_S = 30.0
 
 _COMING = {h11.IDLE, h11.SEND_BODY}
-"""What the client has still to do in these states is to send its request."""
+"""The states in which we wait for the client's request."""
 
 
 class ControlPort:
@@ -37,7 +38,7 @@ class ControlPort:
 
     @property
     def protocol(self) -> type[asyncio.Protocol]:
-        """What uvicorn makes for every connection."""
+        """The protocol class for uvicorn, which makes one for every connection."""
 
         def connection(*args: Any, **kwargs: Any) -> ControlConnection:
             return ControlConnection(self, *args, **kwargs)
@@ -45,7 +46,7 @@ class ControlPort:
         return cast(type[asyncio.Protocol], connection)
 
     def admit(self, connection: "ControlConnection") -> bool:
-        """Count a new connection; whether it may stay."""
+        """Count a new connection; False if it was refused."""
         self._connections.add(connection)
         most = self._broker.config.catchwater_max_control_connections
         if len(self._connections) > most:
@@ -60,14 +61,14 @@ class ControlPort:
         return True
 
     def forget(self, connection: "ControlConnection") -> None:
-        """The connection is gone."""
+        """Drop a closed connection from the count."""
         self._connections.discard(connection)
         self.newcomers.drop(connection)
 
     def refuse(
         self, connection: "ControlConnection", reason: str, message: str, reply: bytes = b""
     ) -> None:
-        """Close at once, with these last bytes: one line in the log, one count in the metrics."""
+        """Send `reply`, if any, and close; logged and counted as in `count`."""
         self.count(connection, reason, message)
         if reply:
             connection.transport.write(reply)
@@ -76,14 +77,14 @@ class ControlPort:
             connection.transport.abort()
 
     def count(self, connection: "ControlConnection", reason: str, message: str) -> None:
-        """A line in the log and a count in the metrics for a connection that ends."""
+        """Log a connection that ends and count it in the metrics."""
         self.newcomers.drop(connection)
         self._broker.metrics.connections_closed.labels(reason).inc()
         host = connection.client[0] if connection.client else "unknown"
         self._refusals.write(host, f"control API: {message}", self.now_s)
 
     async def sweep(self) -> None:
-        """Once a second, until cancelled: close who keeps us waiting for too long."""
+        """Once a second, until cancelled: close connections that are past their deadlines."""
         while True:
             await self._broker.clock.sleep(1.0)
             self._refusals.summarize(self.now_s)
@@ -99,13 +100,13 @@ class ControlPort:
 
 
 class ControlConnection(H11Protocol):
-    """uvicorn's connection, which is counted and has deadlines."""
+    """uvicorn's connection, counted and with deadlines."""
 
     def __init__(self, port: ControlPort, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._port = port
         self.waited_for_since_s: float | None = None
-        """Since when the client has to do something; None: it is our turn."""
+        """Since when we wait for the client; None while it waits for us."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -124,7 +125,7 @@ class ControlConnection(H11Protocol):
             self.waited_for_since_s = None
 
     def send_400_response(self, msg: str) -> None:
-        # Within a reply that has begun there is no place for another one.
+        # A reply that was begun cannot be followed by this one.
         has_begun = self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}
         reply = b"" if has_begun else _NO_REQUEST
         self._port.refuse(self, "control_bad_request", "what came is no HTTP request.", reply)

@@ -1,8 +1,8 @@
-"""Bodies in, JSON out, the one shape of every error, and what a caller may do.
+"""Parsing bodies, encoding replies and errors, and the checks of the gate.
 
-Promises that a body is bounded and of the type that was asked for, and that every error has a
-code, a sentence and, where there is one, a hint. The control API knows no users yet: every caller
-is `ANONYMOUS` to the gate.
+Promises that a body is bounded and of the requested type, and that every error has a code, a
+sentence and, if there is one, a hint. The control API has no authentication yet: every caller is
+`ANONYMOUS` to the gate.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Refusal(CatchwaterError):
-    """A request that is answered with an HTTP error status."""
+    """Answers a request with an HTTP error status."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -58,7 +58,7 @@ _STATUSES: Mapping[type[CatchwaterError], tuple[int, str]] = {
 
 
 async def read_body(request: Request, kind: type[T]) -> T:
-    """The request's body as this type. Raises `Refusal` for too much, or for anything else."""
+    """The request's body as this type. Raises `Refusal` if it is too large or of another type."""
     data = bytearray()
     try:
         async for piece in request.stream():
@@ -83,7 +83,7 @@ def _error(status: int, code: str, message: str, hint: str | None, **more: Any) 
 
 
 async def http_error(request: Request, error: Exception) -> Response:
-    """What the router refused: a path or a method that is not there."""
+    """The reply to an unknown path or method."""
     assert isinstance(error, HTTPException)
     code = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}.get(error.status_code, "HTTP_ERROR")
     message = f"{request.method} {request.url.path}: {error.detail}."
@@ -91,7 +91,7 @@ async def http_error(request: Request, error: Exception) -> Response:
 
 
 async def operating_error(request: Request, error: Exception) -> Response:
-    """What a handler raised, each kind with its status and code."""
+    """The reply to an error that a handler raised; each class has its status and code."""
     assert isinstance(error, CatchwaterError)
     if isinstance(error, Refusal):
         return _error(error.status, error.code, str(error), error.hint)
@@ -105,7 +105,7 @@ async def operating_error(request: Request, error: Exception) -> Response:
 
 
 def check(broker: Broker, operation: Operation, topic: str) -> None:
-    """Raise `TopicDenied` if the gate keeps the topic from the caller."""
+    """Raise `TopicDenied` if the gate denies the caller this operation."""
     if not broker.may(ANONYMOUS, operation, topic):
         raise TopicDenied(ANONYMOUS, operation, topic)
 
@@ -117,9 +117,9 @@ def may_pin(broker: Broker, operation: Operation, pin: Pin) -> bool:
 
 
 async def check_pin(broker: Broker, request: Request) -> None:
-    """Raise `Refusal` if the pin is there, of topics that the caller may not read.
+    """Raise `Refusal` if there is such a pin and the caller may not READ all its topics.
 
-    It does not name them: they may be kept from the caller.
+    The error does not name the topics, which the caller may not know.
     """
     pin_id = request.path_params["id"]
     for pin in await broker.log.pins():
@@ -129,9 +129,9 @@ async def check_pin(broker: Broker, request: Request) -> None:
 
 
 async def find(broker: Broker, name: str, operation: Operation) -> Topic:
-    """The topic, its partitions as they are now, also where another broker has changed them.
+    """The topic, with its partitions' states read anew from a shared catalog.
 
-    Raises `TopicDenied` before it is known whether there is such a topic.
+    Raises `TopicDenied` before looking whether the topic exists.
     """
     check(broker, operation, name)
     await broker.log.look_up([name])
