@@ -1,8 +1,8 @@
 """The only source of time, sleep, randomness and ids.
 
-Everything that waits, stamps or draws takes a `Clock`, so that a test can hand in one that it
-moves by hand and a simulation can replay a seed. Nothing else in the package imports `time`,
-`random` or `uuid.uuid4` (the linter refuses it).
+Code that waits, reads the time or draws random numbers takes a `Clock`, so that a test can pass one
+that it advances itself and a simulation can replay a seed. No other module of the package imports
+`time`, `random` or `uuid.uuid4` (the linter refuses it).
 """
 
 import asyncio
@@ -15,16 +15,16 @@ from typing import Any
 
 
 class Clock:
-    """The machine's clock, and a random source that is seeded when a seed is given.
+    """The machine's clock, and a random source with an optional seed.
 
-    Without a seed the operating system draws, so that forked processes never draw alike.
+    Without a seed the operating system is the source, so that forked processes never draw the same.
     """
 
     def __init__(self, seed: int | None = None) -> None:
         self.random = random.SystemRandom() if seed is None else random.Random(seed)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the operating system's source, which every process has and none can send."""
+        """Leave out the operating system's random source, which cannot be pickled."""
         state = self.__dict__
         return {k: v for k, v in state.items() if not isinstance(v, random.SystemRandom)}
 
@@ -32,7 +32,7 @@ class Clock:
         self.__dict__.update({"random": random.SystemRandom(), **state})
 
     def now_ms(self) -> int:
-        """Wall-clock time, milliseconds since the Unix epoch; may jump."""
+        """Wall-clock time, milliseconds since the Unix epoch; may be set forward or back."""
         return time.time_ns() // 1_000_000
 
     def monotonic_s(self) -> float:
@@ -40,18 +40,18 @@ class Clock:
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
-        """Let the event loop go on for so many seconds."""
+        """Wait without blocking the event loop."""
         await asyncio.sleep(seconds)
 
     def pause(self, seconds: float, woken: int | None = None) -> None:
-        """Block this thread for so many seconds, or until this descriptor can be read."""
+        """Block this thread for so many seconds, or until this descriptor is readable."""
         if woken is None:
             time.sleep(seconds)
         else:
             select.select([woken], [], [], seconds)
 
     def token(self) -> str:
-        """Sixteen random hexadecimal digits: names nothing else will ever have."""
+        """Sixteen random hexadecimal digits, for unique names."""
         return f"{self.random.getrandbits(64):016x}"
 
     def uuid(self) -> uuid.UUID:
@@ -67,11 +67,11 @@ class ManualClock(Clock):
         self._now_ms = now_ms
 
     def now_ms(self) -> int:
-        """The time it was last moved to, in milliseconds."""
+        """The time of the last `advance`, in milliseconds."""
         return self._now_ms
 
     def monotonic_s(self) -> float:
-        """The same time in seconds."""
+        """The same time, in seconds."""
         return self._now_ms / 1000
 
     def advance(self, ms: int) -> None:
@@ -84,24 +84,24 @@ class ManualClock(Clock):
         await asyncio.sleep(0)
 
     def pause(self, seconds: float, woken: int | None = None) -> None:
-        """Move the clock instead of waiting; by a millisecond at least, so that no wait stands."""
+        """Move the clock instead of waiting; by 1 ms at least, so that every wait ends."""
         self._now_ms += math.ceil(seconds * 1000)
 
 
 SYSTEM = Clock()
-"""The machine's clock, for callers that are handed none."""
+"""The machine's clock, for callers that are given none."""
 
 
 TOLERANCE_MS = 10_000
-"""More than a clock is slewed by between two passes; what it may cost in retention."""
+"""More than NTP slews a clock between two passes; retention may be wrong by as much."""
 
 
 class ClockJumps:
-    """Whether the wall clock can be believed: it must have gone on as the monotonic clock has.
+    """Detects that the wall clock was set, by comparing it with the monotonic clock.
 
-    Retention by age and delete horizons compare the times of records with the wall clock, and one
-    that was set an hour ahead would delete an hour too early. So they act only when both clocks
-    agree on how long it has been since the last look; after a jump they wait for the next one.
+    Retention by age and delete horizons compare the times of records with the wall clock; one that
+    was set an hour ahead would delete an hour too early. So they act only if both clocks agree on
+    the time since the last call; after a jump they wait for the next pass.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -109,7 +109,7 @@ class ClockJumps:
         self._ahead_ms = self._look()
 
     def since_last(self) -> int:
-        """By how many milliseconds the wall clock has jumped since the last call; 0: it has not."""
+        """The milliseconds that the wall clock was set by since the last call; 0 if it was not."""
         before_ms, self._ahead_ms = self._ahead_ms, self._look()
         jump_ms = self._ahead_ms - before_ms
         return jump_ms if abs(jump_ms) > TOLERANCE_MS else 0

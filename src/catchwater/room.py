@@ -1,9 +1,9 @@
-"""What a broker's machine may run out of, and the space that is kept back for that moment.
+"""Running out of disk space or file descriptors, and a reserve of space for that case.
 
-Deleting takes space before it frees any: a transaction, a backup, the first bytes of another file.
-So a file of preallocated blocks lies on the disk of the write-ahead log. When something that frees
-space finds the disk full, the file is emptied and its space is there; nothing else is written
-until it is whole again.
+Deleting needs space before it frees any: a transaction, a backup, the first bytes of another file.
+So a file of preallocated blocks is kept on the disk of the write-ahead log. When an operation that
+frees space finds the disk full, the file is emptied to make room; nothing else is written until it
+has been filled again.
 """
 
 import errno
@@ -15,17 +15,17 @@ from pathlib import Path
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The disk, a quota or a limit on the size of files; a later write may succeed."""
 NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
-"""This process or the system has too many files open; it says nothing about the file."""
+"""This process or the system has too many open files; the file itself may be fine."""
 
 _SHARE = 16
-"""A small disk keeps no more than this part of itself back."""
+"""On a small disk the reserve is at most this part of it: 1/16."""
 
 
 class Reserve:
-    """The file; of no size where there is none. Used from any thread."""
+    """The reserve file; without a path there is no reserve. Used from any thread."""
 
     def __init__(self, path: Path | None = None, size_bytes: int = 0) -> None:
-        """Find the file, or make an empty one. Raises `OSError`."""
+        """Open the file, or create an empty one. Raises `OSError`."""
         self._lock = threading.Lock()
         self._size_bytes = 0
         self._fd = -1
@@ -40,7 +40,7 @@ class Reserve:
             self._is_whole = os.fstat(self._fd).st_size >= self._size_bytes
 
     def refill(self) -> bool:
-        """Take back what was given up, if the disk has it again; whether the reserve is whole."""
+        """Fill the file again if the disk has space; whether it is full."""
         if self._is_whole:
             return True
         with self._lock:
@@ -49,12 +49,12 @@ class Reserve:
                 self._is_whole = True
             except OSError as error:
                 os.ftruncate(self._fd, 0)
-                # A file system that cannot do it at all keeps no reserve.
+                # A file system that cannot preallocate has no reserve.
                 self._is_whole = error.errno not in NO_SPACE
         return self._is_whole
 
     def give_up(self) -> bool:
-        """Free its space for something that frees more; whether there was any."""
+        """Empty the file to make room for an operation that frees space; whether it had any."""
         with self._lock:
             if self._fd < 0 or not os.fstat(self._fd).st_size:
                 return False
@@ -63,7 +63,7 @@ class Reserve:
         return True
 
     def close(self) -> None:
-        """Let go of the file, which stays."""
+        """Close the file, which stays on the disk."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1

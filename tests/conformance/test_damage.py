@@ -22,8 +22,8 @@ from catchwater.config import CatchwaterError, LogConfig
 from catchwater.log.format.chunk import decode_index
 from catchwater.log.log import Log
 from catchwater.log.read.history import History
+from catchwater.log.repair.files import LogFiles
 from catchwater.log.repair.fsck import Report, fsck
-from catchwater.log.repair.stored import Stored
 from catchwater.log.storage import Storage
 from catchwater.log.write.sequence import PartitionState, sequence
 from catchwater.log.write.writer import Submission
@@ -78,7 +78,7 @@ class World:
     data: Path
     catalog: ReadOnlyCatalog
     storage: Storage
-    stored: Stored
+    stored: LogFiles
     keys: list[PartitionKey]
 
     def read(self, key: PartitionKey) -> bytes:
@@ -105,7 +105,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         objects = LocalStore(data / "objects", CLOCK)
         wal = FileWal(data, CLOCK, applied=snapshot.applied_sequence)
         keys = [row[:2] for row in snapshot.partitions]
-        yield World(data, catalog, Storage(wal, objects), Stored(objects, data), keys)
+        yield World(data, catalog, Storage(wal, objects), LogFiles(objects, data), keys)
         wal.close()
 
 

@@ -31,7 +31,7 @@ from catchwater.config import BrokerConfig, CatchwaterError, load_broker_config
 
 if TYPE_CHECKING:
     from catchwater.log.repair.fsck import Progress, Report
-    from catchwater.log.repair.rebuild import Rebuilt
+    from catchwater.log.repair.rebuild import RebuiltCatalog
     from catchwater.objects.base import ObjectStore
     from catchwater.wal.base import WalDescription
 
@@ -191,9 +191,9 @@ def _span(first: int, last: int) -> str:
 
 
 def _fsck(settings: BrokerConfig, deep: bool, progress: "Progress") -> "Report":
+    from catchwater.log.repair.files import LogFiles
     from catchwater.log.repair.fsck import fsck as check
     from catchwater.log.repair.fsck import fsck_directory
-    from catchwater.log.repair.stored import Stored
 
     data = settings.log_dirs
     if not settings.is_shared:
@@ -205,8 +205,8 @@ def _fsck(settings: BrokerConfig, deep: bool, progress: "Progress") -> "Report":
 
     with closing(open_catalog(settings.catchwater_catalog, SYSTEM)) as catalog:
         objects = _objects(settings.catchwater_objects, data)
-        stored = Stored(objects, settings.catchwater_wal_dir, catalog.payload)
-        return check(catalog, stored, deep=deep, progress=progress)
+        files = LogFiles(objects, settings.catchwater_wal_dir, catalog.payload)
+        return check(catalog, files, deep=deep, progress=progress)
 
 
 @app.command()
@@ -247,11 +247,13 @@ def rebuild(
         raise typer.Exit(WARNS)
 
 
-def _rebuild_directory(data: Path, source: str, guess: bool, yes: bool, dry_run: bool) -> "Rebuilt":
+def _rebuild_directory(
+    data: Path, source: str, guess: bool, yes: bool, dry_run: bool
+) -> "RebuiltCatalog":
     from catchwater.log.directory import locked, new_cluster_id
+    from catchwater.log.repair.files import LogFiles
     from catchwater.log.repair.rebuild import rebuild as read_all
     from catchwater.log.repair.replace import CatalogThere, has_catalog, replace_catalog
-    from catchwater.log.repair.stored import Stored
 
     with locked(data):
         if has_catalog(data) and not (yes or dry_run):
@@ -259,8 +261,8 @@ def _rebuild_directory(data: Path, source: str, guess: bool, yes: bool, dry_run:
                 f"There is a catalog in {data}.",
                 hint="say --yes to have it moved aside, or --dry-run to see what would be made",
             )
-        stored = Stored(_objects(source, data), data)
-        rebuilt = read_all(stored, new_cluster_id(SYSTEM), guess=guess)
+        files = LogFiles(_objects(source, data), data)
+        rebuilt = read_all(files, new_cluster_id(SYSTEM), guess=guess)
         if not dry_run:
             aside = replace_catalog(data, rebuilt, SYSTEM)
             talk(f"the catalog in {data} is made" + (f"; the old one is {aside}" if aside else ""))
@@ -269,14 +271,14 @@ def _rebuild_directory(data: Path, source: str, guess: bool, yes: bool, dry_run:
 
 def _rebuild_shared(
     url: str, objects: "ObjectStore", wal_dir: Path | None, guess: bool, dry_run: bool
-) -> "Rebuilt":
+) -> "RebuiltCatalog":
     from catchwater.log.directory import new_cluster_id
     from catchwater.log.open import open_catalog
+    from catchwater.log.repair.files import LogFiles
     from catchwater.log.repair.rebuild import rebuild as read_all
     from catchwater.log.repair.replace import CatalogThere
-    from catchwater.log.repair.stored import Stored
 
-    rebuilt = read_all(Stored(objects, wal_dir), new_cluster_id(SYSTEM), guess=guess)
+    rebuilt = read_all(LogFiles(objects, wal_dir), new_cluster_id(SYSTEM), guess=guess)
     if not dry_run:
         with closing(open_catalog(url, SYSTEM)) as catalog:
             if catalog.load().topics or catalog.groups():
@@ -288,7 +290,7 @@ def _rebuild_shared(
     return rebuilt
 
 
-def _print_rebuilt(rebuilt: "Rebuilt", as_json: bool) -> None:
+def _print_rebuilt(rebuilt: "RebuiltCatalog", as_json: bool) -> None:
     properties = {
         "backup": rebuilt.backup.number if rebuilt.backup else None,
         "backup_created_ms": rebuilt.backup.created_ms if rebuilt.backup else None,

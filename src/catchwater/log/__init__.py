@@ -1,5 +1,5 @@
 """Chapter 3: from accepted batches to immutable segments, and back.
 
-Batches whose records were found sound are gathered into a chunk, made durable by the WAL, given
-their offsets by one pure sequencer, acknowledged, and later packed into per-partition segments.
+Batches with intact records are gathered into a chunk, made durable by the WAL, given their offsets
+by one pure sequencer, acknowledged, and later packed into per-partition segments.
 """

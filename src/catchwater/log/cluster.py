@@ -1,12 +1,12 @@
-"""This broker among the others: its session in the shared catalog, and who else is alive.
+"""This broker's session in a shared catalog, and the list of live brokers.
 
-A session is renewed four times in its time to live. When the catalog says that it was superseded
-(this process was paused, or cut off for too long), it joins again with a new epoch; nothing of
-the old session is acknowledged then, which `write.writer` sees to. When another process has
-joined under this broker's id, it does not: two would supersede each other for ever.
+A session is renewed four times in its time to live. When the catalog answers that it was superseded
+(this process was paused, or cut off for too long), the broker joins again with a new epoch, and
+`write.writer` acknowledges nothing of the old session. It does not join again when another process
+has joined under its id: the two would supersede each other forever.
 
-`brokers` never lists a session that the catalog has ended: it hears of every change, looks at
-every heartbeat, and leaves out by itself whose deadline has passed since.
+`brokers` never lists a session that the catalog has ended: the list is read after every notice and
+at every heartbeat, and leaves out sessions whose deadline has passed since.
 """
 
 import asyncio
@@ -26,20 +26,20 @@ from catchwater.config import CatchwaterError
 
 _LOG = logging.getLogger(__name__)
 
-_BEATS_A_SESSION = 4
+_HEARTBEATS_A_SESSION = 4
 
 
 class BrokerReplaced(CatchwaterError):
-    """Another process has joined under this broker's id; this one can only stop."""
+    """Another process has joined under this broker's id; this one must stop."""
 
 
 class Cluster:
-    """The sessions of one broker, one after the other. Used on the event loop."""
+    """The successive sessions of this broker. Used on the event loop."""
 
     def __init__(
         self, catalog: SharedCatalog, broker: BrokerRow, session_ms: int, clock: Clock
     ) -> None:
-        """`broker` is how this one is to be known; epoch, state and deadline are filled in."""
+        """`broker` is this broker's row; the catalog sets its epoch, state and deadline."""
         self._catalog = catalog
         self._broker = broker
         self._session_ms = session_ms
@@ -49,11 +49,11 @@ class Cluster:
         self._news = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._rows: list[BrokerRow] = []
-        # When the heartbeat was sent whose deadline our own row shows.
-        self._beat_s = clock.monotonic_s()
+        # When the heartbeat was sent that set the deadline in our own row.
+        self._renewed_s = clock.monotonic_s()
         self._is_in_touch = True
         self.session = Session(broker.id, 0)
-        """The newest one; epoch 0 before the first."""
+        """The current session; epoch 0 before the first."""
         self.on_fenced: Callable[[], None] = lambda: None
         """Called when a heartbeat found that the session has ended."""
         self.replaced = asyncio.Event()
@@ -64,12 +64,15 @@ class Cluster:
         or `CatalogUncertain`.
         """
         await self._begin_session()
-        self._tasks = [asyncio.ensure_future(self._beat()), asyncio.ensure_future(self._watch())]
+        self._tasks = [
+            asyncio.ensure_future(self._heartbeats()),
+            asyncio.ensure_future(self._watch()),
+        ]
 
     async def rejoin(self, fenced: Session) -> Session:
-        """The session after this one that has ended; begins it if nobody has yet.
+        """The session after `fenced`; begins it unless another task has.
 
-        Goes on trying while the catalog is out of reach. Raises `BrokerReplaced`.
+        Retries while the catalog cannot be reached. Raises `BrokerReplaced`.
         """
         async with self._joining:
             while self.session == fenced:
@@ -83,34 +86,35 @@ class Cluster:
             return self.session
 
     def brokers(self) -> list[BrokerRow]:
-        """The brokers that are alive as far as we know, by id."""
+        """The live brokers as far as this one knows, by id."""
         own = next((row for row in self._rows if row[:2] == self.session), None)
         if own is None:
             return self._rows
-        # Out of touch, we know of no deadline that was moved: then better list one too many.
-        elapsed_s = min(self._clock.monotonic_s() - self._beat_s, 2 * self._interval_s)
+        # Without a heartbeat we do not learn new deadlines, so we stop counting down: a dead broker
+        # in the list is better than a live one left out.
+        elapsed_s = min(self._clock.monotonic_s() - self._renewed_s, 2 * self._interval_s)
         now_ms = own.deadline_ms - self._session_ms + int(1000 * elapsed_s)
         return [row for row in self._rows if row.deadline_ms > now_ms]
 
     @property
     def is_current(self) -> bool:
-        """Whether the session was renewed so lately that nobody can have ended it."""
-        silent_s = self._clock.monotonic_s() - self._beat_s
+        """Whether the session was renewed recently enough that it cannot have expired."""
+        silent_s = self._clock.monotonic_s() - self._renewed_s
         return silent_s < self._session_ms / 1000 and not self.replaced.is_set()
 
     async def look(self) -> None:
-        """Ask the catalog which brokers are alive. Raises `CatalogUnavailable`."""
+        """Read the live brokers from the catalog. Raises `CatalogUnavailable`."""
         self._rows = await asyncio.to_thread(self._catalog.brokers)
 
     def look_soon(self) -> None:
-        """The catalog has notified that a broker came or went."""
+        """Read the brokers soon: a notice said that one joined or left."""
         self._news.set()
 
     async def drain(self) -> None:
-        """Tell everybody that this broker is about to leave, if the catalog is there."""
+        """Mark this broker as draining in the catalog, if it can be reached."""
         self._state = "draining"
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._beat_once(), self._interval_s)
+            await asyncio.wait_for(self._heartbeat(), self._interval_s)
 
     async def leave(self) -> None:
         """End the session and the heartbeats."""
@@ -124,10 +128,10 @@ class Cluster:
 
     @property
     def _interval_s(self) -> float:
-        return self._session_ms / 1000 / _BEATS_A_SESSION
+        return self._session_ms / 1000 / _HEARTBEATS_A_SESSION
 
     async def _begin_session(self) -> None:
-        self._beat_s = self._clock.monotonic_s()
+        self._renewed_s = self._clock.monotonic_s()
         row = self._broker._replace(state=self._state)
         self.session = await asyncio.wrap_future(self._catalog.join(row, self._session_ms))
         _LOG.info("Broker %d has session %d.", *self.session)
@@ -144,25 +148,25 @@ class Cluster:
                     hint="Give every broker a node.id of its own.",
                 )
 
-    async def _beat(self) -> None:
+    async def _heartbeats(self) -> None:
         while not self.replaced.is_set():
             await self._clock.sleep(self._interval_s)
-            await self._beat_once()
+            await self._heartbeat()
 
     async def _watch(self) -> None:
         while True:
             await self._news.wait()
             self._news.clear()
-            # Where it cannot be reached now, the next heartbeat looks again.
+            # If the catalog cannot be reached, the next heartbeat reads the rows.
             with suppress(CatalogRetriable):
                 await self.look()
 
-    async def _beat_once(self) -> None:
+    async def _heartbeat(self) -> None:
         session, began_s = self.session, self._clock.monotonic_s()
-        beat = self._catalog.heartbeat(session, self._state, self._session_ms)
+        heartbeat = self._catalog.heartbeat(session, self._state, self._session_ms)
         try:
-            self._rows = await asyncio.wrap_future(beat)
-            self._beat_s = began_s
+            self._rows = await asyncio.wrap_future(heartbeat)
+            self._renewed_s = began_s
             self._is_in_touch = True
         except SessionFenced as error:
             _LOG.warning("%s", error)
@@ -175,7 +179,7 @@ class Cluster:
             self._lost_touch("The catalog took no heartbeat of this broker", error)
 
     def _lost_touch(self, what: str, error: CatchwaterError) -> None:
-        """Say so once, not at every try."""
+        """Log it once, not at every retry."""
         if self._is_in_touch:
             _LOG.warning("%s: %s", what, error)
         self._is_in_touch = False

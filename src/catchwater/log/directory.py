@@ -1,14 +1,14 @@
-"""The data directory: its lock, its format, and what lies in it.
+"""The data directory of a lone broker: its lock, its format and its files.
 
-    catchwater.lock   locked for the life of the broker, holds its process id
+    catchwater.lock   locked while the broker runs, contains its process id
     format            the number of this layout
     catalog.db        the catalog
-    reserve           space that is kept back for what frees space
+    reserve           space kept back for operations that free space
     wal/              the write-ahead log
     objects/          the local object store
 
-The lock goes with the process, however that ends. Opening checks the WAL behind what the catalog
-has applied; it is for the log to replay it.
+The operating system releases the lock when the process ends. Opening checks the WAL after the frame
+that the catalog has applied; `log.open` replays it.
 """
 
 import fcntl
@@ -32,7 +32,7 @@ FORMAT = 1
 
 
 class DirectoryInUse(CatchwaterError):
-    """Another process has the data directory."""
+    """Another process has locked the data directory."""
 
 
 class DirectoryTooNew(CatchwaterError):
@@ -44,11 +44,11 @@ class DirectoryUnusable(CatchwaterError):
 
 
 class DirectoryFull(DirectoryUnusable):
-    """The data directory's disk has no space for what opening it takes; nothing was lost."""
+    """The data directory's disk has too little space to open it; nothing was lost."""
 
 
 class DataDirectory:
-    """A data directory that this process holds, with its stores open, until `close`."""
+    """A data directory locked by this process, with its stores open, until `close`."""
 
     def __init__(
         self,
@@ -60,10 +60,10 @@ class DataDirectory:
         objects_url: str = "",
         reserve_bytes: int = 0,
     ) -> None:
-        """Create the directory if need be, lock it, and open what lies in it.
+        """Create the directory if needed, lock it, and open its stores.
 
-        With `objects_url` the objects lie elsewhere: see `objects.open`. On a full disk it is
-        opened on the reserve, if an earlier start has made one.
+        With `objects_url` the objects are elsewhere: see `objects.open`. On a full disk opening
+        uses up the reserve, if an earlier start has made one.
 
         Raises `DirectoryInUse`, `DirectoryTooNew`, `DirectoryFull`, `DirectoryUnusable`,
         `CatalogTooNew`, `CatalogDead`, `WalTooNew`, `WalCorrupt`, `StoreError` or `ConfigError`;
@@ -117,9 +117,9 @@ class DataDirectory:
             self.reserve.refill()
 
     def close(self) -> None:
-        """Close the stores (the catalog writes what is left) and let another process have them.
+        """Close the stores, of which the catalog writes its last changes, and unlock the directory.
 
-        Raises `CatalogDead`; all is closed then too.
+        Raises `CatalogDead`; everything is closed then too.
         """
         with ExitStack() as closing:
             closing.callback(os.close, self._lock)
@@ -130,7 +130,7 @@ class DataDirectory:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a data directory, created if need be, without opening it.
+    """Lock a data directory, created if needed, without opening it.
 
     Raises `DirectoryInUse`, `DirectoryFull` or `DirectoryUnusable`.
     """
@@ -147,7 +147,7 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Name the directory in what the system, or what lies in it, raises."""
+    """Turn errors of the system and the stores into errors that name the directory."""
     full = f"The disk of the data directory {path} is full"
     hint = "Make room on it, then start again; nothing was lost."
     try:
@@ -175,7 +175,7 @@ def _take_lock(fd: int, path: Path) -> None:
 
 
 def _write_pid(fd: int) -> None:
-    """Write it over the last one, which takes no space on a full disk."""
+    """Overwrite the last process id, which needs no space on a full disk."""
     os.pwrite(fd, b"%-19d\n" % os.getpid(), 0)
 
 

@@ -39,7 +39,7 @@ from catchwater.log.cluster import Cluster
 from catchwater.log.core import RangeMissing, done
 from catchwater.log.keep.housekeeping import Housekeeping
 from catchwater.log.keep.pins import in_force
-from catchwater.log.open import Opened, SharedStores, connect, embedded, shared
+from catchwater.log.open import OpenLog, SharedStores, connect, embedded, shared
 from catchwater.log.read.planner import Planner
 from catchwater.log.read.reader import Reader
 from catchwater.log.read.stable import Stability
@@ -74,7 +74,7 @@ class Read(NamedTuple):
 class Log:
     """One broker's log in one data directory, between `open` and `close`."""
 
-    def __init__(self, opened: Opened, config: LogConfig) -> None:
+    def __init__(self, opened: OpenLog, config: LogConfig) -> None:
         """Use `open`, `shared` or `connect`."""
         core = opened.core
         self.cluster_id = opened.cluster_id

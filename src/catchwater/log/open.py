@@ -1,8 +1,7 @@
-"""How a log is opened: alone over its data directory, or as one of many over a shared catalog.
+"""Opens a log: of a lone broker over its data directory, or of one of many over a shared catalog.
 
-Alone, opening locks the data directory and brings the catalog up to what the write-ahead log
-holds. Among many there is nothing to recover: the broker joins, follows the catalog's notices, and
-then sees everything as it is.
+A lone broker locks its data directory and replays the write-ahead log into the catalog. One of many
+has nothing to recover: it joins, follows the catalog's notices, and loads the present state.
 """
 
 import asyncio
@@ -37,20 +36,20 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SharedStores:
-    """Where many brokers keep what they share."""
+    """The stores that many brokers share."""
 
     catalog_url: str
     objects_url: str
     wal: WalKind = "object"
     wal_dir: Path | None = None
-    """For the kind `file`: a directory that all brokers see."""
+    """For the kind `file`: a directory that all brokers can read."""
     wal_linger_ms: int = 150
     """For the kind `object`."""
 
 
 @dataclass(frozen=True)
-class Opened:
-    """What a log is made of; `close` lets go of it once nothing is written any more."""
+class OpenLog:
+    """The parts of an opened log; call `close` when nothing is being written any more."""
 
     cluster_id: str
     core: Core
@@ -60,8 +59,8 @@ class Opened:
 
 async def embedded(
     data_dir: Path, config: LogConfig, clock: Clock, objects_url: str = ""
-) -> Opened:
-    """Lock the data directory and recover.
+) -> OpenLog:
+    """Lock the data directory and recover the log.
 
     Raises what `DataDirectory` raises, `CatalogOlder` or `ChunkError`.
     """
@@ -77,7 +76,7 @@ async def embedded(
         txns,
         clock,
         Intake(config.pending_bytes, states),
-        # Objects that lie elsewhere have a disk of their own.
+        # Objects elsewhere are not on the disk of the reserve.
         reserve=Reserve() if objects_url else directory.reserve,
     )
     core.committer = committer
@@ -86,7 +85,7 @@ async def embedded(
     async def close() -> None:
         await asyncio.to_thread(directory.close)
 
-    return Opened(directory.snapshot.cluster_id, core, None, close)
+    return OpenLog(directory.snapshot.cluster_id, core, None, close)
 
 
 def _recover(
@@ -119,14 +118,15 @@ async def shared(
     broker: BrokerRow,
     config: LogConfig,
     clock: Clock,
-) -> Opened:
-    """Join as this broker, and see what is there.
+) -> OpenLog:
+    """Join as this broker, and load the present state.
 
     Raises `BrokerRefused`, `WalDirectoryRefused`, `CatalogUnavailable`, `CatalogUncertain` or
     `CatalogOlder`; the catalog stays open then.
     """
     await asyncio.to_thread(refuse_older, catalog, objects)
     cluster_id = (await asyncio.to_thread(catalog.load)).cluster_id
+    # From here on this broker has a session; a failure ends it again.
     cluster = Cluster(catalog, broker, config.session_ms, clock)
     await cluster.join()
     async with AsyncExitStack() as undo:
@@ -137,6 +137,7 @@ async def shared(
         core = Core(catalog, Storage(wal, objects), Topics(), states, {}, clock, intake, cluster)
         view = View(core, catalog, cluster)
         undo.push_async_callback(view.close)
+        # Notices first, then everything: no change between the two is missed.
         await asyncio.to_thread(catalog.listen, view.notify)
         await view.load()
         core.committer = SharedCommitter(core, catalog, view, cluster, open_wal)
@@ -149,15 +150,15 @@ async def shared(
         await cluster.leave()
         await asyncio.to_thread(catalog.close)
 
-    return Opened(cluster_id, core, view, close)
+    return OpenLog(cluster_id, core, view, close)
 
 
 async def connect(
     stores: SharedStores, broker: BrokerRow, config: LogConfig, clock: Clock
-) -> Opened:
-    """As `shared`, over the stores that these settings name.
+) -> OpenLog:
+    """Open the stores that these settings name, then as `shared`.
 
-    Raises `ConfigError` too, where an optional package is missing or a URL is none.
+    Raises `ConfigError` too, for a missing optional package or a malformed URL.
     """
     catalog = await asyncio.to_thread(open_catalog, stores.catalog_url, clock)
     async with AsyncExitStack() as undo:
@@ -173,7 +174,6 @@ async def connect(
 
 def open_catalog(url: str, clock: Clock) -> SharedCatalog:
     """The catalog of this URL. Raises `ConfigError`, `CatalogTooNew` or `CatalogUnavailable`."""
-    """The catalog that this URL names. Raises `ConfigError` or what opening it raises."""
     try:
         from catchwater.catalog.postgres import PostgresCatalog
     except ModuleNotFoundError as error:

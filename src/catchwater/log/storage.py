@@ -1,7 +1,6 @@
-"""Bytes by object key, wherever they lie: WAL files in the WAL, all else in the object store.
+"""Reads bytes by object key: WAL files from the WAL, everything else from the object store.
 
-The catalog's runs point into both alike. This is the one place that tells them apart, by the
-beginning of the key.
+The catalog's runs point into both. Only this module distinguishes them, by the key's prefix.
 """
 
 from collections.abc import Sequence
@@ -22,19 +21,19 @@ PARQUET = "parquet/"
 SEGMENTS = "segments/"
 
 UNREADABLE = (ObjectMissing, ObjectTruncated, WalReadError)
-"""What `Storage.read` raises where bytes that the catalog knows of are not there (any more)."""
+"""What `Storage.read` raises if the bytes that a row names do not exist (any more)."""
 
 
 class StagedDamaged(CatchwaterError):
-    """A staged chunk is missing, damaged, or not meant for the topic; nothing was committed."""
+    """A staged chunk is missing, damaged, or for another topic; nothing was committed."""
 
 
 class Readable(Protocol):
-    """What of a log's bytes is needed to read and to plan."""
+    """The part of a storage that reading and planning need."""
 
     @property
     def objects(self) -> ObjectStore:
-        """Where all that is no WAL file lies."""
+        """The store of all objects other than WAL files."""
         ...
 
     def read(self, key: str, offset: int, size: int) -> bytes:
@@ -42,7 +41,7 @@ class Readable(Protocol):
         ...
 
     def url(self, key: str) -> str:
-        """Where a reader in another process finds the object."""
+        """The object's URL for readers in other processes."""
         ...
 
 
@@ -54,17 +53,15 @@ class Storage:
         self.objects = objects
 
     def read(self, key: str, offset: int, size: int) -> bytes:
-        """Exactly these bytes. Raises one of `UNREADABLE`, or `StoreError`."""
         if key.startswith(WAL):
             return self.wal.read(key, offset, size)
         return self.objects.get_range(key, offset, size)
 
     def url(self, key: str) -> str:
-        """Where a reader in another process finds the object."""
         return self.wal.url(key) if key.startswith(WAL) else self.objects.url(key)
 
     def delete(self, key: str) -> None:
-        """Remove the object; one that is not there is no error."""
+        """Delete the object; a missing one is no error."""
         if key.startswith(WAL):
             self.wal.remove(key)
         else:
@@ -72,7 +69,7 @@ class Storage:
 
 
 def load_staged(objects: ObjectStore, topic: Topic, keys: Sequence[str]) -> dict[str, Chunk]:
-    """The indexes of staged chunks meant for this topic, every byte of which was checked.
+    """The indexes of staged chunks for this topic, after checking every byte of them.
 
     Raises `StagedDamaged`.
     """

@@ -1,8 +1,8 @@
-"""What a broker among many knows of topics and partitions: a view that only moves forward.
+"""One of many brokers' view of topics and partitions, which only moves forward.
 
-The catalog is the truth; the states in memory follow it, by what this broker commits itself and by
-the notices of the catalog about all others. Where notices may have been missed, or name a topic
-that is unknown here, everything is loaded again. High watermarks and log starts never move back.
+The catalog is the truth. The states in memory follow it through this broker's own commits and the
+catalog's notices of all others. If notices may have been missed, or name a topic that is unknown
+here, everything is loaded again. High watermarks and log starts never go back.
 """
 
 import asyncio
@@ -29,24 +29,24 @@ class View:
         self._catalog = catalog
         self._cluster = cluster
         self._loop = asyncio.get_running_loop()
-        # Loads are numbered as they are asked for; all up to `_loaded` have been answered.
+        # Loads are numbered as they are requested; all up to `_loaded` are done.
         self._asked = self._loaded = 0
         self._loading = asyncio.Lock()
         self._stale = asyncio.Event()
-        # Partitions of a chunk that is being committed, and what notices said of them meanwhile.
+        # Partitions of a chunk that is being committed, and the notices about them meanwhile.
         self._held: set[PartitionKey] = set()
         self._later: list[tuple[bytes, int, int, int]] = []
         self._following = asyncio.ensure_future(self._follow())
 
     def notify(self, notice: Notice) -> None:
-        """Take a notice, from any thread."""
+        """Apply a notice; callable from any thread."""
         self._loop.call_soon_threadsafe(self._noticed, notice)
 
     @contextmanager
     def hold(self, keys: Iterable[PartitionKey]) -> Iterator[None]:
-        """Believe no notice about these partitions before what is going on has come to its end.
+        """Delay notices about these partitions until the commit under way has ended.
 
-        The notice of a commit may be here before its answer; readers who woke by it would not
+        The notice of a commit may arrive before its answer, and readers that it woke would not
         find the bytes in memory yet.
         """
         self._held = set(keys)
@@ -58,7 +58,7 @@ class View:
             self._move(later)
 
     async def load(self) -> None:
-        """See everything as it is now, or later. Raises `CatalogUnavailable`."""
+        """Load everything as it is now, or later. Raises `CatalogUnavailable`."""
         self._asked += 1
         mine = self._asked
         async with self._loading:
@@ -70,11 +70,11 @@ class View:
             self._loaded = loaded
 
     async def refresh(self, keys: Iterable[PartitionKey]) -> None:
-        """See these partitions as they are now, or later. Raises `CatalogUnavailable`."""
+        """Load these partitions as they are now, or later. Raises `CatalogUnavailable`."""
         self._core.show(await asyncio.to_thread(self._catalog.partitions, list(keys)))
 
     async def close(self) -> None:
-        """Follow no longer."""
+        """Stop following the catalog."""
         self._following.cancel()
         await asyncio.wait([self._following])
 
@@ -114,11 +114,11 @@ class View:
                 await self._core.clock.sleep(_LOAD_AGAIN_S)
 
     def _take(self, snapshot: Snapshot, known: set[bytes]) -> None:
-        """`known` are the topics when the load began: what is not among them is younger."""
+        """`known` are the topics from when the load began; all others are newer than it."""
         core = self._core
-        there = {topic.id for topic in snapshot.topics}
+        loaded = {topic.id for topic in snapshot.topics}
         for topic in list(core.topics):
-            if topic.id in known and topic.id not in there:
+            if topic.id in known and topic.id not in loaded:
                 core.forget_topic(topic)
         for topic in snapshot.topics:
             if topic.id not in known or core.topics.by_id(topic.id) is not None:

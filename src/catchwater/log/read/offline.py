@@ -26,7 +26,7 @@ from catchwater.log.open import open_catalog
 from catchwater.log.read.planner import CommittedPlan, Planner
 from catchwater.log.read.reader import PlanRange, Reader
 from catchwater.log.read.stable import Stability
-from catchwater.log.repair.stored import Stored
+from catchwater.log.repair.files import LogFiles
 from catchwater.log.storage import WAL
 from catchwater.log.write.sequence import decoded, replay, states_of, txns_of
 from catchwater.objects.base import ObjectMissing
@@ -46,7 +46,7 @@ class NoCatalog(CatchwaterError):
 class OfflineLog:
     """What a catalog says, as it was when this was made."""
 
-    def __init__(self, catalog: Catalog, stored: Stored, *, is_alone: bool) -> None:
+    def __init__(self, catalog: Catalog, stored: LogFiles, *, is_alone: bool) -> None:
         """Use `opened`; the caller of this calls `close`."""
         seen = catalog.load()
         states = states_of(seen)
@@ -112,7 +112,7 @@ def opened(catalog_url: str, objects_url: str, clock: Clock) -> Iterator[Offline
         is_alone = not catalog_url.startswith(("postgresql://", "postgres://"))
         if is_alone:
             data_dir = _data_dir(catalog_url)
-            stored = Stored(open_store(objects_url or _objects_in(data_dir), clock), data_dir)
+            stored = LogFiles(open_store(objects_url or _objects_in(data_dir), clock), data_dir)
             catalog: Catalog = ReadOnlyCatalog(data_dir / CATALOG)
             open_now.callback(catalog.close)
         else:
@@ -124,7 +124,7 @@ def opened(catalog_url: str, objects_url: str, clock: Clock) -> Iterator[Offline
             mark = "&" if urlsplit(catalog_url).query else "?"
             catalog = open_catalog(f"{catalog_url}{mark}{_READ_ONLY}", clock)
             open_now.callback(catalog.close)
-            stored = Stored(open_store(objects_url, clock), None)
+            stored = LogFiles(open_store(objects_url, clock), None)
         log = OfflineLog(catalog, stored, is_alone=is_alone)
         open_now.callback(log.close)
         yield log
@@ -152,7 +152,7 @@ def _objects_in(data_dir: Path) -> str:
     return folder.as_uri()
 
 
-def _out_of_reach(catalog: Catalog, stored: Stored) -> dict[PartitionKey, list[RunRow]]:
+def _out_of_reach(catalog: Catalog, stored: LogFiles) -> dict[PartitionKey, list[RunRow]]:
     """The runs in chunks of write-ahead logs that cannot be read from here, by partition."""
     there: dict[str, bool] = {}
     found: dict[PartitionKey, list[RunRow]] = {}

@@ -1,14 +1,14 @@
-"""The catalog's small state as objects beside the segments, so that the bucket alone is enough.
+"""Backups of the catalog as objects beside the segments, so that the bucket alone is enough.
 
-Segments say of themselves what they hold. All else (topics, watermarks, producers' standing,
-groups, pins, epochs, the runs that still lie in chunks) is written as one object
+Segments describe themselves. The rest (topics, watermarks, producer states, groups, pins, epochs,
+runs in chunks that are not packed yet) is written as one object
 `catalog/<number, 20 digits>.json.zst`: compressed, a line with version and CRC-32C, then the state
 as JSON. `rebuild` makes a catalog from the newest intact one.
 
-The catalog draws a backup's number before the object is written. So an object with a higher number
-than the catalog knows of shows that the catalog comes from an earlier time (`refuse_older`).
+The catalog allocates a backup's number before the object is written. So an object with a higher
+number than the catalog knows shows that the catalog is from an earlier time (`refuse_older`).
 
-Everything here blocks. Objects are found by listing them: a stale list gives an older backup.
+All calls block. Objects are found by listing them: a stale list gives an older backup.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from catchwater.wire.codecs import Codec, CodecError, compress, decompress
 
 BACKUPS = "catalog/"
 KEPT = 5
-"""So many backups stay; older ones are deleted."""
+"""How many backups are kept; older ones are deleted."""
 
 _ENDING = ".json.zst"
 _VERSION = 1
@@ -35,11 +35,11 @@ _MAX_STATE_BYTES = 4 * 2**30
 
 
 class BackupDamaged(CatchwaterError):
-    """A backup is not what was written, or was written by a newer release."""
+    """A backup is damaged, or was written by a newer release."""
 
 
 class CatalogOlder(CatchwaterError):
-    """The catalog is from an earlier time than its own backups: it has forgotten something."""
+    """The catalog is older than its own backups: later changes are missing in it."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +52,15 @@ class Backup:
 
     @property
     def applied_sequence(self) -> int:
-        """The last frame of an embedded catalog's WAL that the state holds."""
+        """The last WAL frame that is applied in the state of an embedded catalog."""
         [(_, applied, *_rest)] = self.state["log"]
         return int(applied)
 
 
 class Backups:
-    """Writes backups of one catalog. Used in one thread at a time."""
+    """Writes backups of one catalog. Used by one thread at a time."""
 
     def __init__(self, catalog: Catalog, objects: ObjectStore, clock: Clock) -> None:
-        """Nothing is read or written yet."""
         self._catalog = catalog
         self._objects = objects
         self._clock = clock
@@ -87,7 +86,7 @@ class Backups:
         return number
 
     def cover(self, sequence: int) -> None:
-        """Return once a backup holds this WAL frame; until then its file must not go."""
+        """Back up unless a backup has this WAL frame; its file may be deleted only after that."""
         if self._covered < sequence:
             self.back_up()
 
@@ -98,7 +97,7 @@ class Backups:
 
 
 def refuse_older(catalog: Catalog, objects: ObjectStore) -> None:
-    """Raise `CatalogOlder` if there is a backup that this catalog knows nothing of."""
+    """Raise `CatalogOlder` if there is a backup that this catalog does not know."""
     known = catalog.last_backup()
     newest = max((number for number, _ in _listed(objects)), default=0)
     if newest > known:
@@ -111,7 +110,7 @@ def refuse_older(catalog: Catalog, objects: ObjectStore) -> None:
 
 
 def newest_backup(objects: ObjectStore) -> tuple[Backup | None, list[BackupDamaged]]:
-    """The newest backup that is intact, and what is wrong with newer ones."""
+    """The newest intact backup, and the errors of newer ones."""
     damaged: list[BackupDamaged] = []
     for number, key in sorted(_listed(objects), reverse=True):
         try:
@@ -124,7 +123,7 @@ def newest_backup(objects: ObjectStore) -> tuple[Backup | None, list[BackupDamag
 
 
 def last_number(objects: ObjectStore) -> int:
-    """The highest number a backup has; 0 where there is none."""
+    """The highest number of a backup; 0 if there is none."""
     return max((number for number, _ in _listed(objects)), default=0)
 
 
@@ -140,13 +139,13 @@ def decode(key: str, number: int, data: bytes) -> Backup:
     try:
         unfolded = bytes(decompress(Codec.ZSTD, data, max_bytes=_MAX_STATE_BYTES))
         head, _, body = unfolded.partition(b"\n")
-        said = msgspec.json.decode(head, type=_Head)
-        if said.version > _VERSION:
+        header = msgspec.json.decode(head, type=_Head)
+        if header.version > _VERSION:
             raise BackupDamaged(
-                f"{key} has format version {said.version}; this release reads up to {_VERSION}.",
+                f"{key} has format version {header.version}; this release reads up to {_VERSION}.",
                 hint="Run the release that wrote it, or a newer one.",
             )
-        if crc32c(body) != said.crc32c:
+        if crc32c(body) != header.crc32c:
             raise BackupDamaged(f"{key} is damaged: its checksum is wrong.")
         found = msgspec.json.decode(body, type=_Body)
     except (CodecError, msgspec.DecodeError) as error:
@@ -185,7 +184,7 @@ def _decoded_rows(state: dict[str, list[list[Any]]]) -> Iterator[tuple[str, list
 
 
 def _listed(objects: ObjectStore) -> Iterator[tuple[int, str]]:
-    """The numbers and keys of the backups there are."""
+    """The numbers and keys of all backups."""
     for info in objects.list(BACKUPS):
         name = info.key.removeprefix(BACKUPS)
         if name.endswith(_ENDING) and name.removesuffix(_ENDING).isdecimal():

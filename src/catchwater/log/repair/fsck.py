@@ -1,14 +1,14 @@
-"""The catalog held against the bytes it names: what is damaged, missing, or nobody's.
+"""Compares the catalog with the bytes it names: finds damaged, missing and orphaned objects.
 
-For every partition the runs must follow each other from the log's start to its high watermark;
-each must lie in an object that is there, is long enough and, if a segment, says the same of itself.
-A deep check reads every byte and verifies every batch and every frame of the WAL. Parquet that a
-segment has must be there, too; deep, with its checksum and as many records. Damage is named
-by object, bytes, topic, partition and offsets, with the pins (of checkpoints, of savepoints) that
-need those offsets. A running broker may pack and delete meanwhile: what is missing is looked up
+For every partition the runs must follow each other from the log's start to its high watermark, and
+each must be in an object that exists, is long enough and, if a segment, has a footer that agrees. A
+deep check reads every byte and verifies every batch and every frame of the WAL. A segment's Parquet
+must exist, too; a deep check compares its checksum and number of records. Damage is reported by
+object, bytes, topic, partition and offsets, with the pins (of checkpoints, of savepoints) that need
+those offsets. A running broker may pack and delete meanwhile, so a missing object is looked up
 again before it is reported.
 
-Reads in pieces of a few megabytes (a WAL file whole); changes nothing; blocks.
+Reads a few megabytes at a time (a WAL file at once); changes nothing; blocks.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ from catchwater.log.format.segment import (
     read_footer,
 )
 from catchwater.log.repair.backup import newest_backup
-from catchwater.log.repair.stored import Stored
+from catchwater.log.repair.files import LogFiles
 from catchwater.log.storage import PARQUET, SEGMENTS, STAGED
 from catchwater.objects.base import ObjectMissing, ObjectStore, ObjectTruncated
 from catchwater.wal.directory import FILE_NAME
@@ -49,8 +49,8 @@ _LOOKS_AT_PAGES = 4
 _BETWEEN_LOOKS_S = 0.2
 
 
-class Damaged(NamedTuple):
-    """One byte range that is not what was written; bytes and offsets are inclusive, -1: none."""
+class Damage(NamedTuple):
+    """One damaged range of bytes; bytes and offsets are inclusive, -1: none."""
 
     object: str
     first_byte: int
@@ -66,29 +66,29 @@ class Damaged(NamedTuple):
 
 @dataclass
 class Report:
-    """What was looked at, and what was found."""
+    """The counts and findings of a check."""
 
     partitions: int = 0
     runs: int = 0
     objects: int = 0
     bytes_read: int = 0
-    damaged: list[Damaged] = field(default_factory=list)
+    damaged: list[Damage] = field(default_factory=list)
     orphans: list[str] = field(default_factory=list)
-    """Objects that no row knows: left by crashes, deleted by the broker in time. No damage."""
+    """Objects without a row, left by crashes. No damage: the broker deletes them."""
 
     @property
     def is_good(self) -> bool:
-        """Whether everything the catalog promises is there."""
+        """Whether everything that the catalog names is there and whole."""
         return not self.damaged
 
 
 Progress = Callable[[int, int], None]
-"""Called with how many bytes of runs were looked at, of how many."""
+"""Called with the bytes of runs checked so far, and the bytes of all."""
 
 
-def fsck(catalog: Catalog, stored: Stored, *, deep: bool, progress: Progress) -> Report:
-    """Check everything. Raises `StoreError` for a store that does not answer, or `CatalogDead`."""
-    check = _Check(catalog, stored, deep, progress)
+def fsck(catalog: Catalog, files: LogFiles, *, deep: bool, progress: Progress) -> Report:
+    """Check a log. Raises `StoreError` if a store does not answer, or `CatalogDead`."""
+    check = _Check(catalog, files, deep, progress)
     check.partitions()
     if deep:
         check.wal()
@@ -100,12 +100,12 @@ def fsck(catalog: Catalog, stored: Stored, *, deep: bool, progress: Progress) ->
 def fsck_directory(
     data_dir: Path, objects: ObjectStore, *, deep: bool, progress: Progress, clock: Clock
 ) -> Report:
-    """Check the log of a broker alone, which may be running. Raises `StoreError`."""
+    """Check the log of a lone broker, which may be running. Raises `StoreError`."""
     damaged = _spoiled_pages(data_dir / "catalog.db", clock)
     try:
         catalog = ReadOnlyCatalog(data_dir / "catalog.db")
         with closing(catalog):
-            report = fsck(catalog, Stored(objects, data_dir), deep=deep, progress=progress)
+            report = fsck(catalog, LogFiles(objects, data_dir), deep=deep, progress=progress)
     except CatalogDead as error:
         report = Report()
         if not damaged:
@@ -114,8 +114,8 @@ def fsck_directory(
     return report
 
 
-def _spoiled_pages(database: Path, clock: Clock) -> list[Damaged]:
-    """What is wrong with the catalog's pages; a running broker may be changing some just now."""
+def _spoiled_pages(database: Path, clock: Clock) -> list[Damage]:
+    """Damaged pages of the catalog; checked again in case a broker was writing them."""
     for _ in range(_LOOKS_AT_PAGES - 1):
         if not list(find_spoiled(database)):
             return []
@@ -123,23 +123,23 @@ def _spoiled_pages(database: Path, clock: Clock) -> list[Damaged]:
     return [_of_file(found.path.name, *found[1:]) for found in find_spoiled(database)]
 
 
-def _of_file(name: str, first_byte: int, last_byte: int, reason: str) -> Damaged:
-    return Damaged(name, first_byte, last_byte, "", -1, -1, -1, reason, ())
+def _of_file(name: str, first_byte: int, last_byte: int, reason: str) -> Damage:
+    return Damage(name, first_byte, last_byte, "", -1, -1, -1, reason, ())
 
 
 class _Check:
-    def __init__(self, catalog: Catalog, stored: Stored, deep: bool, progress: Progress) -> None:
+    def __init__(self, catalog: Catalog, files: LogFiles, deep: bool, progress: Progress) -> None:
         self.report = Report()
         self._catalog = catalog
-        self._stored = stored
+        self._files = files
         self._deep = deep
         self._progress = progress
         self._pins = [pin for pin in catalog.pins() if pin.state != "lost"]
         self._seen_objects: set[str] = set()
         self._parquet: dict[str, ParquetRow] = {}
-        """By segment, of the partition that is looked at."""
+        """By segment, of the partition being checked."""
         self._data_records = 0
-        """In the batches that were verified of the present run."""
+        """Records in the verified batches of the current run."""
         self._looked_at = self._to_look_at = 0
 
     # --- the runs of every partition -------------------------------------------------------------
@@ -189,7 +189,7 @@ class _Check:
     def _gap(self, key: PartitionKey, topic: Topic, first: int, last: int) -> None:
         rows = self._catalog.partitions([key])
         if not rows or rows[0].log_start > last:
-            return  # deleted while we looked
+            return  # deleted during the check
         reason = "no run of the catalog holds these offsets."
         self._add(_CATALOG, 0, -1, key, topic, max(first, rows[0].log_start), last, reason)
 
@@ -202,17 +202,17 @@ class _Check:
             elif self._deep:
                 self._chunk_run(run, topic)
             else:
-                self._stored.read(run.object, run.byte_offset + run.byte_size - 1, 1)
+                self._files.read(run.object, run.byte_offset + run.byte_size - 1, 1)
         except (ObjectMissing, ObjectTruncated) as error:
             if self._is_current(run):
                 self._damaged_run(run, topic, str(error))
 
     def _parquet_of(self, run: RunRow, topic: Topic, parquet: ParquetRow, is_whole: bool) -> None:
-        """The second copy of a segment's records, held against the first if that `is_whole`."""
+        """Check a segment's Parquet; compare their records if the segment `is_whole`."""
         self._seen_objects.add(parquet.object)
         size = 0
         try:
-            size = self._stored.size(parquet.object)
+            size = self._files.size(parquet.object)
             wrong = self._wrong_parquet(parquet, size, is_whole)
         except (ObjectMissing, ObjectTruncated) as error:
             wrong = str(error) if self._is_current(run) else ""
@@ -222,8 +222,8 @@ class _Check:
                       run.last_offset, reason)  # fmt: skip
 
     def _wrong_parquet(self, parquet: ParquetRow, size: int, is_whole: bool) -> str:
-        """What is wrong with the object, as a sentence; of a deep check, with any of its bytes."""
-        ending = self._stored.read(parquet.object, max(0, size - len(_PARQUET_END)), min(size, 4))
+        """What is wrong with the object, as a sentence; only a deep check reads all its bytes."""
+        ending = self._files.read(parquet.object, max(0, size - len(_PARQUET_END)), min(size, 4))
         if ending != _PARQUET_END:
             return "It does not end as Parquet does; it was cut off or overwritten."
         if not self._deep:
@@ -249,7 +249,7 @@ class _Check:
 
     def _segment(self, run: RunRow, topic: Topic) -> None:
         try:
-            footer = read_footer(self._stored.objects, run.object)
+            footer = read_footer(self._files.objects, run.object)
         except (DamagedObject, SegmentTooNew) as error:
             first, last = getattr(error, "first_byte", 0), getattr(error, "last_byte", -1)
             self._add(
@@ -266,7 +266,7 @@ class _Check:
             self._batches(run, topic, footer)
 
     def _batches(self, run: RunRow, topic: Topic, footer: Footer) -> None:
-        if not is_header(self._stored.read(run.object, 0, HEADER_BYTES)):
+        if not is_header(self._files.read(run.object, 0, HEADER_BYTES)):
             reason = "its header is not a segment's; nothing that is served lies there."
             self._add(run.object, 0, HEADER_BYTES - 1, run[:2], topic, -1, -1, reason)
         end = IndexEntry(footer.last_offset + 1, footer.index_position, 0)
@@ -284,14 +284,14 @@ class _Check:
             data = self._read(run.object, at, min(_PIECE_BYTES, end - at))
             if len(data) < end - at:
                 whole, following = whole_batches(data, offset)
-                if whole == 0:  # one batch is larger than a piece, or says so
+                if whole == 0:  # one batch is larger than a piece, or its length is damaged
                     data = self._read(run.object, at, end - at)
                     whole, following = len(data), run.last_offset + 1
                 data = data[:whole]
             else:
                 following = run.last_offset + 1
             if not self._walk(run, topic, data, offset, following - 1, at, placed=False):
-                return  # nobody knows where the next batch begins
+                return  # the position of the next batch is not known
             at += len(data)
             offset = following
 
@@ -299,7 +299,7 @@ class _Check:
         self, run: RunRow, topic: Topic, data: bytes, first: int, last: int, position: int,
         *, placed: bool, holes: int | None = None,
     ) -> bool:  # fmt: skip
-        """Verify batches side by side; whether all are right."""
+        """Verify adjacent batches; whether all are intact."""
         offset = first
         try:
             for batch in walk(
@@ -318,20 +318,20 @@ class _Check:
 
     def _read(self, key: str, at: int, size: int) -> bytes:
         self.report.bytes_read += size
-        return self._stored.read(key, at, size)
+        return self._files.read(key, at, size)
 
     # --- the rest --------------------------------------------------------------------------------
 
     def wal(self) -> None:
-        """Every frame of every WAL file; what lies around the batches, too."""
+        """Check every frame of every WAL file, including the bytes between batches."""
         committed = {row.key: row.size_bytes for row in self._catalog.objects("live")}
-        files = list(self._stored.wal_files())
+        files = list(self._files.wal_files())
         named = {(found.object, found.first_byte) for found in self.report.damaged}
         for file in files:
             try:
-                data = self._stored.read_all(file)
+                data = self._files.read_all(file)
             except (ObjectMissing, ObjectTruncated):
-                continue  # deleted or begun while we looked
+                continue  # deleted or begun during the check
             match = FILE_NAME.fullmatch(file)
             assert match, "only such names are listed"
             self.report.bytes_read += len(data)
@@ -347,23 +347,23 @@ class _Check:
                     self._in_file(file, first, last, reason)
 
     def _is_finished(self, file: str, files: list[str]) -> bool:
-        """Whether nothing is written to it any more: a torn end is no damage in the others."""
+        """Whether the file is complete; in the one being written a torn end is no damage."""
         folder = file.rpartition("/")[0]
         return file != max(key for key in files if key.rpartition("/")[0] == folder)
 
     def _in_file(self, file: str, first: int, last: int, reason: str) -> None:
-        """Damage outside of verified batches: name the runs that lie there, if any do."""
+        """Report damage outside of verified batches."""
         self._add(file, first, last, None, None, -1, -1, reason)
 
     def backups(self) -> None:
-        """The newest backup must be readable."""
-        for error in newest_backup(self._stored.objects)[1]:
+        """Report backups that are damaged, down to the newest intact one."""
+        for error in newest_backup(self._files.objects)[1]:
             self._add(_CATALOG, 0, -1, None, None, -1, -1, str(error))
 
     def orphans(self) -> None:
-        """Objects that no row knows."""
+        """Find objects without a row in the catalog."""
         for prefix in (SEGMENTS, PARQUET, STAGED):
-            listed = (info.key for info in self._stored.objects.list(prefix))
+            listed = (info.key for info in self._files.objects.list(prefix))
             while keys := list(islice(listed, _KEYS_A_LOOK)):
                 known = self._catalog.known_objects(keys)
                 self.report.orphans += [key for key in keys if key not in known]
@@ -378,7 +378,7 @@ class _Check:
             f"{pin.id} ({pin.owner})" for pin in self._pins if _needs(pin, name, index, last)
         )
         self.report.damaged.append(
-            Damaged(key, first_byte, last_byte, name, index, first, last, reason, pins)
+            Damage(key, first_byte, last_byte, name, index, first, last, reason, pins)
         )
 
 

@@ -1,14 +1,14 @@
-"""What chunks sequenced again tell of transactional ids, whose rows change without a chunk.
+"""Infers changes of transactional ids that were lost with the catalog, from the chunks after them.
 
-InitProducerId, AddPartitionsToTxn and the prepared end change the catalog between two chunks. A
-rebuild finds such a change only by what followed it: a higher epoch, a partition written to without
-being announced, a marker. `Inferred.adopt` moves the rows along before a chunk is sequenced. So no
-batch is refused that was accepted. The reverse may happen: of a batch that was late, only the lost
-catalog knew that it was refused. Where the chunks contradict that it was accepted (a marker chunk
-leaves its partition out, or a higher epoch comes without an end), it is `uncertain`; all other
-transactional batches are a `note`, and so are batches that were refused.
+InitProducerId, AddPartitionsToTxn and the prepare step of EndTxn change the catalog without a
+chunk. A rebuild infers such a change from later chunks: a higher epoch, a partition written to
+without being added, a marker. `TxnInference.adopt` updates the rows before a chunk is sequenced
+again, so that no batch is refused that was accepted. The reverse can happen: only the lost catalog
+knew that a late batch was refused. If the chunks contradict that it was accepted (a marker chunk
+leaves its partition out, or a higher epoch comes without an end), it is reported as `uncertain`;
+all other transactional batches, and batches that were refused, are a `note`.
 
-Pure; says nothing of chunks whose order is not known.
+Pure. Chunks whose order is not known are not its concern.
 """
 
 from collections import defaultdict
@@ -34,11 +34,11 @@ from catchwater.wire.errors import ErrorCode
 
 States = Mapping[PartitionKey, PartitionState]
 _TIMEOUT_MS = 60_000
-"""Kafka's default of `transaction.timeout.ms`, for ids of which nothing else is known."""
+"""Kafka's default of `transaction.timeout.ms`, for ids whose timeout is not known."""
 
 
 class Remark(NamedTuple):
-    """Something to be said of a partition's offsets, both inclusive; -1: not known."""
+    """A finding about a partition's offsets, both inclusive; -1: not known."""
 
     kind: Literal["lost", "uncertain", "note"]
     key: PartitionKey
@@ -48,36 +48,36 @@ class Remark(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Taken:
+class _AcceptedBatches:
     first_offset: int
     last_offset: int
     is_contradicted: bool = False
 
 
 @dataclass(slots=True)
-class _Refused:
+class _RefusedBatches:
     kind: Literal["lost", "uncertain", "note"]
     first_offset: int
     batches: int = 0
     bytes: int = 0
 
 
-class Inferred:
-    """Moves the transactional ids of one rebuilding along, and keeps what is to be said."""
+class TxnInference:
+    """The transactional ids of one rebuild, and the remarks about them."""
 
     def __init__(self, states: States, txns: Txns) -> None:
-        """Both as the backup has them; `txns` is moved along, the states by the sequencer."""
+        """Both from the backup; this class updates `txns`, the sequencer the states."""
         self._states = states
         self._txns = txns
         self._open: dict[int, set[PartitionKey]] = defaultdict(set)
         for key, state in states.items():
             for producer_id in state.open_txns:
                 self._open[producer_id].add(key)
-        self._taken: dict[tuple[PartitionKey, int], _Taken] = {}
-        self._refused: dict[tuple[PartitionKey, int, int, str], _Refused] = {}
+        self._accepted: dict[tuple[PartitionKey, int], _AcceptedBatches] = {}
+        self._refused: dict[tuple[PartitionKey, int, int, str], _RefusedBatches] = {}
 
     def adopt(self, chunk: Chunk, states: States) -> list[tuple[int, bool]]:
-        """Move the rows to where they were when this chunk was sequenced.
+        """Update the rows to what they were when this chunk was first sequenced.
 
         Returns (producer id, committed) of transactions that must have ended without records.
         """
@@ -85,14 +85,14 @@ class Inferred:
         marked = {entry.producer_id: entry for entry in chunk.entries if entry.attributes & CONTROL}
         for entry in marked.values():
             ended += self._adopt_end(entry, chunk.created_ms)
-        # What shares a chunk with the marker was sequenced behind the prepared end, too.
+        # Batches in the same chunk as the marker were also sequenced after the prepare step.
         batches = [e for e in chunk.entries if e.is_transactional and e.producer_id not in marked]
         for entry in sorted(batches, key=lambda entry: -entry.producer_epoch):
             ended += self._adopt_batch(entry, chunk.created_ms, states)
         return ended
 
     def watch(self, entries: Sequence[Entry], states: States, done: Sequenced) -> None:
-        """Note what became of the chunk that was adopted last."""
+        """Record the results of sequencing the chunk that was adopted last."""
         for row in done.opened:
             self._open[row.producer_id].add(row[:2])
         for topic_id, index, producer_id in done.closed:
@@ -104,15 +104,15 @@ class Inferred:
             elif entry.is_transactional and not result.duplicate:
                 key = (entry.topic_id, entry.partition)
                 last = result.base_offset + entry.last_offset_delta
-                taken = self._taken.setdefault(
-                    (key, entry.producer_id), _Taken(result.base_offset, last)
+                accepted = self._accepted.setdefault(
+                    (key, entry.producer_id), _AcceptedBatches(result.base_offset, last)
                 )
-                taken.last_offset = last
+                accepted.last_offset = last
         for producer_id in ended:
             self._contradict(producer_id)
 
     def close(self) -> None:
-        """Let every transaction that is open have a row that ends it, else readers wait forever."""
+        """Abort the transactions that are still open, else their readers would wait forever."""
         idle: Txns = {}
         for key, state in self._states.items():
             for producer_id, first_offset in state.open_txns.items():
@@ -121,13 +121,13 @@ class Inferred:
                 row = self._txns.get(producer_id) or _unknown(producer_id, epoch, -1)
                 if row.state in IDLE:
                     last = state.high_watermark - 1
-                    taken = _Taken(first_offset, last)
-                    self._taken.setdefault((key, producer_id), taken).is_contradicted = True
+                    accepted = _AcceptedBatches(first_offset, last)
+                    self._accepted.setdefault((key, producer_id), accepted).is_contradicted = True
                     idle[producer_id] = row._replace(epoch=max(row.epoch, epoch))
         self._txns.update({row.producer_id: aborted_by_us(row) for row in idle.values()})
 
     def remarks(self) -> Iterator[Remark]:
-        """What was refused, and which transactional batches were taken."""
+        """What was refused, and which transactional batches were accepted."""
         for (key, producer_id, epoch, error), refused in sorted(self._refused.items()):
             what = (
                 f"{refused.batches} batches ({refused.bytes} bytes) of producer {producer_id}, "
@@ -136,15 +136,15 @@ class Inferred:
             if refused.kind != "note":
                 what += " They were lost if they had been acknowledged; offsets behind may differ."
             yield Remark(refused.kind, key, refused.first_offset, -1, what)
-        for (key, producer_id), taken in sorted(self._taken.items()):
+        for (key, producer_id), accepted in sorted(self._accepted.items()):
             name = self._txns[producer_id].transactional_id
             what = f"batches of the transactional id {name} (producer {producer_id}): "
-            if taken.is_contradicted:
+            if accepted.is_contradicted:
                 what += "some may never have been acknowledged, or have had other offsets."
             else:
                 what += "its epochs, ends and positions behind the backup were read from the log."
-            kind: Literal["uncertain", "note"] = "uncertain" if taken.is_contradicted else "note"
-            yield Remark(kind, key, taken.first_offset, taken.last_offset, what)
+            kind: Literal["uncertain", "note"] = "uncertain" if accepted.is_contradicted else "note"
+            yield Remark(kind, key, accepted.first_offset, accepted.last_offset, what)
 
     def _adopt_end(self, entry: Entry, now_ms: int) -> list[tuple[int, bool]]:
         producer_id, epoch = entry.producer_id, entry.producer_epoch
@@ -185,16 +185,16 @@ class Inferred:
         return [(producer_id, before.state == "prepare_commit")] if is_over else []
 
     def _contradict(self, producer_id: int) -> None:
-        """A transaction has ended without these partitions: what it has there was not accepted."""
+        """Mark batches of an ended transaction as doubtful: its end leaves out their partitions."""
         for key in self._open[producer_id]:
-            if (key, producer_id) in self._taken:
-                self._taken[key, producer_id].is_contradicted = True
+            if (key, producer_id) in self._accepted:
+                self._accepted[key, producer_id].is_contradicted = True
 
     def _refuse(self, entry: Entry, result: Result, states: States, ended: set[int]) -> None:
         key = (entry.topic_id, entry.partition)
         state, row = states.get(key), self._txns.get(entry.producer_id)
         if state is None and key in self._states:
-            return  # its chunks have no known order, which is said of all of them
+            return  # its chunks have no known order, which is reported once for all
         kind: Literal["lost", "uncertain", "note"] = "note"
         if state is None:
             kind = "lost"
@@ -205,7 +205,7 @@ class Inferred:
         first_offset = state.high_watermark if state else 0
         refused = self._refused.setdefault(
             (key, entry.producer_id, entry.producer_epoch, result.error.name),
-            _Refused(kind, first_offset),
+            _RefusedBatches(kind, first_offset),
         )
         refused.kind = kind if refused.kind == "note" else refused.kind
         refused.batches += 1
@@ -213,7 +213,7 @@ class Inferred:
 
 
 def _announced(row: TxnRow, entry: Entry, now_ms: int) -> TxnRow:
-    """The row of a producer of version 1, which must have named the partition before."""
+    """The row after AddPartitionsToTxn, which a producer of version 1 must have sent."""
     if row.state in IDLE:
         row = begun(row, 1, now_ms)
     if announces(row, entry.topic_id, entry.partition):
@@ -223,6 +223,6 @@ def _announced(row: TxnRow, entry: Entry, now_ms: int) -> TxnRow:
 
 
 def _unknown(producer_id: int, epoch: int, now_ms: int) -> TxnRow:
-    """A row under a name of ours, for chunks tell no transactional id: it ends by its timeout."""
+    """A row with a name of ours, because chunks have no transactional id; its timeout ends it."""
     name = f"rebuilt-producer-{producer_id}"
     return TxnRow(name, producer_id, epoch, "empty", _TIMEOUT_MS, -1, 2, -1, now_ms, ())

@@ -1,14 +1,14 @@
-"""A catalog made again from what lies in the object store and, of a broker alone, its WAL.
+"""Rebuilds a catalog from the object store and, for a lone broker, its WAL.
 
-The newest intact backup gives all that is small, and segments say of themselves what they hold.
-Frames of a broker's own WAL behind the backup are sequenced again; the same frames in the same
-order give the same offsets. Nothing else has a known order: chunks of many brokers, and chunks
-staged by sinks, that the backup does not know may have been committed after it or never. What
-they would have added is reported and left out, with all later frames of the same partitions,
-unless the caller asks for a guess: by the time they were made, then by key.
+The newest intact backup has the small tables, and segments describe themselves. Frames of a lone
+broker's WAL after the backup are sequenced again: the same frames in the same order give the same
+offsets. Other chunks have no known order: chunks of many brokers, and chunks staged by sinks, that
+are not in the backup may have been committed after it or never. They are reported and left out,
+with all later frames of the same partitions, unless the caller asks for a guess: by the time they
+were made, then by key.
 
-Relies on WAL files staying until a backup covers them (`Backups.cover`). Reads everything and
-writes nothing; `Rebuilt.write` fills an empty catalog.
+Relies on WAL files being kept until a backup covers them (`Backups.cover`). Reads everything and
+writes nothing; `RebuiltCatalog.write` fills an empty catalog.
 """
 
 from collections import defaultdict
@@ -42,9 +42,9 @@ from catchwater.log.format.segment import (
 )
 from catchwater.log.keep.pack import segment_run
 from catchwater.log.repair.backup import Backup, last_number, newest_backup
-from catchwater.log.repair.infer import Inferred
-from catchwater.log.repair.segments import cover, headers, remember
-from catchwater.log.repair.stored import Stored
+from catchwater.log.repair.files import LogFiles
+from catchwater.log.repair.infer import TxnInference
+from catchwater.log.repair.segments import apply_header, cover, headers
 from catchwater.log.storage import SEGMENTS, STAGED
 from catchwater.log.write.sequence import (
     PartitionState,
@@ -63,26 +63,26 @@ from catchwater.wire.batch import BatchHeader
 
 _CLOCK_SKEW_MS = 60_000
 _NEVER_GIVEN = 1_000_000
-"""Added to counters, so that no id given out after the backup is given out again."""
+"""Added to counters, so that no id allocated after the backup is allocated again."""
 
 Kind = Literal["lost", "uncertain", "damaged", "note"]
 
 
 class Finding(NamedTuple):
-    """Something the rebuilt catalog does not hold, or holds otherwise; offsets are inclusive."""
+    """Something that the rebuilt catalog lacks, or may have wrong; offsets are inclusive."""
 
     kind: Kind
     topic: str
     partition: int
     first_offset: int
     last_offset: int
-    """-1 where nobody knows how far it goes."""
+    """-1 if the end is not known."""
     what: str
 
 
 @dataclass
-class Rebuilt:
-    """The rows of the catalog to be, and what is to be said about them."""
+class RebuiltCatalog:
+    """The rows of the new catalog, and the findings about them."""
 
     backup: Backup | None
     last_backup: int
@@ -94,26 +94,29 @@ class Rebuilt:
     findings: list[Finding]
 
     def write(self, catalog: Catalog) -> None:
-        """Fill an empty catalog. Fails as the catalog's changes do."""
+        """Fill an empty catalog. Raises what the catalog's changes raise."""
         catalog.restore(self.state, self.objects, self.runs, self.last_backup).result()
 
 
-def rebuild(stored: Stored, new_cluster_id: str, *, guess: bool = False) -> Rebuilt:
-    """Read everything and say what the catalog should hold. Raises `StoreError`.
+def rebuild(files: LogFiles, new_cluster_id: str, *, guess: bool = False) -> RebuiltCatalog:
+    """Read everything and compute the catalog's rows. Raises `StoreError`.
 
-    `new_cluster_id` is used where no backup tells the old one.
+    `new_cluster_id` is used if no backup has the old one.
     """
-    work = _Work(stored, new_cluster_id)
+    # What exists: the backup's rows, the segments, the frames, and chunks without a known order.
+    work = _Rebuild(files, new_cluster_id)
     work.read_segments()
     frames = work.frames_behind_backup()
     unplaced = work.chunks_of_unknown_order()
     work.advance_uncertain()
+    # In which order: the WAL's own, and with a guess the others by time.
     if guess:
         frames += [
             (Position(0, key, at, chunk.size_bytes), chunk) for (key, at), chunk in unplaced.items()
         ]
         frames = [(position, work.without_packed(chunk)) for position, chunk in frames]
         frames.sort(key=lambda frame: (frame[1].created_ms, frame[0].file, frame[0].sequence))
+    # Sequencing them again gives the offsets that the lost catalog had.
     work.sequence_again(frames, guess=guess)
     if not guess:
         work.report_unplaced(unplaced)
@@ -129,8 +132,8 @@ class _Segment(NamedTuple):
 
 
 @dataclass
-class _Collected:
-    """What the frames behind the backup have changed besides the states."""
+class _Changes:
+    """Rows that the frames after the backup have changed, other than partition states."""
 
     runs: list[RunRow] = field(default_factory=list)
     objects: dict[str, ObjectRow] = field(default_factory=dict)
@@ -148,13 +151,13 @@ class _Collected:
         self.ended += [(end.producer_id, end.committed) for end in changes.ended]
 
 
-class _Work:
-    """One rebuilding: the backup's state, moved along by what was written after it."""
+class _Rebuild:
+    """One rebuild: the backup's state, updated by what was written after it."""
 
-    def __init__(self, stored: Stored, new_cluster_id: str) -> None:
-        self._stored = stored
+    def __init__(self, files: LogFiles, new_cluster_id: str) -> None:
+        self._files = files
         self.findings: list[Finding] = []
-        self.backup, damaged = newest_backup(stored.objects)
+        self.backup, damaged = newest_backup(files.objects)
         for error in damaged:
             self._note("damaged", str(error))
         if self.backup is None:
@@ -175,10 +178,10 @@ class _Work:
         )
         self._states = states_of(snapshot)
         self._txns = txns_of(snapshot)
-        self._inferred = Inferred(self._states, self._txns)
+        self._inferred = TxnInference(self._states, self._txns)
         self._backed_up = {key: state.high_watermark for key, state in self._states.items()}
         self._segments: dict[PartitionKey, list[_Segment]] = defaultdict(list)
-        self._collected = _Collected(applied=int(self._rows("log")[0][1]))
+        self._changes = _Changes(applied=int(self._rows("log")[0][1]))
         self._uncertain: set[PartitionKey] = set()
         self._unplaced: dict[tuple[str, int], Chunk] = {}
         self._packed: dict[PartitionKey, list[BatchHeader]] = {}
@@ -198,10 +201,10 @@ class _Work:
     # --- segments --------------------------------------------------------------------------------
 
     def read_segments(self) -> None:
-        """Every segment's footer. Topics that only segments know are made again."""
-        for info in self._stored.objects.list(SEGMENTS):
+        """Read every segment's footer; create topics that are only known from segments."""
+        for info in self._files.objects.list(SEGMENTS):
             try:
-                footer = read_footer(self._stored.objects, info.key)
+                footer = read_footer(self._files.objects, info.key)
             except (DamagedObject, SegmentTooNew) as error:
                 self._note("damaged", str(error))
                 continue
@@ -214,7 +217,7 @@ class _Work:
                 self._segments[footer.topic_id, footer.partition].append(segment)
 
     def _belongs(self, footer: Footer, modified_ms: int) -> bool:
-        """Whether the segment's partition is there, perhaps since after the backup."""
+        """Whether the segment's partition exists; it may be newer than the backup."""
         topic = self._topics.get(footer.topic_id)
         if topic is None:
             if modified_ms < self._since_ms:
@@ -234,15 +237,15 @@ class _Work:
     # --- chunks ----------------------------------------------------------------------------------
 
     def frames_behind_backup(self) -> list[tuple[Position, Chunk]]:
-        """The frames of a broker's own WAL that the backup does not hold, in order.
+        """The frames of a lone broker's WAL after the backup, in order.
 
-        Those behind damage, or behind a file that is gone, have no known order.
+        Frames after damage or after a missing file count as chunks of unknown order.
         """
         frames: list[tuple[Position, Chunk]] = []
-        applied, self._collected.applied = self._collected.applied, 0
+        applied, self._changes.applied = self._changes.applied, 0
         expected = applied + 1
-        for position, payload in self._stored.own_frames():
-            self._collected.applied = max(self._collected.applied, position.sequence)
+        for position, payload in self._files.own_frames():
+            self._changes.applied = max(self._changes.applied, position.sequence)
             if position.sequence <= applied:
                 continue
             if position.sequence == expected and not self._unplaced:
@@ -256,17 +259,14 @@ class _Work:
         return frames
 
     def chunks_of_unknown_order(self) -> dict[tuple[str, int], Chunk]:
-        """Chunks in the stores that the backup does not know and that may be newer than it.
-
-        By object key and first byte.
-        """
-        for info in self._stored.objects.list(STAGED):
+        """Chunks that are not in the backup and may be newer, by object key and first byte."""
+        for info in self._files.objects.list(STAGED):
             if info.key not in self._known and info.modified_ms >= self._since_ms:
-                self._add_chunk(info.key, 0, self._stored.objects.get(info.key))
-        for file in self._stored.wal_files():
+                self._add_chunk(info.key, 0, self._files.objects.get(info.key))
+        for file in self._files.wal_files():
             match = FILE_NAME.fullmatch(file)
             if match is not None and match[1]:
-                data = self._stored.read_all(file)
+                data = self._files.read_all(file)
                 ends = [row[3] for row in self._rows("object") if row[0] == file]
                 for frame in scan(file, data, int(match[2])).frames:
                     if frame.payload >= max(ends, default=0):
@@ -286,27 +286,27 @@ class _Work:
             self._unplaced[key, at] = chunk
 
     def advance_uncertain(self) -> None:
-        """Let partitions whose chunks have no known order begin behind their segments."""
+        """Advance partitions with chunks of unknown order to the end of their segments."""
         for key in self._uncertain & self._states.keys():
             self._advance(key)
 
     def _advance(self, key: PartitionKey) -> None:
-        """Move a partition behind its segments, whose batches carry their final offsets."""
+        """Advance a partition to the end of its segments, whose batches have final offsets."""
         state = self._states[key]
         for segment in sorted(self._segments[key], key=lambda segment: segment.run.last_offset):
             run = segment.run
             if run.last_offset < state.high_watermark:
                 continue
             try:
-                for header in headers(self._stored.objects, run):
+                for header in headers(self._files.objects, run):
                     if header.base_offset >= state.high_watermark:
-                        remember(header, state, segment.modified_ms)
+                        apply_header(header, state, segment.modified_ms)
             except DamagedObject as error:
                 self._note("damaged", str(error))
             state.high_watermark = run.last_offset + 1
 
     def without_packed(self, chunk: Chunk) -> Chunk:
-        """The chunk without batches that lie in segments already."""
+        """The chunk without batches that are in segments already."""
         left = [
             entry
             for entry in chunk.entries
@@ -315,7 +315,7 @@ class _Work:
         return chunk._replace(entries=left)
 
     def _is_packed(self, entry: Entry) -> bool:
-        # A producer's batch is known by its sequence; another only by looking at everything.
+        # An idempotent batch is identified by its sequence; for others all fields must agree.
         return any(
             header.producer_id == entry.producer_id
             and header.base_sequence == entry.base_sequence
@@ -326,7 +326,7 @@ class _Work:
         )
 
     def _packed_since(self, key: PartitionKey) -> list[BatchHeader]:
-        """The headers of batches in segments that reach behind the backup."""
+        """The headers of batches in segments that end after the backup."""
         if key not in self._packed:
             behind = self._backed_up.get(key, 0)
             runs = [segment.run for segment in self._segments[key]]
@@ -334,12 +334,12 @@ class _Work:
                 header
                 for run in runs
                 if run.last_offset >= behind
-                for header in headers(self._stored.objects, run)
+                for header in headers(self._files.objects, run)
             ]
         return self._packed[key]
 
     def sequence_again(self, frames: Iterable[tuple[Position, Chunk]], *, guess: bool) -> None:
-        """Sequence chunks again; partitions with unknown order stand still without a guess."""
+        """Sequence chunks again; without a guess, not for partitions of unknown order."""
         states = self._states
         if not guess:
             states = {key: s for key, s in states.items() if key not in self._uncertain}
@@ -348,12 +348,12 @@ class _Work:
         def adopt(chunk: Chunk) -> None:
             if guess:
                 guessed_from.update((key, state.high_watermark) for key, state in states.items())
-            self._collected.ended += self._inferred.adopt(chunk, states)
+            self._changes.ended += self._inferred.adopt(chunk, states)
 
         def collect(position: Position, chunk: Chunk, done: Sequenced, changes: Changes) -> None:
             self._inferred.watch(chunk.entries, states, done)
-            self._collected.add(changes)
-            self._collected.applied = max(self._collected.applied, position.sequence)
+            self._changes.add(changes)
+            self._changes.applied = max(self._changes.applied, position.sequence)
             for key in done.changed.keys() & self._uncertain:
                 first, last = guessed_from[key], states[key].high_watermark - 1
                 what = f"these offsets were guessed for {position.file}; they may be wrong."
@@ -362,7 +362,7 @@ class _Work:
         replay(frames, states, self._txns, before=adopt, after=collect)
 
     def report_unplaced(self, unplaced: dict[tuple[str, int], Chunk]) -> None:
-        """Name the partitions and offsets whose order is not known."""
+        """Report the partitions and offsets whose order is not known."""
         keys: dict[PartitionKey, set[str]] = defaultdict(set)
         for (object_key, _), chunk in unplaced.items():
             for entry in chunk.entries:
@@ -378,11 +378,12 @@ class _Work:
 
     # --- the rows --------------------------------------------------------------------------------
 
-    def finish(self, frames: int) -> Rebuilt:
-        """Choose the runs of every partition, and put all rows together."""
+    def finish(self, frames: int) -> RebuiltCatalog:
+        """Choose the runs of every partition, and collect all rows."""
+        # Chunks that still exist, then per partition the runs that hold every offset once.
         chunk_runs: dict[PartitionKey, list[RunRow]] = defaultdict(list)
         sizes = self._chunk_sizes()
-        for run in [*map(RunRow._make, self._rows("run")), *self._collected.runs]:
+        for run in [*map(RunRow._make, self._rows("run")), *self._changes.runs]:
             if run.byte_offset + run.byte_size <= sizes.get(run.object, 0):
                 chunk_runs[run[:2]].append(run)
         runs: list[RunRow] = []
@@ -393,9 +394,11 @@ class _Work:
             runs += chosen
             in_use = {run.object for run in chosen}
             segments += [segment for segment in self._segments[key] if segment.run.object in in_use]
+        # Open transactions get an end, and doubtful batches are reported.
         self._inferred.close()
         for remark in self._inferred.remarks():
             self._report(*remark)
+        # Only objects that a run uses get a row; the others become orphans.
         objects = [
             ObjectRow(
                 segment.run.object, "segment", "live", segment.size_bytes, segment.modified_ms
@@ -404,17 +407,17 @@ class _Work:
         ]
         chunks = {run.object for run in runs if not run.object.startswith(SEGMENTS)}
         rows = {row[0]: ObjectRow._make(row) for row in self._rows("object")}
-        objects += [row for key, row in (rows | self._collected.objects).items() if key in chunks]
-        last = last_number(self._stored.objects)
+        objects += [row for key, row in (rows | self._changes.objects).items() if key in chunks]
+        last = last_number(self._files.objects)
         after = self._state_after(segments)
-        return Rebuilt(self.backup, last, after, objects, runs, frames, self.findings)
+        return RebuiltCatalog(self.backup, last, after, objects, runs, frames, self.findings)
 
     def _chunk_sizes(self) -> dict[str, int]:
-        """The chunks that runs may lie in, as far as they are there."""
+        """The sizes of the chunks that exist, by key."""
         sizes = {}
-        for key in {run[4] for run in self._rows("run")} | self._collected.objects.keys():
+        for key in {run[4] for run in self._rows("run")} | self._changes.objects.keys():
             try:
-                sizes[key] = self._stored.size(key)
+                sizes[key] = self._files.size(key)
             except ObjectMissing:
                 self._note("note", f"{key} is gone; what lay in it may lie in segments.")
         return sizes
@@ -422,7 +425,7 @@ class _Work:
     def _cover(
         self, key: PartitionKey, state: PartitionState, chunks: Sequence[RunRow]
     ) -> list[RunRow]:
-        """Runs that hold the partition's offsets once each; findings for those that none holds."""
+        """Runs that hold each of the partition's offsets once; reports offsets that none holds."""
         segments = {segment.run: segment.modified_ms for segment in self._segments[key]}
         runs, gaps = cover(state.log_start, state.high_watermark, segments, chunks)
         for first, last in gaps:
@@ -438,7 +441,7 @@ class _Work:
         return runs
 
     def _state_after(self, segments: Iterable[_Segment]) -> State:
-        """The backup's rows, moved along by the frames and segments behind it."""
+        """The backup's rows, updated by the frames and segments after it."""
         cluster_id, _, next_producer_id, next_epoch = self._rows("log")[0]
         producers = [
             ProducerRow._make((*key, producer_id, *standing))
@@ -447,15 +450,15 @@ class _Work:
         ]
         seen = max((row.producer_id for row in producers), default=0)
         counters = (max(next_producer_id, seen + 1) + _NEVER_GIVEN, next_epoch + _NEVER_GIVEN)
-        known = [*map(AbortedRow._make, self._rows("aborted_txn")), *self._collected.aborted]
+        known = [*map(AbortedRow._make, self._rows("aborted_txn")), *self._changes.aborted]
         known += [row for segment in segments for row in segment.aborted]
-        # Where they disagree, segments are right.
+        # Segments come last, because they are right where the rows disagree.
         aborted = {(row.topic_id, row.partition, row.last_offset): row for row in known}
         return (
             self._state
             | self._offsets_after()
             | {
-                "log": [(cluster_id, self._collected.applied, *counters)],
+                "log": [(cluster_id, self._changes.applied, *counters)],
                 "topic": list(self._topics.values()),
                 "partition": [partition_row(*item) for item in sorted(self._states.items())],
                 "producer": [(*row[:4], json_text(row.batches), row.last_ms) for row in producers],
@@ -472,10 +475,10 @@ class _Work:
         )
 
     def _offsets_after(self) -> dict[str, list[Any]]:
-        """Positions that waited for transactions which ended in the frames."""
+        """Committed offsets, with those of transactions that ended in the frames."""
         kept = {tuple(row[:3]): list(row) for row in self._rows("group_offset")}
         waiting = [list(row) for row in self._rows("txn_offset")]
-        for producer_id, committed in self._collected.ended:
+        for producer_id, committed in self._changes.ended:
             if committed:
                 kept |= {tuple(row[1:4]): row[1:] for row in waiting if row[0] == producer_id}
             waiting = [row for row in waiting if row[0] != producer_id]

@@ -1,7 +1,7 @@
-"""A rebuilt catalog put where a data directory's own was, which is moved aside, never deleted.
+"""Puts a rebuilt catalog into a data directory; the old one is moved aside, never deleted.
 
-The new one is written whole beside the old one. Then its checksums take their place, so that from
-here on a broker refuses to start, until the new database has taken its place, too.
+The new catalog is first written completely beside the old one. Then its checksums are moved into
+place, and from then on a broker refuses to start until the new database is in place, too.
 """
 
 import os
@@ -14,7 +14,7 @@ from catchwater.catalog.sums import sums_path
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.log.directory import new_cluster_id
-from catchwater.log.repair.rebuild import Rebuilt
+from catchwater.log.repair.rebuild import RebuiltCatalog
 from catchwater.wal.directory import sync_directory
 
 CATALOG = "catalog.db"
@@ -22,27 +22,29 @@ _NEW = ".rebuilt"
 
 
 class CatalogThere(CatchwaterError):
-    """There is a catalog in the place of the one to be made."""
+    """There is a catalog where the rebuilt one would be written."""
 
     exit_code = 5
 
 
 def has_catalog(data_dir: Path) -> bool:
-    """Whether there is anything to be moved aside."""
+    """Whether there is a catalog that would have to be moved aside."""
     return any((*data_dir.glob(f"{CATALOG}*"), *data_dir.glob("catalog.sums")))
 
 
-def replace_catalog(data_dir: Path, rebuilt: Rebuilt, clock: Clock) -> Path | None:
+def replace_catalog(data_dir: Path, rebuilt: RebuiltCatalog, clock: Clock) -> Path | None:
     """Write the catalog into the directory, whose lock the caller holds.
 
     Returns the folder to which an older catalog was moved.
     """
+    # Write the new catalog completely, in a folder of its own.
     new = data_dir / _NEW
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir()
     made = SqliteCatalog(new / CATALOG, new_cluster_id=lambda: new_cluster_id(clock))
     with closing(made):
         rebuilt.write(made)
+    # Switch the checksums first: until the database follows, no broker opens a mix of the two.
     aside = data_dir / f"catalog-aside-{clock.now_ms()}" if has_catalog(data_dir) else None
     sums = sums_path(data_dir / CATALOG)
     if aside is not None:

@@ -1,4 +1,4 @@
-"""What segments tell of their partition, where no catalog tells it, and which of them to use."""
+"""A partition's state from its segments, and the choice of segments: for a rebuild."""
 
 from bisect import bisect_left
 from collections import defaultdict
@@ -23,8 +23,8 @@ def headers(objects: ObjectStore, run: RunRow) -> Iterator[BatchHeader]:
     return (batch.header for batch in batches_of(footer, run.object, data))
 
 
-def remember(header: BatchHeader, state: PartitionState, now_ms: int) -> None:
-    """What a batch in a segment tells of its producer and of its transaction."""
+def apply_header(header: BatchHeader, state: PartitionState, now_ms: int) -> None:
+    """Apply a batch's header to the states of its producer and its transaction."""
     producer_id = header.producer_id
     if header.is_control:
         state.open_txns.pop(producer_id, None)
@@ -38,8 +38,8 @@ def remember(header: BatchHeader, state: PartitionState, now_ms: int) -> None:
         state.producers[producer_id] = ProducerState(header.producer_epoch, batches, now_ms)
 
 
-class Covered(NamedTuple):
-    """Runs that hold every offset once, and the offsets that none holds."""
+class Coverage(NamedTuple):
+    """Runs that hold every offset once, and the offsets that no run holds."""
 
     runs: list[RunRow]
     gaps: list[tuple[int, int]]
@@ -48,19 +48,19 @@ class Covered(NamedTuple):
 
 def cover(
     log_start: int, high_watermark: int, segments: Mapping[RunRow, int], chunks: Iterable[RunRow]
-) -> Covered:
-    """Which runs hold [log start, high watermark), where several objects hold the same offsets.
+) -> Coverage:
+    """Choose runs for [log start, high watermark), where several objects hold the same offsets.
 
-    A packed segment holds what the chunks and smaller segments hold that it replaced, and those
-    stay for a while. Any of them is right; the longest is taken, for it is the newest. Segments
-    come with the time they were written, ms.
+    A packed segment has the records of the chunks and smaller segments that it replaced, which are
+    deleted some time later. Any of them is right; the longest is chosen because it is the newest.
+    `segments` maps runs to the time they were written, ms.
     """
     from_base: dict[int, list[RunRow]] = defaultdict(list)
     for run in (*segments, *chunks):
         if run.last_offset >= log_start:
             from_base[max(run.base_offset, log_start)].append(run)
     bases = sorted(from_base)
-    covered = Covered([], [])
+    covered = Coverage([], [])
     at = log_start
     while at < high_watermark:
         if at in from_base:

@@ -21,7 +21,7 @@ from tests.unit.log.test_transactions import begin, key, send, visible
 from catchwater.clock import SYSTEM
 from catchwater.log.log import Log
 from catchwater.log.repair.fsck import fsck_directory
-from catchwater.log.repair.rebuild import Rebuilt
+from catchwater.log.repair.rebuild import RebuiltCatalog
 from catchwater.log.transactions import Producer
 from catchwater.log.write.txn import TxnRefused
 from catchwater.objects.local import LocalStore
@@ -201,7 +201,7 @@ async def lived(log: Log, random: Random, *, with_late: bool) -> None:
             await log.keeping.pack()
 
 
-def mend_from_some_backup(data: Path, random: Random) -> Rebuilt:
+def mend_from_some_backup(data: Path, random: Random) -> RebuiltCatalog:
     backups = sorted((data / "objects" / "catalog").iterdir())
     for later in backups[random.randrange(len(backups)) + 1 :]:
         later.unlink()

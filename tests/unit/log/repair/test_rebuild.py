@@ -16,10 +16,10 @@ from catchwater.log.directory import locked
 from catchwater.log.format.chunk import encode
 from catchwater.log.log import Log
 from catchwater.log.repair.backup import CatalogOlder
+from catchwater.log.repair.files import LogFiles
 from catchwater.log.repair.fsck import fsck
-from catchwater.log.repair.rebuild import Rebuilt, rebuild
+from catchwater.log.repair.rebuild import RebuiltCatalog, rebuild
 from catchwater.log.repair.replace import replace_catalog
-from catchwater.log.repair.stored import Stored
 from catchwater.log.write.writer import Appended, Submission
 from catchwater.objects.local import LocalStore
 from catchwater.wire.arrow import encode_batch
@@ -64,8 +64,8 @@ def lose_catalog(data: Path) -> None:
         file.unlink()
 
 
-def mend(data: Path, *, guess: bool = False) -> Rebuilt:
-    stored = Stored(LocalStore(data / "objects"), data)
+def mend(data: Path, *, guess: bool = False) -> RebuiltCatalog:
+    stored = LogFiles(LocalStore(data / "objects"), data)
     with locked(data):
         rebuilt = rebuild(stored, "new", guess=guess)
         replace_catalog(data, rebuilt, CLOCK)
@@ -245,10 +245,10 @@ async def world() -> AsyncIterator[World]:
     await world.close()
 
 
-def mend_shared(world: World, *, guess: bool = False) -> Rebuilt:
+def mend_shared(world: World, *, guess: bool = False) -> RebuiltCatalog:
     """An empty database in the place of the lost one; the brokers were closed before."""
     world.logs.clear()
-    rebuilt = rebuild(Stored(world.store, None), "new", guess=guess)
+    rebuilt = rebuild(LogFiles(world.store, None), "new", guess=guess)
     world.database.close()
     world.database = MemoryDatabase(world.clock, call_now)
     rebuilt.write(MemoryCatalog(world.database))
@@ -273,7 +273,7 @@ async def test_many_brokers_catalog_comes_back_from_the_bucket(world: World) -> 
     log = await world.log()
     assert {key: await everything(log, key) for key in keys} == truth
     assert log.session is not None and log.session.epoch > session.epoch, "no prefix comes twice"
-    stored = Stored(world.store, None)
+    stored = LogFiles(world.store, None)
     catalog = MemoryCatalog(world.database)
     assert fsck(catalog, stored, deep=True, progress=lambda done, total: None).is_good
 

@@ -1,7 +1,7 @@
-"""The bytes of a log where they lie, read without opening the log: for `fsck` and `rebuild`.
+"""Reads the bytes of a log without opening the log, for `fsck` and `rebuild`.
 
-WAL files lie in a directory, in the object store, or as payloads in the catalog; all else lies in
-the object store. Nothing is written, cut off or deleted here. Everything blocks.
+WAL files are in a directory, in the object store, or payloads in the catalog; all other bytes are
+in the object store. This module writes, truncates and deletes nothing. All calls block.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,15 +17,15 @@ from catchwater.wal.scan import scan
 Payload = Callable[[str, int, int], bytes | None]
 
 
-class Stored:
+class LogFiles:
     """WAL files and objects by key."""
 
     def __init__(
         self, objects: ObjectStore, wal_root: Path | None, payload: Payload | None = None
     ) -> None:
-        """`wal_root` is the directory with `wal/` in it; without one WAL files are objects.
+        """`wal_root` is the directory that contains `wal/`; without one WAL files are objects.
 
-        `payload` finds those that the catalog keeps itself.
+        `payload` reads WAL files that are rows of the catalog.
         """
         self.objects = objects
         self._wal_root = wal_root
@@ -60,7 +60,7 @@ class Stored:
             raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
 
     def url(self, key: str) -> str:
-        """Where a reader in another process finds the object, if it is not the catalog's own."""
+        """The object's URL for other processes; not for rows of the catalog."""
         path = self._path(key)
         return self.objects.url(key) if path is None else path.absolute().as_uri()
 
@@ -69,7 +69,7 @@ class Stored:
         return self.read(key, 0, self.size(key))
 
     def wal_files(self) -> Iterator[str]:
-        """The keys of all WAL files that lie in files or objects, in order."""
+        """The keys of all WAL files in the directory or the object store, in order."""
         if self._wal_root is None:
             yield from (info.key for info in self.objects.list(WAL))
             return
@@ -80,7 +80,7 @@ class Stored:
                 yield key
 
     def own_frames(self, after: int = 0) -> Iterator[tuple[Position, memoryview]]:
-        """The frames above `after` in the WAL of a broker alone, in order; not what is damaged."""
+        """The undamaged frames above `after` in the WAL of a lone broker, in order."""
         names = (FILE_NAME.fullmatch(file) for file in self.wal_files())
         files = sorted((int(name[2]), name[0]) for name in names if name and not name[1])
         for index, (first, file) in enumerate(files):
