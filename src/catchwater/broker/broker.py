@@ -173,48 +173,57 @@ Encode = Callable[[int, int, Any], Sequence[Buffer]]
 class Later:
     """A reply to come: the one object that goes with a request, from its handler to the socket.
 
-    Whoever completes it sets `is_done` and calls `when_done`, both once and on the event loop. It
-    is cancelled where nobody waits for it any more; what the request asks for is done even so.
+    Whoever has what the request came to calls `set_result`, once and on the event loop, as the log
+    does with what it appended. `encode` makes the reply's bytes of it, none for no reply.
     """
 
-    __slots__ = ("api", "is_done", "size_bytes", "started_s", "when_done")
+    __slots__ = (
+        *("_encode", "_result", "api", "is_done"),
+        *("size_bytes", "started_s", "when_done"),
+    )
 
     api: "Api"
     size_bytes: int
     """Of the request; this, its API and when it was started are the server's notes."""
     started_s: float
 
-    def __init__(self) -> None:
+    def __init__(self, encode: Callable[[Any], Sequence[Buffer]]) -> None:
+        self._encode = encode
+        self._result: Any = None
         self.is_done = False
         self.when_done: Callable[[], object] = _nobody_waits
 
+    def done(self) -> bool:
+        return self.is_done
+
+    def set_result(self, result: Any, /) -> None:
+        """What the request came to."""
+        self._result = result
+        self.is_done = True
+        self.when_done()
+
     def encode(self) -> Sequence[Buffer]:
-        """The reply's bytes, none for no reply. Raises what answering the request raised."""
-        raise AssertionError("every kind of reply encodes itself")
+        """The reply's bytes. Raises what answering the request raised."""
+        return self._encode(self._result)
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
+        """Nobody waits for it any more; what was submitted is appended even so."""
         self.when_done = _nobody_waits
 
 
 class LaterOf(Later):
-    """The reply that a future brings: `encode` makes its bytes from the result."""
+    """The reply that a future brings, which is cancelled with it."""
 
-    __slots__ = ("_encode", "_future")
+    __slots__ = ("_future",)
 
     def __init__(
         self, future: asyncio.Future[Any], encode: Callable[[Any], Sequence[Buffer]]
     ) -> None:
-        super().__init__()
+        super().__init__(encode)
         self._future = future
-        self._encode = encode
         self.is_done = future.done()
         if not self.is_done:
-            future.add_done_callback(self._complete)
-
-    def _complete(self, _: asyncio.Future[Any]) -> None:
-        self.is_done = True
-        self.when_done()
+            future.add_done_callback(self.set_result)
 
     def encode(self) -> Sequence[Buffer]:
         return self._encode(self._future.result())
@@ -222,20 +231,6 @@ class LaterOf(Later):
     def cancel(self) -> None:
         super().cancel()
         self._future.cancel()
-
-
-class Encoded(Later):
-    """A reply that is there at once."""
-
-    __slots__ = ("_parts",)
-
-    def __init__(self, parts: Sequence[Buffer]) -> None:
-        self.is_done = True
-        self.when_done = _nobody_waits
-        self._parts = parts
-
-    def encode(self) -> Sequence[Buffer]:
-        return self._parts
 
 
 def _nobody_waits() -> None:

@@ -22,7 +22,7 @@ from uuid import UUID
 
 from catchwater.broker import api as handlers
 from catchwater.broker.api import k18_api_versions
-from catchwater.broker.broker import Api, Broker, Call, Cold, Encoded, Fields, Later, LaterOf
+from catchwater.broker.broker import Api, Broker, Call, Cold, Fields, Later, LaterOf
 from catchwater.broker.gate import (
     DENIED,
     THE_CLUSTER,
@@ -74,7 +74,8 @@ def start(broker: Broker, frame: Frame, client_host: str) -> Later:
         if api is not k18_api_versions.API:
             raise NotServed(f"API {header.api_key} v{header.api_version} is not served here.")
         frame.release()
-        later: Later = Encoded(_encode(api, header, 0, k18_api_versions.unsupported(broker)))
+        later = Later(_as_it_is)
+        later.set_result(_encode(api, header, 0, k18_api_versions.unsupported(broker)))
     else:
         gate = None if type(broker.gate) is AllowAll else broker.gate
         call = Call(header, client_host, frame, gate=gate)

@@ -48,7 +48,7 @@ from catchwater.log.write.commit import OpenWal
 from catchwater.log.write.epochs import Epochs
 from catchwater.log.write.prepare import Preparation
 from catchwater.log.write.sequence import PartitionState
-from catchwater.log.write.writer import Appended, Submission
+from catchwater.log.write.writer import Answer, Appended, Submission
 from catchwater.objects.base import Buffer, ObjectStore
 from catchwater.wal.base import Position
 from catchwater.wire.errors import ErrorCode
@@ -241,6 +241,10 @@ class Log:
     def submit(self, batches: Sequence[Submission]) -> asyncio.Future[list[Appended]]:
         """Append checked batches; the answers come in the same order, once they are durable."""
         return self._core.writer.submit(batches)
+
+    def append(self, batches: Sequence[Submission], answer: Answer) -> None:
+        """The same, to whatever waits for the answers."""
+        self._core.writer.append(batches, answer)
 
     async def read(
         self,

@@ -141,12 +141,20 @@ class Rules(NamedTuple):
     """How batches are stored; None: as the producer compressed them."""
     needs_keys: bool = False
 
+    @property
+    def are_plain(self) -> bool:
+        """Whether they ask for nothing but a size."""
+        return self[1:] == _PLAIN
+
     def takes(self, oldest_ms: int, newest_ms: int, now_ms: int) -> bool:
         """Whether records of these times may be appended now, milliseconds since 1970."""
         return self.stamps or (
             now_ms - self.before_ms <= oldest_ms
             and newest_ms <= min(now_ms + self.after_ms, EARLIEST_MS)
         )
+
+
+_PLAIN = Rules(0)[1:]
 
 
 def rules_of(topic: Topic, max_message_bytes: int) -> Rules:

@@ -262,6 +262,34 @@ def _check_origin(header: BatchHeader) -> None:
         )
 
 
+def plain(
+    view: memoryview, max_bytes: int, latest_timestamp_ms: int, most_records: int
+) -> BatchHeader | None:
+    """The header of the only batch in `view`, if `read_single`, `check` and `walk` are content, its
+    times are what it says, and it is nothing but records: neither compressed nor transactional.
+
+    One pass, for what nearly every batch is; of any other it says only that it is another.
+    """
+    size_bytes = len(view)
+    if not HEADER_BYTES <= size_bytes <= max_bytes or size_bytes > _QUICK_BYTES:
+        return None
+    base_offset, length, leader_epoch, magic, *rest = _HEADER.unpack_from(view)
+    crc, attributes, last_delta, base_ms, newest_ms, producer_id, epoch, sequence, count = rest
+    if (
+        (base_offset, length + LENGTH_FIELD_END, magic, attributes) != (0, size_bytes, MAGIC, 0)
+        or not 0 < count <= most_records
+        or last_delta != count - 1
+        or newest_ms > latest_timestamp_ms
+        or (producer_id != NO_PRODUCER_ID and min(producer_id, epoch, sequence) < 0)
+        or crc32c(view[CRC_COVERS_FROM:], gil_release_mode=_KEEP) != crc
+    ):
+        return None
+    fault, _, newest_delta, oldest_delta, _ = walk(view[HEADER_BYTES:].toreadonly(), count)
+    if fault or oldest_delta < 0 or base_ms + newest_delta != newest_ms:
+        return None
+    return BatchHeader(base_offset, size_bytes, leader_epoch, magic, *rest)
+
+
 def patched(view: memoryview, base_offset: int, leader_epoch: int = 0) -> tuple[bytes, memoryview]:
     """The batch in `view` at another offset: 16 new bytes, and the rest as it was, not copied."""
     head = _PATCHED_HEAD.pack(base_offset, len(view) - LENGTH_FIELD_END, leader_epoch)

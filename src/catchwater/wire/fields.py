@@ -158,9 +158,11 @@ class Cursor:
         return count
 
     def skip_tagged_fields(self) -> None:
-        if (count := self.varint()) == 0:
+        at = self.at
+        if at < self.end and self.view[at] == 0:  # nearly always there are none
+            self.at = at + 1
             return
-        for _ in range(self.elements(count)):
+        for _ in range(self.elements(self.varint())):
             self.varint()
             self.take(self.varint())
 
@@ -171,7 +173,7 @@ class Cursor:
 
     def count(self, flexible: bool) -> int:
         """The length of an array that is not null and can be there."""
-        return self.elements(self.size(flexible))
+        return self.elements(self.varint() - 1 if flexible else self.number(I32))
 
     def text(self, flexible: bool) -> str:
         return self.string(self.varint() - 1 if flexible else self.number(I16))

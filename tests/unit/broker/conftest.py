@@ -30,7 +30,7 @@ from catchwater.config import Address, BrokerConfig
 from catchwater.log.log import Read
 from catchwater.log.write.prepare import Preparation
 from catchwater.log.write.sequence import PartitionState
-from catchwater.log.write.writer import Appended, Submission
+from catchwater.log.write.writer import Answer, Appended, Submission
 from catchwater.wire.batch import patched
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.frames import ArenaPool, Frame, FrameBuffer, prefixed
@@ -148,6 +148,9 @@ class MemoryLog:
         log_start = self.keeping.log_starts.get(key, 0)
         size_bytes = sum(len(data) for _, _, data in batches)
         return PartitionState(log_start, batches[-1][1] + 1 if batches else 0, size_bytes)
+
+    def append(self, batches: Sequence[Submission], answer: Answer) -> None:
+        self.submit(batches).add_done_callback(lambda done: answer.set_result(done.result()))
 
     def submit(self, batches: Sequence[Submission]) -> asyncio.Future[list[Appended]]:
         answers = []

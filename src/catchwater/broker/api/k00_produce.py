@@ -6,6 +6,10 @@ view of the frame it came in. Each is answered for itself: one bad partition doe
 others. What is wrong with a batch for good is answered with an error that no client tries
 again: INVALID_RECORD, where Kafka has UNKNOWN_SERVER_ERROR or CORRUPT_MESSAGE for some of it.
 
+A request in which all is good and nothing asks for more goes the plain way, as nearly all do: one
+pass, which changes nothing and gives up at the first thing it does not expect. The request is then
+looked at again from its beginning, with care, and with reasons for what is refused.
+
 The log keeps the frame until the write-ahead log has its bytes. acks=1 and acks=-1 (all) mean the
 same here, synced to disk. With acks=0 nothing is answered; an error closes the connection, as in
 Kafka, so that the producer notices.
@@ -29,14 +33,15 @@ from catchwater.catalog.rows import (
 )
 from catchwater.config import CatchwaterError
 from catchwater.log.format.chunk import ADDS_PARTITION, KAFKAS_ATTRIBUTES
-from catchwater.log.topic_settings import Rules, rules_of
+from catchwater.log.topic_settings import LATEST_MS, Rules, rules_of
 from catchwater.log.write.prepare import Outcome, Unprepared
-from catchwater.log.write.writer import Appended
+from catchwater.log.write.writer import Appended, Submission
 from catchwater.objects.base import Buffer
-from catchwater.wire.batch import BatchError, BatchHeader, check, read_single, stamp
+from catchwater.wire.batch import BatchError, BatchHeader, check, plain, read_single, stamp
 from catchwater.wire.codecs import Codec
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.fields import body_of
+from catchwater.wire.frames import Frame
 from catchwater.wire.produce import (
     FLEXIBLE_SINCE,
     PRODUCE_VERSIONS,
@@ -51,6 +56,7 @@ _ZSTD_SINCE = 7
 _ABORTABLE_SINCE = 11
 _ADDS_PARTITIONS_SINCE = 12
 _NO_TIME = -1
+_ACKS = (-1, 0, 1)
 _WRITE_TOPIC = ByHandler(Operation.WRITE, ResourceType.TOPIC)
 _WRITE_WITH_ID = ByHandler(Operation.WRITE, ResourceType.TRANSACTIONAL_ID)
 
@@ -61,8 +67,50 @@ class Unanswered(CatchwaterError):
 
 def start(broker: Broker, call: Call) -> Later:
     """Hand the good batches to the log; runs without a pause, so that batches keep their order."""
-    body = body_of(call.frame.data, call.header, call.version >= FLEXIBLE_SINCE)
-    request = parse_produce(body, call.version)
+    version = call.header.api_version
+    body = body_of(call.frame.data, call.header, version >= FLEXIBLE_SINCE)
+    request = parse_produce(body, version)
+    batches = _plain(broker, call, request)
+    if not batches:
+        return _start_with_care(broker, call, request)
+    answers = [_NO_TIME] * len(batches)
+    later = Later(partial(_encode, broker, call.header.correlation_id, version, request, answers))
+    broker.log.append(batches, later)
+    return later
+
+
+def _plain(broker: Broker, call: Call, request: ProduceRequest) -> list[Submission] | None:
+    """The batches of a request that is good as it is, in the order they have; None for any other.
+
+    Nothing is changed and nothing refused here: who finds something leaves it to the careful way.
+    """
+    preparation, left = broker.log.preparation, broker.log.preparation.quick_records()
+    most_left, latest_ms = left, broker.clock.now_ms() + LATEST_MS
+    if request.transactional_id is not None or request.acks not in _ACKS:
+        return None
+    batches: list[Submission] = []
+    frame: Frame | None = call.frame  # of the first batch: it is to be released once
+    for name, topic_id, partitions in request.topics:
+        topic = broker.find_topic(name, topic_id or b"")
+        if topic is None or not call.may(_WRITE_TOPIC, topic.name):
+            return None
+        if not (rules := rules_of(topic, broker.config.message_max_bytes)).are_plain:
+            return None
+        for index, data in partitions:
+            if data is None or not 0 <= index < topic.partitions:
+                return None
+            header = plain(data, rules.max_bytes, latest_ms, left)
+            if header is None:
+                return None
+            left -= header.record_count
+            batches.append(Submission((topic.id, index), header, data, frame))
+            frame = None
+    preparation.walked(most_left - left)
+    return batches
+
+
+def _start_with_care(broker: Broker, call: Call, request: ProduceRequest) -> Later:
+    """As `start`, for a request with something in it to be refused, changed or looked into."""
     transactional_id = request.transactional_id
     may_use_id = transactional_id is None or call.may(_WRITE_WITH_ID, transactional_id)
     now_ms = broker.clock.now_ms()
@@ -124,7 +172,7 @@ def _check_allowed(
 
 def _check_request(request: ProduceRequest, topic: Topic | None, index: int, by_id: bool) -> None:
     """Raises `BatchError` for what is wrong before the batch is looked at."""
-    if request.acks not in (-1, 0, 1):
+    if request.acks not in _ACKS:
         raise BatchError(ErrorCode.INVALID_REQUIRED_ACKS, "acks is -1 (all), 0 or 1.")
     if topic is None:
         unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -164,7 +212,7 @@ def _encode(
     correlation_id: int,
     version: int,
     request: ProduceRequest,
-    answers: list[ProduceReplyPartition | int],
+    answers: Sequence[ProduceReplyPartition | int],
     outcomes: Sequence[Outcome],
 ) -> list[Buffer]:
     given, appended = iter(answers), iter(outcomes)

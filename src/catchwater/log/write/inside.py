@@ -25,7 +25,7 @@ MAX_OPENED_BYTES = 32 * 1024 * 1024
 
 QUICK_EFFORT = 16 * 1024
 """What may be looked into at once, on the event loop: about 0.1 ms, at most 2 ms."""
-_PLAIN_FACTOR = 16
+PLAIN_FACTOR = 16
 _COMPRESSED_EFFORT = 256
 """Of any compressed batch, however small; 1 for each of its bytes comes on top."""
 _QUICK_GROWTH, _QUICK_OPENED_BYTES = 16, (16 * 1024, 64 * 1024)
@@ -40,7 +40,7 @@ class NotQuick(Exception):
 
 def effort(header: BatchHeader, rules: Rules) -> int:
     """What it takes to look into a batch, in compiled steps (of some 6 ns)."""
-    steps = header.record_count * (1 if batch.walk_is_compiled() else _PLAIN_FACTOR)
+    steps = header.record_count * (1 if batch.walk_is_compiled() else PLAIN_FACTOR)
     compression = header.attributes & COMPRESSION_BITS
     if rules.codec is not None and rules.codec != compression:
         return steps + QUICK_EFFORT

@@ -22,8 +22,8 @@ from typing import NamedTuple, TypeAlias
 
 from catchwater.catalog.rows import PartitionKey
 from catchwater.log.topic_settings import Rules
-from catchwater.log.write.inside import QUICK_EFFORT, NotQuick, effort, prepared
-from catchwater.log.write.writer import Answer, Appended, Held, Submission
+from catchwater.log.write.inside import PLAIN_FACTOR, QUICK_EFFORT, NotQuick, effort, prepared
+from catchwater.log.write.writer import Appended, Held, Submission
 from catchwater.wire.batch import BatchError, BatchHeader, load_walk, walk_is_compiled
 
 _LOG = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ _ROOM_BYTES = 4 * 1024 * 1024
 
 Outcome: TypeAlias = Appended | BatchError
 Outcomes: TypeAlias = "asyncio.Future[list[Appended]] | asyncio.Future[list[Outcome]]"
+_Appending: TypeAlias = "asyncio.Future[list[Appended]]"
 _Made: TypeAlias = tuple[BatchHeader, memoryview] | BatchError
 
 
@@ -60,7 +61,7 @@ class _Waiting(NamedTuple):
 class Preparation:
     """Used on the event loop; its thread begins with the first batch for it, ends with `close`."""
 
-    def __init__(self, submit: Callable[[Sequence[Submission]], Answer]) -> None:
+    def __init__(self, submit: Callable[[Sequence[Submission]], _Appending]) -> None:
         self._submit = submit
         self._waiting: deque[_Waiting] = deque()
         self._partitions: Counter[PartitionKey] = Counter()
@@ -72,13 +73,29 @@ class Preparation:
         self._plain_left = LOAD_AFTER_RECORDS
         """Records to be walked before the compiled loop is loaded."""
 
+    def quick_records(self) -> int:
+        """How many records of plain batches a caller may walk itself, on the event loop.
+
+        None while batches wait here, which no other may overtake.
+        """
+        if self._partitions:
+            return 0
+        return QUICK_EFFORT if walk_is_compiled() else QUICK_EFFORT // PLAIN_FACTOR
+
+    def walked(self, records: int) -> None:
+        """Count what was walked; have the compiled loop loaded once there is work for it."""
+        if self._plain_left > 0:
+            self._plain_left -= records
+            if self._plain_left <= 0 and not walk_is_compiled():
+                # No daemon: the process must not end in the midst of a compilation.
+                threading.Thread(target=_load, name="load-walk").start()
+
     def submit(self, batches: Sequence[Unprepared], frame: Held | None) -> Outcomes:
         """Append batches; the outcomes come in the same order, once all are durable or refused.
 
         The batches lie in `frame`, which is released when it is needed no more; not if this raises.
         """
-        if self._plain_left > 0:
-            self._count(batches)
+        self.walked(sum(batch.header.record_count for batch in batches))
         try:
             return self._hand_on(batches, self._at_once(batches), frame)
         except NotQuick:
@@ -109,13 +126,6 @@ class Preparation:
             except BatchError as error:
                 made.append(_freed(error))
         return made
-
-    def _count(self, batches: Sequence[Unprepared]) -> None:
-        """Have the compiled loop loaded once there is work for it."""
-        self._plain_left -= sum(batch.header.record_count for batch in batches)
-        if self._plain_left <= 0 and not walk_is_compiled():
-            # No daemon: the process must not end in the midst of a compilation.
-            threading.Thread(target=_load, name="load-walk").start()
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
@@ -194,7 +204,9 @@ def _prepare(batches: Sequence[Unprepared], room: memoryview) -> list[_Made]:
 
 
 def _answer_all(
-    answer: "asyncio.Future[list[Outcome]]", refused: Sequence[BatchError | None], appended: Answer
+    answer: "asyncio.Future[list[Outcome]]",
+    refused: Sequence[BatchError | None],
+    appended: _Appending,
 ) -> None:
     if not answer.done():
         appends = iter(appended.result())

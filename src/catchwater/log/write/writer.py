@@ -91,7 +91,15 @@ class Appended(NamedTuple):
     append_ms: int
 
 
-Answer = asyncio.Future[list[Appended]]
+class Answer(Protocol):
+    """Waits for what becomes of a request: a future, or what a broker has in its place."""
+
+    def done(self) -> bool:
+        """Whether nobody waits for it any more."""
+
+    def set_result(self, result: list[Appended], /) -> None:
+        """The answers, in the order of the batches; called once, on the event loop."""
+
 
 TURN_S = 5.0
 """How long a refused batch is waited for; its producer may have given it up, or gone elsewhere."""
@@ -158,14 +166,14 @@ class Intake:
         self._waiters: dict[PartitionKey, dict[asyncio.Future[None], None]] = {}
         """In the order in which they came, so that a simulation can be repeated."""
 
-    def request(self, batches: Sequence[Submission]) -> tuple[Request, bool]:
+    def request(self, batches: Sequence[Submission], answer: Answer) -> tuple[Request, bool]:
         """The batches as a request in hand, and whether it fits: if not, it is to be refused."""
         size = sum(len(batch.data) for batch in batches)
         if self.pending_bytes:
             self._is_overfull |= self.pending_bytes + size > self._max_pending_bytes
         fits = not self._is_overfull and (not self._turns or self._is_their_turn(batches))
         self.pending_bytes += size
-        return Request(batches, self._loop.create_future(), size), fits
+        return Request(batches, answer, size), fits
 
     def refuse(
         self, requests: Iterable[Request], error: ErrorCode = ErrorCode.KAFKA_STORAGE_ERROR
@@ -410,10 +418,16 @@ class Writer:
         # Begun and not answered, in order. Threads add at the end, the loop takes from the front.
         self._writes: deque[_Write] = deque()
 
-    def submit(self, batches: Sequence[Submission]) -> Answer:
+    def submit(self, batches: Sequence[Submission]) -> asyncio.Future[list[Appended]]:
+        """As `append`, to a future."""
+        answer: asyncio.Future[list[Appended]] = self._loop.create_future()
+        self.append(batches, answer)
+        return answer
+
+    def append(self, batches: Sequence[Submission], answer: Answer) -> None:
         """Append checked batches; the answers come in the same order, once they are committed."""
         assert not self._closing, "nothing is submitted to a closed log"
-        request, fits = self._intake.request(batches)
+        request, fits = self._intake.request(batches, answer)
         source = self._source
         if source is None:
             self._intake.refuse([request], ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -430,7 +444,6 @@ class Writer:
                 may_begin = source.idle_threads and self._is_due(source)
             if may_begin:
                 self._begin_writes()
-        return request.answer
 
     def between_chunks(self) -> AbstractAsyncContextManager[None]:
         """Make a change of the catalog that lies between two chunks.

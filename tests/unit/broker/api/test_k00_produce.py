@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import random
+import struct
 import uuid
 from dataclasses import replace
 from datetime import timedelta
@@ -11,6 +13,7 @@ from kio.schema.produce.v3 import request as v3
 from kio.schema.produce.v9 import request as v9
 from kio.schema.produce.v13 import request as v13
 
+from catchwater.broker.api import k00_produce
 from catchwater.broker.api.k00_produce import Unanswered
 from catchwater.log.topic_settings import LATEST_MS
 from catchwater.log.write import inside, prepare
@@ -363,16 +366,16 @@ async def test_a_bomb_is_refused_off_the_loop(client, is_on_loop, topic) -> None
 async def test_small_batches_are_looked_into_on_the_loop_and_large_ones_not(
     client, batch, is_on_loop
 ) -> None:
-    seen = is_on_loop((prepare, "prepared"))
+    seen = is_on_loop((k00_produce, "plain"), (prepare, "prepared"))
     for codec in range(5):
         assert answers(await client.send(produce((0, batch(3, codec=codec)))))[0][1] == "none"
-    assert seen == [True] * 5
+    assert seen == [True] * (1 + 2 * 4)  # what is not compressed needs one look
     large = [
         encode_batch([(b"k", os.urandom(100_000), NOW_MS, ())], codec=codec) for codec in (1, 4)
     ]
     for data in (*large, batch(50_000)):
         assert answers(await client.send(produce((0, data))))[0][1] == "none"
-    assert seen[5:] == [False] * 3
+    assert seen[9:] == [True, False] * 3
 
 
 async def test_batches_keep_their_order_however_large_they_are(client, batch) -> None:
@@ -413,3 +416,46 @@ async def test_a_time_is_refused_whatever_the_header_says(client) -> None:
         told = read_single(memoryview(data))._replace(base_timestamp=base_ms)
         reply = await client.send(produce((0, assembled(told, data[HEADER_BYTES:])[1])))
         assert answers(reply) == [(0, "invalid_timestamp", -1)]
+
+
+EXTREMES = (-(2**63), -(2**31), -2, -1, 0, 1, 2, 3, 7, 8, 16, 32, 255, 2**31 - 1, NOW_MS, 2**62)
+
+
+def odd_batches(draw: random.Random, count: int):
+    """Batches with something in the header, the records or the CRC that is mostly wrong."""
+    for _ in range(count):
+        first_ms = NOW_MS + draw.choice((0, 0, 0, 2 * LATEST_MS))
+        producer = draw.choice(({}, {"producer_id": 5, "producer_epoch": 0, "base_sequence": 0}))
+        good = encode_batch([(b"k", b"v%d" % i, first_ms + i, ()) for i in range(3)], **producer)
+        header = read_single(memoryview(good))
+        wide = header._fields[5:]
+        new, records = header, bytearray(good[HEADER_BYTES:])
+        if draw.random() < 0.5:
+            field = draw.choice((*wide, "base_offset", "magic"))
+            new = header._replace(**{field: draw.choice(EXTREMES)})
+        if draw.random() < 0.3:
+            records[draw.randrange(len(records))] = draw.randrange(256)
+        try:
+            data = bytearray(assembled(new, records)[1])
+        except struct.error:  # too large for its field
+            continue
+        if draw.random() < 0.4:
+            data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        yield bytes(data[: len(data) - (draw.random() < 0.1)])
+
+
+async def test_the_plain_way_and_the_careful_one_come_to_the_same(client, monkeypatch) -> None:
+    settings = ({}, {"max.message.bytes": "90"}, {"message.timestamp.type": "LogAppendTime"})
+    for name, config in zip("abc", settings, strict=True):
+        await client.log.create_topic(name, 1, config)
+    plain, ways = k00_produce._plain, []
+    for nth, data in enumerate(odd_batches(random.Random(7), 600)):
+        request = produce((0, data), topic="abc"[nth % 3])
+        found = []
+        for way in (plain, lambda *_: None):
+            client.log.batches = {key: [] for key in client.log.batches}
+            monkeypatch.setattr(k00_produce, "_plain", way)
+            found.append((await client.send(request), client.log.batches))
+        assert found[0] == found[1]
+        ways.append(answers(found[0][0])[0][1])
+    assert 10 < ways.count("none") < 500
