@@ -1,12 +1,12 @@
-"""The object store seam: what the log asks of a place that keeps immutable bytes under keys.
+"""The object store seam: immutable bytes under keys.
 
-An implementation keeps these promises, and one conformance suite holds all of them to it:
+Every implementation keeps these promises; one conformance suite tests them all:
 
-- `put` and `put_if_absent` are atomic and durable: when they return, a crash of the machine
-  loses nothing; when they fail or the process dies, no reader ever sees a part of the object.
-- `put_if_absent` is the only fence: of many callers with one key exactly one succeeds, if no two
-  bring the same bytes.
-- A range is returned whole or not at all: a short read is an error, never fewer bytes.
+- `put` and `put_if_absent` are atomic and durable: once they return, a crash of the machine
+  loses nothing; if they fail or the process dies, no reader sees a part of the object.
+- `put_if_absent` is the only fence: of several callers with one key and different bytes exactly
+  one succeeds.
+- A range is returned completely or not at all: a short read is an error, never fewer bytes.
 - `list` is for finding garbage. It may be stale, so nothing else may depend on it.
 
 Every method blocks and may be called from any thread. No method is called on an event loop.
@@ -25,31 +25,31 @@ _KEY = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)*[A-Za-z0-9_-][A-Za-z0-9._-
 
 
 class StoreError(CatchwaterError):
-    """The store could not do what it was asked; it is not known whether the object is there."""
+    """A request failed; it is not known whether the object exists."""
 
 
 class ObjectMissing(StoreError):
-    """There is no object of this key."""
+    """There is no object with this key."""
 
 
 class ObjectExists(StoreError):
-    """`put_if_absent` found an object of this key; it is left as it was."""
+    """`put_if_absent` found an object with this key, and did not change it."""
 
 
 class ObjectTruncated(StoreError):
-    """The object ends before the end of the range that was asked for."""
+    """The object ends before the requested range does."""
 
 
 class StoreFull(StoreError):
-    """No space left: nothing was stored, and the same call may succeed once there is space."""
+    """No space left: nothing was stored, and a retry may succeed once there is space."""
 
 
 class StoreUnavailable(StoreError):
-    """No answer, or "try again": it is not known whether it was done, and it may be repeated."""
+    """No answer, or a retriable one: the request may have been applied, and may be repeated."""
 
 
 class StoreRefused(StoreError):
-    """The store said no, and will again: credentials, permissions, no such bucket."""
+    """The store refuses the request for good: credentials, permissions, no such bucket."""
 
 
 class BadKey(StoreError):
@@ -69,13 +69,13 @@ class ObjectStore(Protocol):
     """Immutable objects under keys such as `segments/<topic>/<partition>/<name>.seg`."""
 
     def put(self, key: str, parts: Sequence[Buffer]) -> int:
-        """Store the concatenated parts, replacing what was there; return the size in bytes.
+        """Store the concatenated parts, replacing an older object; return the size in bytes.
 
         Raises `StoreFull` with nothing stored, or `StoreError`.
         """
 
     def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> int:
-        """As `put`, but raise `ObjectExists` and change nothing if the key is taken."""
+        """As `put`, but raise `ObjectExists` and change nothing if there is such an object."""
 
     def get(self, key: str) -> bytes:
         """The whole object. Raises `ObjectMissing`."""
@@ -84,7 +84,7 @@ class ObjectStore(Protocol):
         """Exactly `size` bytes from `offset`. Raises `ObjectMissing` or `ObjectTruncated`."""
 
     def get_upto(self, key: str, offset: int, max_bytes: int) -> bytes:
-        """`max_bytes` from `offset`, or all there is where the object ends before; perhaps none.
+        """Up to `max_bytes` from `offset`: fewer, or none, if the object ends before.
 
         Raises `ObjectMissing`.
         """
@@ -93,23 +93,23 @@ class ObjectStore(Protocol):
         """The object's size in bytes. Raises `ObjectMissing`."""
 
     def delete(self, key: str) -> None:
-        """Remove the object; one that is not there is no error."""
+        """Delete the object; a missing one is no error."""
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """The objects whose key starts with the prefix, in key order."""
 
     def url(self, key: str = "") -> str:
-        """Where a reader without this store finds the bytes: see `objects.urls.read_range`.
+        """The object's URL for readers without this store, see `objects.urls.read_range`.
 
-        Without a key: where the store itself lies, as `objects.open.open_store` takes it.
+        Without a key, the store's own URL for `objects.open.open_store`.
         """
 
 
 def check_key(key: str) -> str:
     """The key itself, or `BadKey`: path parts of letters, digits, `.`, `_` and `-`.
 
-    No part is empty or starts with a dot, so no key climbs out of a directory and none names the
-    hidden files a store keeps for itself.
+    No part is empty or starts with a dot, so a key cannot leave the store's directory or name the
+    store's hidden files.
     """
     if not _KEY.fullmatch(key):
         raise BadKey(

@@ -1,9 +1,9 @@
 """Objects as files below one directory.
 
-An object is written to a file of its own in `.incoming`, synced, and only then given its name by
-rename (or by link, which fails if the name is taken); the directories on the way are synced too.
-What a killed process leaves in `.incoming` is invisible and removed a day later at the next open.
-Relies on POSIX rename and link within one file system; does not cache (the page cache does).
+An object is written to a file in `.incoming`, synced, and only then given its name by rename (or by
+link, which fails if the name exists); the directories above it are synced too. Files that a killed
+process leaves in `.incoming` are invisible, and deleted by an open a day later. Relies on POSIX
+rename and link within one file system; does not cache (the page cache does).
 """
 
 import os
@@ -32,10 +32,10 @@ _MAX_PARTS = 1024  # IOV_MAX on Linux
 
 
 class LocalStore:
-    """An object store in a local directory, shared by all processes that see the directory."""
+    """An object store in a directory, shared by all processes that can access it."""
 
     def __init__(self, root: Path, clock: Clock = SYSTEM) -> None:
-        """Open the store, creating the directory. Raises `StoreError` where that fails."""
+        """Open the store, creating the directory. Raises `StoreError`."""
         self.root = root.absolute()
         self._incoming = self.root / _INCOMING
         with _named(self.root, "opened"):
@@ -43,7 +43,6 @@ class LocalStore:
             self._remove_abandoned(clock.now_ms() - _ABANDONED_MS)
 
     def put(self, key: str, parts: Sequence[Buffer]) -> int:
-        """Store the object durably under its key, replacing what was there."""
         path = self._path(key)
         with _named(path, "written"), self._incoming_file(parts) as (temporary, size):
             self._make_parents(path)
@@ -52,7 +51,6 @@ class LocalStore:
         return size
 
     def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> int:
-        """Store the object durably, or raise `ObjectExists` if its key is taken."""
         path = self._path(key)
         with _named(path, "written"), self._incoming_file(parts) as (temporary, size):
             self._make_parents(path)
@@ -64,38 +62,32 @@ class LocalStore:
         return size
 
     def get(self, key: str) -> bytes:
-        """The whole object."""
         path = self._path(key)
         with _named(path, "read"):
             return path.read_bytes()
 
     def get_range(self, key: str, offset: int, size: int) -> bytes:
-        """Exactly these bytes of the object."""
         path = self._path(key)
         with _named(path, "read"):
             return read_file_range(path, offset, size)
 
     def get_upto(self, key: str, offset: int, max_bytes: int) -> bytes:
-        """These bytes of the object, as far as it has them."""
         path = self._path(key)
         with _named(path, "read"), path.open("rb") as file:
             file.seek(offset)
             return file.read(max_bytes)
 
     def size(self, key: str) -> int:
-        """The object's size in bytes."""
         path = self._path(key)
         with _named(path, "found"):
             return path.stat().st_size
 
     def delete(self, key: str) -> None:
-        """Remove the object if it is there."""
         path = self._path(key)
         with _named(path, "deleted"):
             path.unlink(missing_ok=True)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """The objects whose key starts with the prefix, in key order."""
         folder = self.root / prefix.rpartition("/")[0]
         paths = {path.relative_to(self.root).as_posix(): path for path in self._files(folder)}
         for key, path in sorted(paths.items()):
@@ -107,7 +99,6 @@ class LocalStore:
                 yield ObjectInfo(key, status.st_size, status.st_mtime_ns // 1_000_000)
 
     def url(self, key: str = "") -> str:
-        """The file's `file://` URL, or the root directory's."""
         return (self._path(key) if key else self.root).as_uri()
 
     def _path(self, key: str) -> Path:
@@ -120,7 +111,7 @@ class LocalStore:
 
     @contextmanager
     def _incoming_file(self, parts: Sequence[Buffer]) -> Iterator[tuple[str, int]]:
-        """A synced file with these bytes and no name a reader knows; gone afterwards."""
+        """A synced file with these bytes, under a temporary name that is removed afterwards."""
         descriptor, temporary = tempfile.mkstemp(dir=self._incoming)
         try:
             try:
@@ -134,7 +125,7 @@ class LocalStore:
             Path(temporary).unlink(missing_ok=True)
 
     def _make_parents(self, path: Path) -> None:
-        """Create the directories on the way to the file, and make their names durable."""
+        """Create the directories above the file, and sync their entries."""
         missing = []
         parent = path.parent
         while not parent.exists():
@@ -170,7 +161,7 @@ def read_file_range(path: Path, offset: int, size: int) -> bytes:
 
 @contextmanager
 def _named(path: Path, done: str) -> Iterator[None]:
-    """Turn the system's errors into ours, naming the file and what could not be done."""
+    """Turn the system's errors into ours, with the file and the failed operation."""
     try:
         yield
     except FileNotFoundError as error:
@@ -190,7 +181,7 @@ def _named(path: Path, done: str) -> Iterator[None]:
 
 
 def _write_all(descriptor: int, parts: Sequence[Buffer]) -> int:
-    """Write all the parts in as few calls as the system allows; return their size."""
+    """Write the parts in as few calls as the system allows; return their size."""
     pending = [memoryview(part).cast("B") for part in parts if len(part)]
     total = sum(map(len, pending))
     while pending:

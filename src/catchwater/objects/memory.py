@@ -1,6 +1,6 @@
-"""Objects in this process's memory: for tests and simulations, where a crash is not the disk's.
+"""Objects in this process's memory: for tests, simulations and trying things out.
 
-Keeps the same contract as a store on disk, but for durability. `max_bytes` makes it run full.
+Keeps the contract of `objects.base`, except for durability. `max_bytes` limits its size.
 """
 
 import threading
@@ -19,7 +19,7 @@ from catchwater.objects.base import (
 
 
 class MemoryStore:
-    """An object store that ends with its process."""
+    """An object store that is lost with its process."""
 
     def __init__(self, clock: Clock = SYSTEM, max_bytes: int | None = None) -> None:
         self._clock = clock
@@ -28,14 +28,12 @@ class MemoryStore:
         self._objects: dict[str, tuple[bytes, int]] = {}
 
     def put(self, key: str, parts: Sequence[Buffer]) -> int:
-        """Store the object under its key, replacing what was there."""
         data = b"".join(parts)
         with self._lock:
             self._store(check_key(key), data)
         return len(data)
 
     def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> int:
-        """Store the object, or raise `ObjectExists` if its key is taken."""
         data = b"".join(parts)
         with self._lock:
             if check_key(key) in self._objects:
@@ -44,30 +42,24 @@ class MemoryStore:
         return len(data)
 
     def get(self, key: str) -> bytes:
-        """The whole object."""
         return self._entry(key)[0]
 
     def get_range(self, key: str, offset: int, size: int) -> bytes:
-        """Exactly these bytes of the object."""
         data = self.get(key)
         check_range(key, offset, size, len(data))
         return data[offset : offset + size]
 
     def get_upto(self, key: str, offset: int, max_bytes: int) -> bytes:
-        """These bytes of the object, as far as it has them."""
         return self.get(key)[offset : offset + max_bytes]
 
     def size(self, key: str) -> int:
-        """The object's size in bytes."""
         return len(self.get(key))
 
     def delete(self, key: str) -> None:
-        """Remove the object if it is there."""
         with self._lock:
             self._objects.pop(check_key(key), None)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """The objects whose key starts with the prefix, in key order."""
         with self._lock:
             entries = sorted(self._objects.items())
         for key, (data, modified_ms) in entries:
@@ -75,7 +67,7 @@ class MemoryStore:
                 yield ObjectInfo(key, len(data), modified_ms)
 
     def url(self, key: str = "") -> str:
-        """A name for messages; nobody outside this process can read it."""
+        """A name for messages; no other process can read it."""
         return f"memory:///{check_key(key) if key else ''}"
 
     def _entry(self, key: str) -> tuple[bytes, int]:

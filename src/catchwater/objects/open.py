@@ -2,11 +2,11 @@
 
     file:///directory              a directory of this machine, or one that is mounted on all
     memory:                        this process's memory, for trying things out
-    s3://bucket/prefix             S3; `?endpoint=` and `?region=` name another server, and what is
-                                   not named comes from AWS_ENDPOINT_URL, AWS_REGION,
+    s3://bucket/prefix             S3; `?endpoint=` and `?region=` name another server, and all
+                                   other settings come from AWS_ENDPOINT_URL, AWS_REGION,
                                    AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, …
 
-Credentials never stand in a URL, for URLs are printed and logged.
+A URL must not contain credentials, because URLs are printed and logged.
 """
 
 import os
@@ -26,9 +26,9 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
 def open_store(url: str, clock: Clock) -> RetryingStore:
-    """Open the store; its requests are repeated where that may help, and counted.
+    """Open the store; its requests are retried where that may help, and counted.
 
-    Nothing is asked of a remote store yet. Raises `ConfigError`, or `StoreError` for a directory
+    Sends no request to a remote store yet. Raises `ConfigError`, or `StoreError` for a directory
     that cannot be used.
     """
     parts = urlsplit(url)
@@ -45,13 +45,13 @@ def open_store(url: str, clock: Clock) -> RetryingStore:
 
 
 def join(url: str, key: str) -> str:
-    """The URL of what lies under this key, or of a folder, in the store at `url`."""
+    """The URL of an object or a folder in the store at `url`."""
     parts = urlsplit(url)
     return parts._replace(path=f"{parts.path.rstrip('/')}/{key}").geturl()
 
 
 def place(store: ObjectStore, key: str) -> str:
-    """Where an object lies, for messages and markers: a store's own URL of it may grant access."""
+    """An object's URL for messages and markers; `store.url` may return one that grants access."""
     return join(store.url(), key)
 
 

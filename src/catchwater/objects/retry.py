@@ -1,12 +1,12 @@
-"""Requests to a store, repeated where that may help, and counted.
+"""Retries of requests to a store, and counts of them.
 
-Only `StoreUnavailable` is repeated: a store raises it for what may pass (500, 503, a timeout, a
-lost connection, a reply that ended early). The waits double and are drawn at random up to that, so
-that many brokers do not come back at once; tries and total time are bounded.
+Only `StoreUnavailable` is retried: a store raises it for transient errors (500, 503, a timeout, a
+lost connection, a reply that ended early). The bound of the waits doubles and each wait is random
+below it, so that many brokers do not retry at once; tries and total time are bounded.
 
-A reply may be lost after its request was applied. All requests may therefore be repeated as they
-are but `put_if_absent`, whose second try would meet its own first: there, what lies under the key
-is compared with what was sent before the caller hears that the key is taken.
+A reply can be lost after its request was applied. Every request may therefore be repeated, except
+`put_if_absent`, whose second try would find the object of its first: there the object is compared
+with what was sent before `ObjectExists` is raised.
 """
 
 import threading
@@ -30,20 +30,20 @@ T = TypeVar("T")
 
 
 class Patience(NamedTuple):
-    """How often and how long a request is repeated; times in seconds."""
+    """How often and how long a request is retried; times in seconds."""
 
     tries: int = 8
     first_wait_s: float = 0.1
     longest_wait_s: float = 5.0
     total_s: float = 60.0
-    """No try begins after so much time."""
+    """No try begins after this time."""
 
 
 PATIENT = Patience()
 
 
 class RequestCounts:
-    """How many requests came to what; for `catchwater_object_store_requests_total`.
+    """Requests by outcome; for `catchwater_object_store_requests_total`.
 
     Outcomes: `ok` (any definite answer, also "no such object"), `retried` (an attempt that was
     repeated), `failed` (given up, or refused).
@@ -65,7 +65,7 @@ class RequestCounts:
 
 
 class Attempts:
-    """The attempts at one request, from the first to the last."""
+    """The attempts of one request."""
 
     def __init__(self, clock: Clock, patience: Patience) -> None:
         self._clock = clock
@@ -74,7 +74,7 @@ class Attempts:
         self._started_s = clock.monotonic_s()
 
     def wait(self, error: StoreUnavailable) -> None:
-        """Wait for the next attempt. Raises `StoreUnavailable` when this was the last one."""
+        """Wait before the next attempt. Raises `StoreUnavailable` after the last one."""
         self._made += 1
         elapsed_s = self._clock.monotonic_s() - self._started_s
         patience = self._patience
@@ -88,7 +88,7 @@ class Attempts:
 
 
 def retried(call: Callable[[], T], clock: Clock, patience: Patience) -> T:
-    """What the call returns, after as many attempts as patience allows."""
+    """The result of the call, after as many attempts as `patience` allows."""
     attempts = Attempts(clock, patience)
     while True:
         try:
@@ -98,7 +98,7 @@ def retried(call: Callable[[], T], clock: Clock, patience: Patience) -> T:
 
 
 class RetryingStore:
-    """Another store, with its requests repeated and counted."""
+    """Another store, with retries and counts."""
 
     def __init__(self, store: ObjectStore, clock: Clock, patience: Patience = PATIENT) -> None:
         self._store = store
@@ -107,7 +107,6 @@ class RetryingStore:
         self.requests = RequestCounts()
 
     def put(self, key: str, parts: Sequence[Buffer]) -> int:
-        """Store the object under its key."""
         return self._request("put", lambda: self._store.put(key, parts))
 
     def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> int:
@@ -143,27 +142,22 @@ class RetryingStore:
         return True
 
     def get(self, key: str) -> bytes:
-        """The whole object."""
         return self._request("get", lambda: self._store.get(key))
 
     def get_range(self, key: str, offset: int, size: int) -> bytes:
-        """Exactly these bytes of the object."""
         return self._request("get_range", lambda: self._store.get_range(key, offset, size))
 
     def get_upto(self, key: str, offset: int, max_bytes: int) -> bytes:
-        """These bytes of the object, as far as it has them."""
         return self._request("get_range", lambda: self._store.get_upto(key, offset, max_bytes))
 
     def size(self, key: str) -> int:
-        """The object's size in bytes."""
         return self._request("size", lambda: self._store.size(key))
 
     def delete(self, key: str) -> None:
-        """Remove the object if it is there."""
         self._request("delete", lambda: self._store.delete(key))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """The objects whose key starts with the prefix; goes on where it was interrupted."""
+        """As the store's; continues after the last key if it was interrupted."""
         attempts = Attempts(self._clock, self._patience)
         last = ""
         while True:
@@ -179,7 +173,6 @@ class RetryingStore:
                 return
 
     def url(self, key: str = "") -> str:
-        """Where a reader without this store finds the bytes."""
         return self._store.url(key)
 
     def _request(self, operation: str, call: Callable[[], T]) -> T:
@@ -197,7 +190,7 @@ class RetryingStore:
                 return result
 
     def _after(self, error: StoreError, operation: str, attempts: Attempts) -> None:
-        """Wait and return if the request is to be repeated; else raise what became of it."""
+        """Wait and return if the request is to be retried; else raise its error."""
         outcome = "failed"
         try:
             if not isinstance(error, StoreUnavailable):

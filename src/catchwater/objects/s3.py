@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # obstore has these names for type checkers only
 
 PART_BYTES = 8 * 1024 * 1024
 LARGE_BYTES = 2 * PART_BYTES
-"""Objects above this are uploaded in parts where nothing forbids it, and given more time."""
+"""Larger objects are uploaded in parts, if possible, and get more time."""
 URL_LIFE = timedelta(hours=12)
 
 _CONNECT_S = 5
@@ -62,7 +62,7 @@ class S3Store:
     def __init__(
         self, bucket: str, prefix: str = "", *, endpoint: str | None, region: str | None
     ) -> None:
-        """Nothing is asked of the bucket yet; credentials, and what is None, come from AWS_*."""
+        """Sends no request yet. Credentials, and arguments that are None, come from AWS_*."""
         config: S3Config = {"checksum_algorithm": "SHA256"}
         if endpoint:
             config["endpoint"] = endpoint
@@ -90,7 +90,6 @@ class S3Store:
         self._small, self._large = connected(_REQUEST_S), connected(_LARGE_REQUEST_S)
 
     def put(self, key: str, parts: Sequence[Buffer]) -> int:
-        """Store the object under its key, replacing what was there."""
         size = sum(map(len, parts))
         with self._named(check_key(key), "stored"):
             if size <= LARGE_BYTES:
@@ -108,20 +107,17 @@ class S3Store:
         return size
 
     def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> int:
-        """Store the object, or raise `ObjectExists` if its key is taken."""
         data = b"".join(parts)
         with self._named(check_key(key), "stored"):
             obstore.put(self._for(len(data)), key, data, mode="create", use_multipart=False)
         return len(data)
 
     def get(self, key: str) -> bytes:
-        """The whole object."""
         with self._named(check_key(key), "read"):
             reply = obstore.get(self._large, key)
             return self._whole(key, bytes(reply.bytes()), reply.meta["size"])
 
     def get_range(self, key: str, offset: int, size: int) -> bytes:
-        """Exactly these bytes of the object."""
         if size == 0:
             check_range(self._name(key), offset, size, self.size(key))
             return b""
@@ -134,14 +130,13 @@ class S3Store:
         return data
 
     def get_upto(self, key: str, offset: int, max_bytes: int) -> bytes:
-        """These bytes of the object, as far as it has them."""
         try:
             return self._range(key, offset, max_bytes)[0]
         except _RangeOutside:
             return b""
 
     def _range(self, key: str, offset: int, size: int) -> tuple[bytes, int]:
-        """What the object has of these bytes, and the object's size."""
+        """The bytes that the object has of this range, and the object's size."""
         with self._named(check_key(key), "read"):
             options: GetOptions = {"range": (offset, offset + size)}
             reply = obstore.get(self._for(size), key, options=options)
@@ -149,12 +144,10 @@ class S3Store:
         return self._whole(key, data, min(size, object_bytes - offset)), object_bytes
 
     def size(self, key: str) -> int:
-        """The object's size in bytes."""
         with self._named(check_key(key), "found"):
             return obstore.head(self._small, key)["size"]
 
     def delete(self, key: str) -> None:
-        """Remove the object if it is there."""
         with self._named(check_key(key), "deleted"):
             try:
                 obstore.delete(self._small, key)
@@ -163,7 +156,6 @@ class S3Store:
                     raise
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """The objects whose key starts with the prefix, in key order."""
         folder = prefix.rpartition("/")[0]
         pages = obstore.list(self._small, folder or None)
         while page := self._next_page(pages, folder):
@@ -179,7 +171,7 @@ class S3Store:
             return next(pages, ())
 
     def url(self, key: str = "") -> str:
-        """A signed `https://` URL that anybody may read the object by for twelve hours.
+        """A signed `https://` URL that grants read access to the object for twelve hours.
 
         Without a key: what `open_store` takes, for others who have credentials.
         """
@@ -201,7 +193,7 @@ class S3Store:
 
     @contextmanager
     def _named(self, key: str, done: str) -> Iterator[None]:
-        """Turn obstore's errors into ours, naming the object and what could not be done."""
+        """Turn obstore's errors into ours, with the object and the failed operation."""
         try:
             yield
         except (FileNotFoundError, BaseError, OSError) as error:
@@ -236,18 +228,18 @@ class S3Store:
 
 
 class _RangeOutside(StoreError):
-    """The range begins at the object's end or behind it."""
+    """The range begins at the object's end or after it."""
 
 
 class _Why:
-    """What obstore's text says: an HTTP status (0: there was no answer), S3's code and message."""
+    """The HTTP status (0: no answer), S3's code and message, from the text of obstore's error."""
 
     def __init__(self, status: int, code: str, sentence: str) -> None:
         self.status, self.code, self.sentence = status, code, sentence
 
     @classmethod
     def found_in(cls, text: str) -> "_Why":
-        """Read the parts out of an error's text."""
+        """Parse an error's text."""
         if match := re.search(r"status code: (\d{3})", text):
             code = re.search(r"<Code>(.*?)</Code>", text)
             message = re.search(r"<Message>(.*?)</Message>", text)

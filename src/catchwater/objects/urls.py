@@ -1,9 +1,8 @@
-"""Ranges of objects by URL, for readers who have a plan and no store: Spark's tasks, tools.
+"""Reads ranges of objects by URL, for readers that have a plan and no store: Spark's tasks, tools.
 
-A `file://` URL is mapped, not copied: the bytes are read when they are looked at. An `http(s)://`
-URL, as a store signs them, is asked for the range; a reply that ends early, or is not the range, is
-asked for again. Relies on objects never changing, and on a WAL file's durable bytes staying as they
-are; checks nothing of the content.
+The file of a `file://` URL is memory-mapped, not copied. From an `http(s)://` URL, signed by a
+store, the range is requested; a reply that ends early is requested again. Relies on objects and
+the durable bytes of WAL files never changing; does not check the content.
 """
 
 import http.client
@@ -26,12 +25,12 @@ from catchwater.objects.retry import PATIENT, Patience, retried
 
 _REQUEST_S = 20
 _ENDED = (b"ExpiredToken", b"Request has expired")
-"""How stores say, with another status than 403, that a signature or its key is too old."""
+"""In replies with another status than 403: the signature or its key has expired."""
 _MAY_PASS = {408, 409, 425, 429}
 
 
 class AccessEnded(StoreRefused):
-    """The URL gives no access, or none any more; a new one may."""
+    """The URL gives no access (any more); a new one may."""
 
 
 def read_range(
@@ -40,7 +39,7 @@ def read_range(
     """Exactly `size` bytes from `offset` of the object at `url`, read-only.
 
     Raises `ObjectMissing`, `ObjectTruncated`, `AccessEnded`, or another `StoreError`. `clock` and
-    `patience` are for repeated requests.
+    `patience` are for retries.
     """
     parts = urlsplit(url)
     if parts.scheme in ("http", "https"):
@@ -72,7 +71,7 @@ def _mapped(path: Path, offset: int, size: int) -> memoryview:
 
 
 def _requested(url: str, offset: int, size: int) -> memoryview:
-    # One byte at least, so that an empty range finds out whether the object is there.
+    # One byte at least, so that an empty range shows whether the object exists.
     last = offset + max(size, 1) - 1
     request = urllib.request.Request(url, headers={"Range": f"bytes={offset}-{last}"})
     try:
@@ -102,7 +101,7 @@ def _refused(url: str, offset: int, size: int, error: urllib.error.HTTPError) ->
             total = error.headers.get("Content-Range", "").removeprefix("bytes */")
             check_range(name, offset, size, int(total) if total.isdecimal() else offset)
             return memoryview(b"")  # an empty range at the object's end
-        case code if code == 403 or (code == 400 and _says_ended(error)):
+        case code if code == 403 or (code == 400 and _has_expired(error)):
             hint = "A signed URL ends after some hours: ask for the plan again."
             raise AccessEnded(f"{name} answered {code} {error.reason}.", hint=hint) from error
         case code if code >= 500 or code in _MAY_PASS:
@@ -110,11 +109,11 @@ def _refused(url: str, offset: int, size: int, error: urllib.error.HTTPError) ->
     raise StoreRefused(f"{name} answered {error.code} {error.reason}.") from error
 
 
-def _says_ended(error: urllib.error.HTTPError) -> bool:
+def _has_expired(error: urllib.error.HTTPError) -> bool:
     text = error.read(4096)
     return any(word in text for word in _ENDED)
 
 
 def shown(url: str) -> str:
-    """The URL without the part that gives access."""
+    """The URL without its query, which may grant access."""
     return url.partition("?")[0]
