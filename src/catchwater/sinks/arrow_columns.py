@@ -25,7 +25,7 @@ import pyarrow as pa
 from msgspec import inspect
 
 from catchwater.config import CatchwaterError, Restart
-from catchwater.sinks.base import Expected, OutputRecord, RowId, SinkRow, TargetDiffers
+from catchwater.sinks.base import OutputRecord, RowId, SinkRow, StagedRow, TargetDiffers
 from catchwater.sinks.columns import ROW_COLUMNS, TYPES, ColumnType
 from catchwater.state.records import is_pydantic
 
@@ -90,7 +90,7 @@ class Columns:
             if (normal := _normal(field.type)) is not None
         }
 
-    def table(self, rows: Iterable[Expected]) -> Any:
+    def table(self, rows: Iterable[StagedRow]) -> Any:
         """The rows as an Arrow table. Raises `ValueUnfit`."""
         struct, batches, remaining = pa.struct(list(self.output)), [], iter(rows)
         while some := list(islice(remaining, _BATCH_ROWS)):
@@ -160,7 +160,7 @@ class Columns:
                 row[name] = normal(row[name])
         return sha256(self._encode([row.get(name) for name in self.output.names])).digest()[:8]
 
-    def _unfit(self, rows: Sequence[Expected], plain: Sequence[dict[str, Any]]) -> ValueUnfit:
+    def _unfit(self, rows: Sequence[StagedRow], plain: Sequence[dict[str, Any]]) -> ValueUnfit:
         """Name the first value that no column holds."""
         for (id, _), row in zip(rows, plain, strict=True):
             for field in self.output:

@@ -1,24 +1,23 @@
-"""The sink seam: an epoch is written once, and can be looked at and mended afterwards.
+"""The sink seam: an epoch is written once, and can be verified and repaired afterwards.
 
-Tasks *stage* what their shards put out, where no reader sees it; the driver then *commits* all
-of an epoch's staged pieces together with the mark (pipeline, sink, generation, epoch, count,
-checksum).
-A sink that was opened for `exactly-once` keeps these promises; one conformance suite asks them:
+Tasks *stage* the outputs of their shards where no reader sees them; the driver then *commits* all
+staged pieces of an epoch together with the mark (pipeline, sink, generation, epoch, count,
+checksum). A sink opened for `exactly-once` keeps these promises; one conformance suite tests them:
 
-- `commit` is atomic: readers see all of the epoch or nothing, and the mark goes with it. A sink
-  that has no transactions writes idempotently instead; its `Guarantee` says so.
-- Committing an epoch that has its mark changes nothing and answers what the first commit wrote.
+- `commit` is atomic: readers see the whole epoch or none of it, and the mark commits with it. A
+  sink without transactions writes idempotently instead; its `Guarantee` says so.
+- Committing an epoch that has its mark changes nothing and returns what the first commit wrote.
   Spark repeats an epoch after a crash, so this is the ordinary case.
 - A repeated epoch has the same content; if its checksum differs, `EpochDiffers` is raised and
-  nothing changes: the function is not deterministic, or the checkpoint is another's.
-- A target that is away is asked again for a while (`patiently`), then `SinkUnavailable` is raised:
-  the epoch fails, nothing of it is visible, and it runs again when the pipeline does.
+  nothing changes: the function is not deterministic, or the checkpoint is another one's.
+- Requests to an unavailable target are retried for a while (`patiently`), then `SinkUnavailable` is
+  raised: the epoch fails, none of it is visible, and it runs again when the pipeline does.
 
 Opened for `at-least-once`, a sink writes no mark and a repeated epoch is written again; each row
-still has its identity (epoch, shard, row), by which a reader knows it.
+still has its identity (epoch, shard, row), by which readers can remove duplicates.
 
-`truth` keeps what was staged, apart from the target: `rows` is compared with it, and `repair`
-mends from it.
+`truth` keeps the staged outputs, apart from the target: `rows` is compared with it, and `repair`
+takes them from it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,17 +36,17 @@ T = TypeVar("T")
 Headers = tuple[tuple[str, bytes], ...]
 
 ROW_HEADER = "catchwater-row"
-"""`<epoch>/<shard>/<row>` of a record, where the target has headers and the sink sets them."""
+"""`<epoch>/<shard>/<row>` of a record, in targets with headers that the sink sets."""
 SINK_HEADER = "catchwater-sink"
 """`<pipeline>/<sink>`, beside one of the other two."""
 RETRACTS_HEADER = "catchwater-retracts"
-"""`<epoch>/<shard>/<row>` of the record that this one takes back; same key, same value."""
+"""`<epoch>/<shard>/<row>` of the record that this one retracts; same key, same value."""
 RETRACTS_OFFSET_HEADER = "catchwater-retracts-offset"
 """The offset of that record, in the partition of the retraction."""
 
 RETRACTS_ID_HEADER = "catchwater-retracts-id"
-"""Of an output that takes back what was put out before with the same values in these fields,
-separated by commas: the function's `output_id`."""
+"""Of an output that retracts the earlier one with the same values in these fields, separated by
+commas: the function's `output_id`."""
 
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 5.0
@@ -60,13 +59,13 @@ class EpochDiffers(CatchwaterError):
 
 
 class EpochMissing(CatchwaterError):
-    """The epoch does not follow the last one that the sink has; what lies between would be lost."""
+    """The epoch does not follow the sink's last one; the epochs between would be lost."""
 
     exit_code = 5
 
 
 class SinkAhead(CatchwaterError):
-    """The sink has epochs that this checkpoint knows nothing of."""
+    """The sink has epochs that this checkpoint does not know."""
 
     exit_code = 5
 
@@ -84,9 +83,9 @@ class TargetTaken(CatchwaterError):
 
 
 class TargetDiffers(CatchwaterError):
-    """The target is there and cannot take these outputs: names what differs.
+    """The target exists and cannot take these outputs; the message names the difference.
 
-    `alter` are the statements that would add what is missing; empty where that is not enough.
+    `alter` are the statements that would add what is missing; empty if that is not enough.
     """
 
     exit_code = 2
@@ -97,7 +96,7 @@ class TargetDiffers(CatchwaterError):
 
 
 class NotAdmitted(CatchwaterError):
-    """The target does not take the login, or is not trusted: asking again would not help."""
+    """The target refuses the login, or its certificate is not trusted; a retry would not help."""
 
 
 class SinkUnavailable(CatchwaterError):
@@ -109,32 +108,32 @@ class SinkFull(CatchwaterError):
 
 
 class RowsUnreadable(CatchwaterError):
-    """The target cannot be asked what it holds, or what is needed to mend it is not kept."""
+    """The target's rows cannot be read, or the outputs to repair them from are not kept."""
 
 
 class TargetState(NamedTuple):
-    """What a target is like, as found without opening it: nothing in it has changed."""
+    """The state of a target, found without opening or changing it."""
 
     ours: bool = False
-    """It names this sink of this pipeline as its writer."""
+    """Whether it names this sink of this pipeline as its writer."""
     newest: int | None = None
-    """The newest epoch that it has of this sink; None: none, or it keeps no marks."""
+    """The newest epoch that it has of this sink; None if it has none or keeps no marks."""
     differs: TargetDiffers | None = None
-    """Why it cannot take the outputs as it is."""
+    """Why it cannot take the outputs; None if it can."""
 
 
 class OutputRecord(NamedTuple):
-    """One output on its way to a sink."""
+    """One output for a sink."""
 
     key: bytes
     value: bytes
-    """JSON; a dead letter's bytes as they were."""
+    """JSON; of a dead letter the original bytes."""
     timestamp_ms: int
     headers: Headers = ()
 
     @property
     def retracts(self) -> bool:
-        """Whether it takes back an earlier output of its `output_id`, and is none itself."""
+        """Whether it retracts an earlier output of its `output_id`, and is no output itself."""
         return bool(self.headers) and self.headers[0][0] == RETRACTS_ID_HEADER
 
 
@@ -143,17 +142,17 @@ class Staged(msgspec.Struct, frozen=True):
 
     shard: int
     location: str
-    """Where it lies, for the sink; empty if the shard put out nothing."""
+    """The sink's name for the staged bytes; empty if the shard had no outputs."""
     records: int
     bytes: int
     checksum: int
-    """CRC-32C over the records in their order (`checksum_of`); equal on every replay."""
+    """CRC-32C over the records in order (`checksum_of`); the same on every replay."""
     kept: str = ""
-    """Its copy in the truth, where that is not the location itself."""
+    """The location of its copy in the truth, if that is another one."""
 
 
 class RowId(NamedTuple):
-    """Which output a row is: the same on every replay."""
+    """The identity of an output: the same on every replay."""
 
     epoch: int
     shard: int
@@ -165,62 +164,62 @@ class RowId(NamedTuple):
 
 
 class SinkRow(NamedTuple):
-    """A row as the target holds it."""
+    """A row read from the target."""
 
     id: RowId
     key: bytes
     digest: bytes | None
-    """What `Sink.digest` says of the record it was made from; None: the target does not show it."""
+    """`Sink.digest` of the record it was made from; None if the target does not show it."""
 
 
-class Expected(NamedTuple):
-    """A row as it was staged."""
+class StagedRow(NamedTuple):
+    """An output that was staged."""
 
     id: RowId
     record: OutputRecord
 
 
 class Fix(NamedTuple):
-    """How a row is mended: all that the target holds under this identity becomes `record`."""
+    """The repair of a row: everything in the target with this identity becomes `record`."""
 
     id: RowId
     record: OutputRecord | None
-    """None: nothing belongs there."""
+    """None: the row is to be deleted."""
     key: bytes = b""
-    """Of a row to remove."""
+    """The key of a row to be deleted."""
     absent: bool = False
-    """The target holds nothing under this identity: it is enough to add the record."""
+    """The target has nothing with this identity: it is enough to add the record."""
 
 
 class Stager(Protocol):
     """The half of a sink that works in Spark's tasks; pickles."""
 
     def stage(self, epoch: int, shard: int, records: Sequence[OutputRecord]) -> Staged:
-        """Make one shard's records of the epoch durable where no reader sees them."""
+        """Make one shard's records of an epoch durable, invisible to readers."""
         ...
 
 
 class Truth(Protocol):
-    """What was staged, kept for a while apart from the target (see `staged.Archive`)."""
+    """The staged outputs, kept for a while apart from the target (see `staged.Archive`)."""
 
     def epochs(self) -> list[int]:
-        """The epochs that are kept, in order; perhaps the newest was never committed."""
+        """The epochs that are kept, in order; the newest may never have been committed."""
         ...
 
     def pieces(self, epoch: int) -> list[Staged] | None:
-        """What `commit` is given for the epoch; None if it is not kept."""
+        """The pieces that `commit` gets for the epoch; None if it is not kept."""
         ...
 
-    def rows(self, epoch: int) -> Iterator[Expected]:
+    def rows(self, epoch: int) -> Iterator[StagedRow]:
         """The epoch's outputs, by shard and row."""
         ...
 
     def record(self, epoch: int, pieces: Sequence[Staged], now_ms: int) -> None:
-        """Keep what `commit` would be given, of an epoch that another driver commits."""
+        """Record the pieces of an epoch, before it is committed."""
         ...
 
     def withdraw(self, after: int) -> None:
-        """Forget all epochs after this one; they were undone."""
+        """Drop all epochs after this one, because they were withdrawn from the target."""
         ...
 
 
@@ -231,19 +230,19 @@ class Sink(Protocol):
 
     @property
     def retracts(self) -> bool:
-        """Whether records that take back others (`OutputRecord.retracts`) are staged for it.
+        """Whether retractions (`OutputRecord.retracts`) are staged for it.
 
-        Where rows replace each other they delete; a log appends them, under their header.
+        In a target whose rows replace each other they delete; a log appends them with their header.
         """
         ...
 
     @property
     def truth(self) -> Truth:
-        """What was staged for this sink."""
+        """The outputs that were staged for this sink."""
         ...
 
     def stager(self) -> Stager:
-        """The other half, for the tasks."""
+        """The half for the tasks."""
         ...
 
     def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:
@@ -254,46 +253,47 @@ class Sink(Protocol):
         ...
 
     def last_epoch(self) -> int | None:
-        """The newest epoch of the pipeline that this sink has a mark of; None without marks."""
+        """The newest epoch with a mark; None if there are no marks."""
         ...
 
     def withdraw(self, after: int) -> None:
-        """Undo what older generations wrote in epochs after this one: rows and marks.
+        """Undo the rows and marks that older generations wrote in epochs after this one.
 
-        A log cannot: it writes a retraction (`RETRACTS_HEADER`) for each record. Again: no-op.
+        A log cannot delete: it appends a retraction (`RETRACTS_HEADER`) for each record.
+        Idempotent.
         """
         ...
 
     def identity(self, record: OutputRecord) -> bytes | None:
-        """What a later record of the same identity replaces; None where nothing is replaced."""
+        """Records with the same identity replace each other; None if they do not in this sink."""
         ...
 
     def digest(self, record: OutputRecord) -> bytes:
-        """What `rows` says of a row that was made from this record."""
+        """The digest in `rows` of a row that was made from this record."""
         ...
 
     def rows(self, first: int, last: int) -> Iterator[SinkRow]:
-        """What the target holds of these epochs, both included, in any order.
+        """The target's rows of these epochs, both included, in any order.
 
-        Raises `RowsUnreadable` if it cannot be asked.
+        Raises `RowsUnreadable` if they cannot be read.
         """
         ...
 
     def repair(self, fixes: Iterable[Fix]) -> list[Fix]:
-        """Mend these rows; those that this sink cannot mend are returned. Again: no-op."""
+        """Repair rows; returns those that this sink cannot repair. Idempotent."""
         ...
 
     def sweep(self, oldest: int, now_ms: int) -> None:
-        """Forget what is kept of epochs before `oldest`, which no restore goes back to."""
+        """Drop what is kept of epochs before `oldest`, to which no restore goes back."""
         ...
 
     def close(self) -> None:
-        """Give connections back."""
+        """Close all connections."""
         ...
 
 
 def checksum_of(records: Iterable[OutputRecord]) -> int:
-    """CRC-32C over keys, values and headers, each behind its length."""
+    """CRC-32C over keys, values and headers, each preceded by its length."""
     checksum = 0
     for record in records:
         for part in (record.key, record.value):
@@ -305,27 +305,27 @@ def checksum_of(records: Iterable[OutputRecord]) -> int:
 
 
 def epoch_checksum(staged: Iterable[Staged]) -> str:
-    """One checksum of an epoch: of its shards' checksums and counts, in shard order."""
+    """The checksum of an epoch: over its shards' checksums and counts, in shard order."""
     parts = sorted((piece.shard, piece.records, piece.checksum) for piece in staged)
     return sha256(repr([part for part in parts if part[1]]).encode()).hexdigest()[:16]
 
 
 def record_digest(record: OutputRecord) -> bytes:
-    """The digest of a record as it is: for targets that keep key, value and headers unchanged."""
+    """The digest of a record for targets that keep key, value and headers unchanged."""
     parts = [record.key, record.value]
     for name, value in record.headers:
         parts += [name.encode(), value]
     return sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()[:8]
 
 
-# A target that may be back soon
+# Retries of an unavailable target
 
 
 class Patience:
-    """How long one target has been away.
+    """The retries of requests to one target.
 
-    Waits double, are drawn at random up to that, and end with `retry` of the sink's section. Then
-    the error goes up with the time it took, and the pipeline's own restarts take over.
+    Waits double, with a random part, and end after `retry` of the sink's section. Then the error is
+    raised with the time that was spent, and the pipeline's restarts take over.
     """
 
     def __init__(self, clock: Clock, retry_ms: int) -> None:
@@ -335,11 +335,11 @@ class Patience:
         self._tries = 0
 
     def answered(self) -> None:
-        """The target is there: the next failure is a first one."""
+        """Count the next failure as a first one: the target has answered."""
         self._since_s, self._tries = None, 0
 
     def wait(self, error: SinkUnavailable) -> None:
-        """Wait for the next attempt. Raises `SinkUnavailable` when it has been long enough."""
+        """Wait before the next attempt. Raises `SinkUnavailable` when `retry` is over."""
         now_s = self._clock.monotonic_s()
         self._since_s = now_s if self._since_s is None else self._since_s
         self._tries += 1
@@ -355,7 +355,7 @@ class Patience:
 
 
 def patiently(call: Callable[[], T], clock: Clock, retry_ms: int) -> T:
-    """What the call returns, asked again for so long as it raises `SinkUnavailable`."""
+    """The result of the call, retried as long as it raises `SinkUnavailable`."""
     patience = Patience(clock, retry_ms)
     while True:
         try:

@@ -1,13 +1,13 @@
-"""The task's half of the log sink: records as a staged chunk, or straight into the topic.
+"""The stagers of the log sink: records as a staged chunk, or produced directly into the topic.
 
-Exactly once, a task encodes its shard's records as record batches, by partition of the output
-topic, into one chunk (`log.chunk`) and puts it into the log's object store under `staged/`, where
-nobody reads it. The bytes depend only on the records: timestamps are the epoch's clock, no
-producer id is used. At least once, the task produces the batches itself; each record then carries
+With exactly-once, a task encodes its shard's records as record batches, by partition of the output
+topic, into one chunk (`log.chunk`) and writes it to the log's object store under `staged/`, where
+no reader sees it. The bytes depend only on the records: timestamps are the epoch's clock, and there
+is no producer id. With at-least-once, the task produces the batches itself; each record then has
 its identity in a header.
 
-Records of one key go to one partition, chosen as Kafka's Java client does, and keep their order
-within a shard. A copy of the records is kept beside the checkpoint at the same time.
+Records of one key go to one partition, chosen as by Kafka's Java client, and keep their order
+within a shard. A copy of the records is written beside the checkpoint at the same time.
 """
 
 import os
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from catchwater.wire.arrow import Record
 
 BATCH_BYTES = 512 * 1024
-"""Keys and values of one record batch; well below any broker's `message.max.bytes`."""
+"""Bound of keys and values in one record batch; well below any broker's `message.max.bytes`."""
 
 Addressed = tuple[int, "Record"]
 """A record and its partition."""
@@ -49,12 +49,12 @@ _MASK = 0xFFFFFFFF
 
 
 class StoreUnsupported(CatchwaterError):
-    """The log's objects lie where this sink cannot put any."""
+    """Tasks cannot write to the log's object store."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogStager:
-    """Exactly once: one chunk per shard and epoch, and its copy."""
+    """For exactly-once: one chunk per shard and epoch, and a copy."""
 
     objects: str
     """The log's object store, as `open_store` takes it."""
@@ -67,13 +67,13 @@ class LogStager:
     def stage(
         self, epoch: int, shard: int, records: Sequence[OutputRecord], clock: Clock = SYSTEM
     ) -> Staged:
-        """Put the records into one staged chunk; nothing is put where there are none."""
+        """Write the records as one staged chunk; without records none is written."""
         if not records:
             return Staged(shard, "", 0, 0, 0)
         if self.copy is None:
             key, size = self.put_chunk(self._placed(records), clock)
             return Staged(shard, key, len(records), size, checksum_of(records))
-        # Both are synced to storage; side by side that takes the time of one.
+        # Both are synced to storage; in parallel that takes the time of one.
         kept = copies().submit(self.copy.stage, epoch, shard, records)
         key, size = self.put_chunk(self._placed(records), clock)
         return Staged(
@@ -81,7 +81,7 @@ class LogStager:
         )
 
     def put_chunk(self, records: Iterable[Addressed], clock: Clock) -> tuple[str, int]:
-        """Put these records, at least one, into a chunk; its key and size in bytes."""
+        """Write at least one record as a chunk; its key and size in bytes."""
         batches: list[tuple[PartitionKey, BatchHeader, Buffer]] = []
         for partition, data in batches_of(records):
             header = read_header(memoryview(data))
@@ -97,7 +97,7 @@ class LogStager:
 
 @dataclass(frozen=True, slots=True)
 class LogAppender:
-    """At least once: the records at once in the topic, and their copy."""
+    """For at-least-once: the records are produced into the topic, and a copy is kept."""
 
     bootstrap: str
     topic: str
@@ -106,10 +106,10 @@ class LogAppender:
     """`<pipeline>/<sink>`, for the header."""
     copy: StagedFile
     security: Security = UNSECURED
-    """With the text of its files, for tasks may run on other machines."""
+    """With the contents of its files, because tasks may run on other machines."""
 
     def stage(self, epoch: int, shard: int, records: Sequence[OutputRecord]) -> Staged:
-        """Append the records; their copy says what was appended."""
+        """Write a copy of the records, then produce them."""
         staged = self.copy.stage(epoch, shard, records)
         if not records:
             return staged
@@ -129,13 +129,13 @@ class LogAppender:
 
 
 def row_headers(sink: str, row: RowId) -> Headers:
-    """A record's identity, where its place in the topic does not give it."""
+    """A record's identity as headers, for records that an epoch's offsets do not identify."""
     return ((ROW_HEADER, str(row).encode()), (SINK_HEADER, sink.encode()))
 
 
 def batches_of(records: Iterable[Addressed]) -> list[tuple[int, bytes]]:
-    """Record batches with their partitions, those of one partition side by side and in order."""
-    # The driver has this module, too, and seldom encodes: loading the encoder takes a second.
+    """Record batches by partition, in order within a partition."""
+    # The driver imports this module, too, and rarely encodes; the encoder takes a second to load.
     from catchwater.wire.arrow import encode_batch
 
     by_partition: dict[int, list[Record]] = {}
@@ -168,13 +168,13 @@ def murmur2(data: bytes) -> int:
 
 
 def copies() -> ThreadPoolExecutor:
-    """One thread that writes beside the checkpoint while another writes to the log."""
+    """A thread that writes the copy while the caller writes to the log."""
     return _copies(os.getpid())
 
 
 @cache
 def _copies(process: int) -> ThreadPoolExecutor:
-    """A fork has this module's memory, and none of its threads."""
+    """Keyed by process id, because a fork copies this cache but no threads."""
     return ThreadPoolExecutor(1, thread_name_prefix="catchwater-copy")
 
 
@@ -186,7 +186,7 @@ def _log_store(url: str) -> ObjectStore:
 
 
 def _groups(records: "Sequence[Record]") -> "Iterable[list[Record]]":
-    """The records in runs of about BATCH_BYTES."""
+    """The records in groups of about BATCH_BYTES."""
     group: list[Record] = []
     size = 0
     for record in records:

@@ -1,12 +1,12 @@
-"""Who writes to a target, which epochs it has, and the rule of what may be written next.
+"""The writer of a target, its marks of epochs, and the rule of which epoch may be written next.
 
-`admit` is the rule of `base.Sink.commit`, once for all sinks: the mark of a repeated epoch is
-answered, and a stale driver, other content and a gap are refused. Tables read what it needs from
-their rows, a log from the catalog's answer.
+`admit` is the rule of `base.Sink.commit` for all sinks: it returns the mark of a repeated epoch,
+and refuses a stale driver, other content and a gap. Tables read its input from their rows, a log
+from the catalog's answer.
 
-A target without tables of ours keeps one small document, `Marks`, as JSON: an Iceberg table as a
-property, a Kafka as the newest record of a compacted topic, a folder of files as an object. Each
-changes it together with the data, or right behind it.
+A target without tables of ours stores one small JSON document, `Marks`: an Iceberg table as a
+property, Kafka as the newest record of a compacted topic, a folder of files as an object. It is
+changed together with the data, or right after it.
 
 Pure.
 """
@@ -28,11 +28,11 @@ from catchwater.sinks.base import (
 )
 
 MOST_MARKS = 1000
-"""How many epochs are remembered where none is said to be no longer needed."""
+"""Bound on the epochs in `Marks`, in case no `oldest` drops them earlier."""
 
 
 class MarksDamaged(CatchwaterError):
-    """What a target says of its epochs is not what we wrote."""
+    """A target's marks cannot be read."""
 
     exit_code = 5
 
@@ -43,15 +43,15 @@ class Owner(NamedTuple):
     pipeline: str
     sink: str
     generation: int = 0
-    """Raised by a rollback: what older generations wrote after it was taken back."""
+    """Raised by a rollback, which withdraws what older generations wrote after it."""
 
     def __str__(self) -> str:
-        """As targets write it."""
+        """As targets store it."""
         return f"{self.pipeline}/{self.sink}"
 
     @property
     def name(self) -> tuple[str, str]:
-        """What stays the same over generations."""
+        """The part that is the same in all generations."""
         return self.pipeline, self.sink
 
 
@@ -63,32 +63,32 @@ class Mark(msgspec.Struct, frozen=True):
     records: int
     checksum: str
     offsets: dict[str, tuple[int, int]] = {}
-    """Partition (as text) → (first, last) offset; only of a log."""
+    """Partition (as text) → (first, last) offset; only in logs."""
 
     @classmethod
     def of(cls, epoch: int, generation: int, pieces: Sequence[Staged]) -> "Mark":
-        """The mark of an epoch that is made up of these pieces."""
+        """The mark of an epoch with these pieces."""
         records = sum(piece.records for piece in pieces)
         return cls(epoch, generation, records, epoch_checksum(pieces))
 
     def sink_epoch(self, target: str) -> SinkEpoch:
-        """What the ledger keeps of it."""
+        """The ledger's form of it."""
         return SinkEpoch(target, self.records, self.checksum, self.offsets)
 
 
-class Known(NamedTuple):
-    """What a target knows that decides about an epoch."""
+class TargetEpochs(NamedTuple):
+    """What `admit` must know of a target."""
 
     generation: int
     """The generation of its newest writer."""
     newest: int | None = None
-    """The newest epoch that it has a mark of; None: it has none."""
+    """The newest epoch with a mark; None if there is none."""
     mark: Mark | None = None
-    """The mark of the very epoch that is to be written, if it has one."""
+    """The mark of the epoch to be written, if it has one."""
 
 
-def admit(owner: Owner, known: Known, mark: Mark) -> Mark | None:
-    """The mark that the epoch has already; None if it is to be written now.
+def admit(owner: Owner, known: TargetEpochs, mark: Mark) -> Mark | None:
+    """The mark that the epoch has already; None if it must be written now.
 
     Raises `Superseded`, `EpochDiffers`, `EpochMissing`.
     """
@@ -123,27 +123,27 @@ def refuse_superseded(owner: Owner, generation: int) -> None:
 
 
 class Marks(msgspec.Struct, frozen=True):
-    """All that a target knows; the epochs are consecutive and end with `newest`."""
+    """All marks of a target; the epochs are consecutive and end with `newest`."""
 
     pipeline: str
     sink: str
     generation: int
     newest: int | None = None
     epochs: tuple[Mark, ...] = ()
-    """Of those that a restore may go back to, oldest first."""
+    """Epochs to which a restore may go back, oldest first."""
 
     @property
     def owner(self) -> Owner:
-        """Who wrote them."""
+        """The writer of these marks."""
         return Owner(self.pipeline, self.sink, self.generation)
 
     def mark(self, epoch: int) -> Mark | None:
-        """What is known of one epoch."""
+        """The mark of one epoch, or None."""
         return next((mark for mark in self.epochs if mark.epoch == epoch), None)
 
     def admit(self, mark: Mark) -> Mark | None:
-        """See `admit`; the mark says which generation is to write."""
-        known = Known(self.generation, self.newest, self.mark(mark.epoch))
+        """See `admit`; the mark has the generation of the writer."""
+        known = TargetEpochs(self.generation, self.newest, self.mark(mark.epoch))
         return admit(self.owner._replace(generation=mark.generation), known, mark)
 
     def owned_by(self, owner: Owner, target: str) -> None:
@@ -157,7 +157,7 @@ class Marks(msgspec.Struct, frozen=True):
             )
 
     def written(self, mark: Mark, oldest: int) -> "Marks":
-        """With this epoch as the newest, and without those before `oldest`."""
+        """The marks with this epoch as the newest, and without those before `oldest`."""
         kept = [each for each in (*self.epochs, mark) if each.epoch >= oldest]
         return msgspec.structs.replace(
             self,
@@ -167,7 +167,7 @@ class Marks(msgspec.Struct, frozen=True):
         )
 
     def withdrawn(self, after: int, generation: int) -> tuple["Marks", list[int]]:
-        """Without the epochs after this one that older generations wrote, and which those are."""
+        """The marks without epochs after this one by older generations, and those epochs."""
         refuse_superseded(self.owner._replace(generation=generation), self.generation)
         gone = [m.epoch for m in self.epochs if m.epoch > after and m.generation < generation]
         left = tuple(mark for mark in self.epochs if mark.epoch not in gone)
@@ -186,7 +186,7 @@ class Marks(msgspec.Struct, frozen=True):
 
 
 def decode_marks(data: bytes | str, where: str) -> Marks:
-    """The way back from `Marks.encode`. Raises `MarksDamaged`, naming where they lie."""
+    """The inverse of `Marks.encode`. Raises `MarksDamaged`, which names the place."""
     try:
         return msgspec.json.decode(data, type=Marks)
     except msgspec.DecodeError as error:

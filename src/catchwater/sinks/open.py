@@ -1,7 +1,7 @@
-"""A sink from its configuration and what it learns of its pipeline (`SinkContext`).
+"""Opens a sink from its configuration and its pipeline's (`SinkContext`).
 
-Opening creates what is missing in the target (a topic, a table) and claims it; it refuses a target
-that cannot take the outputs. What a kind needs is imported only when it is opened.
+Opening creates missing parts of the target (a topic, a table) and claims it; it refuses a target
+that cannot take the outputs. A kind's packages are imported only when it is opened.
 """
 
 import importlib
@@ -23,23 +23,23 @@ from catchwater.wire.security.settings import UNSECURED, Security
 
 @dataclass(frozen=True)
 class SinkContext:
-    """What a sink learns of its pipeline."""
+    """The settings of its pipeline that a sink needs."""
 
     pipeline: str
     objects: str
-    """URL of the checkpoint's object store: staged outputs lie there under `staged/<sink>/`."""
+    """URL of the checkpoint's object store, with staged outputs under `staged/<sink>/`."""
     folder: Path
-    """Relative paths of the pipeline's file are meant from here."""
+    """Relative paths in the pipeline's file start here."""
     bootstrap: str = ""
     """The brokers of the source."""
     security: Security = UNSECURED
     """How connections to them are secured."""
     control: Control | None = None
-    """The control API of the source's log; None: it is another Kafka."""
+    """The control API of the source's log; None if the source is another Kafka."""
     generation: int = 0
     """Raised by a rollback, and by a restore that writes outputs anew."""
     output_type: Any = None
-    """What the function puts out; None: dead letters or late events."""
+    """The type of the function's outputs; None: dead letters or late events."""
     output_id: tuple[str, ...] = ()
     clock: Clock = SYSTEM
 
@@ -55,7 +55,7 @@ class PackageMissing(CatchwaterError):
 
 
 def open_sink(config: SinkConfig, context: SinkContext) -> Sink:
-    """Open one sink. Raises `ConfigError`, and what the kind's target can raise."""
+    """Open one sink. Raises `ConfigError`, and the errors of the kind's target."""
     guarantee(config, output_id=context.output_id)
     stager = StagedFile(context.objects, staged_folder(config.name))
     truth = Archive(stager, keep_ms=config.keep_ms)
@@ -64,9 +64,9 @@ def open_sink(config: SinkConfig, context: SinkContext) -> Sink:
 
 
 def check_sink(config: SinkConfig, context: SinkContext) -> None:
-    """Refuse what no target could mend: a delivery, a URL, a name, a field without a column.
+    """Refuse settings that no target could take: a delivery, a URL, a name, a field's type.
 
-    Opens nothing. Raises as `open_sink`, as far as that is known beforehand.
+    Opens nothing. Raises as `open_sink`, for errors that can be found without the target.
     """
     guarantee(config, output_id=context.output_id)
     with _packages_named(config):
@@ -76,19 +76,19 @@ def check_sink(config: SinkConfig, context: SinkContext) -> None:
 
 
 def target_of(config: SinkConfig, folder: Path) -> str:
-    """The unique name of what a sink writes to, without what gives access to it.
+    """The unique name of a sink's target, without credentials.
 
-    Two names of one server are two targets to it. Relative paths are meant from the folder.
-    Connects to nothing. Raises `ConfigError`, `PackageMissing`.
+    Two names of one server count as two targets. Relative paths start in the folder. Does not
+    connect. Raises `ConfigError`, `PackageMissing`.
     """
     with _packages_named(config):
         return f"{config.kind} {config.declared.target(config, folder)}"
 
 
 def look_at(config: SinkConfig, context: SinkContext) -> TargetState:
-    """What the target of a sink is like now; asked once, without patience, and not changed.
+    """The present state of a sink's target; read once, without retries, and not changed.
 
-    Raises what a target that is away raises, and `TargetTaken`.
+    Raises the errors of an unavailable target, and `TargetTaken`.
     """
     with _packages_named(config):
         return config.declared.look(config, context)
@@ -103,9 +103,9 @@ def alter_target(config: SinkConfig, context: SinkContext) -> None:
 
 
 def preload(names: Iterable[str]) -> None:
-    """Import what sinks of these kinds need before they are opened, which saves time then.
+    """Import the packages of these kinds ahead of `open_sink`, to save time then.
 
-    A package that is missing is named by `open_sink`.
+    A missing package is ignored here; `open_sink` names it.
     """
     for name in names:
         for module in kinds()[name].modules:

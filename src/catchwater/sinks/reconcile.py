@@ -1,53 +1,53 @@
-"""What a sink holds against what was staged: every missing, doubled, altered or foreign row.
+"""Compares a target's rows with the staged outputs: missing, doubled, altered and foreign rows.
 
-`compare` is pure: rows as they were staged, rows as the target holds them, findings. `verify` feeds
-it, so many epochs at a time that memory stays bounded; `repair` has the sink mend what was found.
-Rows themselves are compared, not only the marks: a mark stays as it was when somebody deletes a
-row. The truth reaches back as far as `keep`; what is older is not looked at.
+`compare` is pure: staged rows and the target's rows in, findings out. `verify` calls it for as many
+epochs at a time as bounded memory allows; `repair` has the sink correct what was found. Rows are
+compared, not only marks, because a mark does not change when somebody deletes a row. Staged outputs
+are kept for `keep`; older epochs are not compared.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from catchwater.sinks.base import (
-    Expected,
     Fix,
     OutputRecord,
     RowId,
     RowsUnreadable,
     Sink,
     SinkRow,
+    StagedRow,
     Truth,
 )
 from catchwater.sinks.staged import PieceDamaged
 
 RANGE_ROWS = 1_000_000
-"""Rows that are compared at once: about 300 bytes each. One epoch is never divided."""
+"""Rows that are compared at a time, about 300 bytes each; an epoch is never divided."""
 
 Kind = Literal["missing", "doubled", "altered", "foreign"]
 
 
 class Finding(NamedTuple):
-    """One row that is not as it should be."""
+    """One row that differs."""
 
     kind: Kind
-    """`foreign`: the target holds a row under this identity that was never staged."""
+    """`foreign`: the target has a row with this identity that was never staged."""
     id: RowId
     key: bytes
-    """The function's key; empty where the target does not show that of a foreign row."""
+    """The function's key; empty for a foreign row whose key the target does not show."""
 
 
 class Report(NamedTuple):
-    """What `verify` found."""
+    """The result of `verify`."""
 
     first: int | None
-    """The oldest epoch that was compared; None: nothing is kept to compare with."""
+    """The oldest epoch that was compared; None if no staged outputs are kept."""
     last: int | None
     rows: int
-    """Rows that should be there."""
+    """How many rows the target should have."""
     findings: tuple[Finding, ...]
     gone: tuple[int, ...] = ()
-    """Epochs that were committed, that the target has lost, and of which nothing is kept."""
+    """Epochs that were committed and that the target has lost, with no staged outputs left."""
 
 
 class _Row(NamedTuple):
@@ -56,16 +56,16 @@ class _Row(NamedTuple):
 
 
 def compare(
-    expected: Iterable[Expected],
+    expected: Iterable[StagedRow],
     held: Iterable[SinkRow],
     *,
     identity: Callable[[OutputRecord], bytes | None],
     digest: Callable[[OutputRecord], bytes],
 ) -> tuple[int, list[Finding]]:
-    """How many rows should be there, and what is wrong, by epoch, shard and row.
+    """How many rows there should be, and the findings by epoch, shard and row.
 
-    Of rows with one identity only the last is expected: it has replaced the others, or, where it
-    retracts, deleted them.
+    Of rows with one identity only the last is expected: it has replaced the others, or has deleted
+    them if it is a retraction.
     """
     wanted = _wanted(expected, identity, digest)
     seen: dict[RowId, int] = {}
@@ -89,11 +89,10 @@ def compare(
 
 
 def verify(sink: Sink, committed: int | None) -> Report:
-    """Compare the sink with its truth, up to the newest epoch that it or the ledger knows of.
+    """Compare the sink with its truth, up to the newest epoch of the sink or the ledger.
 
-    Of epochs that a pipeline beside it has forgotten meanwhile, nothing is said. Raises
-    `RowsUnreadable` where the target cannot be asked, and `PieceDamaged` where what was staged is
-    damaged itself.
+    Epochs that a running pipeline sweeps meanwhile are left out. Raises `RowsUnreadable` if the
+    target cannot be read, and `PieceDamaged` if staged outputs are damaged.
     """
     last = sink.last_epoch()
     newest = max((e for e in (last, committed) if e is not None), default=-1)
@@ -119,11 +118,11 @@ def verify(sink: Sink, committed: int | None) -> Report:
 
 
 def repair(sink: Sink, report: Report) -> list[Finding]:
-    """Mend what was found; the findings that this sink cannot mend are returned.
+    """Repair the findings; returns those that this sink cannot repair.
 
     Epochs after the sink's last mark (its target was restored from an older copy) are committed
-    again; of all others the rows alone are mended. Raises `RowsUnreadable`, with nothing changed,
-    if not all of those epochs are kept.
+    again; in all others only rows are repaired. Raises `RowsUnreadable`, with nothing changed, if
+    not all of those epochs are kept.
     """
     if report.gone:
         raise RowsUnreadable(
@@ -142,7 +141,7 @@ def repair(sink: Sink, report: Report) -> list[Finding]:
 
 
 def fixes(sink: Sink, findings: Sequence[Finding]) -> Iterator[Fix]:
-    """What mends these findings, epoch by epoch."""
+    """The fixes of these findings, epoch by epoch."""
     by_epoch: dict[int, dict[RowId, Finding]] = {}
     for finding in findings:
         by_epoch.setdefault(finding.id.epoch, {})[finding.id] = finding
@@ -157,7 +156,7 @@ def fixes(sink: Sink, findings: Sequence[Finding]) -> Iterator[Fix]:
 
 
 def _wanted(
-    expected: Iterable[Expected],
+    expected: Iterable[StagedRow],
     identity: Callable[[OutputRecord], bytes | None],
     digest: Callable[[OutputRecord], bytes],
 ) -> Mapping[RowId, _Row]:
@@ -176,7 +175,7 @@ def _wanted(
     return wanted
 
 
-def _staged(truth: Truth, epoch: int) -> Iterator[Expected]:
+def _staged(truth: Truth, epoch: int) -> Iterator[StagedRow]:
     """The epoch's rows, as far as they are still kept. Raises `PieceDamaged`."""
     try:
         yield from truth.rows(epoch)
@@ -186,7 +185,7 @@ def _staged(truth: Truth, epoch: int) -> Iterator[Expected]:
 
 
 def _ranges(sink: Sink, epochs: Sequence[int]) -> Iterator[list[int]]:
-    """The epochs in runs of about RANGE_ROWS; all of them where rows replace each other."""
+    """The epochs in ranges of about RANGE_ROWS; one range if rows replace each other."""
     first = next((row.record for epoch in epochs for row in _staged(sink.truth, epoch)), None)
     bounded = first is None or sink.identity(first) is None
     run: list[int] = []

@@ -32,7 +32,7 @@ from catchwater.sinks.base import (
 )
 from catchwater.sinks.columns import Codec, RowUnfit, Values, codec_of, digest_of
 from catchwater.sinks.config import Guarantee, ImpossibleDelivery, SinkConfig
-from catchwater.sinks.marks import Known, Mark, admit, refuse_superseded
+from catchwater.sinks.marks import Mark, TargetEpochs, admit, refuse_superseded
 from catchwater.sinks.table_target import (
     UNDO_COLUMNS,
     Database,
@@ -278,15 +278,15 @@ class TableSink:
             )
         return int(claims[0][0])
 
-    def _known(self, transaction: Transaction, generation: int, epoch: int) -> Known:
+    def _known(self, transaction: Transaction, generation: int, epoch: int) -> TargetEpochs:
         marks = transaction.execute(
             "SELECT epoch, generation, records, checksum FROM catchwater_epochs "
             f"WHERE {_OURS} AND epoch = ?",
             [*self._who, epoch],
         )
         if marks:
-            return Known(generation, epoch, Mark(*marks[0]))
-        return Known(generation, self._last(transaction))
+            return TargetEpochs(generation, epoch, Mark(*marks[0]))
+        return TargetEpochs(generation, self._last(transaction))
 
     def _write(self, transaction: Transaction, epoch: int, pieces: Sequence[Staged]) -> None:
         target = self._target

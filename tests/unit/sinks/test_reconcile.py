@@ -11,24 +11,24 @@ from hypothesis import strategies as st
 from catchwater.sinks import reconcile
 from catchwater.sinks.base import (
     RETRACTS_ID_HEADER,
-    Expected,
     Fix,
     OutputRecord,
     RowId,
     RowsUnreadable,
     SinkRow,
     Staged,
+    StagedRow,
     record_digest,
 )
 from catchwater.sinks.reconcile import Finding, compare
 from catchwater.sinks.staged import PieceDamaged
 
 
-def row(epoch: int, at: int, key: bytes = b"k") -> Expected:
-    return Expected(RowId(epoch, 0, at), OutputRecord(key, b"%d-%d" % (epoch, at), 0))
+def row(epoch: int, at: int, key: bytes = b"k") -> StagedRow:
+    return StagedRow(RowId(epoch, 0, at), OutputRecord(key, b"%d-%d" % (epoch, at), 0))
 
 
-def held(each: Expected) -> SinkRow:
+def held(each: StagedRow) -> SinkRow:
     return SinkRow(each.id, each.record.key, record_digest(each.record))
 
 
@@ -102,7 +102,7 @@ def test_of_rows_that_replace_each_other_only_the_last_is_expected() -> None:
 class MemorySink:
     """Rows in a list; a sink as far as verify and repair ask."""
 
-    def __init__(self, epochs: dict[int, list[Expected]], last: int | None) -> None:
+    def __init__(self, epochs: dict[int, list[StagedRow]], last: int | None) -> None:
         self.staged = epochs
         self.last = last
         self.content = [
@@ -142,7 +142,7 @@ class MemorySink:
         for fix in fixes:
             self.content = [each for each in self.content if each.id != fix.id]
             if fix.record is not None:
-                self.content.append(held(Expected(fix.id, fix.record)))
+                self.content.append(held(StagedRow(fix.id, fix.record)))
         return []
 
 

@@ -36,7 +36,6 @@ from catchwater.objects.base import ObjectMissing
 from catchwater.objects.open import place
 from catchwater.recovery.ledger import SinkEpoch
 from catchwater.sinks.base import (
-    Expected,
     Fix,
     OutputRecord,
     Patience,
@@ -45,6 +44,7 @@ from catchwater.sinks.base import (
     SinkRow,
     SinkUnavailable,
     Staged,
+    StagedRow,
     TargetState,
 )
 from catchwater.sinks.columns import Column, digest_of
@@ -261,13 +261,13 @@ class Names(NamedTuple):
         """Whether different records can have different URLs."""
         return any(name for _, name in self.pieces)
 
-    def path(self, row: Expected) -> str:
+    def path(self, row: StagedRow) -> str:
         """The path of this record."""
         return "".join(
             text + (self._value(name, row) if name else "") for text, name in self.pieces
         )
 
-    def _value(self, name: str, row: Expected) -> str:
+    def _value(self, name: str, row: StagedRow) -> str:
         match name:
             case "key":
                 return quote(row.record.key, safe="")
@@ -377,7 +377,7 @@ class HttpSink:
         """The URL, where it is the record's own and does not hold the row."""
         if not self._replaces or any(name == "row" for _, name in self._names.pieces):
             return None
-        return self._names.path(Expected(RowId(0, 0, 0), record)).encode()
+        return self._names.path(StagedRow(RowId(0, 0, 0), record)).encode()
 
     def digest(self, record: OutputRecord) -> bytes:
         """Of the JSON, however it is spelled."""
@@ -402,7 +402,7 @@ class HttpSink:
     def repair(self, fixes: Iterable[Fix]) -> list[Fix]:
         """Put the records again, delete what was retracted; mends all that `rows` can find."""
         due = list(fixes)
-        self._send([Expected(fix.id, fix.record) for fix in due if fix.record is not None])
+        self._send([StagedRow(fix.id, fix.record) for fix in due if fix.record is not None])
         left = {fix.id for fix in due if fix.record is None}
         for epoch in sorted({id.epoch for id in left}):
             self._send([row for row in self.truth.rows(epoch) if row.id in left])
@@ -417,11 +417,11 @@ class HttpSink:
         """Close the connections."""
         self._endpoint.close()
 
-    def _rows_of(self, epoch: int, piece: Staged) -> list[Expected]:
+    def _rows_of(self, epoch: int, piece: Staged) -> list[StagedRow]:
         records = self.truth.records(piece)
-        return [Expected(RowId(epoch, piece.shard, at), r) for at, r in enumerate(records)]
+        return [StagedRow(RowId(epoch, piece.shard, at), r) for at, r in enumerate(records)]
 
-    def _send(self, rows: Sequence[Expected]) -> None:
+    def _send(self, rows: Sequence[StagedRow]) -> None:
         """Send them; where later ones replace earlier ones, only the last of each URL."""
         if self._replaces:
             rows = list({self._names.path(row): row for row in rows}.values())
@@ -434,7 +434,7 @@ class HttpSink:
                 if not (200 <= answer.status < 300 or gone):
                     raise self._refused(row, request, answer)
 
-    def _request(self, row: Expected) -> Request:
+    def _request(self, row: StagedRow) -> Request:
         key = "/".join(quote(each, safe="") for each in (self._owner.pipeline, self.name))
         return Request(
             "DELETE" if row.record.retracts else self._config.options.method,
@@ -443,7 +443,7 @@ class HttpSink:
             f"{key}/{self._owner.generation}/{row.id}",
         )
 
-    def _refused(self, row: Expected, request: Request, answer: Answer) -> RecordRefused:
+    def _refused(self, row: StagedRow, request: Request, answer: Answer) -> RecordRefused:
         text = " ".join(answer.body[:_SHOWN_BYTES].decode(errors="replace").split())
         return RecordRefused(
             f"{request.method} {self._endpoint.place}{request.path} was refused with status "
@@ -466,7 +466,7 @@ class HttpSink:
                         f"{answer.status}."
                     )
 
-    def _newest(self, epochs: Iterable[int]) -> dict[str, Expected]:
+    def _newest(self, epochs: Iterable[int]) -> dict[str, StagedRow]:
         """By path: the last record of these epochs."""
         return {self._names.path(row): row for e in sorted(epochs) for row in self.truth.rows(e)}
 

@@ -24,7 +24,6 @@ from catchwater.clock import SYSTEM, Clock
 from catchwater.config import ConfigError
 from catchwater.recovery.ledger import SinkEpoch
 from catchwater.sinks.base import (
-    Expected,
     Fix,
     NotAdmitted,
     OutputRecord,
@@ -33,6 +32,7 @@ from catchwater.sinks.base import (
     SinkRow,
     SinkUnavailable,
     Staged,
+    StagedRow,
     TargetDiffers,
     TargetState,
     patiently,
@@ -253,7 +253,7 @@ class IcebergSink:
         table = self._load()
         where = f"{_EPOCH} = {epoch}"
         added = self._columns.table(
-            Expected(fix.id, fix.record) for fix in fixes.values() if fix.record is not None
+            StagedRow(fix.id, fix.record) for fix in fixes.values() if fix.record is not None
         )
         tables = [added]
         for found in self._read(table, where):

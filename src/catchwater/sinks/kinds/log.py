@@ -25,7 +25,6 @@ from catchwater.sinks.base import (
     ROW_HEADER,
     SINK_HEADER,
     EpochMissing,
-    Expected,
     Fix,
     NotAdmitted,
     OutputRecord,
@@ -34,6 +33,7 @@ from catchwater.sinks.base import (
     SinkRow,
     SinkUnavailable,
     Staged,
+    StagedRow,
     Stager,
     TargetDiffers,
     TargetState,
@@ -41,7 +41,7 @@ from catchwater.sinks.base import (
     record_digest,
 )
 from catchwater.sinks.config import Guarantee, Kind, SinkConfig, count, option, topic
-from catchwater.sinks.marks import Known, Mark, Owner, admit, refuse_superseded
+from catchwater.sinks.marks import Mark, Owner, TargetEpochs, admit, refuse_superseded
 
 if TYPE_CHECKING:
     from catchwater.replay.control import Control, ControlRefused
@@ -105,7 +105,7 @@ class LogSink:
             )
         # What the catalog answers is what it has: perhaps another run of this epoch.
         has = _mark_of(epoch, mark.generation, answer)
-        admit(self._owner, Known(mark.generation, epoch, has), mark)
+        admit(self._owner, TargetEpochs(mark.generation, epoch, has), mark)
         if not recorded.result():
             self.truth.record(epoch, pieces, self._clock.now_ms())
         return has.sink_epoch(self._topic)
@@ -255,7 +255,7 @@ class LogSink:
 
     def _written_after(
         self, spans: "Mapping[int, list[Span]]", tails: "Mapping[int, Tail]"
-    ) -> "Iterator[Placed]":
+    ) -> "Iterator[PlacedRecord]":
         """The records of these spans; at least once there are none, and all records are read."""
         if self._appender:
             yield from read_records(self._control, self._topic, tails)
@@ -369,7 +369,7 @@ class LogMarks:
 # Relies on plans, as every reader of history does, and on partitions only growing in number.
 
 
-class Placed(NamedTuple):
+class PlacedRecord(NamedTuple):
     """A record and where it lies."""
 
     partition: int
@@ -400,7 +400,9 @@ def tails_of(control: "Control", topic: str) -> dict[int, Tail]:
     return {int(p["partition"]): Tail(int(p["log_start"]), int(p["high_watermark"])) for p in found}
 
 
-def read_records(control: "Control", topic: str, ranges: Mapping[int, Tail]) -> Iterator[Placed]:
+def read_records(
+    control: "Control", topic: str, ranges: Mapping[int, Tail]
+) -> Iterator[PlacedRecord]:
     """The topic's records in these offsets, by partition and offset."""
     from catchwater.replay.plan import Task, Wanted, slices_of
     from catchwater.replay.read import ReadSettings, read_task
@@ -418,7 +420,7 @@ def read_records(control: "Control", topic: str, ranges: Mapping[int, Tail]) -> 
                 micros, zip(*columns, strict=True), strict=True
             ):
                 pairs = tuple((h["key"], h["value"] or b"") for h in headers or ())
-                yield Placed(
+                yield PlacedRecord(
                     partition, offset, OutputRecord(key or b"", value or b"", at // 1000, pairs)
                 )
 
@@ -430,7 +432,7 @@ class Reading:
         self,
         sink: str,
         spans: Mapping[int, list[Span]],
-        expected: Iterable[Expected],
+        expected: Iterable[StagedRow],
         partitions: int,
     ) -> None:
         """`sink` is `<pipeline>/<sink>`; spans are in the order of their offsets.
@@ -454,7 +456,7 @@ class Reading:
                 self._order.setdefault((epoch, partition), []).append(row.id)
                 self._by_content[record_digest(row.record)] = row.id
 
-    def row(self, placed: Placed) -> SinkRow | None:
+    def row(self, placed: PlacedRecord) -> SinkRow | None:
         """Which row this record is; None: it is none of those that were asked for."""
         headers = dict(placed.record.headers)
         ours = headers.get(SINK_HEADER) == self._sink
@@ -481,7 +483,7 @@ class Reading:
                 gone = min(max(starts[partition] - span.first, 0), len(ids))
                 yield from (SinkRow(id, b"", None) for id in ids[:gone])
 
-    def _placed(self, epoch: int, rows: Sequence[Expected], partitions: int) -> list[int]:
+    def _placed(self, epoch: int, rows: Sequence[StagedRow], partitions: int) -> list[int]:
         """The partition of each row; the topic may have had fewer when the epoch was written."""
         from catchwater.sinks.log_stager import partition_of
 
@@ -495,14 +497,14 @@ class Reading:
                 return then
         return now
 
-    def _in_span(self, span: Span, placed: Placed, digest: bytes) -> SinkRow:
+    def _in_span(self, span: Span, placed: PlacedRecord, digest: bytes) -> SinkRow:
         ids = self._order.get((span.epoch, placed.partition), [])
         at = placed.offset - span.first
         # More than was staged, or what was staged is no longer kept: the shard is not known.
         id = ids[at] if at < len(ids) else RowId(span.epoch, -1, at)
         return SinkRow(id, placed.record.key, digest)
 
-    def _span(self, placed: Placed) -> Span | None:
+    def _span(self, placed: PlacedRecord) -> Span | None:
         at = bisect_right(self._starts.get(placed.partition, ()), placed.offset) - 1
         if at < 0:
             return None

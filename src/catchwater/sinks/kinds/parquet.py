@@ -37,7 +37,6 @@ from catchwater.objects.base import (
 from catchwater.objects.open import open_store, place
 from catchwater.recovery.ledger import SinkEpoch
 from catchwater.sinks.base import (
-    Expected,
     Fix,
     OutputRecord,
     RowId,
@@ -45,6 +44,7 @@ from catchwater.sinks.base import (
     SinkRow,
     SinkUnavailable,
     Staged,
+    StagedRow,
     TargetDiffers,
     TargetState,
 )
@@ -264,7 +264,7 @@ class ParquetSink:
 
         key, there = _key(epoch), self._read(_key(epoch))
         added = self._columns.table(
-            Expected(fix.id, fix.record) for fix in fixes.values() if fix.record is not None
+            StagedRow(fix.id, fix.record) for fix in fixes.values() if fix.record is not None
         )
         tables = [added]
         if there is not None and has_identities(there):

@@ -9,7 +9,7 @@ from tests.conformance.kv_server import KeyValueServer, key_value_server
 
 from catchwater.clock import ManualClock
 from catchwater.config import ConfigError
-from catchwater.sinks.base import Expected, OutputRecord, RowId, RowsUnreadable, SinkUnavailable
+from catchwater.sinks.base import OutputRecord, RowId, RowsUnreadable, SinkUnavailable, StagedRow
 from catchwater.sinks.config import parse
 from catchwater.sinks.kinds.http import RecordRefused, names_of
 from catchwater.sinks.open import SinkContext, open_sink
@@ -32,8 +32,8 @@ def records(*ids: str, value: int = 0) -> list[OutputRecord]:
             for id in ids]  # fmt: skip
 
 
-def row(key: bytes = b"a/b c", value: bytes = b'{"id":"x y","n":7}') -> Expected:
-    return Expected(RowId(3, 1, 2), OutputRecord(key, value, 0))
+def row(key: bytes = b"a/b c", value: bytes = b'{"id":"x y","n":7}') -> StagedRow:
+    return StagedRow(RowId(3, 1, 2), OutputRecord(key, value, 0))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from catchwater.sinks.arrow_columns import Columns, ColumnUnsupported, ValueUnfit
-from catchwater.sinks.base import Expected, OutputRecord, RowId
+from catchwater.sinks.base import OutputRecord, RowId, StagedRow
 from catchwater.sinks.columns import ROW_COLUMNS
 
 
@@ -55,8 +55,8 @@ def record(value: Any) -> OutputRecord:
     return OutputRecord(b"k", msgspec.json.encode(value), 0)
 
 
-def expected(*values: Any) -> list[Expected]:
-    return [Expected(RowId(3, 1, row), record(value)) for row, value in enumerate(values)]
+def expected(*values: Any) -> list[StagedRow]:
+    return [StagedRow(RowId(3, 1, row), record(value)) for row, value in enumerate(values)]
 
 
 zones = st.sampled_from([None, dt.UTC, dt.timezone(dt.timedelta(hours=2))])
@@ -239,7 +239,7 @@ def test_a_default_that_the_json_leaves_out_is_in_its_column() -> None:
 def test_dead_letters_keep_their_bytes_and_headers() -> None:
     columns = Columns(None)
     letter = OutputRecord(b"k", b"\xff not JSON", 1500, (("error", b"no"), ("offset", b"7")))
-    table = columns.table([Expected(RowId(0, 0, 0), letter)])
+    table = columns.table([StagedRow(RowId(0, 0, 0), letter)])
     (row,) = table.select(columns.output.names).to_pylist()
     assert (row["key"], row["value"], dict(row["headers"])) == (
         b"k", b"\xff not JSON", {"error": b"no", "offset": b"7"},

@@ -4,13 +4,13 @@ from catchwater.sinks.base import (
     RETRACTS_HEADER,
     ROW_HEADER,
     SINK_HEADER,
-    Expected,
     OutputRecord,
     RowId,
     SinkRow,
+    StagedRow,
     record_digest,
 )
-from catchwater.sinks.kinds.log import Placed, Reading, Span
+from catchwater.sinks.kinds.log import PlacedRecord, Reading, Span
 from catchwater.sinks.log_stager import partition_of, row_headers
 
 LABEL = "cards/alerts"
@@ -22,7 +22,7 @@ def record(name: str, headers: tuple[tuple[str, bytes], ...] = ()) -> OutputReco
 
 
 PARTITION = partition_of(b"k", PARTITIONS)
-ROWS = [Expected(RowId(4, shard, row), record(f"{shard}-{row}"))
+ROWS = [StagedRow(RowId(4, shard, row), record(f"{shard}-{row}"))
         for shard in (0, 2) for row in range(2)]  # fmt: skip
 
 
@@ -30,8 +30,8 @@ def reading(*spans: Span) -> Reading:
     return Reading(LABEL, {PARTITION: sorted(spans)}, ROWS, PARTITIONS)
 
 
-def at(offset: int, name: str, *headers: tuple[str, bytes]) -> Placed:
-    return Placed(PARTITION, offset, record(name, headers))
+def at(offset: int, name: str, *headers: tuple[str, bytes]) -> PlacedRecord:
+    return PlacedRecord(PARTITION, offset, record(name, headers))
 
 
 def found(id: RowId, name: str) -> SinkRow:
@@ -83,9 +83,9 @@ def test_rows_before_the_log_start_count_as_held() -> None:
 
 def test_rows_are_known_by_their_place_though_the_topic_has_more_partitions_since() -> None:
     keys = [b"key-%d" % n for n in range(40)]
-    rows = [Expected(RowId(4, 0, at), OutputRecord(key, b"v%d" % at, 0))
+    rows = [StagedRow(RowId(4, 0, at), OutputRecord(key, b"v%d" % at, 0))
             for at, key in enumerate(keys)]  # fmt: skip
-    placed: dict[int, list[Expected]] = {}
+    placed: dict[int, list[StagedRow]] = {}
     for each in rows:
         placed.setdefault(partition_of(each.record.key, 3), []).append(each)
     spans = {p: [Span(10, 9 + len(of), 4, True)] for p, of in placed.items()}
@@ -93,5 +93,5 @@ def test_rows_are_known_by_their_place_though_the_topic_has_more_partitions_sinc
         read = Reading(LABEL, spans, rows, partitions)
         for p, of in placed.items():
             for offset, each in enumerate(of, start=10):
-                found = read.row(Placed(p, offset, each.record))
+                found = read.row(PlacedRecord(p, offset, each.record))
                 assert found == SinkRow(each.id, each.record.key, record_digest(each.record))
