@@ -19,6 +19,7 @@ from catchwater.config import CatchwaterError
 
 if TYPE_CHECKING:
     from catchwater.recovery.contract import Contract
+    from catchwater.recovery.estimate import Estimate
 
 app = noun()
 
@@ -38,30 +39,63 @@ def contract() -> None:
 
 @app.command()
 def show(file: PipelineFile, checkpoint: Checkpoint = None, as_json: AsJson = False) -> None:
-    """Show the contract of a checkpoint, as it was written."""
+    """Show the contract of a checkpoint, as it was written.
+
+    Exit 0, 3 (a budget may be breached, or a restore never catches up) or 4 (one is breached).
+    """
     from catchwater.cli.pipeline_file import load_here
-    from catchwater.recovery.contract import load_contracts
+    from catchwater.recovery.contract import budgets, load_contracts
 
     chosen = _choose(load_contracts(load_here(file).checkpoint), checkpoint)
+    found = budgets(chosen)
     if as_json:
         print_json(chosen)
-        return
-    restore = chosen.restore
-    budget = "" if chosen.max_restore_s is None else f" of {chosen.max_restore_s:.0f} s"
+        leave(each.verdict for each in found)
     print_table(
         ["contract", f"{chosen.pipeline}, checkpoint {chosen.epoch}"],
         [
             *(("function", f"{each.name} v{each.version}") for each in chosen.functions),
             ("replay", f"{spaced(chosen.replay_records)} records, {_size(chosen.replay_bytes)}"),
             ("state", _size(chosen.state.bytes)),
-            ("restore", f"{restore.seconds:.1f} s ({restore.low_s:.1f} to {restore.high_s:.1f})"
-                        f"{budget}, by {restore.samples} measured restores"),
-            ("retention needed", f"{chosen.retention.ms / 3_600_000:.1f} h"),
+            *((each.subject, each.message) for each in found),
+            *_timelines(chosen.restore),
+            ("retention needed", _hours(chosen.retention.ms)),
             ("pin", chosen.retention.pin),
             *((f"sink {name}", f"{spaced(sink.records)} records of this epoch in {sink.topic}")
               for name, sink in chosen.sinks.items()),
         ],
     )  # fmt: skip
+    leave(each.verdict for each in found)
+
+
+def _timelines(restore: "Estimate") -> list[tuple[str, str]]:
+    """What the estimate is made of."""
+    rows = [("measured restores", str(restore.samples))]
+    before, after = restore.infrastructure, restore.application
+    if before is None or after is None:  # written by an earlier version
+        return rows
+    replay = "never ends"
+    if after.replay_s is not None and after.replay_records is not None:
+        replay = f"{after.replay_s:.1f} s for {spaced(after.replay_records)} records"
+    return [
+        ("infrastructure", f"detection {before.detection_s:.1f} s, scheduling "
+                           f"{before.scheduling_s:.1f} s, session {before.session_s:.1f} s"),
+        ("application", f"state {after.state_s:.1f} s, replay {replay}"),
+        ("input", f"{restore.input_per_s:.0f} records/s"),
+        ("capacity", f"{restore.capacity_per_s:.0f} records/s ({_BASIS[restore.capacity]})"),
+        *rows,
+    ]  # fmt: skip
+
+
+_BASIS = {
+    "restores": "by measured restores",
+    "epochs": "by the last epochs",
+    "assumed": "assumed: nothing was measured yet",
+}
+
+
+def _hours(kept_ms: int) -> str:
+    return "for ever" if kept_ms < 0 else f"{kept_ms / 3_600_000:.1f} h"
 
 
 @app.command()

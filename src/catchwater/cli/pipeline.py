@@ -160,6 +160,9 @@ def status(
     Read from the files of its checkpoint, and from the log how far behind it is; the pipeline need
     not run, and the log need not answer. A file that is damaged or missing is named on stderr, and
     the rest is shown. Counts are of the epochs that are kept.
+
+    Exit 0, 3 (the newest contract may breach a budget, or a restore never catches up) or 4 (it
+    breaches one).
     """
     from catchwater.cli.pipeline_file import look_here
     from catchwater.cli.status import page
@@ -183,6 +186,7 @@ def status(
         print_json(found)
     else:
         typer.echo("\n".join(page({**found, "problems": []}, SYSTEM.now_ms())))
+    leave(each["verdict"] for each in (found["restore"] or {"budgets": []})["budgets"])
 
 
 for command in (changes.upgrade, changes.rollback, changes.versions, backfill, rebuild):

@@ -1,6 +1,6 @@
 """`catchwater recovery …`: what a restore would do, and doing it. Nothing is ever deleted."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +20,7 @@ from catchwater.cli.console import (
 if TYPE_CHECKING:
     from catchwater.recovery.checkpoint import Checkpoint
     from catchwater.recovery.contract import PartitionTail
+    from catchwater.recovery.intact import Look
 
 app = noun()
 
@@ -31,7 +32,7 @@ def recovery() -> None:
 
 @app.command()
 def explain(file: PipelineFile, as_json: AsJson = False) -> None:
-    """List every checkpoint with what a restore would replay.
+    """List every checkpoint with what a restore would replay, and how long that would take.
 
     Says of each whether its files are whole and the log still holds that, and if not, which file
     is damaged or what is missing.
@@ -39,10 +40,11 @@ def explain(file: PipelineFile, as_json: AsJson = False) -> None:
     from catchwater.cli.pipeline_file import look_here
     from catchwater.config import CatchwaterError
     from catchwater.pipeline.opened import OpenPipeline
+    from catchwater.recovery.contract import spelled
 
     config, found = look_here(file)
-    rows: dict[int, tuple[int, bool | None, int | None, str]] = {
-        epoch: (epoch, False, None, why) for epoch, why in found.broken.items()
+    rows: dict[int, Sequence[object]] = {
+        epoch: (epoch, False, None, None, None, None, why) for epoch, why in found.broken.items()
     }
     tails, unasked = {}, None
     try:
@@ -52,20 +54,42 @@ def explain(file: PipelineFile, as_json: AsJson = False) -> None:
         unasked = error
     for each in found.whole:
         if unasked:
-            rows[each.epoch] = (each.epoch, None, None, "the log could not be asked")
+            unknown = "the log could not be asked"
+            rows[each.epoch] = (each.epoch, None, None, None, None, None, unknown)
         else:
             why = _why_not(each, tails)
-            rows[each.epoch] = (each.epoch, not why, _to_replay(each, tails), why)
+            replay_records = _to_replay(each, tails)
+            took = _takes(found, each.epoch, replay_records)
+            rows[each.epoch] = (each.epoch, not why, replay_records, *took, why)
     for problem in found.problems:
         if problem not in found.broken.values():
             talk(problem)
-    columns = ["checkpoint", "restorable", "replay_records", "why_not"]
+    if found.contract is not None and found.contract.restore.missing_per_s:
+        talk(f"a restore takes for ever: {spelled(found.contract.restore)}")
+    times = ["restore_s", "infrastructure_s", "application_s"]
+    columns = ["checkpoint", "restorable", "replay_records", *times, "why_not"]
     if rows or as_json:
         print_rows(columns, [rows[epoch] for epoch in sorted(rows)], as_json=as_json)
     else:
         talk(f"there is no checkpoint in {config.checkpoint} yet")
     if unasked:
         raise unasked
+
+
+def _takes(
+    found: "Look", epoch: int, replay_records: int
+) -> tuple[float | None, float | None, float | None]:
+    """Seconds until caught up: the whole, without and with records being read; None: never."""
+    from catchwater.recovery.estimate import Pace, estimate, load_samples
+
+    state_bytes = sum(e.total("state_bytes") for e in found.entries if e.epoch == epoch)
+    restore = estimate(
+        load_samples(found.folder),
+        state_bytes=state_bytes,
+        replay_records=replay_records,
+        pace=found.contract.restore.pace if found.contract else Pace(),
+    )
+    return restore.seconds, restore.infrastructure_s, restore.application_s
 
 
 def _why_not(checkpoint: "Checkpoint", tails: "Mapping[tuple[str, int], PartitionTail]") -> str:

@@ -20,6 +20,7 @@ _INDENT = 14
 _NAME = 20
 """A longer name is cut, in a table."""
 _NO_WATERMARK = "none yet; an epoch moves it for the next one"
+_MARKS = {"pass": "", "warn": " (may be breached)", "fail": " (breached)"}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -77,6 +78,10 @@ def _head(status: dict[str, Any], now_ms: int) -> list[str]:
             ("lag", _lag(status["lag"])),
             ("rate", _rate(status["rate"])),
             ("restorable", _ranges(status["restorable"]) or "no epoch"),
+            *(
+                (each["subject"], each["message"] + _MARKS[each["verdict"]])
+                for each in (status["restore"] or {"budgets": []})["budgets"]
+            ),
         ]
     rows.append(("checkpoint", status["checkpoint"]))
     return [line for name, text in rows for line in _wrapped(name, text)]

@@ -26,7 +26,8 @@ from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.fit import outlet_of
 from catchwater.pipeline.run.identity import Identity
 from catchwater.recovery import checkpoint, pins
-from catchwater.recovery.contract import LogState, PartitionTail, RestoreWatch, check_covered
+from catchwater.recovery.contract import LogState, PartitionTail, check_covered
+from catchwater.recovery.estimate import RestoreWatch
 from catchwater.recovery.folder import home_of, key_part
 from catchwater.recovery.ledger import SourceOffset
 from catchwater.recovery.savepoint.store import Shelf

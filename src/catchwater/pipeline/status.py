@@ -7,6 +7,7 @@ is only the log knows, which is asked for a moment and may be away. Reads only.
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from catchwater.pipeline.run.artefact import find_function
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.supervisor.supervise import Supervision, read_supervision
 from catchwater.recovery.checkpoint import commit_ms
+from catchwater.recovery.contract import Contract, budgets
 from catchwater.recovery.folder import SUPERVISOR, holder
 from catchwater.recovery.intact import Look
 from catchwater.recovery.ledger import (
@@ -71,7 +73,31 @@ def status_of(config: PipelineConfig, found: Look, clock: Clock) -> dict[str, An
         "functions": functions_told(entries, bound.functions if bound else ()),
         "sinks": sinks_told(entries),
         "recent_epochs": [epoch_told(entry, folder) for entry in entries],
+        "restore": restore_told(found.contract),
         "problems": found.problems,
+    }
+
+
+def restore_told(contract: Contract | None) -> dict[str, Any] | None:
+    """What the newest contract says of a restore, and of its budgets; None: there is none yet.
+
+    Seconds are None where a restore never catches up.
+    """
+    if contract is None:
+        return None
+    restore = contract.restore
+    return {
+        "checkpoint": contract.epoch,
+        **{name: getattr(restore, name) for name in ("seconds", "low_s", "high_s", "samples")},
+        "infrastructure_s": restore.infrastructure_s,
+        "application_s": restore.application_s,
+        "input_per_s": restore.input_per_s,
+        "capacity_per_s": restore.capacity_per_s,
+        "missing_per_s": restore.missing_per_s,
+        "recovery_point_s": contract.recovery_point_s,
+        "max_restore_s": contract.max_restore_s,
+        "max_replay_s": contract.max_replay_s,
+        "budgets": [asdict(each) for each in budgets(contract)],
     }
 
 

@@ -6,20 +6,15 @@ endpoints' answers, what sinks have kept. May be killed between any two steps; t
 them again.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from catchwater.clock import Clock
 from catchwater.pipeline.calls.journal import Journal
 from catchwater.recovery import checkpoint, contract, pins
-from catchwater.recovery.contract import (
-    Contract,
-    PartitionTail,
-    RestoreWatch,
-    Terms,
-    add_sample,
-    load_samples,
-)
+from catchwater.recovery.contract import Contract, PartitionTail, Terms
+from catchwater.recovery.estimate import PaceMeter, RestoreWatch, add_sample, load_samples
 from catchwater.recovery.folder import held
 from catchwater.recovery.ledger import EpochEntry, Ledger, LedgerDamaged
 from catchwater.recovery.savepoint.store import settle_claim
@@ -27,10 +22,15 @@ from catchwater.replay.control import Control
 from catchwater.sinks.base import Sink
 from catchwater.state.log import StateLog
 
+_log = logging.getLogger("catchwater.pipeline")
+
 LOOK_EVERY_S = 0.5
 """Asking and telling the log costs a good part of what a short epoch does."""
 SWEEP_EVERY_S = 10.0
 """Listing a store costs more than the garbage that a few epochs leave."""
+
+WARN_EVERY_S = 60.0
+"""A breach of a budget is said when it begins, and again so often while it lasts."""
 
 Tails = Mapping[tuple[str, int], PartitionTail]
 Logs = Mapping[tuple[int, int], StateLog]
@@ -64,7 +64,12 @@ class Upkeep:
         self._sinks = sinks
         self._journals = journals
         self._watch = watch
+        self._meter = PaceMeter()
         self._clock = clock
+        self.newest: Contract | None = None
+        """What was last written here."""
+        self._warned: tuple[list[str], float] = ([], 0.0)
+        """Which budgets were said to be breached, and when."""
         self._done = checkpoint.last_commit(folder)
         self._swept_s = clock.monotonic_s()
         self._looked_s = 0.0
@@ -82,9 +87,9 @@ class Upkeep:
         if newest <= self._done:
             return []
         entries = [self._entry(epoch) for epoch in range(self._done + 1, newest + 1)]
-        for entry in entries:
-            self._measure(entry)
-        self._bind(entries)
+        tails = self._tails(entries[-1].end.needed)
+        self._measure(entries, tails)
+        self._bind(entries, tails)
         release = self._control.release_pin if self._control else _nothing_to_release
         settle_claim(self._folder, newest, release, self._clock)
         self._done = newest
@@ -96,24 +101,30 @@ class Upkeep:
             raise LedgerDamaged(f"Spark committed epoch {epoch}, and the ledger has no entry.")
         return entry
 
-    def _measure(self, entry: EpochEntry) -> None:
-        if self._watch is None:
-            return
-        sample = self._watch.epoch_done(entry, self._clock.monotonic_s())
-        if sample is not None:
-            add_sample(self._folder, sample)
-            self._watch = None
+    def _measure(self, entries: Sequence[EpochEntry], tails: Tails) -> None:
+        ends = {key: tail.high_watermark for key, tail in tails.items()}
+        self._meter.look(ends, self._clock.now_ms())
+        for entry in entries:
+            self._meter.epoch_done(entry)
+            if self._watch is None:
+                continue
+            sample = self._watch.epoch_done(entry, self._clock.monotonic_s(), ends)
+            if sample is not None:
+                add_sample(self._folder, sample)
+                self._watch = None
 
-    def _bind(self, entries: Sequence[EpochEntry]) -> None:
+    def _bind(self, entries: Sequence[EpochEntry], tails: Tails) -> None:
         newest = checkpoint.read(self._folder).retained(self._retain)
         retained = newest
         if self._control is not None:
             retained = pins.hold(self._control, self._terms.pipeline, newest)
         kept = {each.epoch for each in newest}
-        tails = self._tails(entries[-1].end.needed)
         for entry in (each for each in entries if each.epoch in kept):
             told = self._contract(entry, tails, retained[0].end.clock_ms)
             contract.write_contract(self._folder, told)
+            self.newest = told
+        if self.newest is not None:
+            self._warn(self.newest)
         oldest = min([newest[0].epoch, *held(self._folder)])
         contract.forget_contracts_before(self._folder, oldest)
         self._ledger.forget_before(oldest)
@@ -128,7 +139,19 @@ class Upkeep:
             load_samples(self._folder),
             oldest_clock_ms=oldest_clock_ms,
             now_ms=self._clock.now_ms(),
+            pace=self._meter.pace(),
         )
+
+    def _warn(self, told: Contract) -> None:
+        """Say which budgets are breached, when that changes and once a minute."""
+        found = [each for each in contract.budgets(told) if each.verdict != "pass"]
+        subjects, now_s = [each.subject for each in found], self._clock.monotonic_s()
+        before, said_s = self._warned
+        if subjects == before and now_s - said_s < WARN_EVERY_S:
+            return
+        for each in found:
+            _log.warning("Checkpoint %d, %s: %s.", told.epoch, each.subject, each.message)
+        self._warned = subjects, now_s
 
     def sweep(self) -> None:
         """Delete what no entry of the ledger refers to and no running epoch can have written."""

@@ -1,15 +1,10 @@
 """The recovery contract: what a restore from one checkpoint would need, and how long it takes.
 
-Written as JSON beside every checkpoint (`contract.schema.json` says its shape) and compared with
-what the log holds by `check`. The estimate is a straight line: start-up, state at so many bytes a
-second, replay at so many records a second, with the constants taken from the restores that were
-measured before, and from cautious defaults where there are none yet.
+Written as JSON beside every checkpoint (`contract.schema.json` says its shape), held against its
+budgets when it is written, and compared with what the log holds by `check`. How long a restore
+takes is the business of `estimate`.
 
-A restore is measured while it happens. It begins with the pipeline's process and is over when an
-epoch ends at or behind the tail that the log had then. It is measured only where there was
-something to catch up with; else the time would be that of waiting for input.
-
-Pure but for the files of contracts and of samples; the log is read by others.
+Pure but for the files of contracts; the log is read by others.
 """
 
 import platform
@@ -22,31 +17,19 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from catchwater.config import CatchwaterError
+from catchwater.recovery.estimate import Estimate, Pace, RestoreSample, estimate
 from catchwater.recovery.ledger import (
     EpochEntry,
     Ledger,
-    LedgerDamaged,
     SinkEpoch,
     SourceOffset,
     numbered,
     read_json,
-    read_lines,
     write_whole,
 )
 
-FORMAT = 2
-
-DEFAULT_STARTUP_S = 20.0
-DEFAULT_STATE_BYTES_PER_S = 20e6
-DEFAULT_REPLAY_RECORDS_PER_S = 40e3
-UNMEASURED_SPREAD = 0.6
-"""Half-width of the error bar, as a share of the estimate, before any restore was measured."""
-LEAST_SPREAD = 0.25
-LAST_SAMPLES = 10
-"""Older restores say little of today's machine."""
-
-_LEAST_S = 0.05
-"""Shorter spans are noise of the clock, not a rate."""
+FORMAT = 3
+"""3: two timelines, the input's rate and the recovery point, where 2 had a straight line."""
 
 
 class FunctionVersion(msgspec.Struct, frozen=True):
@@ -76,20 +59,11 @@ class StateSize(msgspec.Struct, frozen=True):
     tokens: dict[str, str]
 
 
-class Estimate(msgspec.Struct, frozen=True):
-    """How long a restore takes until the pipeline has caught up, seconds, with its error bar."""
-
-    seconds: float
-    low_s: float
-    high_s: float
-    samples: int
-    """Measured restores it rests on; 0: defaults."""
-
-
 class Retention(msgspec.Struct, frozen=True):
     """What the log must keep: from these offsets on, which is about this far back in time."""
 
     ms: int
+    """-1: for ever, as the restore never catches up."""
     pin: str
     """Empty: the log has no pins."""
 
@@ -114,24 +88,10 @@ class Contract(msgspec.Struct, frozen=True):
     sinks: dict[str, SinkEpoch]
     versions: dict[str, str]
     format: int = FORMAT
-
-
-class RestoreSample(msgspec.Struct, frozen=True):
-    """One restore as it was measured; a line of `restores.jsonl`."""
-
-    epoch: int
-    startup_s: float
-    """From the start of the process to the first epoch, without rebuilding state."""
-    state_bytes: int
-    state_s: float
-    replay_records: int
-    replay_s: float
-    """From the first epoch's end until the tail of the moment of the start was reached."""
-
-    @property
-    def seconds(self) -> float:
-        """The whole of it."""
-        return self.startup_s + self.state_s + self.replay_s
+    recovery_point_s: float = 0.0
+    """How far back in time the input begins that a restore reads again, at worst."""
+    max_replay_s: float | None = None
+    """The budget of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +113,7 @@ class Terms:
     needs_history_ms: int
     max_restore_s: float | None
     versions: Mapping[str, str]
+    max_replay_s: float | None = None
     pinned: bool = True
     """Whether the log has pins."""
 
@@ -193,10 +154,12 @@ def compute(
     *,
     oldest_clock_ms: int,
     now_ms: int,
+    pace: Pace = Pace(),  # noqa: B008  (frozen)
 ) -> Contract:
     """The contract of the checkpoint that this epoch ends at.
 
-    `oldest_clock_ms` is the clock of the oldest checkpoint that is still retained.
+    `oldest_clock_ms` is the clock of the oldest checkpoint that is still retained; `pace` is how
+    fast input comes and the pipeline works.
     """
     inputs = [
         _input(topic, int(partition), offset, tails[topic, int(partition)])
@@ -205,8 +168,11 @@ def compute(
     ]
     records = sum(position.records for position in inputs)
     state_bytes = entry.total("state_bytes")
-    restore = estimate(samples, state_bytes=state_bytes, replay_records=records)
-    kept_ms = now_ms - oldest_clock_ms + round(restore.high_s * 1000)
+    restore = estimate(samples, state_bytes=state_bytes, replay_records=records, pace=pace)
+    kept_ms = -1
+    if restore.high_s is not None:
+        kept_ms = now_ms - oldest_clock_ms + round(restore.high_s * 1000)
+        kept_ms = max(kept_ms, terms.needs_history_ms)
     return Contract(
         pipeline=terms.pipeline,
         epoch=entry.epoch,
@@ -223,12 +189,25 @@ def compute(
         restore=restore,
         max_restore_s=terms.max_restore_s,
         retention=Retention(
-            max(kept_ms, terms.needs_history_ms),
+            kept_ms,
             pin_id(terms.pipeline, entry.epoch) if terms.pinned else "",
         ),
         sinks=entry.sinks,
         versions=dict(terms.versions),
+        recovery_point_s=_recovery_point_s(records, now_ms - entry.end.clock_ms, pace),
+        max_replay_s=terms.max_replay_s,
     )
+
+
+def _recovery_point_s(records: int, age_ms: int, pace: Pace) -> float:
+    """The time in which what lies behind the checkpoint came, and until the next one is done."""
+    if not records:
+        span_s = 0.0
+    elif pace.input_per_s:
+        span_s = records / pace.input_per_s
+    else:
+        span_s = age_ms / 1000
+    return round(span_s + pace.interval_s, 2)
 
 
 def _input(topic: str, partition: int, offset: int, tail: PartitionTail) -> InputPosition:
@@ -241,45 +220,11 @@ def _input(topic: str, partition: int, offset: int, tail: PartitionTail) -> Inpu
     )
 
 
-def estimate(
-    samples: Sequence[RestoreSample], *, state_bytes: int, replay_records: int
-) -> Estimate:
-    """Seconds until caught up, by the last measured restores."""
-    recent = samples[-LAST_SAMPLES:]
-    seconds = _predict(recent, state_bytes, replay_records)
-    if not recent:
-        spread = UNMEASURED_SPREAD
-    else:
-        misses = [
-            abs(_predict(recent, s.state_bytes, s.replay_records) - s.seconds) / s.seconds
-            for s in recent
-        ]
-        spread = max(LEAST_SPREAD, *misses)
-    low, high = seconds * (1 - spread), seconds * (1 + spread)
-    return Estimate(round(seconds, 2), round(max(0.0, low), 2), round(high, 2), len(recent))
-
-
-def _predict(samples: Sequence[RestoreSample], state_bytes: int, replay_records: int) -> float:
-    startups = sorted(sample.startup_s for sample in samples)
-    startup_s = startups[len(startups) // 2] if startups else DEFAULT_STARTUP_S
-    state = _rate([(s.state_bytes, s.state_s) for s in samples], DEFAULT_STATE_BYTES_PER_S)
-    replay = _rate([(s.replay_records, s.replay_s) for s in samples], DEFAULT_REPLAY_RECORDS_PER_S)
-    return startup_s + state_bytes / state + replay_records / replay
-
-
-def _rate(measured: Sequence[tuple[int, float]], default: float) -> float:
-    """Units a second over all that were long enough to be a measurement."""
-    long = [(units, seconds) for units, seconds in measured if units and seconds > _LEAST_S]
-    if not long:
-        return default
-    return sum(units for units, _ in long) / sum(seconds for _, seconds in long)
-
-
 def check(contract: Contract, log: LogState) -> list[Finding]:
     """What of the contract holds now: input, pin, estimate against budget, sinks."""
     findings = [_covered(position, log) for position in contract.inputs]
     findings.append(_pinned(contract.retention.pin, log))
-    findings.append(_in_time(contract))
+    findings += budgets(contract)
     findings += [_sink(contract, name, log) for name in sorted(contract.sinks)]
     return findings
 
@@ -308,15 +253,42 @@ def _pinned(pin: str, log: LogState) -> Finding:
     return Finding("pass", "pin", f"{pin} keeps the log from these offsets on")
 
 
+def budgets(contract: Contract) -> list[Finding]:
+    """What the contract itself says of its budgets: of time (RTO), and of input (RPO)."""
+    return [_in_time(contract), *_near_enough(contract)]
+
+
+def spelled(restore: Estimate) -> str:
+    """An estimate for a person: "2.1 s (1.6 to 2.6)", or never, with what is missing."""
+    if restore.seconds is None:
+        return (
+            f"never: {restore.input_per_s:.0f} records/s come and {restore.capacity_per_s:.0f} "
+            f"can be processed, {restore.missing_per_s:.0f} too few"
+        )
+    high = "never" if restore.high_s is None else f"{restore.high_s:.1f}"
+    return f"{restore.seconds:.1f} s ({restore.low_s:.1f} to {high})"
+
+
 def _in_time(contract: Contract) -> Finding:
-    restore = contract.restore
-    estimated = f"{restore.seconds:.1f} s ({restore.low_s:.1f} to {restore.high_s:.1f})"
-    if contract.max_restore_s is None:
-        return Finding("pass", "restore", f"{estimated}; the function declares no max_restore")
-    verdict: Verdict = "pass"
-    if restore.high_s > contract.max_restore_s:
-        verdict = "warn" if restore.seconds <= contract.max_restore_s else "fail"
-    return Finding(verdict, "restore", f"{estimated} of {contract.max_restore_s:.0f} s")
+    restore, budget_s = contract.restore, contract.max_restore_s
+    if budget_s is None:
+        verdict: Verdict = "pass" if restore.seconds is not None else "warn"
+        return Finding(verdict, "restore", f"{spelled(restore)}; no max_restore is declared")
+    verdict = "pass"
+    if restore.seconds is None or restore.seconds > budget_s:
+        verdict = "fail"
+    elif restore.high_s is None or restore.high_s > budget_s:
+        verdict = "warn"
+    return Finding(verdict, "restore", f"{spelled(restore)} of {budget_s:.0f} s")
+
+
+def _near_enough(contract: Contract) -> list[Finding]:
+    budget_s, point_s = contract.max_replay_s, contract.recovery_point_s
+    if budget_s is None:
+        return []
+    verdict: Verdict = "pass" if point_s <= budget_s else "fail"
+    said = f"{point_s:.1f} s of input are read again, of {budget_s:.0f} s at most"
+    return [Finding(verdict, "recovery point", said)]
 
 
 def _sink(contract: Contract, name: str, log: LogState) -> Finding:
@@ -328,70 +300,6 @@ def _sink(contract: Contract, name: str, log: LogState) -> Finding:
     if has < contract.epoch:
         return Finding("fail", name, f"the sink ends at epoch {has}, before this checkpoint")
     return Finding("pass", name, f"the sink has epoch {contract.epoch} (last: {has})")
-
-
-# Measuring.
-
-
-class RestoreWatch:
-    """Watches the epochs of one start, from `began_s` (monotonic) on."""
-
-    def __init__(self, began_s: float, tail: Mapping[tuple[str, int], int], tasks: int) -> None:
-        self._began_s = began_s
-        self._tail = tail
-        self._tasks = tasks
-        self._first: EpochEntry | None = None
-        self._first_s = 0.0
-        self._records = 0
-
-    def epoch_done(self, entry: EpochEntry, now_s: float) -> RestoreSample | None:
-        """Take an epoch that was committed; the sample, once the tail is reached."""
-        if self._first is None:
-            self._first, self._first_s = entry, now_s
-        else:
-            self._records += entry.total("events")
-        if not self._reached(entry):
-            return None
-        first = self._first
-        state_s = sum(shard.restore_s for shard in first.shards) / self._tasks
-        return RestoreSample(
-            epoch=first.epoch,
-            startup_s=round(self._first_s - self._began_s - state_s, 3),
-            state_bytes=first.total("rebuilt_bytes"),
-            state_s=round(state_s, 3),
-            replay_records=self._records,
-            replay_s=round(now_s - self._first_s, 3),
-        )
-
-    def _reached(self, entry: EpochEntry) -> bool:
-        offsets = entry.end.offsets
-        return all(
-            offsets.get(topic, {}).get(str(partition), 0) >= end
-            for (topic, partition), end in self._tail.items()
-        )
-
-
-def read_samples(folder: Path) -> list[RestoreSample]:
-    """The restores measured so far, oldest first. Raises `LedgerDamaged`."""
-    return read_lines(_samples_file(folder), RestoreSample)
-
-
-def load_samples(folder: Path) -> list[RestoreSample]:
-    """The same, or none where they cannot be read: no pipeline fails for an estimate."""
-    try:
-        return read_samples(folder)
-    except LedgerDamaged:
-        return []
-
-
-def add_sample(folder: Path, sample: RestoreSample) -> None:
-    """Remember one more measured restore."""
-    lines = [msgspec.json.encode(each) for each in [*load_samples(folder), sample]]
-    write_whole(_samples_file(folder), b"\n".join(lines) + b"\n")
-
-
-def _samples_file(folder: Path) -> Path:
-    return Ledger(folder).folder / "restores.jsonl"
 
 
 # What the log must still hold.

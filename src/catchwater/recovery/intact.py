@@ -27,7 +27,8 @@ from catchwater.recovery.checkpoint import (
     read_one,
     read_query,
 )
-from catchwater.recovery.contract import Contract, PartitionTail, check_covered, read_samples
+from catchwater.recovery.contract import Contract, PartitionTail, check_covered
+from catchwater.recovery.estimate import read_samples
 from catchwater.recovery.folder import home_of
 from catchwater.recovery.ledger import (
     FOLDER,
@@ -89,6 +90,8 @@ class Look:
     """Of the ledger, oldest first."""
     problems: list[str]
     """Every file that was found missing or damaged, those of the broken epochs among them."""
+    contract: Contract | None = None
+    """The newest that can be read."""
 
 
 def look(folder: Path, more: Iterable[Reader] = ()) -> Look:
@@ -103,8 +106,9 @@ def look(folder: Path, more: Iterable[Reader] = ()) -> Look:
     ahead = max(numbered(folder / "offsets"), default=-1)
     planned = _tried(problems, read_one, folder, ahead) if ahead > last else None
     whole = [found for found in checked.values() if isinstance(found, Checkpoint)]
-    for epoch in _contracts(folder, checked):
-        _tried(problems, _check_contract, folder, epoch)
+    contracts = [
+        _tried(problems, _read_contract, folder, each) for each in _contracts(folder, checked)
+    ]
     for name in _LASTING if last >= 0 else ():
         _tried(problems, _check_there, folder / name)
     for read in (*READERS, *more):
@@ -117,6 +121,7 @@ def look(folder: Path, more: Iterable[Reader] = ()) -> Look:
         planned.end if isinstance(planned, Checkpoint) else None,
         [entry for entry in entries if isinstance(entry, EpochEntry)],
         list(dict.fromkeys(problems)),
+        next((each for each in reversed(contracts) if isinstance(each, Contract)), None),
     )
 
 
@@ -148,11 +153,12 @@ def _contracts(folder: Path, epochs: Iterable[int]) -> list[int]:
     return sorted(there | {epoch for epoch in epochs if oldest < epoch < newest})
 
 
-def _check_contract(folder: Path, epoch: int) -> None:
+def _read_contract(folder: Path, epoch: int) -> Contract:
     path = folder / FOLDER / "contracts" / f"{epoch}.json"
     found = read_json(path, Contract)
     if found is None or found.epoch != epoch:
         raise LedgerDamaged(f"{path} is missing, or of another epoch.")
+    return found
 
 
 def _check_there(path: Path) -> None:

@@ -4,11 +4,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from catchwater.pipeline.opened import OpenPipeline
 from catchwater.recovery import pins
-from catchwater.recovery.contract import LogState, PartitionTail
+from catchwater.recovery.contract import (
+    LogState,
+    PartitionTail,
+    load_contracts,
+    write_contract,
+)
+from catchwater.recovery.estimate import Pace, estimate
 
 
 @pytest.fixture
@@ -70,3 +77,52 @@ def test_a_contract_whose_input_is_gone_fails_and_names_the_offsets(
     answer = catchwater("contract", "check", pipeline_file)
     assert answer.code == 4
     assert "from offset 30 on, and the log begins at offset 35" in answer.out
+
+
+@pytest.mark.parametrize(("changes", "code"), [
+    ({}, 0),
+    ({"max_restore_s": 25.0}, 3),
+    ({"max_restore_s": 5.0}, 4),
+    ({"recovery_point_s": 9.0, "max_replay_s": 8.0}, 4),
+])  # fmt: skip
+def test_a_budget_that_is_breached_shows_in_text_and_exit_code(
+    catchwater: Any, pipeline_file: Path, changes: dict[str, Any], code: int
+) -> None:
+    folder = pipeline_file.parent / "checkpoint"
+    newest = load_contracts(folder)[-1]
+    write_contract(folder, msgspec.structs.replace(newest, **changes))
+    for noun, verb in (("contract", "show"), ("pipeline", "status")):
+        for how in ((), ("--json",)):
+            assert catchwater(noun, verb, pipeline_file, *how).code == code, (noun, how)
+    status = catchwater("pipeline", "status", pipeline_file).out
+    assert ("breached)" in status) == (code != 0)
+    told = json.loads(catchwater("pipeline", "status", pipeline_file, "--json").out)["restore"]
+    assert (told["checkpoint"], told["infrastructure_s"]) == (2, 21.0)
+
+
+def test_a_restore_that_never_catches_up_is_shown_with_the_headroom_that_is_missing(
+    catchwater: Any, pipeline_file: Path
+) -> None:
+    folder = pipeline_file.parent / "checkpoint"
+    newest = load_contracts(folder)[-1]
+    overloaded = Pace(input_per_s=500.0, busy_per_s=400.0, saturated=True)
+    never = estimate([], state_bytes=0, replay_records=0, pace=overloaded)
+    write_contract(folder, msgspec.structs.replace(newest, restore=never, max_restore_s=None))
+    answer = catchwater("contract", "show", pipeline_file)
+    assert answer.code == 3
+    assert "never: 500 records/s come and 400 can be processed, 100 too few" in answer.out
+    assert "replay never ends" in answer.out
+
+
+def test_a_contract_of_an_earlier_version_is_shown(catchwater: Any, pipeline_file: Path) -> None:
+    """Format 2 had neither timelines nor a recovery point."""
+    path = pipeline_file.parent / "checkpoint" / "catchwater" / "contracts" / "2.json"
+    plain = json.loads(path.read_text())
+    plain["restore"] = {"seconds": 20.5, "low_s": 8.2, "high_s": 32.8, "samples": 3}
+    for name in ("recovery_point_s", "max_replay_s", "format"):
+        del plain[name]
+    path.write_text(json.dumps(plain))
+    answer = catchwater("contract", "show", pipeline_file)
+    assert answer.code == 0
+    assert "20.5 s (8.2 to 32.8) of 600 s" in answer.out
+    assert catchwater("pipeline", "status", pipeline_file).code == 0

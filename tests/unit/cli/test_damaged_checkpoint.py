@@ -18,7 +18,8 @@ from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.backfill import Bounds
 from catchwater.pipeline.supervisor.supervise import Supervision
 from catchwater.recovery import handover
-from catchwater.recovery.contract import PartitionTail, RestoreSample, add_sample
+from catchwater.recovery.contract import PartitionTail
+from catchwater.recovery.estimate import RestoreSample, add_sample
 from catchwater.recovery.ledger import FOLDER, Ledger, write_whole
 from catchwater.recovery.savepoint.store import Claim, keep_claim
 from catchwater.wire.connection import ConnectionLost

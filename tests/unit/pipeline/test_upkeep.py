@@ -1,6 +1,7 @@
 """Upkeep behind epochs: contracts of what is kept, and nothing swept that a running epoch wrote."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from catchwater.state.roll import Position
 TAILS = {("payments", 0): PartitionTail(0, 1000, 1)}
 
 
+TERMS = Terms("cards", [], 0, None, {}, pinned=False)
+
+
 class FakeSink:
     """Remembers from which epoch on it was asked to keep."""
 
@@ -32,11 +36,10 @@ def made(tmp_path: Path) -> Made:
     return Made(tmp_path / "checkpoint")
 
 
-def upkeep(made: Made, sink: Any) -> Upkeep:
+def upkeep(made: Made, sink: Any, terms: Terms = TERMS) -> Upkeep:
     def tails(topics: Iterable[str]) -> dict[tuple[str, int], PartitionTail]:
         return {key: tail for key, tail in TAILS.items() if key[0] in topics}
 
-    terms = Terms("cards", [], 0, None, {}, pinned=False)
     return Upkeep(
         made.folder, None, tails, terms, retain=2, logs=made.logs, journals=[], sinks={"out": sink},
         watch=None, clock=made.clock,
@@ -113,3 +116,21 @@ def test_an_epoch_that_somebody_reads_is_not_forgotten(made: Made) -> None:
     made.run(a=b"5")
     keeping.look(at_once=True)
     assert Ledger(made.folder).epochs() == [3, 4]
+
+
+def test_a_breached_budget_warns_at_its_checkpoint_and_not_at_every_one(
+    made: Made, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeping = upkeep(made, FakeSink(), replace(TERMS, max_restore_s=5.0))
+    for value in (b"1", b"2", b"3"):
+        made.run(a=value)
+        keeping.look(at_once=True)
+    (warning,) = [line for line in caplog.messages if "restore" in line]
+    assert warning.startswith("Checkpoint 0, restore: 21.") and warning.endswith(" of 5 s.")
+    assert keeping.newest is not None and keeping.newest.epoch == 2
+    # Who keeps within its budgets is not spoken of.
+    caplog.clear()
+    quiet = upkeep(made, FakeSink(), replace(TERMS, max_restore_s=600.0))
+    made.run(a=b"4")
+    quiet.look(at_once=True)
+    assert not caplog.messages

@@ -7,24 +7,21 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from catchwater.recovery.contract import (
-    DEFAULT_STARTUP_S,
     Contract,
     FunctionVersion,
     HistoryGone,
     LogBehind,
     LogState,
     PartitionTail,
-    RestoreSample,
     Terms,
+    budgets,
     check,
     check_covered,
     compute,
-    estimate,
 )
+from catchwater.recovery.estimate import Pace
 from catchwater.recovery.ledger import EpochEntry, ShardEpoch, SinkEpoch, SourceOffset
 
 TERMS = Terms("cards", [FunctionVersion("card-risk", 2, "ab" * 32)], 0, 60.0, {"python": "3.11"})
@@ -38,8 +35,8 @@ def entry(epoch: int = 7) -> EpochEntry:
     return EpochEntry(epoch, end, end, shards, sinks, 0)
 
 
-def contract() -> Contract:
-    return compute(entry(), TAILS, TERMS, [], oldest_clock_ms=1000, now_ms=5000)
+def contract(pace: Pace = Pace()) -> Contract:  # noqa: B008  (frozen)
+    return compute(entry(), TAILS, TERMS, [], oldest_clock_ms=1000, now_ms=5000, pace=pace)
 
 
 def test_replay_is_what_lies_between_the_checkpoint_and_the_tail() -> None:
@@ -59,6 +56,7 @@ def test_state_sinks_and_pin_are_those_of_the_epoch() -> None:
 
 def test_the_log_must_keep_at_least_what_the_oldest_checkpoint_and_a_restore_take() -> None:
     told = contract()
+    assert told.restore.high_s is not None
     assert told.retention.ms == 4000 + round(told.restore.high_s * 1000)
 
 
@@ -99,44 +97,6 @@ def violations(value: Any, schema: Any, root: Any) -> Iterator[Any]:
         if isinstance(value, list) and isinstance(schema.get("items"), dict):
             for each in value:
                 yield from violations(each, schema["items"], root)
-
-
-def test_without_measured_restores_the_estimate_is_cautious_and_says_so() -> None:
-    guess = estimate([], state_bytes=0, replay_records=0)
-    assert guess.seconds == DEFAULT_STARTUP_S
-    assert guess.samples == 0
-    assert guess.low_s < guess.seconds < guess.high_s
-
-
-def test_measured_restores_replace_the_defaults() -> None:
-    sample = RestoreSample(1, 5.0, 100_000_000, 2.0, 1_000_000, 10.0)
-    guess = estimate([sample] * 3, state_bytes=50_000_000, replay_records=500_000)
-    assert guess.seconds == pytest.approx(5.0 + 1.0 + 5.0)
-    assert guess.samples == 3
-
-
-def test_the_error_bar_is_as_wide_as_the_worst_miss() -> None:
-    samples = [RestoreSample(1, startup, 0, 0.0, 0, 0.0) for startup in (4.0, 5.0, 10.0)]
-    guess = estimate(samples, state_bytes=0, replay_records=0)
-    assert (guess.seconds, guess.low_s, guess.high_s) == (5.0, 2.5, 7.5)
-
-
-spans = st.floats(0.1, 1000)
-samples_drawn = st.lists(
-    st.builds(RestoreSample, st.just(0), spans, st.integers(0, 10**9), spans,
-              st.integers(0, 10**9), spans),
-    max_size=15,
-)  # fmt: skip
-
-
-@given(samples_drawn, st.integers(0, 10**10), st.integers(0, 10**9), st.integers(1, 10**6))
-def test_more_to_replay_never_takes_less_time(
-    samples: list[RestoreSample], state: int, records: int, more: int
-) -> None:
-    less = estimate(samples, state_bytes=state, replay_records=records)
-    longer = estimate(samples, state_bytes=state + more, replay_records=records + more)
-    assert 0 <= less.low_s <= less.seconds <= less.high_s
-    assert longer.seconds >= less.seconds
 
 
 def state(**changes: Any) -> LogState:
@@ -201,3 +161,60 @@ def test_a_check_says_of_the_log_what_a_restore_is_refused_with(tail: PartitionT
     found = check(contract(), state(tails=tails))[0]
     assert found.verdict == "fail"
     assert str(refused.value) == f"The checkpoint of epoch 7 {found.message}."
+
+
+OVERLOADED = Pace(input_per_s=500.0, busy_per_s=400.0, saturated=True, interval_s=2.0)
+
+
+def test_a_restore_that_never_catches_up_breaches_every_budget_and_needs_the_log_for_ever() -> None:
+    told = contract(OVERLOADED)
+    assert told.restore.seconds is None
+    assert told.restore.missing_per_s == 100.0
+    assert told.retention.ms == -1
+    (found,) = budgets(told)
+    assert (found.subject, found.verdict) == ("restore", "fail")
+    assert "never: 500 records/s come and 400 can be processed, 100 too few" in found.message
+    (unbudgeted,) = budgets(msgspec.structs.replace(told, max_restore_s=None))
+    assert unbudgeted.verdict == "warn"
+    assert json.loads(msgspec.json.encode(told))["restore"]["seconds"] is None
+
+
+def test_the_recovery_point_is_the_time_that_the_tail_took_to_come() -> None:
+    steady = Pace(input_per_s=100.0, interval_s=3.0)
+    assert contract(steady).recovery_point_s == 400 / 100 + 3
+    # Nothing comes any more: what is there came since the checkpoint's clock.
+    assert contract(Pace(interval_s=3.0)).recovery_point_s == (5000 - 60) / 1000 + 3
+    nothing_left = {key: PartitionTail(0, 600, 1) for key in TAILS}
+    told = compute(
+        entry(), {**nothing_left, ("t", 1): PartitionTail(0, 400, 1)}, TERMS, [],
+        oldest_clock_ms=1000, now_ms=5000, pace=steady,
+    )  # fmt: skip
+    assert told.recovery_point_s == 3.0
+
+
+def test_a_recovery_point_beyond_its_budget_fails() -> None:
+    told = contract(Pace(input_per_s=100.0, interval_s=3.0))
+    budgeted = msgspec.structs.replace(told, max_replay_s=6.0)
+    found = {each.subject: each.verdict for each in budgets(budgeted)}
+    assert found == {"restore": "pass", "recovery point": "fail"}
+    assert "7.0 s of input are read again, of 6 s at most" in budgets(budgeted)[1].message
+    enough = msgspec.structs.replace(told, max_replay_s=7.0)
+    assert {each.verdict for each in budgets(enough)} == {"pass"}
+
+
+def test_a_contract_of_format_2_is_still_read() -> None:
+    """As the code before the two timelines wrote it."""
+    plain = json.loads(msgspec.json.encode(contract()))
+    for name in ("recovery_point_s", "max_replay_s"):
+        del plain[name]
+    plain["format"] = 2
+    plain["restore"] = {"seconds": 20.5, "low_s": 8.2, "high_s": 32.8, "samples": 0}
+    plain["retention"]["ms"] = 5_000
+    told = msgspec.convert(plain, Contract)
+    assert (told.format, told.restore.seconds, told.restore.infrastructure) == (2, 20.5, None)
+    assert [each.verdict for each in budgets(told)] == ["pass"]
+    assert set(verdicts_of(told).values()) == {"pass"}
+
+
+def verdicts_of(told: Contract) -> dict[str, str]:
+    return {finding.subject: finding.verdict for finding in check(told, state())}

@@ -2,21 +2,22 @@
 
 from pathlib import Path
 
-from catchwater.recovery.contract import RestoreSample, RestoreWatch, add_sample, load_samples
+from catchwater.recovery.estimate import RestoreSample, RestoreWatch, add_sample, load_samples
 from catchwater.recovery.ledger import EpochEntry, ShardEpoch, SourceOffset, operator_ms
 
 
-def entry(epoch: int, end: int, events: int, rebuilt: int = 0) -> EpochEntry:
+def entry(epoch: int, end: int, records: int, rebuilt: int = 0) -> EpochEntry:
+    start = SourceOffset(epoch - 1, {"t": {"0": end - records}}, [0], 0)
     offset = SourceOffset(epoch, {"t": {"0": end}}, [0], 0)
-    shards = [ShardEpoch(s, events=events, rebuilt_bytes=rebuilt, restore_s=1.0) for s in (0, 1)]
-    return EpochEntry(epoch, offset, offset, shards, {}, 0)
+    shards = [ShardEpoch(s, events=records, rebuilt_bytes=rebuilt, restore_s=1.0) for s in (0, 1)]
+    return EpochEntry(epoch, start, offset, shards, {}, 0)
 
 
 def test_start_up_state_and_replay_are_told_apart() -> None:
     watch = RestoreWatch(100.0, {("t", 0): 50}, tasks=2)
-    assert watch.epoch_done(entry(7, 20, 5, rebuilt=30), 110.0) is None
-    assert watch.epoch_done(entry(8, 40, 10), 112.0) is None
-    assert watch.epoch_done(entry(9, 60, 10), 114.0) == RestoreSample(7, 9.0, 60, 1.0, 40, 4.0)
+    assert watch.epoch_done(entry(7, 20, 10, rebuilt=30), 110.0) is None
+    assert watch.epoch_done(entry(8, 40, 20), 112.0) is None
+    assert watch.epoch_done(entry(9, 60, 20), 114.0) == RestoreSample(7, 9.0, 60, 1.0, 40, 4.0)
 
 
 def test_one_epoch_may_be_all_there_was_to_catch_up_with() -> None:

@@ -220,6 +220,9 @@ class PipelineConfig:
     retain: Annotated[int, _Key("recovery", "retain", _count)] = 5
     """Checkpoints that can be restored."""
     max_restore_ms: Annotated[int | None, _Key("recovery", "max_restore", _duration)] = None
+    """How long a restore may take until it has caught up (the recovery time objective)."""
+    max_replay_ms: Annotated[int | None, _Key("recovery", "max_replay", _duration)] = None
+    """How far back the input may begin that a restore reads again (recovery point objective)."""
     savepoints: Annotated[str | None, _Key("recovery", "savepoints", _text)] = None
     """URL of the object store that savepoints go to."""
     record_key_is_function_key: Annotated[bool, _Key("source", "recordKeyIsFunctionKey", _flag)] = (

@@ -5,10 +5,12 @@ happen; after a restart counters begin anew, as Prometheus expects. Labels: pipe
 """
 
 from collections.abc import Sequence
+from math import inf
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from catchwater.config import ConfigError
+from catchwater.recovery.contract import Contract, budgets
 from catchwater.recovery.ledger import CallEpoch, EpochEntry, operator_ms, parts_ms
 
 _LABELS = ("pipeline", "function")
@@ -25,10 +27,22 @@ _CALLED = {
     "failed_attempts": "Those that failed or were cut",
     "failures": "Questions that stayed without an answer",
 }
+_CONTRACT = {
+    "replay_records": "Records from the newest checkpoint to the end of the log",
+    "replay_bytes": "Bytes from the newest checkpoint to the end of the log",
+    "recovery_point_seconds": "How far back the input begins that a restore reads again, at worst",
+    "input_records_per_second": "How fast input comes",
+    "capacity_records_per_second": "How fast input can be processed",
+    "missing_records_per_second": "Headroom that is missing where a restore never catches up",
+}
 _SUMS = {
     "keys": "Keys with a record",
     "state_bytes": "What a restore reads of the state",
 }
+
+
+def _or_never(seconds: float | None) -> float:
+    return inf if seconds is None else seconds
 
 
 class PipelineMetrics:
@@ -90,6 +104,26 @@ class PipelineMetrics:
             registry=self.registry,
         )
 
+        self._contract = {
+            name: self._of_pipeline(f"contract_{name}", text) for name, text in _CONTRACT.items()
+        }
+        self._estimate = self._of_pipeline(
+            "contract_restore_estimate_seconds",
+            "From a failure until caught up, with its error bar; +Inf: never",
+            "bound",
+        )
+        self._timelines = self._of_pipeline(
+            "contract_restore_part_seconds",
+            "The estimate's two timelines: infrastructure and application",
+            "part",
+        )
+        self._budgets = self._of_pipeline(
+            "contract_budget_seconds", "Budgets that are declared", "budget"
+        )
+        self._breached = self._of_pipeline(
+            "contract_budget_breached", "0 kept, 1 may be breached, 2 is breached", "budget"
+        )
+
     def serve(self, address: str) -> None:
         """Answer at `host:port`, for the life of the process. Raises `ConfigError`."""
         host, _, port = address.rpartition(":")
@@ -112,6 +146,36 @@ class PipelineMetrics:
         self._took.labels(self._pipeline).set((entry.finished_ms - end.clock_ms) / 1000)
         self._watermark.labels(self._pipeline).set((end.clock_ms - end.watermark_ms) / 1000)
 
+    def take_contract(self, told: Contract) -> None:
+        """The newest checkpoint's contract."""
+        restore = told.restore
+        values = {
+            "replay_records": told.replay_records,
+            "replay_bytes": told.replay_bytes,
+            "recovery_point_seconds": told.recovery_point_s,
+            "input_records_per_second": restore.input_per_s,
+            "capacity_records_per_second": restore.capacity_per_s,
+            "missing_records_per_second": restore.missing_per_s,
+        }
+        for name, value in values.items():
+            self._contract[name].labels(self._pipeline).set(value)
+        bounds = {"low": restore.low_s, "estimate": restore.seconds, "high": restore.high_s}
+        for bound, seconds in bounds.items():
+            self._estimate.labels(self._pipeline, bound).set(_or_never(seconds))
+        for part, timeline in (
+            ("infrastructure", restore.infrastructure),
+            ("application", restore.application),
+        ):
+            if timeline is not None:
+                self._timelines.labels(self._pipeline, part).set(_or_never(timeline.seconds))
+        declared = {"restore": told.max_restore_s, "recovery point": told.max_replay_s}
+        for found in budgets(told):
+            budget_s = declared[found.subject]
+            if budget_s is not None:
+                self._budgets.labels(self._pipeline, found.subject).set(budget_s)
+                breached = ("pass", "warn", "fail").index(found.verdict)
+                self._breached.labels(self._pipeline, found.subject).set(breached)
+
     def _take_stage(self, entry: EpochEntry, stage: int, function: str) -> None:
         labels = (self._pipeline, function)
         shards = [shard for shard in entry.shards if shard.stage == stage]
@@ -133,6 +197,9 @@ class PipelineMetrics:
         self._call_p99.labels(*labels, call).set(max(each.p99_ms for each in told) / 1000)
         open_now = sum(each.breaker != "closed" for each in told)
         self._breakers.labels(*labels, call).set(open_now)
+
+    def _of_pipeline(self, name: str, text: str, *more: str) -> Gauge:
+        return Gauge(f"catchwater_{name}", text, ("pipeline", *more), registry=self.registry)
 
     def _gauge(self, name: str, text: str, *more: str) -> Gauge:
         return Gauge(f"catchwater_{name}", text, (*_LABELS, *more), registry=self.registry)

@@ -35,10 +35,12 @@ from catchwater.pipeline.shard_epoch import Stage, run_stage
 from catchwater.pipeline.spark import session
 from catchwater.pipeline.spark.failure import Traces, cause, is_starved
 from catchwater.pipeline.supervisor.drivers import Stop, take_report
+from catchwater.pipeline.supervisor.supervise import read_supervision
 from catchwater.pipeline.upkeep import Upkeep
 from catchwater.recovery import checkpoint, contract, handover, pins, rewind
 from catchwater.recovery.checkpoint import settle
-from catchwater.recovery.contract import FunctionVersion, RestoreWatch, Terms
+from catchwater.recovery.contract import FunctionVersion, Terms
+from catchwater.recovery.estimate import RestoreWatch, near_s
 from catchwater.recovery.folder import Lock, claim_home, key_part, state_folder
 from catchwater.recovery.intact import check_files
 from catchwater.recovery.ledger import EpochEntry, Ledger, LedgerDamaged, numbered
@@ -61,6 +63,8 @@ TOPIC_S = 1.0
 """How often to look for a topic that is not there yet."""
 STARTS = 3
 """How often a query is started whose Python process does not come up in time."""
+_LONGEST_WAIT_MS = 120_000
+"""A start that follows a failure so much later does not follow from it."""
 _LOOK_S = 0.1
 """How often to look whether to stop, and at what is due behind the epochs."""
 
@@ -180,7 +184,40 @@ def _check(pipeline: OpenPipeline, began_s: float) -> RestoreWatch | None:
         found.last.end.offsets.get(topic, {}).get(str(partition), 0) < end
         for (topic, partition), end in goal.items()
     )
-    return RestoreWatch(began_s, goal, config.tasks) if behind else None
+    if not behind:
+        return None
+    now_s, now_ms = pipeline.clock.monotonic_s(), pipeline.clock.now_ms()
+    return RestoreWatch(
+        began_s,
+        goal,
+        config.tasks,
+        looked_s=now_s,
+        near_s=near_s(_readable(Ledger(config.checkpoint))),
+        scheduling_s=_scheduling_s(config.checkpoint, now_ms - round(1000 * (now_s - began_s))),
+    )
+
+
+def _readable(ledger: Ledger) -> list[EpochEntry]:
+    """The entries there are, but for damaged ones: no start fails for a measurement."""
+    found = []
+    for epoch in ledger.epochs():
+        with suppress(LedgerDamaged):
+            found.append(ledger.read(epoch))
+    return [entry for entry in found if entry is not None]
+
+
+def _scheduling_s(folder: Path, began_ms: int) -> float | None:
+    """From when the supervisor saw the last driver fail to this one's turn; None: there was none.
+
+    A supervisor that waits longer and longer between failures says so: that, too, is downtime.
+    """
+    supervisor = None
+    with suppress(LedgerDamaged):
+        supervisor = read_supervision(folder)
+    if supervisor is None or supervisor.last_failed_ms is None:
+        return None
+    waited_ms = began_ms - supervisor.last_failed_ms
+    return max(0, waited_ms) / 1000 if waited_ms <= _LONGEST_WAIT_MS else None
 
 
 def run_query(
@@ -216,6 +253,8 @@ def run_query(
         for entry in upkeep.look() if handover.take_over(config.checkpoint) else ():
             metrics.take(entry)
             _log_epoch(entry)
+        if upkeep.newest is not None:
+            metrics.take_contract(upkeep.newest)
         return not stop.requested and not _is_ready_to_hand_over(config.checkpoint)
 
     # Run, see to the last epochs, and say why it ended or to whom it hands over.
@@ -427,6 +466,7 @@ def terms_of(pipeline: OpenPipeline) -> Terms:
     """What the contracts of this run have in common."""
     asked = [pipeline.config.max_restore_ms, *(spec.max_restore_ms for spec in pipeline.specs)]
     max_restore_ms = min((each for each in asked if each), default=None)
+    max_replay_ms = pipeline.config.max_replay_ms
     return Terms(
         pipeline=pipeline.name,
         functions=[
@@ -435,6 +475,7 @@ def terms_of(pipeline: OpenPipeline) -> Terms:
         ],
         needs_history_ms=max(spec.needs_history_ms or 0 for spec in pipeline.specs),
         max_restore_s=max_restore_ms / 1000 if max_restore_ms else None,
+        max_replay_s=max_replay_ms / 1000 if max_replay_ms else None,
         versions=contract.versions(),
         pinned=pipeline.control is not None,
     )

@@ -124,9 +124,11 @@ kafka.ssl.ca.location = "ca.pem"
 
 
 def test_durations_and_triggers_are_read(tmp_path: Path) -> None:
-    text = FILE.replace("[source]", 'trigger = "2s"\n[recovery]\nmax_restore = "10m"\n[source]')
+    recovery = '[recovery]\nmax_restore = "10m"\nmax_replay = "30s"'
+    text = FILE.replace("[source]", f'trigger = "2s"\n{recovery}\n[source]')
     config = read(tmp_path, text)
     assert (config.trigger, config.max_restore_ms) == ("2000 milliseconds", 600_000)
+    assert config.max_replay_ms == 30_000
     assert read(tmp_path, text.replace("2s", "available-now")).trigger == AVAILABLE_NOW
 
 

@@ -8,6 +8,8 @@ from tests.ports import free_port
 
 from catchwater.config import ConfigError
 from catchwater.pipeline.run.metrics import PipelineMetrics
+from catchwater.recovery.contract import PartitionTail, Terms, compute
+from catchwater.recovery.estimate import Pace
 from catchwater.recovery.ledger import CallEpoch, EpochEntry, ShardEpoch, SourceOffset
 
 
@@ -68,3 +70,40 @@ def test_they_are_served() -> None:
     metrics.serve(address)
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
         assert b"catchwater_events_total" in answer.read()
+
+
+def told_of(pace: Pace) -> list[str]:
+    """What Prometheus is told of a contract with both budgets."""
+    end = SourceOffset(3, {"t": {"0": 600}}, [2_000], 5_000)
+    done = EpochEntry(3, end, end, [ShardEpoch(0, state_bytes=0)], {}, 5_250)
+    terms = Terms("cards", [], 0, 30.0, {}, max_replay_s=5.0)
+    tails = {("t", 0): PartitionTail(0, 1000, 100_000)}
+    contract = compute(done, tails, terms, [], oldest_clock_ms=0, now_ms=6_000, pace=pace)
+    metrics = PipelineMetrics("cards", ["risk"])
+    metrics.take_contract(contract)
+    return generate_latest(metrics.registry).decode().splitlines()
+
+
+def test_the_newest_contract_and_its_budgets_are_told() -> None:
+    told = told_of(Pace(input_per_s=100.0, interval_s=2.0))
+    for line in [
+        'catchwater_contract_restore_estimate_seconds{bound="estimate",pipeline="cards"} 21.07',
+        'catchwater_contract_restore_part_seconds{part="infrastructure",pipeline="cards"} 21.0',
+        'catchwater_contract_input_records_per_second{pipeline="cards"} 100.0',
+        'catchwater_contract_replay_records{pipeline="cards"} 400.0',
+        'catchwater_contract_recovery_point_seconds{pipeline="cards"} 6.0',
+        'catchwater_contract_budget_seconds{budget="restore",pipeline="cards"} 30.0',
+        'catchwater_contract_budget_breached{budget="restore",pipeline="cards"} 1.0',
+        'catchwater_contract_budget_breached{budget="recovery point",pipeline="cards"} 2.0',
+    ]:
+        assert line in told, line
+
+
+def test_a_restore_that_never_catches_up_takes_infinitely_long() -> None:
+    told = told_of(Pace(input_per_s=500.0, busy_per_s=400.0, saturated=True))
+    for line in [
+        'catchwater_contract_restore_estimate_seconds{bound="estimate",pipeline="cards"} +Inf',
+        'catchwater_contract_missing_records_per_second{pipeline="cards"} 100.0',
+        'catchwater_contract_budget_breached{budget="restore",pipeline="cards"} 2.0',
+    ]:
+        assert line in told, line

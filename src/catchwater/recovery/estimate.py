@@ -1,0 +1,467 @@
+"""When is the pipeline useful again? The estimate of a restore, and what it rests on.
+
+A failure costs two times one after the other. *Infrastructure*: until it is noticed, until the next
+process begins, until that has a session and its first epoch begins. *Application*: until the state
+is there, until the input has been caught up with. Input goes on meanwhile. So what is to be
+replayed is the tail at the failure and all that comes until the end of it is reached:
+
+    down = detection + scheduling + session + state
+    replay = (tail + input rate * down) / (capacity - input rate)
+
+where the input comes as fast as the pipeline can work there is no end: `never`.
+
+The constants are those of restores measured before, else cautious defaults. A restore is measured
+while it happens: it begins with the pipeline's process and is over when an epoch ends near the end
+that the log has by then. It is measured only where there was something to catch up with; else the
+time would be that of waiting for input.
+
+Pure but for the file of samples: time comes as an argument, and the log is read by others.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+import msgspec
+
+from catchwater.recovery.ledger import EpochEntry, Ledger, LedgerDamaged, read_lines, write_whole
+
+DEFAULT_DETECTION_S = 0.5
+"""A supervisor is told by the system that its child has ended; its own look is a second."""
+DEFAULT_SCHEDULING_S = 0.5
+DEFAULT_STARTUP_S = 20.0
+DEFAULT_STATE_BYTES_PER_S = 20e6
+DEFAULT_REPLAY_RECORDS_PER_S = 40e3
+UNMEASURED_SPREAD = 0.6
+"""Half-width of the error bar, as a share of the estimate, before any restore was measured."""
+LEAST_SPREAD = 0.25
+LAST_SAMPLES = 10
+"""Older restores say little of today's machine."""
+
+_LEAST_S = 0.05
+"""Shorter spans are noise of the clock, not a rate."""
+_LEAST_RECORDS = 1_000
+"""A first epoch of fewer takes as long as a first epoch takes, and says nothing of a rate."""
+_FIRST_S = 1.0
+"""What a session's first epoch costs beside its records, where no small one was measured."""
+
+Tail = Mapping[tuple[str, int], int]
+"""Partition → where the log ends."""
+Basis = Literal["restores", "epochs", "assumed"]
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """How fast input comes and the pipeline works, lately; records a second."""
+
+    input_per_s: float = 0.0
+    busy_per_s: float = 0.0
+    """While an epoch was under way; 0: not measured. A lower bound of what it can do."""
+    saturated: bool = False
+    """It worked all the time and fell behind: then `busy_per_s` is all that it can do."""
+    interval_s: float = 0.0
+    """From one checkpoint to the next."""
+
+
+class Infrastructure(msgspec.Struct, frozen=True):
+    """Seconds in which no record is looked at."""
+
+    detection_s: float
+    scheduling_s: float
+    """From the failure's detection to the start of the next process."""
+    session_s: float
+    """From there to the first epoch, with what a first epoch costs beside its records."""
+
+    @property
+    def seconds(self) -> float:
+        return self.detection_s + self.scheduling_s + self.session_s
+
+
+class Application(msgspec.Struct, frozen=True):
+    """Seconds that state and input take. None: the input is never caught up with."""
+
+    state_s: float
+    replay_s: float | None
+    replay_records: int | None
+    """The tail at the failure and what comes until the end is reached."""
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.replay_s is None else self.state_s + self.replay_s
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """How long a restore takes until the pipeline has caught up, seconds, with its error bar.
+
+    None where it never does: input comes faster than it is processed.
+    """
+
+    seconds: float | None
+    low_s: float | None
+    high_s: float | None
+    samples: int
+    """Measured restores it rests on; 0: defaults."""
+    infrastructure: Infrastructure | None = None
+    """None in contracts of format 2."""
+    application: Application | None = None
+    input_per_s: float = 0.0
+    capacity_per_s: float = 0.0
+    capacity: Basis = "assumed"
+    """What the capacity was measured by."""
+    missing_per_s: float = 0.0
+    """Headroom that is missing: so many records a second more come than can be processed."""
+
+    @property
+    def infrastructure_s(self) -> float | None:
+        """Without a record being looked at; None: not known."""
+        return None if self.infrastructure is None else round(self.infrastructure.seconds, 2)
+
+    @property
+    def application_s(self) -> float | None:
+        """State and replay; None: never done, or not known."""
+        seconds = None if self.application is None else self.application.seconds
+        return None if seconds is None else round(seconds, 2)
+
+    @property
+    def pace(self) -> Pace:
+        """What it went by, for an estimate of another checkpoint."""
+        busy_per_s = self.capacity_per_s if self.capacity == "epochs" else 0.0
+        return Pace(self.input_per_s, busy_per_s, saturated=bool(busy_per_s and self.missing_per_s))
+
+
+class RestoreSample(msgspec.Struct, frozen=True):
+    """One restore as it was measured; a line of `restores.jsonl`."""
+
+    epoch: int
+    startup_s: float
+    """From the start of the process to its first epoch, without rebuilding state."""
+    state_bytes: int
+    state_s: float
+    replay_records: int
+    replay_s: float
+    """From the first epoch's end until the end that the log had by then was reached."""
+    first_records: int = 0
+    first_s: float = 0.0
+    """What the first epoch took beside state. Where 0, `startup_s` has it."""
+    scheduling_s: float | None = None
+    """From the failure's detection to the start of the process; None: nobody knows."""
+
+    @property
+    def seconds(self) -> float:
+        """The whole of it, from the start of the process."""
+        return self.startup_s + self.state_s + self.first_s + self.replay_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Constants:
+    """What restores are made of, by those that were measured."""
+
+    scheduling_s: float
+    session_s: float
+    state_bytes_per_s: float
+    records_per_s: float | None
+    """None: no restore was long enough to tell."""
+
+    def down_s(self, state_bytes: int) -> float:
+        return self.scheduling_s + self.session_s + state_bytes / self.state_bytes_per_s
+
+
+def estimate(
+    samples: Sequence[RestoreSample],
+    *,
+    state_bytes: int,
+    replay_records: int,
+    pace: Pace = Pace(),  # noqa: B008  (frozen)
+) -> Estimate:
+    """Seconds from a failure now until caught up, by the last measured restores and the pace.
+
+    `replay_records` is the tail as it is now. A failure comes half a checkpoint later, on average,
+    and at worst a whole one.
+    """
+    recent = samples[-LAST_SAMPLES:]
+    constants = _constants(recent)
+    capacity, basis = _capacity(constants, pace)
+    spread = _spread(recent, constants)
+    down_s = DEFAULT_DETECTION_S + constants.down_s(state_bytes)
+    arriving = pace.input_per_s
+
+    def caught_up_s(tail: float, slower: float) -> float | None:
+        """Where everything takes `slower` times as long."""
+        left = capacity / slower - arriving
+        if left <= 0:
+            return None
+        return down_s * slower + (tail + arriving * down_s * slower) / left
+
+    tail = replay_records + arriving * pace.interval_s / 2
+    seconds = caught_up_s(tail, 1.0)
+    low_s = caught_up_s(replay_records, max(1 - spread, 1e-9))
+    high_s = caught_up_s(replay_records + arriving * pace.interval_s, 1 + spread)
+    replay_s = None if seconds is None else seconds - down_s
+    return Estimate(
+        seconds=_rounded(seconds),
+        low_s=_rounded(None if seconds is None else low_s),
+        high_s=_rounded(high_s),
+        samples=len(recent),
+        infrastructure=Infrastructure(
+            DEFAULT_DETECTION_S, round(constants.scheduling_s, 2), round(constants.session_s, 2)
+        ),
+        application=Application(
+            round(state_bytes / constants.state_bytes_per_s, 2),
+            _rounded(replay_s),
+            None if replay_s is None else round(capacity * replay_s),
+        ),
+        input_per_s=round(arriving, 1),
+        capacity_per_s=round(capacity, 1),
+        capacity=basis,
+        missing_per_s=round(max(0.0, arriving - capacity), 1),
+    )
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 2)
+
+
+def _capacity(constants: _Constants, pace: Pace) -> tuple[float, Basis]:
+    """Records a second that can be processed, and how that is known."""
+    if pace.saturated:
+        return pace.busy_per_s, "epochs"
+    known = constants.records_per_s
+    if pace.busy_per_s > (known or DEFAULT_REPLAY_RECORDS_PER_S):
+        return pace.busy_per_s, "epochs"
+    return (known, "restores") if known else (DEFAULT_REPLAY_RECORDS_PER_S, "assumed")
+
+
+def _constants(samples: Sequence[RestoreSample]) -> _Constants:
+    waited = [each.scheduling_s for each in samples if each.scheduling_s is not None]
+    small = [each.first_s for each in samples if each.first_records < _LEAST_RECORDS]
+    first_s = median(small) if small else _FIRST_S if samples else 0.0
+    startup_s = median(s.startup_s for s in samples) if samples else DEFAULT_STARTUP_S
+    replayed = [(each.replay_records, each.replay_s) for each in samples]
+    # A large first epoch is part of the replay, a small one part of the start.
+    replayed += [
+        (each.first_records, max(each.first_s - first_s, each.first_s / 2))
+        for each in samples
+        if each.first_records >= _LEAST_RECORDS
+    ]
+    state = _rate([(each.state_bytes, each.state_s) for each in samples])
+    return _Constants(
+        scheduling_s=median(waited) if waited else DEFAULT_SCHEDULING_S,
+        session_s=startup_s + first_s,
+        state_bytes_per_s=state or DEFAULT_STATE_BYTES_PER_S,
+        records_per_s=_rate(replayed),
+    )
+
+
+def _rate(measured: Sequence[tuple[int, float]]) -> float | None:
+    """Units a second over all that were long enough to be a measurement."""
+    long = [(units, seconds) for units, seconds in measured if units and seconds > _LEAST_S]
+    if not long:
+        return None
+    return sum(units for units, _ in long) / sum(seconds for _, seconds in long)
+
+
+def _spread(samples: Sequence[RestoreSample], constants: _Constants) -> float:
+    """Half-width of the error bar, as a share: the worst miss of what was measured."""
+    if not samples:
+        return UNMEASURED_SPREAD
+    rate = constants.records_per_s or DEFAULT_REPLAY_RECORDS_PER_S
+
+    def foretold_s(sample: RestoreSample) -> float:
+        records = sample.first_records + sample.replay_records
+        state_s = sample.state_bytes / constants.state_bytes_per_s
+        return constants.session_s + state_s + records / rate
+
+    misses = [abs(foretold_s(each) - each.seconds) / each.seconds for each in samples]
+    return max(LEAST_SPREAD, *misses)
+
+
+# Measuring: the pace of a pipeline that runs, and a restore.
+
+
+def records_of(entry: EpochEntry) -> int:
+    """The offsets that an epoch went on by, in all partitions of its input."""
+    start = entry.start.offsets
+    return sum(
+        max(0, end - start.get(topic, {}).get(partition, end))
+        for topic, partitions in entry.end.offsets.items()
+        for partition, end in partitions.items()
+    )
+
+
+WINDOW_MS = 300_000
+_LOOK_MS = 5_000
+"""Ends of the log are remembered no more often than this."""
+_SATURATED_MS = 30_000
+"""A pipeline that falls behind for less has met a burst."""
+_BUSY, _KEPT_UP = 0.8, 0.95
+
+
+class PaceMeter:
+    """Measures a running pipeline's pace over the last five minutes."""
+
+    def __init__(self) -> None:
+        self._ends: deque[tuple[int, dict[tuple[str, int], int]]] = deque()
+        """When, and where the log ended; oldest first."""
+        self._epochs: deque[tuple[int, int, int]] = deque()
+        """When an epoch ended, its records, and how long it was under way, ms."""
+
+    def look(self, tail: Tail, now_ms: int) -> None:
+        """Where the log ends now."""
+        if len(self._ends) > 1 and now_ms - self._ends[-2][0] < _LOOK_MS:
+            self._ends.pop()
+        self._ends.append((now_ms, dict(tail)))
+        while len(self._ends) > 2 and self._ends[0][0] < now_ms - WINDOW_MS:
+            self._ends.popleft()
+
+    def epoch_done(self, entry: EpochEntry) -> None:
+        """An epoch that was committed; in their order."""
+        began_ms = entry.end.clock_ms  # an old one, where the epoch is a replayed one
+        if self._epochs:
+            began_ms = max(began_ms, self._epochs[-1][0])
+        elif entry.run_ms:
+            began_ms = max(began_ms, entry.finished_ms - round(entry.run_ms))
+        busy_ms = max(1, entry.finished_ms - began_ms)
+        self._epochs.append((entry.finished_ms, records_of(entry), busy_ms))
+        while self._epochs[0][0] < entry.finished_ms - WINDOW_MS:
+            self._epochs.popleft()
+
+    def pace(self) -> Pace:
+        """As far as it is known."""
+        input_per_s = self._input_per_s()
+        if not self._epochs:
+            return Pace(input_per_s)
+        records = sum(count for _, count, _ in self._epochs)
+        busy_ms = sum(took for _, _, took in self._epochs)
+        span_ms = self._epochs[-1][0] - self._epochs[0][0] + self._epochs[0][2]
+        kept_up = records >= _KEPT_UP * input_per_s * span_ms / 1000
+        return Pace(
+            input_per_s=input_per_s,
+            busy_per_s=1000 * records / busy_ms,
+            saturated=not kept_up and span_ms >= _SATURATED_MS and busy_ms >= _BUSY * span_ms,
+            interval_s=span_ms / 1000 / len(self._epochs),
+        )
+
+    def _input_per_s(self) -> float:
+        if len(self._ends) < 2:
+            return 0.0
+        (began_ms, before), (now_ms, now) = self._ends[0], self._ends[-1]
+        came = sum(max(0, now[key] - end) for key, end in before.items() if key in now)
+        return 1000 * came / max(1, now_ms - began_ms)
+
+
+LEAST_NEAR_S = 2.0
+_STEADY = 0.97
+"""So much of what was left after one epoch, or more, is left after the next when it is steady."""
+
+
+class RestoreWatch:
+    """Watches the epochs of one start, from `began_s` (monotonic) on.
+
+    `tail` is the log's end when the start has looked at it, at `looked_s`. An epoch always ends
+    behind what came while it ran; so the restore is over when no more is left than comes in
+    `near_s`, or when what is left is only that and has ceased to become less.
+    """
+
+    def __init__(
+        self,
+        began_s: float,
+        tail: Tail,
+        tasks: int,
+        *,
+        looked_s: float | None = None,
+        near_s: float = LEAST_NEAR_S,
+        scheduling_s: float | None = None,
+    ) -> None:
+        self._began_s = began_s
+        self._tail = tail
+        self._tasks = tasks
+        self._looked_s = began_s if looked_s is None else looked_s
+        self._near_s = near_s
+        self._scheduling_s = scheduling_s
+        self._first: EpochEntry | None = None
+        self._first_end_s = 0.0
+        self._records = 0
+        self._before = (0, 0)
+        """Behind the last epoch: what had come since the start, and what was left."""
+
+    def epoch_done(
+        self, entry: EpochEntry, now_s: float, tail: Tail | None = None
+    ) -> RestoreSample | None:
+        """Take an epoch that was committed; the sample, once it is near the log's end.
+
+        `tail` is where the log ends now; None: where it ended at the start.
+        """
+        if self._first is None:
+            self._first, self._first_end_s = entry, now_s
+        else:
+            self._records += records_of(entry)
+        if not self._is_over(entry, now_s, self._tail if tail is None else tail):
+            return None
+        first = self._first
+        state_s = sum(shard.restore_s for shard in first.shards) / self._tasks
+        # What Spark did for it, beside rebuilding state; 0 where that was not measured.
+        worked_s = (first.run_ms + sum(first.sink_ms.values())) / 1000 if first.run_ms else 0.0
+        first_s = max(0.0, worked_s - state_s)
+        startup_s = self._first_end_s - self._began_s - state_s - first_s
+        return RestoreSample(
+            epoch=first.epoch,
+            startup_s=round(max(0.0, startup_s), 3),
+            state_bytes=first.total("rebuilt_bytes"),
+            state_s=round(state_s, 3),
+            replay_records=self._records,
+            replay_s=round(now_s - self._first_end_s, 3),
+            first_records=records_of(first) if first_s else 0,
+            first_s=round(first_s, 3),
+            scheduling_s=self._scheduling_s,
+        )
+
+    def _is_over(self, entry: EpochEntry, now_s: float, tail: Tail) -> bool:
+        came = sum(max(0, tail.get(key, end) - end) for key, end in self._tail.items())
+        left = self._left(entry, {key: tail.get(key, end) for key, end in self._tail.items()})
+        (came_before, left_before), self._before = self._before, (came, left)
+        if self._left(entry, self._tail):
+            return False
+        input_per_s = came / max(now_s - self._looked_s, _LEAST_S)
+        if left <= input_per_s * self._near_s:
+            return True
+        return left <= came - came_before and _STEADY * left_before <= left <= left_before
+
+    @staticmethod
+    def _left(entry: EpochEntry, tail: Tail) -> int:
+        offsets = entry.end.offsets
+        return sum(
+            max(0, end - offsets.get(topic, {}).get(str(partition), 0))
+            for (topic, partition), end in tail.items()
+        )
+
+
+def near_s(entries: Sequence[EpochEntry]) -> float:
+    """How near the log's end is near, seconds: twice what an epoch took before the failure."""
+    took = [entry.finished_ms - entry.end.clock_ms for entry in entries]
+    usual_s = median(took) / 1000 if took else 0.0
+    return max(LEAST_NEAR_S, 2 * usual_s)
+
+
+def read_samples(folder: Path) -> list[RestoreSample]:
+    """The restores measured so far, oldest first. Raises `LedgerDamaged`."""
+    return read_lines(_samples_file(folder), RestoreSample)
+
+
+def load_samples(folder: Path) -> list[RestoreSample]:
+    """The same, or none where they cannot be read: no pipeline fails for an estimate."""
+    try:
+        return read_samples(folder)
+    except LedgerDamaged:
+        return []
+
+
+def add_sample(folder: Path, sample: RestoreSample) -> None:
+    """Remember one more measured restore."""
+    lines = [msgspec.json.encode(each) for each in [*load_samples(folder), sample]]
+    write_whole(_samples_file(folder), b"\n".join(lines) + b"\n")
+
+
+def _samples_file(folder: Path) -> Path:
+    return Ledger(folder).folder / "restores.jsonl"

@@ -1,0 +1,328 @@
+"""The estimate says when a pipeline is useful again; a simulated one agrees."""
+
+from statistics import median
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from catchwater.recovery.estimate import (
+    DEFAULT_DETECTION_S,
+    DEFAULT_REPLAY_RECORDS_PER_S,
+    DEFAULT_SCHEDULING_S,
+    DEFAULT_STARTUP_S,
+    Pace,
+    PaceMeter,
+    RestoreSample,
+    RestoreWatch,
+    estimate,
+    near_s,
+)
+from catchwater.recovery.ledger import EpochEntry, ShardEpoch, SourceOffset
+
+BEFORE_S = DEFAULT_DETECTION_S + DEFAULT_SCHEDULING_S
+"""Until a process begins, where nothing was measured."""
+SAMPLE = RestoreSample(1, 5.0, 100_000_000, 2.0, 1_000_000, 10.0)
+"""State at 50 MB/s, replay at 100,000 records/s."""
+
+
+def test_without_measured_restores_the_estimate_is_cautious_and_says_so() -> None:
+    guess = estimate([], state_bytes=0, replay_records=0)
+    assert guess.seconds == BEFORE_S + DEFAULT_STARTUP_S
+    assert (guess.samples, guess.capacity) == (0, "assumed")
+    assert guess.low_s is not None and guess.high_s is not None
+    assert guess.low_s < guess.seconds < guess.high_s
+
+
+def test_measured_restores_replace_the_defaults() -> None:
+    guess = estimate([SAMPLE] * 3, state_bytes=50_000_000, replay_records=500_000)
+    assert guess.seconds == pytest.approx(BEFORE_S + 5.0 + 1.0 + 5.0)
+    assert (guess.samples, guess.capacity, guess.capacity_per_s) == (3, "restores", 100_000)
+
+
+def test_the_two_timelines_add_up() -> None:
+    pace = Pace(input_per_s=50_000)
+    guess = estimate([SAMPLE], state_bytes=50_000_000, replay_records=500_000, pace=pace)
+    before, after = guess.infrastructure, guess.application
+    assert before is not None and after is not None and guess.seconds is not None
+    assert (before.detection_s, before.scheduling_s, before.session_s) == (
+        DEFAULT_DETECTION_S, DEFAULT_SCHEDULING_S, 5.0,
+    )  # fmt: skip
+    # Down for 7 s, in which 350,000 more come; caught up with at 50,000 a second.
+    assert (after.state_s, after.replay_s) == (1.0, 17.0)
+    assert after.replay_records == 1_700_000
+    assert guess.infrastructure_s == 6.0 and guess.application_s == 18.0
+    assert guess.seconds == 24.0
+
+
+def test_what_comes_while_it_is_down_counts_even_if_nothing_lies_behind() -> None:
+    idle = estimate([SAMPLE], state_bytes=0, replay_records=0)
+    loaded = estimate([SAMPLE], state_bytes=0, replay_records=0, pace=Pace(input_per_s=80_000))
+    assert idle.seconds == 6.0
+    assert loaded.seconds == 6.0 + 6.0 * 80_000 / 20_000
+
+
+def test_input_above_capacity_is_never_caught_up_with_and_the_missing_headroom_is_named() -> None:
+    guess = estimate([SAMPLE], state_bytes=0, replay_records=9, pace=Pace(input_per_s=130_000))
+    assert (guess.seconds, guess.low_s, guess.high_s) == (None, None, None)
+    assert guess.missing_per_s == 30_000
+    assert guess.application_s is None and guess.infrastructure_s == 6.0
+
+
+def test_input_near_capacity_has_an_error_bar_that_ends_nowhere() -> None:
+    guess = estimate([SAMPLE], state_bytes=0, replay_records=0, pace=Pace(input_per_s=90_000))
+    assert guess.seconds is not None and guess.low_s is not None
+    assert guess.low_s < guess.seconds
+    assert guess.high_s is None
+
+
+def test_a_saturated_pipeline_can_do_what_it_does_whatever_was_measured_before() -> None:
+    pace = Pace(input_per_s=2_000, busy_per_s=1_500, saturated=True)
+    guess = estimate([SAMPLE], state_bytes=0, replay_records=0, pace=pace)
+    assert (guess.seconds, guess.capacity, guess.missing_per_s) == (None, "epochs", 500)
+
+
+def test_a_pipeline_can_do_at_least_what_it_does() -> None:
+    slow = RestoreSample(1, 5.0, 0, 0.0, 1_000, 10.0)
+    guess = estimate([slow], state_bytes=0, replay_records=0, pace=Pace(busy_per_s=5_000))
+    assert (guess.capacity_per_s, guess.capacity) == (5_000, "epochs")
+
+
+def test_a_failure_comes_half_a_checkpoint_later_and_at_worst_a_whole_one() -> None:
+    pace = Pace(input_per_s=10_000, interval_s=60.0)
+    rare = estimate([SAMPLE], state_bytes=0, replay_records=0, pace=pace)
+    often = estimate([SAMPLE], state_bytes=0, replay_records=300_000, pace=Pace(10_000))
+    assert rare.seconds == often.seconds
+    assert rare.high_s is not None and often.high_s is not None
+    assert rare.high_s > often.high_s
+
+
+def test_the_error_bar_is_as_wide_as_the_worst_miss() -> None:
+    samples = [RestoreSample(1, startup, 0, 0.0, 0, 0.0) for startup in (4.0, 5.0, 10.0)]
+    guess = estimate(samples, state_bytes=0, replay_records=0)
+    assert (guess.seconds, guess.low_s, guess.high_s) == (6.0, 3.0, 9.0)
+
+
+def test_a_large_first_epoch_is_replay_and_a_small_one_is_start() -> None:
+    small = RestoreSample(1, 5.0, 0, 0.0, 0, 0.0, first_records=3, first_s=2.0)
+    large = RestoreSample(2, 5.0, 0, 0.0, 0, 0.0, first_records=1_000_000, first_s=22.0)
+    guess = estimate([small, large], state_bytes=0, replay_records=500_000)
+    assert guess.capacity_per_s == 50_000
+    assert guess.seconds == BEFORE_S + 5.0 + 2.0 + 10.0
+
+
+def test_waiting_for_the_next_process_is_measured_where_a_supervisor_saw_the_failure() -> None:
+    waited = RestoreSample(1, 5.0, 0, 0.0, 0, 0.0, scheduling_s=8.0)
+    guess = estimate([waited, SAMPLE], state_bytes=0, replay_records=0)
+    assert guess.infrastructure is not None and guess.infrastructure.scheduling_s == 8.0
+
+
+spans = st.floats(0.1, 1000)
+samples_drawn = st.lists(
+    st.builds(RestoreSample, st.just(0), spans, st.integers(0, 10**9), spans,
+              st.integers(0, 10**9), spans, st.integers(0, 10**6), spans),
+    max_size=15,
+)  # fmt: skip
+paces = st.builds(Pace, st.floats(0, 10**6), st.floats(0, 10**6), st.booleans(), st.floats(0, 600))
+
+
+@given(samples_drawn, st.integers(0, 10**10), st.integers(0, 10**9), st.integers(1, 10**6), paces)
+def test_more_to_replay_and_more_input_never_take_less_time(
+    samples: list[RestoreSample], state: int, records: int, more: int, pace: Pace
+) -> None:
+    less = estimate(samples, state_bytes=state, replay_records=records, pace=pace)
+    longer = estimate(samples, state_bytes=state + more, replay_records=records + more, pace=pace)
+    if less.seconds is None:
+        assert longer.seconds is None and less.missing_per_s >= 0
+        return
+    assert less.low_s is not None and 0 <= less.low_s <= less.seconds + 0.01
+    assert less.high_s is None or less.high_s >= less.seconds - 0.01
+    assert longer.seconds is not None and longer.seconds >= less.seconds
+    assert less.infrastructure_s is not None and less.application_s is not None
+    assert less.infrastructure_s + less.application_s == pytest.approx(less.seconds, abs=0.05)
+    busier = Pace(pace.input_per_s * 1.1 + 1, pace.busy_per_s, pace.saturated, pace.interval_s)
+    loaded = estimate(samples, state_bytes=state, replay_records=records, pace=busier)
+    assert loaded.seconds is None or loaded.seconds >= less.seconds
+
+
+def simulated_s(tail: float, down_s: float, input_per_s: float, capacity_per_s: float) -> float:
+    """A pipeline in epochs: each takes all there was when it began, and input goes on."""
+    now_s, read, step_s = down_s, 0.0, 0.01
+    while True:
+        there = tail + input_per_s * now_s
+        if there - read <= input_per_s * step_s + 1e-6:
+            return now_s
+        took = min(there - read, capacity_per_s * step_s)
+        read += took
+        now_s += took / capacity_per_s
+
+
+@given(
+    st.integers(0, 200_000), st.integers(0, 400_000_000), st.floats(0, 0.9), st.floats(0, 5.0),
+)  # fmt: skip
+def test_a_simulated_pipeline_is_useful_again_when_the_estimate_says(
+    tail: int, state_bytes: int, load: float, scheduling_s: float
+) -> None:
+    sample = RestoreSample(1, 5.0, 100_000_000, 2.0, 100_000, 10.0, scheduling_s=scheduling_s)
+    guess = estimate(
+        [sample], state_bytes=state_bytes, replay_records=tail, pace=Pace(10_000 * load)
+    )
+    down_s = DEFAULT_DETECTION_S + scheduling_s + 5.0 + state_bytes / 50e6
+    assert guess.seconds == pytest.approx(
+        simulated_s(tail, down_s, 10_000 * load, 10_000), rel=0.05, abs=0.2
+    )
+
+
+# --- the pace ------------------------------------------------------------------------------------
+
+
+def entry(
+    epoch: int, start: int, end: int, clock_ms: int, finished_ms: int, run_ms: float = 0.0
+) -> EpochEntry:
+    def at(offset: int) -> SourceOffset:
+        return SourceOffset(epoch, {"t": {"0": offset}}, [0], clock_ms)
+
+    return EpochEntry(epoch, at(start), at(end), [], {}, finished_ms, run_ms=run_ms)
+
+
+def ran(seconds: int, input_per_s: int, capacity_per_s: int) -> Pace:
+    """A pipeline with an epoch a second, or one after the other where it cannot do that."""
+    meter, read, now_ms = PaceMeter(), 0, 0
+    for epoch in range(10_000):
+        if now_ms >= seconds * 1000:
+            break
+        end = min(input_per_s * now_ms // 1000, read + capacity_per_s)
+        took_ms = 1000 * (end - read) // capacity_per_s
+        meter.epoch_done(entry(epoch, read, end, now_ms, now_ms + took_ms))
+        read, now_ms = end, max(now_ms + took_ms, (epoch + 1) * 1000)
+        meter.look({("t", 0): input_per_s * now_ms // 1000}, now_ms)
+    return meter.pace()
+
+
+def test_the_pace_of_a_pipeline_with_headroom() -> None:
+    pace = ran(60, 100, 400)
+    assert pace.input_per_s == pytest.approx(100, rel=0.02)
+    assert pace.busy_per_s == pytest.approx(400, rel=0.02)
+    assert pace.interval_s == pytest.approx(1, rel=0.05)
+    assert not pace.saturated
+
+
+def test_the_pace_of_a_pipeline_that_falls_behind() -> None:
+    pace = ran(60, 500, 400)
+    assert pace.saturated
+    assert pace.busy_per_s == pytest.approx(400, rel=0.02)
+    assert estimate([], state_bytes=0, replay_records=0, pace=pace).missing_per_s == pytest.approx(
+        100, rel=0.1
+    )
+
+
+def test_a_short_burst_does_not_make_it_saturated() -> None:
+    assert not ran(20, 500, 400).saturated
+
+
+def test_a_pipeline_that_catches_up_is_not_saturated() -> None:
+    meter = PaceMeter()
+    for n in range(60):
+        meter.epoch_done(entry(n, 400 * n, 400 * (n + 1), 1000 * n, 1000 * (n + 1)))
+        meter.look({("t", 0): 10_000_000 + 100 * n}, 1000 * n)
+    pace = meter.pace()
+    assert (round(pace.input_per_s), pace.saturated) == (100, False)
+
+
+def test_the_pace_forgets_what_is_older_than_five_minutes_and_a_replayed_clock() -> None:
+    meter = PaceMeter()
+    for n in range(1000):
+        # Replayed epochs carry the clocks of their first time.
+        meter.epoch_done(entry(n, 10 * n, 10 * (n + 1), 0, 1_000_000 + 1000 * n, run_ms=500))
+        meter.look({("t", 0): 10 * n if n < 500 else 5_000}, 1_000_000 + 1000 * n)
+    pace = meter.pace()
+    assert pace.input_per_s == 0
+    assert pace.busy_per_s == pytest.approx(10, rel=0.01)
+    assert len(meter._ends) < 100 and len(meter._epochs) < 400
+
+
+def test_nothing_is_known_before_anything_was_seen() -> None:
+    meter = PaceMeter()
+    assert meter.pace() == Pace()
+    meter.look({("t", 0): 5}, 1000)
+    assert meter.pace() == Pace()
+
+
+# --- a restore, measured against the moving tail -------------------------------------------------
+
+
+def restored(input_per_s: int, capacity_per_s: int, tail: int) -> tuple[RestoreSample, float]:
+    """Epochs of all there is, from second 110 on, after a start at 100; and when it was over."""
+    watch = RestoreWatch(100.0, {("t", 0): tail}, 1, looked_s=105.0)
+    now_s, read = 110.0, 0
+    for epoch in range(1000):
+        end = tail + int(input_per_s * (now_s - 105))
+        took_s = 1.0 + (end - read) / capacity_per_s
+        done = entry(epoch, read, end, 0, 0, run_ms=1000 * took_s)
+        now_s, read = now_s + took_s, end
+        there = tail + int(input_per_s * (now_s - 105))
+        sample = watch.epoch_done(done, now_s, {("t", 0): there})
+        if sample is not None:
+            return sample, now_s
+    raise AssertionError("it was never over")
+
+
+def test_an_idle_input_is_caught_up_with_at_its_end() -> None:
+    sample, _ = restored(0, 1000, 20_000)
+    assert (sample.startup_s, sample.first_records, sample.first_s) == (10.0, 20_000, 21.0)
+    assert (sample.replay_records, sample.replay_s) == (0, 0.0)
+
+
+def test_a_moving_input_is_caught_up_with_only_near_its_end() -> None:
+    sample, over_s = restored(500, 1000, 20_000)
+    # The first epoch ends where the log ended when it was planned: 24 s of input are behind that.
+    assert sample.replay_records > 10_000
+    assert sample.seconds == pytest.approx(over_s - 100.0)
+    assert estimate([sample], state_bytes=0, replay_records=0).capacity_per_s == pytest.approx(
+        1000, rel=0.15
+    )
+
+
+@pytest.mark.parametrize("calibrated_at", [0, 500, 800])
+def test_one_measured_restore_foretells_others_of_any_size_and_load(calibrated_at: int) -> None:
+    """Median error a quarter at most, and none twice too long or short: idle, at 50 and 80 %."""
+    calibrating, _ = restored(calibrated_at, 1000, 50_000)
+    ratios = []
+    for input_per_s in (0, 500, 800):
+        for tail in (2_000, 20_000, 200_000):
+            # What came between the start of the process and the look at the log is in the tail.
+            behind = tail - 5 * input_per_s
+            pace = Pace(input_per_s)
+            guess = estimate([calibrating], state_bytes=0, replay_records=behind, pace=pace)
+            assert guess.seconds is not None
+            _, over_s = restored(input_per_s, 1000, tail)
+            ratios.append((guess.seconds - BEFORE_S) / (over_s - 100.0))
+    print([round(ratio, 2) for ratio in ratios])
+    assert median(max(ratio, 1 / ratio) for ratio in ratios) <= 1.25
+    assert all(0.5 <= ratio <= 2 for ratio in ratios)
+
+
+def test_a_pipeline_that_never_catches_up_is_never_measured() -> None:
+    with pytest.raises(AssertionError, match="never over"):
+        restored(1200, 1000, 20_000)
+
+
+def test_near_is_twice_a_usual_epoch() -> None:
+    assert near_s([]) == 2.0
+    assert near_s([entry(n, 0, 0, 1000, 11_000) for n in range(3)]) == 20.0
+
+
+@given(st.integers(1, 10**6), st.integers(0, 10**6))
+def test_nothing_is_over_before_the_tail_of_the_start_is_reached(tail: int, there: int) -> None:
+    assume(there < tail)
+    watch = RestoreWatch(0.0, {("t", 0): tail}, 1)
+    shards = [ShardEpoch(0)]
+    end = SourceOffset(0, {"t": {"0": there}}, [0], 0)
+    done = EpochEntry(0, end, end, shards, {}, 0)
+    assert watch.epoch_done(done, 1e9, {("t", 0): tail * 1000}) is None
+
+
+def test_the_default_rate_stands_where_only_small_restores_were_measured() -> None:
+    tiny = RestoreSample(1, 5.0, 0, 0.0, 0, 0.0, first_records=5, first_s=3.0)
+    guess = estimate([tiny], state_bytes=0, replay_records=0)
+    assert (guess.capacity_per_s, guess.capacity) == (DEFAULT_REPLAY_RECORDS_PER_S, "assumed")
