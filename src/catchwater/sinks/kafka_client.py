@@ -152,7 +152,12 @@ class Brokers:
         try:
             yield
             self._last_error = None
-        except KafkaException as error:
+        except (KafkaException, SystemError) as raised:
+            # A fatal error is raised amid callbacks: Python then says of the next one that it
+            # returned with an exception set.
+            error = raised.__cause__ if isinstance(raised, SystemError) else raised
+            if not isinstance(error, KafkaException):
+                raise
             reason: KafkaError = error.args[0]
             if "admin" in self.__dict__:
                 self.admin.poll(0)  # it calls back only when it is polled
@@ -198,10 +203,13 @@ class Brokers:
 
 
 def _is_for_good(error: KafkaError) -> bool:
-    """Whether asking again would be answered alike; a TLS handshake also ends in a restart."""
+    """Whether asking again would be answered alike; a TLS handshake also ends in a restart.
+
+    One that fails in its first step is said to be a failure of the transport.
+    """
     if error.code() == KafkaError._AUTHENTICATION:
         return True
-    return error.code() == KafkaError._SSL and "certificate" in error.str()
+    return error.code() in (KafkaError._SSL, KafkaError._TRANSPORT) and "certificate" in error.str()
 
 
 class Writer:
@@ -246,7 +254,7 @@ class Writer:
             # An abort that fails is reported so; the brokers end the transaction by themselves.
             warnings.simplefilter("ignore", RuntimeWarning)
             self._producer.purge(blocking=False)
-            with suppress(KafkaException):  # nor has it a say in what failed before
+            with suppress(KafkaException, SystemError):  # nor has it a say in what failed before
                 self._producer.close()
 
     def _send(self, messages: Iterable[Message]) -> Offsets:
