@@ -20,6 +20,7 @@ from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import ObjectMissing
 from catchwater.objects.urls import AccessEnded, read_range, shown
+from catchwater.replay import bundles
 from catchwater.replay.control import Control
 from catchwater.replay.offsets import HistoryLost
 from catchwater.replay.options import TIMESTAMP_MS
@@ -35,15 +36,15 @@ from catchwater.replay.plan import (
 )
 from catchwater.replay.quota import Meter
 from catchwater.wire.arrow import (
-    COLUMNS,
-    HEADERS_TYPE,
     AbortedTransaction,
+    Located,
     PlacedBatch,
     RecordsDamaged,
-    decode,
+    locate,
     place,
 )
 from catchwater.wire.client import EARLIEST, Client, RequestTimedOut
+from catchwater.wire.columns import COLUMNS, HEADERS_TYPE
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.fetch import Fetched
 from catchwater.wire.security.settings import UNSECURED, Security
@@ -61,6 +62,8 @@ _TYPES = {
     "headers": HEADERS_TYPE,
     TIMESTAMP_MS: pa.int64(),
 }
+_MOST_MS = (2**63 - 1) // 1000
+"""Spark holds times as microseconds in 64 bits."""
 _TIMEOUT_S = 60.0
 _FETCH_WAIT_MS = 500
 _EMPTY_FETCHES = int(_TIMEOUT_S * 1000 / _FETCH_WAIT_MS)
@@ -87,6 +90,8 @@ class ReadSettings:
     """Of the leaders' connections."""
     client_id: str = "catchwater"
     """The name by which the leaders know the query."""
+    bundled: bool = False
+    """Whether records are handed over as bundles (see `bundles`)."""
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
@@ -95,14 +100,16 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
 
 
 def read_task(task: Task, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
-    """The task's records, in batches of up to ROWS rows.
+    """The task's records, in batches of up to ROWS rows; or as bundles.
 
     Raises `HistoryLost`, `RangeDamaged`, `RecordsDamaged`, and the errors of store and client.
     """
-    schema = arrow_schema(settings.columns)
     delays, meter = Delays(), Meter(task.quota, task.stored_bytes)
     try:
-        yield from _even(_read_slices(task, schema, settings, delays, meter), schema)
+        if settings.bundled:
+            yield from bundles.joined(_bundles(task, settings, delays, meter))
+        else:
+            yield from _even(_rows(task, settings, delays, meter), arrow_schema(settings.columns))
     finally:
         if delays.lost_s + meter.throttled_s >= _WORTH_SAYING_S:
             _LOG.warning(
@@ -143,18 +150,33 @@ class Delays(Clock):
         self.repeat()
 
 
-def _read_slices(
-    task: Task, schema: pa.Schema, settings: ReadSettings, delays: Delays, meter: Meter
+def _rows(
+    task: Task, settings: ReadSettings, delays: Delays, meter: Meter
 ) -> Iterator[pa.RecordBatch]:
-    decoded = [name for name in settings.columns if name in COLUMNS] or ["offset"]
-    if TIMESTAMP_MS in settings.columns and "timestamp" not in decoded:
-        decoded.append("timestamp")
+    schema = arrow_schema(settings.columns)
+    for each, located in _located(task, settings, delays, meter):
+        yield _complete(located, each, schema)
+
+
+def _bundles(
+    task: Task, settings: ReadSettings, delays: Delays, meter: Meter
+) -> Iterator[pa.RecordBatch]:
+    for each, located in _located(task, settings, delays, meter):
+        if "timestamp" in settings.columns:
+            _check_times(located, each)
+        yield from bundles.bundled(located, each.topic, each.partition, settings.columns)
+
+
+def _located(
+    task: Task, settings: ReadSettings, delays: Delays, meter: Meter
+) -> Iterator[tuple[Slice, Located]]:
+    """The task's records, where they lie, and the slice they are of."""
     for each in task.slices:
         if each.range is not None:
             meter.pay(each.range.byte_size)
         source = _from_leader if each.range is None else _from_storage
-        for rows in source(each, decoded, settings, delays):
-            yield _complete(rows, each, schema)
+        for located in source(each, settings, delays):
+            yield each, located
 
 
 def _even(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -180,20 +202,21 @@ def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
     return pa.Table.from_batches(batches, schema).combine_chunks().to_batches()[0]
 
 
-def _complete(rows: pa.RecordBatch, origin: Slice, schema: pa.Schema) -> pa.RecordBatch:
-    """The decoded columns with those that are the same in every row, as Spark names and types."""
+def _complete(located: Located, origin: Slice, schema: pa.Schema) -> pa.RecordBatch:
+    """The records' columns, and those that are the same in every row, as Spark names and types."""
     arrays = []
+    rows = len(located.offsets)
     for field in schema:
         if field.name == "topic":
-            arrays.append(pa.repeat(pa.scalar(origin.topic), rows.num_rows))
+            arrays.append(pa.repeat(pa.scalar(origin.topic), rows))
         elif field.name == "partition":
-            arrays.append(pa.repeat(pa.scalar(origin.partition, pa.int32()), rows.num_rows))
+            arrays.append(pa.repeat(pa.scalar(origin.partition, pa.int32()), rows))
         elif field.name == "timestamp":
-            arrays.append(_microseconds(rows.column("timestamp"), origin))
+            arrays.append(_microseconds(located.column("timestamp"), origin))
         elif field.name == TIMESTAMP_MS:
-            arrays.append(rows.column("timestamp").view(pa.int64()))
+            arrays.append(located.column("timestamp").view(pa.int64()))
         else:
-            arrays.append(rows.column(field.name))
+            arrays.append(located.column(field.name))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -208,9 +231,14 @@ def _microseconds(times: pa.Array, origin: Slice) -> pa.Array:
         ) from error
 
 
-def _from_storage(
-    each: Slice, columns: Sequence[str], settings: ReadSettings, delays: Delays
-) -> Iterator[pa.RecordBatch]:
+def _check_times(located: Located, origin: Slice) -> None:
+    """Raise, as rows would, if there is a time that Spark cannot hold."""
+    times = located.times
+    if times.max() > _MOST_MS or times.min() < -_MOST_MS:
+        _microseconds(located.column("timestamp"), origin)
+
+
+def _from_storage(each: Slice, settings: ReadSettings, delays: Delays) -> Iterator[Located]:
     assert each.range is not None
     try:
         data = _bytes_of(each.range, delays)
@@ -221,9 +249,9 @@ def _from_storage(
         for newer in newest:
             assert newer.range is not None
             data = _bytes_of(newer.range, delays)
-            yield from _decode_range(data, newer, newer.range, columns)
+            yield from _in_range(data, newer, newer.range)
         return
-    yield from _decode_range(data, each, each.range, columns)
+    yield from _in_range(data, each, each.range)
 
 
 def _bytes_of(where: PlanRange, delays: Delays) -> memoryview:
@@ -231,9 +259,7 @@ def _bytes_of(where: PlanRange, delays: Delays) -> memoryview:
     return read_range(where.url, where.byte_offset, where.byte_size, clock=delays)
 
 
-def _decode_range(
-    data: memoryview, each: Slice, where: PlanRange, columns: Sequence[str]
-) -> Iterator[pa.RecordBatch]:
+def _in_range(data: memoryview, each: Slice, where: PlanRange) -> Iterator[Located]:
     place_name = (
         f"{shown(where.url)} bytes {where.byte_offset} to {where.byte_offset + where.byte_size}"
     )
@@ -245,12 +271,11 @@ def _decode_range(
                 f"{where.base_offset} to {where.last_offset}, and does not.",
                 hint="Check the log's storage before reading on; nothing was skipped.",
             )
-        yield from decode(
+        yield from locate(
             data,
             batches,
             first=each.first,
             stop=each.stop,
-            columns=columns,
             aborted=[AbortedTransaction(a.producer_id, a.first_offset) for a in each.aborted],
         )
     except RecordsDamaged as error:
@@ -275,9 +300,7 @@ def _planned_again(each: Slice, settings: ReadSettings) -> list[Slice]:
     return slices_of([wanted], plan.ranges, plan.aborted)
 
 
-def _from_leader(
-    each: Slice, columns: Sequence[str], settings: ReadSettings, delays: Delays
-) -> Iterator[pa.RecordBatch]:
+def _from_leader(each: Slice, settings: ReadSettings, delays: Delays) -> Iterator[Located]:
     offset = each.first
     client = Client(
         settings.bootstrap,
@@ -293,12 +316,11 @@ def _from_leader(
             if fetched.error is ErrorCode.OFFSET_OUT_OF_RANGE:
                 offset = _after_loss(client, each, offset, settings)
                 continue
-            yield from decode(
+            yield from locate(
                 fetched.records,
                 batches,
                 first=offset,
                 stop=each.stop,
-                columns=columns,
                 aborted=[AbortedTransaction(*pair) for pair in fetched.aborted],
             )
             offset = batches[-1].next_offset

@@ -13,7 +13,7 @@ aborted transactions (if their list is given) yield no rows; no row is dropped i
 Does not know topics, partitions, or where the bytes came from.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,23 +44,8 @@ from catchwater.wire.batch import (
     read_header,
 )
 from catchwater.wire.codecs import Codec, CodecError
+from catchwater.wire.columns import COLUMNS, HEADERS_TYPE
 from catchwater.wire.fields import Buffer
-
-HEADERS_TYPE = pa.list_(
-    pa.field(
-        "element",
-        pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]),
-    )
-)
-COLUMNS: Mapping[str, pa.DataType] = {
-    "key": pa.binary(),
-    "value": pa.binary(),
-    "offset": pa.int64(),
-    "timestamp": pa.timestamp("ms", "UTC"),
-    "timestampType": pa.int32(),
-    "headers": HEADERS_TYPE,
-}
-"""What `decode` can build; `timestampType` is 0 for the producer's time, 1 for the broker's."""
 
 MAX_OFFSET = 2**63 - 1
 # However many records it has, a batch that begins here ends below MAX_OFFSET.
@@ -170,15 +155,33 @@ def decode(
 ) -> Iterator[pa.RecordBatch]:
     """The records of `batches` with offsets in [first, stop), in order, as Arrow.
 
-    `batches` are what `place` found in `data`. The Arrow batches hold up to GROUP_RECORDS rows and
-    are never empty. `aborted` is what a Fetch reply lists for a reader of committed records.
-    Raises `RecordsDamaged`, and `ValueError` for a column that does not exist, or for none.
+    The Arrow batches hold up to GROUP_RECORDS rows and are never empty. Raises `ValueError` for a
+    column that does not exist, or for none; else see `locate`.
     """
     unknown = set(columns) - set(COLUMNS)
     if unknown:
         raise ValueError(f"No column is called {sorted(unknown)[0]!r}; there are {list(COLUMNS)}.")
     if not columns:
         raise ValueError("Arrow cannot say how many rows there are without at least one column.")
+    schema = pa.schema([(name, COLUMNS[name]) for name in columns])
+    for located in locate(data, batches, first=first, stop=stop, aborted=aborted):
+        arrays = [located.column(name) for name in columns]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def locate(
+    data: Buffer,
+    batches: Sequence[PlacedBatch],
+    *,
+    first: int = 0,
+    stop: int = MAX_OFFSET,
+    aborted: Sequence[AbortedTransaction] = (),
+) -> Iterator["Located"]:
+    """Where the records of `batches` with offsets in [first, stop) lie, up to GROUP_RECORDS a time.
+
+    `batches` are what `place` found in `data`. `aborted` is what a Fetch reply lists for a reader
+    of committed records. Raises `RecordsDamaged`.
+    """
     view = memoryview(data)
     wanted = (
         batch
@@ -186,7 +189,7 @@ def decode(
         if batch.base_offset < stop and batch.next_offset > first
     )
     for group in _groups(view, wanted):
-        yield from _decode_group(view, group, first, stop, columns)
+        yield from _locate_group(view, group, first, stop)
 
 
 def _visible(
@@ -207,8 +210,8 @@ def _visible(
 
 
 def _is_abort_marker(view: memoryview, batch: PlacedBatch) -> bool:
-    rows = next(_decode_group(view, [_open(view, batch)], 0, MAX_OFFSET, ("key",)), None)
-    return rows is not None and marker_type(rows.column(0)[0].as_py()) == ABORT
+    rows = next(_locate_group(view, [_open(view, batch)], 0, MAX_OFFSET), None)
+    return rows is not None and marker_type(rows.column("key")[0].as_py()) == ABORT
 
 
 def _open(view: memoryview, batch: PlacedBatch, room: memoryview | None = None) -> _OpenBatch:
@@ -323,56 +326,98 @@ def _describe(batch: _OpenBatch, start: int) -> tuple[int, ...]:
     )
 
 
-def _decode_group(
-    view: memoryview, group: list[_OpenBatch], first: int, stop: int, columns: Sequence[str]
-) -> Iterator[pa.RecordBatch]:
+class Located(NamedTuple):
+    """At least one record: the bytes that hold them, and where in these their fields lie.
+
+    What was compressed is unfolded into memory that the next ones take: be done with these before.
+    """
+
+    source: _Bytes
+    fields: _Ints
+    """A row for each of `kernels.KEY_AT` to `HEADER_COUNT`, a column for each record."""
+    offsets: npt.NDArray[np.int64]
+    times: npt.NDArray[np.int64]
+    """Milliseconds since 1970."""
+    append_times: _Ints
+    """1 where the broker set the time."""
+
+    def part(self, begin: int, stop: int) -> "Located":
+        """Those with an index in [begin, stop)."""
+        rows = slice(begin, stop)
+        return Located(
+            self.source, self.fields[:, rows], self.offsets[rows], self.times[rows],
+            self.append_times[rows],
+        )  # fmt: skip
+
+    @property
+    def has_headers(self) -> bool:
+        return bool(self.fields[kernels.HEADER_COUNT].any())
+
+    def bundle(
+        self, first: int, with_keys: bool, places: npt.NDArray[np.int64]
+    ) -> tuple[int, int, int, int, int]:
+        """See `kernels.bundle`."""
+        _, fields, *others = self
+        found: tuple[int, int, int, int, int] = kernels.bundle(
+            fields, *others, first, with_keys, places
+        )
+        return found
+
+    def column(self, name: str) -> pa.Array:
+        """One of COLUMNS."""
+        match name:
+            case "key":
+                return _binary(self.source, *self.fields[kernels.KEY_AT : kernels.VALUE_AT])
+            case "value":
+                return _binary(self.source, *self.fields[kernels.VALUE_AT : kernels.HEADERS_AT])
+            case "offset":
+                return pa.array(self.offsets)
+            case "timestamp":
+                return pa.array(self.times).view(COLUMNS["timestamp"])
+            case "timestampType":
+                return pa.array(self.append_times)
+        return _headers(self.source, *self.fields[kernels.HEADERS_AT :])
+
+
+def _locate_group(
+    view: memoryview, group: list[_OpenBatch], first: int, stop: int
+) -> Iterator[Located]:
     source, starts = _source(view, group)
     assert len(source) < 2**31, "positions in a group are 32 bits wide"
     table = np.array([_describe(*pair) for pair in zip(group, starts, strict=True)], np.int64)
     while True:
-        rows, bad_batch = _decode_some(source, table, first, stop, columns)
-        if rows is None:
+        located, bad_batch = _locate_some(source, table, first, stop)
+        if located is None:
             raise _damaged(group[bad_batch].placed, _NOT_RECORDS)
-        if rows.num_rows:
-            yield rows
+        if len(located.offsets):
+            yield located
         if not table[:, kernels.COUNT].any():
             return
 
 
-def _decode_some(
-    source: _Bytes, table: npt.NDArray[np.int64], first: int, stop: int, columns: Sequence[str]
-) -> tuple[pa.RecordBatch | None, int]:
-    """Up to GROUP_RECORDS rows of what `table` says is left; None and the index of a bad batch."""
+def _locate_some(
+    source: _Bytes, table: npt.NDArray[np.int64], first: int, stop: int
+) -> tuple[Located | None, int]:
+    """Up to GROUP_RECORDS records of what `table` says is left; None and a bad batch's index."""
     count = min(int(table[:, kernels.COUNT].sum()), GROUP_RECORDS)
     fields = _pooled(6 * count, np.int32).reshape(6, count)
     offsets, times = _pooled(count, np.int64), _pooled(count, np.int64)
     append_times = _pooled(count, np.int32)
-    totals = np.empty(5, np.int64)
-    kernels.parse(source, table, first, stop, fields, offsets, times, append_times, totals)
-    rows, key_bytes, value_bytes, headers, bad_batch = totals.tolist()
+    rows, bad_batch = kernels.parse(
+        source, table, first, stop, fields, offsets, times, append_times
+    )
     if bad_batch >= 0:
         return None, bad_batch
-    fields = fields[:, :rows]
-    builders = {
-        "key": lambda: _binary(pa.binary(), source, fields[0], fields[1], key_bytes),
-        "value": lambda: _binary(pa.binary(), source, fields[2], fields[3], value_bytes),
-        "offset": lambda: pa.array(offsets[:rows]),
-        "timestamp": lambda: pa.array(times[:rows]).view(COLUMNS["timestamp"]),
-        "timestampType": lambda: pa.array(append_times[:rows]),
-        "headers": lambda: _headers(source, fields[4], fields[5], headers),
-    }
-    schema = pa.schema([(name, COLUMNS[name]) for name in columns])
-    return pa.RecordBatch.from_arrays([builders[name]() for name in columns], schema=schema), -1
+    return Located(source, fields, offsets, times, append_times).part(0, rows), -1
 
 
-def _binary(
-    kind: pa.DataType, source: _Bytes, starts: _Ints, sizes: _Ints, total_bytes: int
-) -> pa.Array:
+def _binary(source: _Bytes, starts: _Ints, sizes: _Ints) -> pa.Array:
+    total_bytes = int(sizes.clip(0).sum(dtype=np.int64))
     ends, target = _pooled(len(starts) + 1, np.int32), _pooled(total_bytes, np.uint8)
     nulls = kernels.gather(source, starts, sizes, ends, target)
     valid = pa.py_buffer(np.packbits(sizes >= 0, bitorder="little")) if nulls else None
     buffers = [valid, pa.py_buffer(ends), pa.py_buffer(target)]
-    return pa.Array.from_buffers(kind, len(starts), buffers, null_count=nulls)
+    return pa.Array.from_buffers(pa.binary(), len(starts), buffers, null_count=nulls)
 
 
 def _pooled(count: int, kind: type[np.generic]) -> npt.NDArray[Any]:
@@ -383,13 +428,13 @@ def _pooled(count: int, kind: type[np.generic]) -> npt.NDArray[Any]:
     return np.frombuffer(pa.allocate_buffer(count * np.dtype(kind).itemsize), kind)
 
 
-def _headers(source: _Bytes, starts: _Ints, counts: _Ints, total: int) -> pa.Array:
+def _headers(source: _Bytes, starts: _Ints, counts: _Ints) -> pa.Array:
     """Lists of (key, value); null, as in Spark's Kafka source, for a record without headers."""
+    total = int(counts.sum(dtype=np.int64))
     fields = _pooled(4 * total, np.int32).reshape(4, total)
-    totals = np.empty(5, np.int64)
-    kernels.parse_headers(source, starts, counts, fields, totals)
-    key = _text(_binary(pa.binary(), source, fields[0], fields[1], int(totals[kernels.KEY_BYTES])))
-    value = _binary(pa.binary(), source, fields[2], fields[3], int(totals[kernels.VALUE_BYTES]))
+    kernels.parse_headers(source, starts, counts, fields)
+    key = _text(_binary(source, fields[kernels.KEY_AT], fields[kernels.KEY_SIZE]))
+    value = _binary(source, fields[kernels.VALUE_AT], fields[kernels.VALUE_SIZE])
     element = HEADERS_TYPE.value_type
     ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     pairs = pa.StructArray.from_arrays([key, value], fields=list(element))
@@ -484,4 +529,6 @@ def warm() -> None:
     batch = encode_batch([(b"key", b"value", 0, [("header", b"value")]), (None, None, 0, [])])
     for _ in decode(batch, place(batch)):
         pass
+    for located in locate(batch, place(batch)):
+        located.bundle(0, True, np.empty(2, np.int64))
     load_walk()

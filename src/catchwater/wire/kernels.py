@@ -1,10 +1,10 @@
 """The compiled loops of `arrow` and `batch`: varints in and out, and bytes moved in blocks.
 
-Four loops read (`parse` finds every field of every record, `parse_headers` does it for record
-headers, `gather` copies fields into Arrow's layout, `walk` only looks whether all is there) and one
-writes (`write_records`). They are plain loops over NumPy arrays, `walk` over a memoryview, that
-numba compiles on first use and caches: beside this file, in HOME, in a private temporary folder,
-or, where nothing can be written, for the process only.
+Five loops read (`parse` finds every field of every record, `parse_headers` does it for record
+headers, `gather` copies fields into Arrow's layout, `bundle` says in a long where they lie, `walk`
+only looks whether all is there) and one writes (`write_records`). They are plain loops over NumPy
+arrays, `walk` over a memoryview, that numba compiles on first use and caches: beside this file, in
+HOME, in a private temporary folder, or, where nothing can be written, for the process only.
 
 Bytes are read by address: an array handed from loop to loop is counted each time, which took three
 quarters of `parse`. Relies on the caller for arrays that are large enough, and alive. Promises not
@@ -37,6 +37,20 @@ from catchwater.wire.batch import (
     VARINT_BYTES,
     VARLONG_BYTES,
 )
+from catchwater.wire.columns import (
+    BUNDLE_BYTES,
+    FAR_TIMES,
+    GAP_BITS,
+    GAP_SHIFT,
+    HOLES,
+    KEY_SHIFT,
+    LONG,
+    NO_KEY,
+    NO_VALUE,
+    TIME_BITS,
+    TIME_SHIFT,
+    VALUE_SHIFT,
+)
 
 # Columns of the table that describes the batches of a group to `parse`.
 (
@@ -52,8 +66,6 @@ from catchwater.wire.batch import (
 ) = range(9)
 # Rows of the table of fields that `parse` fills: where each begins, and its length (null: -1).
 KEY_AT, KEY_SIZE, VALUE_AT, VALUE_SIZE, HEADERS_AT, HEADER_COUNT = range(6)
-# Entries of the totals that `parse` fills.
-ROWS, KEY_BYTES, VALUE_BYTES, HEADERS, BAD_BATCH = range(5)
 
 # A varint of 64 bits takes at most ten bytes; a record's length, two deltas, three counts.
 _MOST_VARINT_BYTES = 10
@@ -193,18 +205,16 @@ def _skip_headers(origin, at, end, count):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def parse(source, batches, first, stop, fields, offsets, times, append_times, totals):  # type: ignore[no-untyped-def]
+def parse(source, batches, first, stop, fields, offsets, times, append_times):  # type: ignore[no-untyped-def]
     """Find the fields of the next records whose offsets are in [first, stop).
 
-    Fills one column of `fields` and one entry of the others a record, and `totals`; BAD_BATCH is
-    the index of the first batch whose records do not fill it exactly or are not numbered upwards,
-    or -1. Stops early where `fields` is full or MOST_HEADERS is reached, and leaves in `batches`
+    Fills one column of `fields` and one entry of the others a record; returns how many, and the
+    index of the first batch whose records do not fill it exactly or are not numbered upwards, or
+    -1. Stops early where `fields` is full or MOST_HEADERS is reached, and leaves in `batches`
     what is still to be parsed: a COUNT above 0 says so.
     """
     row = 0
-    key_bytes = value_bytes = headers = np.int64(0)
-    totals[:] = 0
-    totals[BAD_BATCH] = -1
+    headers = np.int64(0)
     origin = np.int64(source.ctypes.data)
     for batch in range(batches.shape[0]):
         at, end, left = batches[batch, START], batches[batch, END], batches[batch, COUNT]
@@ -241,17 +251,13 @@ def parse(source, batches, first, stop, fields, offsets, times, append_times, to
             offsets[row] = offset
             append_times[row] = by_broker
             times[row] = max_time if by_broker else base_time + time_delta
-            key_bytes += max(key_size, 0)
-            value_bytes += max(value_size, 0)
             headers += header_count
             row += 1
         if at < 0 or (left == 0 and at != end):
-            totals[BAD_BATCH] = batch
-            return
+            return row, batch
         batches[batch, START], batches[batch, COUNT] = at, left
         batches[batch, PREVIOUS_DELTA] = previous_delta
-    totals[ROWS], totals[HEADERS] = row, headers
-    totals[KEY_BYTES], totals[VALUE_BYTES] = key_bytes, value_bytes
+    return row, -1
 
 
 @_compiled
@@ -336,10 +342,9 @@ def walk_beside(records, count):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def parse_headers(source, headers_at, counts, fields, totals):  # type: ignore[no-untyped-def]
+def parse_headers(source, headers_at, counts, fields):  # type: ignore[no-untyped-def]
     """Find key and value of every record header; `parse` has checked that they are all there."""
     header = 0
-    totals[:] = 0
     origin = np.int64(source.ctypes.data)
     end = source.shape[0]
     for row in range(counts.shape[0]):
@@ -351,8 +356,6 @@ def parse_headers(source, headers_at, counts, fields, totals):  # type: ignore[n
             fields[KEY_SIZE, header] = key_size
             fields[VALUE_AT, header] = value_at
             fields[VALUE_SIZE, header] = value_size
-            totals[KEY_BYTES] += max(key_size, 0)
-            totals[VALUE_BYTES] += max(value_size, 0)
             header += 1
 
 
@@ -376,6 +379,53 @@ def gather(source, starts, sizes, ends, target):  # type: ignore[no-untyped-def]
             nulls += 1
         ends[row + 1] = at
     return nulls
+
+
+@_compiled
+def _place(at, gap, value_size, key_size):  # type: ignore[no-untyped-def]
+    """The long of a record, without its time, and LONG if it cannot say all."""
+    if at >= BUNDLE_BYTES or gap >= 2**GAP_BITS or value_size >= NO_VALUE or key_size >= NO_KEY:
+        return np.int64((NO_VALUE << VALUE_SHIFT) | (NO_KEY << KEY_SHIFT)), np.int64(LONG)
+    value, key = (value_size & NO_VALUE) << VALUE_SHIFT, (key_size & NO_KEY) << KEY_SHIFT
+    return np.int64(at | (gap << GAP_SHIFT) | value | key), np.int64(0)
+
+
+@_compiled
+def bundle(fields, offsets, times, append_times, first, with_keys, places):  # type: ignore[no-untyped-def]
+    """Fill `places` for the records from `first` on that one bundle holds.
+
+    Returns the index of the record behind them, the first byte and the one behind the last, the
+    oldest time, and which of HOLES (offsets that do not follow each other), FAR_TIMES and LONG
+    (keys or values; then `places` says null for both) hold.
+    """
+    begin = np.int64(fields[KEY_AT if with_keys else VALUE_AT, first])
+    end = begin
+    oldest = newest = times[first]
+    form = np.int64(0)
+    row = first
+    while row < offsets.shape[0] and append_times[row] == append_times[first]:
+        value_at, value_size = fields[VALUE_AT, row], fields[VALUE_SIZE, row]
+        behind = value_at + max(value_size, 0)
+        if row > first and behind - begin > BUNDLE_BYTES:
+            break
+        end = behind
+        key_at, key_size = value_at, -1
+        if with_keys:
+            key_at, key_size = fields[KEY_AT, row], fields[KEY_SIZE, row]
+        gap = value_at - key_at - max(key_size, 0)
+        places[row], misfit = _place(value_at - begin, gap, value_size, key_size)
+        form |= misfit
+        if offsets[row] - offsets[first] != row - first:
+            form |= HOLES
+        oldest, newest = min(oldest, times[row]), max(newest, times[row])
+        row += 1
+    far = not 0 <= newest - oldest < 2**TIME_BITS
+    for index in range(first, row):
+        if form & LONG:
+            places[index], _ = _place(np.int64(0), np.int64(0), np.int64(-1), np.int64(-1))
+        if not far:
+            places[index] |= (times[index] - oldest) << TIME_SHIFT
+    return row, begin, end, oldest, form | (FAR_TIMES if far else 0)
 
 
 @_compiled

@@ -21,7 +21,8 @@ from catchwater.config import CatchwaterError
 from catchwater.log.format.batches import StoredBatch
 from catchwater.log.format.segment import HEADER_BYTES, Footer
 from catchwater.objects.base import Buffer
-from catchwater.wire.arrow import HEADERS_TYPE, PlacedBatch, RecordsDamaged, decode
+from catchwater.wire.arrow import PlacedBatch, RecordsDamaged, decode
+from catchwater.wire.columns import HEADERS_TYPE
 
 ROW_GROUP_BYTES = 32 * 1024 * 1024
 """Of what the rows unfold to."""
