@@ -79,7 +79,11 @@ def source(spark: SparkSession, kind: str, query: str, bootstrap: str, topic: st
         from catchwater.replay import history
 
         return history.read(spark, options)
-    options["catchwater.read"] = "kafka" if kind == "foreign" else "direct"
+    options["catchwater.read"] = "kafka" if kind.startswith("foreign") else "direct"
+    if kind.endswith("cut"):
+        from catchwater.spark import read
+
+        return read(spark, options)
     return spark.read.format("catchwater").options(**options).load()
 
 
@@ -92,7 +96,7 @@ def run(spark: SparkSession, kind: str, query: str, bootstrap: str, topic: str) 
     frame = source(spark, kind, query, bootstrap, topic)
     if query == "count":
         return int(frame.count())
-    if query == "value only":
+    if query in ("value only", "values of all columns"):
         return int(frame.selectExpr("sum(length(value)) as n").first()["n"])
     if query == "all columns":
         return int(frame.selectExpr(ALL_COLUMNS).first()["n"])

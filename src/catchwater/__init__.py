@@ -16,9 +16,9 @@ The chapters, in the order of a record's journey:
 12. drill      what happened, held against what may happen
 
 Beside them: `demo` rehearses the whole journey, `operators` are classes to derive a function from,
-`testing` runs a function without a cluster, `values` makes typed columns of bytes, `cli` is the
-command line, and `clock`, `config` (with `kafka_settings`) and `room` are what everything stands
-on.
+`spark` reads the log in a session of one's own, `testing` runs a function without a cluster,
+`values` makes typed columns of bytes, `cli` is the command line, and `clock`, `config` (with
+`kafka_settings`) and `room` are what everything stands on.
 """
 
 import importlib

@@ -28,6 +28,7 @@ from tests.conformance.corpus_topics import (
     starts_of,
 )
 
+from catchwater import spark as frames
 from catchwater.replay import history
 from catchwater.replay.source import register
 
@@ -73,6 +74,12 @@ def by_source(spark: Any, corpus: Corpus, topic: str, *, committed: bool) -> Row
     return rows_of(spark.read.format("catchwater").options(**given).load(), topic)
 
 
+def by_frame(spark: Any, corpus: Corpus, topic: str, *, committed: bool, path: str) -> Rows:
+    """The rows that Spark cuts from bundles."""
+    given = options(corpus, topic, committed=committed, **{"catchwater.read": path})
+    return rows_of(frames.read(spark, given), topic)
+
+
 def files(corpus: PackedCorpus, topic: str) -> dict[str, int]:
     """The Parquet objects of the topic, and of which partition each is."""
     return {each.parquet: each.partition for each in corpus.ranges(topic)}
@@ -106,6 +113,9 @@ def test_history_as_parquet_is_what_every_other_reader_reads(
     for path in PROTOCOLS:
         theirs = packed.read(path, topic, starts_of(topic), committed=committed)
         assert_same(theirs, wanted, f"{topic} by {path}")
+    for path in PROTOCOLS[1:]:
+        cut = by_frame(spark, packed, topic, committed=committed, path=path)
+        assert_same(cut, wanted, f"{topic} cut by Spark, {path}")
     where = files(packed, topic)
     if not committed:
         assert native == len(where) >= len(wanted), "all of it was read as Parquet"
@@ -181,5 +191,7 @@ def test_ten_thousand_batches_are_the_same_on_every_path_and_in_another_kafka(
             if topic == MIXED or committed:
                 found = by_source(spark, theirs, topic, committed=committed)
                 assert_same(found, wanted, f"{topic} of another Kafka")
+                found = by_frame(spark, theirs, topic, committed=committed, path="kafka")
+                assert_same(found, wanted, f"{topic} of another Kafka, cut by Spark")
             count += sum(map(len, wanted.values()))
     print(f"{count} rows alike on four paths in {time.monotonic() - began:.0f} s")

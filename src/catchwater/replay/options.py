@@ -38,6 +38,8 @@ _ISOLATION = "kafka.isolation.level"
 _CLIENT_ID = "kafka.client.id"
 _CATALOG = "catchwater.catalog"
 _OBJECTS = "catchwater.objects"
+BUNDLES = "catchwater.bundles"
+"""The option by which `frame` asks for bundles in the place of records."""
 RANGES = "assignRanges"
 """The option that names exact ranges of offsets."""
 _KNOWN = (
@@ -65,6 +67,7 @@ _KNOWN = (
     "catchwater.read",
     "catchwater.pin.lease",
     "catchwater.wait",
+    BUNDLES,
     _CATALOG,
     _OBJECTS,
     CONTROL_URL,
@@ -159,6 +162,8 @@ class SourceOptions:
     """The URL of the object store, where the catalog does not tell."""
     client_id: str = "catchwater"
     """The name by which brokers know the query, for their quotas."""
+    bundled: bool = False
+    """Whether tasks hand over bundles."""
 
     def wants(self, topic: str, partition: int) -> bool:
         """Whether the query reads this partition."""
@@ -213,6 +218,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         catalog=given.get(_CATALOG) or None,
         objects=given.get(_OBJECTS, ""),
         client_id=given.get(_CLIENT_ID) or "catchwater",
+        bundled=_flag(given, BUNDLES, False),
         pin_lease_ms=_duration_ms(given, "catchwater.pin.lease", "10m"),
         stream_pin_lease_ms=_duration_ms(given, "catchwater.pin.lease", "0"),
         wait_ms=_duration_ms(given, "catchwater.wait", "100ms"),

@@ -27,6 +27,7 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     InputPartition,
 )
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -37,6 +38,7 @@ from pyspark.sql.streaming.datasource import (
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
+from catchwater.replay.bundles import bundle_schema
 from catchwater.replay.offsets import admit, behind, from_json, to_json
 from catchwater.replay.options import BadOption, Offsets, SourceOptions, parse_options
 from catchwater.replay.pin import MovingPin, ReadPin, planned, renewed
@@ -144,7 +146,12 @@ def loaded(options: Mapping[str, str]) -> SourceOptions:
 
 
 def schema_of(options: SourceOptions) -> types.StructType:
-    """The columns of a query; the value's fields in the place of `value` where it is decoded."""
+    """The columns of a query; the value's fields in the place of `value` where it is decoded.
+
+    Or those of the bundles that hold them.
+    """
+    if options.bundled:
+        return from_arrow_schema(bundle_schema(options.columns))
     fields = []
     for name in options.columns:
         if name == "value" and options.values.format is not ValueFormat.BINARY:
@@ -323,6 +330,7 @@ def read_partition(options: SourceOptions, partition: InputPartition) -> Iterato
         options.fail_on_data_loss,
         options.security,
         options.client_id,
+        options.bundled,
     )
     batches = read_task(partition.task, settings)
     return typed(batches, options.values, options.columns) if decoded else batches
