@@ -29,7 +29,8 @@ class Reserve:
         self._lock = threading.Lock()
         self._size_bytes = 0
         self._fd = -1
-        self._is_whole = True
+        self.is_whole = True
+        """Nothing was given up, so there is nothing to take back."""
         if path is not None and size_bytes:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             disk = os.fstatvfs(self._fd)
@@ -37,21 +38,21 @@ class Reserve:
             largest_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
             if largest_bytes != resource.RLIM_INFINITY:
                 self._size_bytes = min(self._size_bytes, largest_bytes)
-            self._is_whole = os.fstat(self._fd).st_size >= self._size_bytes
+            self.is_whole = os.fstat(self._fd).st_size >= self._size_bytes
 
     def refill(self) -> bool:
         """Fill the file again if the disk has space; whether it is full."""
-        if self._is_whole:
+        if self.is_whole:
             return True
         with self._lock:
             try:
                 os.posix_fallocate(self._fd, 0, self._size_bytes)
-                self._is_whole = True
+                self.is_whole = True
             except OSError as error:
                 os.ftruncate(self._fd, 0)
                 # A file system that cannot preallocate has no reserve.
-                self._is_whole = error.errno not in NO_SPACE
-        return self._is_whole
+                self.is_whole = error.errno not in NO_SPACE
+        return self.is_whole
 
     def give_up(self) -> bool:
         """Empty the file to make room for an operation that frees space; whether it had any."""
@@ -59,7 +60,7 @@ class Reserve:
             if self._fd < 0 or not os.fstat(self._fd).st_size:
                 return False
             os.ftruncate(self._fd, 0)
-            self._is_whole = False
+            self.is_whole = False
         return True
 
     def close(self) -> None:

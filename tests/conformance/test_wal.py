@@ -30,10 +30,9 @@ from catchwater.wal.base import (
     WalReadError,
     WalUnavailable,
 )
-from catchwater.wal.file import FileWal
+from catchwater.wal.file import FileWal, scan
 from catchwater.wal.object import ObjectWal
 from catchwater.wal.open import WalKind, open_wal
-from catchwater.wal.scan import scan
 
 Open = Callable[[str], Wal]
 

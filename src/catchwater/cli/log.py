@@ -122,7 +122,7 @@ def _shared(settings: BrokerConfig) -> tuple["WalDescription", list[dict[str, An
 
 
 def _file(path: Path) -> dict[str, Any]:
-    from catchwater.wal.scan import scan
+    from catchwater.wal.file import scan
 
     found = scan(f"wal/{path.name}", path.read_bytes(), int(path.stem))
     return {

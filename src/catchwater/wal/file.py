@@ -1,5 +1,12 @@
 """A write-ahead log in a directory: files of frames, each frame synced before `append` returns.
 
+The byte table is in `docs/formats.md`; finding the frames in a file's bytes (`scan`) is pure, and
+objects of the WAL `object` hold the same. A frame counts only when its header's CRC, its file's
+salt and its payload's CRC are right and it lies wholly in the file. Behind damage the next frame is
+looked for at every eighth byte, so damage is reported with the frames it took. Each file carries a
+random salt that its frames repeat: bytes of some other WAL that a producer sent us inside a record
+are never taken for frames of this one.
+
 Only the last frame can be unfinished after a crash, because a frame is written when the one
 before it is durable, and a file is begun when the one before it is complete. So bytes that are
 no frame are a torn tail, to be cut off, only at the end of the last file and only beyond what
@@ -14,13 +21,16 @@ from one thread. The other calls may come from any thread.
 """
 
 import os
+import struct
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from crc32c import crc32c
 
 from catchwater.clock import Clock
+from catchwater.config import CatchwaterError
 from catchwater.objects.base import Buffer
 from catchwater.room import NO_DESCRIPTORS, NO_SPACE, Reserve
 from catchwater.wal.base import (
@@ -36,19 +46,155 @@ from catchwater.wal.base import (
 )
 from catchwater.wal.directory import FILE_NAME as FILE_NAME
 from catchwater.wal.directory import WalDirectory, sync_directory
-from catchwater.wal.scan import (
-    ALIGNMENT,
-    FILE_HEADER_BYTES,
-    FRAME_HEADER_BYTES,
-    Scan,
-    file_header,
-    frame_header,
-    scan,
-)
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 
 _MAX_PARTS = 1024
+_PADDING = bytes(8)
+
+VERSION = 1
+FILE_HEADER_BYTES = 32
+FRAME_HEADER_BYTES = 40
+ALIGNMENT = 8
+
+_FILE_MAGIC = b"CWWL"
+_FILE_HEADER = struct.Struct(">4sHHQQ")
+_FRAME_MAGIC = b"CWF1"
+_FRAME_HEADER = struct.Struct(">4sHHQQQI")
+_CRC = struct.Struct(">I")
+
+
+# --- the bytes of a file -------------------------------------------------------------------------
+
+
+class WalTooNew(CatchwaterError):
+    """A WAL file was written by a newer release."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One checked frame; `payload` is the byte where its payload begins, `size` in bytes."""
+
+    sequence: int
+    payload: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """Behind the padding, where the next frame begins."""
+        return self.payload + self.size + -self.size % ALIGNMENT
+
+
+@dataclass(slots=True)
+class Scan:
+    """What a file holds. `end` is where its last frame ends; bytes from there on are no frame."""
+
+    first_sequence: int
+    size_bytes: int
+    header_intact: bool
+    end: int
+    salt: int = 0
+    frames: list[Frame] = field(default_factory=list)
+    damage: list[Damage] = field(default_factory=list)
+
+    @property
+    def last_sequence(self) -> int:
+        """The last frame's, or the one before the file's first."""
+        return self.frames[-1].sequence if self.frames else self.first_sequence - 1
+
+
+def file_header(first_sequence: int, salt: int) -> bytes:
+    """The bytes a file begins with."""
+    head = _FILE_HEADER.pack(_FILE_MAGIC, VERSION, 0, first_sequence, salt)
+    return (head + _CRC.pack(crc32c(head))).ljust(FILE_HEADER_BYTES, b"\0")
+
+
+def frame_header(sequence: int, salt: int, size: int, payload_crc: int) -> bytes:
+    """The bytes in front of a payload."""
+    head = _FRAME_HEADER.pack(_FRAME_MAGIC, VERSION, 0, sequence, size, salt, payload_crc)
+    return head + _CRC.pack(crc32c(head))
+
+
+def scan(name: str, data: bytes, first_sequence: int) -> Scan:
+    """Find the frames of the file `name`, whose first should be `first_sequence`.
+
+    Raises `WalTooNew`.
+    """
+    salt = _salt(name, data, first_sequence)
+    if salt is None:
+        return Scan(first_sequence, len(data), header_intact=False, end=0)
+    found = Scan(first_sequence, len(data), True, FILE_HEADER_BYTES, salt)
+    while found.end < len(data):
+        expected = found.last_sequence + 1
+        frame = _frame_at(name, data, found.end, salt)
+        if frame is None or frame.sequence != expected:
+            frame = _next_frame(name, data, found.end, salt, expected)
+            if frame is None:
+                break
+            start = frame.payload - FRAME_HEADER_BYTES
+            lost = Damage(name, found.end, start - 1, expected, frame.sequence - 1)
+            found.damage.append(lost)
+        found.frames.append(frame)
+        found.end = frame.end
+    return found
+
+
+def spoiled_padding(data: Buffer, found: Scan) -> list[tuple[int, int]]:
+    """First and last byte of paddings that are not 0; nothing is read from there."""
+    paddings = [(_FILE_HEADER.size + _CRC.size, FILE_HEADER_BYTES)]
+    paddings += [(frame.payload + frame.size, frame.end) for frame in found.frames]
+    return [(first, end - 1) for first, end in paddings if any(data[first:end])]
+
+
+def _salt(name: str, data: bytes, first_sequence: int) -> int | None:
+    """The file's salt, or None when its header is damaged or unfinished."""
+    if len(data) < FILE_HEADER_BYTES:
+        return None
+    magic, version, _flags, first, salt = _FILE_HEADER.unpack_from(data)
+    (crc,) = _CRC.unpack_from(data, _FILE_HEADER.size)
+    if magic != _FILE_MAGIC or crc != crc32c(data[: _FILE_HEADER.size]) or first != first_sequence:
+        return None
+    _check_version(name, version)
+    return int(salt)
+
+
+def _frame_at(name: str, data: Buffer, at: int, salt: int) -> Frame | None:
+    if len(data) - at < FRAME_HEADER_BYTES:
+        return None
+    magic, version, _flags, sequence, size, its_salt, payload_crc = _FRAME_HEADER.unpack_from(
+        data, at
+    )
+    if magic != _FRAME_MAGIC or its_salt != salt:
+        return None
+    view = memoryview(data)
+    (crc,) = _CRC.unpack_from(data, at + _FRAME_HEADER.size)
+    if crc != crc32c(view[at : at + _FRAME_HEADER.size]):
+        return None
+    _check_version(name, version)
+    frame = Frame(sequence, at + FRAME_HEADER_BYTES, size)
+    payload = view[frame.payload : frame.payload + size]
+    return frame if len(payload) == size and crc32c(payload) == payload_crc else None
+
+
+def _next_frame(name: str, data: bytes, at: int, salt: int, expected: int) -> Frame | None:
+    """The first frame behind byte `at` that belongs to what is expected or comes later."""
+    while (at := data.find(_FRAME_MAGIC, at + 1)) >= 0:
+        if at % ALIGNMENT == 0:
+            frame = _frame_at(name, data, at, salt)
+            if frame is not None and frame.sequence >= expected:
+                return frame
+    return None
+
+
+def _check_version(name: str, version: int) -> None:
+    if version > VERSION:
+        raise WalTooNew(
+            f"{name} has WAL format version {version}; this release reads up to {VERSION}.",
+            hint="Start the release that wrote it, or a newer one.",
+        )
+
+
+# --- the files of one writer ---------------------------------------------------------------------
 
 
 class FileWal(WalDirectory):
@@ -85,6 +231,7 @@ class FileWal(WalDirectory):
         self._found_no_space = False
         self._dead: str | None = None
         # The file being written and the byte behind its last frame; -1: the next append begins one.
+        self._file = ""
         self._fd = -1
         self._at = 0
         self._salt = 0
@@ -115,7 +262,7 @@ class FileWal(WalDirectory):
     def _append(self, parts: Sequence[Buffer]) -> Position:
         if self._dead is not None:
             raise WalDead(self._dead)
-        if not self._reserve.refill():
+        if not (self._reserve.is_whole or self._reserve.refill()):
             raise self._full("what is left is kept for what frees some")
         if self._fd < 0 or self._at >= self._segment_bytes:
             self._begin_file()
@@ -124,24 +271,22 @@ class FileWal(WalDirectory):
             size += len(part)
             payload_crc = crc32c(part, payload_crc)
         header = frame_header(self._next, self._salt, size, payload_crc)
-        padding = bytes(-size % ALIGNMENT)
-        self._write([header, *parts, padding])
+        padding = _PADDING[: -size % ALIGNMENT]
+        self._write([header, *parts, padding], FRAME_HEADER_BYTES + size + len(padding))
         try:
             os.fdatasync(self._fd)
         except OSError as error:
             raise self._die("synced", error) from error
-        position = Position(
-            self._next, self._name(self._firsts[-1]), self._at + FRAME_HEADER_BYTES, size
-        )
+        position = Position(self._next, self._file, self._at + FRAME_HEADER_BYTES, size)
         self._at = position.offset + size + len(padding)
         self._next += 1
         self._found_no_space = False
         return position
 
-    def _write(self, parts: Sequence[Buffer]) -> None:
+    def _write(self, parts: Sequence[Buffer], size_bytes: int) -> None:
         """Write behind the last frame: all of it, or (for readers of the file) nothing."""
         try:
-            _write_all(self._fd, parts, self._at)
+            _write_all(self._fd, parts, self._at, size_bytes)
         except OSError as error:
             if error.errno not in NO_SPACE:
                 raise self._die("written", error) from error
@@ -158,7 +303,7 @@ class FileWal(WalDirectory):
         fd = -1
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            _write_all(fd, [file_header(self._next, salt)], 0)
+            _write_all(fd, [file_header(self._next, salt)], 0, FILE_HEADER_BYTES)
             os.fsync(fd)
             sync_directory(path.parent)
         except OSError as error:
@@ -175,6 +320,7 @@ class FileWal(WalDirectory):
                 ) from error
             raise self._die("begun", error) from error
         self._fd, self._at, self._salt = fd, FILE_HEADER_BYTES, salt
+        self._file = self._name(self._next)
         self._firsts.append(self._next)
 
     def _full(self, why: str) -> WalFull:
@@ -313,6 +459,7 @@ class FileWal(WalDirectory):
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         os.ftruncate(self._fd, newest.end)
         os.fsync(self._fd)
+        self._file = self._name(newest.first_sequence)
         self._at, self._salt = newest.end, newest.salt
         return max(0, dropped)
 
@@ -328,8 +475,11 @@ def description(root: Path, *, is_shared: bool) -> WalDescription:
     )
 
 
-def _write_all(fd: int, parts: Sequence[Buffer], at: int) -> None:
-    """Write the parts one after the other from byte `at` on, however the system splits it."""
+def _write_all(fd: int, parts: Sequence[Buffer], at: int, size_bytes: int) -> None:
+    """Write the parts, so many bytes, side by side from byte `at` on."""
+    if len(parts) <= _MAX_PARTS and os.pwritev(fd, parts, at) == size_bytes:
+        return
+    # The system splits it: again from the first byte, as far as it gets each time.
     left = [memoryview(part) for part in parts if len(part)]
     while left:
         written = os.pwritev(fd, left[:_MAX_PARTS], at)

@@ -38,7 +38,7 @@ from catchwater.wal.base import (
     WalReadError,
     WalUnavailable,
 )
-from catchwater.wal.scan import (
+from catchwater.wal.file import (
     ALIGNMENT,
     FILE_HEADER_BYTES,
     FRAME_HEADER_BYTES,

@@ -7,7 +7,7 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catchwater.wal.scan import (
+from catchwater.wal.file import (
     FILE_HEADER_BYTES,
     FRAME_HEADER_BYTES,
     WalTooNew,

@@ -12,7 +12,7 @@ from catchwater.objects.base import ObjectMissing, ObjectStore, ObjectTruncated,
 from catchwater.objects.local import read_file_range
 from catchwater.wal.base import Position
 from catchwater.wal.directory import FILE_NAME
-from catchwater.wal.scan import scan
+from catchwater.wal.file import scan
 
 Payload = Callable[[str, int, int], bytes | None]
 

@@ -40,7 +40,7 @@ from catchwater.log.repair.files import LogFiles
 from catchwater.log.storage import PARQUET, SEGMENTS, STAGED
 from catchwater.objects.base import ObjectMissing, ObjectStore, ObjectTruncated
 from catchwater.wal.directory import FILE_NAME
-from catchwater.wal.scan import scan, spoiled_padding
+from catchwater.wal.file import scan, spoiled_padding
 
 _PIECE_BYTES = 4 * 1024 * 1024
 _RUNS_A_LOOK = 1000

@@ -58,7 +58,7 @@ from catchwater.log.write.sequence import (
 from catchwater.objects.base import ObjectMissing
 from catchwater.wal.base import Position
 from catchwater.wal.directory import FILE_NAME
-from catchwater.wal.scan import scan
+from catchwater.wal.file import scan
 from catchwater.wire.batch import BatchHeader
 
 _CLOCK_SKEW_MS = 60_000
