@@ -60,7 +60,7 @@ async def fill(data: Path) -> None:
             )  # fmt: skip
             sequences[partition] += count
             view = memoryview(batch)
-            submissions.append(Submission((topic.id, partition), read_header(view), view, None))
+            submissions.append(Submission((topic.id, partition), read_header(view), view))
         answers = await log.submit(submissions)
         assert all(answer.error is ErrorCode.NONE for answer in answers)
         if step == 20:

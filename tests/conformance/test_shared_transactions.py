@@ -64,7 +64,7 @@ async def send(log: Log, producer: Producer, partition: int) -> ErrorCode:
     header = read_header(data)
     header = header._replace(attributes=header.attributes | ADDS_PARTITION)
     key = (log.topics.find("t").id, partition)
-    (answer,) = await log.submit([Submission(key, header, data, None)])
+    (answer,) = await log.submit([Submission(key, header, data)])
     return answer.error
 
 

@@ -69,7 +69,7 @@ async def append(log: Log, partition: int, batch: bytes) -> tuple[ErrorCode, int
     topic = log.topics.get(TOPIC)
     assert topic is not None
     view = memoryview(batch)
-    submission = Submission((topic.id, partition), read_header(view), view, None)
+    submission = Submission((topic.id, partition), read_header(view), view)
     (answer,) = await log.submit([submission])
     return answer.error, answer.base_offset
 

@@ -20,13 +20,13 @@ from catchwater.catalog.errors import CatalogRetriable, TopicExists
 from catchwater.catalog.rows import (
     AbortedRow,
     BrokerRow,
-    Changes,
     GroupChanges,
     GroupRow,
     OffsetCommit,
     PartitionKey,
     Pin,
     ProducerRow,
+    RunRow,
     Session,
     StorageRow,
     Topic,
@@ -48,9 +48,8 @@ from catchwater.log.write.commit import OpenWal
 from catchwater.log.write.epochs import Epochs
 from catchwater.log.write.prepare import Preparation
 from catchwater.log.write.sequence import PartitionState
-from catchwater.log.write.writer import Answer, Appended, Submission
+from catchwater.log.write.writer import Appended, Submission
 from catchwater.objects.base import Buffer, ObjectStore
-from catchwater.wal.base import Position
 from catchwater.wire.errors import ErrorCode
 
 _LOG = logging.getLogger(__name__)
@@ -97,7 +96,8 @@ class Log:
         self.txns = Transactions(core, self.allocate_producer_id)
         self.keeping = Housekeeping(core, config)
         self.epochs = Epochs(core, self.keeping.appended)
-        self.preparation = Preparation(self.submit)
+        self.preparation = Preparation(core.writer.submit)
+        self.append = core.writer.append
 
     @classmethod
     async def open(
@@ -242,10 +242,6 @@ class Log:
         """Append checked batches; the answers come in the same order, once they are durable."""
         return self._core.writer.submit(batches)
 
-    def append(self, batches: Sequence[Submission], answer: Answer) -> None:
-        """The same, to whatever waits for the answers."""
-        self._core.writer.append(batches, answer)
-
     async def read(
         self,
         key: PartitionKey,
@@ -355,10 +351,10 @@ class Log:
         await done(self._catalog.flush())
         return await asyncio.to_thread(self._catalog.storage, topic_id)
 
-    def _keep(self, changes: Changes, position: Position, payload: bytearray) -> None:
+    def _keep(self, runs: Sequence[RunRow], start: int, payload: bytearray) -> None:
         """Show a chunk that was just sequenced to readers and to the packer."""
-        self._reader.appended(changes.runs, position.offset, payload)
-        self.keeping.appended(position.size)
+        self._reader.appended(runs, start, payload)
+        self.keeping.appended(len(payload))
 
     # --- producers, groups, pins -----------------------------------------------------------------
 

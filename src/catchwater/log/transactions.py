@@ -241,7 +241,7 @@ class Transactions:
             row.producer_id, row.epoch, committed=committed, started_ms=row.started_ms
         )
         keys = [(at.topic_id, at.partition) for at in opened]
-        markers = [Submission(key, header, data, None) for key in keys if key in core.states]
+        markers = [Submission(key, header, data) for key in keys if key in core.states]
         if not markers:
             return await self._end_without_records(row)
         answers = await core.writer.submit(markers)

@@ -30,7 +30,7 @@ from catchwater.config import Address, BrokerConfig
 from catchwater.log.log import Read
 from catchwater.log.write.prepare import Preparation
 from catchwater.log.write.sequence import PartitionState
-from catchwater.log.write.writer import Answer, Appended, Submission
+from catchwater.log.write.writer import Answer, Appended, Held, Submission
 from catchwater.wire.batch import patched
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.frames import ArenaPool, Frame, FrameBuffer, prefixed
@@ -91,7 +91,7 @@ class MemoryLog:
 
     def __post_init__(self) -> None:
         self.keeping = MemoryKeeping()
-        self.preparation = Preparation(lambda batches: self.submit(batches))
+        self.preparation = Preparation(lambda batches, frame: self.submit(batches, frame))
         self.batches: dict[PartitionKey, list[tuple[int, int, bytes]]] = {}
         self.waiters: list[asyncio.Future[None]] = []
         self.offsets: dict[str, dict[tuple[str, int], OffsetCommit]] = {}
@@ -149,18 +149,21 @@ class MemoryLog:
         size_bytes = sum(len(data) for _, _, data in batches)
         return PartitionState(log_start, batches[-1][1] + 1 if batches else 0, size_bytes)
 
-    def append(self, batches: Sequence[Submission], answer: Answer) -> None:
-        self.submit(batches).add_done_callback(lambda done: answer.set_result(done.result()))
+    def append(self, batches: Sequence[Submission], answer: Answer, frame: Held | None) -> None:
+        done = self.submit(batches, frame)
+        done.add_done_callback(lambda done: answer.set_result(done.result()))
 
-    def submit(self, batches: Sequence[Submission]) -> asyncio.Future[list[Appended]]:
+    def submit(
+        self, batches: Sequence[Submission], frame: Held | None = None
+    ) -> asyncio.Future[list[Appended]]:
         answers = []
-        for key, header, data, frame in batches:
+        for key, header, data in batches:
             base = self.state(key).high_watermark
             head, rest = patched(data, base)
             self.batches[key].append((base, base + header.last_offset_delta, head + bytes(rest)))
             answers.append(Appended(ErrorCode.NONE, base, 0, 0))
-            if frame is not None:
-                frame.release()
+        if frame is not None:
+            frame.release()
         future: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
         future.set_result(answers)
         waiters, self.waiters = self.waiters, []

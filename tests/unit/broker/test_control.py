@@ -125,7 +125,7 @@ class Written:
         if who is not None:
             header = header._replace(attributes=header.attributes | ADDS_PARTITION)
         key = (self.log.topics.find("t").id, partition)
-        return Submission(key, header, data, None), records
+        return Submission(key, header, data), records
 
 
 class Wires:

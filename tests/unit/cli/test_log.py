@@ -74,7 +74,7 @@ def a_log(data: Path) -> Path:
         topic = await log.create_topic("t", 1)
         for value in (b"one", b"two", b"three"):
             batch = memoryview(encode_batch([(None, value, 1_000, ())]))
-            await log.submit([Submission((topic.id, 0), read_header(batch), batch, None)])
+            await log.submit([Submission((topic.id, 0), read_header(batch), batch)])
             if value == b"two":
                 await log.keeping.pack()
         await log.keeping.back_up()

@@ -180,7 +180,7 @@ def batch(
     pid, epoch, base = producer
     data = encode_batch(records, producer_id=pid, producer_epoch=epoch, base_sequence=base)
     view = memoryview(data)
-    return Submission(key, read_header(view), view, None)
+    return Submission(key, read_header(view), view)
 
 
 async def append(log: Log, *batches: Submission) -> list[Appended]:

@@ -72,7 +72,7 @@ def batch(
 
 def submission(key: PartitionKey, data: bytes) -> Submission:
     view = memoryview(data)
-    return Submission(key, read_header(view), view, None)
+    return Submission(key, read_header(view), view)
 
 
 async def append(log: Log, key: PartitionKey, data: bytes) -> Appended:

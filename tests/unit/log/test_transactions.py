@@ -84,7 +84,7 @@ async def send(
     header = read_header(data)
     if transactional and version == 2:
         header = header._replace(attributes=header.attributes | ADDS_PARTITION)
-    (answer,) = await log.submit([Submission(key(log, partition), header, data, None)])
+    (answer,) = await log.submit([Submission(key(log, partition), header, data)])
     return answer
 
 

@@ -1,6 +1,6 @@
 """Produce (0), v3-13: record batches to the log; answered when they are durable.
 
-Every batch is checked from the outside (`wire/batch.py`), looked into (`log/write/inside.py`: on
+Every batch is checked from the outside (`wire/batch.py`), looked into (`log/write/prepare.py`: on
 the loop where that is quick, else in a thread, in its producer's order) and handed to the log as a
 view of the frame it came in. Each is answered for itself: one bad partition does not hold back the
 others. What is wrong with a batch for good is answered with an error that no client tries
@@ -41,7 +41,6 @@ from catchwater.wire.batch import BatchError, BatchHeader, check, plain, read_si
 from catchwater.wire.codecs import Codec
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.fields import body_of
-from catchwater.wire.frames import Frame
 from catchwater.wire.produce import (
     FLEXIBLE_SINCE,
     PRODUCE_VERSIONS,
@@ -75,7 +74,7 @@ def start(broker: Broker, call: Call) -> Later:
         return _start_with_care(broker, call, request)
     answers = [_NO_TIME] * len(batches)
     later = Later(partial(_encode, broker, call.header.correlation_id, version, request, answers))
-    broker.log.append(batches, later)
+    broker.log.append(batches, later, call.frame)
     return later
 
 
@@ -89,7 +88,6 @@ def _plain(broker: Broker, call: Call, request: ProduceRequest) -> list[Submissi
     if request.transactional_id is not None or request.acks not in _ACKS:
         return None
     batches: list[Submission] = []
-    frame: Frame | None = call.frame  # of the first batch: it is to be released once
     for name, topic_id, partitions in request.topics:
         topic = broker.find_topic(name, topic_id or b"")
         if topic is None or not call.may(_WRITE_TOPIC, topic.name):
@@ -103,8 +101,7 @@ def _plain(broker: Broker, call: Call, request: ProduceRequest) -> list[Submissi
             if header is None:
                 return None
             left -= header.record_count
-            batches.append(Submission((topic.id, index), header, data, frame))
-            frame = None
+            batches.append(Submission((topic.id, index), header, data))
     preparation.walked(most_left - left)
     return batches
 

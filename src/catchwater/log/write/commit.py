@@ -47,7 +47,7 @@ from catchwater.log.write.sequence import (
     txns_of,
 )
 from catchwater.log.write.txn import IDLE
-from catchwater.log.write.writer import Committed, Gathered
+from catchwater.log.write.writer import Committed, Write
 from catchwater.objects.base import Buffer
 from catchwater.wal.base import Position, Wal
 from catchwater.wire.errors import ErrorCode
@@ -59,7 +59,7 @@ _LOG = logging.getLogger(__name__)
 _REOPEN_S = 1.0
 
 OpenWal = Callable[[Session], Wal]
-OnCommitted = Callable[[Changes, Position, bytearray], None]
+OnCommitted = Callable[[Sequence[RunRow], int, bytearray], None]
 
 
 class EmbeddedCommitter:
@@ -72,7 +72,7 @@ class EmbeddedCommitter:
         self._catalog = catalog
         self.states = states_of(snapshot)
         self.txns_by_producer = txns_of(snapshot)
-        self.on_committed: OnCommitted = lambda changes, position, payload: None
+        self.on_committed: OnCommitted = lambda runs, start, payload: None
 
     def catch_up(self, frames: Iterable[tuple[Position, Buffer]]) -> int:
         """Take the frames of the WAL that the catalog has not applied; the last one's number.
@@ -85,15 +85,12 @@ class EmbeddedCommitter:
 
         return replay(decoded(frames), self.states, self.txns_by_producer, after=apply)
 
-    def commit(
-        self, session: Session | None, wal: Wal, gathered: Gathered, position: Position
-    ) -> Committed:
+    def commit(self, write: Write) -> Committed:
         """Commit a chunk that is written, at once. Raises `CatalogDead`."""
-        sequenced, changes = take_chunk(
-            gathered.chunk, position, self.states, self.txns_by_producer
-        )
+        position = write.place
+        sequenced, changes = take_chunk(write.chunk, position, self.states, self.txns_by_producer)
         self._catalog.apply(position.sequence, changes)
-        self.on_committed(changes, position, gathered.payload)
+        self.on_committed(changes.runs, position.offset, write.payload)
         return Committed(sequenced.results, sequenced.changed)
 
     async def renew(self, ended: Session) -> tuple[Session, Wal]:
@@ -143,30 +140,26 @@ class SharedCommitter:
         self._view = view
         self._cluster = cluster
         self._open_wal = open_wal
-        self.on_committed: OnCommitted = lambda changes, position, payload: None
+        self.on_committed: OnCommitted = lambda runs, start, payload: None
 
-    async def commit(
-        self, session: Session | None, wal: Wal, gathered: Gathered, position: Position
-    ) -> Committed:
+    async def commit(self, write: Write) -> Committed:
         """Commit a chunk that is written. Raises what `Catalog.transact` raises."""
-        keys = {(entry.topic_id, entry.partition) for entry in gathered.chunk.entries}
+        keys = {(entry.topic_id, entry.partition) for entry in write.chunk.entries}
         with self._view.hold(keys):
-            results, changes = await self._transact(session, wal, gathered, position)
-            self.on_committed(changes, position, gathered.payload)
+            results, changes = await self._transact(write)
+            self.on_committed(changes.runs, write.place.offset, write.payload)
             self._core.show(changes.partitions)
         return Committed(results)
 
-    async def _transact(
-        self, session: Session | None, wal: Wal, gathered: Gathered, position: Position
-    ) -> tuple[Sequence[Result], Changes]:
-        chunk = gathered.chunk
-        payloads = [(position.file, gathered.payload)] if wal.in_commit else []
+    async def _transact(self, write: Write) -> tuple[Sequence[Result], Changes]:
+        chunk, position, wal = write.chunk, write.place, write.source.wal
+        payloads = [(position.file, write.payload)] if wal.in_commit else []
 
         def decide(seen: ScopeRows) -> tuple[Changes, tuple[list[Result], Changes]]:
             sequenced, changes = take_chunk(chunk, position, states_of(seen), txns_of(seen))
             return replace(changes, payloads=payloads), (sequenced.results, changes)
 
-        scope = scope_of(chunk, session)
+        scope = scope_of(chunk, write.source.session)
         while True:
             try:
                 return await done(self._catalog.transact(scope, decide))

@@ -33,6 +33,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from catchwater.catalog.errors import CatalogDead, SessionFenced
@@ -40,6 +41,7 @@ from catchwater.catalog.rows import (
     Changes,
     GroupRow,
     PartitionKey,
+    RunRow,
     Scope,
     ScopeRows,
     Session,
@@ -58,28 +60,25 @@ T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 
+_NO_CHUNK = Chunk(0, [], 0)
 _CHUNK_BYTES = 8 * 1024 * 1024
 """What a chunk of a broker among many may hold, unless a single request is larger or the log asks
 for more."""
 
 
 class Held(Protocol):
-    """What keeps a submission's bytes in place: a `wire.frames.Frame`."""
+    """What keeps the bytes of a request in place: a `wire.frames.Frame`."""
 
     def release(self) -> None:
         """The bytes are no longer needed."""
 
 
 class Submission(NamedTuple):
-    """One checked batch for one partition.
-
-    A `frame` is released once, after the write; of several batches in one frame only one bears it.
-    """
+    """One checked batch for one partition."""
 
     partition: PartitionKey
     header: BatchHeader
     data: memoryview
-    frame: Held | None
 
 
 class Appended(NamedTuple):
@@ -120,31 +119,9 @@ class Request(NamedTuple):
 
     batches: Sequence[Submission]
     answer: Answer
+    frame: Held | None
+    """What the batches lie in; released once, when it is answered."""
     size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """A chunk made of requests; `order` says which batch of which request each entry is."""
-
-    requests: list[Request]
-    order: list[tuple[int, int]]
-    chunk: Chunk
-    payload: bytearray
-
-
-def gather(requests: list[Request], now_ms: int) -> Gathered:
-    """Make everything one chunk, the batches of a partition side by side."""
-    order = [
-        (request, batch)
-        for request in range(len(requests))
-        for batch in range(len(requests[request].batches))
-    ]
-    order.sort(key=lambda place: requests[place[0]].batches[place[1]].partition)
-    submissions = [requests[request].batches[batch] for request, batch in order]
-    parts, chunk = encode([batch[:3] for batch in submissions], now_ms)
-    # One copy, so that readers at the tail have the bytes when the frames are reused.
-    return Gathered(requests, order, chunk, bytearray().join(parts))
 
 
 class Intake:
@@ -166,14 +143,18 @@ class Intake:
         self._waiters: dict[PartitionKey, dict[asyncio.Future[None], None]] = {}
         """In the order in which they came, so that a simulation can be repeated."""
 
-    def request(self, batches: Sequence[Submission], answer: Answer) -> tuple[Request, bool]:
+    def request(
+        self, batches: Sequence[Submission], answer: Answer, frame: Held | None
+    ) -> tuple[Request, bool]:
         """The batches as a request in hand, and whether it fits: if not, it is to be refused."""
-        size = sum(len(batch.data) for batch in batches)
+        size = 0
+        for batch in batches:
+            size += len(batch.data)
         if self.pending_bytes:
             self._is_overfull |= self.pending_bytes + size > self._max_pending_bytes
         fits = not self._is_overfull and (not self._turns or self._is_their_turn(batches))
         self.pending_bytes += size
-        return Request(batches, answer, size), fits
+        return Request(batches, answer, frame, size), fits
 
     def refuse(
         self, requests: Iterable[Request], error: ErrorCode = ErrorCode.KAFKA_STORAGE_ERROR
@@ -222,21 +203,19 @@ class Intake:
             del self._turns[key]
         return True
 
-    def answer(self, gathered: Gathered, results: Iterable[Result]) -> None:
+    def answer(self, write: "Write", results: Sequence[Result]) -> None:
         """Answer every request of a chunk whose entries came to these results."""
-        states = self._states
-        chunk = gathered.chunk
-        answers: list[list[Appended]] = [[_NONE] * len(r.batches) for r in gathered.requests]
-        for (request, batch), entry, result in zip(
-            gathered.order, chunk.entries, results, strict=True
-        ):
+        states, append_ms = self._states, write.chunk.created_ms
+        answers = [_NOTHING] * len(results)
+        for index, entry, result in zip(write.order, write.chunk.entries, results, strict=True):
             state = states.get((entry.topic_id, entry.partition))
             log_start = -1 if state is None else state.log_start
-            answers[request][batch] = Appended(
-                result.error, result.base_offset, log_start, chunk.created_ms
-            )
-        for request_, answer in zip(gathered.requests, answers, strict=True):
-            self._finish(request_, answer)
+            answers[index] = Appended(result.error, result.base_offset, log_start, append_ms)
+        at = 0
+        for request in write.requests:
+            end = at + len(request.batches)
+            self._finish(request, answers[at:end])
+            at = end
 
     def wait_for(self, keys: Iterable[PartitionKey]) -> asyncio.Future[None]:
         """Done at the next append to one of the partitions; cancel it when no longer wanted."""
@@ -249,6 +228,8 @@ class Intake:
 
     def wake(self, keys: Iterable[PartitionKey]) -> None:
         """Something was appended to these partitions."""
+        if not self._waiters:
+            return
         for key in keys:
             for waiter in list(self._waiters.get(key, ())):
                 if not waiter.done():
@@ -258,9 +239,8 @@ class Intake:
         self.pending_bytes -= request.size_bytes
         if not self.pending_bytes:
             self._is_overfull = False
-        for batch in request.batches:
-            if batch.frame is not None:
-                batch.frame.release()
+        if request.frame is not None:
+            request.frame.release()
         if not request.answer.done():
             request.answer.set_result(answers)
 
@@ -272,7 +252,7 @@ class Intake:
                 del self._waiters[key]
 
 
-_NONE = Appended(ErrorCode.NONE, -1, -1, -1)
+_NOTHING = Appended(ErrorCode.NONE, -1, -1, -1)
 
 
 def _is_behind(header: BatchHeader, turn: _Turn) -> bool:
@@ -303,12 +283,11 @@ class Committer(Protocol):
     in_memory: bool
     """This broker is alone: `commit` answers at once, and a change of the catalog must lie between
     two chunks."""
-    on_committed: Callable[[Changes, Position, bytearray], None]
-    """Called with every chunk before it is acknowledged; owns its bytes."""
+    on_committed: Callable[[Sequence[RunRow], int, bytearray], None]
+    """Called with every chunk before it is acknowledged: its runs, where it begins in the file they
+    point into, and its bytes, which it then owns."""
 
-    def commit(
-        self, session: Session | None, wal: Wal, gathered: Gathered, position: Position
-    ) -> Committed | Awaitable[Committed]:
+    def commit(self, write: "Write") -> Committed | Awaitable[Committed]:
         """Commit a chunk that is written. Raises, at once or when awaited, `CatalogDead`,
         `SessionFenced`, or what else of the catalog's errors lets it be sent once more.
         """
@@ -345,7 +324,7 @@ class Committer(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class _Source:
+class Source:
     """A session and its own write-ahead log, which end together; a broker alone has one only."""
 
     session: Session | None
@@ -360,16 +339,38 @@ class _Source:
 
 
 @dataclass(eq=False, slots=True)
-class _Write:
-    """A chunk on its way: the thread fills in either `position` or `error`."""
+class Write:
+    """A chunk on its way: requests, then the bytes made of them, then where these lie."""
 
     number: int
-    source: _Source
+    source: Source
     requests: list[Request]
-    gathered: Gathered | None = None
+    order: Sequence[int] = ()
+    """Which batch each of the chunk's entries is, counted through all the requests."""
+    chunk: Chunk = _NO_CHUNK
+    payload: bytearray = field(init=False)
     position: Position | None = None
+    """None: not written yet."""
     error: CatchwaterError | None = None
     took_s: float = 0.0
+
+    @property
+    def place(self) -> Position:
+        """Where it lies, of a chunk that is written."""
+        assert self.position is not None, "it is written"
+        return self.position
+
+    def gather(self, now_ms: int) -> None:
+        """Make the requests one chunk, the batches of a partition side by side."""
+        batches = [batch for request in self.requests for batch in request.batches]
+        self.order = range(len(batches))
+        if len(batches) > 1:
+            partitions = [batch.partition for batch in batches]
+            self.order = sorted(self.order, key=partitions.__getitem__)
+            batches = [batches[index] for index in self.order]
+        parts, self.chunk = encode(batches, now_ms)
+        # One copy, so that readers at the tail have the bytes when the frames are reused.
+        self.payload = bytearray().join(parts)
 
 
 class Writer:
@@ -402,9 +403,14 @@ class Writer:
         self._all_answered: asyncio.Future[None] = self._loop.create_future()
         self._committing: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
-        # What the loop and the threads share; guarded by the condition.
-        self._wake = threading.Condition()
-        self._source: _Source | None = self._open(session, wal)
+        # The thread of a broker alone rests here between two chunks. A condition would do, but
+        # costs as much as all else it does for a small chunk.
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        # What the loop and the threads share; guarded by the lock.
+        self._lock = threading.Lock()
+        self._is_resting = False
+        """A thread waits to be woken, and nobody has done so yet."""
+        self._source: Source | None = self._open(session, wal)
         """None while a session has ended and the next one has not begun."""
         self._requests: list[Request] = []
         self._waiting_bytes = 0
@@ -416,33 +422,41 @@ class Writer:
         self._refused = 0
         """Writes up to this one are not committed: one before them failed."""
         # Begun and not answered, in order. Threads add at the end, the loop takes from the front.
-        self._writes: deque[_Write] = deque()
+        self._writes: deque[Write] = deque()
 
-    def submit(self, batches: Sequence[Submission]) -> asyncio.Future[list[Appended]]:
+    def submit(
+        self, batches: Sequence[Submission], frame: Held | None = None
+    ) -> asyncio.Future[list[Appended]]:
         """As `append`, to a future."""
         answer: asyncio.Future[list[Appended]] = self._loop.create_future()
-        self.append(batches, answer)
+        self.append(batches, answer, frame)
         return answer
 
-    def append(self, batches: Sequence[Submission], answer: Answer) -> None:
-        """Append checked batches; the answers come in the same order, once they are committed."""
+    def append(
+        self, batches: Sequence[Submission], answer: Answer, frame: Held | None = None
+    ) -> None:
+        """Append checked batches; the answers come in the same order, once they are committed.
+
+        The batches lie in `frame`, which is released then.
+        """
         assert not self._closing, "nothing is submitted to a closed log"
-        request, fits = self._intake.request(batches, answer)
+        request, fits = self._intake.request(batches, answer, frame)
         source = self._source
         if source is None:
             self._intake.refuse([request], ErrorCode.NOT_LEADER_OR_FOLLOWER)
         elif not fits or self.has_failed:
             self._intake.refuse([request])
         else:
-            with self._wake:
+            with self._lock:
                 if source.wal.linger_ms and not self._requests:
                     self._linger(source.wal.linger_ms)
                 self._requests.append(request)
                 self._waiting_bytes += request.size_bytes
-                if not source.idle_threads:
-                    self._wake.notify()
+                is_resting, self._is_resting = self._is_resting, False
                 may_begin = source.idle_threads and self._is_due(source)
-            if may_begin:
+            if is_resting:
+                self._wake.put(None)
+            elif may_begin:
                 self._begin_writes()
 
     def between_chunks(self) -> AbstractAsyncContextManager[None]:
@@ -482,13 +496,13 @@ class Writer:
         self._loop.call_at(until_s, self._linger_is_over, until_s)
 
     def _linger_is_over(self, until_s: float) -> None:
-        with self._wake:
+        with self._lock:
             if self._requests and self._linger_until_s == until_s:
                 self._has_lingered = True
         self._begin_writes()
 
-    def _is_due(self, source: _Source) -> bool:
-        """Whether another chunk is to be written now. Called with the condition held."""
+    def _is_due(self, source: Source) -> bool:
+        """Whether another chunk is to be written now. Called with the lock held."""
         if not self._requests or 0 < source.max_uncommitted <= len(self._writes):
             return False
         linger_ms, enough = source.wal.linger_ms, source.wal.linger_bytes
@@ -498,7 +512,7 @@ class Writer:
         """Let as many threads write as the write-ahead log takes."""
         source = self._source
         while source is not None:
-            with self._wake:
+            with self._lock:
                 if not source.idle_threads or not self._is_due(source):
                     return
                 source.idle_threads -= 1
@@ -507,31 +521,24 @@ class Writer:
             writing.add_done_callback(source.writing.discard)
             writing.add_done_callback(self._watch)
 
-    def _take(self, source: _Source) -> _Write | None:
-        """The oldest requests, as many as make up a chunk, at least one; None: the thread rests."""
-        with self._wake:
-            while source is not self._source or not self._is_due(source):
-                # The one thread of a broker alone stays: to begin it anew for every chunk would
-                # cost a lightly loaded one a third more.
-                if not self._committer.in_memory or self._closing:
-                    source.idle_threads += 1
-                    return None
-                self._wake.wait()
-            requests = self._requests
-            count = len(requests)
-            if source.max_uncommitted:
-                count = _fitting(requests, max(_CHUNK_BYTES, source.wal.linger_bytes))
-            taken, self._requests = requests[:count], requests[count:]
-            self._waiting_bytes -= sum(request.size_bytes for request in taken)
-            self._has_lingered = bool(self._requests)
-            self._number += 1
-            write = _Write(self._number, source, taken)
-            self._writes.append(write)
-            return write
+    def _take(self, source: Source) -> Write:
+        """The oldest requests, as many as make up a chunk, at least one; the lock is held."""
+        requests = self._requests
+        count = len(requests)
+        if source.max_uncommitted:
+            count = _fitting(requests, max(_CHUNK_BYTES, source.wal.linger_bytes))
+        taken, self._requests = requests[:count], requests[count:]
+        for request in taken:
+            self._waiting_bytes -= request.size_bytes
+        self._has_lingered = bool(self._requests)
+        self._number += 1
+        write = Write(self._number, source, taken)
+        self._writes.append(write)
+        return write
 
     def _take_all(self) -> list[Request]:
         """What is not being written yet; what is, is not to be committed."""
-        with self._wake:
+        with self._lock:
             self._refused = self._number
             taken, self._requests = self._requests, []
             self._waiting_bytes = 0
@@ -540,14 +547,14 @@ class Writer:
 
     # --- in a thread -----------------------------------------------------------------------------
 
-    def _write_ahead(self, source: _Source) -> None:
+    def _write_ahead(self, source: Source) -> None:
         """Write chunks as long as there is something to be written."""
         clock, loop = self._clock, self._loop
-        while (write := self._take(source)) is not None:
+        while (write := self._next(source)) is not None:
             try:
-                gathered = write.gathered = gather(write.requests, clock.now_ms())
+                write.gather(clock.now_ms())
                 began_s = clock.monotonic_s()
-                position = source.wal.append([gathered.payload])
+                position = source.wal.append([write.payload])
                 write.took_s = clock.monotonic_s() - began_s
                 write.position = position
             except CatchwaterError as error:
@@ -557,9 +564,29 @@ class Writer:
                 # Still counted as busy: nothing follows before the loop has refused all in hand.
                 return
 
+    def _next(self, source: Source) -> Write | None:
+        """What is to be written next; None: the thread is to end."""
+        while True:
+            with self._lock:
+                if source is self._source and self._is_due(source):
+                    return self._take(source)
+                # The one thread of a broker alone stays: to begin it anew for every chunk would
+                # cost a lightly loaded one a third more.
+                if not self._committer.in_memory or self._closing:
+                    source.idle_threads += 1
+                    return None
+                self._is_resting = True
+            self._wake.get()
+
+    def _wake_thread(self) -> None:
+        with self._lock:
+            is_resting, self._is_resting = self._is_resting, False
+        if is_resting:
+            self._wake.put(None)
+
     # --- committing, in order --------------------------------------------------------------------
 
-    def _written(self, write: _Write) -> None:
+    def _written(self, write: Write) -> None:
         if write.error is None:
             self.on_wal_append(write.took_s)
         if not self._held.locked():
@@ -574,7 +601,7 @@ class Writer:
                 self._refuse(write, ErrorCode.NOT_LEADER_OR_FOLLOWER)
             elif write.error is not None:
                 self._fail(write, write.error)
-                with self._wake:
+                with self._lock:
                     write.source.idle_threads += 1
             elif write.position is None:
                 break
@@ -587,11 +614,9 @@ class Writer:
         if self._closing:
             self._note_all_answered()
 
-    def _commit(self, write: _Write) -> None:
-        source, gathered, position = write.source, write.gathered, write.position
-        assert gathered is not None and position is not None, "it is written"
+    def _commit(self, write: Write) -> None:
         try:
-            committed = self._committer.commit(source.session, source.wal, gathered, position)
+            committed = self._committer.commit(write)
         except CatalogDead as error:
             self._fail(write, error)
             return
@@ -601,7 +626,7 @@ class Writer:
             self._committing = asyncio.ensure_future(self._await_commit(write, committed))
             self._committing.add_done_callback(self._watch)
 
-    async def _await_commit(self, write: _Write, committing: Awaitable[Committed]) -> None:
+    async def _await_commit(self, write: Write, committing: Awaitable[Committed]) -> None:
         try:
             committed = await committing
         except CatchwaterError as error:
@@ -611,20 +636,18 @@ class Writer:
         self._committing = None
         self._commit_written()
 
-    def _acknowledge(self, write: _Write, committed: Committed) -> None:
-        gathered, position = write.gathered, write.position
-        assert gathered is not None and position is not None, "it is committed"
+    def _acknowledge(self, write: Write, committed: Committed) -> None:
         if write.source is self._source:
-            self.sequenced = max(self.sequenced, position.sequence)
+            self.sequenced = max(self.sequenced, write.place.sequence)
         self._writes.popleft()
-        self._intake.answer(gathered, committed.results)
+        self._intake.answer(write, committed.results)
         self._intake.wake(committed.changed)
 
-    def _refuse(self, write: _Write, error: ErrorCode = ErrorCode.KAFKA_STORAGE_ERROR) -> None:
+    def _refuse(self, write: Write, error: ErrorCode = ErrorCode.KAFKA_STORAGE_ERROR) -> None:
         self._writes.popleft()
         self._intake.refuse(write.requests, error)
 
-    def _fail(self, write: _Write, error: CatchwaterError) -> None:
+    def _fail(self, write: Write, error: CatchwaterError) -> None:
         """Refuse a chunk that was not written or not committed, and all that came behind it."""
         if write.source.has_ended:
             self._refuse(write, ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -668,25 +691,24 @@ class Writer:
     def _end_session(self) -> list[Request]:
         ended = self._source
         assert ended is not None, "it ends once"
-        with self._wake:
+        with self._lock:
             self._source = None
         ended.has_ended = True
         self._renewing = asyncio.ensure_future(self._renew(ended))
         return self._take_all()
 
-    async def _renew(self, ended: _Source) -> None:
+    async def _renew(self, ended: Source) -> None:
         """Go on with a new session, while what is under way in the old log comes to its end."""
         await asyncio.gather(self._retire(ended), self._begin_session(ended))
 
-    async def _retire(self, source: _Source) -> None:
-        with self._wake:
-            self._wake.notify()
+    async def _retire(self, source: Source) -> None:
+        self._wake_thread()
         if source.writing:
             await asyncio.wait(source.writing)
         source.threads.shutdown()
         await asyncio.to_thread(source.wal.close)
 
-    async def _begin_session(self, ended: _Source) -> None:
+    async def _begin_session(self, ended: Source) -> None:
         assert ended.session is not None, "a broker alone is not superseded"
         try:
             session, wal = await self._committer.renew(ended.session)
@@ -697,11 +719,11 @@ class Writer:
             self.sequenced = 0
             self._source = self._open(session, wal)
 
-    def _open(self, session: Session | None, wal: Wal) -> _Source:
+    def _open(self, session: Session | None, wal: Wal) -> Source:
         threads = ThreadPoolExecutor(wal.max_in_flight, thread_name_prefix="wal")
         # One chunk more than may be written at once: it is committed meanwhile.
         at_once = 0 if self._committer.in_memory else wal.max_in_flight + (not wal.in_commit)
-        return _Source(session, wal, at_once, threads, wal.max_in_flight)
+        return Source(session, wal, at_once, threads, wal.max_in_flight)
 
 
 def _fitting(requests: Sequence[Request], max_bytes: int) -> int:

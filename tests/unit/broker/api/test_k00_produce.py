@@ -16,8 +16,8 @@ from kio.schema.produce.v13 import request as v13
 from catchwater.broker.api import k00_produce
 from catchwater.broker.api.k00_produce import Unanswered
 from catchwater.log.topic_settings import LATEST_MS
-from catchwater.log.write import inside, prepare
-from catchwater.log.write.inside import MAX_OPENED_BYTES
+from catchwater.log.write import prepare
+from catchwater.log.write.prepare import MAX_OPENED_BYTES
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import HEADER_BYTES, assembled, check, read_single
 from catchwater.wire.codecs import compress
@@ -355,7 +355,7 @@ async def test_what_is_behind_compressed_records_is_refused(client, codec) -> No
 
 
 async def test_a_bomb_is_refused_off_the_loop(client, is_on_loop, topic) -> None:
-    seen = is_on_loop((inside, "decompress_checked"))
+    seen = is_on_loop((prepare, "decompress_checked"))
     bomb = encode_batch([(b"k", bytes(MAX_OPENED_BYTES), 0, ())], codec=4)
     reply = await client.send(produce((0, bomb)))
     assert answers(reply) == [(0, "message_too_large", -1)]

@@ -58,7 +58,7 @@ async def topic(client):
 def append(client, topic, batch):
     def append(index: int, data: bytes | None = None) -> int:
         view = memoryview(data or batch(10))
-        client.log.submit([Submission((topic.id, index), read_single(view), view, None)])
+        client.log.submit([Submission((topic.id, index), read_single(view), view)])
         return len(view)
 
     return append
@@ -253,7 +253,7 @@ async def test_thousands_of_named_partitions_and_duplicates_have_a_bounded_answe
 async def test_an_old_client_is_told_that_it_cannot_read_zstd(client, batch) -> None:
     zstd = await client.log.create_topic("z", 1, {"compression.type": "zstd"})
     view = memoryview(batch(1))
-    client.log.submit([Submission((zstd.id, 0), read_single(view), view, None)])
+    client.log.submit([Submission((zstd.id, 0), read_single(view), view)])
     old = v9.FetchRequest(
         replica_id=-1,
         max_wait=i32Timedelta.parse(timedelta(0)),

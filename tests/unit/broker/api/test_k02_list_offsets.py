@@ -36,7 +36,7 @@ async def topic(client, batch):
     topic = await client.log.create_topic("t", 3)
     for _ in range(2):
         view = memoryview(batch(5))
-        client.log.submit([Submission((topic.id, 0), read_single(view), view, None)])
+        client.log.submit([Submission((topic.id, 0), read_single(view), view)])
     client.log.keeping.log_starts[topic.id, 0] = 4
     return topic
 

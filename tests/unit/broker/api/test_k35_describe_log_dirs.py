@@ -22,7 +22,7 @@ async def topics(client, batch, tmp_path: Path) -> None:
     for name, count in (("a", 2), ("b", 40)):
         topic = await client.log.create_topic(name, count)
         data = memoryview(batch())
-        client.log.submit([Submission((topic.id, 1), read_header(data), data, None)])
+        client.log.submit([Submission((topic.id, 1), read_header(data), data)])
 
 
 def sizes(result) -> dict[tuple[str, int], int]:

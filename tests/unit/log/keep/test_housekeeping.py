@@ -65,7 +65,7 @@ async def world() -> AsyncIterator[World]:
 def keyed(key: PartitionKey, *changes: tuple[str, str | None]) -> Submission:
     records = [(k.encode(), None if v is None else v.encode(), 0, ()) for k, v in changes]
     view = memoryview(encode_batch(records))
-    return Submission(key, read_header(view), view, None)
+    return Submission(key, read_header(view), view)
 
 
 async def values(log: Log, key: PartitionKey) -> dict[str, tuple[int, str]]:
@@ -191,7 +191,7 @@ async def test_after_a_jump_of_the_clock_nothing_is_deleted_for_one_interval(
     key = (topic.id, 0)
     records = [(b"k", b"v", clocks.now_ms(), ())]
     view = memoryview(encode_batch(records))
-    await append(log, Submission(key, read_header(view), view, None))
+    await append(log, Submission(key, read_header(view), view))
     await log.keeping.pack()
     clocks.set_by_ms += 2 * HOUR_MS
     await log.keeping._keep_to_policy()

@@ -33,7 +33,7 @@ async def append(log: Log, key: PartitionKey, count: int, base_sequence: int) ->
     records = [(None, b"v", 1000 + base_sequence + n, ()) for n in range(count)]
     batch = encode_batch(records, producer_id=7, producer_epoch=0, base_sequence=base_sequence)
     view = memoryview(batch)
-    await log.submit([Submission(key, read_header(view), view, None)])
+    await log.submit([Submission(key, read_header(view), view)])
 
 
 async def look(tmp_path: Path, what: Callable[[OfflineLog], T]) -> T:

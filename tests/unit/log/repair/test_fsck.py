@@ -27,7 +27,7 @@ async def log(tmp_path: Path) -> AsyncIterator[Log]:
     for step in range(8):
         batch = encode_batch([(None, b"%d" % step * 100, 1_000, ())] * 3)
         view = memoryview(batch)
-        await log.submit([Submission((topic.id, step % 2), read_header(view), view, None)])
+        await log.submit([Submission((topic.id, step % 2), read_header(view), view)])
         if step == 5:
             await log.keeping.pack()
     await log.keeping.back_up()
@@ -109,7 +109,7 @@ async def test_parquet_that_is_missing_cut_short_or_altered_is_named(tmp_path: P
     log = await Log.open(tmp_path, replace(QUIET, parquet_after_ms=0), CLOCK)
     topic = await log.create_topic("t", 1, {"catchwater.history.parquet": "true"})
     view = memoryview(encode_batch([(None, b"x" * 100, 1_000, ())] * 3))
-    await log.submit([Submission((topic.id, 0), read_header(view), view, None)])
+    await log.submit([Submission((topic.id, 0), read_header(view), view)])
     await log.keeping.pack()
     assert not await log.keeping.write_parquet()
     await log.keeping.back_up()

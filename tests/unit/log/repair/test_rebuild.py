@@ -55,7 +55,7 @@ async def produce(log: Log, key: PartitionKey, sequence: int, producer: int = 7)
         records, producer_id=producer, producer_epoch=0, base_sequence=2 * sequence
     )
     view = memoryview(batch)
-    [answer] = await log.submit([Submission(key, read_header(view), view, None)])
+    [answer] = await log.submit([Submission(key, read_header(view), view)])
     return answer
 
 

@@ -5,7 +5,7 @@ import pytest
 from catchwater.log.format.chunk import ADDS_PARTITION
 from catchwater.log.format.records import open_records
 from catchwater.log.topic_settings import Rules
-from catchwater.log.write.inside import (
+from catchwater.log.write.prepare import (
     MAX_OPENED_BYTES,
     QUICK_EFFORT,
     NotQuick,

@@ -7,8 +7,7 @@ import pytest
 
 from catchwater.log.topic_settings import Rules
 from catchwater.log.write import prepare
-from catchwater.log.write.inside import NotQuick
-from catchwater.log.write.prepare import Preparation, Unprepared
+from catchwater.log.write.prepare import NotQuick, Preparation, Unprepared
 from catchwater.log.write.writer import Appended
 from catchwater.wire import batch
 from catchwater.wire.arrow import encode_batch
@@ -33,9 +32,11 @@ class Frame:
 class MemoryWriter:
     def __init__(self) -> None:
         self.taken: list = []
+        self.frames: list = []
 
-    def submit(self, batches) -> asyncio.Future:
+    def submit(self, batches, frame) -> asyncio.Future:
         first = len(self.taken)
+        self.frames.append(frame)
         self.taken += batches
         answer = asyncio.get_running_loop().create_future()
         answer.set_result([Appended(ErrorCode.NONE, first + n, 0, 0) for n in range(len(batches))])
@@ -90,7 +91,7 @@ async def test_what_is_quick_is_handed_on_at_once(preparation, writer) -> None:
     frame = Frame()
     answer = preparation.submit([unprepared(), unprepared(key=OTHER)], frame)
     assert [batch.partition for batch in writer.taken] == [KEY, OTHER]
-    assert [batch.frame for batch in writer.taken] == [frame, None]
+    assert writer.frames == [frame]
     assert [batch.data for batch in writer.taken] == [DATA, DATA], "nothing is copied"
     assert [each.base_offset for each in await answer] == [0, 1]
     assert not frame.released, "that is for the log"
@@ -120,9 +121,9 @@ async def test_a_refused_batch_does_not_hold_back_the_others(
     found = await preparation.submit(batches, frame)
     assert [type(each) for each in found] == [Appended, BatchError, Appended]
     assert [each.base_offset for each in found[::2]] == [0, 1]
-    assert [batch.frame for batch in writer.taken] == [frame, None]
+    assert writer.frames == [frame]
     found = await preparation.submit([unprepared(Looks.REFUSED), unprepared(way)], frame)
-    assert writer.taken[-1].frame is frame and not frame.released
+    assert writer.frames == [frame, frame] and not frame.released
     (only,) = await preparation.submit([unprepared(Looks.REFUSED)], frame)
     assert only.code is ErrorCode.INVALID_RECORD
     assert frame.released == 1
@@ -155,7 +156,7 @@ async def test_what_nobody_waits_for_any_more_is_appended_all_the_same(
     gone.cancel()
     await preparation.close()
     assert len(writer.taken) == (2 if way == Looks.SLOW else 1)
-    assert writer.taken[0].frame is frame
+    assert writer.frames[0] is frame
 
 
 @pytest.mark.parametrize("size_bytes", [100, 1_000_000], ids=["at once", "in the thread"])

@@ -95,14 +95,14 @@ class Bench:
         self.wal, self.catalog = wal or MemoryWal(), MemoryCatalog()
         by = committer(self.catalog)
         self.states = by.states
-        self.seen: list[Position] = []
+        self.seen: list[int] = []
         self.intake = Intake(pending_bytes, self.states)
-        by.on_committed = lambda changes, position, payload: self.seen.append(position)
+        by.on_committed = lambda runs, start, payload: self.seen.append(start)
         self.writer = Writer(by, self.intake, ManualClock(now_ms=77), self.wal)
 
-    def batch(self, partition: int, value: bytes, frame: Any = None) -> Submission:
+    def batch(self, partition: int, value: bytes) -> Submission:
         data = memoryview(self.make_batch([value]))
-        return Submission((T1, partition), read_header(data), data, frame)
+        return Submission((T1, partition), read_header(data), data)
 
     async def stop_at_the_gate(self) -> "asyncio.Future[Any]":
         """One append in the WAL's hands, so that what follows is gathered."""
@@ -166,7 +166,7 @@ async def test_a_frame_is_released_once_and_not_before_the_write(
     log = bench()
     first = await log.stop_at_the_gate()
     frame = Frame()
-    answer = log.writer.submit([log.batch(0, b"a"), log.batch(1, b"b", frame)])
+    answer = log.writer.submit([log.batch(0, b"a"), log.batch(1, b"b")], frame)
     answer.cancel()
     assert frame.released == 0
     log.wal.gate.set()
@@ -183,7 +183,7 @@ async def test_too_much_waiting_is_refused_and_taken_again_later(
     first = await log.stop_at_the_gate()
     frame = Frame()
     second = log.writer.submit([log.batch(0, b"x" * 200)])
-    (refused,) = await log.writer.submit([log.batch(0, b"y" * 200, frame)])
+    (refused,) = await log.writer.submit([log.batch(0, b"y" * 200)], frame)
     assert refused.error == ErrorCode.KAFKA_STORAGE_ERROR
     assert frame.released == 1
     log.wal.gate.set()
@@ -266,7 +266,7 @@ async def test_a_full_disk_refuses_and_the_next_append_works(bench: Callable[...
     log = bench()
     log.wal.failure = WalFull("no space")
     frame = Frame()
-    (refused,) = await log.writer.submit([log.batch(0, b"a", frame)])
+    (refused,) = await log.writer.submit([log.batch(0, b"a")], frame)
     assert refused.error == ErrorCode.KAFKA_STORAGE_ERROR
     assert frame.released == 1
     log.wal.failure = None
