@@ -56,11 +56,11 @@ def acknowledge_before_commit() -> Any:
     """Some chunks are acknowledged as soon as they are written, and then never committed."""
     original = commit.SharedCommitter._transact
 
-    async def transact(self: Any, session: Any, wal: Any, gathered: Any, position: Any) -> Any:
-        if position.sequence % 8 != 5:
-            return await original(self, session, wal, gathered, position)
+    async def transact(self: Any, write: Any) -> Any:
+        if write.place.sequence % 8 != 5:
+            return await original(self, write)
         states = self._core.states
-        ends = [states[e.topic_id, e.partition].high_watermark for e in gathered.chunk.entries]
+        ends = [states[e.topic_id, e.partition].high_watermark for e in write.chunk.entries]
         return [Result(ErrorCode.NONE, end) for end in ends], Changes()
 
     return patch.object(commit.SharedCommitter, "_transact", transact)

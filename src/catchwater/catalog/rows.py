@@ -253,7 +253,9 @@ class EpochCommit:
     topic: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    slots=True
+)  # not frozen: one is made for every chunk, and that would take 5 times as long
 class Changes:
     """What one sequenced chunk changes; rows of partitions and producers replace older ones."""
 

@@ -161,9 +161,16 @@ class Trail:
         self.sequence = sequence
         for run in changes.runs:
             self.runs.setdefault(run[:2], []).append(run)
-        self._partitions |= {row[:2]: row for row in changes.partitions}
-        self._producers |= {row[:3]: row for row in changes.producers}
-        self._objects |= {row.key: row for row in changes.objects}
+        for partition in changes.partitions:
+            self._partitions[partition[:2]] = partition
+        for producer in changes.producers:
+            self._producers[producer[:3]] = producer
+        for object_row in changes.objects:
+            self._objects[object_row.key] = object_row
+        if changes.txns or changes.closed_txns or changes.open_txns:
+            self._add_txns(changes)
+
+    def _add_txns(self, changes: Changes) -> None:
         self._txns |= {row.transactional_id: row for row in changes.txns}
         self._open_txns |= dict.fromkeys(changes.closed_txns)
         self._open_txns |= {row[:3]: row for row in changes.open_txns}

@@ -44,6 +44,7 @@ ADDS_PARTITION = 0x200
 
 _HEADER = struct.Struct(">4sHHqIII")
 _CRC = struct.Struct(">I")
+_new_tuple = tuple.__new__
 _ENTRY = struct.Struct(">16siIIqhiiiqh")
 HEADER_BYTES = _HEADER.size + _CRC.size
 ENTRY_BYTES = _ENTRY.size
@@ -118,28 +119,19 @@ def encode(
     at = HEADER_BYTES + ENTRY_BYTES * len(batches)
     entries: list[Entry] = []
     parts: list[Buffer] = [b""]
+    all_attributes = 0
     for (topic_id, partition), header, data in batches:
-        assert len(data) == header.size_bytes, "a batch is as long as its header says"
-        entries.append(
-            Entry(
-                topic_id,
-                partition,
-                at,
-                header.size_bytes,
-                header.producer_id,
-                header.producer_epoch,
-                header.base_sequence,
-                header.last_offset_delta,
-                header.record_count,
-                header.max_timestamp,
-                header.attributes,
-            )
-        )
+        # Unpacked at once: this is done for every batch, and names cost more than places.
+        _, size, _, _, _, attributes, delta, _, newest, producer, epoch, sequence, count = header
+        assert len(data) == size, "a batch is as long as its header says"
+        fields = (topic_id, partition, at, size, producer, epoch, sequence, delta, count, newest)
+        entries.append(_new_tuple(Entry, (*fields, attributes)))
         parts.append(data)
-        at += header.size_bytes
+        at += size
+        all_attributes |= attributes
     assert at <= MAX_CHUNK_BYTES, "the appender bounds a chunk far below the format's limit"
     index = b"".join([_ENTRY.pack(*entry) for entry in entries])
-    version = VERSION if any(entry.is_transactional for entry in entries) else 1
+    version = VERSION if all_attributes & TRANSACTIONAL else 1
     head = _HEADER.pack(MAGIC, version, 0, created_ms, len(entries), len(index), crc32c(index))
     parts[0] = b"".join((head, _CRC.pack(crc32c(head)), index))
     return parts, Chunk(created_ms, entries, at)

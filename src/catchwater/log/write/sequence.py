@@ -241,25 +241,19 @@ def catalog_changes(
     at: int,
 ) -> Changes:
     """What the catalog has to store of a sequenced chunk that begins at byte `at` of an object."""
+    file = object_row.key
     runs = [
-        RunRow(
-            *run.key,
-            run.base_offset,
-            run.last_offset,
-            object_row.key,
-            at + run.byte_offset,
-            run.byte_size,
-            run.max_timestamp,
-            run.record_count,
-        )
-        for run in done.runs
+        RunRow(topic_id, partition, first, last, file, at + byte_offset, size, newest, count)
+        for (topic_id, partition), first, last, byte_offset, size, newest, count in done.runs
     ]
-    producers = [
-        ProducerRow._make((*key, producer_id, *states[key].producers[producer_id]))
-        for key, changed in done.changed.items()
-        for producer_id in changed
-    ]
-    partitions = [partition_row(key, states[key]) for key in done.changed]
+    partitions = []
+    producers = []
+    for key, changed in done.changed.items():
+        state = states[key]
+        partitions.append(partition_row(key, state))
+        for producer_id in changed:
+            row = (*key, producer_id, *state.producers[producer_id])
+            producers.append(ProducerRow._make(row))
     return Changes(
         runs,
         partitions,
@@ -290,8 +284,14 @@ def txns_of(rows: Snapshot | ScopeRows) -> Txns:
 
 def partition_row(key: PartitionKey, state: PartitionState) -> PartitionRow:
     """A state as the catalog keeps it."""
+    topic_id, index = key
     return PartitionRow(
-        *key, state.log_start, state.high_watermark, state.bytes, state.earliest_timestamp
+        topic_id,
+        index,
+        state.log_start,
+        state.high_watermark,
+        state.bytes,
+        state.earliest_timestamp,
     )
 
 
