@@ -9,13 +9,17 @@ Relies on pyarrow. JSON is opened to pack it only for its key fields, and not at
 record's key is to be the function's key. That it is, is checked of every event where it is decoded.
 """
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import pairwise
+from dataclasses import replace
+from functools import cached_property
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.functions.spec import FunctionSpec
@@ -36,6 +40,10 @@ from catchwater.state.keys import (
     stored_keys,
 )
 
+BLOCK_EVENTS = 500
+"""A block has about so many events: with their records they fit into the processor's own cache."""
+_MOST_BYTES = 1 << 30
+"""Of so many bytes blocks are made: an Arrow column of texts holds twice as much."""
 _EVEN_OVER = 64
 _SCHEMA = (("key", pa.binary()), ("value", pa.binary()), ("offset", pa.int64()))
 _TIMESTAMP = ("timestamp", pa.int64())
@@ -169,6 +177,29 @@ def pack_run(
         yield [Packed(shard, _to_ipc(part)) for shard, part in parts] + packed
 
 
+class _Opened(NamedTuple):
+    """A blob."""
+
+    named: dict[bytes, bytes]
+    rows: pa.RecordBatch
+
+    @property
+    def origin(self) -> str:
+        return self.named[b"origin"].decode()
+
+    @property
+    def input(self) -> str:
+        return self.named[b"input"].decode()
+
+    @property
+    def is_poison(self) -> bool:
+        return b"poison" in self.named
+
+    @property
+    def has_record_keys(self) -> bool:
+        return b"keys" in self.named
+
+
 def read_events(spec: FunctionSpec, blobs: Sequence[bytes]) -> Iterator[Batch]:
     """Open blobs of `pack`, decode their events, and set those apart that cannot be.
 
@@ -176,65 +207,187 @@ def read_events(spec: FunctionSpec, blobs: Sequence[bytes]) -> Iterator[Batch]:
     keys: finding them together costs half of what it costs batch by batch. Raises
     `RecordKeyDiffers` at the first event whose key is not its record's.
     """
-    opened = [_open(blob) for blob in blobs]
-    columns = [batch.column(0) for named, batch in opened if b"poison" not in named]
+    return _in_log_order(spec, list(map(_open, blobs)))
+
+
+def read_blocks(spec: FunctionSpec, blobs: Sequence[bytes]) -> Iterator[Iterator[Batch]]:
+    """The events of `read_events` in blocks, each with all events of its keys.
+
+    Blocks come in the order of the keys' hashes. In each the events lie in log order, with their
+    places in the order of all beside them. Few events are one block, and as `read_events` has them.
+    """
+    opened = list(map(_open, blobs))
+    good = [each.rows for each in opened if not each.is_poison]
+    if sum(map(len, good)) <= 2 * BLOCK_EVENTS or sum(rows.nbytes for rows in good) > _MOST_BYTES:
+        yield _in_log_order(spec, opened)
+    else:
+        yield from _in_blocks(spec, opened)
+
+
+def _in_log_order(spec: FunctionSpec, opened: Sequence[_Opened]) -> Iterator[Batch]:
+    columns = [each.rows.column(0) for each in opened if not each.is_poison]
     encoded = pa.chunked_array(columns, pa.binary()).dictionary_encode()
-    distinct = np.array([], object)
-    if columns:
-        distinct = encoded.chunk(0).dictionary.to_numpy(zero_copy_only=False)
+    keys = _Keys(spec, encoded.chunk(0).dictionary if columns else pa.array([], pa.binary()))
     indices = (chunk.indices.to_numpy() for chunk in encoded.chunks)
-    new_keys = distinct.tolist()
-    values: np.ndarray | None = None
-    """Of the distinct keys, once one has to be compared."""
-    for named, batch in opened:
-        if b"poison" in named:
-            origin = named[b"origin"].decode()
-            poisoned = _poisoned(origin, batch)
-            yield Batch((), (), origin, (), (), named[b"input"].decode(), poisoned, ())
+    new_keys = keys.stored.tolist()
+    for each in opened:
+        if each.is_poison:
+            yield _batch_of_poison(each)
         else:
-            taken = next(indices)
-            found, good = _decoded(spec, named, batch, distinct[taken].tolist(), new_keys)
-            if b"keys" in named:
-                values = _values_of(spec, distinct) if values is None else values
-                expected = values[taken if good is None else taken[good]].tolist()
-                _refuse_other_keys(spec.input(found.input), found, expected)
-            yield found
+            taken, runs = next(indices), ((each.origin, len(each.rows)),)
+            yield _decoded(spec, each, runs, each.rows, keys, taken, new_keys)
             new_keys = []
+
+
+def _in_blocks(spec: FunctionSpec, opened: Sequence[_Opened]) -> Iterator[Iterator[Batch]]:
+    """Blocks of ranges of the hash; what was poison before comes first."""
+    starts = np.cumsum([0, *(len(each.rows) for each in opened)])
+    for each, start in zip(opened, starts, strict=False):
+        if each.is_poison:
+            found = _batch_of_poison(each)
+            here = range(start, start + len(each.rows))
+            yield iter((replace(found, places=(), poisoned_places=here),))
+    good = [index for index, each in enumerate(opened) if not each.is_poison]
+    parts = [opened[index].rows.replace_schema_metadata() for index in good]
+    (rows,) = pa.Table.from_batches(parts).combine_chunks().to_batches()
+    places = np.concatenate([np.arange(*starts[index : index + 2]) for index in good])
+    high = np.frombuffer(pc.binary_slice(rows.column(0), 0, 4).buffers()[2], ">u4")
+    high = (high - high.min()).astype(np.uint64)
+    blocks = len(rows) // BLOCK_EVENTS
+    # In as few bytes as they take, for which NumPy's stable sort is quickest.
+    wanted = (high * np.uint64(blocks) // (high.max() + np.uint64(1))).astype(
+        np.min_scalar_type(blocks)
+    )
+    order = np.argsort(wanted, kind="stable")
+    rows, places = rows.take(pa.array(order)), places[order]
+    ends = np.cumsum(np.bincount(wanted, minlength=blocks)).tolist()
+    for start, end in pairwise([0, *ends]):
+        if end > start:
+            block = rows.slice(start, end - start)
+            yield _block(spec, opened, starts, block, places[start:end])
+
+
+def _block(
+    spec: FunctionSpec,
+    opened: Sequence[_Opened],
+    starts: np.ndarray,
+    rows: pa.RecordBatch,
+    places: np.ndarray,
+) -> Iterator[Batch]:
+    """One block: a batch for all that follow one another of one input."""
+    encoded = rows.column(0).dictionary_encode()
+    keys, indices = _Keys(spec, encoded.dictionary), encoded.indices.to_numpy()
+    new_keys = sorted(keys.stored)
+    blobs, first = np.unique(np.searchsorted(starts, places, "right") - 1, return_index=True)
+    of = [opened[blob] for blob in blobs]
+    ends = [*first[1:].tolist(), len(rows)]
+    start = 0
+    for _, group in groupby(zip(of, ends, strict=True), lambda part: _kind_of(part[0])):
+        parts = list(group)
+        end = parts[-1][1]
+        yield _decoded(
+            spec,
+            parts[0][0],
+            _runs((each.origin, until - start) for each, until in parts),
+            rows.slice(start, end - start),
+            keys,
+            indices[start:end],
+            new_keys,
+            places[start:end],
+        )
+        new_keys, start = [], end
+
+
+def _kind_of(opened: _Opened) -> tuple[str, bool]:
+    """What events of one batch have in common."""
+    return opened.input, opened.has_record_keys
+
+
+def _runs(parts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """`Batch.runs`: parts of one origin that follow one another are one."""
+    found: list[tuple[str, int]] = []
+    for origin, end in parts:
+        if found and found[-1][0] == origin:
+            found.pop()
+        found.append((origin, end))
+    return found
+
+
+class _Keys:
+    """The distinct keys of some events: a key is one object in all of them."""
+
+    def __init__(self, spec: FunctionSpec, stored: pa.Array) -> None:
+        self._spec = spec
+        self.stored: np.ndarray = stored.to_numpy(zero_copy_only=False)
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        """What each stored key is the key of; None for what no key could be."""
+        values = np.empty(len(self.stored), object)
+        for index, key in enumerate(self.stored):
+            with suppress(ValueError):
+                values[index] = self._spec.decode_key(key[HASH_BYTES:])
+        return values
 
 
 def _decoded(
     spec: FunctionSpec,
-    opened: dict[bytes, bytes],
-    batch: pa.RecordBatch,
-    keys: list[bytes],
+    opened: _Opened,
+    runs: Sequence[tuple[str, int]],
+    rows: pa.RecordBatch,
+    keys: _Keys,
+    taken: np.ndarray,
     new_keys: Sequence[bytes],
-) -> tuple[Batch, list[int] | None]:
-    """One batch with its stored keys; the rows of its events if some cannot be decoded."""
-    origin, named = opened[b"origin"].decode(), opened[b"input"].decode()
-    values, offsets = _to_list(batch.column(1)), batch.column(2).to_numpy()
-    times = batch.column(3).to_numpy()
-    oldest = int(times.min())
-    events, errors = decode_all(spec.input(named).decode_event, values)
-    poisoned = tuple(
-        Poisoned(origin, int(offsets[i]), keys[i][HASH_BYTES:], values[i] or b"", error)
-        for i, error in errors.items()
+    places: np.ndarray | None = None,
+) -> Batch:
+    """One batch with its stored keys, and without the events that cannot be decoded."""
+    values, offsets, times = _to_list(rows.column(1)), *(rows.column(i).to_numpy() for i in (2, 3))
+    events, errors = decode_all(spec.input(opened.input).decode_event, values)
+    found = Batch(
+        keys.stored[taken].tolist(),
+        events,
+        runs[0][0],
+        offsets,
+        values,
+        opened.input,
+        (),
+        new_keys,
+        times,
+        int(times.min()),
+        runs if len(runs) > 1 else (),
+        None if places is None else places.tolist(),
     )
-    good = None
     if errors:
-        good = [i for i in range(len(keys)) if i not in errors]
-        keys, values = [keys[i] for i in good], [values[i] for i in good]
-        times, offsets = times[good], offsets[good]
-    found = Batch(keys, events, origin, offsets, values, named, poisoned, new_keys, times, oldest)
-    return found, good
+        good = [i for i in range(len(values)) if i not in errors]
+        found, taken = _without(found, errors, good), taken[good]
+    if opened.has_record_keys:
+        _refuse_other_keys(spec.input(found.input), found, keys.values[taken].tolist())
+    return found
 
 
-def _values_of(spec: FunctionSpec, stored: np.ndarray) -> np.ndarray:
-    """What each stored key is the key of; None for what no key could be."""
-    values = np.empty(len(stored), object)
-    for index, key in enumerate(stored):
-        with suppress(ValueError):
-            values[index] = spec.decode_key(key[HASH_BYTES:])
-    return values
+def _without(found: Batch, errors: dict[int, str], good: list[int]) -> Batch:
+    """A batch of the good events; the others are its poison."""
+    places = found.places
+    return replace(
+        found,
+        keys=[found.keys[i] for i in good],
+        offsets=[found.offsets[i] for i in good],
+        values=[found.values[i] for i in good],
+        timestamps=[found.timestamps[i] for i in good],
+        runs=[(origin, bisect_left(good, end)) for origin, end in found.runs],
+        places=None if places is None else [places[i] for i in good],
+        poisoned=[
+            Poisoned(
+                found.origin_of(i),
+                int(found.offsets[i]),
+                found.keys[i][HASH_BYTES:],
+                found.values[i] or b"",
+                error,
+            )
+            for i, error in errors.items()
+        ],
+        poisoned_places=() if places is None else [places[i] for i in errors],
+    )
 
 
 def _refuse_other_keys(spec: FunctionSpec, batch: Batch, expected: list[Any]) -> None:
@@ -306,11 +459,11 @@ def pack_table(
 
 def read_table(blob: bytes) -> TableBatch:
     """Open a blob of `pack_table`."""
-    opened, batch = _open(blob)
-    name = opened[b"table"].decode()
-    if b"poison" in opened:
-        return TableBatch(name, (), (), _poisoned(opened[b"origin"].decode(), batch))
-    return TableBatch(name, *(_to_list(batch.column(i)) for i in (0, 1)))
+    opened = _open(blob)
+    name = opened.named[b"table"].decode()
+    if opened.is_poison:
+        return TableBatch(name, (), (), _poisoned(opened))
+    return TableBatch(name, *(_to_list(opened.rows.column(i)) for i in (0, 1)))
 
 
 def _keys_in_json(
@@ -371,18 +524,22 @@ def _pack_poison(
     return Packed(batch.column(2)[0].as_py() % shards, _to_ipc(batch))
 
 
-def _poisoned(origin: str, batch: pa.RecordBatch) -> list[Poisoned]:
-    columns = (column.to_pylist() for column in batch.columns)
+def _batch_of_poison(opened: _Opened) -> Batch:
+    return Batch((), (), opened.origin, (), (), opened.input, _poisoned(opened), ())
+
+
+def _poisoned(opened: _Opened) -> list[Poisoned]:
+    columns = (column.to_pylist() for column in opened.rows.columns)
     return [
-        Poisoned(origin, offset, key, value or b"", error)
+        Poisoned(opened.origin, offset, key, value or b"", error)
         for key, value, offset, error in zip(*columns, strict=True)
     ]
 
 
-def _open(blob: bytes) -> tuple[dict[bytes, bytes], pa.RecordBatch]:
+def _open(blob: bytes) -> _Opened:
     with pa.ipc.open_stream(blob) as reader:
         batch = reader.read_next_batch()
-    return batch.schema.metadata, batch
+    return _Opened(batch.schema.metadata, batch)
 
 
 def _to_list(column: pa.Array) -> list[Any]:

@@ -28,7 +28,7 @@ from catchwater.pipeline.calls.journal import Journal
 from catchwater.pipeline.calls.policy import override
 from catchwater.pipeline.functions.policy import HANDLER_TIMEOUT_MS, Poison
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.pipeline.pack import pack, read_events, read_table, shard_labels
+from catchwater.pipeline.pack import pack, read_blocks, read_events, read_table, shard_labels
 from catchwater.pipeline.process.batch import Batch, Poisoned, Processed, Times
 from catchwater.pipeline.process.epoch import process
 from catchwater.pipeline.process.poison import Progress
@@ -198,6 +198,7 @@ class _Shard:
                 state,
                 batches,
                 Times(head.watermark_ms, head.watermark_ms, head.clock_ms),
+                blocks=batches.blocks(),
                 tables=tables,
                 poison=self._stage.poison,
                 answers=answers,
@@ -311,6 +312,10 @@ class _Events:
 
     def __iter__(self) -> Iterator[Batch]:
         return read_events(self.spec, self.blobs)
+
+    def blocks(self) -> Iterator[Iterator[Batch]]:
+        """The same by blocks of keys."""
+        return read_blocks(self.spec, self.blobs)
 
 
 _CALLS: dict[FunctionCode, Calls] = {}

@@ -6,8 +6,10 @@ A broadcast table lies whole in every shard, a keyed one only where its key's st
 kept as they came and decoded when they are asked for, once an epoch.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from catchwater.pipeline.functions.spec import FunctionSpec, TableSpec
@@ -65,14 +67,14 @@ class Poisoned(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """Events of one partition in log order; keys, events, offsets and values lie side by side."""
+    """Events of one input in log order; keys, events, offsets and values lie side by side."""
 
     keys: Sequence[bytes]
     """Stored keys."""
     events: Sequence[Any]
     """Decoded."""
     origin: str
-    """"topic-partition"."""
+    """"topic-partition"; of events of several, that of the first."""
     offsets: Sequence[int]
     values: Sequence[bytes]
     """The events as they came."""
@@ -87,6 +89,30 @@ class Batch:
     """The records', ms, side by side with the events; not above 0: it has none. Empty: none has."""
     oldest_ms: int = 0
     """The least of them, where that was looked for; not above 0: each has to be looked at."""
+    runs: Sequence[tuple[str, int]] = ()
+    """Of events of several partitions: the origin of those that follow one another, and the index
+    where they end."""
+    places: Sequence[int] | None = None
+    """Of a block's batch: where in the epoch's log order each event stands; None: the batches come
+    in that order."""
+    poisoned_places: Sequence[int] = ()
+    """Side by side with `poisoned`, if there are places."""
+
+    def origin_of(self, index: int) -> str:
+        """Where the event of this index comes from."""
+        if not self.runs:
+            return self.origin
+        return self.runs[bisect_right(self.runs, index, key=itemgetter(1))][0]
+
+    def latest(self, times: Sequence[int]) -> dict[str, int]:
+        """By origin the latest of the events' times."""
+        found: dict[str, int] = {}
+        start = 0
+        for origin, end in self.runs or ((self.origin, len(times)),):
+            last = max(times[start:end])
+            found[origin] = max(last, found.get(origin, last))
+            start = end
+        return found
 
 
 @dataclass(frozen=True)

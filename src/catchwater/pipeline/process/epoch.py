@@ -9,6 +9,9 @@ An event below the watermark that is not late, or that the policy lets through, 
 at the watermark; so does the id of a late one that goes somewhere. An event too far ahead of its
 record's timestamp is poison: it would move the watermark, and make all others late.
 
+Events may come in blocks, each with all events of its keys: a block's records fit into the
+processor's cache, an epoch's do not. What comes out lies in the order of the log all the same.
+
 If anything raises, nothing of the epoch is kept and it is run again carefully: event by event,
 each of which leaves no trace if it raises, and is then poison. So is one whose handler is ended
 from beside because it takes too long (`progress`): it may be anywhere, so that careful pass begins
@@ -22,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from heapq import heapify, heappop, heappush
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from catchwater.pipeline.functions.encoding import encode_named
@@ -58,6 +62,9 @@ EXPIRED_AT_ONCE = 2_000
 an event can write. The rest waits for the next epoch. What has expired is gone for handlers,
 whether or not it has been deleted."""
 
+_BEFORE_ALL_EVENTS = -1
+"""The place of what timers put out."""
+
 YEAR_9999_MS = 253_402_300_799_999
 """No event is later: one that is would move the watermark beyond all others for ever."""
 _MANY_YOUNG = 100_000
@@ -72,6 +79,7 @@ def process(
     batches: Iterable[Batch],
     times: Times,
     *,
+    blocks: Iterable[Iterable[Batch]] | None = None,
     tables: Iterable[TableBatch] = (),
     poison: Poison | None = None,
     answers: Answers | None = None,
@@ -80,14 +88,14 @@ def process(
     """Do what the module says, and leave the changes in `state`, which must have none yet.
 
     `batches` and `tables` are gone through again if anything raises: give lists, or what begins
-    anew. `poison` stands for what the function declares. `progress` is kept up to date for who
-    watches. Raises EventFailed, PoisonLimitReached.
+    anew. `blocks` are the same events for the first pass. `poison` stands for what the function
+    declares. `progress` is kept up to date for who watches. Raises EventFailed, PoisonLimitReached.
     """
     progress = progress or Progress()
     given = (spec, state, times, poison or spec.poison, answers, progress)
     try:
         if not progress.careful:
-            return _Epoch(*given).run(tables, batches)
+            return _Epoch(*given).run(tables, (batches,) if blocks is None else blocks)
     except HandlerTimeout:
         progress.context = None
     except Exception as error:  # a handler is the user's, and may raise anything
@@ -97,7 +105,7 @@ def process(
         for changed in state.changes:
             changed.clear()
         try:
-            return _CarefulEpoch(*given).run(tables, batches)
+            return _CarefulEpoch(*given).run(tables, (batches,))
         except HandlerTimeout as timeout:
             cause, progress.context = progress.cause(), None  # it is not interrupted again
             if cause is None or cause in progress.known:
@@ -109,7 +117,7 @@ def process(
 def _collecting_young_only() -> Iterator[Callable[[int], object]]:
     """Look for reference cycles among new objects, where more remain than so many records have.
 
-    An epoch's records all live to its end, and a batch's events to the batch's: walking them again
+    A block's records all live to its end, and a batch's events to the batch's: walking them again
     and again costs a third of the time. What a handler leaves in cycles remains, and is found.
     """
 
@@ -133,6 +141,8 @@ class _Rows(NamedTuple):
     events: Sequence[Any]
     times: Sequence[int]
     records: list[Record[Any]]
+    indexes: Sequence[int]
+    """In the batch."""
 
     def only(self, kept: list[int]) -> "_Rows":
         """The rows of these indexes."""
@@ -163,8 +173,16 @@ class _Epoch:
         self._progress = progress
         progress.context = self._context
         self.done = Processed()
+        self._keys: list[bytes] = []
+        """Whose records the block under way has asked for."""
+        self._in_blocks = False
+        self._places: list[int] = []
+        """Side by side with the outputs, as long as they lie in the order of the blocks."""
+        self._late_places: list[int] = []
+        self._poisoned: list[tuple[int, Poisoned]] = []
+        """What was found in blocks, by place: taken in the order of the log, when all is found."""
 
-    def run(self, tables: Iterable[TableBatch], batches: Iterable[Batch]) -> Processed:
+    def run(self, tables: Iterable[TableBatch], blocks: Iterable[Iterable[Batch]]) -> Processed:
         """The whole epoch."""
         with _collecting_young_only() as collect:
             for rows in tables:
@@ -173,11 +191,15 @@ class _Epoch:
             self._fire_due(Table.TIMER, self._watermark)
             self._fire_due(Table.CLOCK_TIMER, self._clock)
             self._forget_expired()
-            for batch in batches:
-                self._take_poisoned(batch.poisoned)
-                self.done.events += len(batch.keys) + len(batch.poisoned)
-                self._handle(batch)
-                collect(len(self._live.records))
+            for block in blocks:
+                for batch in block:
+                    self._take_poisoned_of(batch)
+                    self.done.events += len(batch.keys) + len(batch.poisoned)
+                    self._handle(batch)
+                    collect(len(self._live.records))
+                self._end_block()
+            if self._in_blocks:
+                self._put_in_log_order()
             self._delete_expired()
             self._store()
         return self.done
@@ -217,7 +239,9 @@ class _Epoch:
         done = self.done
         done.outputs.extend(self._on_timer(name, at, record.state, context) or ())
         context.cause = None
-        done.output_keys.extend([key] * (len(done.outputs) - len(done.output_keys)))
+        new = len(done.outputs) - len(done.output_keys)
+        done.output_keys.extend([key] * new)
+        self._places.extend([_BEFORE_ALL_EVENTS] * new)
         done.timers += 1
 
     def _forget_expired(self) -> None:
@@ -241,7 +265,7 @@ class _Epoch:
         spec = self._context.input = self._spec.input(batch.input)
         times = list(map(spec.event_time_of, batch.events))
         records = list(map(self._live.records.__getitem__, batch.keys))
-        rows = _Rows(batch.keys, batch.events, times, records)
+        rows = _Rows(batch.keys, batch.events, times, records, range(len(times)))
         latest = max(times)
         if latest > YEAR_9999_MS:
             raise EventRefused(
@@ -251,73 +275,76 @@ class _Epoch:
         if spec.max_future_ms is not None:
             if batch.oldest_ms <= 0 or latest > batch.oldest_ms + spec.max_future_ms:
                 _refuse_future(times, batch.timestamps, spec.max_future_ms)
+        late: set[int] = set()
         if min(times) < self._watermark:
-            rows = self._without_late(rows, batch, spec)
+            rows, late = self._without_dropped(rows, spec)
         if spec.dedup is not None:
             rows = self._without_duplicates(rows, spec)
+        if late and spec.late_sink is not None:
+            rows = self._without_put_aside(rows, late, batch, spec)
         self._progress.batch = batch
-        self._run(rows)
+        self._run(rows, batch.places)
         seen = self.done.max_event_times
-        seen[batch.origin] = max(latest, seen.get(batch.origin, NEVER))
+        for origin, last in batch.latest(times).items():
+            seen[origin] = max(last, seen.get(origin, NEVER))
 
     def _find(self, keys: Sequence[bytes]) -> None:
         """Make the records of these keys live."""
+        self._keys += keys
         self._live.forget_expired(self._live.load(keys), self._watermark)
 
-    def _without_late(self, rows: _Rows, batch: Batch, spec: FunctionSpec) -> _Rows:
+    def _without_dropped(self, rows: _Rows, spec: FunctionSpec) -> tuple[_Rows, set[int]]:
+        """The rows at the times they count as, and which are late; without those, if they go."""
         open_until = map(self._spec.open_until, rows.times)
-        late = [i for i, until in enumerate(open_until) if until < self._late_before]
-        if late and spec.late_sink is not None:
-            self._put_aside(rows, late, batch, spec)
-        else:
+        late = {i for i, until in enumerate(open_until) if until < self._late_before}
+        rows = rows._replace(times=[max(at, self._watermark) for at in rows.times])
+        if spec.late_sink is None:
             self.done.late += len(late)
-        if spec.late != "process":
-            gone = set(late)
-            rows = rows.only([i for i in range(len(rows.times)) if i not in gone])
-        return rows._replace(times=[max(at, self._watermark) for at in rows.times])
+        if late and spec.late == "drop":
+            rows = rows.only([i for i in rows.indexes if i not in late])
+        return rows, late
 
-    def _put_aside(self, rows: _Rows, late: list[int], batch: Batch, spec: FunctionSpec) -> None:
-        """Late events to where they go; one that the key has seen is a duplicate."""
+    def _without_put_aside(
+        self, rows: _Rows, late: set[int], batch: Batch, spec: FunctionSpec
+    ) -> _Rows:
+        """Late events to where they go; a late duplicate is a duplicate, and gone already."""
+        aside = [row for row, i in enumerate(rows.indexes) if i in late]
         if spec.dedup is not None:
-            of = rows.only(late)._replace(times=[self._watermark] * len(late))
-            fresh = self._fresh(of, spec)
-            self.done.duplicates += len(late) - len(fresh)
-            late = [late[i] for i in fresh]
             (written,) = self._noted([self._watermark])
-            for i in late:
-                rows.records[i].written = max(rows.records[i].written, written)
-        self.done.late += len(late)
+            for row in aside:
+                rows.records[row].written = max(rows.records[row].written, written)
+        gone = [rows.indexes[row] for row in aside]
+        self.done.late += len(gone)
+        self._late_places += gone if batch.places is None else [batch.places[i] for i in gone]
         self.done.late_events += [
             Poisoned(
-                batch.origin,
+                batch.origin_of(i),
                 int(batch.offsets[i]),
-                rows.keys[i][HASH_BYTES:],
+                batch.keys[i][HASH_BYTES:],
                 batch.values[i],
-                f"it is late: its event time is {rows.times[i]}, the watermark {self._watermark}",
+                f"it is late: its event time is {spec.event_time_of(batch.events[i])}, "
+                f"the watermark {self._watermark}",
             )
-            for i in late
+            for i in gone
         ]
-
-    def _fresh(self, rows: _Rows, spec: FunctionSpec) -> list[int]:
-        """The rows whose ids the key has not seen; now it has."""
-        ids = list(map(spec.id_of, rows.events))
-        return self._seen.fresh(rows.keys, ids, rows.times, rows.records)
+        return rows.only([row for row, i in enumerate(rows.indexes) if i not in late])
 
     def _without_duplicates(self, rows: _Rows, spec: FunctionSpec) -> _Rows:
-        kept = self._fresh(rows, spec)
+        ids = list(map(spec.id_of, rows.events))
+        kept = self._seen.fresh(rows.keys, ids, rows.times, rows.records)
         if len(kept) == len(rows.times):
             return rows
         self.done.duplicates += len(rows.times) - len(kept)
         return rows.only(kept)
 
-    def _run(self, rows: _Rows) -> None:
+    def _run(self, rows: _Rows, place_of: Sequence[int] | None) -> None:
         """The loop that decides what an event costs."""
         on_event, context = self._on_event, self._context
-        outputs, output_keys = self.done.outputs, self.done.output_keys
+        outputs, output_keys, places = self.done.outputs, self.done.output_keys, self._places
         if not rows.times:
             return
         columns = rows._replace(times=self._noted(rows.times))
-        for key, event, at, record in zip(*columns, strict=True):
+        for key, event, at, record, index in zip(*columns, strict=True):
             if at > record.written:
                 record.written = at
             context.stored_key, context.cause, context.record = key, event, record
@@ -327,6 +354,7 @@ class _Epoch:
                 new = len(outputs) - len(output_keys)
                 if new:
                     output_keys.extend([key] * new)
+                    places.extend([index if place_of is None else place_of[index]] * new)
         context.cause = None
 
     def _noted(self, times: Sequence[int]) -> Sequence[int]:
@@ -340,21 +368,58 @@ class _Epoch:
         for each in found:
             bad.take(self._spec, self._poison, self.done, each)
 
+    def _take_poisoned_of(self, batch: Batch) -> None:
+        if batch.places is None:
+            self._take_poisoned(batch.poisoned)
+        else:
+            self._in_blocks = True
+            self._poisoned += zip(batch.poisoned_places, batch.poisoned, strict=True)
+
+    def _end_block(self) -> None:
+        """Encode what came out and what changed, as long as the processor's cache has it."""
+        done = self.done
+        fresh = done.outputs[len(done.values) :]
+        self._spec.check_outputs(fresh)
+        done.values += map(self._spec.encode_output, fresh)
+        self._store_records(self._keys)
+        self._keys = []
+
+    def _put_in_log_order(self) -> None:
+        """What came out of blocks, as if there were none."""
+        done, places, late = self.done, self._places, self._late_places
+        for of, columns in (
+            (places, [done.outputs, done.output_keys, done.values]),
+            (late, [done.late_events]),
+        ):
+            order = sorted(range(len(of)), key=of.__getitem__)
+            for column in columns:
+                column[:] = map(column.__getitem__, order)
+        found = sorted(self._poisoned, key=itemgetter(0))
+        self._take_poisoned(each for _, each in found)
+
+    def _store_records(self, keys: Iterable[bytes]) -> None:
+        """Put records that changed into the shard's state, with their timers, and forget them."""
+        state, changed = self._state, self._context.timers_before
+        records = self._live.pop(keys)
+        self._seen.store(records)
+        self._live.store(records)
+        for key in filter(records.__contains__, list(changed)):
+            record, before = records[key], changed.pop(key)
+            for table, then in zip(TIMER_TABLES, before, strict=True):
+                store_timers(state, table, key, then, timers_of(record, table))
+
     def _store(self) -> None:
-        """Put the records, timers and journal pages that changed into the shard's state."""
+        """Put what is left into the shard's state: records of timers, journal pages."""
         done, state = self.done, self._state
-        self._spec.check_outputs(done.outputs)
-        done.values = list(map(self._spec.encode_output, done.outputs))
+        self._store_records(list(self._live.records))
+        for key, before in self._context.timers_before.items():  # their records have expired
+            for table, then in zip(TIMER_TABLES, before, strict=True):
+                store_timers(state, table, key, then, {})
+        self._seen.store_journal()
+        done.keys = self._live.store_journals()
         if self._spec.output_id:
             kinds = map(type, done.outputs)
             done.retractions = [i for i, kind in enumerate(kinds) if kind is Retraction]
-        self._seen.store(self._live.records)
-        done.keys = self._live.store()
-        for key, before in self._context.timers_before.items():
-            record = self._live.records.get(key)
-            for table, then in zip(TIMER_TABLES, before, strict=True):
-                now = {} if record is None else timers_of(record, table)
-                store_timers(state, table, key, then, now)
         firsts = (state.first(Table.TIMER), state.first(Table.EXPIRY))
         done.next_due_ms = min((unpack_time(f) for f in firsts if f is not None), default=None)
         first = state.first(Table.CLOCK_TIMER)
@@ -417,6 +482,7 @@ class _CarefulEpoch(_Epoch):
             state.rollback(mark)
             self._live.restore(key, saved)
             del done.outputs[given:], done.output_keys[given:], done.late_events[late:]
+            del self._places[given:], self._late_places[late:]
             done.late, done.duplicates, done.timers = counted
             return error
         return None

@@ -104,9 +104,11 @@ class SeenIds:
 
     def delete_expired(self, keys: Iterable[bytes]) -> None:
         """Delete what these stored keys have seen too long ago, out of the table."""
+        fresh = self._state.changes[Table.SEEN]
         for key in keys:
             for entry, seen_at in self._state.committed.scan(Table.SEEN, key, key + _AFTER_ANY_ID):
-                if unpack_time(seen_at) <= self._oldest:
+                # One that the epoch itself has put there was seen again since.
+                if unpack_time(seen_at) <= self._oldest and entry not in fresh:
                     self._state.delete(Table.SEEN, entry)
 
     def store(self, records: Mapping[bytes, Record[Any]]) -> None:
@@ -116,6 +118,9 @@ class SeenIds:
         for key, record in records.items():
             if len(record.seen) > IN_RECORD:
                 self._spill(key, record)
+
+    def store_journal(self) -> None:
+        """Note what went to the table, for when it expires; once an epoch."""
         self._journal.store(self._state)
 
     def _spill(self, key: bytes, record: Record[Any]) -> None:
@@ -167,6 +172,8 @@ class LiveRecords:
         """The bytes that live records were decoded from; a live record without is new."""
         self._open = _open_fields(spec.state_type)
         self._journal = Journal(Table.RECORD, spec.record_ttl_ms or 0)
+        self._new: dict[bytes, int] = {}
+        """Keys that had no record before the epoch, and when they were written."""
         self.records: dict[bytes, Record[Any]] = {}
         self.entries = EpochEntries(state)
         self.deleted = 0
@@ -250,25 +257,35 @@ class LiveRecords:
         if self._fields:
             self._bind(key, record)
 
-    def store(self) -> int:
-        """Put what has changed into the shard's state; gives by how many records it has grown."""
+    def pop(self, keys: Iterable[bytes]) -> dict[bytes, Record[Any]]:
+        """The live records among these keys, which are live no longer."""
+        live = self.records
+        return {key: live.pop(key) for key in keys if key in live}
+
+    def store(self, records: Mapping[bytes, Record[Any]]) -> None:
+        """Put what has changed of records that were live into the shard's state."""
         encode = self._encode if self._fields else self._codec.encode
         stored, changed = self._stored, {}
-        for key, record in self.records.items():  # once: most of it is waiting for memory
+        for key, record in records.items():
+            before = stored.pop(key, None)
             if record.written != NEVER:
                 data = encode(record)
-                if stored.get(key) != data:
+                if before != data:
                     changed[key] = data
+                    if before is None:
+                        self._new[key] = record.written
         self._codec.check(changed.values())
         for key in changed if self._open else ():
-            self._refuse_undeclared(self.records[key].state)
+            self._refuse_undeclared(records[key].state)
         self._state.put_many(Table.RECORD, changed.items())
-        new = [key for key in changed if key not in stored]
+
+    def store_journals(self) -> int:
+        """Note what was written, for when it expires; gives by how many records there are more."""
         if self._spec.record_ttl_ms is not None:
-            self._journal.written(new, [self.records[key].written for key in new])
+            self._journal.written(self._new, self._new.values())
         self._journal.store(self._state)
         self._store_journal_of_entries()
-        return len(new) - self.deleted
+        return len(self._new) - self.deleted
 
     def _store_journal_of_entries(self) -> None:
         """Note whose entries were written, for when they expire."""

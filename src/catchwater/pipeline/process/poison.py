@@ -75,9 +75,12 @@ class Progress:
         key = context.stored_key[HASH_BYTES:]
         if isinstance(found, tuple):
             return Cause(TIMER + found[1], found[0], key)
-        offsets = zip(batch.events, batch.offsets, strict=True) if batch else ()
-        offset = next((int(at) for event, at in offsets if event is found), -1)
-        return Cause(batch.origin if batch else "", offset, key)
+        if batch is None:
+            return Cause("", -1, key)
+        index = next((i for i, event in enumerate(batch.events) if event is found), None)
+        if index is None:
+            return Cause(batch.origin, -1, key)
+        return Cause(batch.origin_of(index), int(batch.offsets[index]), key)
 
 
 _REFUSALS = (EventRefused, KeyTooLong, KeyUnusable)

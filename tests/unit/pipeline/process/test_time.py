@@ -113,6 +113,14 @@ def test_late_events_are_kept_apart_each_once(late):
     h.check_replay(orders=20)
 
 
+def test_a_late_event_is_the_duplicate_of_one_before_it_also_in_the_same_batch():
+    """It was looked at first: the event in time was its duplicate, and was not handled."""
+    h = Harness(counts(late="dead-letter", dedup="id"))
+    h.send(Event("z", NOW + 5_000))
+    assert h.send(Event("a", NOW + 5_000, "1"), Event("a", NOW, "1")) == ["a 1"]
+    assert (h.late, h.duplicates, h.late_events) == (0, 1, [])
+
+
 def test_a_late_event_beside_a_poisoned_one_is_kept_once():
     h = Harness(counts(late="dead-letter", poison="skip", dedup="id"))
     h.send(Event("a", NOW, "1"))
