@@ -1,6 +1,6 @@
 """The topics there are, kept in memory by name and by id."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from catchwater.catalog.errors import TopicUnknown
 from catchwater.catalog.rows import Topic
@@ -17,20 +17,17 @@ class Topics:
     def __init__(self, topics: Iterable[Topic] = ()) -> None:
         self._by_name = {topic.name: topic for topic in topics}
         self._by_id = {topic.id: topic for topic in self._by_name.values()}
-
-    def get(self, name: str) -> Topic | None:
+        # Asked for every partition of every request, so there is no function of ours between.
+        self.get: Callable[[str], Topic | None] = self._by_name.get
         """The topic of this name, if there is one."""
-        return self._by_name.get(name)
+        self.by_id: Callable[[bytes], Topic | None] = self._by_id.get
+        """The topic with this id, if there is one."""
 
     def colliding(self, name: str) -> str | None:
         """Another topic's name that differs from this one in `.` and `_` only, if there is one."""
         plain = name.replace(".", "_")
         others = (other for other in self._by_name if other.replace(".", "_") == plain)
         return next((other for other in others if other != name), None)
-
-    def by_id(self, topic_id: bytes) -> Topic | None:
-        """The topic with this id, if there is one."""
-        return self._by_id.get(topic_id)
 
     def name_of(self, topic_id: bytes) -> str | None:
         """The name of the topic with this id, if there is one."""

@@ -140,9 +140,12 @@ class Cursor:
         raise MalformedMessage(f"The varint at byte {self.at} is cut short or too long.")
 
     def string(self, size_bytes: int) -> str:
-        start = self.take(size_bytes)
+        start, end = self.at, self.at + size_bytes
+        if not start <= end <= self.end:
+            raise self._too_short(size_bytes)
+        self.at = end
         try:
-            return str(self.view[start : self.at], "utf-8")
+            return str(self.view[start:end], "utf-8")
         except UnicodeDecodeError:
             raise MalformedMessage(f"The string at byte {start} is not UTF-8.") from None
 

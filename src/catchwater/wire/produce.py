@@ -32,7 +32,6 @@ from catchwater.wire.fields import (
     encode_text,
     encode_topic,
     pack_i32,
-    take_topic,
 )
 
 PRODUCE_VERSIONS = range(3, 14)
@@ -102,15 +101,19 @@ def parse_produce(cursor: Cursor, version: int) -> ProduceRequest:
     acks, timeout_ms = cursor.numbers(_ACKS_AND_TIMEOUT)
     topics = []
     for _ in range(cursor.count(flexible)):
-        name, topic_id = take_topic(cursor, flexible, version >= _TOPIC_ID_SINCE)
+        name, topic_id = None, None
+        if version >= _TOPIC_ID_SINCE:
+            topic_id = cursor.bytes(16)
+        else:
+            name = cursor.text(flexible)
         partitions = []
         for _ in range(cursor.count(flexible)):
             index = cursor.number(I32)
-            size_bytes = cursor.size(flexible)
+            size_bytes = cursor.varint() - 1 if flexible else cursor.number(I32)
             records = None
             if size_bytes != -1:
                 start = cursor.take(size_bytes)
-                records = frame[start : cursor.at]
+                records = frame[start : start + size_bytes]
             if flexible:
                 cursor.skip_tagged_fields()
             partitions.append(ProducePartition(index, records))
@@ -132,7 +135,8 @@ def encode_produce_reply(
     assert version in PRODUCE_VERSIONS, version
     flexible = version >= FLEXIBLE_SINCE
     end = NO_TAGGED_FIELDS if flexible else b""
-    no_record_errors = encode_size(0, flexible)
+    # Behind a partition's numbers, where nothing is wrong: nobody to blame, no message (v8).
+    no_blame = b"\x01\x00\x00" if flexible else b"\x00\x00\x00\x00\xff\xff"
     out = [pack_i32(correlation_id), end, encode_size(len(topics), flexible)]
     for topic in topics:
         out.append(encode_topic(topic.name, topic.id, flexible, version >= _TOPIC_ID_SINCE))
@@ -143,9 +147,12 @@ def encode_produce_reply(
                 out.append(_PRODUCED_V3.pack(index, error, base_offset, append_ms))
                 continue
             out.append(_PRODUCED.pack(index, error, base_offset, append_ms, log_start))
-            if version >= 8:
-                out.append(_encode_blamed(blamed, flexible) if blamed else no_record_errors)
-                out += (encode_text(message, flexible), end)
+            if version < 8:
+                continue
+            if message is None and not blamed:
+                out.append(no_blame)
+            else:
+                out += (_encode_blamed(blamed, flexible), encode_text(message, flexible), end)
         out.append(end)
     out += (pack_i32(throttle_ms), end)
     return [b"".join(out)]
