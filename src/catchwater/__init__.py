@@ -7,18 +7,18 @@ The chapters, in the order of a record's journey:
  3. log        from accepted batches to immutable segments, and back
  4. wal        durable before acknowledged
  5. objects    immutable objects in a store
- 6. catalog    who has what
+ 6. catalog    which objects hold which offsets, and all small state
  7. replay     history without brokers
  8. state      a shard's entries: a local store, and the log of their changes
  9. pipeline   stateful functions on Spark
 10. sinks      an epoch is written once
 11. recovery   what a restore would need
-12. drill      what happened, held against what may happen
+12. drill      compares what happened with what may happen
 
-Beside them: `demo` rehearses the whole journey, `operators` are classes to derive a function from,
-`spark` reads the log in a session of one's own, `testing` runs a function without a cluster,
-`values` makes typed columns of bytes, `cli` is the command line, and `clock`, `config` (with
-`kafka_settings`) and `room` are what everything stands on.
+Besides: `demo` runs the whole journey, `operators` are classes to derive a function from, `spark`
+reads the log in a user's own session, `testing` runs a function without a cluster, `values` decodes
+bytes into typed columns, `cli` is the command line, and all modules may use `clock`, `config` (with
+`kafka_settings`) and `room`.
 """
 
 import importlib

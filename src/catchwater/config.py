@@ -25,20 +25,20 @@ ENVIRONMENT_PREFIX = "CATCHWATER_BROKER__"
 
 
 class Restart(StrEnum):
-    """Whether a pipeline that an error has ended is started again. Not after exit codes 2 and 5."""
+    """Whether a pipeline is started again after an error. Never after exit codes 2 and 5."""
 
     AGAIN = "again"
-    """It may pass: a broker that is away, a process that was killed."""
+    """A transient error: an unavailable broker, a killed process."""
     ONCE = "once"
-    """Once, since the machine may be to blame; but rather the input or a target is."""
+    """Once: the cause may be the machine, but more likely the input or a target."""
     FALL_BACK = "fall back"
-    """Once, from a checkpoint that is whole: a file is broken."""
+    """Once, from an intact checkpoint: a file is damaged."""
     NEVER = "never"
-    """It stays however often one tries."""
+    """A permanent error."""
 
 
 class CatchwaterError(Exception):
-    """An operating error: a full sentence for the user, and what to do next where we know it."""
+    """An operating error: a full sentence for the user, and a hint on what to do next if known."""
 
     exit_code = 1
     restart: Restart = Restart.AGAIN
@@ -70,45 +70,45 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True)
 class LogConfig:
-    """What one log needs to know; bytes and milliseconds, -1 = without limit.
+    """The settings of one log; bytes and milliseconds, -1 = without limit.
 
-    The defaults are everybody's: of a broker that says nothing, and of a log opened without one.
+    The defaults apply to brokers without such settings and to logs opened without a broker.
     """
 
     wal_segment_bytes: int = 64 * 1024 * 1024
     reserve_bytes: int = 16 * 1024 * 1024
-    """Kept back on the disk of a broker alone, for what frees space; see `catchwater.room`."""
+    """The reserve on a lone broker's disk for operations that free space; see `catchwater.room`."""
     pending_bytes: int = 64 * 1024 * 1024
-    """Appends that wait for the WAL; beyond this they are refused with a retriable error."""
+    """Bound on appends that wait for the WAL; more are refused with a retriable error."""
     cache_bytes: int = 256 * 1024 * 1024
-    """Of what was just written."""
+    """The cache of bytes that were just written."""
     lagging_cache_bytes: int = 64 * 1024 * 1024
-    """Of what consumers that lag behind read."""
+    """The cache for consumers that lag behind."""
     catalog_lag_ms: int = 1000
-    """How far the catalog of a broker alone may trail its write-ahead log."""
+    """How far the catalog of a lone broker may lag behind its write-ahead log."""
     session_ms: int = 1000
-    """How long a broker among many may be silent before it counts as dead."""
+    """How long one of many brokers may send no heartbeat before it counts as dead."""
     pack_interval_ms: int = 10_000
-    """Pack once this time has passed since the last time, if anything was appended …"""
+    """Pack when this time has passed since the last pass, if anything was appended …"""
     pack_min_bytes: int = 16 * 1024 * 1024
     """… or as soon as this much was."""
     segment_bytes: int = 64 * 1024 * 1024
     """How large a segment may become."""
     parquet_after_ms: int = 6 * 60 * 60 * 1000
-    """How old a small segment becomes before it is written as Parquet, where a topic asks for it;
-    one of more than half of `segment_bytes` waits for nothing."""
+    """The age at which a small segment is written as Parquet, if its topic asks for it; one of more
+    than half of `segment_bytes` is written at once."""
     retention_interval_ms: int = 10_000
-    """Of retention, compaction and sweeping."""
+    """The interval of retention, compaction and sweeping."""
     retention_ms: int = 7 * 24 * 60 * 60 * 1000
     retention_bytes: int = -1
-    """Of each partition."""
+    """The bound of each partition."""
     transactional_id_expiry_ms: int = 7 * 24 * 60 * 60 * 1000
-    """How long a transactional id may be silent before it is forgotten."""
+    """How long a transactional id may be unused before it is deleted."""
     delete_grace_ms: int = 60_000
     backup_interval_ms: int = 60_000
-    """Of backups of the catalog; a topic that is new or gone is backed up at once."""
+    """The interval of catalog backups; creating or deleting a topic makes one at once."""
     background: bool = True
-    """Do the jobs without being asked; off where a test or a simulation asks for them."""
+    """Whether the jobs run by themselves; tests and simulations turn this off and call them."""
 
 
 DEFAULT_LISTENER = Address("127.0.0.1", 9092)
@@ -179,7 +179,7 @@ class BrokerConfig:
 
     @property
     def is_shared(self) -> bool:
-        """Whether there may be several brokers: their catalog is a server that all can reach."""
+        """Whether there may be several brokers: the catalog is a server that all can reach."""
         return bool(self.catchwater_catalog)
 
 
@@ -211,7 +211,7 @@ _LEAST = {
     "catchwater.session.timeout.ms": 100,
     "catchwater.replay.quota.bytes.per.second": -1,
 }
-"""The smallest number each key may have; 0 where it is not named."""
+"""The smallest value of each key; 0 if it is not listed."""
 
 _FIELDS = {f.name.replace("_", "."): f for f in fields(BrokerConfig)}
 
@@ -249,9 +249,9 @@ def load_broker_config(
 
 
 def replay_quotas(overrides: str) -> dict[str, int]:
-    """Bytes per second by account; -1 is without limit. Raises `ConfigError`.
+    """Bytes per second by account; -1 means no limit. Raises `ConfigError`.
 
-    From `User:alice=50000000, client-id:nightly=-1`; an account's name may hold an `=`.
+    From `User:alice=50000000, client-id:nightly=-1`; an account's name may contain `=`.
     """
     quotas = {}
     for entry in filter(None, (each.strip() for each in overrides.split(","))):
@@ -268,7 +268,7 @@ def replay_quotas(overrides: str) -> dict[str, int]:
 
 
 def _check_quotas(config: BrokerConfig) -> None:
-    """Refuse a rate at which nothing would ever be read."""
+    """Refuse a rate of 0, at which nothing could be read."""
     named = {"everybody": config.catchwater_replay_quota_bytes_per_second}
     for account, rate in (named | replay_quotas(config.catchwater_replay_quota_overrides)).items():
         if rate == 0:
@@ -279,7 +279,7 @@ def _check_quotas(config: BrokerConfig) -> None:
 
 
 def _check_groups(config: BrokerConfig) -> None:
-    """Refuse times that would remove every member between two of its heartbeats."""
+    """Refuse a session timeout that ends between two heartbeats."""
     session_ms = config.group_consumer_session_timeout_ms
     interval_ms = config.group_consumer_heartbeat_interval_ms
     if interval_ms >= session_ms:
@@ -294,7 +294,7 @@ WAL_KINDS = ("file", "object", "postgres")
 
 
 def _check_stores(config: BrokerConfig) -> None:
-    """Refuse what several brokers could not share, and what a broker alone has no use for."""
+    """Refuse settings that several brokers cannot share, or that a lone broker cannot use."""
     wal = config.catchwater_wal
     if config.catchwater_catalog and not re.match(r"postgres(ql)?://", config.catchwater_catalog):
         raise ConfigError(
@@ -382,7 +382,7 @@ def _toml_settings(path: Path, text: str) -> Iterator[Setting]:
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys, however they are written: `a.b = 1`, `"a.b" = 1` or `[section.a] b = 1`."""
+    """Dotted keys from any spelling: `a.b = 1`, `"a.b" = 1` or `[section.a] b = 1`."""
     for name, value in table.items():
         if isinstance(value, dict):
             yield from flatten(value, f"{prefix}{name}.")
@@ -391,7 +391,7 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def toml_line(text: str, key: str) -> int:
-    """The line where the key, or its last part, is set; TOML's parser keeps no positions."""
+    """The line where the key, or its last part, is set; TOML's parser has no positions."""
     last = re.escape(key.rpartition(".")[2])
     pattern = re.compile(rf'^\s*(\[.*\b{last}\b.*\]|"?(?:[\w."-]+\.)?{last}"?\s*=)')
     numbered = enumerate(text.splitlines(), start=1)
@@ -399,7 +399,7 @@ def toml_line(text: str, key: str) -> int:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that looks most like this one."""
+    """The known name that is most similar to this one."""
     return difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]
 
 
@@ -413,8 +413,8 @@ _DURATION = re.compile(rf"(\d{{1,15}})\s*({'|'.join(_UNITS_MS)})")
 def duration_ms(text: str, name: str = "") -> int:
     """Milliseconds of a duration such as "500ms", "30s", "10 m", "1d".
 
-    All durations that users write are read here. ValueError for others, with the `name` of what
-    was to have one.
+    Every duration that users write is parsed here. Raises ValueError for other texts, with the
+    `name` of the setting.
     """
     match = _DURATION.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:
@@ -446,7 +446,7 @@ def _refused(reasons: Sequence[str]) -> ConfigError:
 
 
 def _convert(setting: Setting, wanted: Any) -> Any:
-    """The setting's value as the field's type wants it."""
+    """The setting's value in the field's type."""
     try:
         if wanted is bool:
             return _boolean(setting.value)
@@ -482,7 +482,7 @@ def _integer(value: Any, least: int) -> int:
 
 
 def _address(value: str) -> Address:
-    """`host:port` or Kafka's `PLAINTEXT://host:port`; an IPv6 host stands in brackets."""
+    """`host:port` or Kafka's `PLAINTEXT://host:port`; an IPv6 host is in brackets."""
     match = re.fullmatch(r"(?:PLAINTEXT://)?(\[[0-9a-fA-F:]+\]|[^:/\[\],]+):(\d{1,5})", value)
     if match is None or int(match[2]) > 65_535:
         raise ValueError("one address like PLAINTEXT://127.0.0.1:9092")

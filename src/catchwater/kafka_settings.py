@@ -1,8 +1,8 @@
-"""What of Apache Kafka's `server.properties` means nothing here, or something else. Pure.
+"""Settings of Apache Kafka's `server.properties` that are ignored or refused here. Pure.
 
-A setting of machinery that is not here (threads, replicas, controllers) is left out, and all of
-them are named in one warning. One whose users would get something else than they asked for
-(encryption, authorisation, another clean-up) is refused unless it asks for what is done anyway.
+Settings of machinery that does not exist here (threads, replicas, controllers) are ignored, and
+named in one warning. A setting whose user would get something else than requested (encryption,
+authorisation, another clean-up) is refused, unless it requests what is done anyway.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 
 class Setting(NamedTuple):
-    """One value as it was found: a text, or what TOML made of it; `where` is for messages."""
+    """One value from a file: a text, or TOML's value; `where` is for messages."""
 
     key: str
     value: Any

@@ -1,15 +1,15 @@
 """Outputs as rows of typed columns: an output type becomes an Arrow schema, its JSON a table.
 
-A column is named as the field is in JSON. An output type that is a union of records gives the
-columns of all of them; what a record does not have is null, as every column may be. Three columns
-in front say which output a row is (`ROW_COLUMNS`).
+A column has the field's name in JSON. A union of records has the columns of all its records; those
+that a record does not have are null, as every column may be. The first three columns are the row's
+identity (`ROW_COLUMNS`).
 
-Single values have the columns of `columns.TYPES`; an `Enum` or `Literal` has that of its values,
-`int | float` a double. A `list`, `set` or `tuple[T, ...]` is a list, a `dict` a map, a record a
-struct. A `datetime` without a zone is taken for UTC.
+Single values have the columns of `columns.TYPES`; an `Enum` or `Literal` has the type of its
+values, `int | float` is a double. A `list`, `set` or `tuple[T, ...]` is a list, a `dict` a map, a
+record a struct. A `datetime` without a zone counts as UTC.
 
-Relies on pyarrow. What has no column here is refused with its field (`ColumnUnsupported`), and a
-value that does not fit its column with its row (`ValueUnfit`); nothing is rounded or cut.
+Relies on pyarrow. A field without a column type is refused by name (`ColumnUnsupported`), and a
+value that does not fit its column by its row (`ValueUnfit`); nothing is rounded or truncated.
 """
 
 import datetime as dt

@@ -1,11 +1,11 @@
-"""Which column holds which type (`TYPES`), and outputs as rows of a table.
+"""The column types of Python types (`TYPES`), and outputs as rows of a table.
 
-A field of the output type is a column of its own name; what has no column type of its own (lists,
-maps, nested records, unions) is JSON. An output that is no record is one JSON column `value`; a
-dead letter is `key`, `value` and `headers`. Beside them stand ROW_COLUMNS, the row's identity.
+A field of the output type is a column of the same name; types without a column type (lists, maps,
+nested records, unions) are JSON. An output that is no record is one JSON column `value`; a dead
+letter has `key`, `value` and `headers`. Every row also has ROW_COLUMNS, its identity.
 
-Pure. Digests are over values, not over text: what a database gives back has the digest of the JSON
-it was made from, however it spells numbers, times and JSON.
+Pure. Digests are over values, not text: a value from a database has the digest of the JSON it was
+made from, regardless of how the database writes numbers, times and JSON.
 """
 
 import dataclasses
@@ -38,9 +38,9 @@ class ColumnType(NamedTuple):
     python: Any
     """The annotation."""
     kind: ColumnKind
-    """What tables make of it: its values, its JSON and its digest."""
+    """How tables treat it: its values, its JSON and its digest."""
     sqlite: str
-    """The type in a new table; then those that a column may have in a table that is there."""
+    """The type in a new table, then those accepted in an existing table."""
     sqlite_takes: tuple[str, ...]
     postgres: str
     postgres_takes: tuple[str, ...]
@@ -189,7 +189,7 @@ def _text_of(value: Any) -> str | None:
 
 
 def _raw_values(record: OutputRecord) -> Values:
-    # A dead letter has to be taken, whatever is in it; no database takes this one in a text.
+    # A dead letter with any bytes must be stored, but no database takes this character in a text.
     headers = {
         name: value.decode(errors="replace").replace("\0", "\ufffd")
         for name, value in record.headers

@@ -1,17 +1,17 @@
-"""What a kind of sink declares (`Kind`), and what `[sink.NAME]` may say by it.
+"""The declaration of a kind of sink (`Kind`), and the keys of `[sink.NAME]`.
 
     [sink.alerts]
     kind = "postgres"              # a file of `sinks/kinds`; log if it is left out
     delivery = "exactly-once"      # or "at-least-once"
     from = "rules"                 # the function of a chain whose outputs it takes; else the last
-    keep = "7d"                    # how long what was staged is kept for `catchwater sink`
+    keep = "7d"                    # how long staged outputs are kept for `catchwater sink`
 
-and the kind's own keys. A kind is one file in `sinks/kinds` whose `KIND` says all that others need
-to know of it: its options, what it guarantees, how it is named, looked at and opened. The registry
-is made from the folder, so a file that is added there is a kind. Importing them all must stay
-cheap: what a kind needs (a client's package, Arrow) is imported by its functions.
+and the kind's own keys. A kind is one file in `sinks/kinds`, whose `KIND` declares everything that
+other modules need: its options, its guarantee, and how it is named, looked at and opened. The
+registry is made from the folder, so adding a file adds a kind. Importing all of them must stay
+cheap: packages that a kind needs (a client, Arrow) are imported by its functions.
 
-Opens nothing; `open` does.
+Opens nothing; `sinks.open` does.
 """
 
 import importlib
@@ -42,28 +42,28 @@ DEFAULT_KIND = "log"
 
 _CREDENTIALS = re.compile(r"//[^/]*@")
 _ANY_CREDENTIALS = re.compile(r"//.*@")
-"""The same where a password may hold what should have been escaped."""
+"""For URLs whose password may contain characters that should have been escaped."""
 _TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
-"""Of a table; what stands beside it has its name and 16 letters more."""
+"""A table's name; the tables beside it have names that are 16 letters longer."""
 
 
-# What a kind declares
+# The declaration of a kind
 
 Level = Literal["exactly-once", "idempotent", "at-least-once"]
 
 
 class ImpossibleDelivery(ConfigError):
-    """The target cannot give what `delivery` asks for; the hint says what to choose instead."""
+    """The target cannot give the requested `delivery`; the hint names an alternative."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """What readers of the target can rely on.
+    """The guarantee for readers of the target.
 
-    `exactly-once`: an epoch is visible whole or not at all, once. `idempotent`: a repeated epoch
-    changes nothing, but a reader may see a part of it before the rest. `at-least-once`: a repeated
-    epoch is there twice; rows tell by their identity.
+    `exactly-once`: an epoch is visible once, as a whole. `idempotent`: a repeated epoch changes
+    nothing, but readers may see a part of it before the rest. `at-least-once`: a repeated epoch is
+    there twice; rows have an identity to remove duplicates by.
     """
 
     level: Level
@@ -72,66 +72,66 @@ class Guarantee:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """One kind of sink: everything that differs from the others and is asked outside its file."""
+    """One kind of sink: everything about it that other modules need."""
 
     name: str
-    """As `kind` says it; also the name of its file."""
+    """The value of `kind`; also the name of its file."""
     options: type[Any]
-    """A frozen dataclass of `option`s: the keys of its own."""
+    """A frozen dataclass of `option`s: the kind's own keys."""
     guarantee: "Callable[[SinkConfig, tuple[str, ...]], Guarantee]"
-    """What it gives to outputs of this `output_id`. Pure; raises `ImpossibleDelivery`."""
+    """The guarantee for outputs with this `output_id`. Pure; raises `ImpossibleDelivery`."""
     target: "Callable[[SinkConfig, Path], str]"
-    """The unique name of what it writes to, without a secret; connects to nothing.
+    """The unique name of its target, without secrets; does not connect.
 
-    Relative paths are meant from the folder.
+    Relative paths start in the folder.
     """
     place: Callable[[Any], str]
-    """The same of its options, for people."""
+    """A description of the target from its options, for people."""
     named_by: str
-    """The option that names the target where another one is wanted, as of a backfill."""
+    """The option that a backfill replaces to write to another target."""
     open: "Callable[[SinkConfig, SinkContext, Archive], Sink]"
-    """The sink. Creates what is missing in the target and claims it."""
+    """Opens the sink: creates missing parts of the target and claims it."""
     look: "Callable[[SinkConfig, SinkContext], TargetState]"
-    """What the target is like now; asked once, without patience, and not changed."""
+    """The present state of the target; read once, without retries, and not changed."""
     check: "Callable[[SinkConfig, SinkContext], object]" = lambda config, context: None
-    """Refuses what no target could mend. Opens nothing; `options` are checked before."""
+    """Refuses settings that no target could take. Opens nothing; `options` are checked before."""
     check_options: Callable[[Any], None] = lambda options: None
-    """Refuses options that do not go together. Raises `ConfigError`."""
+    """Refuses options that contradict each other. Raises `ConfigError`."""
     alter: "Callable[[SinkConfig, SinkContext], None] | None" = None
-    """Adds the columns that a table lacks; None: nothing there can be altered."""
+    """Adds missing columns to a table; None: the target cannot be altered."""
     modules: tuple[str, ...] = ()
-    """What opening imports besides this file: how a missing package is found before."""
+    """The packages that opening imports, so that a missing one is found earlier."""
     extra: str = ""
-    """The extra of `catchwater` that brings them; empty: none is needed."""
+    """The extra of `catchwater` that installs them; empty if none is needed."""
     one_writer: bool = False
-    """Two sinks must not share a target."""
+    """Whether two sinks must not share a target."""
     of_the_source: bool = False
-    """It writes to the log that the pipeline reads: without that nothing is known of it."""
+    """Whether it writes to the log that the pipeline reads, and needs that log for everything."""
     cannot_be: Callable[[str, str], str] = lambda was, now: ""
-    """Why the second target cannot hold what the first did, though its marks say so; else empty."""
+    """Why the second target cannot be the first one moved, though it has its marks; else empty."""
     rebuilds: bool = False
-    """All that it holds can take the place of another's at once (`table.TableSink`)."""
+    """Whether its content can replace another target's atomically (`table.TableSink`)."""
 
 
 def option(
     parse: Callable[[str], T], default: Any = MISSING, *, doc: str, key: str | None = None
 ) -> T:
-    """One key: how its text is read (ValueError says what it must be), and its value if not set.
+    """One key: the parser of its text (its ValueError says what is expected), and the default.
 
-    Without a default it has to be set.
+    A key without a default must be set.
     """
     kept = {"parse": parse, "doc": doc, "key": key}
     return field(default=default, metadata=kept)  # type: ignore[no-any-return]
 
 
 def options(parse: Callable[[str], T], *, key: str, doc: str) -> Mapping[str, T]:
-    """All keys that begin alike, such as `kafka.*`, by their whole names."""
+    """All keys with one prefix, such as `kafka.*`, by their full names."""
     kept = {"parse": parse, "doc": doc, "key": key}
     return field(default_factory=dict, metadata=kept)
 
 
 def key_of(each: "Field[Any]") -> str:
-    """How the key of an option is written."""
+    """The key of an option as written in a file."""
     return each.metadata["key"] or each.name
 
 
@@ -209,7 +209,7 @@ def one_of(*choices: str) -> Callable[[str], str]:
 # One section
 
 RETRY_MS = 60_000
-RETRY = "how long a target that is away is asked again within one epoch"
+RETRY = "how long an unavailable target is tried again within one epoch"
 """Documentation of `retry`, which most kinds have."""
 
 
@@ -235,13 +235,13 @@ class _Shared:
 
 @dataclass(frozen=True)
 class SinkConfig:
-    """One sink of a pipeline's file, well formed."""
+    """One sink of a pipeline's file, after its keys were checked."""
 
     name: str
     kind: str
     delivery: Delivery = EXACTLY_ONCE
     options: Any = field(default=None, repr=False)
-    """The kind's own (`Kind.options`), passwords among them."""
+    """The kind's own options (`Kind.options`), which may include passwords."""
     source: str | None = None
     """The function of the chain whose outputs it takes; None: the last."""
     keep_ms: int | None = None
@@ -249,7 +249,7 @@ class SinkConfig:
 
     @property
     def declared(self) -> Kind:
-        """What its kind declares."""
+        """The declaration of its kind."""
         return kinds()[self.kind]
 
     @property
@@ -259,12 +259,12 @@ class SinkConfig:
 
     @property
     def place(self) -> str:
-        """Where it writes to, for people: without user and password, wherever a URL has them."""
+        """A description of its target for people, without user and password."""
         return self.declared.place(self.options)
 
     @property
     def named(self) -> str:
-        """What names its target in its section: a topic, a table or a URL."""
+        """The name of its target in its section: a topic, a table or a URL."""
         return str(getattr(self.options, self.declared.named_by))
 
     def renamed(self, target: str) -> "SinkConfig":
@@ -274,7 +274,7 @@ class SinkConfig:
 
 
 def guarantee(config: SinkConfig, *, output_id: tuple[str, ...] = ()) -> Guarantee:
-    """What this sink gives, the function's outputs having this identity.
+    """The guarantee of this sink for outputs with this identity.
 
     Raises `ImpossibleDelivery` (exit 2).
     """
@@ -292,7 +292,7 @@ def without_user(url: str) -> str:
 
 
 def known_keys() -> list[str]:
-    """Every key that some sink has; for readers that do not know the kind yet."""
+    """Every key of any kind of sink; for readers that do not know the kind yet."""
     shapes: list[type[Any]] = [_Shared, *(kind.options for kind in kinds().values())]
     return sorted({key_of(each) for shape in shapes for each in fields(shape)})
 

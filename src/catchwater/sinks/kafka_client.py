@@ -1,11 +1,12 @@
-"""What the Kafka sink asks of librdkafka: a transaction written, a topic read to its end.
+"""The Kafka sink's use of librdkafka: writing a transaction, reading a topic to its end.
 
-Our own client (`wire.client`) has no transactions; librdkafka has them, on every Kafka from 2.8
-on, and takes its options by the names its users know (`security.protocol`, …).
+Our own client (`wire.client`) has no transactions; librdkafka has them, for every Kafka from 2.8
+on, and takes options by the names its users know (`security.protocol`, …).
 
-A `Writer` lives until its first failure. What a failed transaction came to is not guessed: the next
-`Writer` of the same transactional id waits until the brokers have ended it, and fences the old one;
-the ledger topic then shows it. `read` does not stop before records that an open transaction hides.
+A `Writer` is used until its first failure. The outcome of a failed transaction is not guessed: the
+next `Writer` with the same transactional id waits until the brokers have ended it, and fences the
+old one; then the ledger topic shows the outcome. `read` also waits for records that an open
+transaction hides.
 """
 
 import warnings
@@ -37,9 +38,9 @@ Offsets = dict[str, tuple[int, int]]
 """Partition (as text) → (first, last) offset."""
 
 REQUEST_S = 15.0
-"""How long one request may take before it is said to have failed."""
+"""The timeout of one request."""
 FLUSH_S = 60.0
-"""How long what was produced may take to arrive; as long as librdkafka lets a transaction last."""
+"""The timeout of a produced message; as long as librdkafka lets a transaction last."""
 
 _LOOK_S = 5.0
 _POLL_EVERY = 500
@@ -52,7 +53,7 @@ _READING = {
     "enable.partition.eof": True,
     "isolation.level": "read_committed",
     "auto.offset.reset": "earliest",
-    # The end of a partition shows as an answer without records, which comes after so long.
+    # The end of a partition shows as an answer without records, which comes after this time.
     "fetch.wait.max.ms": 10,
 }
 _WRITING = {
@@ -78,7 +79,7 @@ Options = Mapping[str, str]
 
 
 class RecordRefused(CatchwaterError):
-    """The brokers will not take a record, however often it is sent."""
+    """The brokers refuse a record for good."""
 
     restart = Restart.ONCE
 
@@ -96,10 +97,10 @@ class Message(NamedTuple):
 
 
 class Brokers:
-    """One Kafka, and how it is reached."""
+    """One Kafka cluster, and the options to connect to it."""
 
     def __init__(self, options: Options) -> None:
-        """`options` are librdkafka's; raises `ConfigError` for those that are ours to set."""
+        """`options` are librdkafka's; raises `ConfigError` for those that this module sets."""
         for name in _OURS:
             if name in options:
                 raise ConfigError(
@@ -124,7 +125,7 @@ class Brokers:
 
     @cached_property
     def admin(self) -> AdminClient:
-        """For topics and offsets; connected when it is first needed."""
+        """The client for topics and offsets; connects when it is first needed."""
         client: AdminClient = self.connect(AdminClient, {})
         return client
 
@@ -134,7 +135,7 @@ class Brokers:
             self.admin.list_topics(timeout=_LOOK_S)
 
     def create_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> None:
-        """Create the topic if it is not there; -1 partitions are the brokers' default."""
+        """Create the topic if it is missing; -1 partitions are the brokers' default."""
         with self.named():
             admin = self.admin
             if topic in admin.list_topics(timeout=REQUEST_S).topics:
@@ -182,7 +183,7 @@ class Brokers:
             ) from error
 
     def _refuse_for_good(self, reason: KafkaError) -> None:
-        """Raise what is no passing trouble: it would only be met again."""
+        """Raise permanent errors, which a retry would only repeat."""
         if reason.code() in _TOO_LARGE:
             raise RecordRefused(
                 f"The Kafka at {self.name} does not take an output: {reason.str()}.",
@@ -197,15 +198,15 @@ class Brokers:
             )
 
     def _note(self, error: KafkaError) -> None:
-        # That all brokers are down comes behind the reason, and says less.
+        # "All brokers are down" follows the actual reason, and says less.
         if self._last_error is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
             self._last_error = error
 
 
 def _is_for_good(error: KafkaError) -> bool:
-    """Whether asking again would be answered alike; a TLS handshake also ends in a restart.
+    """Whether the error is permanent; a TLS handshake can also fail because a broker restarts.
 
-    One that fails in its first step is said to be a failure of the transport.
+    librdkafka reports a handshake that fails in its first step as a failure of the transport.
     """
     if error.code() == KafkaError._AUTHENTICATION:
         return True
@@ -213,10 +214,10 @@ def _is_for_good(error: KafkaError) -> bool:
 
 
 class Writer:
-    """A producer; with a transactional id, what it writes at once is one transaction."""
+    """A producer; with a transactional id, each `write` is one transaction."""
 
     def __init__(self, brokers: Brokers, transactional_id: str | None, options: Options) -> None:
-        """Ends what an earlier writer of this id left open, and fences it.
+        """Fences an earlier writer with this id, and ends its open transaction.
 
         Raises `SinkUnavailable` and `ConfigError`.
         """
@@ -233,7 +234,7 @@ class Writer:
     def write(
         self, messages: Iterable[Message], then: Callable[[Offsets], Message] | None
     ) -> Offsets:
-        """Write the messages, and behind them what `then` makes of their offsets.
+        """Write the messages, and then those that `then` makes of their offsets.
 
         After any error nothing can be written any more. Raises `SinkUnavailable`, where it is not
         known whether all was written, and `Superseded`.
@@ -249,9 +250,9 @@ class Writer:
             return offsets
 
     def close(self) -> None:
-        """End the producer, and a transaction that it has open."""
+        """Close the producer and abort its open transaction."""
         with warnings.catch_warnings():
-            # An abort that fails is reported so; the brokers end the transaction by themselves.
+            # A failed abort raises this; the brokers then end the transaction by themselves.
             warnings.simplefilter("ignore", RuntimeWarning)
             self._producer.purge(blocking=False)
             with suppress(KafkaException, SystemError):  # nor has it a say in what failed before
@@ -316,7 +317,7 @@ def read(
     starts: Mapping[int, int] | None = None,
     hidden_s: float = 0,
 ) -> Iterator[Received]:
-    """Committed records of the topic, of each partition in order, up to where it ends now.
+    """Committed records of the topic, in order within a partition, up to its present end.
 
     `starts` says where, for partitions that are not read from their beginning. Nothing where there
     is no such topic. What an open transaction hides is waited for so long, if not 0, and raises
@@ -345,13 +346,13 @@ def read(
 
 
 def starts_of(brokers: Brokers, topic: str) -> dict[int, int]:
-    """Partition → the first offset that retention has left."""
+    """Partition → its first offset."""
     with brokers.named():
         return _offsets(brokers, topic, OffsetSpec.earliest(), IsolationLevel.READ_COMMITTED)  # type: ignore[no-untyped-call]
 
 
 def _ends(brokers: Brokers, topic: str, hidden: bool) -> dict[int, int]:
-    """Partition → where it ends, perhaps with what open transactions hide; without empty ones."""
+    """Partition → its end, perhaps including open transactions; without empty partitions."""
     level = IsolationLevel.READ_UNCOMMITTED if hidden else IsolationLevel.READ_COMMITTED
     found = _offsets(brokers, topic, OffsetSpec.latest(), level)  # type: ignore[no-untyped-call]
     return {partition: end for partition, end in found.items() if end > 0}
@@ -372,7 +373,7 @@ def _offsets(
 
 
 def _is_past(message: Received, pending: dict[int, int]) -> bool:
-    """Whether this is no record to return; strikes off partitions that have been read."""
+    """Whether this message is no record; removes partitions that have been read to the end."""
     partition, offset = message.partition(), message.offset()
     assert partition is not None
     error = message.error()

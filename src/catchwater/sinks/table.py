@@ -1,12 +1,12 @@
 """Outputs as rows of a table: an epoch's rows and its mark in one transaction.
 
-Every row carries its identity in ROW_COLUMNS. `mode = "append"` inserts rows; `mode = "upsert"`
-replaces them by the function's `output_id`, and keeps what it replaced, so that an epoch can be
-withdrawn again.
+Every row has its identity in ROW_COLUMNS. `mode = "append"` inserts rows; `mode = "upsert"`
+replaces them by the function's `output_id`, and keeps the replaced rows so that an epoch can be
+withdrawn.
 
-An answer that is lost after a commit is asked for again: the mark shows it. Transactions of one
-sink wait for each other, so a driver that was thought dead finds the marks of its successor. The
-SQL is read alike by SQLite and PostgreSQL, the two kinds.
+After a commit whose answer was lost the mark shows whether it was applied. Transactions of one sink
+exclude each other, so a driver that was believed dead finds the marks of its successor. The SQL is
+the same for SQLite and PostgreSQL, the two kinds.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
     from catchwater.sinks.staged import Archive, StagedFile
 
 _SWEEP_EPOCHS = 64
-"""Marks and undo rows are deleted for so many epochs at once."""
+"""Marks and undo rows are deleted for this many epochs at a time."""
 NO_ROW = (None, None, None)
-"""In the place of epoch, shard and row: nothing is to be there under this identity."""
+"""In place of epoch, shard and row: there must be no row with this identity."""
 
 _FRESH = "catchwater_fresh"
 _OURS = "pipeline = ? AND sink = ?"
 
 
-# What both kinds declare
+# The declarations that both kinds share
 
 MODES = ("append", "upsert")
 MODE = "add rows, or let them replace each other by the `output_id`"
@@ -83,13 +83,13 @@ def table_guarantee(config: SinkConfig, output_id: tuple[str, ...]) -> Guarantee
 def open_table(
     database: Database, config: SinkConfig, context: "SinkContext", truth: "Archive"
 ) -> "TableSink":
-    """See `Kind.open`; the database is not connected yet."""
+    """See `Kind.open`; does not connect yet."""
     codec = codec_of(context.output_type)
     return TableSink(database, _writer(config, context), codec, config, truth, context.clock)
 
 
 def target_table(database: Database, config: SinkConfig, context: "SinkContext") -> Target:
-    """The sink's table, not looked at yet. Raises `ConfigError` for names that cannot be."""
+    """The sink's table; does not connect. Raises `ConfigError` for names that are not allowed."""
     return Target(database, _writer(config, context), codec_of(context.output_type).columns)
 
 
@@ -130,7 +130,7 @@ class TableSink:
         truth: "Archive",
         clock: Clock,
     ) -> None:
-        """Claims the table and creates it where it is missing. Raises as `Target.prepare`."""
+        """Claims the table, and creates it if it is missing. Raises as `Target.prepare`."""
         self.name = writer.owner.sink
         self.truth = truth
         self._database = database
@@ -154,21 +154,19 @@ class TableSink:
         return self.truth.stager()
 
     def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:
-        """Write the epoch's rows with its mark, once."""
         pieces = sorted(staged, key=lambda piece: piece.shard)
         mark = Mark.of(epoch, self._owner.generation, pieces)
         try:
             patiently(lambda: self._commit(mark, pieces), self._clock, self._retry_ms)
         except (TargetDiffers, RowUnfit):
-            # A table that was changed meanwhile is described as at a start: what is wrong, and what
-            # it should be. Where it fits, or cannot be asked, the error itself says most.
+            # If the table was altered meanwhile, raise the same description as at a start; if it
+            # fits or cannot be read, the error itself is the best description.
             with suppress(SinkUnavailable), self._database.transaction() as transaction:
                 self._target.check_fits(transaction)
             raise
         return mark.sink_epoch(self._writer.table)
 
     def last_epoch(self) -> int | None:
-        """The newest epoch that has a mark."""
 
         def last() -> int | None:
             with self._database.transaction() as transaction:
@@ -177,22 +175,21 @@ class TableSink:
         return patiently(last, self._clock, self._retry_ms)
 
     def withdraw(self, after: int) -> None:
-        """Delete, or put back, what older generations wrote after this epoch."""
+        """Undo the rows that older generations wrote after this epoch."""
         if patiently(lambda: self._withdraw(after), self._clock, self._retry_ms):
             self.truth.withdraw(after)
 
     def identity(self, record: OutputRecord) -> bytes | None:
-        """The values of `output_id` in upsert mode: a later row of the same ones replaces it."""
+        """The values of `output_id` in upsert mode, where a later row with them replaces it."""
         if not self._writer.output_id:
             return None
         return msgspec.json.encode(self._id_of(self._codec.values(record)))
 
     def digest(self, record: OutputRecord) -> bytes:
-        """Of the columns' values, as the database gives them back."""
+        """Over the columns' values, as the database returns them."""
         return digest_of(self._codec.columns, self._codec.values(record))
 
     def rows(self, first: int, last: int) -> Iterator[SinkRow]:
-        """The table's rows of these epochs."""
         columns = self._codec.columns
         width = len(columns)
         sql = (
@@ -204,7 +201,7 @@ class TableSink:
             yield SinkRow(RowId(epoch, shard, at), b"", digest_of(columns, row[:width]))
 
     def repair(self, fixes: Iterable[Fix]) -> list[Fix]:
-        """Delete what stands in a row's place and insert what belongs there; mends them all."""
+        """Delete the rows with these identities and insert the records; repairs all of them."""
         with self._database.transaction() as transaction:
             transaction.lock(str(self._owner))
             for fix in fixes:
@@ -212,7 +209,7 @@ class TableSink:
         return []
 
     def take_place(self, pipeline: str, table: str) -> int:
-        """Put its table's rows and marks in the place of another pipeline's, at once.
+        """Replace another pipeline's rows and marks with this table's, in one transaction.
 
         The other one's sink has this one's name, and goes on with this one's epochs. Gives how many
         rows there are now, -1 if it was done before. This sink's own table is gone then.
@@ -225,10 +222,10 @@ class TableSink:
             return _take_place(transaction, self._target, theirs, live)
 
     def sweep(self, oldest: int, now_ms: int) -> None:
-        """Forget staged pieces, and now and then marks and undo rows, of epochs before."""
+        """Delete earlier epochs: staged pieces, and from time to time marks and undo rows."""
         self.truth.sweep(oldest, now_ms)
         if oldest - self._swept >= _SWEEP_EPOCHS:
-            # What is behind can wait for a database that is away; the next epoch will say so.
+            # Deleting can wait if the database is unavailable; the next epoch raises that.
             with suppress(SinkUnavailable):
                 self._sweep(oldest)
 
@@ -243,12 +240,11 @@ class TableSink:
         self._swept = oldest
 
     def close(self) -> None:
-        """Close the connection."""
         self._database.close()
 
     def _commit(self, mark: Mark, pieces: Sequence[Staged]) -> None:
         with self._database.transaction() as transaction:
-            # Another driver of the sink waits here, and then finds this one's marks.
+            # Another driver of this sink waits here, and finds our marks afterwards.
             transaction.lock(str(self._owner))
             generation = self._generation(transaction)
             if not self._exactly_once:
@@ -266,7 +262,7 @@ class TableSink:
                 )
 
     def _generation(self, transaction: Transaction) -> int:
-        """The generation that writes to the table. Raises `TargetTaken` if none of ours does."""
+        """The generation that writes to the table. Raises `TargetTaken` for another writer."""
         claims = transaction.execute(
             f"SELECT generation FROM catchwater_sinks WHERE {_OURS}", self._who
         )
@@ -327,7 +323,7 @@ class TableSink:
                 [self._owner.generation, *self._who, self._owner.generation],
             )
             if not raised:
-                return False  # what is there now is this generation's own
+                return False  # all rows are this generation's own
             if self._writer.output_id:
                 put_back(transaction, self._target, self._writer.output_id, after)
             else:
@@ -353,10 +349,9 @@ class TableSink:
 
 # Rows that replace each other
 #
-# An epoch's rows go into a temporary table, from there what they replace goes into the undo table,
-# and then they replace it; a retraction deletes it and puts nothing in its place. All in the
-# transaction that the epoch's mark is in. Putting back takes, of each row, what the oldest
-# withdrawn epoch found.
+# An epoch's rows go into a temporary table. The rows that they replace are copied into the undo
+# table, and then replaced; a retraction only deletes. All of this is in the transaction of the
+# epoch's mark. A withdrawal restores, for each row, what the oldest withdrawn epoch had replaced.
 
 
 def replace_rows(
@@ -366,7 +361,7 @@ def replace_rows(
     epoch: int,
     rows: Iterable[Sequence[object]],
 ) -> None:
-    """Let these rows replace those of the same identity; no two of them have the same one.
+    """Replace rows by new ones with the same identity, which must be unique among these.
 
     One that ends with NO_ROW deletes what it would replace.
     """
@@ -404,7 +399,7 @@ def replace_rows(
 def put_back(
     transaction: Transaction, target: Target, output_id: Sequence[str], after: int
 ) -> None:
-    """Make the table as it was after this epoch."""
+    """Restore the table's content as of this epoch."""
     identity = quoted(output_id)
     columns = quoted(target.columns)
     same = " AND ".join(f'u."{name}" = {target.name}."{name}"' for name in output_id)
@@ -425,14 +420,14 @@ def put_back(
     transaction.execute(f"DELETE FROM {target.undo} WHERE catchwater_undo_epoch > ?", [after])
 
 
-# One table's content in the place of another's
+# Replacing one table's content with another's
 #
-# Readers of the other table see its old rows or its new ones. The table itself stays, with its
-# indexes, grants and the views that are built on it.
+# Readers of the other table see its old rows or its new ones. The table itself is not replaced and
+# keeps its indexes, its grants and the views on it.
 
 
 def _take_place(transaction: Transaction, mine: Target, theirs: Target, live: Writer) -> int:
-    """Give the live writer this table's rows and marks, and drop the table; how many rows.
+    """Move this table's rows and marks to the live writer's, and drop it; the number of rows.
 
     -1 if that was done before: then this table has no marks.
     """
@@ -462,7 +457,7 @@ def _move(transaction: Transaction, mine: Target, theirs: Target, live: Writer) 
     transaction.execute(f"INSERT INTO {theirs.name} ({columns}) SELECT {columns} FROM {mine.name}")
     if live.output_id:
         transaction.execute(f"DELETE FROM {theirs.undo}")
-        # By name: where columns were added, they do not stand in the same order.
+        # By name, because added columns have another order.
         undone = quoted([*UNDO_COLUMNS, *mine.columns])
         transaction.execute(
             f"INSERT INTO {theirs.undo} ({undone}) SELECT {undone} FROM {mine.undo}"

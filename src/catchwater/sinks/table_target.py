@@ -1,14 +1,13 @@
-"""The table that a sink writes to, in a database: claimed for one writer, created, or compared.
+"""The table of a sink in a database: claiming it for one writer, creating it, checking its columns.
 
-`Database` is what a table sink asks of SQLite and PostgreSQL. Errors are told apart there, for the
-sink and its user: a database that is away (`SinkUnavailable`), one that does not let us in
-(`NotAdmitted`), full (`SinkFull`), one whose table is not as it should be (`TargetDiffers`), and a
-row that the table will not take (`RowUnfit`).
+`Database` is the part of SQLite and PostgreSQL that a table sink needs. It distinguishes errors for
+the sink and its user: an unavailable database (`SinkUnavailable`), a refused login (`NotAdmitted`),
+a full disk (`SinkFull`), a table with other columns (`TargetDiffers`), and a row that the table
+refuses (`RowUnfit`).
 
-Two tables of ours stand beside the targets of a database: `catchwater_sinks` (who writes to which
-table, in which generation) and `catchwater_epochs` (the marks). A target that is there already is
-altered by `alter` alone, which adds columns: until then what it lacks is named, with the statement
-that would add it.
+Two tables of ours are in the database of a target: `catchwater_sinks` (the writer and generation of
+every table) and `catchwater_epochs` (the marks). Only `alter` changes an existing target, by adding
+columns; before that, an error names the missing ones and the statement that would add them.
 """
 
 import re
@@ -29,7 +28,7 @@ CHANGED = (
     "pipeline again: what is missing is made, and what it held comes back by catchwater sink "
     "repair."
 )
-"""The hint where a statement fails that a moment before did not."""
+"""The hint for a statement that failed although the table was checked before."""
 UNFIT = (
     "Let the function put out what the column takes, or alter the column; then start the pipeline "
     "again: the epoch runs again."
@@ -38,31 +37,31 @@ UNFIT = (
 
 
 class Found(NamedTuple):
-    """A column of a table that is there."""
+    """A column of an existing table."""
 
     type: str
     required: bool
-    """It must be given a value: not null and without a default."""
+    """Whether it needs a value: not null and without a default."""
 
 
 class Transaction(Protocol):
-    """One transaction: committed at the end of its block, undone by any error."""
+    """One transaction: committed at the end of its block, rolled back by any error."""
 
     def execute(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """Run a statement, `?` standing for values; the rows it gives."""
+        """Run a statement with `?` for values; the resulting rows."""
         ...
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Insert many rows, as fast as the database can; rows are taken one by one."""
+        """Insert many rows, as fast as the database can; the iterable is consumed row by row."""
         ...
 
     def lock(self, name: str) -> None:
-        """Keep other transactions with this name waiting until this one ends."""
+        """Take a lock of this name, which is held until the transaction ends."""
         ...
 
 
 class Database(Protocol):
-    """A connection that is opened when it is needed, and again when it was lost."""
+    """A connection that is opened when needed, and again after it was lost."""
 
     types: Mapping[ColumnKind, str]
     """The column type of a kind in a new table."""
@@ -71,7 +70,7 @@ class Database(Protocol):
 
     @property
     def name(self) -> str:
-        """Which database it is, as no other is called; without what gives access to it."""
+        """The unique name of the database, without credentials."""
         ...
 
     def transaction(self) -> AbstractContextManager[Transaction]:
@@ -79,7 +78,7 @@ class Database(Protocol):
         ...
 
     def reading(self) -> AbstractContextManager[Transaction]:
-        """A transaction that changes nothing, nor makes a database that is not there."""
+        """A read-only transaction, which does not create a missing database either."""
         ...
 
     def columns(self, transaction: Transaction, table: str) -> Mapping[str, Found]:
@@ -87,19 +86,19 @@ class Database(Protocol):
         ...
 
     def unique(self, transaction: Transaction, table: str) -> set[frozenset[str]]:
-        """The sets of columns that no two rows of the table have the same values of."""
+        """The sets of columns with a unique constraint or index."""
         ...
 
     def full_names(self, transaction: Transaction, tables: Sequence[str]) -> list[str]:
-        """The tables' names, each spelled as no other table's is."""
+        """The tables' names, in a spelling that is unique for each table."""
         ...
 
     def scan(self, sql: str, values: Sequence[object]) -> Iterator[tuple[Any, ...]]:
-        """The rows of a query, without holding them all."""
+        """The rows of a query, without holding all of them in memory."""
         ...
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         ...
 
 
@@ -135,20 +134,20 @@ CREATE TABLE IF NOT EXISTS catchwater_epochs (
 """
 
 UNDO_COLUMNS = ("catchwater_undo_epoch", "catchwater_existed")
-"""Of the table for undoing, before those of the table itself."""
+"""The undo table's own columns, which come before those of the table."""
 
 
 class Writer(NamedTuple):
-    """Who writes, where, and how."""
+    """The writer of a table, the table, and the mode."""
 
     owner: Owner
     table: str
     output_id: tuple[str, ...] = ()
-    """Not empty: a row is replaced by a later one with the same values of these columns."""
+    """If not empty, a later row with the same values in these columns replaces an earlier one."""
 
 
 def checked_names(table: str) -> tuple[str, str]:
-    """The table and what stands beside it for undoing, quoted. Raises `ConfigError`."""
+    """The table and its undo table, quoted. Raises `ConfigError`."""
     return checked_table(table), checked_table(f"{table}_catchwater_undo")
 
 
@@ -170,7 +169,7 @@ class Target:
         return self._writer.owner.name
 
     def check_fits(self, transaction: Transaction) -> None:
-        """Raise `TargetDiffers` unless the table is there and can take the outputs."""
+        """Raise `TargetDiffers` unless the table exists and can take the outputs."""
         found = self._database.columns(transaction, self.name)
         if not found:
             raise TargetDiffers(
@@ -181,7 +180,7 @@ class Target:
         self._compare(transaction)
 
     def look(self) -> TargetState:
-        """What is there; changes nothing. Raises what a transaction raises."""
+        """The present state; changes nothing. Raises what a transaction raises."""
         with self._database.reading() as transaction:
             claims = self._claims(transaction)
             try:
@@ -205,13 +204,13 @@ class Target:
                 self._compare(transaction)
 
     def prepare(self) -> None:
-        """Claim the table, create it or see that it fits.
+        """Claim the table, and create it or check its columns.
 
         Raises `TargetTaken` and `TargetDiffers`, and what a transaction raises.
         """
         with self._database.transaction() as transaction:
             transaction.lock("catchwater sinks")
-            # Looked for first: to make a table that is there needs a right that is not needed.
+            # Checked first, because CREATE TABLE IF NOT EXISTS needs a right that may be missing.
             for table, statement in (("catchwater_sinks", _SINKS), ("catchwater_epochs", _EPOCHS)):
                 if not self._database.columns(transaction, checked_table(table)):
                     transaction.execute(statement)
@@ -292,7 +291,7 @@ class Target:
                 )
 
     def _compare(self, transaction: Transaction) -> None:
-        """Raise `TargetDiffers` if what is there, of the table and its undo, lacks something."""
+        """Raise `TargetDiffers` if the existing table or its undo table lacks something."""
         there = self._there(transaction)
         missing = [
             f"{name} is missing" + (" from the table for undoing" if table == self.undo else "")
@@ -314,7 +313,7 @@ class Target:
             )
 
     def _there(self, transaction: Transaction) -> dict[str, Mapping[str, Found]]:
-        """The columns of the table and, in upsert mode, of its undo; of those that are there."""
+        """The columns of the table and, in upsert mode, of its undo table; of existing ones."""
         tables = [self.name, self.undo] if self._writer.output_id else [self.name]
         found = {table: self._database.columns(transaction, table) for table in tables}
         return {table: columns for table, columns in found.items() if columns}
@@ -331,7 +330,7 @@ class Target:
         ]
 
     def _unfit(self, found: Mapping[str, Found]) -> list[str]:
-        """What no further column would mend."""
+        """Differences that adding columns would not resolve."""
         accepted = self._database.accepted
         wanted = {column.name: accepted[column.kind] for column in self._outputs}
         wanted.update(dict.fromkeys(ROW_COLUMNS, accepted["integer"]))
@@ -360,7 +359,7 @@ class Target:
         return f"CREATE TABLE {self.name} ({definition(self._outputs, types)}, {rows}{key})"
 
     def _undo_definition(self) -> str:
-        """What an epoch replaced; a row that was not there before has nothing but its identity."""
+        """Create the table of replaced rows; for an inserted row it has only the identity."""
         types = self._database.types
         rows = ", ".join(f'"{name}" {types["integer"]}' for name in ROW_COLUMNS)
         return (

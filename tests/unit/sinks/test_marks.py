@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from catchwater.sinks.base import EpochDiffers, EpochMissing, Superseded, TargetTaken
 from catchwater.sinks.marks import (
     MOST_MARKS,
-    Known,
     Mark,
     Marks,
     MarksDamaged,
     Owner,
+    TargetEpochs,
     admit,
     decode_marks,
 )
@@ -56,7 +56,7 @@ def test_an_epoch_is_written_once_in_order_and_by_the_newest_generation(
     generation: int, newest: int | None, has: str | None, epoch: int, answer: object
 ) -> None:
     there = None if has is None else mark(epoch, 1, has)
-    known, wanted = Known(generation, newest, there), mark(epoch, OWNER.generation)
+    known, wanted = TargetEpochs(generation, newest, there), mark(epoch, OWNER.generation)
     if isinstance(answer, type):
         with pytest.raises(answer):
             admit(OWNER, known, wanted)

@@ -1,18 +1,18 @@
 """HTTP: outputs as requests to a key-value store, a search index, any endpoint.
 
-Every record is one `PUT` or `POST` with an `Idempotency-Key` that is the same whenever the epoch is
-repeated. When all of an epoch were acknowledged, its mark is written beside the checkpoint. So this
-sink is idempotent, not atomic: readers may see a part of an epoch before the rest. A refusal that
-will not pass (4xx) names the record and fails the epoch at once.
+Every record is one `PUT` or `POST` with an `Idempotency-Key` that is the same in every repetition
+of the epoch. When all records of an epoch are acknowledged, its mark is written beside the
+checkpoint. So this sink is idempotent, not atomic: readers may see a part of an epoch before the
+rest. A permanent refusal (4xx) names the record and fails the epoch at once.
 
-Where the URL names the record, a later record of the same URL replaces it, one that retracts is a
-`DELETE` (where the URL is made of the `output_id`), and the endpoint's GET is what `verify`
-compares. Relies on that GET to give back what was put.
+If the URL depends on the record, a later record with the same URL replaces it, a retraction is a
+`DELETE` (if the URL is made of the `output_id`), and `verify` compares the answers of GET. Relies
+on GET returning what was put.
 
-Requests of one path follow each other; others share `concurrency` connections that stay open. What
-may pass (429, 5xx, a lost connection, no answer in time) is tried again with growing pauses until
-that request has waited for `retry`; then its worker gives up, and all others stop at their next
-request.
+Requests to one path are sent one after the other; the paths share `concurrency` connections that
+stay open. Transient errors (429, 5xx, a lost connection, a timeout) are retried with growing pauses
+until the request has waited for `retry`; then its worker gives up, and the others stop at their
+next request.
 """
 
 import http.client
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _AT_ONCE = 10_000
-"""Requests whose answers are held at once."""
+"""Bound on requests whose answers are held at a time."""
 _SHOWN_BYTES = 200
 _NOT_FOUND, _GONE = 404, 410
 _BODY = (Column("body", "json"),)
@@ -86,7 +86,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class Request(NamedTuple):
-    """One request; again is the same."""
+    """One request; idempotent."""
 
     method: str
     path: str
@@ -140,7 +140,7 @@ class Endpoint:
         self._workers = ThreadPoolExecutor(concurrency, thread_name_prefix="catchwater-http")
 
     def reach(self) -> None:
-        """Connect, and ask nothing. Raises `SinkUnavailable`."""
+        """Connect without a request. Raises `SinkUnavailable`."""
         try:
             self._connect(0).connect()
         except OSError as error:
@@ -167,13 +167,12 @@ class Endpoint:
         return [answer for answer in answers if answer is not None]
 
     def close(self) -> None:
-        """Close the connections."""
         self._workers.shutdown()
         for worker in range(len(self._connections)):
             self._drop(worker)
 
     def _send(self, worker: int, request: Request, stop: Event) -> Answer | None:
-        """The answer; None if another worker has given up meanwhile."""
+        """The answer; None if another worker gave up meanwhile."""
         patience = Patience(self._clock, self._retry_ms)
         while not stop.is_set():
             try:
@@ -238,21 +237,21 @@ def _is_address(url: str) -> bool:
 
 
 class RecordRefused(CatchwaterError):
-    """The endpoint says no to a record, and will again."""
+    """The endpoint refuses a record for good."""
 
     restart = Restart.ONCE
 
 
 class Names(NamedTuple):
-    """How a record's URL is made."""
+    """The template of a record's URL."""
 
     pieces: tuple[tuple[str, str | None], ...]
-    """Text, and the name of what comes behind it."""
+    """Pairs of a text and the name that follows it."""
     output_id: tuple[str, ...]
 
     @property
     def are_identities(self) -> bool:
-        """Whether a URL is that of one `output_id`: what it names can be taken back by it."""
+        """Whether each `output_id` has its own URL, so that a retraction can delete it."""
         found = {name for _, name in self.pieces}
         return "id" in found and "row" not in found
 
@@ -333,7 +332,6 @@ class HttpSink:
         return self.truth.stager()
 
     def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:
-        """Send the epoch's records, then write its mark."""
         pieces = sorted(staged, key=lambda piece: piece.shard)
         mark = Mark.of(epoch, self._owner.generation, pieces)
         marks = self._marks()
@@ -347,11 +345,11 @@ class HttpSink:
         return mark.sink_epoch(self._endpoint.place)
 
     def last_epoch(self) -> int | None:
-        """The newest epoch that was acknowledged whole."""
+        """The newest epoch of which all records were acknowledged."""
         return self._marks().newest
 
     def withdraw(self, after: int) -> None:
-        """Put back what older generations replaced, delete what was not there before.
+        """Restore the records that older generations replaced, delete those they added.
 
         Raises `RowsUnreadable` where URLs do not name records, or staged epochs are gone.
         """
@@ -374,17 +372,17 @@ class HttpSink:
         self.truth.withdraw(after)
 
     def identity(self, record: OutputRecord) -> bytes | None:
-        """The URL, where it is the record's own and does not hold the row."""
+        """The URL, if it depends on the record and not on its row."""
         if not self._replaces or any(name == "row" for _, name in self._names.pieces):
             return None
         return self._names.path(StagedRow(RowId(0, 0, 0), record)).encode()
 
     def digest(self, record: OutputRecord) -> bytes:
-        """Of the JSON, however it is spelled."""
+        """Over the JSON in a canonical form."""
         return _digest(record.value)
 
     def rows(self, first: int, last: int) -> Iterator[SinkRow]:
-        """What GET answers for every URL of these epochs."""
+        """The answers of GET for all URLs of these epochs."""
         self._readable("read back")
         newest = self._newest(epoch for epoch in self.truth.epochs() if first <= epoch <= last)
         for some in _some(list(newest.values())):
@@ -400,7 +398,7 @@ class HttpSink:
                 yield SinkRow(row.id, row.record.key, _digest(answer.body))
 
     def repair(self, fixes: Iterable[Fix]) -> list[Fix]:
-        """Put the records again, delete what was retracted; mends all that `rows` can find."""
+        """Send the records again, delete retracted ones; repairs all that `rows` can find."""
         due = list(fixes)
         self._send([StagedRow(fix.id, fix.record) for fix in due if fix.record is not None])
         left = {fix.id for fix in due if fix.record is None}
@@ -409,12 +407,11 @@ class HttpSink:
         return []
 
     def sweep(self, oldest: int, now_ms: int) -> None:
-        """Forget staged pieces of epochs before; their marks go with the next one."""
+        """Delete staged pieces of earlier epochs; the next commit drops their marks."""
         self.truth.sweep(oldest, now_ms)
         self._oldest = oldest
 
     def close(self) -> None:
-        """Close the connections."""
         self._endpoint.close()
 
     def _rows_of(self, epoch: int, piece: Staged) -> list[StagedRow]:
@@ -422,7 +419,7 @@ class HttpSink:
         return [StagedRow(RowId(epoch, piece.shard, at), r) for at, r in enumerate(records)]
 
     def _send(self, rows: Sequence[StagedRow]) -> None:
-        """Send them; where later ones replace earlier ones, only the last of each URL."""
+        """Send records; if later ones replace earlier ones, only the last for each URL."""
         if self._replaces:
             rows = list({self._names.path(row): row for row in rows}.values())
         for some in _some(rows):
@@ -467,7 +464,7 @@ class HttpSink:
                     )
 
     def _newest(self, epochs: Iterable[int]) -> dict[str, StagedRow]:
-        """By path: the last record of these epochs."""
+        """The last record of each path in these epochs."""
         return {self._names.path(row): row for e in sorted(epochs) for row in self.truth.rows(e)}
 
     def _readable(self, done: str) -> None:
@@ -504,7 +501,7 @@ def _some(items: Sequence[T]) -> Iterator[Sequence[T]]:
     return (items[at : at + _AT_ONCE] for at in range(0, len(items), _AT_ONCE))
 
 
-# What it declares
+# The declaration
 
 
 @dataclass(frozen=True)
@@ -546,7 +543,7 @@ def _guarantee(config: SinkConfig, output_id: tuple[str, ...]) -> Guarantee:
 
 
 def _endpoint(config: SinkConfig, context: "SinkContext") -> Endpoint:
-    """Not connected yet."""
+    """Opens the sink without connecting."""
     options: HttpOptions = config.options
     return Endpoint(
         options.url,
@@ -571,7 +568,7 @@ def _open(config: SinkConfig, context: "SinkContext", truth: "Archive") -> HttpS
 
 
 def _look(config: SinkConfig, context: "SinkContext") -> TargetState:
-    """Whether the server answers; what is there has no marks."""
+    """Only whether the server answers, because it has no marks."""
     with closing(_endpoint(config, context)) as endpoint:
         endpoint.reach()
     return TargetState()

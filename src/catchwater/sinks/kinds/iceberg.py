@@ -1,15 +1,15 @@
 """Iceberg: rows of a table; an epoch is one snapshot, and its mark goes with it.
 
-The driver writes all that an epoch's tasks have staged as one Parquet file (one a partition, where
-the table has partitions) and commits it with the table property `catchwater.marks` in one change of
-the table's metadata; the snapshot's summary says the same of its epoch, for people. An epoch
-without outputs only changes the property. Properties outlive the expiry of snapshots.
+The driver writes the staged outputs of an epoch as one Parquet file (one for each partition of the
+table) and commits it with the table property `catchwater.marks` in one change of the table's
+metadata; the snapshot's summary has the same mark, for people. An epoch without outputs only
+changes the property. Properties outlive the expiry of snapshots.
 
-The catalog compares and swaps: a commit that meets another one fails, the table is loaded anew, the
-mark is looked at, and only then is it tried again. That also answers for a commit whose reply was
-lost. Every snapshot makes the next commit slower, so only the newest of ours are kept; others', and
-what a branch or tag names, are never expired. Relies on pyiceberg (the extra `iceberg`). Compaction
-is left to those who own the table.
+The catalog compares and swaps: if another commit comes first, ours fails, the table is loaded again
+and its mark is checked before a retry. This also covers a commit whose reply was lost. Every
+snapshot makes the next commit slower, so only our newest ones are kept; snapshots of others, and
+those that a branch or tag names, are never expired. Relies on pyiceberg (the extra `iceberg`). The
+table's owner is responsible for compaction.
 """
 
 import errno
@@ -71,7 +71,7 @@ _NEW_TABLE = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
 }
-"""An epoch adds a file and a version of the metadata: neither list may grow for ever."""
+"""Every epoch adds a file and a version of the metadata, so both lists are bounded."""
 
 T = TypeVar("T")
 
@@ -91,12 +91,12 @@ class IcebergSink:
         retry_ms: int = 60_000,
         clock: Clock = SYSTEM,
     ) -> None:
-        """Create the table, or add what columns it lacks.
+        """Create the table, or add missing columns.
 
         Raises `TargetTaken`, and `TargetDiffers` where it cannot take the outputs.
         """
         self.name = owner.sink
-        self.retracts = False  # no column could say that a row takes back another
+        self.retracts = False  # rows have no column for a retraction
         self.truth = truth
         self._catalog = catalog
         self._table = table
@@ -104,7 +104,7 @@ class IcebergSink:
         self._owner = owner
         self._most = snapshots
         self._unexpired: int | None = None
-        """How many snapshots of ours there are; None until they were counted."""
+        """How many snapshots are ours; None until they are counted."""
         self._retry_ms = retry_ms
         self._clock = clock
         self._oldest = 0
@@ -121,7 +121,7 @@ class IcebergSink:
         return found.sink_epoch(self._table)
 
     def last_epoch(self) -> int | None:
-        """The newest epoch that the table's property knows."""
+        """The newest epoch in the table's property."""
         return self._patiently(lambda: self._marks(self._load()).newest)
 
     def withdraw(self, after: int) -> None:
@@ -130,15 +130,15 @@ class IcebergSink:
             self.truth.withdraw(after)
 
     def identity(self, record: OutputRecord) -> None:
-        """The table is only added to."""
+        """None: rows are only appended."""
         return None
 
     def digest(self, record: OutputRecord) -> bytes:
-        """Of the record's columns."""
+        """Over the record's columns."""
         return self._columns.digest(record)
 
     def rows(self, first: int, last: int) -> Iterator[SinkRow]:
-        """What the table holds; a data file that cannot be read holds nothing."""
+        """The table's rows; an unreadable data file counts as empty."""
         with _named(self._table):
             table = self._load()
             where = f"{_EPOCH} >= {first} and {_EPOCH} <= {last}"
@@ -146,7 +146,7 @@ class IcebergSink:
                 yield from self._columns.rows_of(found)
 
     def repair(self, fixes: Iterable[Fix]) -> list[Fix]:
-        """Overwrite each epoch, with these rows as they should be."""
+        """Overwrite each epoch, with these rows corrected."""
         by_epoch: dict[int, dict[RowId, Fix]] = defaultdict(dict)
         for fix in fixes:
             by_epoch[fix.id.epoch][fix.id] = fix
@@ -155,14 +155,13 @@ class IcebergSink:
         return []
 
     def sweep(self, oldest: int, now_ms: int) -> None:
-        """Forget marks and staged pieces before this epoch, and now and then old snapshots."""
+        """Drop marks and staged pieces before this epoch, and from time to time old snapshots."""
         self._oldest = oldest
         self.truth.sweep(oldest, now_ms)
         if self._unexpired is None or self._unexpired >= 2 * self._most:
             self._unexpired = self._patiently(self._expire)
 
     def close(self) -> None:
-        """Give the catalog's connections back."""
         self._catalog.close()
 
     def _prepare(self) -> None:
@@ -179,13 +178,13 @@ class IcebergSink:
         self._fit(table)
 
     def _fit(self, table: "Table") -> None:
-        """Add the columns that the table lacks; refuse what it cannot take."""
+        """Add missing columns; refuse outputs that the table cannot take."""
         check_fits(table, self._table, self._columns)
         with _altered(self._table), table.update_schema() as update:
             update.union_by_name(self._columns.schema)
 
     def _load(self) -> "Table":
-        """The table as it is now, in whose transactions nothing is tried twice.
+        """The table as it is now, with transactions that pyiceberg does not retry.
 
         pyiceberg would answer a conflict by adding the same files to whatever is there by then; it
         must not, before the mark was looked at. Only this copy of the metadata says so.
@@ -238,7 +237,7 @@ class IcebergSink:
         before = self._marks(table)
         marks, _ = before.withdrawn(after, self._owner.generation)
         if before.generation == self._owner.generation:
-            return False  # what is there now is this generation's own
+            return False  # all rows are this generation's own
         with table.transaction() as change:
             where = f"{_EPOCH} > {after}"
             if any(True for _ in table.scan(row_filter=where).plan_files()):
@@ -301,7 +300,7 @@ class IcebergSink:
 
 
 def check_fits(table: "Table", name: str, columns: "Columns") -> None:
-    """Raise `TargetDiffers` unless the table takes the outputs, with more columns at most."""
+    """Raise `TargetDiffers` unless the table can take the outputs, perhaps with new columns."""
     extra = [
         field.name
         for field in table.schema().fields
@@ -332,7 +331,7 @@ def _altered(table: str) -> Iterator[None]:
 
 @contextmanager
 def _named(table: str) -> Iterator[None]:
-    """Turn what the catalog and the files raise into our errors."""
+    """Turn errors of the catalog and the files into ours."""
     from pyiceberg.exceptions import (
         CommitFailedException,
         ForbiddenError,
@@ -377,7 +376,7 @@ def _named(table: str) -> Iterator[None]:
         ) from error
 
 
-# What it declares
+# The declaration
 
 
 def _table_in_namespace(value: str) -> str:
@@ -433,7 +432,7 @@ _PLACES = (
     "catalog.prefix", "catalog.glue.id", "catalog.glue.region", "catalog.dynamodb.region",
     "catalog.dynamodb.table-name",
 )  # fmt: skip
-"""What else says which catalog it is; all other properties may be secrets."""
+"""Properties that identify a catalog; all others may be secrets."""
 
 
 def _target(config: SinkConfig, folder: Path) -> str:
@@ -484,7 +483,7 @@ def _open(config: SinkConfig, context: "SinkContext", truth: "Archive") -> Icebe
 
 
 def _look(config: SinkConfig, context: "SinkContext") -> TargetState:
-    """Columns that the table lacks are no difference: opening adds them."""
+    """See `Kind.look`; missing columns are no difference, because opening adds them."""
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
     from catchwater.sinks.arrow_columns import Columns

@@ -1,15 +1,15 @@
-"""Kafka that is not ours: one transaction an epoch, with a record of the epoch.
+"""Another Kafka: one transaction for each epoch, with the epoch's mark.
 
-The driver writes the epoch's rows and, behind them, the pipeline's marks into the compacted topic
-`catchwater-sink-epochs` (key `<pipeline>/<sink>`), all in one transaction: committed readers see
-both or neither. The transactional id is the sink's, so a new driver fences an old one, and waits
-until what that one left open is ended. Marks are read back after that, at the start and whenever
-it is not clear what a commit came to.
+The driver writes the epoch's rows and then the pipeline's marks into the compacted topic
+`catchwater-sink-epochs` (key `<pipeline>/<sink>`), all in one transaction: readers of committed
+records see both or neither. The transactional id is the sink's, so a new driver fences an old one,
+and waits until the brokers have ended the old one's transaction. Then it reads the marks, as it
+does after a commit whose outcome is unknown.
 
-Every row carries the headers `catchwater-row` (epoch/shard/row) and `catchwater-sink`. A log takes
-nothing back: a row that is withdrawn, or that repair replaces, is followed by a *retraction*, the
-same key and value under `catchwater-retracts`. With `delivery = "at-least-once"` there are no
-transactions and no marks of epochs; a reader knows a repeated row by its header.
+Every row has the headers `catchwater-row` (epoch/shard/row) and `catchwater-sink`. A log cannot
+delete: a row that is withdrawn, or replaced by a repair, is followed by a *retraction*, the same
+key and value with the header `catchwater-retracts`. With `delivery = "at-least-once"` there are no
+transactions and no marks; readers recognise a repeated row by its header.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -80,18 +80,18 @@ T = TypeVar("T")
 
 
 class Terms(NamedTuple):
-    """Who writes where, and how."""
+    """The writer of a topic, and the topic."""
 
     owner: Owner
     topic: str
     partitions: int = -1
-    """Of a topic that has to be created; -1: the brokers' default."""
+    """Partitions of a topic to be created; -1: the brokers' default."""
     exactly_once: bool = True
     retry_ms: int = 60_000
 
 
 class _Held(NamedTuple):
-    """A row that the topic holds and nothing has taken back."""
+    """A record of the topic that was not retracted."""
 
     id: RowId
     record: OutputRecord
@@ -115,7 +115,7 @@ class KafkaSink:
         self._who = str(terms.owner).encode()
         self._writer: Writer | None = None
         self._marks = Marks(*terms.owner.name, 0)
-        """What the ledger says; as long as there is a writer, no other process can change it."""
+        """The ledger's marks; while there is a writer no other process can change them."""
         self._oldest = 0
         self._patiently(self._create_topics)
 
@@ -123,7 +123,6 @@ class KafkaSink:
         return self.truth.stager()
 
     def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:
-        """Write the epoch's rows and its mark in one transaction, once."""
         pieces = sorted(staged, key=lambda piece: piece.shard)
         mark = Mark.of(epoch, self._terms.owner.generation, pieces)
         return self._patiently(lambda: self._commit(mark, pieces)).sink_epoch(self._terms.topic)
@@ -138,15 +137,13 @@ class KafkaSink:
             self.truth.withdraw(after)
 
     def identity(self, record: OutputRecord) -> None:
-        """A log keeps every record."""
         return None
 
     def digest(self, record: OutputRecord) -> bytes:
-        """Of key, value and headers."""
         return record_digest(record)
 
     def rows(self, first: int, last: int) -> Iterator[SinkRow]:
-        """What the topic holds and nothing has taken back; what retention took counts as held."""
+        """The records that were not retracted; those that retention deleted count as present."""
         from catchwater.sinks.kafka_client import starts_of
 
         try:
@@ -163,7 +160,7 @@ class KafkaSink:
                 yield from self._expired(mark, starts, there)
 
     def repair(self, fixes: Iterable[Fix]) -> list[Fix]:
-        """Retract what is wrong and write what is missing, in one transaction.
+        """Retract wrong records and write missing ones, in one transaction.
 
         Under a transactional id of its own, so that a running pipeline is not fenced.
         """
@@ -173,12 +170,11 @@ class KafkaSink:
         return []
 
     def sweep(self, oldest: int, now_ms: int) -> None:
-        """Forget marks and staged pieces before this epoch."""
+        """Drop marks and staged pieces before this epoch."""
         self._oldest = oldest
         self.truth.sweep(oldest, now_ms)
 
     def close(self) -> None:
-        """End the producer."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -214,7 +210,7 @@ class KafkaSink:
         before = self._open()
         marks, _ = before.withdrawn(after, self._terms.owner.generation)
         if before.generation == self._terms.owner.generation:
-            return False  # what is there now is this generation's own
+            return False  # all records are this generation's own
         self._write(map(self._retraction, self._held(after + 1, _EVER)), lambda offsets: marks)
         return True
 
@@ -258,7 +254,7 @@ class KafkaSink:
     def _write(
         self, messages: "Iterable[Message]", marked: "Callable[[Offsets], Marks] | None"
     ) -> "Offsets":
-        """Write messages and the marks behind them; after a failure all is opened anew."""
+        """Write messages and then the marks; after a failure everything is opened again."""
         from catchwater.sinks.kafka_client import Message
 
         writer, self._writer = self._writer, None
@@ -277,7 +273,7 @@ class KafkaSink:
         return offsets
 
     def _read_marks(self, hidden_s: float = 0) -> Marks:
-        """What the ledger says; up to its very end if what is hidden is waited for."""
+        """The ledger's marks; up to its very end if it waits for open transactions."""
         return read_marks(self._brokers, self._terms.owner, self._clock, hidden_s)
 
     def _transactional_id(self) -> str:
@@ -289,7 +285,7 @@ class KafkaSink:
         return self._message(record, ((ROW_HEADER, str(id).encode()),))
 
     def _retraction(self, held: _Held) -> "Message":
-        """Into the same partition, where it comes behind what it takes back."""
+        """In the same partition, so that it follows the record that it retracts."""
         own = (
             (RETRACTS_HEADER, str(held.id).encode()),
             (RETRACTS_OFFSET_HEADER, b"%d" % held.offset),
@@ -305,7 +301,7 @@ class KafkaSink:
         )
 
     def _held(self, first: int, last: int) -> list[_Held]:
-        """The rows of these epochs that are there and were not taken back, in the log's order."""
+        """The rows of these epochs that exist and were not retracted, in the log's order."""
         from catchwater.sinks.kafka_client import read
 
         held: dict[tuple[int, int], _Held] = {}
@@ -332,7 +328,7 @@ class KafkaSink:
     def _expired(
         self, mark: Mark, starts: Mapping[int, int], there: Collection[RowId]
     ) -> Iterator[SinkRow]:
-        """The epoch's rows that are not there, in partitions where retention took some of it."""
+        """The epoch's missing rows, in partitions of which retention deleted a part."""
         from catchwater.sinks.log_stager import partition_of
 
         cut = {int(p) for p, (offset, _) in mark.offsets.items() if offset < starts.get(int(p), 0)}
@@ -341,7 +337,7 @@ class KafkaSink:
                 yield SinkRow(id, record.key, None)
 
     def _starts(self, first: int) -> dict[int, int]:
-        """From where on the rows of these epochs can lie, as far as their marks are known."""
+        """The first offsets that rows of these epochs can have, by their marks."""
         marks = self._read_marks()
         starts: dict[int, int] = {}
         for mark in marks.epochs if marks.mark(first) else ():
@@ -355,7 +351,7 @@ class KafkaSink:
 
 
 def read_marks(brokers: "Brokers", owner: Owner, clock: Clock, hidden_s: float = 0) -> Marks:
-    """What the ledger topic says of this owner's sink; up to its very end if it waits for it."""
+    """This sink's marks in the ledger topic; up to its very end if it waits for that."""
     from catchwater.sinks.kafka_client import read
 
     newest = Marks(*owner.name, 0)
@@ -373,15 +369,15 @@ def _headers(message: "Received") -> list[tuple[str, bytes]]:
 
 
 def _bytes(value: str | bytes | None) -> bytes:
-    """A part of a record, as bytes; nothing is none."""
+    """A part of a record as bytes; None becomes empty."""
     return value.encode() if isinstance(value, str) else value or b""
 
 
-# How a section says to reach its Kafka
+# The client's options from a section
 #
-# What stands under `kafka.` are librdkafka's properties, with Java's names of those on security
-# taken too. A section that names no brokers means those of the source, and unless it says something
-# on security of its own, reaches them as the source does: secrets are never sent to other brokers.
+# Keys under `kafka.` are librdkafka's properties; Java's names of security settings are accepted
+# too. A section without brokers means those of the source, and without security settings uses the
+# source's: secrets are never sent to other brokers.
 
 
 def librdkafka_options(
@@ -399,7 +395,7 @@ def librdkafka_options(
         secured = _translated(parse_security(given))
         given = {name: value for name, value in given.items() if name not in own}
     else:
-        secured = {}  # librdkafka knows more ways to be secured than we do
+        secured = {}  # librdkafka supports more security settings than we do
     named = {name.removeprefix(_PREFIX): value for name, value in given.items() if value}
     return {"bootstrap.servers": bootstrap, **secured, **named}
 
@@ -445,7 +441,7 @@ def _pem(part: str, given: Pem | None) -> dict[str, str]:
     return {f"ssl.{part}.pem": given.text or ""}
 
 
-# What it declares
+# The declaration
 
 
 @dataclass(frozen=True)
@@ -469,7 +465,7 @@ def _guarantee(config: SinkConfig, output_id: tuple[str, ...]) -> Guarantee:
 
 
 def _target(config: SinkConfig, folder: Path) -> str:
-    """A section without brokers means those of the source: they are no part of the target."""
+    """See `Kind.target`; the source's brokers, without others, are no part of the name."""
     options: KafkaOptions = config.options
     brokers = options.kafka.get(_BOOTSTRAP, "")
     named = ",".join(sorted(each.strip() for each in brokers.split(",")))
@@ -495,7 +491,7 @@ def _open(config: SinkConfig, context: "SinkContext", truth: "Archive") -> Kafka
 
 
 def _look(config: SinkConfig, context: "SinkContext") -> TargetState:
-    """A topic that is not there is made when the sink is opened."""
+    """See `Kind.look`; opening creates a missing topic."""
     brokers = _brokers(config, context)
     brokers.check_there()
     newest = None
@@ -505,7 +501,7 @@ def _look(config: SinkConfig, context: "SinkContext") -> TargetState:
 
 
 def _cannot_be(was: str, now: str) -> str:
-    """Marks lie in the brokers' ledger topic: they tell of other brokers, not of another topic."""
+    """See `Kind.cannot_be`; the marks in the brokers' ledger do not identify the topic."""
     topics = [target.split()[1] for target in (was, now)]
     return "" if topics[0] == topics[1] else "which is another topic"
 

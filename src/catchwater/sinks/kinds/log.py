@@ -1,11 +1,11 @@
 """Our own log: staged chunks, and one catalog commit per epoch.
 
-The catalog makes an epoch's chunks part of the topic together with the mark, through the control
-API. A log cannot take back: `withdraw` appends retractions, each the record again with headers that
-say which row, at which offset, it retracts; `repair` appends rows that are missing, with headers
-that say which they are, and cannot mend the others.
+The catalog adds an epoch's chunks to the topic together with the mark, through the control API. A
+log cannot delete: `withdraw` appends retractions, which repeat a record with headers for the row
+and the offset that they retract. `repair` appends missing rows with headers for their identity, and
+cannot repair others.
 
-The tasks' half is `log_stager`.
+The stager for the tasks is in `log_stager`.
 """
 
 from bisect import bisect_right
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 WITHDRAWN, REPAIRED = ":withdrawn", ":repaired"
 _CHUNK_RECORDS = 50_000
-"""Records of one staged chunk, where a sink writes them itself."""
+"""Bound on the records of a chunk that the driver writes itself."""
 _COLUMNS = ("partition", "offset", "key", "value", "timestamp", "headers")
 
 
@@ -86,7 +86,6 @@ class LogSink:
         return self._appender or self._stager
 
     def commit(self, epoch: int, staged: Iterable[Staged]) -> SinkEpoch:
-        """Make the epoch's chunks part of the topic, once."""
         from catchwater.sinks.log_stager import copies
 
         pieces = sorted(staged, key=lambda piece: piece.shard)
@@ -94,7 +93,7 @@ class LogSink:
         if self._appender is not None:
             self.truth.record(epoch, pieces, self._clock.now_ms())
             return mark.sink_epoch(self._topic)
-        # The commit does not need the index of the copies: side by side they take the time of one.
+        # The commit does not need the index of the copies; in parallel they take the time of one.
         recorded = copies().submit(self._record_unless_other, epoch, pieces)
         answer = self._commit(epoch, [p.location for p in pieces if p.location], mark.checksum)
         if answer["topic"] != self._topic:
@@ -103,7 +102,7 @@ class LogSink:
                 f"the topic {answer['topic']}, and is now to write to {self._topic}.",
                 hint="Give the sink another name, or leave the topic as it was.",
             )
-        # What the catalog answers is what it has: perhaps another run of this epoch.
+        # The catalog answers with what it has, which may be another run of this epoch.
         has = _mark_of(epoch, mark.generation, answer)
         admit(self._owner, TargetEpochs(mark.generation, epoch, has), mark)
         if not recorded.result():
@@ -111,7 +110,6 @@ class LogSink:
         return has.sink_epoch(self._topic)
 
     def last_epoch(self) -> int | None:
-        """The newest epoch of the pipeline that the topic holds."""
         return None if self._appender else self._marks.last_live()
 
     def withdraw(self, after: int) -> None:
@@ -123,15 +121,12 @@ class LogSink:
         self.truth.withdraw(after)
 
     def identity(self, record: OutputRecord) -> bytes | None:
-        """A log keeps every record."""
         return None
 
     def digest(self, record: OutputRecord) -> bytes:
-        """Of key, value and headers."""
         return record_digest(record)
 
     def rows(self, first: int, last: int) -> Iterator[SinkRow]:
-        """What the topic holds of these epochs."""
         tails = tails_of(self._control, self._topic)
         spans = {} if self._appender else self._spans(first, last)
         reading = self._reading(spans, range(first, last + 1), len(tails))
@@ -148,7 +143,7 @@ class LogSink:
                     yield row
 
     def repair(self, fixes: Iterable[Fix]) -> list[Fix]:
-        """Append the missing rows; those that are there in another shape are returned."""
+        """Append the missing rows; returns those that are there with other content."""
         from catchwater.sinks.log_stager import partition_of, row_headers
 
         missing: list[tuple[int, OutputRecord]] = []
@@ -166,14 +161,14 @@ class LogSink:
         return left
 
     def sweep(self, oldest: int, now_ms: int) -> None:
-        """Forget the copies of epochs before; what the topic holds is retention's business."""
+        """Delete the copies of earlier epochs; the topic has its own retention."""
         self.truth.sweep(oldest, now_ms)
 
     def close(self) -> None:
-        """Nothing stays open between calls."""
+        """Nothing is open between calls."""
 
     def _retracted(self, ranges: "Mapping[int, Tail]") -> set[tuple[int, int]]:
-        """The places of records that were taken back; at least once, headers alone say so."""
+        """The places of retracted records; with at-least-once, only headers identify them."""
         found = set()
         for placed in read_records(self._control, self._topic, ranges):
             headers = dict(placed.record.headers)
@@ -182,7 +177,7 @@ class LogSink:
         return found
 
     def _record_unless_other(self, epoch: int, pieces: list[Staged]) -> bool:
-        """Index the copies, unless others are indexed that may be those of a committed epoch."""
+        """Index the copies, unless others are indexed, which may be those of the commit."""
         kept = self.truth.pieces(epoch)
         if kept is not None and epoch_checksum(kept) != epoch_checksum(pieces):
             return False
@@ -192,7 +187,7 @@ class LogSink:
     def _append(
         self, suffix: str, number: int, records: Iterator[tuple[int, OutputRecord]]
     ) -> None:
-        """Append records of our own making, in one commit under a name of its own."""
+        """Append records that no task staged, in one commit under another sink's name."""
         staged = []
         while some := list(islice(records, _CHUNK_RECORDS)):
             staged.append(self._stager.put_chunk(some, self._clock)[0])
@@ -218,7 +213,7 @@ class LogSink:
             raise SinkUnavailable(str(error), hint=error.hint) from error
 
     def _named(self, refusal: "ControlRefused") -> CatchwaterError | None:
-        """What the refusal of a commit means to the user; None: no more than it says."""
+        """A refused commit as an error for the user; None if the refusal says enough."""
         match refusal.code:
             case "EPOCH_GAP":
                 return EpochMissing(str(refusal), hint=refusal.hint)
@@ -235,7 +230,7 @@ class LogSink:
         return None
 
     def _retractions(self, after: int) -> Iterator[tuple[int, OutputRecord]]:
-        """A retraction for every record after this epoch, in the record's own partition."""
+        """A retraction for every record after this epoch, in the record's partition."""
         tails = tails_of(self._control, self._topic)
         spans = {} if self._appender else self._spans(after + 1, None)
         kept = [epoch for epoch in self.truth.epochs() if epoch > after]
@@ -256,7 +251,7 @@ class LogSink:
     def _written_after(
         self, spans: "Mapping[int, list[Span]]", tails: "Mapping[int, Tail]"
     ) -> "Iterator[PlacedRecord]":
-        """The records of these spans; at least once there are none, and all records are read."""
+        """The records of these spans; with at-least-once there are no spans: all records."""
         if self._appender:
             yield from read_records(self._control, self._topic, tails)
         for partition, of in spans.items():
@@ -273,7 +268,7 @@ class LogSink:
         return Reading(str(self._owner), spans, expected, partitions)
 
     def _spans(self, first: int, last: int | None) -> "dict[int, list[Span]]":
-        """By partition, in order: the offsets of all epochs from `first` on.
+        """The offsets of all epochs from `first` on, by partition and in order.
 
         Those after `last`, and those that were taken back, are marked as not live: known, but not
         asked for.
@@ -288,12 +283,12 @@ class LogSink:
         return {partition: sorted(of) for partition, of in spans.items()}
 
 
-# Which epochs of a topic are this sink's: what the catalog keeps, over all generations
+# This sink's epochs in the catalog, over all generations
 #
-# The catalog numbers a sink's epochs without gaps and never forgets one. So every generation is a
-# sink of its own there: `<sink>`, then `<sink>@1`, `<sink>@2` … A withdrawal is the commit of its
-# retractions, as `<sink>@1:withdrawn`, under the number of the first epoch it took back; records
-# that a repair published again are commits of `<sink>@1:repaired`, numbered by themselves.
+# In the catalog a sink's epochs have no gaps and are never deleted. So every generation is another
+# sink there: `<sink>`, then `<sink>@1`, `<sink>@2` … A withdrawal is a commit of its retractions as
+# `<sink>@1:withdrawn`, with the number of the first epoch it withdrew; records that a repair wrote
+# again are commits of `<sink>@1:repaired`, with their own numbers.
 
 
 class LogMarks:
@@ -304,7 +299,7 @@ class LogMarks:
         self.owner = owner
 
     def name(self, generation: int, suffix: str = "") -> str:
-        """What the catalog calls a generation of the sink."""
+        """The name of a generation of the sink in the catalog."""
         return (f"{self.owner.sink}@{generation}" if generation else self.owner.sink) + suffix
 
     def last(self, generation: int, suffix: str = "") -> int | None:
@@ -320,9 +315,9 @@ class LogMarks:
         return _mark_of(epoch, generation, answer)
 
     def newest_generation(self) -> int:
-        """The newest one that is known to have taken over, of a few; the owner's own if none has.
+        """The newest of the next two generations that has a commit; else the owner's own.
 
-        One that took nothing back shows only when it, or the next one, has written.
+        A generation that withdrew nothing is found only after it, or the next one, has written.
         """
         own = self.owner.generation
         newer = range(own + 2, own, -1)
@@ -332,7 +327,7 @@ class LogMarks:
     def spans(self) -> Iterator[tuple[int, int, int, int]]:
         """(generation, first epoch it may have, last live one, last one), newest first.
 
-        Epochs after the last live one were taken back by a newer generation.
+        A newer generation withdrew the epochs after the last live one.
         """
         live = None
         for generation in range(self.owner.generation, -1, -1):
@@ -358,19 +353,19 @@ class LogMarks:
         return max((live for _, first, live, _ in self.spans() if first <= live), default=None)
 
 
-# An output topic read back: which of its records are which rows
+# Reading an output topic back: which record is which row
 #
-# Records of an epoch need no header to be known: its chunks were appended in the order of their
-# shards, so that the n-th record of the epoch in a partition is the n-th staged one that belongs
-# there. What lies outside the epochs is known by its headers (a record that was repaired, or
-# appended at least once), or by being equal to a row (somebody has written it again); all else is
-# another writer's. Records that retention has deleted count as held.
+# Records of an epoch are identified without headers: its chunks were appended in the order of their
+# shards, so that the n-th record of the epoch in a partition is the n-th staged one for it. Records
+# outside of epochs are identified by their headers (repaired ones, and those of at-least-once), or
+# by being equal to a row (somebody has written it again); all others are another writer's. Records
+# that retention has deleted count as present.
 #
-# Relies on plans, as every reader of history does, and on partitions only growing in number.
+# Relies on plans, as every reader of history does, and on the number of partitions only growing.
 
 
 class PlacedRecord(NamedTuple):
-    """A record and where it lies."""
+    """A record and its place."""
 
     partition: int
     offset: int
@@ -384,18 +379,18 @@ class Span(NamedTuple):
     last: int
     epoch: int
     live: bool
-    """Whether it was not taken back."""
+    """Whether it was not withdrawn."""
 
 
 class Tail(NamedTuple):
-    """The offsets that a partition holds: from `start` up to, and without, `end`."""
+    """The offsets that a partition has: from `start` up to, but without, `end`."""
 
     start: int
     end: int
 
 
 def tails_of(control: "Control", topic: str) -> dict[int, Tail]:
-    """What each partition of the topic holds now."""
+    """The offsets that each partition of the topic has now."""
     found = control.request("GET", f"/api/v1/topics/{topic}")["offsets"]
     return {int(p["partition"]): Tail(int(p["log_start"]), int(p["high_watermark"])) for p in found}
 
@@ -426,7 +421,7 @@ def read_records(
 
 
 class Reading:
-    """Knows the rows of some epochs in what a topic holds."""
+    """Identifies the rows of some epochs among a topic's records."""
 
     def __init__(
         self,
@@ -443,7 +438,7 @@ class Reading:
         self._spans = spans
         self._starts = {p: [span.first for span in of] for p, of in spans.items()}
         self._lengths: dict[int, dict[int, int]] = {}
-        """Epoch → partition → how many records it has there."""
+        """Epoch → partition → number of records."""
         for p, of in spans.items():
             for span in of:
                 if span.live:
@@ -457,7 +452,7 @@ class Reading:
                 self._by_content[record_digest(row.record)] = row.id
 
     def row(self, placed: PlacedRecord) -> SinkRow | None:
-        """Which row this record is; None: it is none of those that were asked for."""
+        """The row that this record is; None if it is none of these epochs."""
         headers = dict(placed.record.headers)
         ours = headers.get(SINK_HEADER) == self._sink
         if ours and RETRACTS_HEADER in headers:
@@ -476,7 +471,7 @@ class Reading:
         return None if id is None else SinkRow(id, plain.key, digest)
 
     def expired(self, starts: Mapping[int, int]) -> Iterator[SinkRow]:
-        """The rows whose offsets lie before these log starts."""
+        """The rows with offsets before these log starts."""
         for partition, spans in self._spans.items():
             for span in spans:
                 ids = self._order.get((span.epoch, partition), []) if span.live else []

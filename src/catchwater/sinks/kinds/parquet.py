@@ -1,16 +1,16 @@
-"""Parquet: files below a URL, for readers that know nothing of us.
+"""Parquet: files below a URL, for readers without any knowledge of Catchwater.
 
-    epoch-00000000000000000012.parquet     one file an epoch; none where nothing was put out
-    _catchwater/marks.json                 who writes here, and which epochs there are
+    epoch-00000000000000000012.parquet     one file for each epoch with outputs
+    _catchwater/marks.json                 the writer of this folder, and its epochs
 
-The driver makes one file of all that an epoch's tasks have staged and stores it by create-if-absent
-under the epoch's own name, with the mark in its footer: that one request is the commit. So a plain
-reader of the folder, on a disk or on S3, sees all of an epoch or nothing, and no file that it must
-not read. `marks.json` follows; where a crash came between the two, the epoch runs again, finds its
-file, and knows it by the mark in the footer.
+The driver writes the staged outputs of an epoch as one file and stores it by create-if-absent under
+the epoch's name, with the mark in its footer: that one request is the commit. So a reader of the
+folder, on a disk or on S3, sees a whole epoch or none of it, and no file that it must not read.
+`marks.json` is written afterwards; after a crash between the two the epoch runs again, finds its
+file, and recognises it by the mark in the footer.
 
-Relies on the object store seam for whole, durable objects. Lists only to find files that do not
-belong. Does not merge small files: no store can swap several files for one before plain readers.
+Relies on the object store seam for atomic, durable objects. Lists only to find foreign files. Does
+not merge small files, because no store can replace several files by one atomically.
 """
 
 import re

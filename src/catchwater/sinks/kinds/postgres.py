@@ -1,4 +1,4 @@
-"""PostgreSQL: rows by COPY, sessions in UTC, a lost connection opened anew."""
+"""PostgreSQL: rows by COPY, sessions in UTC, lost connections opened again."""
 
 import os
 import re

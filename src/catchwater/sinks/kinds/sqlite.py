@@ -1,7 +1,7 @@
 """SQLite: one file, WAL mode, synced at every commit.
 
-A file that is removed or replaced while it is open would go on to take rows that no reader ever
-sees; so the file is looked at before every transaction.
+If the file is removed or replaced while it is open, rows would be written where no reader sees
+them; so it is checked before every transaction.
 """
 
 import os
