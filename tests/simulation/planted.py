@@ -18,7 +18,7 @@ from catchwater.log.keep.clean import Cleaning
 from catchwater.log.log import Log
 from catchwater.log.read.stable import Stability
 from catchwater.log.write import commit, producers, sequence, txn
-from catchwater.log.write.producers import Result
+from catchwater.log.write.sequence import Result
 from catchwater.wire.errors import ErrorCode
 
 Plant = Callable[[], Any]

@@ -29,6 +29,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import msgspec
 
 from catchwater.catalog import commit
+from catchwater.catalog.commit import json_text, pin_row, producer_row, topic_row, txn_row
 from catchwater.catalog.db import Db, Rows
 from catchwater.catalog.errors import RunsChanged, TopicCollides, TopicExists, TopicUnknown
 from catchwater.catalog.rows import (
@@ -57,11 +58,6 @@ from catchwater.catalog.rows import (
     StorageRow,
     Topic,
     TxnRow,
-    json_text,
-    pin_row,
-    producer_row,
-    topic_row,
-    txn_row,
 )
 from catchwater.catalog.topics import collision
 

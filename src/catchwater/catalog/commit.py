@@ -8,6 +8,7 @@ transaction ends; in SQLite, where one thread writes, there is nothing to lock.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -20,13 +21,13 @@ from catchwater.catalog.rows import (
     OpenTxnRow,
     PartitionKey,
     PartitionRow,
+    Pin,
+    ProducerRow,
     Scope,
     ScopeRows,
     Session,
-    json_text,
-    producer_row,
-    txn_columns,
-    txn_row,
+    Topic,
+    TxnRow,
 )
 
 # --- locks -----------------------------------------------------------------------------------
@@ -167,3 +168,44 @@ def _fenced(session: Session) -> SessionFenced:
         f"Session {session.epoch} of broker {session.broker_id} was superseded or has expired.",
         hint="Join again; nothing that was not acknowledged has become part of the log.",
     )
+
+
+# --- columns that are JSON -----------------------------------------------------------------------
+
+
+def json_text(value: object) -> str:
+    """A value as a JSON column keeps it."""
+    return msgspec.json.encode(value).decode()
+
+
+def topic_row(row: Sequence[Any]) -> Topic:
+    """A row of `topic_select`."""
+    topic_id, name, partitions, config = row
+    return Topic(topic_id, name, partitions, msgspec.json.decode(config, type=dict[str, str]))
+
+
+def producer_row(row: Sequence[Any]) -> ProducerRow:
+    """A row of `producer_select`, `producer_find` or `producer_of_partition`."""
+    *standing, batches, last_ms = row
+    kept = msgspec.json.decode(str(batches), type=tuple[tuple[int, int, int], ...])
+    return ProducerRow._make((*standing, kept, last_ms))
+
+
+def txn_row(row: Sequence[Any]) -> TxnRow:
+    """A row of `txn_select`, `txn_unfinished` or one of the `txn_lock` statements."""
+    *standing, partitions = row
+    kept = msgspec.json.decode(str(partitions), type=tuple[tuple[str, int], ...])
+    return TxnRow._make((*standing, kept))
+
+
+def txn_columns(row: TxnRow) -> tuple[object, ...]:
+    """A row for `txn_upsert`."""
+    *standing, partitions = row
+    return (*standing, json_text(partitions))
+
+
+def pin_row(row: Sequence[Any]) -> Pin:
+    """A row of `pin_select`."""
+    pin_id, owner, positions, *rest = row
+    places = msgspec.json.decode(str(positions), type=list[tuple[str, int, int]])
+    return Pin(pin_id, owner, {(topic, index): offset for topic, index, offset in places}, *rest)

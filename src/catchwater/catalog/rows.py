@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-import msgspec
-
 Buffer = bytes | bytearray | memoryview
 PartitionKey = tuple[bytes, int]
 """A topic's id (16 UUID bytes) and a partition's index."""
@@ -336,44 +334,3 @@ class StorageRow(NamedTuple):
     chunk_bytes: int
     segment_bytes: int
     runs: int
-
-
-# --- columns that are JSON -----------------------------------------------------------------------
-
-
-def json_text(value: object) -> str:
-    """A value as a JSON column keeps it."""
-    return msgspec.json.encode(value).decode()
-
-
-def topic_row(row: Sequence[Any]) -> Topic:
-    """A row of `topic_select`."""
-    topic_id, name, partitions, config = row
-    return Topic(topic_id, name, partitions, msgspec.json.decode(config, type=dict[str, str]))
-
-
-def producer_row(row: Sequence[Any]) -> ProducerRow:
-    """A row of `producer_select`, `producer_find` or `producer_of_partition`."""
-    *standing, batches, last_ms = row
-    kept = msgspec.json.decode(str(batches), type=tuple[tuple[int, int, int], ...])
-    return ProducerRow._make((*standing, kept, last_ms))
-
-
-def txn_row(row: Sequence[Any]) -> TxnRow:
-    """A row of `txn_select`, `txn_unfinished` or one of the `txn_lock` statements."""
-    *standing, partitions = row
-    kept = msgspec.json.decode(str(partitions), type=tuple[tuple[str, int], ...])
-    return TxnRow._make((*standing, kept))
-
-
-def txn_columns(row: TxnRow) -> tuple[object, ...]:
-    """A row for `txn_upsert`."""
-    *standing, partitions = row
-    return (*standing, json_text(partitions))
-
-
-def pin_row(row: Sequence[Any]) -> Pin:
-    """A row of `pin_select`."""
-    pin_id, owner, positions, *rest = row
-    places = msgspec.json.decode(str(positions), type=list[tuple[str, int, int]])
-    return Pin(pin_id, owner, {(topic, index): offset for topic, index, offset in places}, *rest)

@@ -57,6 +57,8 @@ from catchwater.room import Reserve
 T = TypeVar("T")
 
 _LOCK_WAIT_S = 5.0
+_ROWS_A_LOOK = 100
+"""So many changed rows put a few hundred pages into `-wal` at the most: see `CHECKPOINT_PAGES`."""
 _LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 _STATEMENTS = STATEMENTS["sqlite"]
@@ -421,12 +423,18 @@ class SqliteCatalog(EmbeddedCatalog):
                 self._sums.close()
                 raise
         self._db = db
-        self._writer = Writer(
-            SqliteDb(db), str(path), lag_s, lambda: self._sums.keep_up(db), self._reserve
-        )
+        self._looked_at = db.total_changes
+        """Rows changed when the size of `-wal` was last looked at."""
+        self._writer = Writer(SqliteDb(db), str(path), lag_s, self._keep_sums_up, self._reserve)
 
     def apply(self, sequence: int, changes: Changes) -> None:
         self._writer.apply(sequence, changes)
+
+    def _keep_sums_up(self) -> None:
+        # Looking takes a dozen system calls: too much for a single offset that was committed.
+        if self._db.total_changes - self._looked_at >= _ROWS_A_LOOK:
+            self._looked_at = self._db.total_changes
+            self._sums.keep_up(self._db)
 
     def create_topic(self, topic: Topic) -> Future[None]:
         """Also fails with `CatalogFull` while the reserve is not whole."""

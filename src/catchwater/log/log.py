@@ -26,7 +26,6 @@ from catchwater.catalog.rows import (
     PartitionKey,
     Pin,
     ProducerRow,
-    RunRow,
     Session,
     StorageRow,
     Topic,
@@ -90,11 +89,12 @@ class Log:
             tail_bytes=config.cache_bytes,
             lagging_bytes=config.lagging_cache_bytes,
         )
-        core.committer.on_committed = self._keep
+        core.committer.on_committed = self._reader.appended
         self.stability = Stability(core.catalog, core.states, is_shared=self.is_shared)
         self.planner = Planner(core.topics, core.states, self._reader, self.stability)
         self.txns = Transactions(core, self.allocate_producer_id)
         self.keeping = Housekeeping(core, config)
+        core.writer.on_appended = self.keeping.appended
         self.epochs = Epochs(core, self.keeping.appended)
         self.preparation = Preparation(core.writer.submit)
         self.append = core.writer.append
@@ -350,11 +350,6 @@ class Log:
         topic_id = self.topics.find(topic).id
         await done(self._catalog.flush())
         return await asyncio.to_thread(self._catalog.storage, topic_id)
-
-    def _keep(self, runs: Sequence[RunRow], start: int, payload: bytearray) -> None:
-        """Show a chunk that was just sequenced to readers and to the packer."""
-        self._reader.appended(runs, start, payload)
-        self.keeping.appended(len(payload))
 
     # --- producers, groups, pins -----------------------------------------------------------------
 

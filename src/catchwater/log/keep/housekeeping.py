@@ -34,7 +34,7 @@ from catchwater.log.keep.retain import Retention
 from catchwater.log.keep.sweep import Sweeper
 from catchwater.log.repair.backup import Backups
 from catchwater.log.topic_settings import Policy
-from catchwater.log.write.producers import PRODUCER_EXPIRY_MS
+from catchwater.log.write.sequence import PRODUCER_EXPIRY_MS
 from catchwater.objects.base import StoreError, StoreFull
 
 _LOG = logging.getLogger(__name__)

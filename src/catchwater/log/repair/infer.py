@@ -18,8 +18,13 @@ from typing import Literal, NamedTuple
 
 from catchwater.catalog.rows import PartitionKey, TxnRow
 from catchwater.log.format.chunk import CONTROL, Chunk, Entry
-from catchwater.log.write.producers import Result, known_or_refused, standing
-from catchwater.log.write.sequence import PartitionState, Sequenced
+from catchwater.log.write.sequence import (
+    PartitionState,
+    Result,
+    Sequenced,
+    known_or_refused,
+    standing,
+)
 from catchwater.log.write.txn import (
     IDLE,
     PREPARED,

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from catchwater.catalog.base import Catalog
+from catchwater.catalog.commit import json_text, producer_row, txn_columns, txn_row
 from catchwater.catalog.rows import (
     AbortedRow,
     Changes,
@@ -28,10 +29,6 @@ from catchwater.catalog.rows import (
     RunRow,
     Snapshot,
     State,
-    json_text,
-    producer_row,
-    txn_columns,
-    txn_row,
 )
 from catchwater.log.format.batches import DamagedObject
 from catchwater.log.format.chunk import Chunk, ChunkError, Entry, decode_index

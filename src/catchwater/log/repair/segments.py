@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from catchwater.catalog.rows import RunRow
 from catchwater.log.format.segment import batches_of, read_footer
-from catchwater.log.write.producers import BATCHES_KEPT, ProducerState
-from catchwater.log.write.sequence import PartitionState
+from catchwater.log.write.sequence import BATCHES_KEPT, PartitionState, ProducerState
 from catchwater.objects.base import ObjectStore
 from catchwater.wire.batch import BatchHeader
 

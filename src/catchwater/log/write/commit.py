@@ -35,10 +35,11 @@ from catchwater.log.cluster import BrokerReplaced, Cluster
 from catchwater.log.core import Core, done
 from catchwater.log.format.chunk import Chunk, Entry
 from catchwater.log.view import View
-from catchwater.log.write.producers import Result, refused
 from catchwater.log.write.sequence import (
+    Result,
     Sequenced,
     decoded,
+    refused,
     replay,
     scope_of,
     sequence,

@@ -50,8 +50,7 @@ from catchwater.catalog.rows import (
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.log.format.chunk import Chunk, encode
-from catchwater.log.write.producers import Result
-from catchwater.log.write.sequence import PartitionState
+from catchwater.log.write.sequence import PartitionState, Result
 from catchwater.wal.base import Position, Wal, WalDead
 from catchwater.wire.batch import BatchHeader
 from catchwater.wire.errors import ErrorCode
@@ -398,6 +397,8 @@ class Writer:
         """The WAL or the catalog has failed for good: everything is refused from then on."""
         self.on_wal_append: Callable[[float], None] = lambda took_s: None
         """Called with the seconds that every append to the write-ahead log took."""
+        self.on_appended: Callable[[int], None] = lambda size_bytes: None
+        """Called with the size of every chunk that was committed."""
         self._held = asyncio.Lock()
         self._closing = False
         self._all_answered: asyncio.Future[None] = self._loop.create_future()
@@ -640,6 +641,7 @@ class Writer:
         if write.source is self._source:
             self.sequenced = max(self.sequenced, write.place.sequence)
         self._writes.popleft()
+        self.on_appended(write.place.size)
         self._intake.answer(write, committed.results)
         self._intake.wake(committed.changed)
 

@@ -10,8 +10,9 @@ from catchwater.broker.coordination.consumer.group import TopicLookup
 from catchwater.broker.coordination.consumer.member import Heartbeat
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.members import GroupLimits, Join
+from catchwater.catalog.commit import json_text
 from catchwater.catalog.errors import CatalogRefused, CatalogUnavailable, CoordinatorMoved
-from catchwater.catalog.rows import GroupChanges, GroupRow, json_text
+from catchwater.catalog.rows import GroupChanges, GroupRow
 from catchwater.clock import ManualClock
 from catchwater.wire.errors import ErrorCode
 

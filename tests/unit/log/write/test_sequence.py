@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catchwater.log.format.chunk import Entry
-from catchwater.log.write.producers import PRODUCER_EXPIRY_MS, Result
-from catchwater.log.write.sequence import PartitionState, sequence
+from catchwater.log.write.sequence import PRODUCER_EXPIRY_MS, PartitionState, Result, sequence
 from catchwater.wire.errors import ErrorCode
 
 T1 = b"1" * 16
