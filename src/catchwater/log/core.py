@@ -56,6 +56,9 @@ class Core:
     """Space on the objects' disk for what frees some; of no size where that is elsewhere."""
     writer: Writer = field(init=False)
     committer: Committer = field(init=False)
+    plain_topics: dict[bytes, int] = field(init=False, default_factory=dict)
+    """Of topics whose settings ask of appended batches nothing but a size: the largest one. Filled
+    by those who have looked, emptied where a topic changes."""
     pins_change: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
     """Held from a look at the pins to what follows from it, and while a pin is set."""
     # Work that goes on when its caller stops waiting, and that `close` waits for.
@@ -137,6 +140,7 @@ class Core:
     def learn_topic(self, topic: Topic) -> None:
         """A topic is there, or has other settings or more partitions than before."""
         self.topics.add(topic)
+        self.plain_topics.pop(topic.id, None)
         for index in range(topic.partitions):
             self.states.setdefault((topic.id, index), PartitionState())
 
@@ -145,6 +149,7 @@ class Core:
         if self.topics.by_id(topic.id) is None:
             return
         self.topics.remove(topic)
+        self.plain_topics.pop(topic.id, None)
         keys = [(topic.id, index) for index in range(topic.partitions)]
         for key in keys:
             del self.states[key]

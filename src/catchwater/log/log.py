@@ -98,6 +98,7 @@ class Log:
         self.epochs = Epochs(core, self.keeping.appended)
         self.preparation = Preparation(core.writer.submit)
         self.append = core.writer.append
+        self.plain_topics = core.plain_topics
 
     @classmethod
     async def open(

@@ -92,6 +92,7 @@ class MemoryLog:
     def __post_init__(self) -> None:
         self.keeping = MemoryKeeping()
         self.preparation = Preparation(lambda batches, frame: self.submit(batches, frame))
+        self.plain_topics: dict[bytes, int] = {}
         self.batches: dict[PartitionKey, list[tuple[int, int, bytes]]] = {}
         self.waiters: list[asyncio.Future[None]] = []
         self.offsets: dict[str, dict[tuple[str, int], OffsetCommit]] = {}
@@ -129,6 +130,7 @@ class MemoryLog:
     async def alter_topic_config(self, name: str, alter: AlterConfig) -> None:
         topic = self.topics.find(name)
         self.topics.all[name] = replace(topic, config=alter(topic.config))
+        self.plain_topics.pop(topic.id, None)
 
     async def add_partitions(self, name: str, partitions: int) -> None:
         topic = self.topics.find(name)

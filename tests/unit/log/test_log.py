@@ -650,6 +650,16 @@ async def test_a_topic_is_altered_and_grows(any_log: Log) -> None:
         await any_log.add_partitions("x", 2)
 
 
+async def test_a_topic_that_changes_is_no_longer_known_to_be_plain(any_log: Log) -> None:
+    topic = await any_log.create_topic("t", 1)
+    any_log.plain_topics[topic.id] = 1000
+    await any_log.alter_topic_config("t", lambda config: {**config, "max.message.bytes": "7"})
+    assert topic.id not in any_log.plain_topics
+    any_log.plain_topics[topic.id] = 1000
+    await any_log.delete_topic("t")
+    assert not any_log.plain_topics
+
+
 async def test_alterations_and_new_partitions_outlive_a_crash(
     open_log: Open, tmp_path: Path
 ) -> None:

@@ -87,17 +87,19 @@ def _plain(broker: Broker, call: Call, request: ProduceRequest) -> list[Submissi
     most_left, latest_ms = left, broker.clock.now_ms() + LATEST_MS
     if request.transactional_id is not None or request.acks not in _ACKS:
         return None
+    plain_topics = broker.log.plain_topics
     batches: list[Submission] = []
     for name, topic_id, partitions in request.topics:
         topic = broker.find_topic(name, topic_id or b"")
         if topic is None or not call.may(_WRITE_TOPIC, topic.name):
             return None
-        if not (rules := rules_of(topic, broker.config.message_max_bytes)).are_plain:
+        max_bytes = plain_topics.get(topic.id)
+        if max_bytes is None:  # its settings ask for more, or nobody has looked
             return None
         for index, data in partitions:
             if data is None or not 0 <= index < topic.partitions:
                 return None
-            header = plain(data, rules.max_bytes, latest_ms, left)
+            header = plain(data, max_bytes, latest_ms, left)
             if header is None:
                 return None
             left -= header.record_count
@@ -121,6 +123,8 @@ def _start_with_care(broker: Broker, call: Call, request: ProduceRequest) -> Lat
         may_write = name is None or call.may(_WRITE_TOPIC, name)
         by_id = wanted.id is not None
         rules = rules_of(topic, broker.config.message_max_bytes) if topic else None
+        if topic and rules and rules.are_plain:
+            broker.log.plain_topics[topic.id] = rules.max_bytes
         for index, records in wanted.partitions:
             try:
                 _check_allowed(request, may_use_id, may_write, name)
