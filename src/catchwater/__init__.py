@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from catchwater.pipeline.calls.policy import Breaker, Call
+    from catchwater.pipeline.ends import Files, Http, Iceberg, Kafka, Sink, Table, Topic
     from catchwater.pipeline.functions.declare import function
     from catchwater.pipeline.functions.entries import (
         ListState,
@@ -36,16 +37,27 @@ if TYPE_CHECKING:
         value_state,
     )
     from catchwater.pipeline.functions.spec import Context, Keyed, Out, Retraction, keyed
+    from catchwater.pipeline.pipeline import Pipeline, Plan, RunningPipeline
 
 __all__ = [
     "Breaker",
     "Call",
     "Context",
+    "Files",
+    "Http",
+    "Iceberg",
+    "Kafka",
     "Keyed",
     "ListState",
     "MapState",
     "Out",
+    "Pipeline",
+    "Plan",
     "Retraction",
+    "RunningPipeline",
+    "Sink",
+    "Table",
+    "Topic",
     "ValueState",
     "function",
     "keyed",
@@ -56,11 +68,13 @@ __all__ = [
 
 _HOMES = {
     "pipeline.calls.policy": ("Breaker", "Call"),
+    "pipeline.ends": ("Files", "Http", "Iceberg", "Kafka", "Sink", "Table", "Topic"),
     "pipeline.functions.declare": ("function",),
     "pipeline.functions.entries": (
         "ListState", "MapState", "ValueState", "list_state", "map_state", "value_state",
     ),
     "pipeline.functions.spec": ("Context", "Keyed", "Out", "Retraction", "keyed"),
+    "pipeline.pipeline": ("Pipeline", "Plan", "RunningPipeline"),
 }  # fmt: skip
 """Module → what users import from here; loaded when it is first asked for.
 

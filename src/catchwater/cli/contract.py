@@ -1,6 +1,5 @@
 """`catchwater contract …`: what a restore of a checkpoint needs, and whether it is there."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,10 +14,8 @@ from catchwater.cli.console import (
     print_table,
     spaced,
 )
-from catchwater.config import CatchwaterError
 
 if TYPE_CHECKING:
-    from catchwater.recovery.contract import Contract
     from catchwater.recovery.estimate import Estimate
 
 app = noun()
@@ -26,10 +23,6 @@ app = noun()
 Checkpoint = Annotated[
     int | None, typer.Option("--checkpoint", metavar="N", help="The epoch; otherwise the newest.")
 ]
-
-
-class NoContract(CatchwaterError):
-    """The pipeline has no contract, or none of the checkpoint asked for."""
 
 
 @app.callback()
@@ -44,9 +37,9 @@ def show(file: PipelineFile, checkpoint: Checkpoint = None, as_json: AsJson = Fa
     Exit 0, 3 (a budget may be breached, or a restore never catches up) or 4 (one is breached).
     """
     from catchwater.cli.pipeline_file import load_here
-    from catchwater.recovery.contract import budgets, load_contracts
+    from catchwater.recovery.contract import budgets, load_contract
 
-    chosen = _choose(load_contracts(load_here(file).checkpoint), checkpoint)
+    chosen = load_contract(load_here(file).checkpoint, checkpoint)
     found = budgets(chosen)
     if as_json:
         print_json(chosen)
@@ -107,10 +100,9 @@ def check(file: PipelineFile, checkpoint: Checkpoint = None, as_json: AsJson = F
     from catchwater.cli import sink
     from catchwater.cli.pipeline_file import open_here
     from catchwater.recovery import contract as terms
-    from catchwater.recovery.contract import load_contracts
 
     pipeline = open_here(file)
-    chosen = _choose(load_contracts(pipeline.config.checkpoint), checkpoint)
+    chosen = terms.load_contract(pipeline.config.checkpoint, checkpoint)
     topics = sorted({position.topic for position in chosen.inputs})
     state = pipeline.log_state(topics, sink.last_epochs(file))
     findings = terms.check(chosen, state)
@@ -119,19 +111,6 @@ def check(file: PipelineFile, checkpoint: Checkpoint = None, as_json: AsJson = F
     else:
         print_table(["verdict", "of", "why"], [(f.verdict, f.subject, f.message) for f in findings])
     leave(finding.verdict for finding in findings)
-
-
-def _choose(contracts: "Sequence[Contract]", epoch: int | None) -> "Contract":
-    if not contracts:
-        raise NoContract(
-            "The pipeline has no contract yet; the first is written with its first checkpoint.",
-            hint="catchwater pipeline run FILE",
-        )
-    for each in contracts:
-        if each.epoch == (contracts[-1].epoch if epoch is None else epoch):
-            return each
-    there = ", ".join(str(each.epoch) for each in contracts)
-    raise NoContract(f"There is no contract of checkpoint {epoch}; there are {there}.")
 
 
 def _size(size_bytes: int) -> str:

@@ -1,7 +1,6 @@
 """`catchwater savepoint …`: take, list, check, restore, carry and delete them, without Spark."""
 
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,22 +60,13 @@ def create(
 
     The pipeline may run on meanwhile.
     """
-    from catchwater.recovery.folder import key_part
-    from catchwater.recovery.savepoint.create import Source, create
-
     pipeline = open_here(file).with_log()
-    source = Source.at(pipeline.config.checkpoint, pipeline.clock)
-    epoch = source.entry(checkpoint).epoch
-    chosen = name or f"{key_part(source.pipeline).lstrip('_-')}-{epoch}"
-    shelf = pipeline.shelf(at)
-    plan = f"copy epoch {epoch} of {source.pipeline} to {shelf.url(chosen)}"
+    chosen, epoch, shelf = pipeline.savepoint(name, checkpoint, at)
+    plan = f"copy epoch {epoch} of {pipeline.name} to {shelf.url(chosen)}"
     if not agreed(plan, dry_run=dry_run, yes=yes):
         return
     with progress("copying") as report:
-        made = create(
-            source, shelf, chosen, epoch=epoch, pin=partial(pipeline.pin, at=shelf),
-            unpin=pipeline.release, clock=pipeline.clock, progress=report,
-        )  # fmt: skip
+        made = pipeline.save(chosen, epoch, shelf, report)
     if as_json:
         print_json(_row(made, shelf.url(chosen)))
     else:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
 from typing import Self
@@ -30,6 +30,8 @@ from catchwater.recovery.contract import LogState, PartitionTail, check_covered
 from catchwater.recovery.estimate import RestoreWatch
 from catchwater.recovery.folder import home_of, key_part
 from catchwater.recovery.ledger import SourceOffset
+from catchwater.recovery.savepoint.create import Progress, Source, create
+from catchwater.recovery.savepoint.format import Savepoint
 from catchwater.recovery.savepoint.store import Shelf
 from catchwater.replay.control import Control
 from catchwater.replay.options import SourceOptions, parse_options
@@ -98,6 +100,8 @@ class OpenPipeline:
 
         Found once: kept code of another version is loaded under the same module's name.
         """
+        if self.config.specs is not None:
+            return [*self.config.specs]
         return [find_function(named, self.config.folder) for named in self.config.functions]
 
     @cached_property
@@ -215,6 +219,28 @@ class OpenPipeline:
         content = {"owner": f"savepoint/{name}", "positions": pins.positions(end.needed)}
         self.control.set_pin(pin, content)
         return pin
+
+    def savepoint(
+        self, name: str | None = None, epoch: int | None = None, at: str | None = None
+    ) -> tuple[str, int, Shelf]:
+        """What `save` would take: its name, the epoch that it copies, and where to.
+
+        Without a name it is named by pipeline and epoch. Raises `NothingToSave`,
+        `NoSuchCheckpoint`.
+        """
+        source = Source.at(self.config.checkpoint, self.clock)
+        epoch = source.entry(epoch).epoch
+        return name or f"{key_part(source.pipeline).lstrip('_-')}-{epoch}", epoch, self.shelf(at)
+
+    def save(
+        self, name: str, epoch: int, shelf: Shelf, progress: Progress | None = None
+    ) -> Savepoint:
+        """Take a savepoint, also while it runs. Raises as `savepoint.create.create`."""
+        source = Source.at(self.config.checkpoint, self.clock)
+        return create(
+            source, shelf, name, epoch=epoch, pin=partial(self.pin, at=shelf), unpin=self.release,
+            clock=self.clock, progress=progress,
+        )  # fmt: skip
 
     def release(self, pin: str) -> None:
         """Take a savepoint's pin away."""

@@ -311,6 +311,10 @@ class HistoryGone(CatchwaterError):
     exit_code = 5
 
 
+class NoContract(CatchwaterError):
+    """The pipeline has no contract, or none of the checkpoint asked for."""
+
+
 class LogBehind(CatchwaterError):
     """The log ends before a checkpoint's offsets: it is not the log the checkpoint came from."""
 
@@ -366,6 +370,21 @@ def load_contracts(folder: Path) -> list[Contract]:
         read_json(contracts / f"{n}.json", Contract) for n in sorted(numbered(contracts, ".json"))
     )
     return [contract for contract in found if contract]
+
+
+def load_contract(folder: Path, epoch: int | None = None) -> Contract:
+    """The newest contract in a checkpoint folder, or an epoch's. Raises `NoContract`."""
+    contracts = load_contracts(folder)
+    if not contracts:
+        raise NoContract(
+            "The pipeline has no contract yet; the first is written with its first checkpoint.",
+            hint="catchwater pipeline run FILE",
+        )
+    for each in contracts:
+        if each.epoch == (contracts[-1].epoch if epoch is None else epoch):
+            return each
+    there = ", ".join(str(each.epoch) for each in contracts)
+    raise NoContract(f"There is no contract of checkpoint {epoch}; there are {there}.")
 
 
 def write_contract(folder: Path, contract: Contract) -> None:

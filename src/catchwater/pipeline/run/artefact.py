@@ -21,6 +21,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -89,7 +90,8 @@ class FunctionCode:
         module = module_from_spec(found)
         # Annotations are resolved through sys.modules, by the module's own name.
         sys.modules[self.module] = module
-        found.loader.exec_module(module)
+        with _importing():
+            found.loader.exec_module(module)
         setattr(module, _LOADED, self.sha256)
         return module
 
@@ -114,7 +116,8 @@ def find_function(named: str, folder: Path) -> FunctionSpec:
 def _imported(name: str, folder: Path) -> ModuleType:
     """The user's module. Raises `ConfigError`, with the line, for any error of its own."""
     try:
-        return importlib.import_module(name)
+        with _importing():
+            return importlib.import_module(name)
     except CatchwaterError:  # a declaration says by itself what is wrong
         raise
     except Exception as error:  # a module is the user's, and may raise anything
@@ -138,17 +141,53 @@ def _line(error: Exception) -> str:
 def publish(spec: FunctionSpec, checkpoint: Path) -> FunctionCode:
     """Copy the module that declares the function into the checkpoint."""
     target = spec.target
-    file = sys.modules[target.__module__].__file__
-    assert file is not None, "a function is declared in a file"
-    source = Path(file).read_bytes()
+    module, file = declared_in(target)
+    source = file.read_bytes()
     sha256 = hashlib.sha256(source).hexdigest()
     path = checkpoint / FOLDER / "code" / f"{sha256}.py"
     if not path.exists():
         write_whole(path, source)
-    return FunctionCode(target.__module__, _name_of(target), str(path), sha256)
+    return FunctionCode(module, name_of(target), str(path), sha256)
 
 
-def _name_of(target: Any) -> str:
+def declared_in(target: Any) -> tuple[str, Path]:
+    """The module that declares a function, as others import it, and its file.
+
+    Raises `ConfigError` for one that is declared in no file, as in a notebook's cell.
+    """
+    module = sys.modules.get(target.__module__)
+    file = getattr(module, "__file__", None)
+    if module is None or file is None:
+        raise ConfigError(
+            f"The function {target.__qualname__} is declared in no file, and workers load a "
+            "function from a copy of its file.",
+            hint="Write the cell into a module beside the notebook (%%writefile cards.py) and "
+            "import the function from there.",
+        )
+    if module.__name__ != "__main__":
+        return module.__name__, Path(file)
+    return (module.__spec__.name if module.__spec__ else Path(file).stem), Path(file)
+
+
+_IMPORTS = 0
+
+
+@contextmanager
+def _importing() -> Iterator[None]:
+    global _IMPORTS
+    _IMPORTS += 1
+    try:
+        yield
+    finally:
+        _IMPORTS -= 1
+
+
+def is_importing() -> bool:
+    """Whether a function's module is being imported, here or by a worker: nothing may run then."""
+    return _IMPORTS > 0
+
+
+def name_of(target: Any) -> str:
     """What the function's module calls it. Raises `ConfigError` if it has no name there."""
     if "<locals>" not in target.__qualname__:
         return str(target.__qualname__)

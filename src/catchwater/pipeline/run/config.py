@@ -25,6 +25,7 @@ from catchwater.config import (
 )
 from catchwater.pipeline.calls.policy import SETTINGS
 from catchwater.pipeline.functions.policy import MIN_HANDLER_TIMEOUT_MS, PoisonPolicy
+from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.recovery.handover import current
 from catchwater.recovery.ledger import OffsetMap
 from catchwater.sinks import config as sinks
@@ -57,6 +58,25 @@ SOURCE_KEYS = (
     "catchwater.control.url",
     "recordKeyIsFunctionKey",
 )
+_OWNED_BY_US = {
+    "spark.master": "Say master in [spark].",
+    "spark.remote": "A pipeline writes its epochs in the driver's own process; say master.",
+    "spark.api.mode": "A pipeline writes its epochs in the driver's own process.",
+    "spark.app.name": "It is the pipeline's name: say name in [pipeline].",
+    "spark.submit.*": "The driver runs where the command does.",
+    "spark.driver.extraJavaOptions": "JAVA_TOOL_OPTIONS in the environment adds to ours.",
+    "spark.hadoop.fs.file.impl": "Checksum files beside the checkpoint's would outlive them.",
+    "spark.pyspark.driver.python": "It is the Python that runs this.",
+    "spark.python.daemon.module": "Workers are forked with what the function needs loaded.",
+    "spark.python.worker.*": "What a worker does must be known where it dies.",
+    "spark.sql.adaptive.*": "The stages of an epoch are as many and as large as tasks says.",
+    "spark.sql.shuffle.*": "Shards go to tasks by their labels: say tasks in [pipeline].",
+    "spark.sql.streaming.*": "What an epoch is, where it is kept and how long, the checkpoint's "
+    "ledger says; see trigger in [pipeline] and retain in [recovery].",
+}  # fmt: skip
+"""Spark's settings that a file may not say, each with what it is for, or where to say it."""
+_MASTER = re.compile(r"local(\[(\d+|\*)\])?|local-cluster\[\d+,\d+,\d+\]|spark://[^/\s]+:\d+\S*")
+
 _NAMED = ("sink", "table", "call")
 """Sections of which there are many, each with a name: `[sink.NAME]`."""
 _OWN_NAMES = ("inputs",)
@@ -229,6 +249,10 @@ class PipelineConfig:
         False
     )
     """Then the source need not look into the values."""
+    spark: Mapping[str, str] = field(default_factory=dict)
+    """Of Spark's own settings, and `master` (`session.cluster_conf`)."""
+    specs: tuple[FunctionSpec, ...] | None = field(default=None, repr=False, compare=False)
+    """The functions themselves, where Python declares the pipeline; None: they are imported."""
     until: OffsetMap | None = None
     """Where a run with the trigger `available-now` ends; None: where the input ends by then."""
 
@@ -280,8 +304,22 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "dead_letter": tuple(sinks.known_keys()),
     "call": SETTINGS,
     "recovery": tuple(k.name for k in _DECLARED.values() if k.section == "recovery"),
+    "spark": ("master", "spark.*"),
 }
 """Section → what it may say."""
+
+
+class _Origin(NamedTuple):
+    """Where settings stand, for messages, and the folder that paths in them are relative to."""
+
+    name: str
+    folder: Path
+    text: str | None = None
+    """Of a file; None: there are no lines to name."""
+
+    def at(self, key: str) -> str:
+        """Where this key is."""
+        return self.name if self.text is None else f"{self.name}, line {toml_line(self.text, key)}"
 
 
 def load(path: Path, environment: Mapping[str, str]) -> PipelineConfig:
@@ -310,15 +348,20 @@ def read(path: Path, environment: Mapping[str, str]) -> PipelineConfig:
         raise ConfigError(f"The pipeline file {path} cannot be read: {problem}.") from problem
     except tomllib.TOMLDecodeError as problem:
         raise ConfigError(f"{path}: not valid TOML: {problem}.") from problem
-    found = {
-        (each.section, each.key): each
-        for each in [
-            *_from_document(path, text, document),
-            *_from_environment(environment, document),
-        ]
-    }
-    found = {at: _resolved(each, environment, path.parent) for at, each in found.items()}
-    return _build(path, found, document)
+    origin = _Origin(str(path), path.resolve().parent, text)
+    settings = [*_from_document(origin, document), *_from_environment(environment, document)]
+    return _build(origin, settings, document, environment)
+
+
+def of_document(
+    name: str, folder: Path, document: Mapping[str, Any], environment: Mapping[str, str]
+) -> PipelineConfig:
+    """What a file with this content would say, without a file: what Python declares.
+
+    Messages begin with `name`; the environment only keeps secrets. Raises `ConfigError`.
+    """
+    origin = _Origin(name, folder.resolve())
+    return _build(origin, [*_from_document(origin, document)], document, environment)
 
 
 def _resolved(setting: _Setting, environment: Mapping[str, str], folder: Path) -> _Setting:
@@ -334,22 +377,21 @@ def _resolved(setting: _Setting, environment: Mapping[str, str], folder: Path) -
     return setting._replace(value=value)
 
 
-def _from_document(path: Path, text: str, document: Mapping[str, Any]) -> Iterator[_Setting]:
+def _from_document(origin: _Origin, document: Mapping[str, Any]) -> Iterator[_Setting]:
     for section, table in document.items():
         if section not in _KEYS:
-            raise _unknown(f"{path}, line {toml_line(text, section)}", f"[{section}]", _KEYS)
+            raise _unknown(origin.at(section), f"[{section}]", _KEYS)
         if not isinstance(table, dict):
-            raise ConfigError(f"{path}, line {toml_line(text, section)}: {section} is a section.")
+            raise ConfigError(f"{origin.at(section)}: {section} is a section.")
         parts = {section: table}
         if section in _NAMED:
             parts = {f"{section}.{name}": keys for name, keys in table.items()}
         for name, keys in parts.items():
             own = name.removeprefix(f"{section}.")
             if not isinstance(keys, dict):
-                where = f"{path}, line {toml_line(text, own)}"
-                raise ConfigError(f"{where}: a {section} has a name: [{section}.NAME].")
+                raise ConfigError(f"{origin.at(own)}: a {section} has a name: [{section}.NAME].")
             for key, value in flatten(keys):
-                where = f"{path}, line {toml_line(text, key)}"
+                where = origin.at(key)
                 if not _is_known(section, key):
                     raise _unknown(where, f"{key} in [{name}]", _KEYS[section])
                 yield _Setting(name, key, value, where)
@@ -414,12 +456,12 @@ class _File:
 
     def __init__(
         self,
-        path: Path,
+        origin: _Origin,
         found: Mapping[tuple[str, str], _Setting],
         document: Mapping[str, Any],
     ) -> None:
-        self.path = path
-        self.folder = path.resolve().parent
+        self.name = origin.name
+        self.folder = origin.folder
         self.found = found
         self._document = document
 
@@ -428,7 +470,7 @@ class _File:
         setting = self.found.get((section, key))
         value = "" if setting is None else _text(setting)
         if not value:
-            raise ConfigError(f"{self.path}: {key} in [{section}] is missing.")
+            raise ConfigError(f"{self.name}: {key} in [{section}] is missing.")
         return value
 
     def declared(self) -> dict[str, Any]:
@@ -463,22 +505,27 @@ class _File:
 
         def where(key: str) -> str:
             setting = self.found.get((section, key))
-            return setting.where if setting else str(self.path)
+            return setting.where if setting else self.name
 
         return sinks.parse(name, self.values(section), where)
 
 
 def _build(
-    path: Path, found: Mapping[tuple[str, str], _Setting], document: Mapping[str, Any]
+    origin: _Origin,
+    settings: Iterable[_Setting],
+    document: Mapping[str, Any],
+    environment: Mapping[str, str],
 ) -> PipelineConfig:
-    file = _File(path, found, document)
+    """Of several settings of one key the last one counts."""
+    found = {(s.section, s.key): _resolved(s, environment, origin.folder) for s in settings}
+    file = _File(origin, found, document)
     outlets = {name: file.sink(f"sink.{name}", name) for name in file.names("sink")}
     dead_letter = outlets.pop(DEAD_LETTER, None)
     if file.values("dead_letter"):
         dead_letter = file.sink("dead_letter", DEAD_LETTER)
     if not outlets:
         raise ConfigError(
-            f"{path}: no sink: the outputs would go nowhere.",
+            f"{origin.name}: no sink: the outputs would go nowhere.",
             hint='Add a section such as [sink.alerts] with topic = "alerts".',
         )
     source, inputs = file.values("source"), file.values("inputs")
@@ -493,8 +540,30 @@ def _build(
         inputs=inputs,
         tables={name: file.required(f"table.{name}", "topic") for name in file.names("table")},
         calls={name: file.values(f"call.{name}") for name in file.names("call")},
+        spark=_spark(file),
         folder=file.folder,
     )
+
+
+def _spark(file: _File) -> dict[str, str]:
+    """What `[spark]` says. Raises `ConfigError` for what is ours to say, and what cannot be."""
+    said = file.values("spark")
+    for key in said:
+        owned = (k for k in _OWNED_BY_US if k == key or (k[-1] == "*" and key.startswith(k[:-1])))
+        if (of := next(owned, None)) is not None:
+            raise ConfigError(
+                f"{file.found['spark', key].where}: {key} is not for a pipeline's file to set.",
+                hint=_OWNED_BY_US[of],
+            )
+    master = said.get("master", "local")
+    if not _MASTER.fullmatch(master):
+        raise ConfigError(
+            f"{file.found['spark', 'master'].where}: master = {master!r} is none that a pipeline "
+            "was tried on.",
+            hint='"local[4]", or "spark://HOST:PORT" of a standalone cluster. A session on another '
+            "one can be given to a pipeline in Python: pipeline.start(spark).",
+        )
+    return said
 
 
 def _check_bootstrap(file: _File) -> None:

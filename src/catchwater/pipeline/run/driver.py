@@ -9,9 +9,12 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from catchwater.clock import SYSTEM, Clock
+from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.run.artefact import declared_in
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.spark import session
 from catchwater.pipeline.spark.failure import Traces, alive
@@ -31,32 +34,34 @@ _LOOK_S = 0.1
 
 def run_pipeline(
     config: PipelineConfig,
+    stop: Stop | None = None,
+    beside: Callable[[], None] | None = None,
     *,
     quick: bool = False,
     turn: Turn | None = None,
-    beside: Callable[[], None] | None = None,
     python: str | None = None,
     clock: Clock = SYSTEM,
 ) -> None:
     """Run until the input ends (available-now) or a signal comes. Raises `CatchwaterError`.
 
-    `quick` starts sooner and runs slower code, for demos and tests. With a `turn` that has not come
-    yet, Spark is started first, and the checkpoint is looked at when it comes. `beside` is called
-    between looks at what the query does. `python` is what Spark runs as Python, where a zygote of
-    the caller's is there for it (`zygote`).
+    Where `stop` is given, that ends it and no signal does. `beside` is called between looks at what
+    the query does. `quick` starts sooner and runs slower code, for demos and tests. With a `turn`
+    that has not come yet, Spark is started first, and the checkpoint is looked at when it comes.
+    `python` is what Spark runs as Python, where a zygote of the caller's is there for it.
     """
     began_s = clock.monotonic_s()
     # What no waiting would mend is said before anything is started.
     session.check_packages()
     session.find_java()
+    session.check_alone()
     log_path = config.checkpoint / FOLDER / "spark.log"
     with (
         closing(Lock(config.checkpoint, clock=clock)) as held,
         scratch(clock) as own,
-        stop_requested() as stop,
+        stop_requested() if stop is None else nullcontext(stop) as stop,
         log_path.open("ab") as log,
         ThreadPoolExecutor(1, "start-spark") as beside_us,
-        nullcontext(python) if python else zygote([str(config.folder)]) as python,
+        nullcontext(python) if python else zygote(python_path(config)) as python,
     ):
         # The JVM holds lock and scratch folder, too: a start after a kill waits until it is gone.
         starting = beside_us.submit(
@@ -67,7 +72,7 @@ def run_pipeline(
             log=log,
             keep_open=(held.descriptor, own.descriptor),
             scratch=own.path,
-            python_path=[str(config.folder)],
+            python_path=python_path(config),
             python=python,
             conf=settings_of(config),
         )
@@ -91,6 +96,31 @@ def run_pipeline(
                 session.stop(starting.result())
 
 
+def run_in(
+    spark: "SparkSession",
+    config: PipelineConfig,
+    stop: Stop,
+    beside: Callable[[], None],
+    clock: Clock = SYSTEM,
+) -> None:
+    """The same in a session of the caller's, which stays as it is and goes on.
+
+    A topic that is missing is not waited for. Raises `SessionUnfit` for a session that cannot run
+    it.
+    """
+    began_s = clock.monotonic_s()
+    session.check_packages()
+    mine = session.borrow(spark, settings_of(config), python_path(config))
+    with closing(Lock(config.checkpoint, clock=clock)) as held:
+        from catchwater.pipeline.run.run import look_before, run_query
+
+        held.acquire()
+        session.check_executors(mine, config.checkpoint, clock)
+        with closing(look_before(config, began_s, clock)) as pipeline, alive(mine):
+            traces = Traces(config.checkpoint / FOLDER / "spark.log")
+            run_query(mine, pipeline, stop, traces, beside, clock)
+
+
 def _stand_by(
     spark: "SparkSession", config: PipelineConfig, turn: Turn, stop: Stop, clock: Clock
 ) -> None:
@@ -105,6 +135,18 @@ def _stand_by(
     _log.info("Standing by.")
     while not stop.requested and not turn.wait(_LOOK_S):
         pass
+
+
+def python_path(config: PipelineConfig) -> list[str]:
+    """Where Spark's Python processes look for modules: beside the file, and the functions."""
+    roots = [
+        file.parents[module.count(".")] for module, file in map(_module_of, config.specs or ())
+    ]
+    return [*dict.fromkeys(str(each) for each in (config.folder, *roots))]
+
+
+def _module_of(spec: FunctionSpec) -> tuple[str, Path]:
+    return declared_in(spec.target)
 
 
 def settings_of(config: PipelineConfig) -> dict[str, str]:

@@ -37,10 +37,12 @@ def alive(spark: "SparkSession") -> Iterator[None]:
     """Raises `JvmEnded` where what is done meanwhile fails because the JVM is gone."""
     from py4j.protocol import Py4JNetworkError
 
-    process = spark.sparkContext._gateway.proc
+    process = getattr(spark.sparkContext._gateway, "proc", None)  # None: a launcher has made it
     try:
         yield
     except (Py4JNetworkError, ConnectionError) as error:
+        if process is None:
+            raise
         try:
             code = process.wait(DYING_S)
         except subprocess.TimeoutExpired:

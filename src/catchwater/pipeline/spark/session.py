@@ -9,7 +9,8 @@ Half of a session's start is loading classes. `make_class_archive` writes them t
 cache folder once per Java and pyspark version; a session uses the file when it is there. A pipeline
 that ends has it made if it is not.
 
-`start` serves a pipeline on this machine; on a cluster the session is the caller's own.
+`start` makes a session of a pipeline's own; `borrow` makes one beside a caller's, in its context,
+after looking whether that can run a pipeline.
 """
 
 import fcntl
@@ -30,9 +31,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from catchwater.clock import Clock
 from catchwater.config import CatchwaterError, Restart
 from catchwater.pipeline import workers
 from catchwater.pipeline.spark.failure import without_tracebacks
+from catchwater.recovery.ledger import FOLDER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -119,6 +122,13 @@ class SparkMissing(CatchwaterError):
 class JavaMissing(CatchwaterError):
     """No Java runtime that Spark runs on was found."""
 
+    restart = Restart.NEVER
+
+
+class SessionUnfit(CatchwaterError):
+    """A Spark session, or its executors, cannot run a pipeline; the hint says what to set."""
+
+    exit_code = 2
     restart = Restart.NEVER
 
 
@@ -381,6 +391,109 @@ def start(
         unless_started.pop_all()
     without_tracebacks(context)
     return SparkSession(context)
+
+
+def check_alone() -> None:
+    """Raise `SessionUnfit` where this process has a session: Spark has one context a process."""
+    pyspark = sys.modules.get("pyspark")
+    if pyspark is not None and pyspark.SparkContext._active_spark_context is not None:
+        raise SessionUnfit(
+            "This process has a Spark session already, and there can be no second one beside it.",
+            hint="Let the pipeline run in it: pipeline.start(spark). Or stop it first.",
+        )
+
+
+_FOR_A_QUERY = ("spark.sql.", "spark.hadoop.")
+"""What of `_CONF` a session can have of its own; the rest only makes a pipeline's own sooner."""
+
+
+def borrow(
+    spark: "SparkSession", conf: Mapping[str, str], python_path: Sequence[str]
+) -> "SparkSession":
+    """A session of our own in the context of a caller's, whose settings stay as they are.
+
+    Raises `SessionUnfit`.
+    """
+    context = getattr(spark, "_sc", None)
+    if context is None:
+        raise SessionUnfit(
+            f"A pipeline cannot run in a {type(spark).__module__}.{type(spark).__name__}: it "
+            "writes its epochs in the process of Spark's driver.",
+            hint="Give it a session made without spark.remote: SparkSession.builder.master(…).",
+        )
+    if context._jsc is None:
+        raise SessionUnfit("The Spark session was stopped.", hint="Make another one.")
+    if not satisfies(spark.version, PACKAGES["pyspark"]):
+        raise SessionUnfit(
+            f"The session runs Spark {spark.version}, needed is {PACKAGES['pyspark']}.",
+            hint=_SPARK_HINT,
+        )
+    before = context.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    paths = [*python_path, *before.split(os.pathsep)]
+    context.environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(p for p in paths if p))
+    mine = spark.newSession()
+    own = {key: value for key, value in _CONF.items() if key.startswith(_FOR_A_QUERY)}
+    # A file system that another query has opened without our setting is not to be shared.
+    own["spark.hadoop.fs.file.impl.disable.cache"] = "true"
+    for key, value in {**own, **conf}.items():
+        mine.conf.set(key.removeprefix("spark.hadoop."), value)
+    return mine
+
+
+def check_executors(spark: "SparkSession", checkpoint: Path, clock: Clock) -> None:
+    """Let every executor say which Python and Catchwater it has, and that it sees the checkpoint.
+
+    Raises `SessionUnfit` naming the host that does not.
+    """
+    from py4j.protocol import Py4JJavaError
+
+    context = spark.sparkContext
+    token = clock.token()
+    probe = checkpoint / FOLDER / f"seen-{token}"
+    probe.parent.mkdir(parents=True, exist_ok=True)
+    probe.write_text(token)
+    path, here = str(probe), importlib.metadata.version("catchwater")
+
+    def look(_: int) -> tuple[str, str, str, bool]:
+        # Sent as it is: an executor without our package says so itself.
+        import importlib.metadata
+        import os
+        import platform
+        import sys
+
+        try:
+            has = importlib.metadata.version("catchwater")
+        except importlib.metadata.PackageNotFoundError:
+            has = ""
+        return platform.node(), sys.executable, has, os.path.exists(path)
+
+    count = max(2, context.defaultParallelism)
+    try:
+        found = context.parallelize(range(count), count).map(look).collect()
+    except Py4JJavaError as error:
+        told = [line.strip() for line in str(error.java_exception).splitlines() if line.strip()]
+        raised = [line for line in told if re.match(r"[\w.]*(Error|Exception)\b", line)]
+        raise SessionUnfit(
+            f"The session's executors cannot run Python as this process does: "
+            f"{(raised or told)[-1]}",
+            hint=f"Start the session with PYSPARK_PYTHON={sys.executable}, or with the same "
+            "Python, where executors run.",
+        ) from error
+    finally:
+        probe.unlink(missing_ok=True)
+    for host, python, has, sees in sorted({*found}):
+        if has != here:
+            raise SessionUnfit(
+                f"{python} on {host} has {'catchwater ' + has if has else 'no catchwater'}, and "
+                f"this process has {here}.",
+                hint=f"There: {python} -m pip install 'catchwater[spark]=={here}'. Or start the "
+                f"session with PYSPARK_PYTHON={sys.executable}.",
+            )
+        if not sees:
+            raise SessionUnfit(
+                f"{host} does not see the checkpoint {checkpoint}.",
+                hint="Name a folder in [pipeline] checkpoint that driver and executors share.",
+            )
 
 
 def _keep_in(scratch: Path | None) -> dict[str, str]:
