@@ -34,7 +34,12 @@ Bootstrap = Annotated[
     ),
 ]
 PipelineFile = Annotated[
-    Path, typer.Argument(metavar="FILE", show_default=False, help="The pipeline's TOML file.")
+    Path,
+    typer.Argument(
+        metavar="FILE",
+        show_default=False,
+        help="The pipeline's TOML file, or SCRIPT.py:NAME of one in Python.",
+    ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Quick = Annotated[

@@ -1,4 +1,4 @@
-"""A pipeline's file, with this environment over it, as commands open it."""
+"""A pipeline's file as commands open it: TOML with this environment over it, or a script's name."""
 
 import os
 from dataclasses import replace
@@ -20,10 +20,23 @@ def open_here(file: Path) -> "OpenPipeline":
 
 
 def load_here(file: Path) -> "PipelineConfig":
-    """The pipeline's file with this environment over it. Raises `ConfigError`."""
-    from catchwater.pipeline.run.config import load
+    """What the file says, and the checkpoint that it goes on from. Raises `ConfigError`."""
+    from catchwater.recovery.handover import current
 
-    return load(file, os.environ)
+    config = _read(file)
+    return replace(config, checkpoint=current(config.checkpoint))
+
+
+def _read(file: Path) -> "PipelineConfig":
+    """`pipeline.toml` with this environment over it, or `cards.py:pipeline`, which Python makes."""
+    script, colon, name = str(file).rpartition(":")
+    if colon and script.endswith(".py"):
+        from catchwater.pipeline.pipeline import Pipeline
+
+        return Pipeline.from_script(Path(script), name).declared
+    from catchwater.pipeline.run.config import read
+
+    return read(file, os.environ)
 
 
 def look_here(file: Path) -> "tuple[PipelineConfig, Look]":
@@ -32,13 +45,12 @@ def look_here(file: Path) -> "tuple[PipelineConfig, Look]":
     Where one of them is damaged it is among the `problems`, and the rest is there.
     """
     from catchwater.pipeline.run import backfill, identity, versions
-    from catchwater.pipeline.run.config import read
     from catchwater.pipeline.supervisor.supervise import read_supervision
     from catchwater.recovery.folder import SUPERVISOR, holder
     from catchwater.recovery.handover import find_current
     from catchwater.recovery.intact import look
 
-    config = read(file, os.environ)
+    config = _read(file)
     checkpoint, _ = find_current(config.checkpoint)
     readers = (
         identity.read, versions.load, backfill.begun, read_supervision,

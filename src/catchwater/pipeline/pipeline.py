@@ -27,7 +27,7 @@ from catchwater.pipeline.functions.policy import PoisonPolicy
 from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.plan import ASK_S, Problem, plan_of, problems_of
 from catchwater.pipeline.run import config as files
-from catchwater.pipeline.run.artefact import declared_in, is_importing, name_of
+from catchwater.pipeline.run.artefact import declared_in, find_module, is_importing, name_of
 from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
 from catchwater.pipeline.status import epoch_told
 from catchwater.pipeline.supervisor.drivers import Stop, stop_requested
@@ -104,6 +104,9 @@ class Pipeline:
     calls, `spark` is what `[spark]` in a file would say. Raises `ConfigError`.
     """
 
+    declared: PipelineConfig
+    """What it is, with the checkpoint that it names; which one it goes on from `config` says."""
+
     def __init__(
         self,
         name: str,
@@ -148,28 +151,35 @@ class Pipeline:
         }
         where = Path(folder) if folder is not None else _folder_of_caller()
         config = files.of_document(called, where, document, os.environ)
-        self._config = replace(config, specs=specs)
+        self.declared = replace(config, specs=specs)
 
     @classmethod
     def from_file(cls, path: str | Path, environment: Mapping[str, str] | None = None) -> Self:
         """The pipeline of a TOML file, with this environment over it. Raises `ConfigError`."""
-        return cls.of(files.read(Path(path), os.environ if environment is None else environment))
+        made = cls.__new__(cls)
+        made.declared = files.read(Path(path), os.environ if environment is None else environment)
+        return made
 
     @classmethod
-    def of(cls, config: PipelineConfig) -> Self:
-        """The pipeline of what a file says."""
-        made = cls.__new__(cls)
-        made._config = config
+    def from_script(cls, path: Path, name: str) -> "Pipeline":
+        """The pipeline that a script makes under this name. Raises `ConfigError`."""
+        made = getattr(find_module(path.stem, path.resolve().parent), name, None)
+        if not isinstance(made, Pipeline):
+            raise ConfigError(
+                f"{path} makes no Pipeline named {name!r}.",
+                hint="It is a name of the module, outside of any function and of "
+                'if __name__ == "__main__".',
+            )
         return made
 
     def __repr__(self) -> str:
-        named = self._config.name or self._config.functions[0]
-        return f"{type(self).__name__}({named!r}, checkpoint={str(self._config.checkpoint)!r})"
+        named = self.declared.name or self.declared.functions[0]
+        return f"{type(self).__name__}({named!r}, checkpoint={str(self.declared.checkpoint)!r})"
 
     @property
     def config(self) -> PipelineConfig:
         """What it is, with the checkpoint that it goes on from now. Raises `LedgerDamaged`."""
-        return replace(self._config, checkpoint=current(self._config.checkpoint))
+        return replace(self.declared, checkpoint=current(self.declared.checkpoint))
 
     def plan(self, *, offline: bool = False) -> Plan:
         """What would run, and what a start would fail on; changes nothing.

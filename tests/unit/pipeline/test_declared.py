@@ -13,6 +13,7 @@ from examples.fraud_routing import CardScore, ReviewDesk
 
 import catchwater
 from catchwater import Files, Http, Iceberg, Kafka, Pipeline, RunningPipeline, Table, Topic
+from catchwater.cli.pipeline_file import load_here
 from catchwater.config import CatchwaterError, ConfigError
 from catchwater.demo.card_risk import CardRisk
 from catchwater.pipeline import pipeline as public
@@ -282,6 +283,19 @@ def test_a_script_names_its_functions_as_its_module_does(tmp_path: Path) -> None
         [sys.executable, str(script)], capture_output=True, text=True, check=False, cwd="/"
     )
     assert done.stdout.split() == ["cards:n", f"{tmp_path}/checkpoint/n"], done.stderr
+
+
+def test_a_command_finds_the_pipeline_that_a_script_makes(tmp_path: Path) -> None:
+    script = tmp_path / "found_by_name.py"
+    script.write_text(
+        "from catchwater import Kafka, Pipeline, Topic\n"
+        "from catchwater.demo.card_risk import CardRisk\n"
+        "cards = Pipeline('n', CardRisk, source=Kafka('h:1', 't'), sinks=[Topic('a')])\n"
+    )
+    config = load_here(Path(f"{script}:cards"))
+    assert (config.name, config.checkpoint) == ("n", tmp_path / "checkpoint" / "n")
+    with pytest.raises(ConfigError, match="makes no Pipeline named 'dogs'"):
+        load_here(Path(f"{script}:dogs"))
 
 
 def test_no_pipeline_runs_while_its_module_is_imported() -> None:

@@ -101,9 +101,7 @@ def find_function(named: str, folder: Path) -> FunctionSpec:
     module_name, _, name = named.partition(":")
     if not module_name or not name.isidentifier():
         raise ConfigError(f"function = {named!r} is not of the form module:Class.")
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-    module = _imported(module_name, folder)
+    module = find_module(module_name, folder)
     target = getattr(module, name, None)
     if target is None:
         raise ConfigError(
@@ -113,8 +111,13 @@ def find_function(named: str, folder: Path) -> FunctionSpec:
     return spec_of(target)
 
 
-def _imported(name: str, folder: Path) -> ModuleType:
-    """The user's module. Raises `ConfigError`, with the line, for any error of its own."""
+def find_module(name: str, folder: Path) -> ModuleType:
+    """The user's module, looked for in `folder` first.
+
+    Raises `ConfigError`, with the line, for any error of its own.
+    """
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
     try:
         with _importing():
             return importlib.import_module(name)

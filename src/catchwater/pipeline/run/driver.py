@@ -6,9 +6,10 @@ looks at the checkpoint when its turn comes.
 """
 
 import logging
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,14 +55,16 @@ def run_pipeline(
     session.check_packages()
     session.find_java()
     session.check_alone()
+    said = session.settings_of(config.spark, python_path(config))
     log_path = config.checkpoint / FOLDER / "spark.log"
     with (
+        session.environment_kept(),
         closing(Lock(config.checkpoint, clock=clock)) as held,
         scratch(clock) as own,
         stop_requested() if stop is None else nullcontext(stop) as stop,
         log_path.open("ab") as log,
         ThreadPoolExecutor(1, "start-spark") as beside_us,
-        nullcontext(python) if python else zygote(python_path(config)) as python,
+        _python(config, python) as python,
     ):
         # The JVM holds lock and scratch folder, too: a start after a kill waits until it is gone.
         starting = beside_us.submit(
@@ -71,10 +74,10 @@ def run_pipeline(
             quick=quick,
             log=log,
             keep_open=(held.descriptor, own.descriptor),
-            scratch=own.path,
+            scratch=None if session.is_cluster(config.spark) else own.path,
             python_path=python_path(config),
             python=python,
-            conf=settings_of(config),
+            conf=settings_of(config) | said,
         )
         try:
             # Imported only now: this, and looking at everything, takes as long as the JVM does.
@@ -90,6 +93,8 @@ def run_pipeline(
                     pipeline = take(config, held, clock.monotonic_s(), stop, clock)
             if pipeline is not None:
                 with closing(pipeline), alive(spark):
+                    if session.is_cluster(config.spark):
+                        session.check_executors(spark, config.checkpoint, clock)
                     run_query(spark, pipeline, stop, Traces(log_path, own.path), beside, clock)
         finally:
             if not starting.exception():
@@ -135,6 +140,13 @@ def _stand_by(
     _log.info("Standing by.")
     while not stop.requested and not turn.wait(_LOOK_S):
         pass
+
+
+def _python(config: PipelineConfig, python: str | None) -> "AbstractContextManager[str]":
+    """What Spark runs as Python: forks of a zygote, where executors are in this process's JVM."""
+    if session.is_cluster(config.spark):
+        return nullcontext(config.spark.get("spark.pyspark.python", sys.executable))
+    return nullcontext(python) if python else zygote(python_path(config))
 
 
 def python_path(config: PipelineConfig) -> list[str]:

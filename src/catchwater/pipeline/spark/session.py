@@ -19,13 +19,15 @@ import importlib.util
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 MIN_JAVA = 17
 _JAVA_S, _ARCHIVE_S, _END_S = 120, 900, 60
 """Patience with a JVM that tells its version, records its classes, ends: a busy machine is slow."""
+_MASTER_S, _EXECUTORS_S = 5, 120
+"""The same with a master that is to accept a connection, and executors that are to run a task."""
 PACKAGES: Mapping[str, str] = {
     "pyspark": ">=4.3,<4.4",
     "pyarrow": ">=18",
@@ -374,8 +378,7 @@ def start(
         "spark.app.name": name,
         # A terminal's, which nobody reads in a log.
         "spark.ui.showConsoleProgress": "false",
-        # Four attempts a task: a lost Python worker costs a retry, not the query.
-        "spark.master": f"local[{tasks},4]",
+        "spark.master": _with_attempts(f"local[{tasks}]"),
         "spark.sql.shuffle.partitions": str(tasks),
         "spark.driver.extraJavaOptions": " ".join(options).strip(),
         **_keep_in(scratch),
@@ -391,6 +394,60 @@ def start(
         unless_started.pop_all()
     without_tracebacks(context)
     return SparkSession(context)
+
+
+_OURS = ("JAVA_HOME", "SPARK_LOCAL_IP", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH")
+"""What `start` sets in this process's environment, and the notes' folder."""
+
+
+@contextmanager
+def environment_kept() -> Iterator[None]:
+    """Put back what `start` has set, so that a later session of the caller's is the caller's."""
+    before = {name: os.environ.get(name) for name in (*_OURS, workers.FOLDER)}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _with_attempts(master: str) -> str:
+    """Four attempts a task, as clusters have: a lost Python worker costs a retry, not the query."""
+    return re.sub(r"^local(?:\[(.+)\])?$", lambda found: f"local[{found[1] or 1},4]", master)
+
+
+def is_cluster(said: Mapping[str, str]) -> bool:
+    """Whether `[spark]` names a master whose executors are processes of their own."""
+    return said.get("master", "local").partition("[")[0] != "local"
+
+
+def settings_of(said: Mapping[str, str], python_path: Sequence[str]) -> dict[str, str]:
+    """What `[spark]` says, as `start` takes it. Raises `SessionUnfit` if no such master answers."""
+    conf = {key: value for key, value in said.items() if key != "master"}
+    master = said.get("master")
+    if master is None:
+        return conf
+    if master.startswith("spark://"):
+        _find_master(master)
+    if is_cluster(said):
+        # An executor's Python is not forked from the driver's, and looks for modules by itself.
+        paths = [*python_path, conf.get("spark.executorEnv.PYTHONPATH", "")]
+        conf["spark.executorEnv.PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return {**conf, "spark.master": _with_attempts(master)}
+
+
+def _find_master(url: str) -> None:
+    """Raise unless one of its addresses is listened at: Spark itself would try for a minute."""
+    addresses = re.findall(r"([^,/]+):(\d+)", url.removeprefix("spark://"))
+    for host, port in addresses:
+        with suppress(OSError), socket.create_connection((host, int(port)), _MASTER_S):
+            return
+    raise SessionUnfit(
+        f"No Spark master answers at {url}.",
+        hint="Is it the address that its page shows, and can this machine reach it?",
+    )
 
 
 def check_alone() -> None:
@@ -448,7 +505,7 @@ def check_executors(spark: "SparkSession", checkpoint: Path, clock: Clock) -> No
     from py4j.protocol import Py4JJavaError
 
     context = spark.sparkContext
-    token = clock.token()
+    token = f"catchwater-{clock.token()}"
     probe = checkpoint / FOLDER / f"seen-{token}"
     probe.parent.mkdir(parents=True, exist_ok=True)
     probe.write_text(token)
@@ -468,18 +525,32 @@ def check_executors(spark: "SparkSession", checkpoint: Path, clock: Clock) -> No
         return platform.node(), sys.executable, has, os.path.exists(path)
 
     count = max(2, context.defaultParallelism)
+
+    def ask() -> list[tuple[str, str, str, bool]]:
+        context.addJobTag(token)
+        return context.parallelize(range(count), count).map(look).collect()  # type: ignore[no-any-return]
+
+    asking = ThreadPoolExecutor(1, "ask-executors")
     try:
-        found = context.parallelize(range(count), count).map(look).collect()
+        found = asking.submit(ask).result(_EXECUTORS_S)
+    except TimeoutError as error:
+        context.cancelJobsWithTag(token)
+        raise SessionUnfit(
+            f"No executor of {context.master} has taken a task within {_EXECUTORS_S} s.",
+            hint="Are there workers with cores and memory to spare? spark.cores.max, "
+            "spark.executor.cores and spark.executor.memory say what is asked of them.",
+        ) from error
     except Py4JJavaError as error:
         told = [line.strip() for line in str(error.java_exception).splitlines() if line.strip()]
         raised = [line for line in told if re.match(r"[\w.]*(Error|Exception)\b", line)]
         raise SessionUnfit(
             f"The session's executors cannot run Python as this process does: "
             f"{(raised or told)[-1]}",
-            hint=f"Start the session with PYSPARK_PYTHON={sys.executable}, or with the same "
-            "Python, where executors run.",
+            hint=f"Start the session with PYSPARK_PYTHON={sys.executable}; on other machines it is "
+            f"the same Python that is needed there, with catchwater[spark]=={here}.",
         ) from error
     finally:
+        asking.shutdown(wait=False)
         probe.unlink(missing_ok=True)
     for host, python, has, sees in sorted({*found}):
         if has != here:

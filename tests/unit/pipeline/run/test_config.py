@@ -214,3 +214,56 @@ def test_brokers_without_a_port_are_a_mistake_in_the_file(tmp_path: Path, server
     with pytest.raises(ConfigError, match=r"line 6: '\S+' in bootstrap.servers is not") as told:
         read(tmp_path, FILE.replace("127.0.0.1:9092", servers))
     assert told.value.exit_code == 2
+
+
+SPARK = (
+    FILE
+    + """
+[spark]
+master = "local[3]"
+spark.executor.memory = "2g"
+spark.hadoop.fs.s3a.endpoint = "h"
+"""
+)
+
+
+def test_sparks_settings_have_a_section(tmp_path: Path) -> None:
+    wanted = {
+        "master": "local[3]",
+        "spark.executor.memory": "2g",
+        "spark.hadoop.fs.s3a.endpoint": "h",
+    }
+    assert read(tmp_path, SPARK).spark == wanted
+    changed = read(tmp_path, SPARK, CATCHWATER_SPARK__MASTER="spark://h:7077")
+    assert changed.spark == wanted | {"master": "spark://h:7077"}
+    assert read(tmp_path).spark == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("spark.sql.streaming.minBatchesToRetain = 7", "retain in [recovery]"),
+        ("spark.sql.shuffle.partitions = 7", "say tasks in [pipeline]"),
+        ("spark.hadoop.fs.file.impl = 'X'", "would outlive them"),
+        ("spark.master = 'local'", "Say master in [spark]"),
+        ("spark.app.name = 'x'", "say name in [pipeline]"),
+    ],
+)
+def test_settings_that_are_ours_are_refused_with_the_reason(
+    tmp_path: Path, line: str, told: str
+) -> None:
+    with pytest.raises(ConfigError, match="is not for a pipeline's file to set") as raised:
+        read(tmp_path, SPARK + line)
+    assert "pipeline.toml, line 1" in str(raised.value)
+    assert told in (raised.value.hint or "")
+
+
+@pytest.mark.parametrize("master", ["yarn", "k8s://h:443", "spark://h", "local[x]", "mesos://h:1"])
+def test_a_master_that_no_pipeline_was_tried_on_is_refused(tmp_path: Path, master: str) -> None:
+    with pytest.raises(ConfigError, match="is none that a pipeline was tried on"):
+        read(tmp_path, SPARK, CATCHWATER_SPARK__MASTER=master)
+
+
+def test_what_is_no_setting_of_sparks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no executor.memory in \[spark\]"):
+        read(tmp_path, SPARK + "executor.memory = '1g'")

@@ -1,13 +1,16 @@
 """Java and packages are found, or named as missing, before a JVM is tried."""
 
 import importlib.metadata
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from tests.ports import free_port
 
 from catchwater.pipeline.spark import session
 from catchwater.pipeline.spark.session import JavaMissing, SparkMissing, cache_folder, find_java
@@ -120,3 +123,44 @@ def test_the_class_archive_is_made_later_only_where_there_is_none_and_one_can_be
     monkeypatch.setattr(session, "find_java", lambda: java)
     assert not session.make_class_archive_later()
     assert len(begun) == 1
+
+
+def test_a_master_is_spelled_with_four_attempts_a_task() -> None:
+    assert session.settings_of({}, []) == {}
+    assert session.settings_of({"master": "local[3]"}, []) == {"spark.master": "local[3,4]"}
+    assert session.settings_of({"master": "local"}, []) == {"spark.master": "local[1,4]"}
+    said = {"master": "local-cluster[2,1,1024]", "spark.executorEnv.PYTHONPATH": "/b"}
+    assert session.settings_of(said, ["/a"]) == {
+        "spark.master": "local-cluster[2,1,1024]",
+        "spark.executorEnv.PYTHONPATH": "/a:/b",
+    }
+
+
+def test_a_master_that_does_not_answer_is_named() -> None:
+    url = f"spark://127.0.0.1:{free_port()}"
+    with pytest.raises(session.SessionUnfit, match=f"No Spark master answers at {url}"):
+        session.settings_of({"master": url}, [])
+
+
+def test_the_environment_of_a_later_session_is_the_callers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "mine")
+    monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)
+    with session.environment_kept():
+        os.environ["PYSPARK_PYTHON"] = os.environ["SPARK_LOCAL_IP"] = "ours"
+    assert os.environ["PYSPARK_PYTHON"] == "mine"
+    assert "SPARK_LOCAL_IP" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (SimpleNamespace(), "writes its epochs in the process of Spark's driver"),
+        (SimpleNamespace(_sc=SimpleNamespace(_jsc=None)), "was stopped"),
+        (SimpleNamespace(_sc=SimpleNamespace(_jsc=1), version="3.5.1"), "runs Spark 3.5.1"),
+    ],
+)
+def test_a_session_that_cannot_run_a_pipeline_is_told_why(given: Any, told: str) -> None:
+    with pytest.raises(session.SessionUnfit, match=told):
+        session.borrow(given, {}, [])
