@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,16 @@ class CompletePayment: id: str
     exec("\n".join([shop, *blocks("docs/operators.md", "python")]), {"__name__": "operators"})
 
 
+def test_the_page_on_running_declares_pipelines_in_python(tmp_path: Path) -> None:
+    path = tmp_path / "pages.py"
+    path.write_text("from examples.fraud_routing import CardScore, ReviewDesk\n"
+                    "from catchwater.demo.card_risk import CardRisk\n"
+                    + "\n".join(blocks("docs/running.md", "python")))  # fmt: skip
+    pages = runpy.run_path(str(path))
+    assert pages["pipeline"].plan(offline=True).ok
+    assert {*pages["routing"].config.sinks} == {"scores", "cases"}
+
+
 def edit(folder: Path, block: str) -> None:
     """Do what the tutorial asks for: definitions in the file give way to those of their name."""
     name, code = block.split("\n", 1)
@@ -105,7 +116,9 @@ def test_the_tutorials_function_passes_its_tests_in_every_version(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "example", sorted((ROOT / "examples").glob("[!t]*.py")), ids=lambda p: p.stem
+    "example",
+    sorted(p for p in (ROOT / "examples").glob("[!t]*.py") if p.stem != "notebook"),
+    ids=lambda p: p.stem,
 )
 def test_an_example_is_short_and_has_its_file_its_test_and_its_line(example: Path) -> None:
     assert example.read_text().count("\n") <= 100

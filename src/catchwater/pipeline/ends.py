@@ -72,7 +72,8 @@ class Kafka:
 class Sink:
     """Where outputs go; one of the classes below.
 
-    `name` is what the checkpoint knows the sink by; else it is named by its target. `outputs_of` is
+    `name` is what the checkpoint knows the sink by; else that is the target's, with the kind where
+    another sink has it too. `outputs_of` is
     the function of a chain whose outputs it takes; else the last. `keep` is how long what was
     written is kept to verify and repair from, such as "7d".
     """

@@ -13,6 +13,7 @@ import atexit
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 
 from catchwater.config import CatchwaterError, ConfigError
-from catchwater.pipeline.ends import Function, Kafka, Sink
+from catchwater.pipeline.ends import Function, Kafka, Sink, Values
 from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.functions.policy import PoisonPolicy
 from catchwater.pipeline.opened import OpenPipeline
@@ -124,13 +125,6 @@ class Pipeline:
         called = f"Pipeline({name!r})"
         _check(called, name, functions, source, sinks, dead_letter)
         specs = tuple(spec_of(each) for each in functions)
-        named: dict[str, Sink] = {}
-        for sink in sinks:
-            if named.setdefault(sink.called, sink) is not sink:
-                raise ConfigError(
-                    f"{called}: two sinks are named {sink.called!r}.",
-                    hint='Give one a name of its own: name="…".',
-                )
         values = {key: str(v) if isinstance(v, Path) else v for key, v in settings.items()}
         recovery = {key: values.pop(key) for key in _RECOVERY if key in values}
         document = {
@@ -142,7 +136,7 @@ class Pipeline:
             },
             "source": source.section,
             "inputs": source.inputs,
-            "sink": {each.called: each.section for each in sinks},
+            "sink": _by_name(called, sinks),
             "dead_letter": dead_letter.section if dead_letter else {},
             "table": {table: {"topic": topic} for table, topic in (tables or {}).items()},
             "call": dict(calls or {}),
@@ -278,6 +272,22 @@ def _check(
             hint='Pipeline("cards", CardRisk, source=Kafka("localhost:9092", "payments"), '
             'sinks=[Topic("alerts")])',
         )
+
+
+def _by_name(called: str, sinks: Sequence[Sink]) -> dict[str, Values]:
+    """The sinks' sections; where several have one target's name, their kinds tell them apart."""
+    count = Counter(sink.called for sink in sinks)
+    named: dict[str, Values] = {}
+    for sink in sinks:
+        section, name = sink.section, sink.called
+        if sink.name is None and count[name] > 1:
+            name = f"{name}-{section['kind']}"
+        if named.setdefault(name, section) is not section:
+            raise ConfigError(
+                f"{called}: two sinks are named {name!r}.",
+                hint='Give one a name of its own: name="…".',
+            )
+    return named
 
 
 def _folder_of_caller() -> Path:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -157,6 +158,25 @@ def test_every_key_of_the_file_has_its_argument() -> None:
     assert {*public._RECOVERY} == recovery
 
 
+def test_sinks_with_one_name_for_their_targets_are_told_apart_by_their_kinds() -> None:
+    sinks = [Topic("alerts"), Table("postgresql://db/cards", "alerts"), Topic("other")]
+    made = Pipeline("cards", CardRisk, source=KAFKA, sinks=sinks)
+    assert {*made.config.sinks} == {"alerts-log", "alerts-postgres", "other"}
+    made = Pipeline("cards", CardRisk, source=KAFKA, sinks=[*sinks[1:], Topic("x", name="y")])
+    assert {*made.config.sinks} == {"alerts", "other", "y"}
+
+
+def test_the_notebook_declares_what_the_file_does() -> None:
+    path = Path(fraud_routing.__file__).with_name("notebook.py")
+    cell = path.read_text().partition("# %% What would")[0]
+    names: dict[str, Any] = {"__file__": str(path)}
+    exec(cell.replace("from fraud_routing", "from examples.fraud_routing"), names)
+    written = Pipeline.from_file(path.with_name("fraud_routing.toml"), {}).config
+    made = replace(names["pipeline"].config, functions=written.functions)
+    assert made == replace(written, name="card-score")
+    assert written.name is None and CardScore.__catchwater__.name == "card-score"
+
+
 def test_paths_are_meant_from_the_file_that_makes_the_pipeline() -> None:
     made = Pipeline("cards", CardRisk, source=KAFKA, sinks=[Topic("alerts")])
     assert made.config.checkpoint == Path(__file__).parent / "checkpoint" / "cards"
@@ -196,7 +216,7 @@ WRONG: dict[str, tuple[Make, str]] = {
     ),
     "two sinks of one name": (
         lambda: Pipeline("cards", CardRisk, source=KAFKA, sinks=[Topic("a"), Topic("a")]),
-        "two sinks are named 'a'",
+        "two sinks are named 'a-log'",
     ),
     "no topic": (
         lambda: Pipeline("cards", CardRisk, source=Kafka("h:1"), sinks=[Topic("a")]),
