@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from catchwater.clock import SYSTEM
+from catchwater.pipeline.epochs import EpochWriter
 from catchwater.pipeline.run import config, driver, run
 from catchwater.pipeline.run.run import prepare, start_query
 from catchwater.pipeline.spark import session
-from catchwater.pipeline.spark.epochs import EpochWriter
 from catchwater.recovery.ledger import Ledger
 
 POLL_S = 0.25
@@ -49,8 +49,9 @@ def ours(path: Path, seconds: float) -> None:
         session.start_workers(spark, settings.tasks)
         shards = settings.shard_count * len(pipeline.specs)
         writer = EpochWriter(Ledger(folder), pipeline.sinks, shards, SYSTEM)
-        upkeep = run.upkeep_of(pipeline, SYSTEM)
-        query = start_query(spark, pipeline, writer)
+        chain = run.stages(pipeline)
+        upkeep = run.upkeep_of(pipeline, chain, SYSTEM)
+        query = start_query(spark, pipeline, chain, writer)
         tell(query, seconds, upkeep.look)
         query.stop()
         session.stop(spark)

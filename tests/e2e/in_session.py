@@ -18,13 +18,13 @@ import msgspec
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.pipeline import workers
+from catchwater.pipeline.epochs import EpochWriter
 from catchwater.pipeline.opened import OpenPipeline as Opened
 from catchwater.pipeline.rows import from_arrow
 from catchwater.pipeline.run import config, driver, run
 from catchwater.pipeline.run.backfill import backfill_of
 from catchwater.pipeline.run.run import source_settings, stages, start_query
 from catchwater.pipeline.shard_epoch import run_stage
-from catchwater.pipeline.spark.epochs import EpochWriter
 from catchwater.pipeline.spark.failure import Traces, cause
 from catchwater.pipeline.spark.source import PackedReader
 from catchwater.recovery import checkpoint
@@ -66,7 +66,8 @@ class Pipeline:
             Ledger(settings.checkpoint), opened.sinks, shards, SYSTEM,
             poison_limit=run.poison_limit(opened),
         )  # fmt: skip
-        upkeep = run.upkeep_of(opened, SYSTEM)
+        chain = stages(opened)
+        upkeep = run.upkeep_of(opened, chain, SYSTEM)
 
         def write(rows: Any, epoch: int) -> None:
             writer(rows, epoch)
@@ -79,7 +80,7 @@ class Pipeline:
         else:
             for key, value in driver.settings_of(settings).items():
                 self.spark.conf.set(key, value)
-            query = start_query(self.spark, opened, write)
+            query = start_query(self.spark, opened, chain, write)
         try:
             while query.isActive and not until():
                 self.epochs += upkeep.look()

@@ -218,7 +218,9 @@ class Tally:
 @pytest.fixture(scope="module", autouse=True)
 def _here() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(run, "start_query", lambda _, pipeline, writer: HereQuery(pipeline, writer))
+        patched.setattr(
+            run, "start_query", lambda _, pipeline, chain, writer: HereQuery(pipeline, writer)
+        )
         yield
 
 

@@ -29,7 +29,7 @@ from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.plan import ASK_S, Problem, plan_of, problems_of
 from catchwater.pipeline.run import config as files
 from catchwater.pipeline.run.artefact import declared_in, find_module, is_importing, name_of
-from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
+from catchwater.pipeline.run.config import AVAILABLE_NOW, RECOVERY_KEYS, PipelineConfig
 from catchwater.pipeline.status import epoch_told
 from catchwater.pipeline.supervisor.drivers import Stop, stop_requested
 from catchwater.recovery.checkpoint import last_commit
@@ -60,10 +60,8 @@ class Settings(TypedDict, total=False):
     metrics: str
     retain: int
     max_restore: str
+    max_replay: str
     savepoints: str
-
-
-_RECOVERY = ("retain", "max_restore", "savepoints")
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ class Pipeline:
         _check(called, name, functions, source, sinks, dead_letter)
         specs = tuple(spec_of(each) for each in functions)
         values = {key: str(v) if isinstance(v, Path) else v for key, v in settings.items()}
-        recovery = {key: values.pop(key) for key in _RECOVERY if key in values}
+        recovery = {key: values.pop(key) for key in RECOVERY_KEYS if key in values}
         document = {
             "pipeline": {
                 "name": name,

@@ -154,8 +154,6 @@ def test_every_key_of_the_file_has_its_argument() -> None:
     keys = {key.name for key in files._DECLARED.values() if key.section != "source"}
     arguments = {"functions", "name", "checkpoint"}
     assert {*get_type_hints(public.Settings)} == keys - arguments
-    recovery = {key.name for key in files._DECLARED.values() if key.section == "recovery"}
-    assert {*public._RECOVERY} == recovery
 
 
 def test_sinks_with_one_name_for_their_targets_are_told_apart_by_their_kinds() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.recovery.savepoint.conftest import Made
 
-from catchwater.pipeline.upkeep import Upkeep
+from catchwater.pipeline.epochs import Upkeep
 from catchwater.recovery.contract import PartitionTail, Terms
 from catchwater.recovery.folder import hold
 from catchwater.recovery.ledger import Ledger, numbered

@@ -295,6 +295,8 @@ _DECLARED: Mapping[str, _Key] = {
 }
 """Field → its key."""
 
+RECOVERY_KEYS = tuple(key.name for key in _DECLARED.values() if key.section == "recovery")
+
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "pipeline": ("function", *(k.name for k in _DECLARED.values() if k.section == "pipeline")),
     "source": SOURCE_KEYS,
@@ -303,7 +305,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "sink": tuple(sinks.known_keys()),
     "dead_letter": tuple(sinks.known_keys()),
     "call": SETTINGS,
-    "recovery": tuple(k.name for k in _DECLARED.values() if k.section == "recovery"),
+    "recovery": RECOVERY_KEYS,
     "spark": ("master", "spark.*"),
 }
 """Section → what it may say."""

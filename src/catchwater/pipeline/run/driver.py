@@ -18,7 +18,7 @@ from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run.artefact import declared_in
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.spark import session
-from catchwater.pipeline.spark.failure import Traces, alive
+from catchwater.pipeline.spark.failure import Traces
 from catchwater.pipeline.spark.zygote import scratch, zygote
 from catchwater.pipeline.supervisor.drivers import Stop, Turn, stop_requested
 from catchwater.recovery.folder import Lock
@@ -92,7 +92,7 @@ def run_pipeline(
                 if turn.come:
                     pipeline = take(config, held, clock.monotonic_s(), stop, clock)
             if pipeline is not None:
-                with closing(pipeline), alive(spark):
+                with closing(pipeline), session.alive(spark):
                     if session.is_cluster(config.spark):
                         session.check_executors(spark, config.checkpoint, clock)
                     run_query(spark, pipeline, stop, Traces(log_path, own.path), beside, clock)
@@ -121,7 +121,7 @@ def run_in(
 
         held.acquire()
         session.check_executors(mine, config.checkpoint, clock)
-        with closing(look_before(config, began_s, clock)) as pipeline, alive(mine):
+        with closing(look_before(config, began_s, clock)) as pipeline, session.alive(mine):
             traces = Traces(config.checkpoint / FOLDER / "spark.log")
             run_query(mine, pipeline, stop, traces, beside, clock)
 

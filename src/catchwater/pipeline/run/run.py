@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError, Restart
+from catchwater.pipeline.epochs import EpochWriter, Upkeep
 from catchwater.pipeline.functions.policy import Poison
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.opened import OpenPipeline
@@ -36,7 +37,6 @@ from catchwater.pipeline.spark import session
 from catchwater.pipeline.spark.failure import Traces, cause, is_starved
 from catchwater.pipeline.supervisor.drivers import Stop, take_report
 from catchwater.pipeline.supervisor.supervise import read_supervision
-from catchwater.pipeline.upkeep import Upkeep
 from catchwater.recovery import checkpoint, contract, handover, pins, rewind
 from catchwater.recovery.checkpoint import settle
 from catchwater.recovery.contract import FunctionVersion, Terms
@@ -229,8 +229,6 @@ def run_query(
     clock: Clock,
 ) -> None:
     """Until the input ends, someone takes over or a stop is asked for. Raises what failed it."""
-    from catchwater.pipeline.spark.epochs import EpochWriter
-
     config = pipeline.config
     if config.local is None:
         sweep_cache(config.checkpoint)
@@ -239,9 +237,11 @@ def run_query(
     ledger = Ledger(config.checkpoint)
     limit = poison_limit(pipeline)
     writer = EpochWriter(ledger, pipeline.sinks, shards, clock, poison_limit=limit)
-    upkeep = upkeep_of(pipeline, clock)
-    metrics = PipelineMetrics(pipeline.name, [spec.name for spec in pipeline.specs])
+    chain = stages(pipeline)
+    upkeep = upkeep_of(pipeline, chain, clock)
+    metrics = None
     if config.metrics is not None:
+        metrics = PipelineMetrics(pipeline.name, [spec.name for spec in pipeline.specs])
         metrics.serve(config.metrics)
     _log.info("Running %s, checkpoint %s.", pipeline.name, config.checkpoint)
     traces = replace(traces, since_ms=clock.now_ms())
@@ -251,14 +251,15 @@ def run_query(
         if beside is not None:
             beside()
         for entry in upkeep.look() if handover.take_over(config.checkpoint) else ():
-            metrics.take(entry)
+            if metrics is not None:
+                metrics.take(entry)
             _log_epoch(entry)
-        if upkeep.newest is not None:
+        if metrics is not None and upkeep.newest is not None:
             metrics.take_contract(upkeep.newest)
         return not stop.requested and not _is_ready_to_hand_over(config.checkpoint)
 
     # Run, see to the last epochs, and say why it ended or to whom it hands over.
-    failure = run_to_end(lambda: start_query(spark, pipeline, writer), look)
+    failure = run_to_end(lambda: start_query(spark, pipeline, chain, writer), look)
     for entry in upkeep.look(at_once=True) if handover.take_over(config.checkpoint) else ():
         _log_epoch(entry)
     if failure is not None and not stop.requested:
@@ -315,7 +316,9 @@ def _is_ready_to_hand_over(folder: Path) -> bool:
     return max(numbered(folder / "offsets"), default=-1) == checkpoint.last_commit(folder)
 
 
-def start_query(spark: "SparkSession", pipeline: OpenPipeline, writer: Any) -> "StreamingQuery":
+def start_query(
+    spark: "SparkSession", pipeline: OpenPipeline, chain: Sequence[Stage], writer: Any
+) -> "StreamingQuery":
     """Start it on this session, with `writer` as its `foreachBatch`."""
     from catchwater.pipeline.spark.source import PackedSource
 
@@ -323,7 +326,7 @@ def start_query(spark: "SparkSession", pipeline: OpenPipeline, writer: Any) -> "
     option = source_settings(pipeline).to_option()
     spark.dataSource.register(PackedSource)
     rows = spark.readStream.format(PackedSource.name()).options(**option).load()
-    for stage in stages(pipeline):
+    for stage in chain:
         rows = rows.repartition(config.tasks, "label").mapInArrow(operator(stage), rows.schema)
     query = rows.writeStream.foreachBatch(writer).queryName(pipeline.name)
     query = query.option("checkpointLocation", str(config.checkpoint))
@@ -438,7 +441,7 @@ def _digest(checkpoint_folder: Path) -> str:
     return hashlib.sha256(os.fsencode(checkpoint_folder.resolve())).hexdigest()[:16]
 
 
-def upkeep_of(pipeline: OpenPipeline, clock: Clock) -> Upkeep:
+def upkeep_of(pipeline: OpenPipeline, chain: Sequence[Stage], clock: Clock) -> Upkeep:
     """What is to be done behind this run's epochs."""
     return Upkeep(
         pipeline.config.checkpoint,
@@ -448,14 +451,12 @@ def upkeep_of(pipeline: OpenPipeline, clock: Clock) -> Upkeep:
         retain=pipeline.config.retain,
         logs={
             (stage.index, shard): stage.log(shard)
-            for stage in stages(pipeline)
+            for stage in chain
             for shard in range(stage.shards)
         },
         sinks=pipeline.sinks,
         journals=[
-            stage.journal
-            for stage, spec in zip(stages(pipeline), pipeline.specs, strict=True)
-            if spec.calls
+            stage.journal for stage, spec in zip(chain, pipeline.specs, strict=True) if spec.calls
         ],
         watch=pipeline.watch,
         clock=clock,

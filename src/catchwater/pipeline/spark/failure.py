@@ -1,62 +1,13 @@
-"""What made a query fail, in one sentence, out of what Spark and its processes tell of it.
-
-A JVM that ends unasked, told in one sentence.
-
-What asks it something then fails in a way of its own: Spark's bridge with a refused connection,
-its server for counters, of which we have none, with a traceback on the screen.
-"""
+"""What made a query fail, in one sentence, out of what Spark and its processes tell of it."""
 
 import importlib
 import re
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError, Restart
 from catchwater.pipeline import workers
-from catchwater.pipeline.workers import ended
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-
-DYING_S = 10.0
-"""So long may a JVM that does not answer take to end."""
-
-
-class JvmEnded(CatchwaterError):
-    """Spark's JVM has ended, and nobody had told it to."""
-
-
-@contextmanager
-def alive(spark: "SparkSession") -> Iterator[None]:
-    """Raises `JvmEnded` where what is done meanwhile fails because the JVM is gone."""
-    from py4j.protocol import Py4JNetworkError
-
-    process = getattr(spark.sparkContext._gateway, "proc", None)  # None: a launcher has made it
-    try:
-        yield
-    except (Py4JNetworkError, ConnectionError) as error:
-        if process is None:
-            raise
-        try:
-            code = process.wait(DYING_S)
-        except subprocess.TimeoutExpired:
-            raise error from None
-        raise JvmEnded(
-            f"Spark's JVM {ended(code)}.",
-            hint="Where memory is short, the system ends what takes most: see the kernel's log.",
-        ) from error
-
-
-def without_tracebacks(context: Any) -> None:
-    """Let the server for counters be silent about a JVM that is gone."""
-    context._accumulatorServer.handle_error = lambda request, address: None
-
 
 _OURS = re.compile(
     r"^(?:.*\s)?(catchwater(?:\.\w+)+)\.(\w+): (.+)$(?:\n\s*hint: (.+)$)?", re.MULTILINE

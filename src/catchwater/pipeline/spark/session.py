@@ -36,7 +36,6 @@ from typing import IO, TYPE_CHECKING, Any
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError, Restart
 from catchwater.pipeline import workers
-from catchwater.pipeline.spark.failure import without_tracebacks
 from catchwater.recovery.ledger import FOLDER
 
 if TYPE_CHECKING:
@@ -45,6 +44,8 @@ if TYPE_CHECKING:
 MIN_JAVA = 17
 _JAVA_S, _ARCHIVE_S, _END_S = 120, 900, 60
 """Patience with a JVM that tells its version, records its classes, ends: a busy machine is slow."""
+DYING_S = 10.0
+"""So long may a JVM that does not answer take to end."""
 _MASTER_S, _EXECUTORS_S = 5, 120
 """The same with a master that is to accept a connection, and executors that are to run a task."""
 PACKAGES: Mapping[str, str] = {
@@ -134,6 +135,10 @@ class SessionUnfit(CatchwaterError):
 
     exit_code = 2
     restart = Restart.NEVER
+
+
+class JvmEnded(CatchwaterError):
+    """Spark's JVM has ended, and nobody had told it to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -592,6 +597,35 @@ def start_workers(spark: "SparkSession", tasks: int) -> None:
 
 def _as_they_are(batches: Iterator[Any]) -> Iterator[Any]:
     return batches
+
+
+@contextmanager
+def alive(spark: "SparkSession") -> Iterator[None]:
+    """Raises `JvmEnded` where what is done meanwhile fails because the JVM is gone.
+
+    What asks it something then fails in a way of its own, such as with a refused connection.
+    """
+    from py4j.protocol import Py4JNetworkError
+
+    process = getattr(spark.sparkContext._gateway, "proc", None)  # None: a launcher has made it
+    try:
+        yield
+    except (Py4JNetworkError, ConnectionError) as error:
+        if process is None:
+            raise
+        try:
+            code = process.wait(DYING_S)
+        except subprocess.TimeoutExpired:
+            raise error from None
+        raise JvmEnded(
+            f"Spark's JVM {workers.ended(code)}.",
+            hint="Where memory is short, the system ends what takes most: see the kernel's log.",
+        ) from error
+
+
+def without_tracebacks(context: Any) -> None:
+    """Let the server for counters, of which we have none, be silent about a JVM that is gone."""
+    context._accumulatorServer.handle_error = lambda request, address: None
 
 
 def stop(spark: "SparkSession", patience_s: float = _END_S) -> None:

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from catchwater.clock import Clock, ManualClock
+from catchwater.pipeline.epochs import EpochTorn, EpochWriter
 from catchwater.pipeline.process.poison import PoisonLimitReached
 from catchwater.pipeline.rows import Manifest
-from catchwater.pipeline.spark.epochs import EpochTorn, EpochWriter
 from catchwater.recovery.ledger import Ledger, ShardEpoch, SinkEpoch, SourceOffset
 from catchwater.sinks.base import EpochDiffers, Staged
 

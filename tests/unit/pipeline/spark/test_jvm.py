@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from catchwater.pipeline.spark import failure, session
-from catchwater.pipeline.spark.failure import JvmEnded, alive, without_tracebacks
+from catchwater.pipeline.spark import session
+from catchwater.pipeline.spark.session import JvmEnded, alive, without_tracebacks
 
 py4j = pytest.importorskip("py4j.protocol")
 SparkContext = pytest.importorskip("pyspark").SparkContext
@@ -44,7 +44,7 @@ def test_a_jvm_that_is_gone_is_told(code: str, told: str, monkeypatch: pytest.Mo
 
 
 def test_what_else_fails_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failure, "DYING_S", 0.01)
+    monkeypatch.setattr(session, "DYING_S", 0.01)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         with pytest.raises(ConnectionRefusedError), alive(over(process)):
             refuse()
