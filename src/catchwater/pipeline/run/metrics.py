@@ -4,7 +4,8 @@ Fed with the ledger's entries behind Spark's commits, so that nothing is counted
 happen; after a restart counters begin anew, as Prometheus expects. Labels: pipeline, function.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
@@ -124,16 +125,30 @@ class PipelineMetrics:
             "contract_budget_breached", "0 kept, 1 may be breached, 2 is breached", "budget"
         )
 
-    def serve(self, address: str) -> None:
-        """Answer at `host:port`, for the life of the process. Raises `ConfigError`."""
+    @contextmanager
+    def served(self, address: str) -> Iterator[None]:
+        """Answer at `host:port` meanwhile. Raises `ConfigError`."""
         host, _, port = address.rpartition(":")
         try:
-            start_http_server(int(port), host or "127.0.0.1", self.registry)
+            server, thread = start_http_server(int(port), host or "127.0.0.1", self.registry)
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"metrics = {address!r} cannot be listened at: {error}.",
                 hint="Name a free port, such as 127.0.0.1:9400.",
             ) from error
+        try:
+            yield
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+    def take_all(self, entries: Sequence[EpochEntry], newest: Contract | None) -> None:
+        """Epochs that were committed, and the newest contract."""
+        for entry in entries:
+            self.take(entry)
+        if newest is not None:
+            self.take_contract(newest)
 
     def take(self, entry: EpochEntry) -> None:
         """An epoch that was committed."""

@@ -12,7 +12,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -239,10 +239,6 @@ def run_query(
     writer = EpochWriter(ledger, pipeline.sinks, shards, clock, poison_limit=limit)
     chain = stages(pipeline)
     upkeep = upkeep_of(pipeline, chain, clock)
-    metrics = None
-    if config.metrics is not None:
-        metrics = PipelineMetrics(pipeline.name, [spec.name for spec in pipeline.specs])
-        metrics.serve(config.metrics)
     _log.info("Running %s, checkpoint %s.", pipeline.name, config.checkpoint)
     traces = replace(traces, since_ms=clock.now_ms())
 
@@ -250,16 +246,16 @@ def run_query(
     def look() -> bool:
         if beside is not None:
             beside()
-        for entry in upkeep.look() if handover.take_over(config.checkpoint) else ():
-            if metrics is not None:
-                metrics.take(entry)
+        done = upkeep.look() if handover.take_over(config.checkpoint) else []
+        for entry in done:
             _log_epoch(entry)
-        if metrics is not None and upkeep.newest is not None:
-            metrics.take_contract(upkeep.newest)
+        if metrics is not None:
+            metrics.take_all(done, upkeep.newest)
         return not stop.requested and not _is_ready_to_hand_over(config.checkpoint)
 
     # Run, see to the last epochs, and say why it ended or to whom it hands over.
-    failure = run_to_end(lambda: start_query(spark, pipeline, chain, writer), look)
+    with metrics_of(pipeline) as metrics:
+        failure = run_to_end(lambda: start_query(spark, pipeline, chain, writer), look)
     for entry in upkeep.look(at_once=True) if handover.take_over(config.checkpoint) else ():
         _log_epoch(entry)
     if failure is not None and not stop.requested:
@@ -267,6 +263,17 @@ def run_query(
     if handover.fenced_by(config.checkpoint) is not None:
         handover.hand_over(config.checkpoint, settle(config.checkpoint))
     _log.info("Stopped after epoch %d.", checkpoint.last_commit(config.checkpoint))
+
+
+@contextmanager
+def metrics_of(pipeline: OpenPipeline) -> Iterator[PipelineMetrics | None]:
+    """What Prometheus asks meanwhile, where the file names an address for it."""
+    if pipeline.config.metrics is None:
+        yield None
+        return
+    metrics = PipelineMetrics(pipeline.name, [spec.name for spec in pipeline.specs])
+    with metrics.served(pipeline.config.metrics):
+        yield metrics
 
 
 def run_to_end(start: Callable[[], "StreamingQuery"], look: Callable[[], bool]) -> str | None:

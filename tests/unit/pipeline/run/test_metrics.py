@@ -61,15 +61,22 @@ def test_counts_add_up_and_sizes_are_those_of_the_last_epoch() -> None:
 
 
 def test_an_address_that_cannot_be_listened_at_is_told() -> None:
-    with pytest.raises(ConfigError, match="metrics = 'nowhere' cannot be listened at"):
-        PipelineMetrics("cards", ["risk"]).serve("nowhere")
+    metrics = PipelineMetrics("cards", ["risk"])
+    with (
+        pytest.raises(ConfigError, match="metrics = 'nowhere' cannot be listened at"),
+        metrics.served("nowhere"),
+    ):
+        pass
 
 
-def test_they_are_served() -> None:
-    metrics, address = PipelineMetrics("cards", ["risk"]), f"127.0.0.1:{free_port()}"
-    metrics.serve(address)
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
-        assert b"catchwater_events_total" in answer.read()
+def test_they_are_served_for_as_long_as_the_pipeline_runs() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    for _ in range(2):  # one that is started again in the same process wants the port again
+        with (
+            PipelineMetrics("cards", ["risk"]).served(address),
+            urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer,
+        ):
+            assert b"catchwater_events_total" in answer.read()
 
 
 def told_of(pace: Pace) -> list[str]:
