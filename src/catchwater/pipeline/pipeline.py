@@ -15,7 +15,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -317,24 +317,26 @@ class RunningPipeline:
     def _begin(self) -> Self:
         self._thread.start()
         atexit.register(self._end)
-        try:
+        with ExitStack() as unless_started:
+            unless_started.callback(self.stop)  # Ctrl-C: nobody would hold it
             self._runs.wait()
-        except BaseException:  # Ctrl-C: nobody would hold it
-            self.stop()
-            raise
+            unless_started.pop_all()
         if self._failure is not None:
             self._thread.join()
             raise self._failure
         return self
 
     def _run(self) -> None:
-        try:
+        with ExitStack() as ended:
+            ended.callback(atexit.unregister, self._end)
+            ended.callback(self._runs.set)
+            ended.push(self._kept)
             self._work(self._stop, self._runs.set)
-        except BaseException as error:  # noqa: BLE001  (whoever waits for it is told)
-            self._failure = error
-        finally:
-            self._runs.set()
-            atexit.unregister(self._end)
+
+    def _kept(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        """Keep what ended the thread, whatever it is, for the one who waits for it."""
+        self._failure = error
+        return True
 
     def _end(self) -> None:
         with suppress(CatchwaterError):
