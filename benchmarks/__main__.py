@@ -8,6 +8,7 @@ import sys
 
 NAMES = (
     "produce",
+    "pack",
     "latency",
     "records",
     "replay",

@@ -89,9 +89,11 @@ class LogConfig:
     session_ms: int = 1000
     """How long one of many brokers may send no heartbeat before it counts as dead."""
     pack_interval_ms: int = 10_000
-    """Pack when this time has passed since the last pass, if anything was appended …"""
+    """Pack when something has waited for so long …"""
     pack_min_bytes: int = 16 * 1024 * 1024
-    """… or as soon as this much was."""
+    """… or as soon as this much waits and producers are quiet …"""
+    pack_backlog_bytes: int = 512 * 1024 * 1024
+    """… or this much, though they are not."""
     segment_bytes: int = 64 * 1024 * 1024
     """How large a segment may become."""
     parquet_after_ms: int = 6 * 60 * 60 * 1000
@@ -160,6 +162,7 @@ class BrokerConfig:
     catchwater_wal_segment_bytes: int = LogConfig.wal_segment_bytes
     catchwater_pack_interval_ms: int = LogConfig.pack_interval_ms
     catchwater_pack_min_bytes: int = LogConfig.pack_min_bytes
+    catchwater_pack_backlog_bytes: int = LogConfig.pack_backlog_bytes
     catchwater_segment_bytes: int = LogConfig.segment_bytes
     catchwater_history_parquet_after_ms: int = LogConfig.parquet_after_ms
     catchwater_retention_interval_ms: int = LogConfig.retention_interval_ms

@@ -174,6 +174,7 @@ def log_config(config: BrokerConfig) -> LogConfig:
         cache_bytes=config.catchwater_cache_bytes,
         pack_interval_ms=config.catchwater_pack_interval_ms,
         pack_min_bytes=config.catchwater_pack_min_bytes,
+        pack_backlog_bytes=config.catchwater_pack_backlog_bytes,
         segment_bytes=config.catchwater_segment_bytes,
         parquet_after_ms=config.catchwater_history_parquet_after_ms,
         retention_interval_ms=config.catchwater_retention_interval_ms,

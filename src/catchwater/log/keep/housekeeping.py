@@ -23,11 +23,11 @@ from catchwater.catalog.errors import (
 )
 from catchwater.catalog.rows import ObjectRow, PartitionKey, Pin, RunRow, Topic
 from catchwater.clock import ClockJumps
-from catchwater.config import LogConfig
+from catchwater.config import CatchwaterError, LogConfig
 from catchwater.log.core import Core, done
 from catchwater.log.keep.compact import Compactor
-from catchwater.log.keep.leases import BUCKETS, PINS, Leases, bucket_of
-from catchwater.log.keep.pack import Packer
+from catchwater.log.keep.leases import PINS, Lease, Leases, bucket_of
+from catchwater.log.keep.pack import Backlog, Packer
 from catchwater.log.keep.parquet import ParquetWriter, wants_parquet
 from catchwater.log.keep.pins import in_force, lowest, sentence, with_states
 from catchwater.log.keep.retain import Retention
@@ -59,8 +59,7 @@ class Housekeeping:
         self._leases = Leases(core)
         self._jumps = ClockJumps(core.clock)
         self._packer = Packer(core.catalog, core.storage, core.clock, config, core.topics.name_of)
-        self.appended = self._packer.appended
-        """Take note of bytes that were added in chunks."""
+        self._backlog = Backlog(config, core.clock.monotonic_s())
         self._parquet = ParquetWriter(core, config)
         self._compactor = Compactor(core, config)
         self._policy = Policy(config.retention_ms, config.retention_bytes)
@@ -74,6 +73,10 @@ class Housekeeping:
             back_up_to=self._backups.cover,
         )
         self._loop = asyncio.ensure_future(self._run()) if config.background else None
+
+    def appended(self, size_bytes: int) -> None:
+        """Take note of bytes that were added in chunks."""
+        self._backlog.appended(size_bytes, self._core.clock.monotonic_s())
 
     def pins_steady(self) -> AbstractAsyncContextManager[None]:
         """Inside, a pin may be set: nothing is deleted or compacted past one meanwhile.
@@ -165,18 +168,36 @@ class Housekeeping:
             if not self._loop.cancelled():
                 self._loop.result()
 
-    async def _pack(self) -> int:
-        written = 0
-        if self._core.session is None:
-            return await asyncio.to_thread(self._packer.pack)
-        for bucket in range(BUCKETS):
-            async with self._leases.held(f"pack/{bucket}") as lease:
-                if lease():
-                    written += await asyncio.to_thread(
-                        self._packer.pack, partial(_is_in, bucket), lease
-                    )
-        self._packer.appended(1)  # others append too, and may not live to pack it
+    async def _pack(self, *, makes_way: bool = False) -> int:
+        """Pack until all is packed, or with `makes_way` until producers are busy again."""
+        backlog, clock = self._backlog, self._core.clock
+
+        def go_on(lease: Lease) -> bool:
+            return lease() and backlog.goes_on(clock.monotonic_s())
+
+        written = packed_bytes = 0
+        backlog.begin(clock.monotonic_s(), makes_way=makes_way)
+        try:
+            for bucket in range(self._leases.buckets):
+                async with self._leases.held(f"pack/{bucket}") as lease:
+                    if go_on(lease):
+                        wanted, lent = partial(self._is_in, bucket), partial(go_on, lease)
+                        written += await asyncio.to_thread(self._packer.pack, wanted, lent)
+                        packed_bytes += self._packer.packed_bytes
+        except CatchwaterError:
+            backlog.end(packed_bytes, has_failed=True)
+            raise
+        backlog.end(packed_bytes)
+        if self._core.cluster is not None:
+            self.appended(1)  # others append too, and may not live to pack it
         return written
+
+    def _is_in(self, bucket: int, key: PartitionKey) -> bool:
+        return bucket_of(key, self._leases.buckets) == bucket
+
+    def _pack_lease(self, topic: Topic, partition: int) -> AbstractAsyncContextManager[Lease]:
+        bucket = bucket_of((topic.id, partition), self._leases.buckets)
+        return self._leases.held(f"pack/{bucket}")
 
     async def _write_parquet(self) -> bool:
         until_s = self._core.clock.monotonic_s() + _PARQUET_TURN_S
@@ -194,7 +215,7 @@ class Housekeeping:
         find = partial(self._parquet.next_segment, topic, partition)
         if await asyncio.to_thread(find) is None:
             return True  # most often, and without a lease
-        async with self._leases.held(f"pack/{bucket_of((topic.id, partition))}") as lease:
+        async with self._pack_lease(topic, partition) as lease:
             while lease() and (run := await asyncio.to_thread(find)) is not None:
                 if self._stopping or self._core.clock.monotonic_s() > until_s:
                     return False
@@ -210,7 +231,7 @@ class Housekeeping:
             for partition in range(topic.partitions if policy.compacts else 0):
                 if self._stopping:
                     return written
-                async with self._leases.held(f"pack/{bucket_of((topic.id, partition))}") as lease:
+                async with self._pack_lease(topic, partition) as lease:
                     if lease():
                         written += await self._compactor.compact(
                             topic,
@@ -275,8 +296,8 @@ class Housekeeping:
         while True:
             await clock.sleep(tick_ms / 1000)
             now_s = clock.monotonic_s()
-            if self._packer.is_due():
-                await self._attempt(self.pack())
+            if self._backlog.is_due(now_s):
+                await self._attempt(self._in_turn(partial(self._pack, makes_way=True)))
             if now_s - parquet_s >= config.pack_interval_ms / 1000:
                 # What is left comes in the next round, after what else is due.
                 parquet_s = parquet_s if await self._attempt(self.write_parquet()) else now_s
@@ -310,7 +331,3 @@ class Housekeeping:
             return
         await self._attempt(self.compact())
         await self._attempt(self.retain())
-
-
-def _is_in(bucket: int, key: PartitionKey) -> bool:
-    return bucket_of(key) == bucket

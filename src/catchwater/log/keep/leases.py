@@ -21,7 +21,7 @@ from catchwater.catalog.rows import PartitionKey
 from catchwater.log.core import Core
 
 BUCKETS = 16
-"""The partitions are dealt out to so many leases of each job."""
+"""Among several brokers the partitions are dealt out to so many leases of each job."""
 
 TTL_MS = 30_000
 
@@ -31,10 +31,10 @@ _TRIES = 200
 _BETWEEN_TRIES_S = 0.1
 
 
-def bucket_of(key: PartitionKey) -> int:
-    """Which of the leases a partition belongs to; the same on every broker."""
+def bucket_of(key: PartitionKey, buckets: int) -> int:
+    """Which of so many leases a partition belongs to; the same on every broker."""
     topic_id, partition = key
-    return crc32(topic_id + partition.to_bytes(4, "big")) % BUCKETS
+    return crc32(topic_id + partition.to_bytes(4, "big")) % buckets
 
 
 class Lease:
@@ -52,6 +52,11 @@ class Leases:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+
+    @property
+    def buckets(self) -> int:
+        """How many leases the partitions are dealt out to: one where there is nobody else."""
+        return 1 if self._core.committer.in_memory else BUCKETS
 
     async def take(self, name: str, ttl_ms: int = TTL_MS) -> bool:
         """Take or renew a lease; False while another broker holds it. Raises `SessionFenced`."""

@@ -10,8 +10,9 @@ Small segments are packed again together with what follows them, but only when t
 large: a byte is then rewritten a logarithmic number of times, and few small objects remain. Those
 that have Parquet (`parquet.py`) stay as they are.
 
-Everything here blocks and runs in one thread. It rests as long as it works, so that producers and
-readers keep half of the disk and of the processor at the worst.
+`Packer` blocks and runs in one thread. It rests as long as it works, so that producers and readers
+keep half of the disk and of the processor at the worst. `Backlog` says when its turn is: while
+producers are busy it waits, up to a bound in bytes and one in time.
 """
 
 import logging
@@ -24,7 +25,7 @@ from catchwater.catalog.base import Catalog
 from catchwater.catalog.errors import RunsChanged
 from catchwater.catalog.rows import ObjectRow, PartitionKey, RunRow
 from catchwater.clock import Clock
-from catchwater.config import CatchwaterError, LogConfig
+from catchwater.config import LogConfig
 from catchwater.log.format.batches import DamagedObject
 from catchwater.log.format.segment import (
     HEADER_BYTES,
@@ -40,12 +41,74 @@ _LOG = logging.getLogger(__name__)
 _RUNS_A_PASS = 10_000
 _LONGEST_REST_S = 0.5
 _LONGEST_READ_S = 5.0
+_QUIET_S = 0.5
+"""Producers are busy as long as something was appended within this time."""
 _READ_BYTES = 8 * 1024 * 1024
 """Read at once: the allocator has room for so much from the time before."""
 
 
+class Backlog:
+    """What waits to be packed, and when its turn is. Times are seconds on a clock that never jumps.
+
+    Packing is due once something has waited for an interval, or `pack_backlog_bytes` wait; it then
+    goes on until all is packed. It is due too once `pack_min_bytes` wait and producers are quiet;
+    it then stops when they are not.
+    """
+
+    def __init__(self, config: LogConfig, now_s: float) -> None:
+        self._config = config
+        self._waiting_bytes = 1  # unknown after a start, so there may be something
+        self._since_s = self._appended_s = now_s
+        """What waits has come since then."""
+        # Of the packing under way: what waited when it began, and since when; whether it makes way
+        # for producers, and has.
+        self._begun_bytes, self._begun_since_s = 0, now_s
+        self._makes_way = self._has_stopped = False
+
+    def appended(self, size_bytes: int, now_s: float) -> None:
+        """Bytes were added in chunks."""
+        if not self._waiting_bytes:
+            self._since_s = now_s
+        self._waiting_bytes += size_bytes
+        self._appended_s = now_s
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether to begin packing."""
+        has_much = self._waiting_bytes >= self._config.pack_min_bytes
+        return self._is_pressing(now_s) or (has_much and self._is_quiet(now_s))
+
+    def begin(self, now_s: float, *, makes_way: bool) -> None:
+        """Packing begins, of all that there is; whether it may stop for producers."""
+        self._makes_way = makes_way and not self._is_pressing(now_s)
+        self._has_stopped = False
+        self._begun_bytes = self._waiting_bytes
+        self._begun_since_s, self._since_s = self._since_s, now_s
+
+    def goes_on(self, now_s: float) -> bool:
+        """Whether to pack more; once it was said no, that holds. May be asked in any thread."""
+        self._has_stopped |= self._makes_way and not self._is_quiet(now_s)
+        return not self._has_stopped
+
+    def end(self, packed_bytes: int, *, has_failed: bool = False) -> None:
+        """Packing has ended. If it has failed, what is left waits for an interval."""
+        left_bytes = int(has_failed)
+        if self._has_stopped and not has_failed:
+            left_bytes = max(1, self._begun_bytes - packed_bytes)
+            self._since_s = self._begun_since_s
+        self._waiting_bytes += left_bytes - self._begun_bytes
+
+    def _is_pressing(self, now_s: float) -> bool:
+        is_late = (now_s - self._since_s) * 1000 >= self._config.pack_interval_ms
+        return self._waiting_bytes >= self._config.pack_backlog_bytes or (
+            self._waiting_bytes > 0 and is_late
+        )
+
+    def _is_quiet(self, now_s: float) -> bool:
+        return now_s - self._appended_s >= _QUIET_S
+
+
 class Packer:
-    """Turns chunks into segments. `appended` is called on the event loop, the rest in a thread."""
+    """Turns chunks into segments."""
 
     def __init__(
         self,
@@ -60,25 +123,13 @@ class Packer:
         self._clock = clock
         self._config = config
         self._topic_name = topic_name
-        self._unpacked_bytes = 1  # unknown after a start, so there may be something
-        self._packed_s = clock.monotonic_s()
         self._damaged: set[tuple[str, int]] = set()
         self._stopping = threading.Event()
         # Where the runs of a group are put side by side. New memory costs more than what is done in
         # it, so it is kept from group to group and, while there is much to pack, from pass to pass.
         self._memory = memoryview(b"")
-        self._packed_bytes = 0
-
-    def appended(self, size_bytes: int) -> None:
-        """Take note of bytes that were added in chunks."""
-        self._unpacked_bytes += size_bytes
-
-    def is_due(self) -> bool:
-        """Whether enough bytes or time have passed since the last packing."""
-        waited_s = self._clock.monotonic_s() - self._packed_s
-        return self._unpacked_bytes >= self._config.pack_min_bytes or (
-            self._unpacked_bytes > 0 and waited_s * 1000 >= self._config.pack_interval_ms
-        )
+        self.packed_bytes = 0
+        """What the last `pack` took out of chunks."""
 
     def stop(self) -> None:
         """Make a `pack` under way return after the segment it is writing."""
@@ -93,17 +144,13 @@ class Packer:
 
         Ends early when `go_on`, asked before every segment, says no. Damaged runs stay where they
         are and are logged. Raises `StoreError` (`StoreFull` among them) and what the catalog
-        raises; what was committed until then stays packed, and the rest is due in an interval.
+        raises; what was committed until then stays packed.
         """
-        self._unpacked_bytes = self._packed_bytes = 0
-        self._packed_s = self._clock.monotonic_s()
+        self.packed_bytes = 0
         try:
             return self._pack(is_wanted, go_on)
-        except CatchwaterError:
-            self.appended(1)
-            raise
         finally:
-            if self._packed_bytes < self._config.pack_min_bytes:
+            if self.packed_bytes < self._config.pack_min_bytes:
                 self._memory = memoryview(b"")
 
     def _pack(self, is_wanted: Callable[[PartitionKey], bool], go_on: Callable[[], bool]) -> int:
@@ -146,13 +193,13 @@ class Packer:
         parts, footer = segment.finish(aborted)
         object_key = segment_key(footer, self._clock.token())
         size = self._storage.objects.put_if_absent(object_key, parts)
-        self._packed_bytes += size
         row = ObjectRow(object_key, "segment", "live", size, self._clock.now_ms())
         try:
             self._catalog.replace_runs(group, [segment_run(footer, object_key)], [row]).result()
         except RunsChanged:
             self._storage.objects.delete(object_key)  # trimmed or deleted while it was packed
             return False
+        self.packed_bytes += sum(r.byte_size for r in group if not r.object.startswith(SEGMENTS))
         return True
 
     def _add_in_time(self, group: list[RunRow], segment: SegmentWriter) -> list[RunRow]:

@@ -123,6 +123,63 @@ async def test_jobs_called_by_hand_wait_for_each_other(
     await asyncio.gather(*jobs, keeping.pack())
 
 
+async def test_packing_waits_for_busy_producers_and_stops_for_them_up_to_its_bounds(
+    tmp_path: Path, clocks: TwoClocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand all is packed at once; in the background as producers let it."""
+    config = LogConfig(
+        background=False,
+        catalog_lag_ms=1,
+        pack_min_bytes=1,
+        pack_backlog_bytes=3000,
+        pack_interval_ms=60_000,
+    )
+    log = await Log.open(tmp_path, config, clocks)
+    keys = [((await log.create_topic(f"t{n}", 1)).id, 0) for n in range(3)]
+    original = log.objects.put_if_absent
+
+    def beside_a_producer(*args: Any) -> int:
+        log.keeping.appended(1)
+        return int(original(*args))
+
+    def due() -> bool:
+        return log.keeping._backlog.is_due(clocks.monotonic_s())
+
+    async def in_background() -> int:
+        return await log.keeping._pack(makes_way=True)
+
+    await append(log, *(batch(key) for key in keys))
+    assert not due(), "something was appended just now"
+    clocks.advance(500)
+    assert due(), "producers are quiet"
+    with monkeypatch.context() as busy:
+        busy.setattr(log.objects, "put_if_absent", beside_a_producer)
+        assert await in_background() == 1, "they are not, once the first segment is written"
+    assert not due()
+    clocks.advance(500)
+    assert due()
+    assert await in_background() == 2
+    assert not due()
+
+    monkeypatch.setattr(log.objects, "put_if_absent", beside_a_producer)
+    await append(log, *(batch(key) for key in keys))
+    log.keeping.appended(2000)
+    assert not due()
+    log.keeping.appended(1000)
+    assert due(), "as much waits as may"
+    assert await in_background() == 3, "all of it, however busy producers are"
+
+    await append(log, *(batch(key) for key in keys))
+    clocks.advance(59_000)
+    await append(log, *(batch(key) for key in keys))
+    assert not due()
+    clocks.advance(1_000)
+    log.keeping.appended(1)
+    assert due(), "an interval has passed"
+    assert await in_background() == 3
+    await log.close()
+
+
 async def test_what_cannot_be_rewritten_on_a_full_disk_holds_no_deletion_up(
     tmp_path: Path, clocks: TwoClocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,9 +270,9 @@ def test_buckets_are_even_and_the_same_everywhere() -> None:
     keys = [(bytes([topic] * 16), partition) for topic in range(32) for partition in range(32)]
     counts = [0] * BUCKETS
     for key in keys:
-        counts[bucket_of(key)] += 1
+        counts[bucket_of(key, BUCKETS)] += 1
     assert min(counts) > 30
-    assert bucket_of((b"\0" * 16, 7)) == 14
+    assert bucket_of((b"\0" * 16, 7), BUCKETS) == 14
 
 
 async def test_brokers_share_the_packing_and_a_dead_ones_files_are_swept(world: World) -> None:
@@ -336,7 +393,7 @@ async def test_one_broker_writes_parquet_in_turns_and_the_other_plans_with_it(
     await offsets(first, batch((topic.id, 0), 3))
     await first.keeping.pack()
     await world.beat(1)  # a lease that was given up has ended
-    held = f"pack/{bucket_of((topic.id, 0))}"
+    held = f"pack/{bucket_of((topic.id, 0), BUCKETS)}"
     assert second.session is not None
     assert await asyncio.wrap_future(catalog_of(second).take_lease(held, second.session, HOUR_MS))
     assert not await first.keeping.write_parquet()
