@@ -258,9 +258,10 @@ class Log:
         OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC_OR_PARTITION, CORRUPT_MESSAGE for damaged bytes, and
         KAFKA_STORAGE_ERROR (retriable) for a store or a catalog out of reach.
         """
-        state = self._core.states.get(key)
-        if state is None:
-            return Read((), 0, -1, -1, -1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        read = self.read_now(key, offset, max_bytes, at_least_one=at_least_one, committed=committed)
+        if read is not None:
+            return read
+        state = self._core.states[key]
         try:
             return await self._read(key, state, offset, max_bytes, at_least_one, committed)
         except CatalogRetriable:
@@ -268,6 +269,43 @@ class Log:
         except KeyError:  # deleted meanwhile
             error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return Read((), 0, state.high_watermark, state.last_stable_offset, state.log_start, error)
+
+    def read_now(
+        self,
+        key: PartitionKey,
+        offset: int,
+        max_bytes: int,
+        *,
+        at_least_one: bool,
+        committed: bool = False,
+    ) -> Read | None:
+        """What `read` would answer, if nothing needs to be waited for; None: await `read`."""
+        state = self._core.states.get(key)
+        if state is None:
+            return Read((), 0, -1, -1, -1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if offset > state.high_watermark and self._view is not None:
+            return None
+        stable = state.last_stable_offset
+        if committed:
+            known = self.stability.last_stable_offset_now(key)
+            if known is None:
+                return None
+            stable = known
+        end = stable if committed else state.high_watermark
+        if not state.log_start <= offset < end:
+            return _nothing(state, offset, stable)
+        found = self._reader.read_now(key, offset, end, max_bytes, at_least_one=at_least_one)
+        if found is None:
+            return None
+        aborted: Sequence[AbortedRow] | None = ()
+        if committed and found.parts:
+            aborted = self.stability.aborted_now(key, offset, found.end)
+        if aborted is None:
+            return None
+        return Read(
+            found.parts, found.size_bytes, state.high_watermark, stable, state.log_start,
+            aborted=aborted,
+        )  # fmt: skip
 
     async def _read(
         self,
@@ -284,10 +322,8 @@ class Log:
         if committed:
             stable = await self.stability.last_stable_offset(key)
         end = stable if committed else state.high_watermark
-        if offset >= end or offset < state.log_start:
-            is_there = state.log_start <= offset <= state.high_watermark
-            error = ErrorCode.NONE if is_there else ErrorCode.OFFSET_OUT_OF_RANGE
-            return Read((), 0, state.high_watermark, stable, state.log_start, error)
+        if not state.log_start <= offset < end:
+            return _nothing(state, offset, stable)
         found = await self._reader.read(key, offset, end, max_bytes, at_least_one=at_least_one)
         if found.error is ErrorCode.OFFSET_OUT_OF_RANGE:
             # Retention was faster: see where the log begins. Or this broker has not heard of
@@ -502,3 +538,10 @@ class Log:
         await self._core.writer.close()
         await self._reader.close()
         await self._close_stores()
+
+
+def _nothing(state: PartitionState, offset: int, stable: int) -> Read:
+    """The answer to who asks for what is not there, or not there yet."""
+    is_there = state.log_start <= offset <= state.high_watermark
+    error = ErrorCode.NONE if is_there else ErrorCode.OFFSET_OUT_OF_RANGE
+    return Read((), 0, state.high_watermark, stable, state.log_start, error)

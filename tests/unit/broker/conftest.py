@@ -98,6 +98,8 @@ class MemoryLog:
         self.offsets: dict[str, dict[tuple[str, int], OffsetCommit]] = {}
         self.ids = itertools.count(1)
         self.stable: dict[PartitionKey, int] = {}
+        self.stored: set[PartitionKey] = set()
+        """Partitions that are not in memory."""
         self.aborted: list[AbortedRow] = []
         self.standing: list[ProducerRow] = []
         self.held: list[asyncio.Future[list[Appended]]] | None = None
@@ -174,7 +176,13 @@ class MemoryLog:
                 waiter.set_result(None)
         return future
 
-    async def read(
+    async def read(self, key: PartitionKey, offset: int, max_bytes: int, **how: bool) -> Read:
+        return self._read(key, offset, max_bytes, **how)
+
+    def read_now(self, key: PartitionKey, offset: int, max_bytes: int, **how: bool) -> Read | None:
+        return None if key in self.stored else self._read(key, offset, max_bytes, **how)
+
+    def _read(
         self,
         key: PartitionKey,
         offset: int,

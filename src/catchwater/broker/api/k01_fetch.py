@@ -20,9 +20,9 @@ current leader and its endpoint (v16, KIP-951).
 """
 
 import asyncio
-from collections.abc import Coroutine, Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from catchwater.broker import placement
 from catchwater.broker.broker import Api, Broker, Call, Later, LaterOf
@@ -31,6 +31,7 @@ from catchwater.broker.fetch_sessions import (
     FIRST_EPOCH,
     NO_SESSION,
     Place,
+    Session,
     SessionPartition,
     by_topic,
     next_epoch,
@@ -38,13 +39,13 @@ from catchwater.broker.fetch_sessions import (
 )
 from catchwater.broker.gate import ByHandler, Operation, ResourceType
 from catchwater.catalog.rows import BrokerRow, PartitionKey, Topic
+from catchwater.log.log import Read
 from catchwater.log.topic_settings import COMPRESSION_TYPE
 from catchwater.objects.base import Buffer
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.fetch import (
     FETCH_VERSIONS,
     FLEXIBLE_SINCE,
-    FetchPartition,
     FetchReplyPartition,
     FetchReplyTopic,
     FetchRequest,
@@ -66,7 +67,6 @@ _AT_A_TIME = 1000
 _ZSTD_SINCE = 10
 
 Answers = list[tuple[Place, FetchReplyPartition]]
-T = TypeVar("T")
 
 
 class _Reply(NamedTuple):
@@ -78,12 +78,23 @@ class _Reply(NamedTuple):
 
 
 def start(broker: Broker, call: Call) -> Later:
-    """Read the request, let go of its frame, and gather the reply: at once if it is in memory."""
+    """Answer at once what is in memory; a task waits for anything else."""
     body = body_of(call.frame.data, call.header, call.version >= FLEXIBLE_SINCE)
     request = parse_fetch(body, call.version)
+    encode = partial(_encode, call.correlation_id, call.version)
+    later = Later(encode)
+    fetch = _open(broker, request, call)
+    if isinstance(fetch, _Reply):
+        later.set_result(fetch)
+    else:
+        near = _nearer(broker, request.rack)
+        answers = fetch.reading.redirected(near) if near else fetch.reading.run_now()
+        if answers is not None and (near or fetch.reading.is_enough):
+            later.set_result(_close(broker, fetch, answers))
+        else:
+            later = LaterOf(asyncio.ensure_future(_wait(broker, fetch, answers)), encode)
     call.frame.release()
-    future = begin(_answer(broker, request, call))
-    return LaterOf(future, partial(_encode, call.correlation_id, call.version))
+    return later
 
 
 def _encode(correlation_id: int, version: int, reply: _Reply) -> list[Buffer]:
@@ -91,7 +102,8 @@ def _encode(correlation_id: int, version: int, reply: _Reply) -> list[Buffer]:
     return encode_fetch_reply(correlation_id, version, topics, error=error, session_id=session_id)
 
 
-async def _answer(broker: Broker, request: FetchRequest, call: Call) -> _Reply:
+def _open(broker: Broker, request: FetchRequest, call: Call) -> "_Fetch | _Reply":
+    """What is to be read, and for which session; or the reply, where that is nothing."""
     sessions = broker.fetch_sessions
     by_id = call.version >= _TOPIC_ID_SINCE
     if request.replica_id >= 0:
@@ -99,31 +111,37 @@ async def _answer(broker: Broker, request: FetchRequest, call: Call) -> _Reply:
     if request.session_epoch in (FINAL_EPOCH, FIRST_EPOCH):
         sessions.end(request.session_id)
         places = placed(request.topics)
-        answers = await _gather(broker, request, Reading(broker, call, request, places))
-        session_id = NO_SESSION
-        if request.session_epoch == FIRST_EPOCH:
-            session_id = sessions.begin(places, answers, by_id)
-        return _Reply(ErrorCode.NONE, session_id, by_topic(answers))
+        return _Fetch(request, by_id, places, Reading(broker, call, request, places))
     session = sessions.resume(request, by_id)
     if isinstance(session, ErrorCode):
         return _Reply(session)
     if not session.partitions:
         return _Reply(ErrorCode.NONE)
-    reading = Reading(broker, call, request, session.partitions)
-    answers = await _gather(broker, request, reading)
-    if session.epoch != next_epoch(request.session_epoch):
-        # Meanwhile somebody went on with the session on another connection.
-        return _Reply(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
-    return _Reply(ErrorCode.NONE, session.id, session.news(answers))
+    places = session.partitions
+    return _Fetch(request, by_id, places, Reading(broker, call, request, places), session)
 
 
-async def _gather(broker: Broker, request: FetchRequest, reading: "Reading") -> Answers:
-    near = _nearer(broker, request.rack)
-    if near:
-        return reading.redirected(near)
-    answers = await reading.run()
+def _close(broker: Broker, fetch: "_Fetch", answers: Answers) -> _Reply:
+    """The reply to a fetch whose partitions have these answers."""
+    session = fetch.session
+    if session is not None:
+        if session.epoch != next_epoch(fetch.request.session_epoch):
+            # Meanwhile somebody went on with the session on another connection.
+            return _Reply(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+        return _Reply(ErrorCode.NONE, session.id, session.news(answers))
+    session_id = NO_SESSION
+    if fetch.request.session_epoch == FIRST_EPOCH:
+        session_id = broker.fetch_sessions.begin(fetch.places, answers, fetch.by_id)
+    return _Reply(ErrorCode.NONE, session_id, by_topic(answers))
+
+
+async def _wait(broker: Broker, fetch: "_Fetch", answers: Answers | None) -> _Reply:
+    """The reply once there is enough or time is over; `answers` are what there was in memory."""
+    reading = fetch.reading
     loop = asyncio.get_running_loop()
-    until_s = loop.time() + min(request.max_wait_ms, LONGEST_WAIT_MS) / 1000
+    until_s = loop.time() + min(fetch.request.max_wait_ms, LONGEST_WAIT_MS) / 1000
+    if answers is None:
+        answers = await reading.run()
     while not reading.is_enough and (left_s := until_s - loop.time()) > 0:
         # Asked for before reading, so that no append falls between reading and waiting.
         appended = broker.log.wait_for(reading.keys())
@@ -135,7 +153,7 @@ async def _gather(broker: Broker, request: FetchRequest, reading: "Reading") -> 
             appended.cancel()
         if broker.draining.is_set():
             break
-    return answers
+    return _close(broker, fetch, answers)
 
 
 def _nearer(broker: Broker, rack: str) -> Sequence[BrokerRow]:
@@ -182,31 +200,95 @@ class Reading:
         found = [(self._find(name), index) for name, index in self._places]
         return [(topic.id, index) for topic, index in found if topic is not None]
 
+    def run_now(self) -> Answers | None:
+        """What `run` would give, if all of it is in memory; else None."""
+        self._begin()
+        if len(self._places) >= _AT_A_TIME:
+            return None
+        for place, partition in self._places.items():
+            if self._take_now(place, partition) is not None:
+                return None
+        return self._answers
+
     async def run(self) -> Answers:
         """Read; those may be left out of which the client knows all already."""
-        topics: dict[str | bytes, Topic | ErrorCode] = {}
-        answers: Answers = []
-        left, self._size_bytes, self._has_failed = self._most_bytes, 0, False
+        self._begin()
         clock = self._broker.clock
         until_s = clock.monotonic_s() + LONGEST_READ_S
         for count, (place, partition) in enumerate(list(self._places.items()), start=1):
             if count % _AT_A_TIME == 0:
                 await clock.sleep(0)  # others get their turn
-            name, index = place
-            topic = topics.get(name)
-            if topic is None:
-                topic = topics[name] = self._readable(name)
-            if partition.high_watermark >= 0 and self._is_known(topic, index, partition):
-                continue
             if self._size_bytes and clock.monotonic_s() > until_s:
-                left = 0  # the rest lies far away, and the client asks for it again
-            answer = await self._partition(topic, partition.wanted, left)
-            size_bytes = sum(map(len, answer.records))
-            left -= size_bytes
-            self._size_bytes += size_bytes
-            self._has_failed = self._has_failed or answer.error != ErrorCode.NONE
-            answers.append((place, answer))
-        return answers
+                self._left_bytes = 0  # the rest lies far away, and the client asks for it again
+            key = self._take_now(place, partition)
+            if key is not None:
+                self._take(place, await self._broker.log.read(key, **self._asked(partition)))
+        return self._answers
+
+    def _begin(self) -> None:
+        self._topics: dict[str | bytes, Topic | ErrorCode] = {}
+        self._answers: Answers = []
+        self._left_bytes, self._size_bytes, self._has_failed = self._most_bytes, 0, False
+
+    def _take_now(self, place: Place, partition: SessionPartition) -> PartitionKey | None:
+        """Take what a partition has to give from memory; if it is not there, the key to read."""
+        name, index = place
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = self._topics[name] = self._readable(name)
+        if partition.high_watermark >= 0 and self._is_known(topic, index, partition):
+            return None
+        leader_epoch = partition.wanted[3]
+        if isinstance(topic, ErrorCode):
+            self._answer(place, FetchReplyPartition(index, topic))
+        elif not 0 <= index < topic.partitions:
+            error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            self._answer(place, FetchReplyPartition(index, error))
+        elif leader_epoch > 0:
+            error = ErrorCode.UNKNOWN_LEADER_EPOCH
+            self._answer(place, FetchReplyPartition(index, error, aborted=None))
+        else:
+            key = topic.id, index
+            read = self._broker.log.read_now(key, **self._asked(partition))
+            if read is None:
+                return key
+            self._take(place, read)
+        return None
+
+    def _asked(self, partition: SessionPartition) -> dict[str, Any]:
+        """The arguments of `Log.read` after the key."""
+        _, offset, wanted_bytes, _ = partition.wanted
+        return {
+            "offset": offset,
+            "max_bytes": max(0, min(wanted_bytes, self._left_bytes)),
+            "at_least_one": not self._size_bytes,
+            "committed": self._committed,
+        }
+
+    def _take(self, place: Place, read: Read) -> None:
+        index = place[1]
+        if read.error is not ErrorCode.NONE:
+            # Where the log begins tells a reader that came too late where to go on.
+            error, start = read.error, read.log_start
+            self._answer(place, FetchReplyPartition(index, error, log_start=start, aborted=None))
+            return
+        self._left_bytes -= read.size_bytes
+        self._size_bytes += read.size_bytes
+        aborted = [(row.producer_id, row.first_offset) for row in read.aborted]
+        answer = FetchReplyPartition(
+            index,
+            ErrorCode.NONE,
+            read.high_watermark,
+            read.last_stable_offset,
+            read.log_start,
+            read.parts,
+            aborted=aborted if self._committed else None,
+        )
+        self._answer(place, answer)
+
+    def _answer(self, place: Place, answer: FetchReplyPartition) -> None:
+        self._has_failed = self._has_failed or answer.error != ErrorCode.NONE
+        self._answers.append((place, answer))
 
     def redirected(self, near: Sequence[BrokerRow]) -> Answers:
         """For each partition the broker to ask instead."""
@@ -259,84 +341,16 @@ class Reading:
             and leader_epoch <= 0
         )
 
-    async def _partition(
-        self, topic: Topic | ErrorCode, wanted: FetchPartition, left: int
-    ) -> FetchReplyPartition:
-        index, offset, wanted_bytes, leader_epoch = wanted
-        if isinstance(topic, ErrorCode):
-            return FetchReplyPartition(index, topic)
-        if not 0 <= index < topic.partitions:
-            return FetchReplyPartition(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        if leader_epoch > 0:
-            return FetchReplyPartition(index, ErrorCode.UNKNOWN_LEADER_EPOCH, aborted=None)
-        read = await self._broker.log.read(
-            (topic.id, index),
-            offset,
-            max(0, min(wanted_bytes, left)),
-            at_least_one=not self._size_bytes,
-            committed=self._committed,
-        )
-        if read.error is not ErrorCode.NONE:
-            # Where the log begins tells a reader that came too late where to go on.
-            return FetchReplyPartition(index, read.error, log_start=read.log_start, aborted=None)
-        aborted = [(row.producer_id, row.first_offset) for row in read.aborted]
-        return FetchReplyPartition(
-            index,
-            ErrorCode.NONE,
-            read.high_watermark,
-            read.last_stable_offset,
-            read.log_start,
-            read.parts,
-            aborted=aborted if self._committed else None,
-        )
 
+class _Fetch(NamedTuple):
+    """A fetch under way."""
 
-def begin(work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-    """Run `work` up to where it first waits; the rest, if there is one, becomes a task.
-
-    As Python's own eager tasks from 3.12 on: a read from memory waits for nothing, and a task for
-    it, with the turn of the event loop until it begins, would cost more than the read. Up to the
-    first wait it has no task of its own: it must not ask for one, as `asyncio.timeout` does.
-    """
-    try:
-        awaited = work.send(None)
-    except StopIteration as ended:
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        future.set_result(ended.value)
-        return future
-    except Exception as error:  # noqa: BLE001 - raised where the result is asked for
-        future = asyncio.get_running_loop().create_future()
-        future.set_exception(error)
-        return future
-    task = asyncio.ensure_future(_rest(_Rest(work, awaited)))
-    # A task that is cancelled before its first turn never comes to `work`, which has begun.
-    task.add_done_callback(lambda _: work.close())
-    return task
-
-
-class _Rest:
-    """What is left of a coroutine that has begun to wait."""
-
-    def __init__(self, work: Coroutine[Any, Any, T], awaited: Any) -> None:
-        self._work = work
-        self._awaited = awaited
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        awaited = self._awaited
-        try:
-            while True:
-                try:
-                    sent = yield awaited
-                except (Exception, asyncio.CancelledError) as thrown:  # noqa: BLE001 - the coroutine's
-                    awaited = self._work.throw(thrown)
-                else:
-                    awaited = self._work.send(sent)
-        except StopIteration as ended:
-            return ended.value
-
-
-async def _rest(rest: _Rest) -> Any:
-    return await rest
+    request: FetchRequest
+    by_id: bool
+    places: dict[Place, SessionPartition]
+    reading: Reading
+    session: Session | None = None
+    """The session that it goes on with, if it does."""
 
 
 API = Api(1, "Fetch", FETCH_VERSIONS, start=start, asks=[READ_TOPIC])

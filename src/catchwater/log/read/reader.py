@@ -180,6 +180,18 @@ class Reader:
         """
         self._tail.add(runs, start, payload)
 
+    def read_now(
+        self, key: PartitionKey, offset: int, before: int, max_bytes: int, *, at_least_one: bool
+    ) -> Found | None:
+        """What `read` would answer, if that is in memory; else None."""
+        found = Found()
+        if max_bytes > 0 or at_least_one:
+            blocks = self._tail.blocks(key, offset)
+            if blocks is None:
+                return None
+            found.take(blocks, offset, before, max_bytes, at_least_one=at_least_one)
+        return found
+
     async def read(
         self, key: PartitionKey, offset: int, before: int, max_bytes: int, *, at_least_one: bool
     ) -> Found:
@@ -189,12 +201,8 @@ class Reader:
         values: OFFSET_OUT_OF_RANGE where retention was faster, CORRUPT_MESSAGE for damaged or
         lost bytes, KAFKA_STORAGE_ERROR for a store or a catalog that does not answer.
         """
-        if max_bytes <= 0 and not at_least_one:
-            return Found()
-        blocks = self._tail.blocks(key, offset)
-        if blocks is not None:
-            found = Found()
-            found.take(blocks, offset, before, max_bytes, at_least_one=at_least_one)
+        found = self.read_now(key, offset, before, max_bytes, at_least_one=at_least_one)
+        if found is not None:
             return found
 
         def from_history() -> Found:

@@ -9,7 +9,7 @@ change, and new ones only follow.
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from catchwater.catalog.base import Catalog
@@ -48,43 +48,54 @@ class Stability:
 
     async def last_stable_offset(self, key: PartitionKey) -> int:
         """The first offset that is not stable; never above the high watermark; -1: no partition."""
+        offset = self.last_stable_offset_now(key)
+        if offset is None:
+            state = self._states[key]
+            known = await self._look(key, state)
+            offset = min(known.last_stable_offset, state.high_watermark)
+        return offset
+
+    def last_stable_offset_now(self, key: PartitionKey) -> int | None:
+        """The same; None if the catalog must be asked."""
         state = self._states.get(key)
         if state is None:
             return -1
         if not self._is_shared:
             return state.last_stable_offset
-        known = await self._up_to_date(key, state)
-        return min(known.last_stable_offset, state.high_watermark)
+        known = self._up_to_date(key, state)
+        return min(known.last_stable_offset, state.high_watermark) if known else None
 
-    async def aborted(self, key: PartitionKey, start: int, end: int) -> list[AbortedRow]:
+    async def aborted(self, key: PartitionKey, start: int, end: int) -> Sequence[AbortedRow]:
         """Aborted transactions with records or marker in [start, end), by first offset.
 
         `end` is not above the last stable offset.
         """
+        found = self.aborted_now(key, start, end)
+        if found is None:
+            found = _among((await self._look(key, self._states[key])).aborted, start, end)
+        return found
+
+    def aborted_now(self, key: PartitionKey, start: int, end: int) -> Sequence[AbortedRow] | None:
+        """The same; None if the catalog must be asked."""
         state = self._states.get(key)
         if state is None:
             return []
-        known = await self._up_to_date(key, state)
-        first = bisect_left(known.aborted, start, key=lambda row: row.last_offset)
-        return sorted(
-            (row for row in known.aborted[first:] if row.first_offset < end),
-            key=lambda row: row.first_offset,
-        )
+        known = self._up_to_date(key, state)
+        return _among(known.aborted, start, end) if known else None
 
-    async def _up_to_date(self, key: PartitionKey, state: PartitionState) -> _Known:
+    def _up_to_date(self, key: PartitionKey, state: PartitionState) -> _Known | None:
+        """What is known of the partition, if nothing has changed since the catalog was asked."""
+        known = self._known.get(key)
+        if known is None or known.high_watermark < 0:
+            return None
+        if self._is_shared:
+            return known if known.high_watermark == state.high_watermark else None
+        return known if state.last_aborted < known.upto else None
+
+    async def _look(self, key: PartitionKey, state: PartitionState) -> _Known:
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = _Known(upto=state.log_start)
-        is_new = known.high_watermark < 0 or (
-            known.high_watermark != state.high_watermark
-            if self._is_shared
-            else state.last_aborted >= known.upto
-        )
-        if is_new:
-            await self._look(key, state, known)
-        return known
-
-    async def _look(self, key: PartitionKey, state: PartitionState, known: _Known) -> None:
         high_watermark, start = state.high_watermark, known.upto
 
         def look() -> tuple[int, list[AbortedRow]]:
@@ -102,5 +113,14 @@ class Stability:
         known.upto = max(known.upto, high_watermark, *(row.last_offset + 1 for row in new))
         gone = bisect_left(known.aborted, state.log_start, key=lambda row: row.last_offset)
         del known.aborted[:gone]
-        for key in self._known.keys() - self._states.keys():
-            del self._known[key]
+        for gone_key in self._known.keys() - self._states.keys():
+            del self._known[gone_key]
+        return known
+
+
+def _among(rows: Sequence[AbortedRow], start: int, end: int) -> list[AbortedRow]:
+    """Those of the rows, which are by their ends, that reach into [start, end)."""
+    first = bisect_left(rows, start, key=lambda row: row.last_offset)
+    return sorted(
+        (row for row in rows[first:] if row.first_offset < end), key=lambda row: row.first_offset
+    )

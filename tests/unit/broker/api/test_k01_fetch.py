@@ -11,9 +11,11 @@ from kio.schema.fetch.v11 import request as v11
 from kio.schema.fetch.v13 import request as v13
 from kio.static.primitive import i32Timedelta
 
+from catchwater.broker.router import start
 from catchwater.catalog.rows import AbortedRow, BrokerRow
 from catchwater.log.write.writer import Submission
 from catchwater.wire.batch import read_single
+from catchwater.wire.messages import decode_reply, encode_request
 
 LARGE = 10_000_000
 
@@ -87,6 +89,19 @@ async def test_only_the_first_batch_of_a_request_may_exceed_its_bounds(client, a
         (1, "none", size),
         (0, "none", 0),
     ]
+
+
+@pytest.mark.parametrize("stored", [(), (0,), (1,), (0, 1)])
+async def test_what_is_in_memory_is_answered_at_once_and_the_rest_in_a_task(
+    client, append, topic, stored
+) -> None:
+    sizes = [append(0), append(1)]
+    client.log.stored = {(topic.id, index) for index in stored}
+    request = b"".join(encode_request(7, "test", fetch((0, 0), (1, 0))))
+    later = start(client.broker, client.frame(request), "10.0.0.1")
+    assert later.is_done == (not stored)
+    _, reply = decode_reply(1, 11, memoryview(await client.reply(later)))
+    assert answers(reply) == [(0, "none", sizes[0]), (1, "none", sizes[1])]
 
 
 @pytest.mark.parametrize("offset", [-1, 11, 2**63 - 1])
@@ -339,6 +354,8 @@ async def test_a_reply_that_has_something_does_not_wait_for_what_is_far_away(
 ) -> None:
     size = append(0)
     append(1)
+    topic = client.log.topics.find("t")
+    client.log.stored = {(topic.id, index) for index in range(topic.partitions)}
     read = client.log.read
 
     async def slow(*place: Any, **limits: Any) -> Any:
