@@ -68,11 +68,14 @@ def write(
 
 
 def read(client: KafkaConsumer, count: int, timeout_s: float = 30.0) -> list[Any]:
-    """Up to so many records; fewer if the time is out."""
+    """Up to so many records; fewer if the time is out.
+
+    A poll that is shorter than the library takes to join its group begins the join anew.
+    """
     found: list[Any] = []
     deadline = time.monotonic() + timeout_s
     while len(found) < count and time.monotonic() < deadline:
-        for records in client.poll(200, max_records=count - len(found)).values():
+        for records in client.poll(1_000, max_records=count - len(found)).values():
             found += records
     return found
 
