@@ -184,9 +184,9 @@ async def test_produce_requests_overlap_and_are_answered_in_order(
     held: list[tuple[asyncio.Future[Any], Any]] = []
     submit = broker.log.submit
 
-    def hold(batches):
+    def hold(batches, frame=None):
         future = asyncio.get_running_loop().create_future()
-        held.append((future, submit(batches).result()))
+        held.append((future, submit(batches, frame).result()))
         return future
 
     monkeypatch.setattr(broker.log, "submit", hold)

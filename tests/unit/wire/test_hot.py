@@ -24,7 +24,13 @@ from catchwater.wire.fetch import (
     encode_fetch_reply,
     parse_fetch,
 )
-from catchwater.wire.fields import MAX_REQUEST_ELEMENTS, Cursor, MalformedMessage
+from catchwater.wire.fields import (
+    MAX_REQUEST_ELEMENTS,
+    Cursor,
+    MalformedMessage,
+    RequestHeader,
+    body_of,
+)
 from catchwater.wire.messages import decode, encode, encode_reply
 from catchwater.wire.metadata import (
     METADATA_VERSIONS,
@@ -41,7 +47,9 @@ from catchwater.wire.produce import (
     ProduceReplyTopic,
     ProduceRequest,
     ProduceTopic,
+    encode_one,
     encode_produce_reply,
+    parse_one,
     parse_produce,
 )
 
@@ -213,6 +221,56 @@ def test_a_fetch_request_is_read_as_it_was_written(
     request, written = data.draw(fetch_requests(version))
     frame = memoryview(before + encode(written))
     assert parse_fetch(Cursor(frame, len(before)), version) == request
+
+
+SIZES = (0, 1, 60, 126, 127, 128, 500, 16_382, 16_383, 16_384, 2**21 - 2, 2**21 - 1)
+
+
+@pytest.mark.parametrize("version", PRODUCE_VERSIONS)
+@settings(deadline=None, max_examples=80)
+@given(data=st.data())
+def test_a_request_of_one_batch_is_read_alike_in_both_ways(
+    version: int, data: st.DataObject
+) -> None:
+    """Also where bytes are changed, removed, put in or cut off."""
+    name = data.draw(st.sampled_from(["t", "ü" * 5, "n" * 126, "n" * 127, ""]) | names)
+    index, size, acks = data.draw(st.tuples(i32s, st.sampled_from(SIZES), i16s))
+    module = load_payload_module(PRODUCE, version, EntityType.request)
+    partition = module.PartitionProduceData(index=index, records=bytes(size))
+    values = {"name": name, "topic_id": UUID(int=7), "partition_data": (partition,)}
+    known = module.TopicProduceData.__dataclass_fields__
+    topic = module.TopicProduceData(**{k: v for k, v in values.items() if k in known})
+    written = module.ProduceRequest(acks=acks, timeout=milliseconds(5), topic_data=(topic,))
+    frame = bytearray(b"\x00" + encode(written) if version >= 9 else encode(written))
+    header = RequestHeader(PRODUCE, version, 7, None, 0)
+    one = parse_one(memoryview(frame), header)
+    assert (one is not None) == (
+        9 <= version <= 12 and len(name.encode()) < 127 and 2**21 - 1 > size
+    )
+    for _ in range(4):
+        changed = frame.copy()
+        at = data.draw(st.integers(0, min(len(frame), 160)) | st.integers(0, len(frame)))
+        end = at + data.draw(st.sampled_from([0, 1, 1, 2, len(frame)]))
+        changed[at:end] = data.draw(st.binary(max_size=3))
+        one = parse_one(memoryview(changed), header)
+        if one is not None:
+            body = body_of(memoryview(changed), header, flexible=True)
+            assert one == parse_produce(body, version)
+            assert body.at == len(changed)
+
+
+@pytest.mark.parametrize("version", range(9, 13))
+@given(name=st.text(min_size=1, max_size=40), numbers=st.tuples(i32s, i32s, i64s, i64s))
+def test_a_reply_to_one_batch_is_written_alike_in_both_ways(
+    version: int, name: str, numbers: tuple[int, int, int, int]
+) -> None:
+    correlation_id, index, base_offset, log_start = numbers
+    topic = ProduceTopic(name, None, [ProducePartition(index, None)])
+    answer = ProduceReplyPartition(index, 0, base_offset, -1, log_start)
+    expected = encode_produce_reply(
+        correlation_id, version, [ProduceReplyTopic(name, None, [answer])]
+    )
+    assert encode_one(correlation_id, topic, base_offset, log_start) == expected
 
 
 def test_produced_records_are_views_of_the_frame() -> None:

@@ -47,7 +47,9 @@ from catchwater.wire.produce import (
     ProduceReplyPartition,
     ProduceReplyTopic,
     ProduceRequest,
+    encode_one,
     encode_produce_reply,
+    parse_one,
     parse_produce,
 )
 
@@ -67,13 +69,15 @@ class Unanswered(CatchwaterError):
 def start(broker: Broker, call: Call) -> Later:
     """Hand the good batches to the log; runs without a pause, so that batches keep their order."""
     version = call.header.api_version
-    body = body_of(call.frame.data, call.header, version >= FLEXIBLE_SINCE)
-    request = parse_produce(body, version)
+    request = one = parse_one(call.frame.data, call.header)
+    if request is None:
+        body = body_of(call.frame.data, call.header, version >= FLEXIBLE_SINCE)
+        request = parse_produce(body, version)
     batches = _plain(broker, call, request)
     if not batches:
         return _start_with_care(broker, call, request)
-    answers = [_NO_TIME] * len(batches)
-    later = Later(partial(_encode, broker, call.header.correlation_id, version, request, answers))
+    encode = _encode_plain if one is None or one.acks == 0 else _encode_one
+    later = Later(partial(encode, broker, call.header.correlation_id, version, request))
     broker.log.append(batches, later, call.frame)
     return later
 
@@ -206,6 +210,30 @@ def _check_batch(
             f"Produce v{version} has no zstd; v{_ZSTD_SINCE} is the first that does.",
         )
     return header
+
+
+def _encode_one(
+    broker: Broker,
+    correlation_id: int,
+    version: int,
+    request: ProduceRequest,
+    outcomes: Sequence[Appended],
+) -> list[Buffer]:
+    error, base_offset, log_start, _ = outcomes[0]
+    if error is not ErrorCode.NONE:
+        return _encode_plain(broker, correlation_id, version, request, outcomes)
+    return encode_one(correlation_id, request.topics[0], base_offset, log_start)
+
+
+def _encode_plain(
+    broker: Broker,
+    correlation_id: int,
+    version: int,
+    request: ProduceRequest,
+    outcomes: Sequence[Appended],
+) -> list[Buffer]:
+    answers = [_NO_TIME] * len(outcomes)
+    return _encode(broker, correlation_id, version, request, answers, outcomes)
 
 
 def _encode(
