@@ -1,8 +1,8 @@
 """One broker from its configuration to its end: open the log, open the ports, serve, drain.
 
-Promises: when the ready file is there, both ports answer; on SIGTERM or Ctrl-C requests in flight
-are answered, and the log is closed with its catalog current. What keeps a broker from
-starting (a data directory in use, a port taken) is a `CatchwaterError` for the caller to print.
+Promises: once the ready file exists, both ports answer; on SIGTERM or Ctrl-C requests in flight are
+answered, and the log is closed with its catalog up to date. If a broker cannot start (a data
+directory or a port in use), it raises a `CatchwaterError` for the caller to print.
 """
 
 import asyncio
@@ -50,14 +50,14 @@ _log = logging.getLogger("catchwater.broker")
 
 
 class Places(NamedTuple):
-    """Where a broker is to be found."""
+    """The addresses of a broker."""
 
     kafka: Address
     control_url: str
 
 
 class _Listener(NamedTuple):
-    """How messages speak of one of the two ports."""
+    """The name of a port in messages."""
 
     name: str
     hint: str
@@ -72,7 +72,7 @@ _CONTROL = _Listener(
 
 
 class _ControlServer(uvicorn.Server):
-    """uvicorn in our event loop; signals stay ours."""
+    """uvicorn in our event loop, without its signal handlers."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -98,7 +98,7 @@ def run(config: BrokerConfig) -> None:
 
 
 def _raise_limit(config: BrokerConfig) -> int:
-    """Raise the soft limit of open files as far as this configuration may need; what it is then.
+    """Raise the soft limit of open files as far as this configuration may need; the new limit.
 
     The hard limit bounds it (setrlimit(2)).
     """
@@ -127,7 +127,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 async def serve(config: BrokerConfig, clock: Clock) -> None:
     """As `run`, in a loop that is already running."""
     with ExitStack() as bound:
-        # Reserved first, for this broker says where it is when it joins the others.
+        # The ports are bound first, because this broker joins the others with its addresses.
         kafka = bound.enter_context(_bind(config.listeners, _KAFKA))
         control = bound.enter_context(_bind(config.catchwater_control_listener, _CONTROL))
         places = Places(
@@ -187,7 +187,7 @@ def log_config(config: BrokerConfig) -> LogConfig:
 
 
 def _broker(config: BrokerConfig, clock: Clock, log: Log, places: Places, peers: Peers) -> Broker:
-    """The broker over an open log, its measurements connected."""
+    """The broker over an open log, with the log's metrics connected."""
     limits = GroupLimits(
         config.group_min_session_timeout_ms,
         config.group_max_session_timeout_ms,
@@ -286,7 +286,7 @@ async def _stop_if_replaced(log: Log, stop: asyncio.Event) -> None:
 
 
 def _bind(address: Address, what: _Listener) -> socket.socket:
-    """Take the port; nobody can connect before `_listen`."""
+    """Bind the port; no client can connect before `_listen`."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -299,7 +299,7 @@ def _bind(address: Address, what: _Listener) -> socket.socket:
 
 
 def _listen(bound: socket.socket, address: Address, what: _Listener) -> None:
-    """Let clients connect; they are served as soon as somebody accepts."""
+    """Listen: clients can connect, and are served once the port's `Door` accepts."""
     try:
         bound.listen(BACKLOG)
     except OSError as problem:
@@ -313,12 +313,12 @@ def _cannot_bind(address: Address, what: _Listener, problem: OSError) -> Catchwa
 
 
 def _address(wanted: Address, bound: socket.socket) -> Address:
-    """The wanted address with the port that was given."""
+    """The address with the port that was bound."""
     return Address(wanted.host, bound.getsockname()[1])
 
 
 def _announce(config: BrokerConfig, broker: Broker, bound: Address) -> None:
-    """Tell who waits for us where we are; the file appears whole or not at all."""
+    """Write the ready file with the addresses, atomically."""
     ready = {"kafka": str(bound), "control": broker.control_url, "pid": os.getpid()}
     session = broker.log.session
     if session is None:
@@ -336,7 +336,7 @@ def _announce(config: BrokerConfig, broker: Broker, bound: Address) -> None:
 
 
 async def _measure_loop_lag(broker: Broker) -> None:
-    """How long a ready task waits for its turn; the first sign of a busy broker."""
+    """Measure how long a ready task waits for the event loop; the first sign of a busy broker."""
     while True:
         before_s = broker.clock.monotonic_s()
         await broker.clock.sleep(1.0)

@@ -1,9 +1,10 @@
-"""The topic settings that exist: which values they take and what they are when not set.
+"""The topic settings: their values, defaults and documentation.
 
-All settings of a topic in Kafka 4.3 are here but its internal one. One that the log honours takes
-the values it can honour. One without effect is here because tools set it and what it asks for is
-so anyway; the reason stands in its documentation. All else has one value, what we do, and any
-other is refused by name: no setting is stored and ignored that would promise something.
+All settings of a topic in Kafka 4.3 are here except its internal one. A setting that the log
+honours takes the values it can honour. A setting without effect is accepted because tools set it
+and its promise is kept anyway, for the reason in its documentation. Every other setting has one
+value, what we do, and others are refused by name: no setting is stored and ignored that would
+promise something.
 
 Types are DescribeConfigs' numbers. Leaves out the settings of brokers: `config.py` has them.
 """
@@ -38,7 +39,7 @@ from catchwater.log.topic_settings import (
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 LONGEST_VALUE = 1_000
-"""Characters of one value; a longer one is refused before anything else looks at it."""
+"""Bound on the characters of a value; a longer one is refused before it is parsed."""
 
 BOOLEAN, STRING, INT, LONG, DOUBLE, LIST = 1, 2, 3, 5, 6, 7
 
@@ -68,7 +69,7 @@ class Setting(NamedTuple):
     """For texts: how many characters."""
     has_effect: bool = True
     about: str = ""
-    """What it does, or why it need not do anything: shown to clients and in docs/protocol.md."""
+    """Its effect, or why it needs none: shown to clients and in docs/protocol.md."""
 
 
 def _only(value: object) -> Callable[[BrokerConfig], str]:
@@ -78,7 +79,7 @@ def _only(value: object) -> Callable[[BrokerConfig], str]:
 def _idle(
     kafka_type: int, default: object, about: str, smallest: int, largest: int = _LARGEST
 ) -> Setting:
-    """A number that may be set and changes nothing."""
+    """A number that may be set and has no effect."""
     return Setting(kafka_type, _only(default), smallest, largest, has_effect=False, about=about)
 
 
@@ -90,7 +91,7 @@ def _idle_switch(default: str, about: str) -> Setting:
 
 _PACKER = "How the log is cut into objects is the packer's, by catchwater.segment.bytes."
 _INDEX = "A segment's index is part of it, and its size the packer's."
-_SYNCED = "Every acknowledged record is synced to the write-ahead log, whatever this says."
+_SYNCED = "Every acknowledged record is synced to the write-ahead log, with any value."
 _NO_REPLICAS = "There is no replication to throttle: every broker reads the same storage."
 _CODEC = "Batches are never compressed anew at a level of the topic's."
 _TIERED = "The log always lies in its one storage; there is no second tier to move it to."
@@ -171,7 +172,7 @@ TOPIC_SETTINGS: Mapping[str, Setting] = {
 
 
 def refusal(name: str, value: str | None, config: BrokerConfig) -> str | None:
-    """Why a topic may not have this setting, as a sentence; None where it may."""
+    """Why this setting is refused, as a sentence; None if it is not."""
     setting = TOPIC_SETTINGS.get(name)
     if setting is None:
         return f"There is no topic setting {name[:LONGEST_VALUE]!r}."
@@ -192,7 +193,7 @@ def refusal(name: str, value: str | None, config: BrokerConfig) -> str | None:
 
 
 def refusals(wanted: Mapping[str, str | None], config: BrokerConfig) -> str | None:
-    """The first reason why a topic may not have these settings; None where it may."""
+    """The first reason why these settings are refused; None if they are not."""
     reasons = (refusal(name, value, config) for name, value in wanted.items())
     return next((reason for reason in reasons if reason), None)
 

@@ -1,1 +1,1 @@
-"""What a function asks the world outside: bounded, and answered the same on every replay."""
+"""A function's calls to external systems: bounded, and with the same answers on every replay."""

@@ -1,11 +1,11 @@
 """A function's questions and the answers to them, typed and as bytes.
 
-A call `score` of a class is two methods: `ask_score(event)` gives the question, or None, and
-depends on nothing but the event; `call_score(question)` asks the endpoint and returns the answer,
-whose type its annotation names. It runs in several threads at a time. Questions and answers are
-records, or anything else msgspec encodes; equal questions of one shard's epoch are asked once.
+A call `score` of a class is two methods: `ask_score(event)` returns the question, or None, and
+depends on the event only; `call_score(question)` asks the endpoint and returns the answer, whose
+type is in its annotation. It runs in several threads at a time. Questions and answers are records,
+or anything else that msgspec encodes; equal questions of one shard's epoch are asked once.
 
-Asks nobody: `ask` does.
+Sends no request; `ask` does.
 """
 
 import typing
@@ -27,7 +27,7 @@ Key = tuple[str, bytes]
 
 
 class CallFailed(CatchwaterError):
-    """An endpoint did not answer a question, and without the answer the epoch cannot go on."""
+    """An endpoint did not answer a question that the epoch needs."""
 
 
 class AnswerMissing(EventRefused):
@@ -35,7 +35,7 @@ class AnswerMissing(EventRefused):
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """What became of a question, as it is kept."""
+    """The outcome of a question, as it is stored."""
 
     answer: bytes | None = None
     """Encoded; None: it failed for good."""
@@ -54,7 +54,7 @@ class BoundCall:
         self.ask: Callable[[Any], Any] = getattr(instance, f"ask_{name}")
         self._declared: Callable[[Any], Any] = getattr(instance, f"call_{name}")
         self.call = self._declared
-        """What asks; a test may put another in its place."""
+        """The method that asks; a test may replace it."""
 
     def encode_question(self, question: Any) -> bytes:
         """The question as bytes; equal ones give equal bytes."""
@@ -108,7 +108,7 @@ def bind(target: Any, calls: Mapping[str, Call]) -> dict[str, BoundCall]:
 
 
 def questions(calls: Mapping[str, BoundCall], events: Iterable[Any]) -> dict[Key, Any]:
-    """The different questions of these events, in their order.
+    """The distinct questions of these events, in order.
 
     An event whose question cannot be made is left out: the handler meets the same error when it
     asks for the answer, and there it is a poison record like any other.

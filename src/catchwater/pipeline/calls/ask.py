@@ -1,19 +1,19 @@
-"""Asking the endpoints: threads, time and the schedule put together.
+"""Asks the endpoints: threads, time and the schedule together.
 
-One `Caller` lives as long as its process; its breakers and threads outlive an epoch. `ask` blocks
-until every question is settled, which the policies bound.
+One `Caller` is used for the whole life of its process, with its breakers and threads. `ask` blocks
+until every question is settled, for a time that the policies bound.
 
 Daemon threads that run calls, and may be left behind while they hang.
 
-A thread cannot be ended from outside. A call that is cut keeps its thread until the endpoint lets
-go of it; the next call gets another thread, up to a limit. Daemon threads, unlike those of
+A thread cannot be ended from outside. A call that is cut off keeps its thread until the endpoint
+answers; the next call gets another thread, up to a limit. Daemon threads, unlike those of
 `concurrent.futures`, do not keep the interpreter from exiting.
 
 The answers for one shard's epoch: those that are kept, then the endpoints, then handlers.
 
-Nothing reaches a handler that is not in the journal. So however often an epoch is run again, and
-by whomever, its handlers meet the same answers; an endpoint is asked again only what no earlier
-attempt lived to write down, or what it failed to answer while `on_failure` is "fail".
+A handler gets only answers that are in the journal. So its handlers get the same answers in every
+repetition of an epoch, by any process; an endpoint is asked again only questions whose answer no
+earlier attempt had written, or that it failed to answer while `on_failure` is "fail".
 """
 
 import threading
@@ -90,7 +90,7 @@ class Caller:
         self._endpoints = {name: _Endpoint(call, clock) for name, call in calls.items()}
 
     def ask(self, questions: Mapping[Key, Any]) -> tuple[dict[Key, Outcome], dict[str, CallEpoch]]:
-        """Ask everything, all endpoints at the same time; what came of each, and of each call."""
+        """Ask all endpoints at the same time; the outcome of each question, and of each call."""
         reports: SimpleQueue[None] = SimpleQueue()
         rounds = []
         for name, endpoint in self._endpoints.items():
@@ -112,7 +112,7 @@ class Caller:
 
 
 class _Endpoint:
-    """What outlives an epoch: breaker and threads."""
+    """The state that is kept between epochs: breaker and threads."""
 
     def __init__(self, call: BoundCall, clock: Clock) -> None:
         self.call = call
@@ -181,7 +181,7 @@ class _Round:
             self._schedule.failed(index, why, self._endpoint.now_ms())
 
     def _run(self, index: int, attempt: int) -> None:
-        """In a thread: ask once, and wake the one who waits."""
+        """In a thread: ask once, and wake the waiting caller."""
         outcome = self._endpoint.call.answer(self._questions[index])
         self._reports.put((index, attempt, outcome))
         self._wake.put(None)
@@ -215,7 +215,7 @@ def _p99(latencies_ms: list[int]) -> int:
 
 
 class Calls:
-    """What one function asks from this process; kept as long as the process."""
+    """The calls of one function in this process."""
 
     def __init__(
         self, calls: Mapping[str, BoundCall], journal: Journal, clock: Clock = SYSTEM

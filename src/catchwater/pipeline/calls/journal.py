@@ -1,4 +1,4 @@
-"""The call journal: what endpoints answered, kept so that a replay meets the same answers.
+"""The call journal: the answers of endpoints, kept so that a replay gets the same ones.
 
 An epoch's answers of one shard are one object, written before a handler sees any of them:
 `<folder>/<function>/<epoch, 20 digits>/<shard, 5 digits>.<part>`. Its name is taken by
@@ -22,7 +22,7 @@ _HEAD = len(_MAGIC) + 4
 
 
 class JournalDamaged(CatchwaterError):
-    """A page of the journal is not what was written, so an epoch cannot be repeated as it was."""
+    """A page of the journal is damaged, so an epoch cannot be repeated as it was."""
 
     exit_code = 5
 
@@ -70,7 +70,7 @@ class Journal:
         return {(call, question): outcome for call, question, outcome in page.entries}
 
     def write(self, epoch: int, shard: int, part: int, found: dict[Key, Outcome]) -> bool:
-        """Keep outcomes durably; False, and nothing changed, if another attempt was quicker."""
+        """Store outcomes durably; False, and nothing changed, if another attempt came first."""
         entries = [(*key, found[key]) for key in sorted(found)]
         body = msgspec.msgpack.encode(_Page(self._function, epoch, shard, entries))
         head = _MAGIC + crc32c(body).to_bytes(4, "big")
@@ -120,7 +120,7 @@ class Pages:
         return True
 
     def add(self, found: dict[Key, Outcome]) -> None:
-        """Keep what was found, but where another attempt has kept an outcome, take that one."""
+        """Store outcomes; where another attempt has stored one first, use that."""
         while new := {key: found[key] for key in found.keys() - self.outcomes.keys()}:
             if self._journal.write(self._epoch, self._shard, self._parts, new):
                 self._parts += 1

@@ -3,16 +3,15 @@
 `Call` and `Breaker` are what a user writes, with durations as texts; `Policy` is the same in
 milliseconds, checked. Pure.
 
-The breaker of one endpoint: closed, open, half-open. Pure; every method is told the time.
+The breaker of one endpoint: closed, open, half-open. Pure; every method takes the time.
 
-closed      all may ask; the last failures are remembered, and enough of them within the declared
-            time open it
-open        nobody may ask until `open_for` has passed
-half-open   one may try while the others wait: its success closes the breaker, its failure opens it
-            again
+closed      all attempts may begin; enough failures within the declared time open the breaker
+open        no attempt may begin until `open_for` has passed
+half-open   one attempt may begin while the others wait: its success closes the breaker, its failure
+            opens it again
 
-Only attempts that began since the breaker last changed count: what was under way when it opened
-says nothing about the endpoint later.
+Only attempts that began since the breaker last changed count: those that were under way when it
+opened say nothing about the endpoint later.
 """
 
 import typing
@@ -157,11 +156,11 @@ def _count(field: str, value: int, most: int) -> int:
 
 
 class Gate(Enum):
-    """What an attempt that wants to begin is told."""
+    """The breaker's answer to an attempt that would begin."""
 
     GO = "go"
     HOLD = "hold"
-    """Another one is trying the endpoint; ask again when it is through."""
+    """Another attempt is trying the endpoint; ask again when it has ended."""
     REFUSED = "refused"
 
 
@@ -213,7 +212,7 @@ class BreakerState:
                 self._open(now_ms)
 
     def gave_up(self, began_ms: int) -> None:
-        """An attempt ended without a word on the endpoint; if it was the trial, another may try."""
+        """An attempt ended without an outcome; if it was the trial, another may begin."""
         if self._is_trial(began_ms):
             self._trial_began_ms = None
 

@@ -1,9 +1,9 @@
-"""Which question is asked when, over one epoch's questions to one endpoint. Pure.
+"""The schedule of one epoch's questions to one endpoint. Pure.
 
 Every question is in one of four places: ready (may begin when there is room and the breaker lets
 it), waiting (for the time of its next attempt), under way (until it is answered, fails, or its
-deadline cuts it), or settled (answered, or failed for good with the last cause). Whoever drives
-this begins what `begin` hands out, reports what comes of it, and looks again at `wake_ms`.
+deadline cuts it off), or settled (answered, or failed for good with the last cause). The caller
+begins the questions that `begin` returns, reports their outcomes, and calls again at `wake_ms`.
 
 Promises that a question is attempted no more than `attempts` times, that retries are spaced as the
 policy says, that never more than `concurrency` are under way, and that all is settled when the
@@ -20,7 +20,7 @@ from catchwater.pipeline.calls.policy import BreakerState, Gate, Policy
 
 @dataclass
 class Counts:
-    """What the attempts came to."""
+    """Counts of the attempts' outcomes."""
 
     attempts: int = 0
     failed: int = 0

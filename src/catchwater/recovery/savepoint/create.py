@@ -1,11 +1,12 @@
-"""Taking a savepoint: of a pipeline that runs, or of one that has stopped, without Spark.
+"""Takes a savepoint of a running or stopped pipeline, without Spark.
 
-The objects of a state log never change, so copying them is all there is to do. The epoch is held
-meanwhile, that the pipeline does not sweep them away; the log is pinned before anything is copied,
-that what a restore replays cannot go; `savepoint.json` comes last, that no reader sees a part.
+The objects of a state log never change, so they only have to be copied. The epoch is held
+meanwhile, so that the pipeline does not sweep them; the log is pinned before the first copy, so
+that it keeps what a restore replays; `savepoint.json` is written last, so that no reader sees a
+part.
 
-Killed anywhere, it leaves the checkpoint as it was, perhaps a pin and some invisible objects: make
-it again under the same name, or delete that.
+A process killed at any point leaves the checkpoint as it was, and perhaps a pin and some invisible
+objects: create the savepoint again under the same name, or delete it.
 """
 
 import hashlib
@@ -41,12 +42,12 @@ from catchwater.state.log import StateLog
 from catchwater.state.parts import ShardDamaged
 
 COPIERS = 4
-"""Objects that are copied at a time."""
+"""How many objects are copied in parallel."""
 
 _ATTEMPTS = 3
 
 Progress = Callable[[int, int], None]
-"""Told of objects done, and of how many there are."""
+"""Called with the number of objects done, and of all."""
 
 Pinning = Callable[[str, SourceOffset], str]
 """Pins the log for a savepoint of this name; the pin's id, or nothing if the log has no pins."""
@@ -85,7 +86,7 @@ class Source:
         return cls(checkpoint, store, bound.pipeline, bound.functions, bound.shards)
 
     def entry(self, epoch: int | None) -> EpochEntry:
-        """A committed epoch, the last one if none is named.
+        """A committed epoch; the last one by default.
 
         Raises `NothingToSave`, `NoSuchCheckpoint`.
         """
@@ -116,7 +117,7 @@ class Source:
 
 
 class _Bound(msgspec.Struct, frozen=True):
-    """What is needed of `pipeline.json`."""
+    """The fields of `pipeline.json` that a savepoint needs."""
 
     pipeline: str
     functions: list[str]

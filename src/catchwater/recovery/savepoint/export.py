@@ -1,8 +1,8 @@
-"""A savepoint as one file that can be carried anywhere, and back.
+"""Exports a savepoint as one file, and imports it.
 
-The file is an uncompressed tar (its objects are compressed already), `savepoint.json` first, so
-that its reader knows what must follow. Nothing is taken from it by its own names: an object
-is taken if `savepoint.json` names it, and has the size and the checksum that it says.
+The file is an uncompressed tar (its objects are compressed already), with `savepoint.json` first,
+so that its reader knows what must follow. Member names are not trusted: an object is read only if
+`savepoint.json` names it, and must have the size and checksum given there.
 """
 
 import io
@@ -72,7 +72,7 @@ def export_file(shelf: Shelf, name: str, path: Path, progress: Progress | None =
 
 
 def read_head(path: Path) -> Savepoint:
-    """What an exported file holds, by its first member. Raises `SavepointDamaged`."""
+    """The `savepoint.json` of an exported file. Raises `SavepointDamaged`."""
     with _opened(path) as tar:
         return _head(path, tar)
 

@@ -1,4 +1,4 @@
-"""A savepoint's own file: what it holds, and the checks that a stranger's would not pass.
+"""A savepoint's own file, `savepoint.json`: its fields, and checks for a file of unknown origin.
 
 A savepoint is a folder of objects: state objects and code under the very keys that they had in the
 checkpoint's store, and `savepoint.json`, written last, which names them all with size and SHA-256
@@ -25,7 +25,7 @@ _KEY = re.compile(r"(?:state/[^/]+/\d{5}|code)/[^/]+")
 
 
 class SavepointDamaged(CatchwaterError):
-    """A savepoint is not what was written; says which part of it."""
+    """A savepoint is damaged; the message names the part."""
 
     exit_code = 5
 
@@ -46,7 +46,7 @@ class StoredObject(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Savepoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What `savepoint.json` says."""
+    """The content of `savepoint.json`."""
 
     name: str
     pipeline: str
@@ -57,8 +57,7 @@ class Savepoint(msgspec.Struct, frozen=True, kw_only=True):
     """The chain's names, in order: stage 0 first."""
     shards: int
     entry: EpochEntry
-    """The epoch that it was taken of: where its input ends, where its state stands, what its sinks
-    have."""
+    """The ledger entry of its epoch: the input's end, the state's positions, the sinks' marks."""
     beginning: SourceOffset | None = None
     identity: dict[str, Any]
     """What the checkpoint was bound to, as `pipeline.json` has it."""
@@ -110,7 +109,7 @@ def encode(savepoint: Savepoint) -> bytes:
 
 
 def decode(data: bytes, where: str) -> Savepoint:
-    """What `savepoint.json` says; `where` is its URL, for messages. Raises `SavepointDamaged`."""
+    """The parsed `savepoint.json`; `where` is its URL, for messages. Raises `SavepointDamaged`."""
     try:
         if len(data) > LARGEST_FILE_BYTES:
             raise ValueError(f"it has more than {LARGEST_FILE_BYTES} bytes")

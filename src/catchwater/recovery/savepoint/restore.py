@@ -1,12 +1,12 @@
-"""Restoring a savepoint: a checkpoint from which Spark goes on at the savepoint's epoch.
+"""Restores a savepoint: makes a checkpoint from which Spark continues at the savepoint's epoch.
 
-Spark's own part of a checkpoint says no more than which batches are done and where their input
-ended, for its query has no state: `offsets/E` and `commits/E` are written in its text format, so
-epoch numbers, and with them the marks in the sinks, go on. State is copied as it is, or, into
-another number of shards, rewritten by ranges of the key's hash. The savepoint is not touched.
+Spark's part of a checkpoint only says which batches are done and where their input ended, because
+its query has no state: `offsets/E` and `commits/E` are written in Spark's text format, so that
+epoch numbers, and with them the marks in the sinks, continue. State is copied unchanged, or
+rewritten by ranges of the key's hash for another number of shards. The savepoint is not changed.
 
-A marker stands from the first byte to the last; a checkpoint with one cannot be run, and the same
-restore begins again. Every object is held to its checksum on the way.
+A marker is written first and deleted last; a checkpoint with the marker cannot be run, and the same
+restore begins again. The checksum of every object is verified during the copy.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,13 +43,13 @@ _COUNTED = (
 
 
 class CheckpointTaken(CatchwaterError):
-    """The folder holds a checkpoint already; what is there would be lost."""
+    """The folder has a checkpoint already, which would be lost."""
 
     exit_code = 5
 
 
 def refuse_taken(into: Path) -> None:
-    """Raise `CheckpointTaken` unless the folder is free, or a restore into it was cut short."""
+    """Raise `CheckpointTaken` unless the folder is free, or a restore into it was interrupted."""
     taken = any(True for log in ("offsets", "commits") for _ in numbered(into / log))
     if taken and restore_under_way(into) is None:
         raise CheckpointTaken(
@@ -101,7 +101,7 @@ def bring_state(
     shards: int,
     progress: Progress | None = None,
 ) -> EpochEntry:
-    """Bring the state objects into a checkpoint's store; the entry that names where they stand.
+    """Copy the state objects into a checkpoint's store; the ledger entry with their positions.
 
     Raises `SavepointDamaged` naming the object, `ShardDamaged`, `StoreError`.
     """
@@ -182,7 +182,7 @@ def _read(store: ObjectStore, savepoint: Savepoint, number: int) -> bytes:
 
 
 def _resharded(before: Sequence[ShardEpoch], positions: Sequence[Position]) -> list[ShardEpoch]:
-    """What the shards of a stage did, as entries of other shards; their sums stay what they were.
+    """The counts of a stage's shards divided among other shards, with the same sums.
 
     Each takes the earliest time at which any shard had something due: looking too early is free.
     """

@@ -1,9 +1,9 @@
-"""Where savepoints lie: a folder each, in any object store; found, read, and deleted.
+"""A shelf of savepoints, a folder each, in any object store; finds, reads and deletes them.
 
-A savepoint is there if its `savepoint.json` is. That is written last and deleted first, so what is
-incomplete, or half deleted, is never seen; `delete` by the same name takes it away.
+A savepoint exists if its `savepoint.json` does. That is written last and deleted first, so an
+incomplete savepoint is never listed; `delete` by its name removes the rest of it.
 
-One that was restored with a claim is deleted when the checkpoint can do without it.
+A savepoint that was restored with a claim is deleted when the checkpoint no longer needs it.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,11 +38,11 @@ class Shelf:
         return cls(open_store(url, clock))
 
     def url(self, name: str) -> str:
-        """Where a savepoint lies: the same at any time, and for people to read."""
+        """The URL of a savepoint, without credentials and the same at any time."""
         return place(self.store, check_name(name))
 
     def names(self) -> list[str]:
-        """The savepoints that there are, as far as the store's listing shows."""
+        """The savepoints in the store's listing."""
         found = (info.key.split("/") for info in self.store.list(""))
         whole = (key[0] for key in found if len(key) == 2 and key[1] == FILE)
         return sorted(name for name in whole if is_name(name))
@@ -56,7 +56,7 @@ class Shelf:
         return True
 
     def read(self, name: str) -> Savepoint:
-        """What a savepoint says of itself. Raises `NoSuchSavepoint`, `SavepointDamaged`."""
+        """A savepoint's own file. Raises `NoSuchSavepoint`, `SavepointDamaged`."""
         key = f"{check_name(name)}/{FILE}"
         try:
             data = self.store.get(key)
@@ -84,24 +84,24 @@ class Shelf:
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What a checkpoint has taken over."""
+    """The savepoint that a checkpoint has claimed."""
 
     shelf: str
     """URL."""
     savepoint: str
     epoch: int
-    """The savepoint's own: any later one makes it dispensable."""
+    """The savepoint's epoch; with a later one the checkpoint no longer needs it."""
     pin: str = ""
     """The savepoint's."""
 
 
 def keep_claim(checkpoint: Path, claim: Claim) -> None:
-    """Remember it, durably."""
+    """Store the claim durably."""
     write_whole(_claim_file(checkpoint), msgspec.json.encode(claim))
 
 
 def read_claim(checkpoint: Path) -> Claim | None:
-    """What was remembered. Raises `LedgerDamaged`."""
+    """The stored claim. Raises `LedgerDamaged`."""
     return read_json(_claim_file(checkpoint), Claim)
 
 

@@ -1,7 +1,7 @@
-"""Whether a savepoint could be restored: every byte of it, and the log from its offsets on.
+"""Verifies that a savepoint could be restored: all its bytes, and the log from its offsets on.
 
-Reads all objects and holds them to size and checksum, then reads every shard's state as a restore
-would. Changes nothing. What cannot be asked is unknown, never good.
+Reads all objects and compares size and checksum, then reads every shard's state as a restore would.
+Changes nothing. If the log or a target does not answer, the result is unknown, never good.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ Verdict = Literal["pass", "unknown", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     verdict: Verdict
     subject: str
@@ -35,7 +35,7 @@ def verify(
     pins: Sequence[Mapping[str, object]] | None,
     progress: Progress | None = None,
 ) -> list[Finding]:
-    """Look at all of a savepoint; `tails` and `pins` None: the log could not be asked."""
+    """Check all of a savepoint; `tails` and `pins` are None if the log did not answer."""
     damaged = list(_objects(store, savepoint, progress))
     findings = damaged or [Finding("pass", "objects", f"all {len(savepoint.objects)} are whole")]
     findings += _shards(store, savepoint)

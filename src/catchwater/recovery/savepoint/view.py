@@ -1,13 +1,13 @@
-"""State seen from outside: a key's, or what differs between two places, as plain values.
+"""Shows state as plain values: that of a key, or the differences between two places.
 
 Reads a checkpoint's or a savepoint's state log without Spark, without the user's class and without
-a running pipeline; changes nothing. A record is msgpack under the name of its fields, so plain
-values are what was stored, but for the class: a time is a time, a record is a dict. One shard's
-entries are held in memory at a time (two of them to compare).
+a running pipeline; changes nothing. A record is msgpack with the names of its fields, so the plain
+values are those that were stored, without the class: a time is a time, a record is a dict. One
+shard's entries are in memory at a time (two shards' to compare).
 
-A key is shown as a person types it. One of one field is its text, one of several a JSON list of
-them; bytes that are no text are `0x` and hex. What types the fields have is taken from the schema
-in the version ledger; where no ledger says it, a key is text or a list of JSON values.
+A key is shown as a user types it: one field as its text, several as a JSON list; bytes that are no
+text as `0x` and hex. The types of the fields are in the schema in the version ledger; without a
+ledger a key is text or a list of JSON values.
 """
 
 import json
@@ -52,7 +52,7 @@ class NoSuchFunction(CatchwaterError):
 
 
 class Plain(msgspec.Struct, frozen=True):
-    """What is kept for one key."""
+    """The state of one key."""
 
     function: str
     """Whose state it is."""
@@ -67,14 +67,14 @@ class Plain(msgspec.Struct, frozen=True):
     clock_timers: dict[str, int] = {}
 
     def is_like(self, other: "Plain") -> bool:
-        """Whether the function would see the same."""
+        """Whether a function would see the same state."""
         return (self.state, self.entries, self.timers, self.clock_timers) == (
             other.state, other.entries, other.timers, other.clock_timers,
         )  # fmt: skip
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """One key that is not the same in two places."""
+    """A key whose state differs between two places."""
 
     key: str
     what: Literal["added", "removed", "changed"]
@@ -97,14 +97,14 @@ class View:
 
     @classmethod
     def of_checkpoint(cls, source: Source, epoch: int | None) -> "View":
-        """An epoch that is kept, the last one if none is named."""
+        """A retained epoch; the last one by default."""
         entry = source.entry(epoch)
         return cls(source.functions, source.shards, entry, source.log, source.versions())
 
     @classmethod
     @contextmanager
     def held(cls, checkpoint: Path, epoch: int | None, clock: Clock) -> "Iterator[View]":
-        """As `of_checkpoint`; a pipeline that runs on does not sweep it away meanwhile."""
+        """As `of_checkpoint`; the epoch is held, so that a running pipeline does not sweep it."""
         source = Source.at(checkpoint, clock)
         chosen = source.entry(epoch).epoch
         with hold(checkpoint, chosen, clock):
@@ -112,7 +112,7 @@ class View:
 
     @classmethod
     def of_savepoint(cls, store: ObjectStore, savepoint: Savepoint) -> "View":
-        """What a savepoint holds."""
+        """The state of a savepoint."""
 
         def log(stage: int, shard: int) -> StateLog:
             return state_log(store, savepoint.name, savepoint.functions[stage], shard)
@@ -172,7 +172,7 @@ class View:
 
 
 def get(view: View, key: bytes, function: str | None = None) -> Plain | None:
-    """What is kept for a key (`encode_key`), None if nothing is. Raises `ShardDamaged`."""
+    """The state of a key (`encode_key`), None if there is none. Raises `ShardDamaged`."""
     stored = stored_key(key)
     stage = view.stage(function)
     tables = view.tables(stage, shard_of(stored, view.shards), stored)
@@ -183,13 +183,13 @@ def get(view: View, key: bytes, function: str | None = None) -> Plain | None:
 
 
 def find(view: View, text: str, function: str | None = None) -> Plain | None:
-    """What is kept for a key as it is typed. Raises `NotAKey`, `ShardDamaged`."""
+    """The state of a key as a user types it. Raises `NotAKey`, `ShardDamaged`."""
     keys = typed(text, view.key_types(view.stage(function)))
     return next((plain for key in keys if (plain := get(view, key, function))), None)
 
 
 def keepers(view: View, text: str) -> list[str]:
-    """The functions of the chain that keep something for the key as it is typed."""
+    """The functions of the chain that have state for a key as a user types it."""
     found = []
     for function in view.functions:
         with suppress(NotAKey):
@@ -215,7 +215,7 @@ def diff(before: View, after: View, function: str | None = None) -> Iterator[Dif
 
 
 def _slices(old: int, new: int) -> Iterator[tuple[range, range]]:
-    """Ranges of shards that hold the same keys, as small as they can be."""
+    """The smallest ranges of shards that hold the same keys in both."""
     least, most = min(old, new), max(old, new)
     parts = least if most % least == 0 else 1
     for part in range(parts):
@@ -308,7 +308,7 @@ _TYPES: Mapping[str, type] = {
 
 
 class NotAKey(CatchwaterError):
-    """What was typed cannot be a key of this function."""
+    """A text cannot be a key of this function."""
 
     exit_code = 2
 
@@ -329,7 +329,7 @@ def shown(key: bytes, types: Sequence[str]) -> str:
 
 
 def typed(text: str, types: Sequence[str]) -> list[bytes]:
-    """The keys that may be meant by a text, the likeliest first.
+    """The keys that a text may mean, the likeliest first.
 
     Raises `NotAKey` for a key of several fields that is not typed as a list of them.
     """
@@ -361,7 +361,7 @@ def _are_plain(parts: Sequence[Any]) -> bool:
 
 
 def _spelled(part: Any, of: str) -> Iterator[Any]:
-    """The values that one field may have by what was typed for it."""
+    """The values that a text may mean for one field."""
     if of in _TYPES:
         with suppress(msgspec.ValidationError):
             yield msgspec.convert(part, _TYPES[of], strict=False)
