@@ -531,7 +531,7 @@ class Catalog(ABC):
 
     @query
     def runs_in(self, db: Db, object_key: str) -> list[RunRow]:
-        """The runs that lie in an object, by byte offset; what a lost commit came to."""
+        """The runs that lie in an object, by byte offset: did a commit without an answer happen?"""
         return _run_rows(db.query("run_in_object", object_key))
 
     @query

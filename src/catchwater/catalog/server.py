@@ -226,7 +226,7 @@ class Pool:
         return text.replace(self._password, "***") if self._password else text
 
     def unavailable(self, error: psycopg.Error) -> CatalogUnavailable:
-        """The error of a change or query that came to nothing."""
+        """The error of a change or query that failed and changed nothing."""
         return CatalogUnavailable(
             f"The catalog {self.name} did not do what it was asked: {self.describe(error)}",
             hint="Check that PostgreSQL runs and can be reached; nothing was changed.",

@@ -311,7 +311,7 @@ class Writer:
             for barrier in barriers:
                 barrier.done.set_exception(dead)
             return
-        # It is durable: queries see it, and those who wait may know.
+        # It is durable: queries see it, and the waiting callers are answered.
         with self._wake:
             self._writing = None
         for barrier, (result, refusal) in zip(barriers, outcomes, strict=True):
@@ -357,7 +357,7 @@ class Writer:
         return result, None
 
     def _failed(self, error: sqlite3.Error, barriers: list[_Barrier], *, last_try: bool) -> None:
-        """The transaction came to nothing: say so, or keep its content for the next one."""
+        """Nothing was changed: fail the barriers, or keep all for the next transaction."""
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         with suppress(sqlite3.Error):
             self._db.connection.rollback()

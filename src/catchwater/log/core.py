@@ -58,7 +58,7 @@ class Core:
     committer: Committer = field(init=False)
     plain_topics: dict[bytes, int] = field(init=False, default_factory=dict)
     """Of topics whose settings ask of appended batches nothing but a size: the largest one. Filled
-    by those who have looked, emptied where a topic changes."""
+    by handlers that have looked; a topic that changes is taken out."""
     pins_change: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
     """Held from a look at the pins to what follows from it, and while a pin is set."""
     # Work that goes on when its caller stops waiting, and that `close` waits for.
@@ -70,7 +70,7 @@ class Core:
         return self.cluster.session if self.cluster else None
 
     def held(self, lease: str) -> tuple[str, Session] | None:
-        """A lease and the session that must hold it still; None where nobody else could."""
+        """A lease and the session that must hold it still; None for a broker alone."""
         return (lease, self.session) if self.session else None
 
     def state(self, key: PartitionKey) -> PartitionState:
@@ -126,7 +126,7 @@ class Core:
         return await self.to_the_end(held())
 
     async def to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for work that a caller who is cancelled leaves to itself, but never undone."""
+        """Wait for work that goes on to its end even if its caller is cancelled."""
         task = asyncio.ensure_future(work)
         self.working.add(task)
         task.add_done_callback(self._ended)
@@ -135,7 +135,7 @@ class Core:
     def _ended(self, task: asyncio.Future[Any]) -> None:
         self.working.discard(task)
         if not task.cancelled():
-            task.exception()  # the caller's to raise; one that went away does not want to know
+            task.exception()  # retrieved, so that asyncio does not log it: the caller raises it
 
     def learn_topic(self, topic: Topic) -> None:
         """A topic is there, or has other settings or more partitions than before."""
@@ -175,5 +175,5 @@ class Core:
 
 
 async def done(future: Future[T]) -> T:
-    """What a change of the catalog comes to."""
+    """The result of a change of the catalog."""
     return await asyncio.wrap_future(future)

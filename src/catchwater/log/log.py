@@ -401,7 +401,7 @@ class Log:
         return rows, {txn.producer_id: txn.first_offset for txn in opened}
 
     async def allocate_producer_id(self) -> int:
-        """A producer id that nobody was ever given."""
+        """A producer id that was never given out."""
         while not self._producer_ids:
             first = await done(self._catalog.allocate_producer_ids(_PRODUCER_IDS_A_BLOCK))
             # Two callers may both have taken a block; the ids of one are then never used.

@@ -7,7 +7,7 @@ frame is given back whole and checked, or not at all; damage is reported by file
 A broker alone has a WAL it can recover (`RecoverableWal`): after a crash `frames` gives the durable
 frames back in order, and its opener says what has been applied to the catalog already.
 Of many brokers over one catalog each has a WAL of its own, under a prefix that no session before
-it had; a frame counts once the catalog has committed it, and nobody recovers anything.
+it had; a frame counts once the catalog has committed it, and there is nothing to recover.
 """
 
 from collections.abc import Iterator, Sequence
@@ -89,7 +89,7 @@ class WalFull(CatchwaterError):
 
 
 class WalDead(CatchwaterError):
-    """A sync failed, so nobody knows what is durable: this WAL never acknowledges again."""
+    """A sync failed, so it is unknown what is durable: this WAL never acknowledges again."""
 
 
 class WalUnavailable(CatchwaterError):
@@ -118,7 +118,7 @@ class WalPlace(Protocol):
         """Bytes of a file as they are; the caller checks them.
 
         Raises `WalReadError` for what is not there, though what another process removed may be
-        read for a while; where it is only not to be had now, what the store or the catalog raises.
+        read for a while; where it is out of reach for now, what the store or the catalog raises.
         """
         ...
 
@@ -172,7 +172,7 @@ class Wal(WalPlace, Protocol):
         ...
 
     def roll(self) -> None:
-        """Begin a new file, so that the one before it may be removed once nobody needs it.
+        """Begin a new file, so that the one before it may be removed once it is not needed.
 
         Raises `WalFull` or `WalUnavailable`, as `append` does.
         """

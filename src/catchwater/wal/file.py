@@ -332,7 +332,7 @@ class FileWal(WalDirectory):
         )
 
     def _die(self, done: str, error: OSError) -> WalDead:
-        """From here on nobody knows what is durable, so nothing is acknowledged any more."""
+        """From here on it is unknown what is durable, so nothing is acknowledged any more."""
         self._dead = (
             f"A file of the write-ahead log in {self._folder} could not be {done} "
             f"({error.strerror}); it takes no more appends."
@@ -436,7 +436,7 @@ class FileWal(WalDirectory):
         should_reach = applied if is_newest else self._firsts[index + 1] - 1
         if is_newest and not found.header_intact and found.size_bytes > FILE_HEADER_BYTES:
             # A header is synced before the first frame is written, so this is no torn write, and
-            # without the header's salt nobody can tell how many frames there were.
+            # without the header's salt there is no telling how many frames there were.
             should_reach = max(applied, found.first_sequence) + 1
         damage = list(found.damage)
         if found.last_sequence < should_reach:

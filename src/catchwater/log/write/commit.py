@@ -6,7 +6,7 @@ the catalog's trail; a replay of the write-ahead log does the same, hence gives 
 
 *Shared*: one transaction checks this broker's session, runs the sequencer over the rows it has
 locked and makes the chunk visible. There is nothing to recover: what was written and not committed
-was never acknowledged. Where nobody knows whether a commit happened, that is found out before
+was never acknowledged. Where it is not known whether a commit happened, that is found out before
 anything else (`SharedCommitter._settle`), by a transaction over the same rows, which waits for
 the end of the first.
 """
@@ -119,7 +119,7 @@ class EmbeddedCommitter:
         return [row for row in rows if not unfinished or row.state not in IDLE]
 
     async def take_lease(self, name: str, ttl_ms: int) -> bool:
-        """There is nobody else."""
+        """Always granted: there is no other broker."""
         return True
 
     async def take_group(self, group: str) -> GroupRow:
@@ -173,7 +173,7 @@ class SharedCommitter:
     async def _settle(
         self, scope: Scope, chunk: Chunk, position: Position, wal: Wal
     ) -> tuple[list[Result], Changes] | None:
-        """What became of a chunk whose commit was never answered; None: it was not committed.
+        """What became of a chunk whose commit was not answered; None: it was not committed.
 
         The connection was lost while the transaction committed, so its changes are there or not, or
         are about to be: the database may still be at it. A transaction over the same rows waits for

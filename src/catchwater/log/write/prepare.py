@@ -14,7 +14,7 @@ time. A batch that is refused is answered with its `BatchError` and does not hol
 
 Nothing is copied: the frame that a request came in is handed to the log with its good batches, and
 released here if there are none. What was submitted is appended even if nobody waits for the answer
-any more: a producer with acks=0 closes its connection behind its last batch.
+any more: a producer with acks=0 closes its connection after its last batch.
 """
 
 import asyncio
@@ -319,7 +319,7 @@ def _unfolded(codec: int, packed: memoryview, at_once: bool, room: memoryview | 
     except DecompressionBomb as reason:
         if at_once:
             raise NotQuick from reason
-        # Java's producer sends the records again in smaller batches when it is told this.
+        # On this error Java's producer sends the records again in smaller batches.
         raise BatchError(ErrorCode.MESSAGE_TOO_LARGE, str(reason)) from reason
     except CodecError as reason:
         raise BatchError(ErrorCode.INVALID_RECORD, str(reason)) from reason

@@ -115,7 +115,7 @@ class NewRun(NamedTuple):
 
 @dataclass(slots=True)
 class Sequenced:
-    """What a chunk came to: one result per entry, the runs, and whose state has changed."""
+    """The outcome of a chunk: one result per entry, the runs, and whose state has changed."""
 
     results: list[Result] = field(default_factory=list)
     runs: list[NewRun] = field(default_factory=list)
@@ -444,7 +444,7 @@ def _extend(runs: list[NewRun], key: PartitionKey, entry: Entry, base_offset: in
 # A producer id that belongs to a transactional id appends in transactions only, with exactly the
 # epoch the catalog has for it, so what is late is refused on every partition alike:
 #
-# - any other epoch is INVALID_PRODUCER_EPOCH, an id nobody has INVALID_PRODUCER_ID_MAPPING;
+# - any other epoch is INVALID_PRODUCER_EPOCH, an unknown id INVALID_PRODUCER_ID_MAPPING;
 # - while the end of the last transaction is being written, CONCURRENT_TRANSACTIONS;
 # - version 1 announces its partitions (AddPartitionsToTxn): others are INVALID_TXN_STATE;
 # - version 2 begins the transaction, and adds the partition, with the batch itself (KIP-890).

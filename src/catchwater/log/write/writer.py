@@ -90,23 +90,24 @@ class Appended(NamedTuple):
 
 
 class Answer(Protocol):
-    """Waits for what becomes of a request: a future, or what a broker has in its place."""
+    """Takes the answer to a request: a future, or the object that a broker has in its place."""
 
     def done(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """Whether the answer is no longer wanted."""
 
     def set_result(self, result: list[Appended], /) -> None:
         """The answers, in the order of the batches; called once, on the event loop."""
 
 
-TURN_S = 5.0
-"""How long a refused batch is waited for; its producer may have given it up, or gone elsewhere."""
-_MOST_TURNS = 10_000
+RESEND_S = 5.0
+"""How long to wait for a refused batch to be sent again; its producer may have given it up, or gone
+to another broker."""
+_MOST_REFUSED = 10_000
 _SEQUENCES = 2**31
 
 
-class _Turn(NamedTuple):
-    """The batch of a producer that has to come next."""
+class _Refused(NamedTuple):
+    """The first batch of a producer that was refused: it has to come again before any later one."""
 
     epoch: int
     sequence: int
@@ -124,7 +125,7 @@ class Request(NamedTuple):
 
 
 class Intake:
-    """The submissions in hand and those who wait for them."""
+    """The requests in hand, and the readers who wait for an append."""
 
     def __init__(
         self, max_pending_bytes: int, states: Mapping[PartitionKey, PartitionState]
@@ -137,8 +138,8 @@ class Intake:
         """Submitted and not answered yet."""
         self._is_overfull = False
         """Something did not fit, and not all that was in hand then is answered."""
-        self._turns: dict[tuple[PartitionKey, int], _Turn] = {}
-        """Of producers of which a batch was refused, the oldest refusal first."""
+        self._refused: dict[tuple[PartitionKey, int], _Refused] = {}
+        """By partition and producer id, the oldest refusal first."""
         self._waiters: dict[PartitionKey, dict[asyncio.Future[None], None]] = {}
         """In the order in which they came, so that a simulation can be repeated."""
 
@@ -151,7 +152,7 @@ class Intake:
             size += len(batch.data)
         if self.pending_bytes:
             self._is_overfull |= self.pending_bytes + size > self._max_pending_bytes
-        fits = not self._is_overfull and (not self._turns or self._is_their_turn(batches))
+        fits = not self._is_overfull and (not self._refused or self._may_come_now(batches))
         self.pending_bytes += size
         return Request(batches, answer, frame, size), fits
 
@@ -160,14 +161,14 @@ class Intake:
     ) -> None:
         """Answer with an error: nothing of it is known to be appended."""
         refused = Appended(error, -1, -1, -1)
-        until_s = self._loop.time() + TURN_S
+        until_s = self._loop.time() + RESEND_S
         for request in requests:
             for batch in request.batches:
-                self._wait_for_again(batch, until_s)
+                self._await_again(batch, until_s)
             self._finish(request, [refused] * len(request.batches))
 
-    def _wait_for_again(self, batch: Submission, until_s: float) -> None:
-        """Let nothing of a refused batch's producer pass it.
+    def _await_again(self, batch: Submission, until_s: float) -> None:
+        """Let no later batch of a refused batch's producer pass it.
 
         Where an earlier one of that producer is waited for already, that is enough.
         """
@@ -175,35 +176,35 @@ class Intake:
         if header.producer_id < 0:
             return
         key = batch.partition, header.producer_id
-        turn = self._turns.get(key)
-        if turn is not None and _is_behind(header, turn):
+        expected = self._refused.get(key)
+        if expected is not None and _is_behind(header, expected):
             return
-        self._turns.pop(key, None)
-        self._turns[key] = _Turn(header.producer_epoch, header.base_sequence, until_s)
-        if len(self._turns) > _MOST_TURNS:
-            del self._turns[next(iter(self._turns))]
+        self._refused.pop(key, None)
+        self._refused[key] = _Refused(header.producer_epoch, header.base_sequence, until_s)
+        if len(self._refused) > _MOST_REFUSED:
+            del self._refused[next(iter(self._refused))]
 
-    def _is_their_turn(self, batches: Sequence[Submission]) -> bool:
-        """Whether none of these is behind one that was refused; forgets what has come again."""
+    def _may_come_now(self, batches: Sequence[Submission]) -> bool:
+        """Whether none of these follows a refused one; forgets those that have come again."""
         now_s = self._loop.time()
-        while self._turns and (first := next(iter(self._turns.items())))[1].until_s < now_s:
-            del self._turns[first[0]]
+        while self._refused and (first := next(iter(self._refused.items())))[1].until_s < now_s:
+            del self._refused[first[0]]
         come_again = []
         for batch in batches:
             header, key = batch.header, (batch.partition, batch.header.producer_id)
-            turn = self._turns.get(key)
-            if turn is None:
+            expected = self._refused.get(key)
+            if expected is None:
                 continue
-            if _is_behind(header, turn):
+            if _is_behind(header, expected):
                 return False
-            if header.producer_epoch != turn.epoch or header.base_sequence == turn.sequence:
+            if header.producer_epoch != expected.epoch or header.base_sequence == expected.sequence:
                 come_again.append(key)
         for key in come_again:
-            del self._turns[key]
+            del self._refused[key]
         return True
 
     def answer(self, write: "Write", results: Sequence[Result]) -> None:
-        """Answer every request of a chunk whose entries came to these results."""
+        """Answer every request of a chunk with the results of its entries."""
         states, append_ms = self._states, write.chunk.created_ms
         answers = [_NOTHING] * len(results)
         for index, entry, result in zip(write.order, write.chunk.entries, results, strict=True):
@@ -254,29 +255,29 @@ class Intake:
 _NOTHING = Appended(ErrorCode.NONE, -1, -1, -1)
 
 
-def _is_behind(header: BatchHeader, turn: _Turn) -> bool:
-    """Whether it is a later batch than the one whose turn it is; sequences go round."""
-    distance = (header.base_sequence - turn.sequence) % _SEQUENCES
-    return header.producer_epoch == turn.epoch and 0 < distance < _SEQUENCES // 2
+def _is_behind(header: BatchHeader, expected: _Refused) -> bool:
+    """Whether it is a later batch than the refused one; sequences wrap around."""
+    distance = (header.base_sequence - expected.sequence) % _SEQUENCES
+    return header.producer_epoch == expected.epoch and 0 < distance < _SEQUENCES // 2
 
 
 # --- the writer --------------------------------------------------------------------------------
 
 
 class Committed(NamedTuple):
-    """What a chunk came to."""
+    """The outcome of a chunk."""
 
     results: Sequence[Result]
     """One for each of its entries."""
     changed: Iterable[PartitionKey] = ()
-    """Partitions with something new, where readers who wait do not know it yet."""
+    """Partitions with something new, if the readers who wait there are still to be woken."""
 
 
 class Committer(Protocol):
     """Gives chunks their offsets and makes them visible, one after the other.
 
     A broker alone has one over states in memory, a broker among many one over the shared catalog.
-    Whatever else depends on which of the two it is, is asked here too. Used on the event loop.
+    What else differs between the two is asked here, too. Used on the event loop.
     """
 
     in_memory: bool
@@ -410,7 +411,7 @@ class Writer:
         # What the loop and the threads share; guarded by the lock.
         self._lock = threading.Lock()
         self._is_resting = False
-        """A thread waits to be woken, and nobody has done so yet."""
+        """A thread waits in `_wake.get`, and was not woken yet."""
         self._source: Source | None = self._open(session, wal)
         """None while a session has ended and the next one has not begun."""
         self._requests: list[Request] = []
@@ -594,11 +595,11 @@ class Writer:
             self._commit_written()
 
     def _commit_written(self) -> None:
-        """Commit the chunks whose turn it is, as far as they are written."""
+        """Commit chunks in their order, up to the first that is not written."""
         while self._writes and self._committing is None:
             write = self._writes[0]
             if write.source.has_ended:
-                # Whatever becomes of the write: it counts for nothing, so nobody waits for it.
+                # Even if it was written it does not count, so there is no need to wait for it.
                 self._refuse(write, ErrorCode.NOT_LEADER_OR_FOLLOWER)
             elif write.error is not None:
                 self._fail(write, write.error)
@@ -674,7 +675,7 @@ class Writer:
             self._all_answered.set_result(None)
 
     def _watch(self, part: "asyncio.Future[Any]") -> None:
-        """A thread or a commit that ends by a defect: nobody else would answer."""
+        """A thread or a commit that ends by a defect would leave its requests without an answer."""
         if part.cancelled():
             self.has_failed = True
         elif (defect := part.exception()) is not None:
@@ -700,7 +701,7 @@ class Writer:
         return self._take_all()
 
     async def _renew(self, ended: Source) -> None:
-        """Go on with a new session, while what is under way in the old log comes to its end."""
+        """Go on with a new session, while writes to the old log end."""
         await asyncio.gather(self._retire(ended), self._begin_session(ended))
 
     async def _retire(self, source: Source) -> None:

@@ -253,7 +253,7 @@ async def test_a_producer_that_gave_its_batch_up_goes_on(
     log.wal.failure = None
     if way == "time":
         loop = asyncio.get_running_loop()
-        later_s = loop.time() + writer.TURN_S + 1
+        later_s = loop.time() + writer.RESEND_S + 1
         monkeypatch.setattr(loop, "time", lambda: later_s)
         (taken,) = await log.writer.submit([numbered(log, 6)])
     else:
