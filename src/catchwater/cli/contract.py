@@ -1,22 +1,37 @@
-"""`catchwater contract …`: what a restore of a checkpoint needs, and whether it is there."""
+"""`catchwater contract …`: what a restore of a checkpoint needs, and whether it is there.
+
+Of a pipeline by its contracts, of any other consumer by the positions of its group.
+"""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from catchwater.cli.command_config import CommandConfig, client_of
 from catchwater.cli.console import (
+    HERE,
     AsJson,
+    Bootstrap,
+    DryRun,
     PipelineFile,
+    Yes,
+    agreed,
     leave,
     noun,
     print_json,
     print_table,
     spaced,
+    talk,
 )
+from catchwater.config import duration_ms
 
 if TYPE_CHECKING:
     from catchwater.recovery.estimate import Estimate
+    from catchwater.recovery.group import GroupContract, Observed
+    from catchwater.replay.control import Control
+    from catchwater.wire.client import Client
 
 app = noun()
 
@@ -25,17 +40,56 @@ Checkpoint = Annotated[
 ]
 
 
+Group = Annotated[
+    str, typer.Option("--group", metavar="NAME", show_default=False, help="A consumer group.")
+]
+_ASK_S = 10.0
+"""How long brokers are asked."""
+
+
 @app.callback()
 def contract() -> None:
     """See what a restore would need, and whether it would succeed."""
 
 
 @app.command()
-def show(file: PipelineFile, checkpoint: Checkpoint = None, as_json: AsJson = False) -> None:
-    """Show the contract of a checkpoint, as it was written.
+def show(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", show_default=False, help="The pipeline's TOML file."),
+    ] = None,
+    checkpoint: Checkpoint = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group",
+            metavar="NAME",
+            help="Instead of a pipeline, any consumer group of any Kafka.",
+        ),
+    ] = None,
+    max_restore: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="How long that group's job takes to come back."),
+    ] = None,
+    bootstrap: Bootstrap = HERE,
+    command_config: CommandConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the contract of a checkpoint, as it was written, or that of any consumer group.
 
-    Exit 0, 3 (a budget may be breached, or a restore never catches up) or 4 (one is breached).
+    Exit 0, 3 (a budget may be breached, or a restore never catches up; a group's input may be
+    deleted before a restore ends) or 4 (a budget is breached; a group's input is gone).
     """
+    if (file is None) == (group is None):
+        raise typer.BadParameter("Name a pipeline's FILE, or a consumer group with --group.")
+    if group is not None:
+        max_restore_s = None if max_restore is None else _duration_s(max_restore)
+        _show_group(group, max_restore_s, bootstrap, command_config, as_json=as_json)
+    elif file is not None:
+        _show_checkpoint(file, checkpoint, as_json=as_json)
+
+
+def _show_checkpoint(file: Path, checkpoint: int | None, *, as_json: bool) -> None:
     from catchwater.cli.pipeline_file import load_here
     from catchwater.recovery.contract import budgets, load_contract
 
@@ -120,3 +174,158 @@ def _size(size_bytes: int) -> str:
             break
         size /= 1024
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+# Groups.
+
+
+def _show_group(
+    group: str,
+    max_restore_s: float | None,
+    bootstrap: str,
+    command_config: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    from catchwater.clock import SYSTEM
+    from catchwater.recovery.group import judge
+
+    seen, _ = _observed(group, bootstrap, command_config)
+    told = judge(seen, SYSTEM.now_ms(), max_restore_s)
+    if as_json:
+        print_json(told)
+    else:
+        _print_group(told)
+    leave(each.verdict for each in told.positions)
+
+
+def _print_group(told: "GroupContract") -> None:
+    size = "unknown" if told.replay_bytes is None else _size(told.replay_bytes)
+    age = "unknown" if told.lag_s is None else f"{told.lag_s:.1f} s"
+    left = "for ever" if told.retention_left_s is None else f"{told.retention_left_s:.0f} s"
+    rows = [
+        ("state", f"{told.state}, {told.protocol_type or 'no protocol'}"),
+        ("lag", f"{spaced(told.lag_records)} records, the oldest {age} old"),
+        ("replay", size),
+        ("input is kept", left),
+    ]
+    for each in told.changelogs:
+        held = "unknown size" if each.bytes is None else _size(each.bytes)
+        policy = f"{held}, cleanup.policy {each.cleanup_policy}"
+        rows.append((f"changelog {each.topic}", f"{each.partitions} partitions, {policy}"))
+    print_table(["contract", f"group {told.group}"], rows)
+    typer.echo()
+    columns = ["topic", "partition", "offset", "log_start", "log_end", "lag", "verdict", "why"]
+    print_table(
+        columns,
+        [
+            (
+                p.topic,
+                p.partition,
+                p.offset,
+                p.log_start,
+                p.log_end,
+                p.lag_records,
+                p.verdict,
+                p.why,
+            )
+            for p in told.positions
+        ],
+    )
+
+
+@app.command()
+def pin(
+    group: Group,
+    lease: Annotated[
+        str, typer.Option(metavar="DURATION", help="For so long, unless it is pinned again.")
+    ] = "7d",
+    bootstrap: Bootstrap = HERE,
+    command_config: CommandConfig = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
+    """Have the log keep what a consumer group has not read yet.
+
+    From where the group stands now; pinned again, it stands where the group does then. Exit 5 if
+    some of it is gone already. Another Kafka has no pins.
+    """
+    from catchwater.recovery.group import NoPins, check_held, pin_of
+
+    seen, control = _observed(group, bootstrap, command_config)
+    if control is None:
+        raise NoPins(
+            f"The log at {bootstrap} is another Kafka: it has no pins.",
+            hint="Lengthen retention.ms of the group's topics there.",
+        )
+    check_held(seen)
+    where = f"{len(seen.committed)} partitions from where group {group} stands"
+    if not agreed(f"pin {where}, for {lease}", dry_run=dry_run, yes=yes):
+        return
+    positions = [
+        {"topic": topic, "partition": partition, "offset": offset}
+        for (topic, partition), offset in sorted(seen.committed.items())
+    ]
+    lease_ms = round(1000 * _duration_s(lease))
+    name = pin_of(group)
+    control.set_pin(name, {"owner": name, "positions": positions, "lease_ms": lease_ms})
+    talk(f"pinned {where}, for {lease}: {name}")
+
+
+@app.command()
+def unpin(
+    group: Group,
+    bootstrap: Bootstrap = HERE,
+    command_config: CommandConfig = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
+    """Let the log delete again what `contract pin` has kept for a consumer group."""
+    from catchwater.recovery.group import pin_of
+
+    with _client(bootstrap, command_config) as client:
+        control = _control(client)
+    name = pin_of(group)
+    if control is None or all(each["id"] != name for each in control.pins()):
+        talk(f"nothing is pinned for group {group}")
+    elif agreed(f"release the pin {name}", dry_run=dry_run, yes=yes):
+        control.release_pin(name)
+        talk(f"released {name}")
+
+
+def _observed(
+    group: str, bootstrap: str, command_config: Path | None
+) -> "tuple[Observed, Control | None]":
+    """What the brokers say of a group, and the log's control API where it is ours."""
+    from catchwater.recovery.group import observe
+
+    with _client(bootstrap, command_config) as client:
+        control = _control(client)
+        seen = observe(client, group, control.pins() if control else ())
+    return seen, control
+
+
+def _client(bootstrap: str, command_config: Path | None) -> "Client":
+    return client_of(bootstrap, command_config, name="catchwater-contract", timeout_s=_ASK_S)
+
+
+def _control(client: "Client") -> "Control | None":
+    """The log's control API; None: it is another Kafka, or does not tell this client."""
+    from catchwater.replay.control import CONTROL_URL, Control
+    from catchwater.wire.client import RequestRefused
+    from catchwater.wire.errors import ErrorCode
+
+    try:
+        url = client.broker_config().get(CONTROL_URL)
+    except RequestRefused as refused:
+        if refused.code is not ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+            raise
+        return None
+    return Control(url, timeout_s=_ASK_S) if url else None
+
+
+def _duration_s(text: str) -> float:
+    try:
+        return duration_ms(text) / 1000
+    except ValueError as problem:
+        raise typer.BadParameter(f"{problem}") from None

@@ -7,7 +7,8 @@ until it succeeds, is refused for good, or `timeout_s` is over.
 
 Promises: an error names topic and partition; a batch that carries a producer id and sequence is
 written once however often it is sent. Batches without may be repeated or change places when a
-connection breaks. Does not do groups and transactions. Not thread-safe.
+connection breaks. Looks at groups and is no member of any; does not do transactions. Not
+thread-safe.
 """
 
 from collections import defaultdict, deque
@@ -21,13 +22,18 @@ from kio.schema.create_topics.v5.request import CreatableTopic, CreatableTopicCo
 from kio.schema.delete_topics.v5 import DeleteTopicsRequest
 from kio.schema.describe_configs.v4 import DescribeConfigsRequest
 from kio.schema.describe_configs.v4.request import DescribeConfigsResource
+from kio.schema.describe_log_dirs.v2 import DescribeLogDirsRequest
+from kio.schema.describe_log_dirs.v2.request import DescribableLogDirTopic
+from kio.schema.find_coordinator.v3 import FindCoordinatorRequest
 from kio.schema.init_producer_id.v4 import InitProducerIdRequest
+from kio.schema.list_groups.v4 import ListGroupsRequest
 from kio.schema.list_offsets.v5 import ListOffsetsRequest
 from kio.schema.list_offsets.v5.request import ListOffsetsPartition, ListOffsetsTopic
 from kio.schema.list_transactions.v0 import ListTransactionsRequest
 from kio.schema.metadata.v9 import MetadataRequest
 from kio.schema.metadata.v9.request import MetadataRequestTopic
-from kio.schema.types import BrokerId, ProducerId, TopicName, TransactionalId
+from kio.schema.offset_fetch.v7 import OffsetFetchRequest
+from kio.schema.types import BrokerId, GroupId, ProducerId, TopicName, TransactionalId
 from kio.static.primitive import i8, i16, i32, i32Timedelta, i64
 from kio.static.protocol import RequestPayload
 
@@ -50,7 +56,7 @@ _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 1.0
 _MOST_IN_FLIGHT = 5
 _REQUEST_BYTES = 2**20
-_BROKER = 4  # the resource type of DescribeConfigs
+_TOPIC, _BROKER = 2, 4  # resource types of DescribeConfigs
 _ANY_COUNT = -1  # KIP-464: the broker's default number of replicas
 _HINTS = {
     ErrorCode.INVALID_TOPIC_EXCEPTION: "A topic's name has 1 to 249 of the characters a-z, A-Z, "
@@ -335,15 +341,92 @@ class Client:
         def attempt() -> dict[str, str]:
             cluster = self._metadata(())
             broker = min(cluster.brokers)
-            resource = DescribeConfigsResource(
-                resource_type=i8(_BROKER), resource_name=str(broker), configuration_keys=None
-            )
-            request = DescribeConfigsRequest(resources=(resource,))
-            (result,) = self._exchange(cluster.brokers[broker], request).results
-            _check(result.error_code, "DescribeConfigs", f"broker {broker}", result.error_message)
-            return {each.name: each.value for each in result.configs if each.value is not None}
+            found = self._configs(cluster.brokers[broker], _BROKER, [str(broker)])
+            return found[str(broker)]
 
         return self._repeat(attempt)
+
+    def topic_configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Topic -> its settings, those of the broker where it has none (DescribeConfigs)."""
+        return self._repeat(lambda: self._configs(self._any_broker(), _TOPIC, topics))
+
+    def sizes(self, topics: Sequence[str]) -> dict[TopicPartition, int]:
+        """Bytes of each partition, of its largest replica (DescribeLogDirs).
+
+        Without those that no broker tells, as where the client may not DESCRIBE the cluster.
+        """
+        wanted = tuple(
+            DescribableLogDirTopic(
+                topic=TopicName(name),
+                partitions=tuple(map(i32, self._metadata([name]).partitions(name))),
+            )
+            for name in topics
+        )
+        request = DescribeLogDirsRequest(topics=wanted)
+
+        def attempt() -> dict[TopicPartition, int]:
+            found: dict[TopicPartition, int] = {}
+            for address in self._metadata(()).brokers.values():
+                for folder in self._exchange(address, request).results:
+                    for topic in folder.topics:
+                        for each in topic.partitions:
+                            key = (str(topic.name), int(each.partition_index))
+                            found[key] = max(found.get(key, 0), int(each.partition_size))
+            return found
+
+        return self._repeat(attempt)
+
+    def committed(self, group: str) -> dict[TopicPartition, int]:
+        """The positions that a group has committed; none for a group that does not exist."""
+        request = OffsetFetchRequest(group_id=GroupId(group), topics=None)
+
+        def attempt() -> dict[TopicPartition, int]:
+            reply = self._exchange(self._coordinator(group), request)
+            _check(reply.error_code, "OffsetFetch", f"group {group}")
+            return {
+                (str(topic.name), int(each.partition_index)): int(each.committed_offset)
+                for topic in reply.topics
+                for each in topic.partitions
+                if each.committed_offset >= 0
+            }
+
+        return self._repeat(attempt)
+
+    def group_state(self, group: str) -> tuple[str, str] | None:
+        """A group's state and protocol type as Kafka names them; None: there is no such group."""
+
+        def attempt() -> tuple[str, str] | None:
+            reply = self._exchange(self._coordinator(group), ListGroupsRequest())
+            _check(reply.error_code, "ListGroups", f"group {group}")
+            for each in reply.groups:
+                if each.group_id == group:
+                    return each.group_state, each.protocol_type
+            return None
+
+        return self._repeat(attempt)
+
+    def _coordinator(self, group: str) -> Address:
+        reply = self._exchange(self._any_broker(), FindCoordinatorRequest(key=group))
+        _check(reply.error_code, "FindCoordinator", f"group {group}", reply.error_message)
+        return reply.host, int(reply.port)
+
+    def _configs(
+        self, address: Address, kind: int, names: Sequence[str]
+    ) -> dict[str, dict[str, str]]:
+        resources = (
+            DescribeConfigsResource(
+                resource_type=i8(kind), resource_name=name, configuration_keys=None
+            )
+            for name in names
+        )
+        reply = self._exchange(address, DescribeConfigsRequest(resources=tuple(resources)))
+        found = {}
+        for result in reply.results:
+            name = str(result.resource_name)
+            subject = f"broker {name}" if kind == _BROKER else name
+            _check(result.error_code, "DescribeConfigs", subject, result.error_message)
+            found[name] = {c.name: c.value for c in result.configs if c.value is not None}
+        return found
 
     def _repeat(self, attempt: Callable[[], _Answer]) -> _Answer:
         """Call until it succeeds or is refused; raises `RequestTimedOut`, `ConnectionLost`."""

@@ -1,0 +1,288 @@
+"""The contract of a job that is not ours: a consumer group of any Kafka, as its positions tell.
+
+Flink, Kafka Streams, Connect and every other consumer leave no more behind than the offsets they
+have committed. Whether they can go on from there is up to the log: it may have deleted what comes
+next, or be about to. `observe` asks the brokers; `judge`, which is pure, says what follows.
+
+Timestamps are those of the batches at the positions, which producers may set to anything. A batch
+is deleted with its segment, so what is said to be left is the least.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from catchwater.config import CatchwaterError
+from catchwater.recovery.contract import HistoryGone, Verdict
+from catchwater.wire.batch import BatchError, read_header
+from catchwater.wire.client import EARLIEST, LATEST, Client
+from catchwater.wire.fields import TopicPartition
+
+_CHANGELOG = "-changelog"
+_PARTITION_BYTES, _FETCH_BYTES = 2**20, 2**26
+_HOLDS = ("reserved", "extended")
+"""States of a pin that keeps the log."""
+
+
+class NoPositions(CatchwaterError):
+    """The group has committed nothing in a topic that is there."""
+
+
+class NoPins(CatchwaterError):
+    """The log is another Kafka, which keeps nothing for anybody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What brokers say of one group."""
+
+    group: str
+    state: str
+    """As Kafka names it."""
+    protocol_type: str
+    committed: Mapping[TopicPartition, int]
+    starts: Mapping[TopicPartition, int]
+    ends: Mapping[TopicPartition, int]
+    written_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """When the batch at the position was written, where there is one."""
+    sizes: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Bytes of each partition, where a broker tells them."""
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Topic -> its settings."""
+    pins: Sequence[Mapping[str, Any]] = ()
+    """As the control API lists them; another Kafka has none."""
+
+
+class GroupPosition(msgspec.Struct, frozen=True):
+    """Where a group goes on in one partition, and for how long it can."""
+
+    topic: str
+    partition: int
+    offset: int
+    log_start: int
+    log_end: int
+    lag_records: int
+    lag_s: float | None
+    """Age of the batch that comes next; None: nobody knows."""
+    replay_bytes: int | None
+    """To the end of the log, in proportion to records; None: no broker tells sizes."""
+    retention_left_s: float | None
+    """Until retention may delete what comes next; None: it does not, or nothing comes next."""
+    pin: str
+    """Which of the log's pins keeps it; empty: none."""
+    verdict: Verdict
+    why: str
+
+
+class Changelog(msgspec.Struct, frozen=True):
+    """A topic that Kafka Streams keeps a store of this application in."""
+
+    topic: str
+    partitions: int
+    bytes: int | None
+    cleanup_policy: str
+
+
+class GroupContract(msgspec.Struct, frozen=True):
+    """What going on from a group's positions needs, and whether it is there."""
+
+    group: str
+    state: str
+    protocol_type: str
+    written_ms: int
+    lag_records: int
+    lag_s: float | None
+    """Of the partition that is farthest behind."""
+    replay_bytes: int | None
+    retention_left_s: float | None
+    """Of the position that is lost first; None: none will be."""
+    positions: list[GroupPosition]
+    changelogs: list[Changelog] = []
+
+
+def observe(client: Client, group: str, pins: Sequence[Mapping[str, Any]] = ()) -> Observed:
+    """Ask the brokers. Positions in topics that are gone are left out.
+
+    Raises `NoPositions`, and what the client raises.
+    """
+    state, protocol_type = client.group_state(group) or ("Unknown", "")
+    cluster = client.metadata()
+    committed = {
+        key: offset for key, offset in client.committed(group).items() if key in cluster.leaders
+    }
+    if not committed:
+        raise NoPositions(
+            f"Group {group} has no committed position in a topic that is there.",
+            hint="Is the name right? A job that keeps its positions elsewhere has to commit them, "
+            "too: Flink does so with checkpoints on, Spark's Kafka source never.",
+        )
+    topics = sorted({topic for topic, _ in committed})
+    own = [t for t in cluster.topics() if t.startswith(f"{group}-") and t.endswith(_CHANGELOG)]
+    known = sorted({*topics, *own})
+    starts = client.list_offsets(dict.fromkeys(committed, EARLIEST))
+    ends = client.list_offsets(dict.fromkeys(committed, LATEST))
+    behind = {key: at for key, at in committed.items() if starts[key] <= at < ends[key]}
+    return Observed(
+        group=group,
+        state=state,
+        protocol_type=protocol_type,
+        committed=committed,
+        starts=starts,
+        ends=ends,
+        written_ms=_written_ms(client, behind),
+        sizes=client.sizes(known) if known else {},
+        settings=client.topic_configs(known) if known else {},
+        pins=pins,
+    )
+
+
+def _written_ms(client: Client, behind: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """When the batch at each position was written, by the log's clock where that has the time."""
+    found: dict[TopicPartition, int] = {}
+    left = dict(behind)
+    while left:
+        answers = client.fetch(
+            left, max_bytes=_FETCH_BYTES, max_partition_bytes=_PARTITION_BYTES, max_wait_ms=0
+        )
+        for key, answer in answers.items():
+            with suppress(BatchError):  # none, or one that is cut short: asked for again
+                header = read_header(answer.records)
+                own = header.log_append_time
+                found[key] = header.max_timestamp if own else header.base_timestamp
+        if not found.keys() & left.keys():
+            break  # nobody has one for us: it was deleted meanwhile
+        left = {key: at for key, at in left.items() if key not in found}
+    return found
+
+
+def judge(seen: Observed, now_ms: int, max_restore_s: float | None = None) -> GroupContract:
+    """What follows from what was observed.
+
+    `max_restore_s` is how long the job may take to come back: what retention leaves should be more.
+    """
+    positions = [
+        _judged(seen, key, offset, now_ms, max_restore_s)
+        for key, offset in sorted(seen.committed.items())
+    ]
+    sizes = [each.replay_bytes for each in positions]
+    known_bytes = [size for size in sizes if size is not None]
+    lags = [each.lag_s for each in positions if each.lag_s is not None]
+    left = [each.retention_left_s for each in positions if each.retention_left_s is not None]
+    return GroupContract(
+        group=seen.group,
+        state=seen.state,
+        protocol_type=seen.protocol_type,
+        written_ms=now_ms,
+        lag_records=sum(each.lag_records for each in positions),
+        lag_s=max(lags, default=None),
+        replay_bytes=sum(known_bytes) if len(known_bytes) == len(sizes) else None,
+        retention_left_s=min(left, default=None),
+        positions=positions,
+        changelogs=_changelogs(seen),
+    )
+
+
+def _judged(
+    seen: Observed, key: TopicPartition, offset: int, now_ms: int, max_restore_s: float | None
+) -> GroupPosition:
+    start, end = seen.starts[key], seen.ends[key]
+    lag, written_ms = max(0, end - offset), seen.written_ms.get(key)
+    size = seen.sizes.get(key)
+    there = max(0, end - max(offset, start))  # of an empty log nothing, however far behind
+    replay_bytes = None if size is None else round(size * there / (end - start)) if there else 0
+    pin = _pin(seen.pins, key, offset)
+    age_s = None if written_ms is None else max(0, now_ms - written_ms) / 1000
+    left_s = None if pin or not lag else _left_s(seen.settings.get(key[0], {}), age_s, replay_bytes)
+    verdict, why = _verdict(offset, start, end, pin, left_s, max_restore_s)
+    return GroupPosition(
+        topic=key[0],
+        partition=key[1],
+        offset=offset,
+        log_start=start,
+        log_end=end,
+        lag_records=lag,
+        lag_s=age_s if lag else 0.0,
+        replay_bytes=replay_bytes,
+        retention_left_s=left_s,
+        pin=pin,
+        verdict=verdict,
+        why=why,
+    )
+
+
+def _left_s(
+    settings: Mapping[str, str], age_s: float | None, replay_bytes: int | None
+) -> float | None:
+    """Until retention, by time or by size, may delete the batch that comes next; None: never.
+
+    By size nothing is left once more lies behind the position than may; before that nobody knows.
+    """
+    if "delete" not in settings.get("cleanup.policy", "delete"):
+        return None
+    most_bytes = int(settings.get("retention.bytes", -1))
+    if most_bytes >= 0 and replay_bytes is not None and replay_bytes > most_bytes:
+        return 0.0
+    retention_ms = int(settings.get("retention.ms", -1))
+    if retention_ms < 0 or age_s is None:
+        return None
+    return max(0.0, round(retention_ms / 1000 - age_s, 1))
+
+
+def _pin(pins: Sequence[Mapping[str, Any]], key: TopicPartition, offset: int) -> str:
+    """The first pin that keeps the partition from this offset on."""
+    for pin in pins:
+        if pin["state"] not in _HOLDS:
+            continue
+        for each in pin["positions"]:
+            if (each["topic"], each["partition"]) == key and each["offset"] <= offset:
+                return str(pin["id"])
+    return ""
+
+
+def _verdict(
+    offset: int, start: int, end: int, pin: str, left_s: float | None, max_restore_s: float | None
+) -> tuple[Verdict, str]:
+    if offset < start:
+        return "fail", f"lost: the log begins at {start}, {start - offset} records are gone"
+    if offset > end:
+        return "fail", f"the log ends at {end}: it is not the one that this was read from"
+    if offset == end:
+        return "pass", "everything was read"
+    if pin:
+        return "pass", f"pinned by {pin}"
+    if left_s is None:
+        return "pass", "retention does not delete it"
+    if left_s <= 0:
+        return "warn", "retention may delete it at any moment"
+    if max_restore_s is not None and left_s < max_restore_s:
+        return "warn", f"deleted in {left_s:.0f} s, before a restore of {max_restore_s:.0f} s ends"
+    return "pass", f"kept for {left_s:.0f} s at least"
+
+
+def _changelogs(seen: Observed) -> list[Changelog]:
+    found = []
+    for topic, settings in sorted(seen.settings.items()):
+        if topic.startswith(f"{seen.group}-") and topic.endswith(_CHANGELOG):
+            sizes = [size for key, size in seen.sizes.items() if key[0] == topic]
+            policy = settings.get("cleanup.policy", "")
+            found.append(Changelog(topic, len(sizes), sum(sizes) if sizes else None, policy))
+    return found
+
+
+def check_held(seen: Observed) -> None:
+    """Raise `HistoryGone` unless the log still holds all that the group has not read."""
+    for key, offset in sorted(seen.committed.items()):
+        if offset < seen.starts[key]:
+            raise HistoryGone(
+                f"Group {seen.group} needs {key[0]}-{key[1]} from offset {offset} on, and the log "
+                f"begins at {seen.starts[key]}: {seen.starts[key] - offset} records are gone.",
+                hint="Reset the group to what the log still holds, then pin it.",
+            )
+
+
+def pin_of(group: str) -> str:
+    """The name, and the owner, of the pin that keeps a group's input."""
+    return f"group/{group}"

@@ -1,0 +1,180 @@
+"""`catchwater contract show --group`: of any consumer group, here and at Apache Kafka."""
+
+import io
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from tests.conftest import BrokerProcess
+
+from catchwater.cli import main
+from catchwater.wire.arrow import encode_batch
+from catchwater.wire.client import EARLIEST, Client
+
+RECORDS, READ = 100, 30
+HOUR_S = 3600
+
+
+class Answer(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def contract(verb: str, bootstrap: str, *arguments: str) -> Answer:
+    """Type `catchwater contract VERB`."""
+    # JSON is written as bytes.
+    out, err = (io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2))
+    argv = ["catchwater", "contract", verb, "--bootstrap", bootstrap, *arguments]
+    with patch.object(sys, "argv", argv), redirect_stdout(out), redirect_stderr(err):
+        with pytest.raises(SystemExit) as left:
+            main()
+    told = (each.detach().getvalue().decode() for each in (out, err))
+    return Answer(int(left.value.code or 0), *told)
+
+
+def shown(bootstrap: str, group: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+    answer = contract("show", bootstrap, "--group", group, "--json", *arguments)
+    assert answer.stdout, answer.stderr
+    return answer.returncode, json.loads(answer.stdout)
+
+
+def filled(bootstrap: str, topic: str, written_ms: int, **config: str) -> None:
+    settings = {name.replace("_", "."): value for name, value in config.items()}
+    with Client(bootstrap) as client:
+        client.create_topics({topic: 2}, settings)
+        while len(client.metadata([topic]).leaders) < 2:
+            time.sleep(0.05)
+        values = [b"%d" % n * 100 for n in range(RECORDS)]
+        batches = [encode_batch([(b"", value, written_ms, ())]) for value in values]
+        client.produce([((topic, partition), batch) for batch in batches for partition in (0, 1)])
+
+
+def commit(bootstrap: str, group: str, topic: str) -> None:
+    """As a job does that has read something of partition 0 and all of partition 1."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, "log_level": 0})
+    at = [TopicPartition(topic, 0, READ), TopicPartition(topic, 1, RECORDS)]
+    consumer.commit(offsets=at, asynchronous=False)
+    consumer.close()
+
+
+def check_group(bootstrap: str) -> None:
+    """What holds at any Kafka."""
+    written_ms = round(time.time() * 1000) - 60_000
+    filled(bootstrap, "read-in-part", written_ms, retention_ms=str(HOUR_S * 1000))
+    commit(bootstrap, "job", "read-in-part")
+    code, told = shown(bootstrap, "job")
+    assert code == 0
+    assert (told["group"], told["state"]) == ("job", "Empty")
+    assert told["lag_records"] == RECORDS - READ
+    assert 60 <= told["lag_s"] < 600
+    assert told["replay_bytes"] > (RECORDS - READ) * 100
+    assert HOUR_S - 600 < told["retention_left_s"] <= HOUR_S - 60
+    behind, done = told["positions"]
+    assert (behind["offset"], behind["log_end"], done["lag_records"]) == (READ, RECORDS, 0)
+    assert done["retention_left_s"] is None
+    # A restore that takes longer than retention leaves.
+    code, told = shown(bootstrap, "job", "--max-restore", "1h")
+    assert (code, told["positions"][0]["verdict"]) == (3, "warn")
+    # For people.
+    page = contract("show", bootstrap, "--group", "job")
+    assert page.returncode == 0
+    assert "group job" in page.stdout and "70 records" in page.stdout
+    # Its input goes.
+    with Client(bootstrap) as client:
+        delete_before(bootstrap, "read-in-part", READ + 5)
+        assert client.list_offsets({("read-in-part", 0): EARLIEST}) == {
+            ("read-in-part", 0): READ + 5
+        }
+    code, told = shown(bootstrap, "job")
+    assert (code, told["positions"][0]["why"]) == (
+        4,
+        "lost: the log begins at 35, 5 records are gone",
+    )
+    # Nobody knows of the other.
+    unknown = contract("show", bootstrap, "--group", "nobody")
+    assert unknown.returncode == 1 and "no committed position" in unknown.stderr
+
+
+def delete_before(bootstrap: str, topic: str, offset: int) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for done in admin.delete_records([TopicPartition(topic, 0, offset)]).values():
+        done.result(60)
+
+
+@pytest.fixture(scope="module")
+def broker(make_broker: Callable[..., BrokerProcess]) -> BrokerProcess:
+    return make_broker({"catchwater.retention.interval.ms": "100"})
+
+
+def test_a_group_here(broker: BrokerProcess) -> None:
+    check_group(broker.bootstrap)
+
+
+@pytest.fixture
+def kafka() -> Iterator[str]:
+    if not (shutil.which("java") and shutil.which("mvn")):
+        pytest.skip("Apache Kafka needs java, and mvn to fetch it")
+    from benchmarks.kafka_peer import apache_kafka
+
+    with apache_kafka() as (servers, _):
+        yield servers
+
+
+@pytest.mark.slow
+def test_a_group_at_apache_kafka_which_has_no_pins(kafka: str) -> None:
+    check_group(kafka)
+    refused = contract("pin", kafka, "--group", "job", "--yes")
+    assert refused.returncode == 1
+    assert "another Kafka: it has no pins" in refused.stderr
+
+
+def test_a_pin_keeps_a_groups_input_until_it_is_released(broker: BrokerProcess) -> None:
+    bootstrap, topic = broker.bootstrap, "pinned"
+    filled(bootstrap, topic, 1_000, retention_ms="-1")
+    commit(bootstrap, "kept", topic)
+    dry = contract("pin", bootstrap, "--group", "kept", "--dry-run")
+    assert dry.returncode == 0 and "would pin 2 partitions" in dry.stderr
+    assert shown(bootstrap, "kept")[1]["positions"][0]["pin"] == ""
+    assert contract("pin", bootstrap, "--group", "kept", "--yes").returncode == 0
+    # Retention of a second, for records of 1970: everything would go.
+    retain_for(bootstrap, topic, 1_000)
+    deadline = time.monotonic() + 60
+    with Client(bootstrap) as client:
+        while client.list_offsets({(topic, 1): EARLIEST})[topic, 1] < RECORDS:
+            assert time.monotonic() < deadline, "what was read goes, and nothing else"
+            time.sleep(0.05)
+    code, told = shown(bootstrap, "kept")
+    assert (code, told["positions"][0]["why"]) == (0, "pinned by group/kept")
+    assert told["positions"][0]["log_start"] <= READ
+    assert contract("unpin", bootstrap, "--group", "kept", "--yes").returncode == 0
+    with Client(bootstrap) as client:
+        while client.list_offsets({(topic, 0): EARLIEST})[topic, 0] < RECORDS:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert shown(bootstrap, "kept")[0] == 4
+    gone = contract("pin", bootstrap, "--group", "kept", "--yes")
+    assert gone.returncode == 5 and "70 records are gone" in gone.stderr
+    again = contract("unpin", bootstrap, "--group", "kept", "--yes")
+    assert again.returncode == 0 and "nothing is pinned" in again.stderr
+
+
+def retain_for(bootstrap: str, topic: str, retention_ms: int) -> None:
+    from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+
+    entry = ConfigEntry(
+        "retention.ms", str(retention_ms), incremental_operation=AlterConfigOpType.SET
+    )
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for done in admin.incremental_alter_configs([resource]).values():
+        done.result(60)
