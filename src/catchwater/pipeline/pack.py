@@ -251,6 +251,7 @@ def _in_blocks(spec: FunctionSpec, opened: Sequence[_Opened]) -> Iterator[Iterat
     parts = [opened[index].rows.replace_schema_metadata() for index in good]
     (rows,) = pa.Table.from_batches(parts).combine_chunks().to_batches()
     places = np.concatenate([np.arange(*starts[index : index + 2]) for index in good])
+    blobs = np.repeat(good, list(map(len, parts)))
     high = np.frombuffer(pc.binary_slice(rows.column(0), 0, 4).buffers()[2], ">u4")
     high = (high - high.min()).astype(np.uint64)
     blocks = len(rows) // BLOCK_EVENTS
@@ -259,28 +260,28 @@ def _in_blocks(spec: FunctionSpec, opened: Sequence[_Opened]) -> Iterator[Iterat
         np.min_scalar_type(blocks)
     )
     order = np.argsort(wanted, kind="stable")
-    rows, places = rows.take(pa.array(order)), places[order]
+    rows, places, blobs = rows.take(pa.array(order)), places[order], blobs[order]
     ends = np.cumsum(np.bincount(wanted, minlength=blocks)).tolist()
     for start, end in pairwise([0, *ends]):
         if end > start:
             block = rows.slice(start, end - start)
-            yield _block(spec, opened, starts, block, places[start:end])
+            yield _block(spec, opened, block, places[start:end], blobs[start:end])
 
 
 def _block(
     spec: FunctionSpec,
     opened: Sequence[_Opened],
-    starts: np.ndarray,
     rows: pa.RecordBatch,
     places: np.ndarray,
+    blobs: np.ndarray,
 ) -> Iterator[Batch]:
     """One block: a batch for all that follow one another of one input."""
     encoded = rows.column(0).dictionary_encode()
     keys, indices = _Keys(spec, encoded.dictionary), encoded.indices.to_numpy()
     new_keys = sorted(keys.stored)
-    blobs, first = np.unique(np.searchsorted(starts, places, "right") - 1, return_index=True)
-    of = [opened[blob] for blob in blobs]
-    ends = [*first[1:].tolist(), len(rows)]
+    first = [0, *(np.flatnonzero(np.diff(blobs)) + 1).tolist()]
+    of = [opened[blob] for blob in blobs[first].tolist()]
+    ends = [*first[1:], len(rows)]
     start = 0
     for _, group in groupby(zip(of, ends, strict=True), lambda part: _kind_of(part[0])):
         parts = list(group)
@@ -323,11 +324,15 @@ class _Keys:
     @cached_property
     def values(self) -> np.ndarray:
         """What each stored key is the key of; None for what no key could be."""
-        values = np.empty(len(self.stored), object)
-        for index, key in enumerate(self.stored):
-            with suppress(ValueError):
-                values[index] = self._spec.decode_key(key[HASH_BYTES:])
-        return values
+        decode, keys = self._spec.decode_key, [key[HASH_BYTES:] for key in self.stored]
+        try:
+            return np.fromiter(map(decode, keys), object, len(keys))
+        except ValueError:
+            values = np.empty(len(keys), object)
+            for index, key in enumerate(keys):
+                with suppress(ValueError):
+                    values[index] = decode(key)
+            return values
 
 
 def _decoded(
