@@ -148,7 +148,7 @@ def pack_run(
     encoded = pa.concat_arrays(columns).dictionary_encode()
     stored, refused = _stored_keys(spec, encoded.dictionary.to_pylist())
     stored_column = pa.array(stored, pa.binary())
-    high = np.array(stored, "S4").view(">u4").astype(np.uint64)
+    high = _high(stored_column)
     # `shard_of` of all at once.
     # In as few bytes as they take: of one or two, NumPy sorts ten thousand five times as fast.
     wanted = ((high * np.uint64(shards)) >> np.uint64(32)).astype(np.min_scalar_type(shards))
@@ -252,8 +252,8 @@ def _in_blocks(spec: FunctionSpec, opened: Sequence[_Opened]) -> Iterator[Iterat
     (rows,) = pa.Table.from_batches(parts).combine_chunks().to_batches()
     places = np.concatenate([np.arange(*starts[index : index + 2]) for index in good])
     blobs = np.repeat(good, list(map(len, parts)))
-    high = np.frombuffer(pc.binary_slice(rows.column(0), 0, 4).buffers()[2], ">u4")
-    high = (high - high.min()).astype(np.uint64)
+    high = _high(rows.column(0))
+    high -= high.min()
     blocks = len(rows) // BLOCK_EVENTS
     # In as few bytes as they take, for which NumPy's stable sort is quickest.
     wanted = (high * np.uint64(blocks) // (high.max() + np.uint64(1))).astype(
@@ -469,6 +469,13 @@ def read_table(blob: bytes) -> TableBatch:
     if opened.is_poison:
         return TableBatch(name, (), (), _poisoned(opened))
     return TableBatch(name, *(_to_list(opened.rows.column(i)) for i in (0, 1)))
+
+
+def _high(stored: pa.Array) -> np.ndarray:
+    """The first four bytes of stored keys, which decide where they go, as numbers."""
+    sliced = pc.binary_slice(stored, 0, 4)
+    high: np.ndarray = np.frombuffer(sliced.buffers()[2], ">u4", len(sliced)).astype(np.uint64)
+    return high
 
 
 def _keys_in_json(
