@@ -31,7 +31,7 @@ from catchwater.pipeline.run import config as files
 from catchwater.pipeline.run.artefact import declared_in, find_module, is_importing, name_of
 from catchwater.pipeline.run.config import AVAILABLE_NOW, RECOVERY_KEYS, PipelineConfig
 from catchwater.pipeline.status import epoch_told
-from catchwater.pipeline.supervisor.drivers import Stop, stop_requested
+from catchwater.pipeline.supervisor.drivers import Stop, report, stop_requested
 from catchwater.recovery.checkpoint import last_commit
 from catchwater.recovery.contract import Contract, load_contract
 from catchwater.recovery.folder import key_part
@@ -225,8 +225,18 @@ class Pipeline:
         if available_now:
             config = replace(config, trigger=AVAILABLE_NOW)
         if spark is not None:
-            return partial(run_in, spark, config)
-        return partial(run_pipeline, config, quick=quick)
+            run = partial(run_in, spark, config)
+        else:
+            run = partial(run_pipeline, config, quick=quick)
+
+        def work(stop: Stop, runs: Callable[[], None]) -> None:
+            try:
+                run(stop, runs)
+            except CatchwaterError as error:  # the next start asks what ended this one
+                report(config.checkpoint, error)
+                raise
+
+        return work
 
     def savepoint(
         self, name: str | None = None, *, checkpoint: int | None = None, at: str | None = None

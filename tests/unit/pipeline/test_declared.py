@@ -20,8 +20,10 @@ from catchwater.demo.card_risk import CardRisk
 from catchwater.pipeline import pipeline as public
 from catchwater.pipeline.functions.checks import DeclarationError
 from catchwater.pipeline.run import config as files
+from catchwater.pipeline.run import driver
 from catchwater.pipeline.run.artefact import _importing
-from catchwater.pipeline.supervisor.drivers import Stop
+from catchwater.pipeline.supervisor.drivers import Stop, take_report
+from catchwater.recovery.ledger import LedgerDamaged
 
 KAFKA = Kafka("localhost:9092", "payments")
 
@@ -380,6 +382,20 @@ def test_what_fails_later_is_raised_to_who_waits(tmp_path: Path) -> None:
         run.await_termination()
     assert run.status == "failed"
     assert str(run.exception) == "the broker is gone"
+
+
+def test_the_next_start_learns_what_ended_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise LedgerDamaged("commits/7 is no JSON")
+
+    monkeypatch.setattr(driver, "run_pipeline", broken)
+    made = Pipeline("cards", CardRisk, source=KAFKA, sinks=[Topic("alerts")], folder=tmp_path)
+    with pytest.raises(LedgerDamaged):
+        made.start()
+    left = take_report(made.config.checkpoint)
+    assert left is not None and left.message == "commits/7 is no JSON"
 
 
 def test_what_users_import_is_there() -> None:
