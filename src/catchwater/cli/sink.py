@@ -168,8 +168,8 @@ def _opened(file: Path, only: str | None) -> "Iterator[_Opened]":
     Raises `OtherPipeline` before it opens a target that is not the one the checkpoint is bound to.
     """
     from catchwater.cli.pipeline_file import open_here
+    from catchwater.pipeline.opened import check_fit
     from catchwater.pipeline.run import identity
-    from catchwater.pipeline.run.fit import check_fit
     from catchwater.recovery.ledger import Ledger
 
     whole = open_here(file).with_log()

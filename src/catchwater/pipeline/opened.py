@@ -4,11 +4,14 @@ Every command that works on a pipeline opens it here: run, plan, upgrade, savepo
 Opening asks nobody. Functions are imported, brokers asked and sinks opened when they are first
 needed, and once; `close` closes the sinks. Opening a sink creates and claims its target; otherwise
 only `withdraw`, `pin` and `release` change anything.
+
+Before, the file is compared with the functions (`check_fit`, `check_sinks`): inputs, tables, calls,
+sinks, dead letters. What does not fit is refused with both sides named (exit code 2).
 """
 
 import hashlib
 import logging
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cached_property, partial
@@ -17,13 +20,12 @@ from pathlib import Path
 from typing import Self
 
 from catchwater.clock import SYSTEM, Clock
-from catchwater.config import CatchwaterError
+from catchwater.config import CatchwaterError, ConfigError
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.artefact import FunctionCode, find_function
 from catchwater.pipeline.run.backfill import BACKFILLS
-from catchwater.pipeline.run.config import PipelineConfig
-from catchwater.pipeline.run.fit import outlet_of
+from catchwater.pipeline.run.config import DEAD_LETTER, PipelineConfig
 from catchwater.pipeline.run.identity import Identity
 from catchwater.recovery import checkpoint, pins
 from catchwater.recovery.contract import LogState, PartitionTail, check_covered
@@ -37,8 +39,15 @@ from catchwater.replay.control import Control
 from catchwater.replay.options import SourceOptions, parse_options
 from catchwater.replay.subscription import COMMAND_S, Subscription
 from catchwater.sinks.base import RowsUnreadable, Sink, Superseded
-from catchwater.sinks.config import SinkConfig
-from catchwater.sinks.open import SinkContext, look_at, open_sink, target_of
+from catchwater.sinks.config import SinkConfig, guarantee
+from catchwater.sinks.open import (
+    PackageMissing,
+    SinkContext,
+    check_sink,
+    look_at,
+    open_sink,
+    target_of,
+)
 
 _log = logging.getLogger("catchwater.pipeline")
 
@@ -350,3 +359,154 @@ class OpenPipeline:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+# Does the file fit the functions?
+
+
+def check_fit(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:
+    """Raise `ConfigError` unless every name in the file is one of a function, and none is missing.
+
+    Also for a sink that cannot give the delivery it is to give.
+
+    `specs` are those of the chain, in order.
+    """
+    names = [spec.name for spec in specs]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"A function stands twice in the chain {', '.join(names)}.")
+    _same(f"inputs of {names[0]!r}", "[inputs]", specs[0].inputs, config.inputs)
+    for spec in specs[1:]:
+        if spec.inputs:
+            raise ConfigError(
+                f"The function {spec.name!r} has several inputs; in a chain only the first may."
+            )
+    tables = {name for spec in specs for name in spec.tables}
+    _same("declared tables", "[table.NAME]", tables, config.tables)
+    calls = {name for spec in specs for name in spec.calls}
+    _same("declared calls", "[call.NAME]", calls, config.calls, all_needed=False)
+    for sink in config.sinks.values():
+        if sink.source is not None and sink.source not in names:
+            raise ConfigError(
+                f"The sink {sink.name!r} takes the outputs of {sink.source!r}, which is not a "
+                f"function of this pipeline; there are {', '.join(names)}."
+            )
+        source = source_of(sink, specs)
+        guarantee(sink, output_id=source.output_id if source else ())
+    _check_late(config, specs)
+    if config.dead_letter is not None:
+        guarantee(config.dead_letter)
+    for spec in specs:
+        sent = [
+            what
+            for what, to in (
+                ("what it cannot handle", config.poison or spec.poison.policy),
+                ("late events", spec.late_sink),
+            )
+            if to == DEAD_LETTER
+        ]
+        if sent and config.dead_letter is None:
+            raise ConfigError(
+                f"The function {spec.name!r} sends {' and '.join(sent)} to a dead letter sink, "
+                "and there is none.",
+                hint='Add a section [dead_letter] with topic = "…".',
+            )
+
+
+def _check_late(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:
+    """Late events go to sinks that there are, and that take nothing else."""
+    for spec in specs:
+        name = spec.late_sink
+        if name is None or name == DEAD_LETTER:
+            continue
+        if name not in config.sinks:
+            raise ConfigError(
+                f"The function {spec.name!r} declares late={name!r}, and there is no "
+                f"[sink.{name}]; there are {', '.join(config.sinks) or 'none'}.",
+                hint="late is 'drop', 'process', 'dead-letter' or the name of a sink.",
+            )
+        if config.sinks[name].source is not None:
+            raise ConfigError(
+                f"The sink {name!r} takes the late events of {spec.name!r}, so it cannot take the "
+                f"outputs of {config.sinks[name].source!r} as well.",
+                hint=f"Take from out of [sink.{name}], or name another sink.",
+            )
+    if config.sinks and not any(source_of(sink, specs) for sink in config.sinks.values()):
+        raise ConfigError(
+            "All sinks take late events: the outputs would go nowhere.",
+            hint='Add a section such as [sink.alerts] with topic = "alerts".',
+        )
+
+
+def _same(
+    what: str,
+    section: str,
+    declared: Collection[str],
+    named: Iterable[str],
+    *,
+    all_needed: bool = True,
+) -> None:
+    """Raise `ConfigError` unless both sides name the same."""
+    missing = sorted({*declared} - {*named}) if all_needed else []
+    unknown = sorted({*named} - {*declared})
+    if missing or unknown:
+        told = (
+            f"The {what} are {', '.join(sorted(declared))}" if declared else f"There are no {what}"
+        )
+        wrong = f"lacks {', '.join(missing)}" if missing else f"names {', '.join(unknown)}"
+        raise ConfigError(f"{told}; the pipeline's file, {section}, {wrong}.")
+
+
+def source_of(sink: SinkConfig, specs: Sequence[FunctionSpec]) -> FunctionSpec | None:
+    """The function whose outputs a sink takes: the one it names, or the last of the chain.
+
+    None: it takes dead letters, or what is late for a function that names it.
+    """
+    if sink.name in {DEAD_LETTER, *(spec.late_sink for spec in specs)}:
+        return None
+    return next((spec for spec in specs if spec.name == sink.source), specs[-1])
+
+
+def outlet_of(sink: SinkConfig, specs: Sequence[FunctionSpec], context: SinkContext) -> SinkContext:
+    """What one sink learns of its pipeline: also what the function puts out that it takes."""
+    spec = source_of(sink, specs)
+    if spec is None:
+        return context  # events that were not handled are as they came
+    return replace(context, output_type=spec.output_type, output_id=spec.output_id)
+
+
+def check_sinks(config: PipelineConfig, specs: Sequence[FunctionSpec]) -> None:
+    """Refuse sinks that no start could open; opens nothing. Raises as `check_sink`."""
+    for missing in packages_missing(config, specs).values():
+        raise missing
+
+
+def packages_missing(
+    config: PipelineConfig, specs: Sequence[FunctionSpec]
+) -> dict[str, PackageMissing]:
+    """Sink → the package it lacks. Raises `ConfigError` for a sink that no package would mend."""
+    context = SinkContext(config.name or specs[0].name, "", config.folder)
+    missing: dict[str, PackageMissing] = {}
+    for sink in config.every_sink.values():
+        try:
+            check_sink(sink, outlet_of(sink, specs, context))
+        except PackageMissing as error:
+            missing[sink.name] = error
+    there = [each for each in config.every_sink.values() if each.name not in missing]
+    _refuse_shared_targets(there, config.folder)
+    return missing
+
+
+def _refuse_shared_targets(sinks: Sequence[SinkConfig], folder: Path) -> None:
+    """Two sinks of one pipeline may write to one topic, or one endpoint, and to nothing else.
+
+    What is one target under two names, its opening finds out.
+    """
+    writers: dict[str, str] = {}
+    for each in sinks:
+        if each.declared.one_writer:
+            other = writers.setdefault(target_of(each, folder), each.name)
+            if other != each.name:
+                raise ConfigError(
+                    f"The sinks {other!r} and {each.name!r} would both write to {each.place}.",
+                    hint="Give each a target of its own.",
+                )

@@ -11,10 +11,9 @@ from typing import Any, Literal, NamedTuple
 
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.pipeline.opened import OpenPipeline
+from catchwater.pipeline.opened import OpenPipeline, check_fit, packages_missing, source_of
 from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.config import DEAD_LETTER
-from catchwater.pipeline.run.fit import check_fit, packages_missing, source_of
 from catchwater.pipeline.spark.session import check_packages
 from catchwater.replay.control import ControlUnreachable
 from catchwater.sinks.base import SinkUnavailable

@@ -23,10 +23,9 @@ import msgspec
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.pipeline.opened import OpenPipeline
+from catchwater.pipeline.opened import OpenPipeline, check_fit, check_sinks
 from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.artefact import FunctionCode, publish
-from catchwater.pipeline.run.fit import check_fit, check_sinks
 from catchwater.pipeline.run.versions import StateIncompatible, Version, Versions
 from catchwater.pipeline.supervisor.supervise import halt, running
 from catchwater.recovery.checkpoint import settle

@@ -24,13 +24,12 @@ from catchwater.config import CatchwaterError, Restart
 from catchwater.pipeline.epochs import EpochWriter, Upkeep
 from catchwater.pipeline.functions.policy import Poison
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.pipeline.opened import OpenPipeline
+from catchwater.pipeline.opened import OpenPipeline, check_fit, check_sinks, source_of
 from catchwater.pipeline.pack import shard_labels
 from catchwater.pipeline.rows import from_arrow, to_arrow
 from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.artefact import publish
 from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS, DEAD_LETTER, PipelineConfig
-from catchwater.pipeline.run.fit import check_fit, check_sinks, source_of
 from catchwater.pipeline.run.metrics import PipelineMetrics
 from catchwater.pipeline.shard_epoch import Stage, run_stage
 from catchwater.pipeline.spark import session

@@ -12,8 +12,8 @@ from catchwater.pipeline.calls.policy import Call
 from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.functions.policy import Poison
 from catchwater.pipeline.functions.spec import InputSpec, TableSpec
+from catchwater.pipeline.opened import check_fit, source_of
 from catchwater.pipeline.run.config import PipelineConfig
-from catchwater.pipeline.run.fit import check_fit, source_of
 from catchwater.sinks.config import SinkConfig, parse
 
 FIRST = spec_of(CardRisk)

@@ -10,9 +10,8 @@ import pytest
 from catchwater.config import ConfigError
 from catchwater.demo.card_risk import CardRisk
 from catchwater.pipeline.functions.declare import spec_of
-from catchwater.pipeline.opened import OpenPipeline
+from catchwater.pipeline.opened import OpenPipeline, check_sinks
 from catchwater.pipeline.run.config import PipelineConfig
-from catchwater.pipeline.run.fit import check_sinks
 from catchwater.sinks.arrow_columns import ColumnUnsupported
 from catchwater.sinks.config import SinkConfig, parse
 from catchwater.sinks.open import PackageMissing
