@@ -18,55 +18,11 @@ from catchwater import Kafka, Pipeline, Topic
 from catchwater.clock import SYSTEM
 from catchwater.demo.card_risk import CardRisk
 from catchwater.demo.feeder import Event, Feeder
-from catchwater.demo.reference import canonical
 from catchwater.pipeline.spark import session
 from catchwater.testing import Harness
 from catchwater.wire.client import Client
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
-
-SCRIPT = """
-from dataclasses import dataclass
-from catchwater import Context, Kafka, Keyed, Out, Pipeline, Topic, function
-
-@dataclass
-class Payment:
-    card: str
-    id: str
-    at: int
-
-@dataclass
-class Counted:
-    card: str
-    id: str
-    count: int
-
-@dataclass
-class Seen:
-    count: int = 0
-
-@function(name="count", key="card", event_time="at", output_id="id")
-class Count(Keyed[Payment, Seen, Counted]):
-    def on_event(self, e: Payment, s: Seen, ctx: Context) -> Out[Counted]:
-        s.count += 1
-        yield Counted(e.card, e.id, s.count)
-
-counts = Pipeline(
-    "counts", Count, sinks=[Topic("counts")],
-    source=Kafka("{bootstrap}", "counted", starting_offsets="earliest", max_offsets_per_trigger=40),
-)
-
-if __name__ == "__main__":
-    with counts.start(available_now=True, quick=True) as running:
-        running.await_termination()
-    print(running.status, running.progress["epoch"] > 0)
-    counts.run(available_now=True, quick=True)
-
-    from pyspark.sql import SparkSession
-    spark = SparkSession.builder.master("local[1]").getOrCreate()
-    print(spark.range(3).mapInArrow(lambda rows: rows, "id long").count())
-    spark.stop()
-"""
 
 
 def feed(broker: Any, payments: list[fraud_routing.Payment]) -> None:
@@ -135,32 +91,3 @@ def test_a_notebooks_pipeline_goes_on_from_the_command_line(broker: Any, tmp_pat
     assert rows(broker, "scores") == counted(scores)
     assert rows(broker, "cases") == counted(Harness(fraud_routing.ReviewDesk).send(*scores))
     assert rows(broker, "not-payments") == Counter()
-
-
-@pytest.mark.slow
-def test_a_script_runs_what_it_declares_in_a_session_of_the_pipelines_own(
-    broker: Any, tmp_path: Path
-) -> None:
-    script = tmp_path / "counts.py"
-    script.write_text(SCRIPT.replace("{bootstrap}", broker.bootstrap))
-    with Client(broker.bootstrap) as client:
-        client.create_topics({"counted": PARTITIONS}, {"retention.ms": "-1"})
-        each = ({"card": f"c{n % 7}", "id": str(n), "at": n * 1000} for n in range(100))
-        encoded = (Event(e["card"].encode(), msgspec.json.encode(e), 0) for e in each)  # type: ignore[attr-defined]
-        Feeder(client, "counted", PARTITIONS, 50).feed(encoded, 100)
-    ran = subprocess.run(
-        [sys.executable, str(script)], env=os.environ | {"PYSPARK_PYTHON": sys.executable},
-        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-4000:]
-    assert ran.stdout.split() == ["ended", "True", "3"], ran.stdout
-    # And once more by a command, which finds nothing new.
-    named = subprocess.run(
-        [COMMAND, "pipeline", "run", f"{script}:counts", "--available-now", "--quick"],
-        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
-    assert named.returncode == 0, named.stderr[-4000:]
-    expected = Counter(
-        canonical({"card": f"c{n % 7}", "id": str(n), "count": n // 7 + 1}) for n in range(100)
-    )
-    assert rows(broker, "counts") == expected
