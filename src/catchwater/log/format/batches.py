@@ -97,7 +97,7 @@ def place(data: bytearray | memoryview, base_offset: int) -> Block:
     return Block(view.toreadonly(), last_offsets, ends)
 
 
-def laid(data: Buffer) -> Block:
+def placed_block(data: Buffer) -> Block:
     """Batches that carry their final offsets already, and whose bytes are known to be right."""
     view = memoryview(data)
     last_offsets, ends = array("q"), array("q")

@@ -148,8 +148,8 @@ def _encode(header: BatchHeader, body: Buffer) -> tuple[BatchHeader, bytes]:
 
 
 def _moved(record: Record, later_ms: int) -> bytes:
-    """The record with its timestamp told from a base that lies so much earlier."""
+    """The record with its timestamp as the difference to a base so much earlier."""
     delta = encode_zigzag(record.timestamp_delta + later_ms)
-    # The attributes of a record are one byte, which nobody has given a meaning yet: 0.
+    # The attributes of a record are one byte, without a meaning yet: 0.
     size = 1 + len(delta) + len(record.after_timestamp)
     return b"".join((encode_zigzag(size), b"\0", delta, record.after_timestamp))

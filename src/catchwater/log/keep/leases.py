@@ -4,7 +4,7 @@ A lease keeps brokers from doing the same work twice; it does not keep anything 
 goes on after its lease has ended does no harm, because every commit checks what it replaces. Only
 setting a pin and deleting past pins must not overlap, and those hold theirs for moments.
 
-In an embedded log there is nobody else, so every lease is granted.
+A broker alone is granted every lease.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class Leases:
 
     @property
     def buckets(self) -> int:
-        """How many leases the partitions are dealt out to: one where there is nobody else."""
+        """How many leases the partitions are dealt out to: a broker alone has one."""
         return 1 if self._core.committer.in_memory else BUCKETS
 
     async def take(self, name: str, ttl_ms: int = TTL_MS) -> bool:

@@ -231,7 +231,7 @@ class Packer:
             if not intact or not _is_worth_joining(intact[0], group[0], size, self._config):
                 break
             if self._catalog.parquet(key_of(intact[0]), *_span(intact[0])):
-                break  # a reader may have been told where it lies
+                break  # a reader may have a plan that names it
             group = [*intact, *group]
             size += intact[0].byte_size
         return group

@@ -27,7 +27,7 @@ def in_force(pins: Iterable[Pin], now_ms: int) -> list[Pin]:
 
 
 def lapsed(pins: Iterable[Pin], now_ms: int) -> list[Pin]:
-    """The pins whose lease is over: nobody needs to hear of them any more."""
+    """The pins whose lease is over: they are removed without a word in the log."""
     return [pin for pin in pins if pin.lease_until_ms is not None and pin.lease_until_ms <= now_ms]
 
 

@@ -1,7 +1,7 @@
 """Retention: a partition's log start moves up over whole runs that are too old or too many.
 
-It never passes a pin that holds (`pins.py` says which do), and what pins come to is stored and
-told; one whose lease is over is removed. The bytes go later, by the sweeper.
+It never passes a pin that holds (`pins.py` says which do), and the state that each pin comes to is
+stored and logged; one whose lease is over is removed. The bytes go later, by the sweeper.
 
 `doomed` and `log_start_after` are pure. `Retention` is used on the log's event loop; what blocks
 runs in threads.

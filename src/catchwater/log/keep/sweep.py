@@ -1,4 +1,4 @@
-"""Deletion of bytes that nobody refers to any more, in two steps and a grace.
+"""Deletion of objects and WAL files that are no longer referred to, in two steps with a grace.
 
 An object no run lies in is marked in the catalog first; its bytes go a grace later, so that a
 reader who looked it up just before still finds it, and its row last. A deletion that fails leaves
@@ -15,9 +15,10 @@ Everything here blocks. It works in steps of `STEP_OBJECTS` and rests in between
 
 import logging
 from collections.abc import Callable, Container, Iterable, Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import cast
 
+from catchwater.catalog.base import Catalog
 from catchwater.catalog.shared import SharedCatalog
 from catchwater.log.core import Core
 from catchwater.log.storage import PARQUET, SEGMENTS, STAGED, WAL
@@ -30,7 +31,7 @@ STEP_OBJECTS = 500
 """Marked or deleted before the sweeper rests as long as that took."""
 
 GoOn = Callable[[], bool]
-"""Asked before every step: whether the job is still ours to do, and nobody wants to stop."""
+"""Asked before every step: whether this broker still holds the job's lease, and is not stopping."""
 
 
 class Sweeper:
@@ -51,7 +52,7 @@ class Sweeper:
         catalog holds this WAL frame, which a rebuilding then needs no more.
         """
         self._core = core
-        self._back_up_to = back_up_to
+        self._wal_files = _OwnFiles(core, back_up_to) if core.session is None else _Files(core)
         self._grace_s = grace_ms / 1000
         self._orphan_grace_ms = orphan_grace_ms
         # Since when, by a clock that never jumps, we know that an object is marked; after a
@@ -65,16 +66,13 @@ class Sweeper:
         """
         catalog = self._core.catalog
         unused = {row.key for row in catalog.objects("live", unreferenced=True)}
-        finished = self._finished_wal_files(unused)
-        if self._core.session is None:
-            unused = {key for key in unused if not key.startswith(WAL) or key in finished}
-        else:
-            unused -= self._in_use(unused)
+        spent = self._wal_files.spent({key for key in unused if key.startswith(WAL)})
+        unused = {key for key in unused if not key.startswith(WAL) or key in spent}
         for step in self._rested(unused, go_on):
             catalog.mark_deleting(step).result()
-        catalog.flush().result()  # from here on no restart needs the finished files
-        # A finished file without a row: nothing in it was ever appended to a partition.
-        self._delete(finished - self._known(finished), go_on)
+        catalog.flush().result()  # from here on no restart needs the spent files
+        # A spent file without a row: nothing in it was ever appended to a partition.
+        self._delete(spent - _known(catalog, spent), go_on)
         return self._delete_marked(go_on)
 
     def sweep_orphans(self, go_on: GoOn = lambda: True) -> int:
@@ -84,70 +82,15 @@ class Sweeper:
         among brokers WAL files that were never committed.
         """
         before_ms = self._core.clock.now_ms() - self._orphan_grace_ms
-        old = {info.key for info in self._listing() if info.modified_ms < before_ms}
-        orphans = old - self._known(old)
-        if self._core.session is not None:
-            orphans -= self._in_use(orphans)
+        objects = self._core.storage.objects
+        listed = [objects.list(prefix) for prefix in (SEGMENTS, PARQUET, STAGED)]
+        listing = chain(*listed, self._wal_files.listing())
+        old = {info.key for info in listing if info.modified_ms < before_ms}
+        orphans = old - _known(self._core.catalog, old)
+        wal_files = {key for key in orphans if key.startswith(WAL)}
+        if wal_files:
+            orphans -= wal_files - self._wal_files.spent(wal_files)
         return len(self._delete(orphans, go_on))
-
-    def _listing(self) -> Iterator[ObjectInfo]:
-        storage = self._core.storage
-        for prefix in (SEGMENTS, PARQUET, STAGED):
-            yield from storage.objects.list(prefix)
-        if self._core.session is not None:
-            yield from storage.wal.listing()
-
-    def _finished_wal_files(self, unused: Container[str]) -> set[str]:
-        """Embedded: files that are not written to any more and whose every frame was applied."""
-        if self._core.session is not None:
-            return set()
-        self._finish_the_newest(unused)
-        applied = self._core.writer.sequenced
-        finished = {
-            file.name: following.first_sequence - 1
-            for file, following in pairwise(self._core.storage.wal.files())
-            if following.first_sequence <= applied + 1
-        }
-        if finished:
-            try:
-                self._back_up_to(max(finished.values()))
-            except StoreError as error:
-                if isinstance(error, StoreFull) and self._core.reserve.give_up():
-                    self._back_up_to(max(finished.values()))
-                    return set(finished)
-                _LOG.warning("Files of the write-ahead log are deleted later: %s", error)
-                return set()
-        return set(finished)
-
-    def _finish_the_newest(self, unused: Container[str]) -> None:
-        """Let the newest file end if nothing in it is needed and no append can end it."""
-        wal = cast(RecoverableWal, self._core.storage.wal)
-        newest = [file.name for file in wal.files()][-1:]
-        if wal.is_full and newest and newest[0] in unused:
-            try:
-                wal.roll()
-            except (WalFull, WalUnavailable, WalDead) as error:
-                _LOG.warning("%s is deleted later: %s", newest[0], error)
-
-    def _in_use(self, keys: Iterable[str]) -> set[str]:
-        """Those of these WAL files in which something may still be committed."""
-        wal = self._core.storage.wal
-        catalog = cast(SharedCatalog, self._core.catalog)
-        # The rows first: a session that begins later has no file among them.
-        newest: dict[str, str] = {}
-        for row in catalog.objects("live"):
-            if row.key.startswith(WAL):
-                session = _session_of(row.key)
-                newest[session] = max(row.key, newest.get(session, ""))
-        known = self._known(keys) if wal.one_frame_files else set()
-        alive = {f"{WAL}{broker.id}-{broker.epoch}/" for broker in catalog.brokers()}
-        return {
-            key
-            for key in keys
-            if _session_of(key) in alive
-            and key not in known
-            and key >= newest.get(_session_of(key), "")
-        }
 
     def _delete_marked(self, go_on: GoOn) -> int:
         now_s = self._core.clock.monotonic_s()
@@ -182,11 +125,87 @@ class Sweeper:
             yield step
             clock.pause(clock.monotonic_s() - began_s)
 
-    def _known(self, keys: Iterable[str]) -> set[str]:
-        found: set[str] = set()
-        for step in _steps(keys):
-            found |= self._core.catalog.known_objects(step)
-        return found
+
+class _OwnFiles:
+    """The WAL files of a broker alone."""
+
+    def __init__(self, core: Core, back_up_to: Callable[[int], None]) -> None:
+        self._core = core
+        self._wal = cast(RecoverableWal, core.storage.wal)
+        self._back_up_to = back_up_to
+
+    def listing(self) -> Iterator[ObjectInfo]:
+        """None: the WAL knows its files."""
+        return iter(())
+
+    def spent(self, unused: Container[str]) -> set[str]:
+        """The files that are not written to any more and whose every frame was applied.
+
+        Also of files that have no row, and never were among the `unused`.
+        """
+        self._finish_the_newest(unused)
+        applied = self._core.writer.sequenced
+        finished = {
+            file.name: following.first_sequence - 1
+            for file, following in pairwise(self._wal.files())
+            if following.first_sequence <= applied + 1
+        }
+        if finished:
+            try:
+                self._back_up_to(max(finished.values()))
+            except StoreError as error:
+                if isinstance(error, StoreFull) and self._core.reserve.give_up():
+                    self._back_up_to(max(finished.values()))
+                    return set(finished)
+                _LOG.warning("Files of the write-ahead log are deleted later: %s", error)
+                return set()
+        return set(finished)
+
+    def _finish_the_newest(self, unused: Container[str]) -> None:
+        """Let the newest file end if nothing in it is needed and no append can end it."""
+        newest = [file.name for file in self._wal.files()][-1:]
+        if self._wal.is_full and newest and newest[0] in unused:
+            try:
+                self._wal.roll()
+            except (WalFull, WalUnavailable, WalDead) as error:
+                _LOG.warning("%s is deleted later: %s", newest[0], error)
+
+
+class _Files:
+    """The WAL files of all brokers of a shared catalog."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def listing(self) -> Iterator[ObjectInfo]:
+        """All that there are, perhaps stale."""
+        return self._core.storage.wal.listing()
+
+    def spent(self, unused: set[str]) -> set[str]:
+        """Those of these files in which nothing can be committed any more."""
+        catalog = cast(SharedCatalog, self._core.catalog)
+        # The rows first: a session that begins later has no file among them.
+        newest: dict[str, str] = {}
+        for row in catalog.objects("live"):
+            if row.key.startswith(WAL):
+                session = _session_of(row.key)
+                newest[session] = max(row.key, newest.get(session, ""))
+        committed = _known(catalog, unused) if self._core.storage.wal.one_frame_files else set()
+        alive = {f"{WAL}{broker.id}-{broker.epoch}/" for broker in catalog.brokers()}
+        return {
+            key
+            for key in unused
+            if _session_of(key) not in alive
+            or key in committed
+            or key < newest.get(_session_of(key), "")
+        }
+
+
+def _known(catalog: Catalog, keys: Iterable[str]) -> set[str]:
+    found: set[str] = set()
+    for step in _steps(keys):
+        found |= catalog.known_objects(step)
+    return found
 
 
 def _steps(keys: Iterable[str]) -> Iterator[list[str]]:
@@ -195,5 +214,5 @@ def _steps(keys: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _session_of(key: str) -> str:
-    """`wal/<broker id>-<session epoch>/` of a WAL file's key; of any other key, its folder."""
+    """`wal/<broker id>-<session epoch>/` of a WAL file's key."""
     return key[: key.rfind("/") + 1]

@@ -2,7 +2,7 @@
 
 A run is read in pieces of about a megabyte, cut where a batch begins, so that a small fetch from
 a large segment costs what it returns. A piece is verified once, when it comes from storage, and
-cached; the tail's cache is never touched, so those who lag cannot hurt those who follow.
+cached; the tail's cache is never touched, so lagging consumers cannot slow the others down.
 
 Everything here blocks and runs in worker threads. Damage is raised, never skipped.
 """
@@ -29,8 +29,8 @@ from catchwater.log.format.batches import (
     DamagedObject,
     StoredBatch,
     first_record_at,
-    laid,
     place,
+    placed_block,
     walk,
 )
 from catchwater.log.format.segment import Footer, IndexEntry, is_cleaned, read_footer
@@ -97,8 +97,8 @@ class History:
         """About `max_bytes` of batches, from the piece that holds `offset` on, piece by piece.
 
         Ends early where the catalog holds no consecutive run; is empty if none holds `offset`.
-        Ends too after `_READS_AT_ONCE` pieces from storage, for small chunks may be far away and
-        somebody waits. Raises `DamagedObject`, `SegmentTooNew` or `StoreError`.
+        Ends too after `_READS_AT_ONCE` pieces from storage: small chunks may be far away, and a
+        client waits. Raises `DamagedObject`, `SegmentTooNew` or `StoreError`.
         """
         expected = offset
         left = _READS_AT_ONCE
@@ -155,7 +155,7 @@ class History:
             kind = "cleaned" if is_cleaned(run.object) else kind
             url = self._storage.url(run.object)
             pieces = [
-                piece._replace(holes=None)  # nobody reads a whole range at once here
+                piece._replace(holes=None)  # it is of a piece, and ranges are read in other parts
                 for piece in _from_offset(self._pieces(run), start)
                 if piece.base_offset < end
             ]
@@ -218,7 +218,7 @@ class History:
         for _ in self._walk(run, piece, data):
             pass
         is_placed = run.object.startswith(SEGMENTS)
-        block = laid(data) if is_placed else place(data, piece.base_offset)
+        block = placed_block(data) if is_placed else place(data, piece.base_offset)
         self._cache.put((run.object, piece.position), block)
         return block
 

@@ -1,4 +1,4 @@
-"""Offset to run to bytes: those who follow read memory, those who lag read storage.
+"""Reads by offset: of what was just written from memory, of all else from storage.
 
 `Reader` has two bounded caches that cannot push each other's content out. The tail holds the
 chunks just written and is filled and read on the event loop. Everything else comes from WAL files
@@ -6,7 +6,7 @@ and segments, in a small worker pool of its own: storage never blocks the loop, 
 lagging readers waits for itself.
 
 Relies on the catalog showing a chunk's runs before the chunk is handed to `appended`. A damaged
-or lost object is an error for the one who reads it and a line in the operator's log.
+or lost object is an error in the reply and a line in the operator's log.
 """
 
 import asyncio
@@ -103,10 +103,10 @@ class _TailRun:
 
 
 class Tail:
-    """The chunks just written, in memory for those who read at the end of the log.
+    """The chunks just written, in memory for reads at the end of the log.
 
-    Bounded in bytes, oldest chunk out first, no matter who reads. Filled and read on the event loop
-    only, so it needs no lock. Bytes here come straight from an append and are trusted.
+    Bounded in bytes; the oldest chunk is dropped first, read or not. Filled and read on the event
+    loop only, so it needs no lock. Bytes here come straight from an append and are trusted.
     """
 
     def __init__(self, max_bytes: int) -> None:
