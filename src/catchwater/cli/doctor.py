@@ -86,7 +86,7 @@ def _pipeline(file: Path) -> dict[str, Finding]:
 
     pipeline = OpenPipeline(load_here(file), timeout_s=ASK_S)
     found = {
-        each.what: Finding(each.verdict, each.told, each.hint)
+        each.what: Finding(each.verdict, each.message, each.hint)
         for each in problems_of(pipeline)
         if each.what != "packages"
     }

@@ -143,7 +143,7 @@ def plan(
     if problems:
         typer.echo()
     for each in problems:
-        print_finding(each.verdict, each.what, each.told, each.hint)
+        print_finding(each.verdict, each.what, each.message, each.hint)
     leave(each.verdict for each in problems)
 
 

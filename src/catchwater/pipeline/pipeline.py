@@ -84,7 +84,7 @@ class Plan:
                 lines += [f"{name[:-1]}: {_line(row)}" for row in value]
             else:
                 lines.append(f"{name}: {value}")
-        lines += [f"{p.verdict}: {p.what}: {p.told} {p.hint}".rstrip() for p in self.problems]
+        lines += [str(problem) for problem in self.problems]
         return "\n".join(lines)
 
 

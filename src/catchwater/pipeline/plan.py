@@ -36,8 +36,11 @@ class Problem(NamedTuple):
     """`warn`: it did not answer, so nothing is known of it."""
     what: str
     """Such as `topic payments` or `sink alerts`."""
-    told: str
+    message: str
     hint: str
+
+    def __str__(self) -> str:
+        return f"{self.verdict}: {self.what}: {self.message} {self.hint}".rstrip()
 
 
 def plan_of(pipeline: OpenPipeline) -> dict[str, Any]:
