@@ -35,7 +35,7 @@ def records() -> Iterator[list[Record]]:
     yield [(b"k" * size, None, NOW_MS, ()) for size in SIZES[:-1]]
     yield [(None, b"v" * size, NOW_MS, [("h", b"v"), ("n", None)]) for size in SIZES]
     yield [(None, None, NOW_MS, ()), (b"", b"", NOW_MS, ())]
-    for far in (2**18 - 1, 2**18, 2**45):
+    for far in (2**20 - 1, 2**20, 2**45):
         yield [(b"k", b"v", NOW_MS, ()), (b"k", b"v", NOW_MS - far, ())]
     yield [(b"k", rng.randbytes(rng.choice(SIZES)), at, ()) for at in (-1, 0, 1, -(2**40), 2**40)]
     yield [(b"huge", b"v" * HUGE, NOW_MS, ()), (b"after", b"v", NOW_MS, ())]

@@ -9,7 +9,7 @@ record's long cannot say stands in an array of the bundle, which is null in the 
 |---|---|
 | `keys`, `values` | a key of 511 bytes, a value of 32,767, or more; `data` is then empty |
 | `offsets` | offsets that do not follow each other: compacted, aborted, markers of transactions |
-| `times` | records more than 262 s apart |
+| `times` | records more than 17 minutes apart |
 | `headers` | headers |
 
 So every record has its form, and `frame` one rule: what the array says, or else the long. Pure: it
@@ -17,13 +17,13 @@ opens nothing and knows no Spark.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from catchwater.wire.columns import BUNDLE_BYTES, FAR_TIMES, HEADERS_TYPE, HOLES, LONG
+from catchwater.wire.columns import FAR_TIMES, HEADERS_TYPE, HOLES, LONG
 
 if TYPE_CHECKING:
     from catchwater.wire.arrow import Located
@@ -43,16 +43,26 @@ _PARTS = {
 }
 """Column of the source → what a bundle has for it, besides `data` and `places`."""
 
-_ARRAYS = {
-    "keys": (LONG, "key"),
-    "values": (LONG, "value"),
-    "offsets": (HOLES, "offset"),
-    "times": (FAR_TIMES, "timestamp"),
-}
-"""What is null unless the bundle has that form, and the column whose values it has then."""
+_ARRAYS = {"keys": "key", "values": "value", "offsets": "offset", "times": "timestamp"}
+"""Which column's values stand in an array of a bundle that cannot say them otherwise."""
+_NEEDED_BY = {"keys": LONG, "values": LONG, "offsets": HOLES, "times": FAR_TIMES}
 
 _SMALL_BYTES = 128 * 1024
-"""A bundle of less may wait for others and share an Arrow batch with them."""
+"""Bundles of less may wait for others and share an Arrow batch with them."""
+_MOST_WAITING_BYTES = 2**20
+_MOST_BETWEEN_BYTES = 4 * 1024
+"""Between two bundles of an Arrow batch lie a batch's header, or what nobody reads, as it came."""
+
+
+class _Cut(NamedTuple):
+    """Records of one bundle, by their indices; see `kernels.bundle`."""
+
+    begin: int
+    stop: int
+    at: int
+    end: int
+    oldest_ms: int
+    form: int
 
 
 def bundle_schema(columns: Sequence[str]) -> pa.Schema:
@@ -64,65 +74,96 @@ def bundle_schema(columns: Sequence[str]) -> pa.Schema:
 def bundled(
     located: "Located", topic: str, partition: int, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """The same records as bundles, one an Arrow batch.
+    """The same records as bundles, in as few Arrow batches as can be without copying.
 
-    Whose data are not small point into `located`: they are to be written before the next is asked
-    for.
+    Their data, unless they are few, point into `located`: be done with them before the next.
     """
-    schema = bundle_schema(columns)
     rows = len(located.offsets)
     places = np.empty(rows, np.int64)
+    side_by_side: list[_Cut] = []
     begin = 0
     while begin < rows:
-        stop, at, end, oldest_ms, form = located.bundle(begin, "key" in columns, places)
-        part = located.part(begin, stop)
-        scalars: dict[str, Any] = {
-            "topic": topic,
-            "partition": partition,
-            "first_offset": part.offsets[0],
-            "oldest_ms": oldest_ms,
-            "timestampType": part.append_times[0],
-        }
-        data = part.source[at : at if form & LONG else end]
-        lists = {"data": _data(data), "places": _list(pa.array(places[begin:stop]), _LONGS)}
-        for name, (needed, column) in _ARRAYS.items():
-            if form & needed and name in schema.names:
-                lists[name] = _list(part.column(column), schema.field(name).type)
-        if "headers" in columns and part.has_headers:
-            lists["headers"] = _list(part.column("headers"), schema.field("headers").type)
-        arrays = [
-            lists[field.name]
-            if field.name in lists
-            else pa.array([scalars.get(field.name)], field.type)
-            for field in schema
-        ]
-        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-        begin = stop
+        cut = _Cut(begin, *located.bundle(begin, "key" in columns, places))
+        if side_by_side and not _follows(cut, side_by_side[-1]):
+            yield _batch(located, topic, partition, columns, side_by_side, places)
+            side_by_side = []
+        side_by_side.append(cut)
+        begin = cut.stop
+    yield _batch(located, topic, partition, columns, side_by_side, places)
 
 
-def _data(content: npt.NDArray[np.uint8]) -> pa.Array:
-    # Small ones may wait for others, while what was unfolded is overwritten.
+def _follows(cut: _Cut, last: _Cut) -> bool:
+    """Whether the data of both can be one piece of memory."""
+    return not (cut.form | last.form) & LONG and 0 <= cut.at - last.end <= _MOST_BETWEEN_BYTES
+
+
+def _batch(
+    located: "Located", topic: str, partition: int, columns: Sequence[str], cuts: list[_Cut],
+    places: npt.NDArray[np.int64],
+) -> pa.RecordBatch:  # fmt: skip
+    begins = [cut.begin for cut in cuts]
+    arrays = {
+        "data": _data(located.source, cuts),
+        "places": _lists(cuts, pa.array(places[begins[0] : cuts[-1].stop]), _LONGS),
+        "topic": pa.repeat(topic, len(cuts)),
+        "partition": pa.repeat(pa.scalar(partition, pa.int32()), len(cuts)),
+        "first_offset": pa.array(located.offsets[begins]),
+        "oldest_ms": pa.array([cut.oldest_ms for cut in cuts], pa.int64()),
+        "timestampType": pa.array(located.append_times[begins]),
+    }
+    schema = bundle_schema(columns)
+    for field in schema:
+        if field.name in _ARRAYS:
+            needing = [cut for cut in cuts if cut.form & _NEEDED_BY[field.name]]
+            arrays[field.name] = _said(located, _ARRAYS[field.name], cuts, needing, field.type)
+        elif field.name == "headers":
+            needing = cuts if located.part(begins[0], cuts[-1].stop).has_headers else []
+            arrays[field.name] = _said(located, field.name, cuts, needing, field.type)
+    return pa.RecordBatch.from_arrays([arrays[field.name] for field in schema], schema=schema)
+
+
+def _data(source: npt.NDArray[np.uint8], cuts: list[_Cut]) -> pa.Array:
+    """The bytes of each, up to where the next begins; none of a bundle that has them in arrays."""
+    at, end = cuts[0].at, cuts[-1].at if cuts[-1].form & LONG else cuts[-1].end
+    content = source[at:end]
+    # Few may wait for others, while what was unfolded is overwritten.
     kept = content.tobytes() if len(content) < _SMALL_BYTES else content
-    ends = pa.py_buffer(np.array([0, len(content)], np.int32))
-    return pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(kept)])
+    ends = pa.py_buffer(np.array([*(cut.at - at for cut in cuts), end - at], np.int32))
+    return pa.Array.from_buffers(pa.binary(), len(cuts), [None, ends, pa.py_buffer(kept)])
 
 
-def _list(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """One list of all these."""
-    values = values.view(pa.int64()) if pa.types.is_timestamp(values.type) else values
-    return pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values, type=kind)
+def _said(
+    located: "Located", column: str, cuts: list[_Cut], needing: list[_Cut], kind: pa.DataType
+) -> pa.Array:
+    """A list of the column's values for each bundle that needs it, null for the others."""
+    if not needing:
+        return pa.nulls(len(cuts), kind)
+    values = pa.concat_arrays([located.part(cut.begin, cut.stop).column(column) for cut in needing])
+    return _lists(cuts, values.view(pa.int64()) if column == "timestamp" else values, kind, needing)
 
 
-def joined(bundles: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same bundles in the same order; small ones share an Arrow batch."""
+def _lists(
+    cuts: list[_Cut], values: pa.Array, kind: pa.DataType, needing: Sequence[_Cut] | None = None
+) -> pa.Array:
+    """These values as one list for each bundle; where only some need one, null for the others."""
+    has = [needing is None or cut in needing for cut in cuts]
+    ends = np.cumsum(
+        [0, *(each * (cut.stop - cut.begin) for each, cut in zip(has, cuts, strict=True))]
+    )
+    offsets = pa.array(ends, pa.int32(), mask=np.array([*(not each for each in has), False]))
+    return pa.ListArray.from_arrays(offsets, values, type=kind)
+
+
+def joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same bundles in the same order; batches of few share one."""
     waiting: list[pa.RecordBatch] = []
     size = 0
-    for each in bundles:
+    for each in batches:
         grown = size + each.nbytes
-        if waiting and grown > BUNDLE_BYTES:
+        if waiting and grown > _MOST_WAITING_BYTES:
             yield _one(waiting)
             waiting, grown = [], each.nbytes
-        if len(each.column("data")[0].as_buffer()) < _SMALL_BYTES:
+        if each.column("data").nbytes < _SMALL_BYTES:
             waiting.append(each)
             size = grown
         else:

@@ -383,7 +383,7 @@ def gather(source, starts, sizes, ends, target):  # type: ignore[no-untyped-def]
 
 @_compiled
 def _place(at, gap, value_size, key_size):  # type: ignore[no-untyped-def]
-    """The long of a record, without its time, and LONG if it cannot say all."""
+    """The long of a record (see `columns`), without its time; and LONG if it cannot say all."""
     if at >= BUNDLE_BYTES or gap >= 2**GAP_BITS or value_size >= NO_VALUE or key_size >= NO_KEY:
         return np.int64((NO_VALUE << VALUE_SHIFT) | (NO_KEY << KEY_SHIFT)), np.int64(LONG)
     value, key = (value_size & NO_VALUE) << VALUE_SHIFT, (key_size & NO_KEY) << KEY_SHIFT

@@ -16,7 +16,7 @@ from catchwater.replay import bundles
 from catchwater.replay.options import COLUMNS, TIMESTAMP_MS
 from catchwater.replay.plan import CLEANED, Aborted, PlanRange, Slice, Task
 from catchwater.replay.read import ReadSettings, read_task
-from catchwater.wire.arrow import encode_batch, place
+from catchwater.wire.arrow import encode_batch, locate, place
 from catchwater.wire.batch import marker
 from catchwater.wire.codecs import Codec
 from catchwater.wire.columns import BUNDLE_BYTES
@@ -46,8 +46,8 @@ def taken(
 def cut(bundle: dict[str, Any], columns: Sequence[str] = COLUMNS) -> Iterator[dict[str, Any]]:
     """The records of a bundle: what its arrays say, or else the longs."""
     for index, long in enumerate(bundle["places"]):
-        at, gap = long & 0xFFFFF, long >> 20 & 3
-        value_size, key_size, later_ms = long >> 22 & 0x7FFF, long >> 37 & 0x1FF, long >> 46
+        at, gap = long & 0x3FFFF, long >> 18 & 3
+        value_size, key_size, later_ms = long >> 20 & 0x7FFF, long >> 35 & 0x1FF, long >> 44
         value_at, key_at = at, at - gap - key_size
         value = None if value_size == 0x7FFF else bundle["data"][value_at : value_at + value_size]
         key = None if key_size == 0x1FF else bundle["data"][key_at : key_at + key_size]
@@ -55,7 +55,7 @@ def cut(bundle: dict[str, Any], columns: Sequence[str] = COLUMNS) -> Iterator[di
             "key": ("keys", key),
             "value": ("values", value),
             "offset": ("offsets", bundle.get("first_offset", 0) + index),
-            "timestamp": ("times", bundle.get("oldest_ms", 0) + (later_ms & 0x3FFFF)),
+            "timestamp": ("times", bundle.get("oldest_ms", 0) + (later_ms & 0xFFFFF)),
             "headers": ("headers", None),
         }
         row = {}
@@ -94,7 +94,7 @@ RECORDS = st.lists(
         CONTENT,
         st.one_of(
             st.integers(NOW_MS, NOW_MS + 1000),
-            st.integers(NOW_MS, NOW_MS + 2**19),
+            st.integers(NOW_MS, NOW_MS + 2**21),
             st.integers(-(2**53), 2**53),
         ),
         st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=20)), max_size=2),
@@ -142,7 +142,7 @@ def by_broker(batch: bytes) -> bytes:
 
 
 def test_what_lies_side_by_side_is_handed_over_as_it_lies(tmp_path: Path) -> None:
-    data = plain(1000) + plain(1000, at=1000)
+    data = plain(300) + plain(300, at=300)
     (whole,) = assert_alike(data, tmp_path)
     assert whole["data"] in data
     assert whole["first_offset"] == 0 and whole["oldest_ms"] == NOW_MS
@@ -170,7 +170,7 @@ def test_records_of_any_size_are_the_same(tmp_path: Path, codec: Codec) -> None:
     [
         ("keys", [(b"k" * 511, b"v", NOW_MS, ())]),
         ("values", [(b"k", b"v" * 32_767, NOW_MS, ())]),
-        ("times", [(b"k", b"v", NOW_MS, ()), (b"k", b"v", NOW_MS - 2**18, ())]),
+        ("times", [(b"k", b"v", NOW_MS, ()), (b"k", b"v", NOW_MS - 2**20, ())]),
         ("times", [(b"k", b"v", -(2**53), ()), (b"k", b"v", 2**53, ())]),
         ("headers", [(b"k", b"v", NOW_MS, ()), (b"k", b"v", NOW_MS, [("h", None)])]),
     ],
@@ -201,6 +201,16 @@ def test_columns_that_are_not_wanted_are_not_there(tmp_path: Path) -> None:
     (only,) = batch.to_pylist()
     assert only["values"] is None, "a long key that nobody wants is no reason"
     assert list(cut({**only, "offsets": None}, ("value",))) == [{"value": b"v"}] * 3
+
+
+def test_large_bundles_side_by_side_share_a_batch_and_nothing_is_copied(tmp_path: Path) -> None:
+    data = b"".join(plain(1000, at=at) for at in range(0, 9000, 1000))
+    (batch,) = taken(data, tmp_path, columns=COLUMNS, bundled=True)
+    assert batch.num_rows > 10
+    located = next(locate(data, place(data)))
+    (batch,) = bundles.bundled(located, "t", 3, COLUMNS)
+    at = batch.column("data").buffers()[2].address - located.source.ctypes.data
+    assert 0 <= at < 200, "where they lie"
 
 
 def test_small_bundles_share_a_batch_and_outlive_what_was_unfolded(tmp_path: Path) -> None:
