@@ -6,8 +6,9 @@ answers one JSON line: seconds, CPU seconds of this process tree, and the query'
 
 Of the query `stream` the answer comes when it runs, and it runs on.
 
-Kinds: `ours` reads storage by plan, `foreign` any Kafka over its protocol, `history` Parquet where
-there is some; with `export` the tasks write the files; `default` and `tuned` are Spark's connector.
+Kinds: `ours` reads storage by plan, `foreign` any Kafka over its protocol, `cut` and `foreign cut`
+the same in bundles that Spark cuts, `history` Parquet where there is some; with `export` the tasks
+write the files; `default` and `tuned` are Spark's connector.
 """
 
 import atexit
@@ -96,7 +97,7 @@ def run(spark: SparkSession, kind: str, query: str, bootstrap: str, topic: str) 
     frame = source(spark, kind, query, bootstrap, topic)
     if query == "count":
         return int(frame.count())
-    if query in ("value only", "values of all columns"):
+    if query in ("value only", "sum(length(value))"):
         return int(frame.selectExpr("sum(length(value)) as n").first()["n"])
     if query == "all columns":
         return int(frame.selectExpr(ALL_COLUMNS).first()["n"])
