@@ -217,7 +217,7 @@ async def test_when_all_hold_too_much_each_has_one_request_in_flight(
     await broker.log.create_topic("t", 1)
     submitted: list[asyncio.Future[Any]] = []
 
-    def submit(batches):
+    def submit(batches, frame=None):
         submitted.append(asyncio.get_running_loop().create_future())
         return submitted[-1]
 
