@@ -38,8 +38,7 @@ from catchwater.log.log import Log
 from catchwater.log.write.txn import TxnRefused
 from catchwater.objects.base import Buffer
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.fields import RequestHeader
-from catchwater.wire.frames import Frame
+from catchwater.wire.frames import Frame, RequestHeader
 
 T = TypeVar("T")
 

@@ -36,8 +36,7 @@ from catchwater.broker.gate import (
 from catchwater.config import CatchwaterError
 from catchwater.objects.base import Buffer
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.fields import RequestHeader, decode_header
-from catchwater.wire.frames import Frame
+from catchwater.wire.frames import Frame, RequestHeader, decode_header
 from catchwater.wire.messages import (
     decode_request,
     encode_reply,

@@ -1,5 +1,4 @@
-"""Kafka's encodings of numbers, lengths, strings and tagged fields, both ways, and the header of a
-request; no message.
+"""Kafka's encodings of numbers, lengths, strings and tagged fields, both ways; no message.
 
 Whoever sends a message says how long its strings and arrays are. A `Cursor` checks every such
 claim against the bytes that are really there, before anything is allocated for it
@@ -42,39 +41,6 @@ class ApiVersion(NamedTuple):
 
 class MalformedMessage(CatchwaterError):
     """The bytes are no message of the API and version they claim to be."""
-
-
-class RequestHeader(NamedTuple):
-    """What precedes every request."""
-
-    api_key: int
-    api_version: int
-    correlation_id: int
-    client_id: str | None
-    rest_at: int
-    """The byte of the frame where the body begins, or, in flexible versions, the header's tagged
-    fields, behind which it begins."""
-
-
-def decode_header(frame: memoryview) -> RequestHeader:
-    """The header of the request in `frame`, also of an API or version that does not exist.
-
-    Raises `MalformedMessage`.
-    """
-    if len(frame) < _HEADER.size:
-        raise MalformedMessage(f"A request of {len(frame)} bytes is too short for its header.")
-    api_key, api_version, correlation_id, id_bytes = _HEADER.unpack_from(frame)
-    # In every version of the header the client id is written the old way.
-    if id_bytes == -1:
-        return RequestHeader(api_key, api_version, correlation_id, None, _HEADER.size)
-    end = _HEADER.size + id_bytes
-    if not _HEADER.size <= end <= len(frame):
-        raise MalformedMessage(f"A client id of {id_bytes} bytes was announced.")
-    try:
-        client_id = str(frame[_HEADER.size : end], "utf-8")
-    except UnicodeDecodeError:
-        raise MalformedMessage("The client id is not UTF-8.") from None
-    return RequestHeader(api_key, api_version, correlation_id, client_id, end)
 
 
 class Cursor:
@@ -186,9 +152,9 @@ class Cursor:
         return None if size_bytes == -1 else self.string(size_bytes)
 
 
-def body_of(frame: memoryview, header: RequestHeader, flexible: bool) -> Cursor:
-    """Where the body of a request begins."""
-    cursor = Cursor(frame, header.rest_at)
+def body_of(frame: memoryview, rest_at: int, flexible: bool) -> Cursor:
+    """Where the body of a request begins, of what follows the part of the header that all have."""
+    cursor = Cursor(frame, rest_at)
     if flexible:
         cursor.skip_tagged_fields()
     return cursor

@@ -1,4 +1,4 @@
-"""Length-prefixed requests out of a byte stream, and replies back into one.
+"""Length-prefixed requests out of a byte stream, with their headers, and replies back into one.
 
 Made for asyncio's `BufferedProtocol`, without importing it: the socket writes into `get_buffer`,
 `receive` cuts out the frames that became complete. Received bytes are never copied once they lie
@@ -14,14 +14,17 @@ thread-safe: all connections of a pool, and the releases of their frames, belong
 import mmap
 from collections.abc import Sequence
 from struct import Struct
+from typing import NamedTuple
 
 from catchwater.config import CatchwaterError
-from catchwater.wire.fields import Buffer
+from catchwater.wire.fields import Buffer, MalformedMessage
 
 ARENA_BYTES = 2 * 1024 * 1024
 
 _PREFIX, _PREFIX_AND_KEY = Struct(">i"), Struct(">ih")
 _NO_KEY = -1
+_REQUEST_HEADER = Struct(">hhih")
+"""API key, version, correlation id, length of the client id."""
 # With less than a 128th of an arena left, it is cheaper to begin the next frame in another.
 _LEAST_ROOM_DIVISOR = 128
 
@@ -196,6 +199,39 @@ class FrameBuffer:
         if self._holding and self._arena is not None:
             self._holding = False
             self._arena.drop()
+
+
+class RequestHeader(NamedTuple):
+    """What precedes every request."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    rest_at: int
+    """The byte of the frame where the body begins, or, in flexible versions, the header's tagged
+    fields, behind which it begins."""
+
+
+def decode_header(frame: memoryview) -> RequestHeader:
+    """The header of the request in `frame`, also of an API or version that does not exist.
+
+    Raises `MalformedMessage`.
+    """
+    if len(frame) < _REQUEST_HEADER.size:
+        raise MalformedMessage(f"A request of {len(frame)} bytes is too short for its header.")
+    api_key, api_version, correlation_id, id_bytes = _REQUEST_HEADER.unpack_from(frame)
+    # In every version of the header the client id is written the old way.
+    if id_bytes == -1:
+        return RequestHeader(api_key, api_version, correlation_id, None, _REQUEST_HEADER.size)
+    end = _REQUEST_HEADER.size + id_bytes
+    if not _REQUEST_HEADER.size <= end <= len(frame):
+        raise MalformedMessage(f"A client id of {id_bytes} bytes was announced.")
+    try:
+        client_id = str(frame[_REQUEST_HEADER.size : end], "utf-8")
+    except UnicodeDecodeError:
+        raise MalformedMessage("The client id is not UTF-8.") from None
+    return RequestHeader(api_key, api_version, correlation_id, client_id, end)
 
 
 def prefixed(parts: Sequence[Buffer]) -> list[Buffer]:

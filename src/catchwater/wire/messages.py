@@ -34,10 +34,10 @@ from catchwater.wire.fields import (
     NO_TAGGED_FIELDS,
     Cursor,
     MalformedMessage,
-    RequestHeader,
     body_of,
     encode_text,
 )
+from catchwater.wire.frames import RequestHeader
 
 _FIXED_HEADER = Struct(">hhi")
 _U16, _F64 = Struct(">H"), Struct(">d")
@@ -54,7 +54,7 @@ def decode_request(header: RequestHeader, frame: memoryview) -> RequestPayload:
         raise MalformedMessage(
             f"There is no API with key {header.api_key} and version {header.api_version}."
         )
-    body = body_of(frame, header, entity.__header_schema__.__flexible__)
+    body = body_of(frame, header.rest_at, entity.__header_schema__.__flexible__)
     message: RequestPayload = _entity_reader(entity)(body)
     return message
 

@@ -28,7 +28,6 @@ from catchwater.wire.fields import (
     ApiVersion,
     Buffer,
     Cursor,
-    RequestHeader,
     TopicPartition,
     encode_size,
     encode_text,
@@ -109,15 +108,13 @@ _ONE_REPLY_END = Struct(">BihqqqBxxxix")
 _FOUR_BYTES = 1 << 21
 
 
-def parse_one(frame: memoryview, header: RequestHeader) -> ProduceRequest | None:
+def parse_one(frame: memoryview, version: int, rest_at: int) -> ProduceRequest | None:
     """The request, if it brings one batch in the usual form; None for any other."""
-    if not FLEXIBLE_SINCE <= header.api_version < _TOPIC_ID_SINCE:
+    if not FLEXIBLE_SINCE <= version < _TOPIC_ID_SINCE:
         return None
-    name_at = header.rest_at + _ONE_HEAD.size
+    name_at = rest_at + _ONE_HEAD.size
     try:
-        tags, id_size, acks, timeout_ms, topics, name_size = _ONE_HEAD.unpack_from(
-            frame, header.rest_at
-        )
+        tags, id_size, acks, timeout_ms, topics, name_size = _ONE_HEAD.unpack_from(frame, rest_at)
         at = name_at + name_size - 1
         partitions, index, size, second, third = _ONE_PARTITION.unpack_from(frame, at)
         name = str(frame[name_at:at], "utf-8")

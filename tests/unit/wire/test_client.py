@@ -31,7 +31,7 @@ from catchwater.wire.client import (
 )
 from catchwater.wire.connection import ConnectionLost, parse_bootstrap
 from catchwater.wire.errors import ErrorCode
-from catchwater.wire.fields import decode_header
+from catchwater.wire.frames import decode_header
 from catchwater.wire.messages import decode_request, encode_reply
 from catchwater.wire.security.sasl import LoginFailed
 from catchwater.wire.security.settings import Security

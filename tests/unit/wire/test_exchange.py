@@ -12,7 +12,8 @@ from kio.schema.produce.v7 import response as produce
 
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.fetch import FETCH, FetchLimits, encode_fetch, parse_fetch_reply
-from catchwater.wire.fields import MalformedMessage, decode_header, encode_header
+from catchwater.wire.fields import MalformedMessage, encode_header
+from catchwater.wire.frames import decode_header
 from catchwater.wire.messages import decode_request, encode_reply
 from catchwater.wire.produce import PRODUCE, Produced, encode_produce, parse_produce_reply
 

@@ -20,7 +20,8 @@ from kio.schema.index import api_key_map, schema_name_map
 from kio.serial import entity_reader
 from kio.static.constants import EntityType
 
-from catchwater.wire.fields import MAX_REQUEST_ELEMENTS, MalformedMessage, body_of, decode_header
+from catchwater.wire.fields import MAX_REQUEST_ELEMENTS, MalformedMessage, body_of
+from catchwater.wire.frames import decode_header
 from catchwater.wire.messages import (
     decode,
     decode_reply,
@@ -97,7 +98,9 @@ def test_every_request_reads_as_kio_reads_it() -> None:
         header = decode_header(memoryview(frame))
         assert header[:4] == (api_key, version, 7, "a client")
         assert decode_request(header, memoryview(frame)) == message
-        body_at = body_of(memoryview(frame), header, entity.__header_schema__.__flexible__).at
+        body_at = body_of(
+            memoryview(frame), header.rest_at, entity.__header_schema__.__flexible__
+        ).at
         assert entity_reader(entity)(frame, body_at) == (message, len(frame) - body_at)
 
 

@@ -69,9 +69,9 @@ class Unanswered(CatchwaterError):
 def start(broker: Broker, call: Call) -> Later:
     """Hand the good batches to the log; runs without a pause, so that batches keep their order."""
     version = call.header.api_version
-    request = one = parse_one(call.frame.data, call.header)
+    request = one = parse_one(call.frame.data, version, call.header.rest_at)
     if request is None:
-        body = body_of(call.frame.data, call.header, version >= FLEXIBLE_SINCE)
+        body = body_of(call.frame.data, call.header.rest_at, version >= FLEXIBLE_SINCE)
         request = parse_produce(body, version)
     batches = _plain(broker, call, request)
     if not batches:

@@ -79,7 +79,7 @@ class _Reply(NamedTuple):
 
 def start(broker: Broker, call: Call) -> Later:
     """Answer at once what is in memory; a task waits for anything else."""
-    body = body_of(call.frame.data, call.header, call.version >= FLEXIBLE_SINCE)
+    body = body_of(call.frame.data, call.header.rest_at, call.version >= FLEXIBLE_SINCE)
     request = parse_fetch(body, call.version)
     encode = partial(_encode, call.correlation_id, call.version)
     later = Later(encode)
