@@ -8,9 +8,9 @@ import sys
 
 
 def main() -> None:
-    """The `catchwater` command; leaves with the exit codes above."""
+    """The `catchwater` command; ends with the exit codes above."""
     try:
-        # Only here: Ctrl-C while this is imported is no reason for a traceback either.
+        # Imported here, so that Ctrl-C during the import shows no traceback either.
         from catchwater.cli.app import main as run
 
         run()

@@ -34,7 +34,7 @@ NOUNS = {
     "check": "check a recorded history for anomalies",
     "config": "check configuration files",
 }
-"""What can be typed first, in the order of the help page."""
+"""The nouns, in the order of the help page."""
 
 
 _SURROUNDINGS = {
@@ -48,7 +48,7 @@ _SURROUNDINGS = {
     **dict.fromkeys((errno.ENOENT, errno.EEXIST), "Name another place."),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Raise the limit of open files (ulimit -n)."),
 }
-"""Hints by error number, for what is no bug: a full disk, a missing permission, a limit."""
+"""Hints by error number, for system errors that are no bug: a full disk, a permission, a limit."""
 
 
 _EXTRAS = {
@@ -59,18 +59,18 @@ _EXTRAS = {
     "psycopg": "postgres",
     "pyiceberg": "iceberg",
 }
-"""The extra that brings what a command imports. Brokers and tests of functions need none."""
+"""The extra that installs a package. Brokers and tests of functions need none."""
 
 
 class Nouns(TyperGroup):
-    """The root group; its commands live in modules that are imported on demand."""
+    """The root group; its commands are in modules that are imported on demand."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Every noun, in the order of `NOUNS`."""
         return list(NOUNS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The noun's own command; an unknown noun ends with the nearest known one."""
+        """The noun's command; for an unknown noun the error names the nearest one."""
         if cmd_name not in NOUNS:
             ctx.fail(f"No such command {cmd_name!r}; the nearest is {nearest(cmd_name, NOUNS)!r}.")
         module = importlib.import_module(f"catchwater.cli.{cmd_name}")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class CutShort(CatchwaterError):
-    """A backfill or a rebuild was asked to stop before all was read."""
+    """A backfill or a rebuild was stopped before it had read everything."""
 
 
 def backfill(
@@ -115,7 +115,7 @@ def rebuild(
     log_to_stderr()
     live = load_here(file)
     if live.checkpoint.name == label and begun(live.checkpoint):
-        _release(backfill_of(live, label))  # who was cut short at the very end has not done so
+        _release(backfill_of(live, label))  # an interrupted rebuild may have left it
         talk(f"{label} has taken the pipeline's place already: {live.checkpoint}.")
         return
     if not _begun_or_asked(live, label, dry_run=dry_run, yes=yes):
@@ -136,14 +136,14 @@ def rebuild(
         rows = take_place(OpenPipeline(live).with_log(), config)
     _release(config)
     if as_json:
-        told = {"rebuilt": config.name, "rows": rows, "checkpoint": str(config.checkpoint)}
-        print_json(told)
+        summary = {"rebuilt": config.name, "rows": rows, "checkpoint": str(config.checkpoint)}
+        print_json(summary)
     else:
         talk(f"{config.name} is in place; start the pipeline: catchwater pipeline run {file}")
 
 
 def _begun_or_asked(live: "PipelineConfig", label: str, *, dry_run: bool, yes: bool) -> bool:
-    """Whether the rebuild goes on: it has begun before, or is begun here if that is wanted."""
+    """Whether to go on: the rebuild has begun before, or the user agrees to begin it."""
     import msgspec
 
     from catchwater.clock import SYSTEM
@@ -168,7 +168,7 @@ def _begun_or_asked(live: "PipelineConfig", label: str, *, dry_run: bool, yes: b
 
 
 def _check_whole(config: "PipelineConfig") -> None:
-    """Raise `CutShort` unless all was read: a driver that was asked to stop ends well, too."""
+    """Raise `CutShort` unless all was read: a driver that was stopped also ends with 0."""
     from catchwater.pipeline.run.backfill import progress
 
     done, records = progress(config.checkpoint)
@@ -194,7 +194,7 @@ def _show(config: "PipelineConfig", bounds: "Bounds") -> None:
 
 
 def _pin(config: "PipelineConfig", bounds: "Bounds") -> None:
-    """Let the log keep the range until the backfill is done; another Kafka keeps what it keeps."""
+    """Pin the range until the backfill is done; another Kafka has no pins."""
     from catchwater.pipeline.opened import OpenPipeline
     from catchwater.recovery.pins import positions
 
@@ -204,7 +204,7 @@ def _pin(config: "PipelineConfig", bounds: "Bounds") -> None:
 
 
 def _release(config: "PipelineConfig") -> None:
-    """Nothing of the range is needed any more."""
+    """Release the pin of the range."""
     from catchwater.pipeline.opened import OpenPipeline
 
     if (control := OpenPipeline(config).control) is not None:
@@ -214,7 +214,7 @@ def _release(config: "PipelineConfig") -> None:
 
 
 def _tell(config: "PipelineConfig", done: int, records: int, *, as_json: bool) -> None:
-    told: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "backfill": config.name,
         "records": records,
         "read": done,
@@ -222,6 +222,6 @@ def _tell(config: "PipelineConfig", done: int, records: int, *, as_json: bool) -
         "checkpoint": str(config.checkpoint),
     }
     if as_json:
-        print_json(told)
+        print_json(summary)
     else:
-        print_table(["backfill", str(config.name)], list(told.items())[1:])
+        print_table(["backfill", str(config.name)], list(summary.items())[1:])

@@ -38,7 +38,7 @@ def client_of(bootstrap: str, config: Path | None, *, name: str, timeout_s: floa
 
 
 def load_security(file: Path) -> "Security":
-    """What a client's properties file says on security; its other settings are passed over.
+    """The security settings of a client's properties file; its other settings are ignored.
 
     Raises `ConfigError`, which names the file and the properties as they stand in it.
     """

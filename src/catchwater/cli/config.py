@@ -1,4 +1,4 @@
-"""`catchwater config check`: a configuration file read exactly as its command would read it."""
+"""`catchwater config check`: reads a configuration file exactly as its command would."""
 
 import os
 import tomllib
@@ -16,7 +16,7 @@ app = noun()
 
 
 class Kind(StrEnum):
-    """Whose configuration a file is."""
+    """The command that a configuration file is for."""
 
     BROKER = "broker"
     PIPELINE = "pipeline"
@@ -47,7 +47,7 @@ def check(
 
 
 def _guess(file: Path) -> Kind:
-    """A pipeline's file is TOML with a [pipeline] section; all else is a broker's to judge."""
+    """A pipeline's file is TOML with a [pipeline] section; any other is read as a broker's."""
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):

@@ -1,4 +1,4 @@
-"""What all commands share: options, questions, data on stdout, messages and progress on stderr.
+"""Shared by all commands: options, questions, data on stdout, messages and progress on stderr.
 
 Rich is imported only when something is drawn in colour; it honours NO_COLOR and turns itself plain
 where the output is no terminal.
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 240
 BAR_AFTER_S = 2.0
-"""A progress bar appears for what takes longer."""
+"""A progress bar appears for operations that take longer."""
 
 WARNS, FAILS = 3, 4
 """Exit codes of commands that check something."""
 
 HERE = "127.0.0.1:9092"
-"""Where a broker listens if nobody says otherwise."""
+"""The default address of a broker."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 Bootstrap = Annotated[
@@ -55,7 +55,7 @@ SavepointsAt = Annotated[
 
 
 def noun(*, has_verbs: bool = True) -> typer.Typer:
-    """The application of one noun; a noun without verbs is itself the command.
+    """The typer application of a noun; a noun without verbs is itself the command.
 
     Completion can only be installed for the whole command, so no noun offers it.
     """
@@ -77,7 +77,7 @@ def as_json_line(value: Any) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Rows under their headings on stdout, two spaces apart; numbers stand right."""
+    """Rows under their headings on stdout, two spaces apart; numbers are right-aligned."""
     cells = [list(row) for row in rows]
     lines = [list(columns), *([_cell(value) for value in row] for row in cells)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -120,7 +120,7 @@ def spaced(number: int) -> str:
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """A console on stdout, or on stderr for talk and progress; into a pipe lines stay whole."""
+    """A console on stdout, or on stderr for messages and progress; no line breaks in a pipe."""
     from rich.console import Console
 
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
@@ -135,7 +135,7 @@ def talk(message: str) -> None:
 
 
 def agreed(plan: str, *, dry_run: bool, yes: bool) -> bool:
-    """Whether to carry out the plan ("delete x"); a dry run only tells it, the rest is asked.
+    """Whether to carry out the plan ("delete x"); a dry run only prints it, else the user is asked.
 
     Raises `typer.Abort` if the answer is no.
     """
@@ -148,7 +148,7 @@ def agreed(plan: str, *, dry_run: bool, yes: bool) -> bool:
 
 
 def print_finding(verdict: str, name: str, found: str, mend: str = "", *, width: int = 14) -> None:
-    """What a check saw, on a line: ok, warn or fail, and what to do next."""
+    """Print the result of a check on a line: ok, warn or fail, and what to do next."""
     from rich.text import Text
 
     marks = {"ok": ("✔", "green"), "warn": ("⚠", "yellow"), "fail": ("✘", "red")}
@@ -173,13 +173,13 @@ def log_to_stderr() -> None:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    for handler in logging.getLogger().handlers:  # some of it is logged under no name
+    for handler in logging.getLogger().handlers:  # py4j logs partly without a name
         handler.addFilter(lambda record: "py4j" not in Path(record.pathname).parts)
 
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Yields what to call with (done, total): a bar on a terminal. Into a pipe: None, no bar."""
+    """Yields a callback of (done, total) that draws a bar on a terminal; None in a pipe."""
     from catchwater.clock import SYSTEM
 
     if not sys.stderr.isatty():

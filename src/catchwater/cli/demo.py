@@ -71,7 +71,7 @@ def _fresh_folder(chosen: Path | None) -> Path:
 
 @contextmanager
 def _progress() -> "Iterator[Tell]":
-    """A bar on a terminal; elsewhere a line on stderr for each act."""
+    """A progress bar on a terminal, else a line on stderr for each step."""
     terminal = console(stderr=True)
     if not terminal.is_terminal:
         yield lambda what, share: talk(what)

@@ -1,4 +1,4 @@
-"""`catchwater doctor`: what this machine has, what it lacks, and the command that fixes it.
+"""`catchwater doctor`: checks this machine, and names the command that fixes what is missing.
 
 A check looks and changes nothing; it imports no package it asks about, so a broken one cannot
 break the report. With `--warm` the command also prepares what the first start would wait for.
@@ -29,7 +29,7 @@ GIB = 1024**3
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check saw; `mend` is the next command to type when the verdict is not ok."""
+    """The result of a check; `mend` is the next command to type if it is not ok."""
 
     verdict: str  # ok, warn or fail
     found: str
@@ -61,7 +61,7 @@ def doctor(
     unknown = sorted(set(only or ()) - CHECKS.keys())
     if unknown:
         raise typer.BadParameter(f"no check {unknown[0]!r}; there are {', '.join(CHECKS)}")
-    # Where a pipeline is to run, a broker may well listen already.
+    # With a pipeline's file, a broker may already listen on this machine.
     checks = {name: look for name, look in CHECKS.items() if file is None or name not in _PORTS}
     findings = {name: look() for name, look in checks.items() if not only or name in only}
     if file is not None:
@@ -79,7 +79,7 @@ def doctor(
 
 
 def _pipeline(file: Path) -> dict[str, Finding]:
-    """What a start of this pipeline would fail on; missing packages are listed above."""
+    """What would make a start of this pipeline fail; missing packages are listed above."""
     from catchwater.cli.pipeline_file import load_here
     from catchwater.pipeline.opened import OpenPipeline
     from catchwater.pipeline.plan import ASK_S, problems_of
@@ -116,7 +116,7 @@ def _java() -> Finding:
 
 
 def _package(name: str, wanted: str) -> Finding:
-    """Whether a distribution is installed in a version that fits."""
+    """Whether a distribution is installed in a suitable version."""
     mend = f"{sys.executable} -m pip install '{name}{wanted}'"
     try:
         version = metadata.version(name)
@@ -128,7 +128,7 @@ def _package(name: str, wanted: str) -> Finding:
 
 
 def _numba_cache() -> Finding:
-    """Numba keeps compiled code beside the module, else under HOME, else we use a temporary one."""
+    """Whether numba can cache compiled code beside the module or under HOME."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     beside = Path(__file__).parent.parent / "wire"
     chosen = os.environ.get("NUMBA_CACHE_DIR")
@@ -140,21 +140,21 @@ def _numba_cache() -> Finding:
 
 
 def _pyspark_python() -> Finding:
-    """Spark starts its Python workers by this variable; another Python means other packages."""
+    """Whether PYSPARK_PYTHON, by which Spark starts workers, is this Python with its packages."""
     chosen = os.environ.get("PYSPARK_PYTHON")
     if not chosen:
         return Finding("ok", "not set; workers run this Python")
     path = shutil.which(chosen)
     if path is None:
         return Finding("fail", f"{chosen} cannot be run", "unset PYSPARK_PYTHON")
-    # Not resolved: an environment's python is a link, and the link is what chooses its packages.
+    # Not resolved: an environment's python is a link, and the link decides its packages.
     if Path(path).absolute() != Path(sys.executable).absolute():
         return Finding("warn", f"workers run {path}, not this Python", "unset PYSPARK_PYTHON")
     return Finding("ok", f"{path}")
 
 
 def _spark_home() -> Finding:
-    """A SPARK_HOME of another Spark wins over the installed pyspark."""
+    """Whether SPARK_HOME names another Spark, which would replace the installed pyspark."""
     home = os.environ.get("SPARK_HOME")
     installed = util.find_spec("pyspark")
     if not home or (installed and installed.origin and Path(installed.origin).parent == Path(home)):
@@ -201,5 +201,5 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "kafka-port": partial(_port, DEFAULT_LISTENER, "--kafka-port 0"),
     "control-port": partial(_port, DEFAULT_CONTROL_LISTENER, "--control-port 0"),
 }
-"""What is looked at, in this order."""
+"""The checks, in this order."""
 _PORTS = ("kafka-port", "control-port")

@@ -1,4 +1,4 @@
-"""`catchwater log …`: the storage of a log, described, checked and repaired without opening it.
+"""`catchwater log …`: describes, checks and repairs the storage of a log without opening it.
 
 A log is named by its data directory or by a broker's settings. All but `rebuild` only read, also
 while brokers are running.
@@ -46,7 +46,7 @@ Settings = Annotated[
 
 
 class NoLogThere(CatchwaterError):
-    """A directory that should hold a log holds none."""
+    """There is no log in the directory."""
 
 
 @app.callback()
@@ -317,7 +317,7 @@ def _print_rebuilt(rebuilt: "RebuiltCatalog", as_json: bool) -> None:
 
 
 def _objects(place: str, data: Path) -> "ObjectStore":
-    """The store of a URL or a directory; empty: the one in the data directory."""
+    """The store of a URL or a directory; by default the one in the data directory."""
     from catchwater.objects.open import open_store
 
     if "://" in place:
@@ -330,7 +330,7 @@ def _objects(place: str, data: Path) -> "ObjectStore":
 
 @contextmanager
 def _progress(is_quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar on the terminal; nothing elsewhere."""
+    """A progress bar on a terminal, else nothing."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
     terminal = console(stderr=True)

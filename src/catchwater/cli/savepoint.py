@@ -34,7 +34,7 @@ app = noun()
 _COLUMNS = (
     "name", "pipeline", "epoch", "functions", "shards", "objects", "bytes", "created_ms", "url",
 )  # fmt: skip
-"""What is shown of a savepoint; only name and URL of one that is damaged."""
+"""The columns of a savepoint; a damaged one has only name and URL."""
 
 Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="The savepoint.")]
 
@@ -176,7 +176,7 @@ def restore(
 
 
 def _of_sinks(sinks: "Iterable[SinkConfig]") -> str:
-    """What becomes of the later epochs that sinks have; an at-least-once sink knows of none."""
+    """A sentence about later epochs in the sinks; at-least-once sinks have no marks of them."""
     names: dict[bool, list[str]] = {True: [], False: []}
     for each in sinks:
         names[each.exactly_once].append(each.name)
@@ -264,7 +264,7 @@ def delete(
     for each in {pin, pipeline.pin_id(name, shelf)}:
         pipeline.release(each)
     if not there and not size:
-        shelf.read(name)  # says that there is none, and which there are
+        shelf.read(name)  # raises, and lists those that exist
     if as_json:
         print_json({"name": name, "bytes": size, "pin": pin or None})
     else:
@@ -276,7 +276,7 @@ def _shelf(file: Path, at: str | None) -> "Shelf":
 
 
 def _way_back(pipeline: "OpenPipeline", name: str) -> str:
-    """Which upgrade could not be rolled back without this savepoint, to end a sentence with."""
+    """The end of a sentence: the upgrade that needs this savepoint to be rolled back."""
     from catchwater.pipeline.run.versions import load
 
     needed = [each for each in load(pipeline.config.checkpoint).history if each.savepoint == name]
@@ -285,7 +285,7 @@ def _way_back(pipeline: "OpenPipeline", name: str) -> str:
 
 
 def _asked(file: Path) -> tuple[Any, Any]:
-    """What the log says; None where it cannot be asked."""
+    """The log's state; None if it does not answer."""
     from catchwater.config import CatchwaterError
 
     try:

@@ -1,4 +1,4 @@
-"""`catchwater sink …`: whether a sink holds each output once and unchanged; repair it."""
+"""`catchwater sink …`: verifies that a sink has each output once and unchanged, and repairs it."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -49,10 +49,10 @@ class NoSuchSink(CatchwaterError):
 class _Opened:
     sinks: "Mapping[str, Sink]"
     committed: int | None
-    """The newest epoch that the ledger knows to be written."""
+    """The newest epoch that is committed by the ledger."""
     checkpoint: Path
     unmarked: frozenset[str]
-    """Those that are written at least once, and so keep no marks."""
+    """The sinks with at-least-once, which have no marks."""
 
 
 @app.callback()
@@ -73,7 +73,7 @@ def verify(file: PipelineFile, only: Only = None, as_json: AsJson = False) -> No
             name: reconcile.verify(each, opened.committed) for name, each in opened.sinks.items()
         }
     if as_json:
-        print_json([_told(name, report) for name, report in reports.items()])
+        print_json([_report_fields(name, report) for name, report in reports.items()])
     else:
         _print(reports)
     wrong = any(report.findings or report.gone for report in reports.values())
@@ -155,7 +155,7 @@ def moved(
 
 
 def last_epochs(file: Path) -> dict[str, int | None]:
-    """By sink: the newest epoch it has; None where it keeps no marks, nothing where it has none."""
+    """The newest epoch of each sink; None for one without marks, absent for one without epochs."""
     with _opened(file, None) as opened:
         found = {name: each.last_epoch() for name, each in opened.sinks.items()}
     return {name: at for name, at in found.items() if at is not None or name in opened.unmarked}
@@ -163,7 +163,7 @@ def last_epochs(file: Path) -> dict[str, int | None]:
 
 @contextmanager
 def _opened(file: Path, only: str | None) -> "Iterator[_Opened]":
-    """The pipeline's sinks, or only this one, with what its checkpoint knows of them.
+    """The pipeline's sinks, or only this one, with their state in the checkpoint.
 
     Raises `OtherPipeline` before it opens a target that is not the one the checkpoint is bound to.
     """
@@ -186,7 +186,7 @@ def _opened(file: Path, only: str | None) -> "Iterator[_Opened]":
 
 
 def _with_only(config: "PipelineConfig", only: str | None) -> "PipelineConfig":
-    """Without the other sinks: whether they are there is not asked. Raises `NoSuchSink`."""
+    """The configuration without the other sinks, which are not checked. Raises `NoSuchSink`."""
     if only is None:
         return config
     if only not in config.every_sink:
@@ -227,7 +227,7 @@ def _lost(name: str, report: "Report") -> str:
     return f"{name}: epochs {report.gone[0]} to {report.gone[-1]} are lost and not kept"
 
 
-def _told(name: str, report: "Report") -> dict[str, Any]:
+def _report_fields(name: str, report: "Report") -> dict[str, Any]:
     counts = Counter[str](finding.kind for finding in report.findings)
     return {
         "sink": name,

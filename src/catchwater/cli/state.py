@@ -28,7 +28,7 @@ Function = Annotated[
 
 
 class NoSuchKey(CatchwaterError):
-    """Nothing is kept for this key."""
+    """There is no state for this key."""
 
 
 @app.callback()
@@ -78,7 +78,7 @@ def get(
 
 
 def _nothing(view: "View", key: str, function: str | None, keep: list[str]) -> NoSuchKey:
-    """Names the function of a chain that was asked, and those that keep something."""
+    """A message with the function that was asked for, and those that have state."""
     nothing = f"Nothing is kept for the key {key!r} after epoch {view.entry.epoch}"
     if len(view.functions) == 1:
         return NoSuchKey(f"{nothing}.")
@@ -123,7 +123,7 @@ def diff(
 
 
 def _named(config: "PipelineConfig", place: str, at: str | None) -> "AbstractContextManager[View]":
-    """A checkpoint by its number, or else a savepoint by its name, which may be a number, too."""
+    """The checkpoint with this number, else the savepoint with this name, which may be a number."""
     from catchwater.pipeline.opened import OpenPipeline
     from catchwater.recovery import checkpoint
 
@@ -137,7 +137,7 @@ def _named(config: "PipelineConfig", place: str, at: str | None) -> "AbstractCon
 
 
 def _kept(config: "PipelineConfig", epoch: int | None) -> "AbstractContextManager[View]":
-    """A checkpoint, which stays as long as it is looked at; the last one if none is named."""
+    """A checkpoint, held while it is read; the last one by default."""
     from catchwater.clock import SYSTEM
     from catchwater.recovery.savepoint.view import View
 

@@ -113,7 +113,7 @@ def _client(bootstrap: str, command_config: Path | None) -> "Client":
 
 
 def _existing(client: "Client", name: str) -> dict[int, int]:
-    """Partition to leader. Raises `NoSuchTopic`."""
+    """The leader of each partition. Raises `NoSuchTopic`."""
     cluster = client.metadata([name])
     partitions = cluster.partitions(name)
     if not partitions:

@@ -16,7 +16,7 @@ app = noun()
 
 
 class NoSuchTransactionalId(CatchwaterError):
-    """Nobody has used this transactional id."""
+    """The transactional id does not exist."""
 
 
 @app.callback()
