@@ -1,18 +1,18 @@
-"""What a topic's settings ask: of the batches appended to it, of retention, of its Parquet.
+"""The settings of a topic as rules: for appends, for retention, and for Parquet.
 
-The names are Kafka's, and so is their meaning, but for those under `catchwater.`. Everything is
-pure, but for `refused_schema`, which loads what decodes values.
+The names and their meanings are Kafka's, except for those under `catchwater.`. Everything is pure
+except `refused_schema`, which imports the decoders of values.
 
-- `Rules`, of an append. A topic that sets none of these takes batches as they come, if their
-  records are sound. `message.timestamp.type` is written into the header; what else is asked for
-  lies `inside` of a batch.
+- `Rules` for appends. A topic without such settings takes batches unchanged, if their records are
+  intact. `message.timestamp.type` is written into the header; the other rules need the records
+  (`inside`).
 - `Policy`: how long and how much is kept. `cleanup.policy` is `delete` (by age and size), `compact`
   (the last value of every key) or both.
 - `declared`: what the values are, so that Parquet can have them as columns.
-  `catchwater.history.value.format` is `binary`, `json` or `avro`;
-  `catchwater.history.value.schema` is the text that the Spark source takes as `valueSchema`: DDL
-  for JSON, a schema for Avro. The two are judged each by itself, for a topic's settings may be
-  changed one by one; a topic whose schema is not of its format has declared nothing.
+  `catchwater.history.value.format` is `binary`, `json` or `avro`; `catchwater.history.value.schema`
+  is the text that the Spark source takes as `valueSchema`: DDL for JSON, a schema for Avro. Each is
+  validated by itself, because a topic's settings may be changed one by one; a topic whose schema
+  does not fit its format counts as having declared nothing.
 """
 
 from dataclasses import dataclass, replace
@@ -37,21 +37,21 @@ _KEPT_BY = {
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Bytes and milliseconds; -1 = without limit."""
+    """The rules of retention and compaction; bytes and milliseconds, -1 = without limit."""
 
     retention_ms: int
     retention_bytes: int
     """Of each partition, as in Kafka."""
     compacts: bool = False
     delete_retention_ms: int = 24 * 60 * 60 * 1000
-    """How long a tombstone stays once it was cleaned for the first time."""
+    """How long a tombstone is kept after its first compaction."""
     min_compaction_lag_ms: int = 0
     """Younger records are not compacted."""
     min_dirty_ratio: float = 0.5
-    """Of the bytes that could be compacted, how many must be new for it to be worth it."""
+    """The share of compactable bytes that must be new before a pass."""
 
     def of(self, topic: Topic) -> "Policy":
-        """This policy with what the topic's own configuration says."""
+        """This policy with the topic's own settings."""
         config = topic.config
         own: dict[str, int] = {f: int(config[key]) for key, f in _KEPT_BY.items() if key in config}
         policies = cleanup_policies(topic)
@@ -61,8 +61,8 @@ class Policy:
         return replace(self, compacts=COMPACT in policies, min_dirty_ratio=ratio, **own)
 
     def deletes_nothing(self, partition: PartitionRow, now_ms: int) -> bool:
-        """Whether the partition's totals alone say that every run stays."""
-        # What compaction has emptied bears no time, and may lie in front.
+        """Whether the partition's totals alone show that every run is kept."""
+        # Runs that compaction has emptied have no timestamp, and may come first.
         may_be_old = self._too_old(partition.earliest_timestamp, now_ms) or (
             self.compacts and partition.earliest_timestamp < 0 and self.retention_ms >= 0
         )
@@ -71,10 +71,10 @@ class Policy:
         )
 
     def deletes(self, run: RunRow, partition_bytes: int, now_ms: int) -> bool:
-        """Whether the oldest run goes from a partition that holds so many bytes with it.
+        """Whether the oldest run of a partition with so many bytes is deleted.
 
-        By age once its newest record is too old (never, if it bears no time, but at once, if no
-        record is left in it); by size as long as what stays is not less than the limit.
+        By age if its newest record is too old (never without a timestamp, but at once if it has no
+        records left); by size as long as the rest is not smaller than the limit.
         """
         too_many = 0 <= self.retention_bytes <= partition_bytes - run.byte_size
         is_empty = run.record_count == 0 and self.retention_ms >= 0
@@ -85,7 +85,7 @@ class Policy:
 
 
 def cleanup_policies(topic: Topic) -> frozenset[str]:
-    """`delete`, `compact` or both; a topic that says nothing deletes."""
+    """`delete`, `compact` or both; the default is `delete`."""
     names = topic.config.get(CLEANUP_POLICY, DELETE).split(",")
     return frozenset(name.strip() for name in names)
 
@@ -109,9 +109,9 @@ CODECS = {
 }
 
 LATEST_MS = 365 * 24 * 60 * 60 * 1000
-"""How far in the future a record may lie unless the topic says it; a clock is wrong beyond."""
+"""The default of how far in the future a record may be; beyond, a clock must be wrong."""
 EARLIEST_MS = 2**63 - 1
-"""How old a record may be unless the topic says it: as old as it likes."""
+"""The default of how old a record may be: any age."""
 
 
 _OF_APPENDS = frozenset(
@@ -127,23 +127,23 @@ _OF_APPENDS = frozenset(
 
 
 class Rules(NamedTuple):
-    """What one topic asks for."""
+    """The rules of one topic for appends."""
 
     max_bytes: int
-    """Of one batch, as it comes and as it is stored."""
+    """Bound of a batch, as received and as stored."""
     after_ms: int = LATEST_MS
-    """How far in the future a record's time may lie, seen from the append; ms."""
+    """How far after the append a record's timestamp may be; ms."""
     before_ms: int = EARLIEST_MS
-    """How far in the past; ms."""
+    """How far before the append; ms."""
     stamps: bool = False
-    """Records bear the time of the append, not the one the producer gave them."""
+    """Whether records get the time of the append in place of the producer's."""
     codec: int | None = None
     """How batches are stored; None: as the producer compressed them."""
     needs_keys: bool = False
 
     @property
     def are_plain(self) -> bool:
-        """Whether they ask for nothing but a size."""
+        """Whether there is no rule but the size."""
         return self[1:] == _PLAIN
 
     def takes(self, oldest_ms: int, newest_ms: int, now_ms: int) -> bool:
@@ -160,15 +160,15 @@ _PLAIN = Rules(0)[1:]
 def rules_of(topic: Topic, max_message_bytes: int) -> Rules:
     """The rules of a topic, whose settings were checked when they were made.
 
-    `max_message_bytes` counts where the topic does not say.
+    `max_message_bytes` applies to topics without a setting of their own.
     """
     config = topic.config
-    if _OF_APPENDS.isdisjoint(config):  # most topics, and this is asked for every request
+    if _OF_APPENDS.isdisjoint(config):  # most topics, and this runs for every request
         return Rules(max_message_bytes)
     stamps = config.get(TIMESTAMP_TYPE) == LOG_APPEND_TIME
     return Rules(
         int(config.get(MAX_MESSAGE_BYTES, max_message_bytes)),
-        # Nobody's clock is asked where the broker's is written over it.
+        # Producers' timestamps are not checked where the broker's replace them.
         EARLIEST_MS if stamps else int(config.get(LONGEST_AFTER, LATEST_MS)),
         EARLIEST_MS if stamps else int(config.get(LONGEST_BEFORE, EARLIEST_MS)),
         stamps,
