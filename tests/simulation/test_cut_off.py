@@ -4,6 +4,7 @@ The others have theirs, and clients go to them. Once the way is there again, the
 """
 
 import asyncio
+from itertools import cycle
 
 import pytest
 from tests.simulation.clients import Place, Producer
@@ -64,6 +65,8 @@ def test_a_broker_that_is_cut_off_acknowledges_nothing_and_clients_go_elsewhere(
         partitions, config = TOPICS["plain"]
         await cut.inside(lambda: _created(cut, partitions, config))
         producers = [Noting(world, number, seed, noted) for number in range(4)]
+        for producer, machine in zip(producers, cycle(world.machines), strict=False):
+            producer.server = machine.server  # each broker has one, whatever the seed
         tasks = [asyncio.ensure_future(each.run()) for each in producers]
         await asyncio.sleep(2 * SESSION_S)
         moments.append(world.now_s())
