@@ -44,7 +44,7 @@ LAST_SAMPLES = 10
 _LEAST_S = 0.05
 """Shorter spans are noise of the clock, not a rate."""
 _LEAST_RECORDS = 1_000
-"""A first epoch of fewer takes as long as a first epoch takes, and says nothing of a rate."""
+"""Fewer take as long as epochs take, and say nothing of a rate."""
 _FIRST_S = 1.0
 """What a session's first epoch costs beside its records, where no small one was measured."""
 
@@ -228,9 +228,13 @@ def _capacity(constants: _Constants, pace: Pace) -> tuple[float, Basis]:
     if pace.saturated:
         return pace.busy_per_s, "epochs"
     known = constants.records_per_s
-    if pace.busy_per_s > (known or DEFAULT_REPLAY_RECORDS_PER_S):
+    if known is not None and known >= pace.busy_per_s:
+        return known, "restores"
+    # Epochs that do more than restores did refute them, and say no more than the least: a pipeline
+    # of many small epochs is at work all the time with what comes, whatever it could do.
+    if pace.busy_per_s > DEFAULT_REPLAY_RECORDS_PER_S:
         return pace.busy_per_s, "epochs"
-    return (known, "restores") if known else (DEFAULT_REPLAY_RECORDS_PER_S, "assumed")
+    return DEFAULT_REPLAY_RECORDS_PER_S, "assumed"
 
 
 def _constants(samples: Sequence[RestoreSample]) -> _Constants:
@@ -238,7 +242,11 @@ def _constants(samples: Sequence[RestoreSample]) -> _Constants:
     small = [each.first_s for each in samples if each.first_records < _LEAST_RECORDS]
     first_s = median(small) if small else _FIRST_S if samples else 0.0
     startup_s = median(s.startup_s for s in samples) if samples else DEFAULT_STARTUP_S
-    replayed = [(each.replay_records, each.replay_s) for each in samples]
+    replayed = [
+        (each.replay_records, each.replay_s)
+        for each in samples
+        if each.replay_records >= _LEAST_RECORDS
+    ]
     # A large first epoch is part of the replay, a small one part of the start.
     replayed += [
         (each.first_records, max(each.first_s - first_s, each.first_s / 2))

@@ -83,9 +83,23 @@ def test_a_saturated_pipeline_can_do_what_it_does_whatever_was_measured_before()
 
 
 def test_a_pipeline_can_do_at_least_what_it_does() -> None:
+    guess = estimate([SAMPLE], state_bytes=0, replay_records=0, pace=Pace(busy_per_s=150_000))
+    assert (guess.capacity_per_s, guess.capacity) == (150_000, "epochs")
+
+
+def test_a_pipeline_of_small_epochs_that_keeps_up_is_not_said_never_to_catch_up() -> None:
+    """It is at work all the time with what comes, which says nothing of what it could do."""
     slow = RestoreSample(1, 5.0, 0, 0.0, 1_000, 10.0)
-    guess = estimate([slow], state_bytes=0, replay_records=0, pace=Pace(busy_per_s=5_000))
-    assert (guess.capacity_per_s, guess.capacity) == (5_000, "epochs")
+    pace = Pace(input_per_s=500, busy_per_s=505, interval_s=0.2)
+    guess = estimate([slow], state_bytes=0, replay_records=0, pace=pace)
+    assert (guess.capacity_per_s, guess.capacity) == (DEFAULT_REPLAY_RECORDS_PER_S, "assumed")
+    assert guess.seconds is not None and guess.seconds < 7
+
+
+def test_a_restore_of_few_records_says_nothing_of_a_rate() -> None:
+    few = RestoreSample(1, 5.0, 0, 0.0, 10, 3.0)
+    guess = estimate([few], state_bytes=0, replay_records=0)
+    assert (guess.capacity_per_s, guess.capacity) == (DEFAULT_REPLAY_RECORDS_PER_S, "assumed")
 
 
 def test_a_failure_comes_half_a_checkpoint_later_and_at_worst_a_whole_one() -> None:
