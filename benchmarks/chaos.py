@@ -57,6 +57,7 @@ FINAL_S = 600.0
 SETTINGS = {
     "catchwater.pack.interval.ms": "3000",
     "catchwater.pack.min.bytes": "1",
+    "catchwater.pack.backlog.bytes": "1",
     "catchwater.wal.linger.ms": "50",
     "catchwater.retention.interval.ms": "3000",
     "catchwater.delete.grace.ms": "5000",

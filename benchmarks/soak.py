@@ -46,6 +46,7 @@ SETTINGS = {
     "catchwater_delete_grace_ms": "1000",
     "catchwater_pack_interval_ms": "1000",
     "catchwater_pack_min_bytes": "4000000",
+    "catchwater_pack_backlog_bytes": "4000000",
     "catchwater_wal_segment_bytes": "8000000",
     "catchwater_cache_bytes": "33554432",
 }

@@ -128,6 +128,7 @@ class PackedCorpus(Corpus):
         self.broker.settings |= {
             "catchwater.pack.interval.ms": "50",
             "catchwater.pack.min.bytes": "1",
+            "catchwater.pack.backlog.bytes": "1",
             "catchwater.retention.interval.ms": "100",
             "catchwater.cache.bytes": "0",
             **more,

@@ -109,6 +109,7 @@ def brief_broker(make_broker):
         "log.retention.ms": "1",
         "catchwater.pack.interval.ms": "50",
         "catchwater.pack.min.bytes": "1",
+        "catchwater.pack.backlog.bytes": "1",
         "catchwater.segment.bytes": "1048576",
         "catchwater.retention.interval.ms": "50",
         "catchwater.delete.grace.ms": "1",

@@ -196,6 +196,7 @@ def test_a_broker_that_is_killed_again_and_again_has_each_segments_parquet_once(
         {
             "catchwater.pack.interval.ms": "50",
             "catchwater.pack.min.bytes": "1",
+            "catchwater.pack.backlog.bytes": "1",
             "catchwater.history.parquet.after.ms": "0",
         }
     )

@@ -41,6 +41,7 @@ SYSCALLS = (
 BUSY = {
     "catchwater.pack.interval.ms": "40",
     "catchwater.pack.min.bytes": "1",
+    "catchwater.pack.backlog.bytes": "1",
     "catchwater.wal.segment.bytes": "65536",
     "catchwater.delete.grace.ms": "100",
     "catchwater.retention.interval.ms": "50",

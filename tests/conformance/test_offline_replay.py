@@ -74,6 +74,7 @@ def test_the_data_directory_of_a_stopped_broker_is_read(make_broker, isolation, 
     broker = make_broker({
         "catchwater.pack.interval.ms": "50" if is_packed else "3600000",
         "catchwater.pack.min.bytes": "1",
+        "catchwater.pack.backlog.bytes": "1",
     })  # fmt: skip
     write(broker)
     if is_packed:
@@ -98,6 +99,7 @@ def test_a_catalog_that_brokers_share_is_read(make_broker, postgres_url, tmp_pat
         "catchwater.wal": wal,
         "catchwater.pack.interval.ms": "50",
         "catchwater.pack.min.bytes": "1",
+        "catchwater.pack.backlog.bytes": "1",
     })  # fmt: skip
     write(broker)
     await_packed(broker)

@@ -68,6 +68,7 @@ def move(task: bytes, broker) -> None:
     """Start the broker again with a packer, until what was planned first lies elsewhere."""
     broker.settings["catchwater.pack.interval.ms"] = "50"
     broker.settings["catchwater.pack.min.bytes"] = "1"
+    broker.settings["catchwater.pack.backlog.bytes"] = "1"
     broker.restart()
     _, (partition,) = pickle.loads(task)
     planned = Path(urlsplit(partition.task.slices[0].range.url).path)

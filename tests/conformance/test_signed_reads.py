@@ -47,6 +47,7 @@ def broker(make_broker, proxy):
         "catchwater.objects": make_bucket(proxy.endpoint, "signed"),
         "catchwater.pack.interval.ms": "50",
         "catchwater.pack.min.bytes": "1",
+        "catchwater.pack.backlog.bytes": "1",
     })  # fmt: skip
     with Client(broker.bootstrap) as client:
         client.create_topics(dict.fromkeys(TOPICS, 1))

@@ -291,6 +291,7 @@ def feed_cards(make_broker: Callable[..., Any], *, lasting: bool = False) -> Car
             "catchwater.retention.interval.ms": "200",
             "catchwater.pack.interval.ms": "300",
             "catchwater.pack.min.bytes": "10000",
+            "catchwater.pack.backlog.bytes": "10000",
             "catchwater.wal.segment.bytes": "65536",
             "catchwater.delete.grace.ms": "200",
         },

@@ -32,6 +32,7 @@ PATIENCE_S = 180.0
 SETTINGS = {
     "catchwater.pack.interval.ms": "2000",
     "catchwater.pack.min.bytes": "1000000",
+    "catchwater.pack.backlog.bytes": "1000000",
 }
 
 

@@ -185,6 +185,7 @@ def broker(make_broker: Callable[..., Any]) -> Any:
         "log.retention.ms": "-1",
         "catchwater.pack.interval.ms": "200",
         "catchwater.pack.min.bytes": "10000",
+        "catchwater.pack.backlog.bytes": "10000",
         "catchwater.retention.interval.ms": "200",
         "catchwater.wal.segment.bytes": "65536",
         "catchwater.delete.grace.ms": "200",

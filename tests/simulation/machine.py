@@ -23,6 +23,7 @@ CONFIG = LogConfig(
     session_ms=SESSION_MS,
     pack_interval_ms=6_000,
     pack_min_bytes=3_000,
+    pack_backlog_bytes=3_000,
     segment_bytes=6_000,
     retention_interval_ms=5_000,
     delete_grace_ms=3_000,

@@ -17,7 +17,7 @@ from catchwater.log.keep import clean, housekeeping, pack
 from catchwater.log.keep.clean import Cleaning
 from catchwater.log.log import Log
 from catchwater.log.read.stable import Stability
-from catchwater.log.write import commit, producers, sequence, txn
+from catchwater.log.write import commit, sequence, txn
 from catchwater.log.write.sequence import Result
 from catchwater.wire.errors import ErrorCode
 
@@ -133,7 +133,7 @@ def mark_only_some_partitions() -> Any:
     def check_end(entry: Any, state: Any, txns: Any, done: Any) -> Any:
         answer = original(entry, state, txns, done)
         if answer is None and done.closed:
-            return producers.refused(ErrorCode.INVALID_TXN_STATE)
+            return sequence.refused(ErrorCode.INVALID_TXN_STATE)
         return answer
 
     return patch.object(sequence, "_check_end", check_end)
@@ -142,19 +142,16 @@ def mark_only_some_partitions() -> Any:
 def forget_what_was_aborted() -> Any:
     """Readers of committed records are not told of aborted transactions."""
 
-    async def aborted(self: Any, *args: Any) -> list[Any]:
-        return []
-
-    return patch.object(Stability, "aborted", aborted)
+    return patch.object(Stability, "aborted_now", lambda self, *args: [])
 
 
 def ignore_the_last_stable_offset() -> Any:
     """Readers of committed records are given what is still open."""
 
-    async def last_stable_offset(self: Any, key: Any) -> int:
+    def last_stable_offset_now(self: Any, key: Any) -> int:
         return int(self._states[key].high_watermark)
 
-    return patch.object(Stability, "last_stable_offset", last_stable_offset)
+    return patch.object(Stability, "last_stable_offset_now", last_stable_offset_now)
 
 
 def commit_what_is_to_be_aborted() -> Any:
