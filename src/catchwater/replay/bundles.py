@@ -28,7 +28,8 @@ from catchwater.wire.columns import FAR_TIMES, HEADERS_TYPE, HOLES, LONG
 if TYPE_CHECKING:
     from catchwater.wire.arrow import Located
 
-_LONGS = pa.list_(pa.field("element", pa.int64()))
+# Said to be never null, for Spark would look at each.
+_LONGS = pa.list_(pa.field("element", pa.int64(), nullable=False))
 _BYTES = pa.list_(pa.field("element", pa.binary()))
 
 _PARTS = {
