@@ -383,7 +383,7 @@ class RunningPipeline:
 
     def stop(self) -> None:
         """End it after what is under way was done or undone, and wait. Raises what failed it."""
-        self._stop.requested = True
+        self._stop.requested = self._stop.requested or self.is_active
         self.await_termination()
 
     def await_termination(self, timeout: float | None = None) -> bool:

@@ -360,6 +360,12 @@ def test_a_start_returns_when_the_query_runs_and_stop_waits_for_its_end(tmp_path
     assert run.await_termination()
 
 
+def test_what_has_ended_with_its_input_is_not_stopped_by_stopping_it(tmp_path: Path) -> None:
+    with running(tmp_path, lambda stop, runs: runs()) as run:
+        assert run.await_termination()
+    assert run.status == "ended"
+
+
 def test_a_start_raises_what_it_fails_on(tmp_path: Path) -> None:
     def work(stop: Stop, runs: Callable[[], None]) -> None:
         raise CatchwaterError("there is no such topic")
