@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 
+from catchwater.clock import SYSTEM
 from catchwater.config import CatchwaterError, ConfigError
 from catchwater.pipeline.ends import Function, Kafka, Sink, Values
 from catchwater.pipeline.functions.declare import spec_of
@@ -33,7 +34,7 @@ from catchwater.pipeline.run.config import AVAILABLE_NOW, RECOVERY_KEYS, Pipelin
 from catchwater.pipeline.status import epoch_told
 from catchwater.pipeline.supervisor.drivers import Stop, report, stop_requested
 from catchwater.recovery.checkpoint import last_commit
-from catchwater.recovery.contract import Contract, load_contract
+from catchwater.recovery.contract import Contract, NoContract, load_contract
 from catchwater.recovery.folder import key_part
 from catchwater.recovery.handover import current
 from catchwater.recovery.ledger import Ledger
@@ -41,6 +42,9 @@ from catchwater.recovery.savepoint.format import Savepoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_CONTRACT_S, _POLL_S = 10.0, 0.05
+"""So long after an epoch's commit may its contract be on its way."""
 
 
 class Settings(TypedDict, total=False):
@@ -220,6 +224,7 @@ class Pipeline:
                 "functions is imported wherever they run.",
             )
         from catchwater.pipeline.run.driver import run_in, run_pipeline
+        from catchwater.pipeline.spark.session import check_alone
 
         config = self.config
         if available_now:
@@ -227,6 +232,7 @@ class Pipeline:
         if spark is not None:
             run = partial(run_in, spark, config)
         else:
+            check_alone()
             run = partial(run_pipeline, config, quick=quick)
 
         def work(stop: Stop, runs: Callable[[], None]) -> None:
@@ -250,8 +256,19 @@ class Pipeline:
         return opened.save(*opened.savepoint(name, checkpoint, at))
 
     def contract(self, checkpoint: int | None = None) -> Contract:
-        """What a restore from the newest checkpoint, or another, needs. Raises `NoContract`."""
-        return load_contract(self.config.checkpoint, checkpoint)
+        """What a restore from the newest checkpoint, or another, needs. Raises `NoContract`.
+
+        An epoch's contract is written behind its commit: that of the last one is waited for.
+        """
+        folder, until_s = self.config.checkpoint, SYSTEM.monotonic_s() + _CONTRACT_S
+        while True:
+            try:
+                return load_contract(folder, checkpoint)
+            except NoContract:
+                last = last_commit(folder)
+                if last < 0 or checkpoint not in (None, last) or SYSTEM.monotonic_s() > until_s:
+                    raise
+                SYSTEM.pause(_POLL_S)
 
 
 def _check(

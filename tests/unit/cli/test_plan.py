@@ -71,7 +71,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def problems(answer: Any) -> dict[str, str]:
-    return {each["what"]: each["told"] for each in json.loads(answer.out)["problems"]}
+    return {each["what"]: each["message"] for each in json.loads(answer.out)["problems"]}
 
 
 def test_all_that_is_wrong_is_named_at_once(

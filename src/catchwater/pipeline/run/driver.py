@@ -54,7 +54,6 @@ def run_pipeline(
     # What no waiting would mend is said before anything is started.
     session.check_packages()
     session.find_java()
-    session.check_alone()
     said = session.settings_of(config.spark, python_path(config))
     log_path = config.checkpoint / FOLDER / "spark.log"
     with (

@@ -355,7 +355,7 @@ def start(
     python: str = sys.executable,
     scratch: Path | None = None,
 ) -> "SparkSession":
-    """A local session with so many tasks at a time. Raises `SparkMissing` or `JavaMissing`.
+    """A session with so many tasks at a time. Raises `SparkMissing` or `JavaMissing`.
 
     `quick` compiles with C1 only: a start two seconds sooner, for demo and tests. What the JVM and
     its Python workers say goes to `log`. The JVM inherits the descriptors in `keep_open`. Workers
