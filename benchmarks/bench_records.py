@@ -127,9 +127,12 @@ def believe() -> None:
     """Be a broker that does not look into batches."""
     from catchwater.cli import main as catchwater
     from catchwater.log.write import prepare
+    from catchwater.wire import batch
 
+    batch.walk = lambda *_, **__: (0, 0, 0, 0, 0)  # every record of ours has its batch's time
     prepare.prepared = lambda header, data, *_, **__: (header, data)
     prepare.effort = lambda *_: 0
+    prepare.PLAIN_FACTOR = 1
     prepare.LOAD_AFTER_RECORDS = sys.maxsize
     sys.argv = [str(Path(sys.executable).with_name("catchwater")), *sys.argv[2:]]
     catchwater()
