@@ -28,6 +28,16 @@ STOP_S = 120.0
 """Either takes a second or two; not on a machine that others keep busy."""
 
 
+def until(
+    reached: Callable[[], object], patience_s: float = 60.0, said: Callable[[], object] = str
+) -> None:
+    """Wait until it is so; fails with what is `said` by then when that takes too long."""
+    deadline = time.monotonic() + patience_s
+    while not reached():
+        assert time.monotonic() < deadline, said()
+        time.sleep(0.01)
+
+
 class BrokerProcess:
     """One broker on loopback. Its ports are its own, through all restarts."""
 
@@ -53,12 +63,8 @@ class BrokerProcess:
 
     def await_ready(self) -> None:
         """Wait until a spawned broker is ready."""
-        deadline = time.monotonic() + START_S
-        while not self.ready_file.exists():
-            assert self.process is not None
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(f"The broker did not start:\n{self.log()}")
-            time.sleep(0.01)
+        until(lambda: self.ready_file.exists() or not self.is_running, START_S, self.log)
+        assert self.ready_file.exists(), f"The broker did not start:\n{self.log()}"
         self._learn_addresses()
 
     def spawn(self, *wrapper: str) -> None:

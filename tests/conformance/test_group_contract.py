@@ -2,17 +2,16 @@
 
 import io
 import json
-import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from tests.conftest import BrokerProcess
+from tests.conftest import BrokerProcess, until
 
 from catchwater.cli import main
 from catchwater.wire.arrow import encode_batch
@@ -50,8 +49,7 @@ def filled(bootstrap: str, topic: str, written_ms: int, **config: str) -> None:
     settings = {name.replace("_", "."): value for name, value in config.items()}
     with Client(bootstrap) as client:
         client.create_topics({topic: 2}, settings)
-        while len(client.metadata([topic]).leaders) < 2:
-            time.sleep(0.05)
+        until(lambda: len(client.metadata([topic]).leaders) == 2)
         values = [b"%d" % n * 100 for n in range(RECORDS)]
         batches = [encode_batch([(b"", value, written_ms, ())]) for value in values]
         client.produce([((topic, partition), batch) for batch in batches for partition in (0, 1)])
@@ -120,20 +118,10 @@ def test_a_group_here(broker: BrokerProcess) -> None:
     check_group(broker.bootstrap)
 
 
-@pytest.fixture
-def kafka() -> Iterator[str]:
-    if not (shutil.which("java") and shutil.which("mvn")):
-        pytest.skip("Apache Kafka needs java, and mvn to fetch it")
-    from benchmarks.kafka_peer import apache_kafka
-
-    with apache_kafka() as (servers, _):
-        yield servers
-
-
 @pytest.mark.slow
-def test_a_group_at_apache_kafka_which_has_no_pins(kafka: str) -> None:
-    check_group(kafka)
-    refused = contract("pin", kafka, "--group", "job", "--yes")
+def test_a_group_at_apache_kafka_which_has_no_pins(apache_kafka: str) -> None:
+    check_group(apache_kafka)
+    refused = contract("pin", apache_kafka, "--group", "job", "--yes")
     assert refused.returncode == 1
     assert "another Kafka: it has no pins" in refused.stderr
 
@@ -148,19 +136,14 @@ def test_a_pin_keeps_a_groups_input_until_it_is_released(broker: BrokerProcess) 
     assert contract("pin", bootstrap, "--group", "kept", "--yes").returncode == 0
     # Retention of a second, for records of 1970: everything would go.
     retain_for(bootstrap, topic, 1_000)
-    deadline = time.monotonic() + 60
     with Client(bootstrap) as client:
-        while client.list_offsets({(topic, 1): EARLIEST})[topic, 1] < RECORDS:
-            assert time.monotonic() < deadline, "what was read goes, and nothing else"
-            time.sleep(0.05)
+        until(lambda: client.list_offsets({(topic, 1): EARLIEST})[topic, 1] == RECORDS)
     code, told = shown(bootstrap, "kept")
     assert (code, told["positions"][0]["why"]) == (0, "pinned by group/kept")
     assert told["positions"][0]["log_start"] <= READ
     assert contract("unpin", bootstrap, "--group", "kept", "--yes").returncode == 0
     with Client(bootstrap) as client:
-        while client.list_offsets({(topic, 0): EARLIEST})[topic, 0] < RECORDS:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: client.list_offsets({(topic, 0): EARLIEST})[topic, 0] == RECORDS)
     assert shown(bootstrap, "kept")[0] == 4
     gone = contract("pin", bootstrap, "--group", "kept", "--yes")
     assert gone.returncode == 5 and "70 records are gone" in gone.stderr

@@ -3,13 +3,13 @@
 import os
 import re
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyspark
 import pytest
+from tests.conftest import until
 from tests.e2e.conftest import PATIENCE_S
 
 from catchwater.pipeline.spark.session import find_java
@@ -35,10 +35,12 @@ def started(folder: Path, name: str, *arguments: str, says: str) -> tuple[Any, s
              "--host", "127.0.0.1", "--webui-port", "0", *arguments],
             env=environment, stdout=log, stderr=log,
         )  # fmt: skip
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := re.search(says, path.read_text())):
-        assert process.poll() is None and time.monotonic() < deadline, path.read_text()[-3000:]
-        time.sleep(0.1)
+    until(
+        lambda: re.search(says, path.read_text()) or process.poll() is not None,
+        PATIENCE_S, path.read_text,
+    )  # fmt: skip
+    found = re.search(says, path.read_text())
+    assert found, path.read_text()[-3000:]
     return process, found[1]
 
 

@@ -306,7 +306,9 @@ class Writer:
         except sqlite3.Error as error:
             self._failed(error, barriers, last_try=last_try)
             return
-        except Exception as error:  # noqa: BLE001 - a defect: callers still wait for an answer
+        # A thread's end is seen by nobody: what a defect raises goes to those who wait for this
+        # transaction, and to every call from then on.
+        except Exception as error:  # noqa: BLE001
             dead = self._die(error)
             for barrier in barriers:
                 barrier.done.set_exception(dead)
@@ -349,7 +351,9 @@ class Writer:
             result = barrier.change(self._db)
         except sqlite3.Error:
             raise  # the whole transaction's
-        except Exception as refusal:  # noqa: BLE001 - it is the future's
+        # As an executor does: what the change raises is its caller's, of whatever class, and none
+        # of the others in this transaction fails with it.
+        except Exception as refusal:  # noqa: BLE001
             self._db.connection.execute("ROLLBACK TO barrier")
             self._db.connection.execute("RELEASE barrier")
             return None, refusal

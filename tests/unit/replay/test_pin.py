@@ -2,11 +2,11 @@
 
 import pickle
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
+from tests.conftest import until
 
 from catchwater.clock import ManualClock
 from catchwater.replay import pin as pin_module
@@ -16,7 +16,6 @@ from catchwater.replay.options import Offsets, parse_options
 from catchwater.replay.pin import MovingPin, ReadPin, held, planned, renewed
 from catchwater.replay.plan import Missing, Slice, Task, Wanted
 
-DEADLINE_S = 10.0
 URL = "http://c"
 LEAST = {"kafka.bootstrap.servers": "h:1", "subscribe": "t"}
 WANTED = Wanted("t", 0, 7, 9)
@@ -89,13 +88,6 @@ def plan_of(asked: Asked) -> tuple[list[Slice], ReadPin | None]:
 
 def renewing() -> bool:
     return any(thread.name == pin_module.THREAD for thread in threading.enumerate())
-
-
-def until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not reached():
-        assert time.monotonic() < deadline, Api.renewals
-        time.sleep(0.001)
 
 
 SLICES = [Slice("t", 0, 7, 9), Slice("t", 1, 3, 5), Slice("t", 1, 5, 6), Slice("u", 0, 0, 9)]

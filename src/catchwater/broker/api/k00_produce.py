@@ -76,8 +76,8 @@ def start(broker: Broker, call: Call) -> Later:
     batches = _plain(broker, call, request)
     if not batches:
         return _start_with_care(broker, call, request)
-    encode = _encode_plain if one is None or one.acks == 0 else _encode_one
-    later = Later(partial(encode, broker, call.header.correlation_id, version, request))
+    correlation_id, is_one = call.header.correlation_id, one is not None
+    later = Later(partial(_encode_plain, broker, correlation_id, version, request, is_one))
     broker.log.append(batches, later, call.frame)
     return later
 
@@ -212,28 +212,19 @@ def _check_batch(
     return header
 
 
-def _encode_one(
-    broker: Broker,
-    correlation_id: int,
-    version: int,
-    request: ProduceRequest,
-    outcomes: Sequence[Appended],
-) -> list[Buffer]:
-    error, base_offset, log_start, _ = outcomes[0]
-    if error is not ErrorCode.NONE:
-        return _encode_plain(broker, correlation_id, version, request, outcomes)
-    return encode_one(correlation_id, request.topics[0], base_offset, log_start)
-
-
 def _encode_plain(
     broker: Broker,
     correlation_id: int,
     version: int,
     request: ProduceRequest,
+    is_one: bool,
     outcomes: Sequence[Appended],
 ) -> list[Buffer]:
-    answers = [_NO_TIME] * len(outcomes)
-    return _encode(broker, correlation_id, version, request, answers, outcomes)
+    error, base_offset, log_start, _ = outcomes[0]
+    if is_one and request.acks != 0 and error is ErrorCode.NONE:
+        return encode_one(correlation_id, request.topics[0], base_offset, log_start)
+    times = [_NO_TIME] * len(outcomes)
+    return _encode(broker, correlation_id, version, request, times, outcomes)
 
 
 def _encode(

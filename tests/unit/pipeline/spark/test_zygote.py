@@ -5,11 +5,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.conftest import until
 
 from catchwater.pipeline import workers
 from catchwater.pipeline.spark import launcher
@@ -157,12 +157,10 @@ def test_an_end_is_told_though_spark_asks_for_it_just_then(tmp_path: Path) -> No
             with connection:
                 connection.recv(1 << 16)
                 connection.sendall(gone.pid.to_bytes(4, "big"))
-                while not catches(process.pid, signal.SIGTERM):
-                    time.sleep(0.01)
+                until(lambda: catches(process.pid, signal.SIGTERM))
                 process.terminate()
-                while is_pending(process.pid, signal.SIGTERM):
-                    time.sleep(0.01)
-                time.sleep(0.1)
+                # What it waits for is not there yet, so the signal is what it gets to first.
+                until(lambda: not is_pending(process.pid, signal.SIGTERM))
                 connection.sendall((-9).to_bytes(4, "big", signed=True))
     assert [(each.pid, each.code) for each in workers.read_ends(tmp_path)] == [(gone.pid, -9)]
 
