@@ -22,6 +22,7 @@ from catchwater.pipeline.functions.checks import DeclarationError
 from catchwater.pipeline.run import config as files
 from catchwater.pipeline.run import driver
 from catchwater.pipeline.run.artefact import _importing
+from catchwater.pipeline.spark import session
 from catchwater.pipeline.supervisor.drivers import Stop, take_report
 from catchwater.recovery.ledger import LedgerDamaged
 
@@ -397,6 +398,8 @@ def test_the_next_start_learns_what_ended_this_one(
         raise LedgerDamaged("commits/7 is no JSON")
 
     monkeypatch.setattr(driver, "run_pipeline", broken)
+    # Another file's session may live on in this process: a run of tests shares one.
+    monkeypatch.setattr(session, "check_alone", lambda: None)
     made = Pipeline("cards", CardRisk, source=KAFKA, sinks=[Topic("alerts")], folder=tmp_path)
     with pytest.raises(LedgerDamaged):
         made.start()
