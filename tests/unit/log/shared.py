@@ -1,9 +1,12 @@
 """Brokers of one shared log for tests: a catalog in memory that fails when told, time by hand."""
 
 import asyncio
+import filecmp
+import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from catchwater.catalog.errors import CatalogUnavailable, CatalogUncertain
@@ -23,6 +26,19 @@ from catchwater.wire.batch import read_header, split
 from catchwater.wire.errors import ErrorCode
 
 QUIET = LogConfig(background=False)
+
+
+def crashed(root: Path, target: Path) -> Path:
+    """A data directory in use, as a crash would leave it now: no write falls between two files."""
+    while True:
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(root, target)
+        names = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
+        # What SQLite shares between processes is no part of what a crash leaves.
+        names = [name for name in names if not name.name.endswith("-shm")]
+        _, differing, missing = filecmp.cmpfiles(root, target, names, shallow=False)
+        if not differing and not missing:
+            return target
 
 
 class SlowClock(ManualClock):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.log.shared import World, everything
+from tests.unit.log.shared import World, crashed, everything
 
 from catchwater.catalog.errors import EpochGap, TopicExists, TopicUnknown
 from catchwater.catalog.rows import (
@@ -78,13 +78,6 @@ def submission(key: PartitionKey, data: bytes) -> Submission:
 async def append(log: Log, key: PartitionKey, data: bytes) -> Appended:
     (answer,) = await log.submit([submission(key, data)])
     return answer
-
-
-def crashed(root: Path, target: Path) -> Path:
-    """The data directory as a crash would leave it now."""
-    shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(root, target)
-    return target
 
 
 def applied_sequence(root: Path) -> int:

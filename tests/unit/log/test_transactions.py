@@ -1,7 +1,6 @@
 """Transactions end whole, whatever happens in between, and who is late comes to nothing."""
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -11,6 +10,7 @@ from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
+from tests.unit.log.shared import crashed
 
 from catchwater.catalog.errors import CatalogUnavailable
 from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase, call_now
@@ -145,7 +145,7 @@ async def test_a_crash_anywhere_in_an_end_leaves_all_of_it_or_nothing(
 
     def crash_here() -> None:
         copies.append(tmp_path / f"crash-{len(copies)}")
-        shutil.copytree(tmp_path / "live", copies[-1])
+        crashed(tmp_path / "live", copies[-1])
 
     core: Any = log._core
     for owner, name in (
@@ -197,7 +197,7 @@ async def test_the_aborted_list_is_there_after_a_restart(
     await send(log, producer, 0)
     await log.txns.end("id", producer, committed=True, version=2)
     assert await visible(log) == [[2], [], []]
-    copy = shutil.copytree(tmp_path / "live", tmp_path / "copy")
+    copy = crashed(tmp_path / "live", tmp_path / "copy")
     again = await open_log(copy)
     assert await visible(again) == [[2], [], []]
     assert await again.txns.rows() == await log.txns.rows()
@@ -507,7 +507,7 @@ async def test_an_id_that_is_silent_is_forgotten_but_not_with_something_open(
     assert {row.transactional_id for row in await log.txns.rows()} == {"id", "open"}
     clock.advance(1)
     await log.keeping.retain()
-    for again in (log, await open_log(shutil.copytree(tmp_path / "live", tmp_path / "copy"))):
+    for again in (log, await open_log(crashed(tmp_path / "live", tmp_path / "copy"))):
         assert [row.transactional_id for row in await again.txns.rows()] == ["open"]
         assert (await send(again, ended)).error is ErrorCode.INVALID_PRODUCER_ID_MAPPING
         asking = again.txns.end("id", ended, committed=True, version=2)

@@ -1,12 +1,12 @@
 """A log without its broker: what its catalog holds, and what only its write-ahead log does."""
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from tests.unit.log.shared import crashed
 
 from catchwater.catalog.rows import PartitionKey
 from catchwater.clock import ManualClock
@@ -38,9 +38,7 @@ async def append(log: Log, key: PartitionKey, count: int, base_sequence: int) ->
 
 async def look(tmp_path: Path, what: Callable[[OfflineLog], T]) -> T:
     """Ask a copy of the data directory, as a crash would leave it now."""
-    target = tmp_path / "crashed"
-    shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(tmp_path / "live", target)
+    target = crashed(tmp_path / "live", tmp_path / "crashed")
 
     def ask() -> T:
         with opened(str(target), "", ManualClock()) as log:
