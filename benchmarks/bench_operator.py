@@ -29,8 +29,8 @@ import pyarrow as pa
 from benchmarks.measure import publish, row
 from catchwater import Context, Keyed, Out, function
 from catchwater.pipeline.functions.declare import spec_of
-from catchwater.pipeline.pack import pack, shard_labels
-from catchwater.pipeline.rows import DRIVER, EVENTS, HEAD, Head, Manifest, Row
+from catchwater.pipeline.pack import pack
+from catchwater.pipeline.rows import DRIVER, EVENTS, HEAD, Head, Manifest, Row, shard_labels
 from catchwater.pipeline.run.artefact import publish as publish_code
 from catchwater.pipeline.shard_epoch import Stage, run_stage
 from catchwater.state.roll import EMPTY, Position

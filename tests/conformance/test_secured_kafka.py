@@ -26,7 +26,7 @@ from tests.secured_kafka import (
 from tests.token_endpoint import AUDIENCE
 
 from catchwater.cli import main, topic
-from catchwater.cli.command_config import client_of
+from catchwater.cli.console import client_of
 from catchwater.clock import Clock
 from catchwater.config import ConfigError
 from catchwater.replay.options import SourceOptions, parse_options

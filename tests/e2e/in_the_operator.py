@@ -8,8 +8,8 @@ import msgspec
 import pyarrow as pa
 
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.pipeline.pack import pack, shard_labels
-from catchwater.pipeline.rows import DRIVER, EVENTS, HEAD, Head, Manifest, Row
+from catchwater.pipeline.pack import pack
+from catchwater.pipeline.rows import DRIVER, EVENTS, HEAD, Head, Manifest, Row, shard_labels
 from catchwater.pipeline.run.artefact import publish
 from catchwater.pipeline.shard_epoch import Stage, run_stage
 from catchwater.recovery.ledger import ShardEpoch

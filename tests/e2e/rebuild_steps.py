@@ -20,11 +20,11 @@ from tests.e2e.in_session import Pipeline
 from tests.e2e.tally import produce, produced
 
 from catchwater.cli import backfill as commands
+from catchwater.pipeline import supervise as halting
 from catchwater.pipeline.change import rebuild as changing
 from catchwater.pipeline.run import backfill as backfills
 from catchwater.pipeline.run import config
-from catchwater.pipeline.supervisor import supervise as halting
-from catchwater.pipeline.supervisor.drivers import stop_requested
+from catchwater.pipeline.supervise import stop_requested
 from catchwater.recovery.folder import lock
 from catchwater.sinks.table import TableSink
 

@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.conftest import COMMAND, processes
 
 from catchwater.pipeline.spark.zygote import zygote
-from catchwater.pipeline.supervisor.supervise import Supervision, read_supervision
+from catchwater.pipeline.supervise import Supervision, read_supervision
 from catchwater.recovery.folder import SUPERVISOR, holder
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]

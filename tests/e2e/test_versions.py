@@ -35,7 +35,7 @@ from catchwater.pipeline.run import config as files
 from catchwater.pipeline.run import run
 from catchwater.pipeline.run.run import prepare
 from catchwater.pipeline.spark.failure import Traces
-from catchwater.pipeline.supervisor.drivers import Stop
+from catchwater.pipeline.supervise import Stop
 from catchwater.recovery import checkpoint, handover
 from catchwater.recovery.folder import hold, lock
 from catchwater.recovery.ledger import Ledger

@@ -10,14 +10,14 @@ from catchwater.cli.console import (
     PipelineFile,
     Quick,
     Yes,
+    load_here,
     log_to_stderr,
     print_json,
     print_table,
     spaced,
+    supervised,
     talk,
 )
-from catchwater.cli.pipeline_file import load_here
-from catchwater.cli.supervised import supervised
 from catchwater.config import CatchwaterError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def rebuild(
     from catchwater.pipeline.change.rebuild import extend, take_place
     from catchwater.pipeline.opened import OpenPipeline
     from catchwater.pipeline.run.backfill import backfill_of, begun, progress
-    from catchwater.pipeline.supervisor.supervise import halt
+    from catchwater.pipeline.supervise import halt
     from catchwater.recovery.folder import lock
 
     log_to_stderr()

@@ -1,13 +1,21 @@
-"""Shared by all commands: options, questions, data on stdout, messages and progress on stderr.
+"""Shared by all commands: options, what they open, questions, data on stdout, progress on stderr.
+
+A command opens a pipeline by its file, TOML with this environment over it or a script's name, and a
+broker with the settings of `--command-config`, which has the name and the format of Kafka's own
+tools: of a properties file of client settings those on security are obeyed.
 
 Rich is imported only when something is drawn in colour; it honours NO_COLOR and turns itself plain
 where the output is no terminal.
 """
 
 import logging
+import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -15,6 +23,12 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from catchwater.pipeline.opened import OpenPipeline
+    from catchwater.pipeline.run.config import PipelineConfig
+    from catchwater.recovery.intact import Look
+    from catchwater.wire.client import Client
+    from catchwater.wire.security.settings import Security
 
 PIPE_WIDTH = 240
 BAR_AFTER_S = 2.0
@@ -52,6 +66,19 @@ SavepointsAt = Annotated[
         "--at", metavar="URL", help="Where savepoints lie; otherwise as the pipeline's file says."
     ),
 ]
+CommandConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--command-config",
+        envvar="CATCHWATER_COMMAND_CONFIG",
+        metavar="FILE",
+        help="A properties file of client settings: security.protocol, sasl.*, ssl.*.",
+    ),
+]
+
+_PREFIXED = re.compile(r"\bkafka\.(?=(?:security|sasl|ssl)\.)")
+_MAIN = "from catchwater.cli import main; main()"
+"""What a child process runs; its arguments follow."""
 
 
 def noun(*, has_verbs: bool = True) -> typer.Typer:
@@ -60,6 +87,106 @@ def noun(*, has_verbs: bool = True) -> typer.Typer:
     Completion can only be installed for the whole command, so no noun offers it.
     """
     return typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=has_verbs)
+
+
+# Opening a pipeline, and a broker.
+
+
+def open_here(file: Path) -> "OpenPipeline":
+    """The pipeline of the file; nobody is asked yet. Raises `ConfigError`."""
+    from catchwater.pipeline.opened import OpenPipeline
+
+    return OpenPipeline(load_here(file))
+
+
+def load_here(file: Path) -> "PipelineConfig":
+    """What the file says, and the checkpoint that it goes on from. Raises `ConfigError`."""
+    from catchwater.recovery.handover import current
+
+    config = _read(file)
+    return replace(config, checkpoint=current(config.checkpoint))
+
+
+def _read(file: Path) -> "PipelineConfig":
+    """`pipeline.toml` with this environment over it, or `cards.py:pipeline`, which Python makes."""
+    script, colon, name = str(file).rpartition(":")
+    if colon and script.endswith(".py"):
+        from catchwater.pipeline.pipeline import Pipeline
+
+        return Pipeline.from_script(Path(script), name).declared
+    from catchwater.pipeline.run.config import read
+
+    return read(file, os.environ)
+
+
+def look_here(file: Path) -> "tuple[PipelineConfig, Look]":
+    """The pipeline's file, and what the files of its checkpoint say. Raises `ConfigError` only.
+
+    Where one of them is damaged it is among the `problems`, and the rest is there.
+    """
+    from catchwater.pipeline.run import backfill, identity, versions
+    from catchwater.pipeline.supervise import read_supervision
+    from catchwater.recovery.folder import SUPERVISOR, holder
+    from catchwater.recovery.handover import find_current
+    from catchwater.recovery.intact import look
+
+    config = _read(file)
+    checkpoint, _ = find_current(config.checkpoint)
+    readers = (
+        identity.read, versions.load, backfill.begun, read_supervision,
+        partial(holder, name=SUPERVISOR),
+    )  # fmt: skip
+    return replace(config, checkpoint=checkpoint), look(checkpoint, readers)
+
+
+def supervised(file: Path, config: "PipelineConfig", flags: Sequence[str]) -> None:
+    """Run the pipeline until it ends or a signal comes; start it again when it fails."""
+    from catchwater.pipeline.spark.session import make_class_archive_later
+    from catchwater.pipeline.spark.zygote import zygote
+    from catchwater.pipeline.supervise import RESTARTS, Wanted, supervise
+
+    command = [sys.executable, "-c", _MAIN, "pipeline", "run", str(file), "--stand-by", *flags]
+    restarts = RESTARTS if config.restarts is None else config.restarts
+    # The supervisor's, so that a driver that is started again finds it ready.
+    with zygote([str(config.folder)]) as shared:
+        command += ["--python", shared]
+        supervise(Wanted(command, config.checkpoint, restarts, config.spare))
+    if "--quick" not in flags and make_class_archive_later():
+        talk("preparing faster starts in the background: once, some 40 s of CPU time")
+
+
+def client_of(bootstrap: str, config: Path | None, *, name: str, timeout_s: float) -> "Client":
+    """A client of this broker; `name` is what brokers know it by. Raises `ConfigError`."""
+    from catchwater.wire.client import Client
+    from catchwater.wire.security.settings import UNSECURED
+
+    security = UNSECURED if config is None else load_security(config)
+    return Client(bootstrap, client_id=name, timeout_s=timeout_s, security=security)
+
+
+def load_security(file: Path) -> "Security":
+    """The security settings of a client's properties file; its other settings are ignored.
+
+    Raises `ConfigError`, which names the file and the properties as they stand in it.
+    """
+    from catchwater.config import ConfigError
+    from catchwater.wire.security.settings import PREFIXES, parse_security, read_properties, resolve
+
+    found = {f"kafka.{key}": value for key, value in read_properties(file).items()}
+    try:
+        return parse_security(
+            {
+                key: resolve(value, os.environ, Path())
+                for key, value in found.items()
+                if key.startswith(PREFIXES)
+            }
+        )
+    except ConfigError as error:
+        hint = _PREFIXED.sub("", error.hint) if error.hint else None
+        raise ConfigError(f"{file}: {_PREFIXED.sub('', str(error))}", hint=hint) from error
+
+
+# Printing and asking.
 
 
 def print_json(value: Any) -> None:

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from catchwater.cli.command_config import CommandConfig, client_of
 from catchwater.cli.console import (
     HERE,
     AsJson,
     Bootstrap,
+    CommandConfig,
     DryRun,
     PipelineFile,
     Yes,
     agreed,
+    client_of,
     leave,
     noun,
     print_json,
@@ -90,7 +91,7 @@ def show(
 
 
 def _show_checkpoint(file: Path, checkpoint: int | None, *, as_json: bool) -> None:
-    from catchwater.cli.pipeline_file import load_here
+    from catchwater.cli.console import load_here
     from catchwater.recovery.contract import budgets, load_contract
 
     chosen = load_contract(load_here(file).checkpoint, checkpoint)
@@ -152,7 +153,7 @@ def check(file: PipelineFile, checkpoint: Checkpoint = None, as_json: AsJson = F
     Exit 0, 3 (warns) or 4 (fails).
     """
     from catchwater.cli import sink
-    from catchwater.cli.pipeline_file import open_here
+    from catchwater.cli.console import open_here
     from catchwater.recovery import contract as terms
 
     pipeline = open_here(file)

@@ -80,7 +80,7 @@ def doctor(
 
 def _pipeline(file: Path) -> dict[str, Finding]:
     """What would make a start of this pipeline fail; missing packages are listed above."""
-    from catchwater.cli.pipeline_file import load_here
+    from catchwater.cli.console import load_here
     from catchwater.pipeline.opened import OpenPipeline
     from catchwater.pipeline.plan import ASK_S, problems_of
 

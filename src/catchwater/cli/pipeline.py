@@ -15,15 +15,15 @@ from catchwater.cli.console import (
     Yes,
     as_json_line,
     leave,
+    load_here,
     log_to_stderr,
     noun,
     print_finding,
     print_json,
     print_table,
+    supervised,
     talk,
 )
-from catchwater.cli.pipeline_file import load_here
-from catchwater.cli.supervised import supervised
 from catchwater.config import CatchwaterError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _drive(
     """Run the pipeline in this process, with a supervisor at standard input if it stands by."""
     from catchwater.pipeline.run.config import AVAILABLE_NOW
     from catchwater.pipeline.run.driver import run_pipeline
-    from catchwater.pipeline.supervisor.drivers import Turn, report
+    from catchwater.pipeline.supervise import Turn, report
 
     if available_now:
         config = replace(config, trigger=AVAILABLE_NOW)
@@ -97,7 +97,7 @@ def stop(
     file: PipelineFile, yes: Yes = False, dry_run: DryRun = False, as_json: AsJson = False
 ) -> None:
     """Stop the pipeline after its epoch, and wait until it ends."""
-    from catchwater.pipeline.supervisor.supervise import halt, running
+    from catchwater.pipeline.supervise import halt, running
 
     folder = load_here(file).checkpoint
     process = running(folder)
@@ -164,7 +164,7 @@ def status(
     Exit 0, 3 (the newest contract may breach a budget, or a restore never catches up) or 4 (it
     breaches one).
     """
-    from catchwater.cli.pipeline_file import look_here
+    from catchwater.cli.console import look_here
     from catchwater.cli.status import page
     from catchwater.cli.status import watch as watching
     from catchwater.clock import SYSTEM

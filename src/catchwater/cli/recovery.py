@@ -37,7 +37,7 @@ def explain(file: PipelineFile, as_json: AsJson = False) -> None:
     Says of each whether its files are whole and the log still holds that, and if not, which file
     is damaged or what is missing.
     """
-    from catchwater.cli.pipeline_file import look_here
+    from catchwater.cli.console import look_here
     from catchwater.config import CatchwaterError
     from catchwater.pipeline.opened import OpenPipeline
     from catchwater.recovery.contract import spelled
@@ -116,7 +116,7 @@ def restore(
     Later epochs are moved aside, not deleted, and replayed with the same ends.
     The pipeline must not be running. Exit 5 if the log no longer holds what would be replayed.
     """
-    from catchwater.cli.pipeline_file import open_here
+    from catchwater.cli.console import open_here
     from catchwater.pipeline.run.versions import check_reach
     from catchwater.recovery.checkpoint import find
     from catchwater.recovery.contract import check_covered

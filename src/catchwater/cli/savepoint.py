@@ -15,13 +15,13 @@ from catchwater.cli.console import (
     agreed,
     leave,
     noun,
+    open_here,
     print_json,
     print_table,
     progress,
     spaced,
     talk,
 )
-from catchwater.cli.pipeline_file import open_here
 
 if TYPE_CHECKING:
     from catchwater.pipeline.opened import OpenPipeline

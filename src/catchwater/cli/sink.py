@@ -134,7 +134,7 @@ def moved(
     A start refuses a target that lacks epochs of this pipeline; this accepts it. What was written
     before stays where it is. The pipeline must be stopped.
     """
-    from catchwater.cli.pipeline_file import load_here
+    from catchwater.cli.console import load_here
     from catchwater.pipeline.run import identity
     from catchwater.recovery.folder import lock
     from catchwater.sinks.open import target_of
@@ -167,7 +167,7 @@ def _opened(file: Path, only: str | None) -> "Iterator[_Opened]":
 
     Raises `OtherPipeline` before it opens a target that is not the one the checkpoint is bound to.
     """
-    from catchwater.cli.pipeline_file import open_here
+    from catchwater.cli.console import open_here
     from catchwater.pipeline.opened import check_fit
     from catchwater.pipeline.run import identity
     from catchwater.recovery.ledger import Ledger

@@ -52,7 +52,7 @@ def get(
     as_json: AsJson = False,
 ) -> None:
     """Show what a function keeps for one key; exit 1 if nothing is."""
-    from catchwater.cli.pipeline_file import load_here
+    from catchwater.cli.console import load_here
     from catchwater.recovery.savepoint.view import find, keepers
 
     if savepoint is not None and checkpoint is not None:
@@ -103,7 +103,7 @@ def diff(
 
     A and B are checkpoints or savepoints.
     """
-    from catchwater.cli.pipeline_file import load_here
+    from catchwater.cli.console import load_here
     from catchwater.recovery.savepoint.view import diff
 
     config = load_here(file)

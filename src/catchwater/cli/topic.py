@@ -5,14 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from catchwater.cli.command_config import CommandConfig, client_of
 from catchwater.cli.console import (
     HERE,
     AsJson,
     Bootstrap,
+    CommandConfig,
     DryRun,
     Yes,
     agreed,
+    client_of,
     noun,
     print_rows,
     talk,

@@ -5,8 +5,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from catchwater.cli.command_config import CommandConfig, client_of
-from catchwater.cli.console import HERE, AsJson, Bootstrap, Yes, noun, print_rows, talk
+from catchwater.cli.console import (
+    HERE,
+    AsJson,
+    Bootstrap,
+    CommandConfig,
+    Yes,
+    client_of,
+    noun,
+    print_rows,
+    talk,
+)
 from catchwater.config import CatchwaterError
 
 if TYPE_CHECKING:

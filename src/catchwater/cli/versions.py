@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def versions(file: PipelineFile, as_json: AsJson = False) -> None:
     """List the versions that have run, and which runs now."""
-    from catchwater.cli.pipeline_file import load_here
+    from catchwater.cli.console import load_here
     from catchwater.pipeline.run.versions import load
 
     checkpoint = load_here(file).checkpoint
@@ -77,7 +77,7 @@ def upgrade(
     naming the field or the key, if the state does not fit; exit 2 if a target does not. With --warm
     this process becomes the new version, and keeps running after it has taken over.
     """
-    from catchwater.cli.pipeline_file import open_here
+    from catchwater.cli.console import open_here
     from catchwater.pipeline.change.upgrade import alterations, look, upgrade
 
     if same and not warm:
@@ -163,7 +163,7 @@ def rollback(
     State is what it was then, outputs since are withdrawn, and their input is replayed.
     Exit 5 if the savepoint, the old code or the log's history is gone, naming it.
     """
-    from catchwater.cli.pipeline_file import open_here
+    from catchwater.cli.console import open_here
     from catchwater.config import CatchwaterError
     from catchwater.pipeline.change.rollback import look, roll_back
     from catchwater.recovery.handover import restore_under_way

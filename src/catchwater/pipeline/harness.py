@@ -17,9 +17,8 @@ from catchwater.clock import Clock
 from catchwater.config import duration_ms
 from catchwater.objects.memory import MemoryStore
 from catchwater.pipeline.calls.answers import Answers, Outcome, bind, questions
-from catchwater.pipeline.functions.compatible import compare
 from catchwater.pipeline.functions.declare import spec_of
-from catchwater.pipeline.functions.schema import describe
+from catchwater.pipeline.functions.schema import compare, describe
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.process.batch import (
     Batch,

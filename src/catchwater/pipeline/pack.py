@@ -2,8 +2,7 @@
 
 Spark pays per row, so many events travel as one: the source packs what it reads, by shard, and
 the operator reads it. A blob of events holds stored keys (hash and key), values as they came, the
-offsets that error messages name, and the records' timestamps. A shard is a range of the key's hash;
-its *label* is the number by which Spark's hash partitioning spreads shards evenly over tasks.
+offsets that error messages name, and the records' timestamps. A shard is a range of the key's hash.
 
 Relies on pyarrow. JSON is opened to pack it only for its key fields, and not at all where the
 record's key is to be the function's key. That it is, is checked of every event where it is decoded.
@@ -44,7 +43,6 @@ BLOCK_EVENTS = 500
 """A block has about so many events: with their records they fit into the processor's own cache."""
 _MOST_BYTES = 1 << 30
 """Of so many bytes blocks are made: an Arrow column of texts holds twice as much."""
-_EVEN_OVER = 64
 _SCHEMA = (("key", pa.binary()), ("value", pa.binary()), ("offset", pa.int64()))
 _TIMESTAMP = ("timestamp", pa.int64())
 
@@ -60,37 +58,6 @@ class Packed(NamedTuple):
 
     shard: int
     blob: bytes
-
-
-def shard_labels(shards: int) -> list[int]:
-    """Labels of shards 0..n-1 that Spark spreads evenly over 64 partitions or a divisor of 64.
-
-    Shard i gets the next number whose Murmur3 (Spark's, seed 42) is i modulo 64.
-    """
-    labels: list[int] = []
-    used = 0
-    for residues in range(0, shards, _EVEN_OVER):
-        wanted = set(range(min(_EVEN_OVER, shards - residues)))
-        found: dict[int, int] = {}
-        while wanted:
-            residue = spark_hash(used) % _EVEN_OVER
-            if residue in wanted:
-                wanted.remove(residue)
-                found[residue] = used
-            used += 1
-        labels += [found[residue] for residue in sorted(found)]
-    return labels
-
-
-def spark_hash(label: int) -> int:
-    """Spark's `hash(int)`: Murmur3 x86 32-bit of four bytes with seed 42, as a signed number."""
-    k = _rotate(label * 0xCC9E2D51 & _U32, 15) * 0x1B873593 & _U32
-    h = (_rotate(42 ^ k, 13) * 5 + 0xE6546B64) & _U32
-    h ^= 4
-    h = (h ^ h >> 16) * 0x85EBCA6B & _U32
-    h = (h ^ h >> 13) * 0xC2B2AE35 & _U32
-    h ^= h >> 16
-    return h - (1 << 32) if h >> 31 else h
 
 
 class Records(NamedTuple):
@@ -572,10 +539,3 @@ def _to_ipc(batch: pa.RecordBatch) -> bytes:
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     return bytes(sink.getvalue())
-
-
-_U32 = 0xFFFFFFFF
-
-
-def _rotate(value: int, bits: int) -> int:
-    return (value << bits | value >> 32 - bits) & _U32

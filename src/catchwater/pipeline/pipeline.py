@@ -25,14 +25,14 @@ from catchwater.clock import SYSTEM
 from catchwater.config import CatchwaterError, ConfigError
 from catchwater.pipeline.ends import Function, Kafka, Sink, Values
 from catchwater.pipeline.functions.declare import spec_of
-from catchwater.pipeline.functions.policy import PoisonPolicy
+from catchwater.pipeline.functions.spec import PoisonPolicy
 from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.plan import ASK_S, Problem, plan_of, problems_of
 from catchwater.pipeline.run import config as files
 from catchwater.pipeline.run.artefact import declared_in, find_module, is_importing, name_of
 from catchwater.pipeline.run.config import AVAILABLE_NOW, RECOVERY_KEYS, PipelineConfig
 from catchwater.pipeline.status import epoch_told
-from catchwater.pipeline.supervisor.drivers import Stop, report, stop_requested
+from catchwater.pipeline.supervise import Stop, report, stop_requested
 from catchwater.recovery.checkpoint import last_commit
 from catchwater.recovery.contract import Contract, NoContract, load_contract
 from catchwater.recovery.folder import key_part

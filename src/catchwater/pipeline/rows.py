@@ -1,8 +1,8 @@
 """The rows that travel between the source, the stages of a chain and the driver.
 
-Spark pays per row, so a row carries a whole batch. It says where it is wanted: the stage, or the
-driver, and the shard; its label only tells Spark's hash partitioning where
-to run that shard. A shard's rows of an epoch are put in order by their sequence: the head, then
+Spark pays per row, so a row carries a whole batch. It says where it goes: the stage, or the driver,
+and the shard. Its *label* is a number by which Spark's hash partitioning spreads shards evenly over
+tasks. A shard's rows of an epoch are put in order by their sequence: the head, then
 batches of tables, then batches of events in the order of the log. Pure; no Spark.
 """
 
@@ -27,6 +27,9 @@ _ARROW = pa.schema(
         ("blob", pa.binary()),
     ]
 )
+
+_U32 = 0xFFFFFFFF
+_EVEN_OVER = 64
 
 DRIVER = -1
 """The stage of a manifest."""
@@ -94,3 +97,38 @@ def head_of(rows: Sequence[Row]) -> Head:
     """What the first of a shard's rows says."""
     assert rows[0].sequence == HEAD, f"shard {rows[0].shard} got rows without a head"
     return msgspec.msgpack.decode(rows[0].blob, type=Head)
+
+
+def shard_labels(shards: int) -> list[int]:
+    """Labels of shards 0..n-1 that Spark spreads evenly over 64 partitions or a divisor of 64.
+
+    Shard i gets the next number whose Murmur3 (Spark's, seed 42) is i modulo 64.
+    """
+    labels: list[int] = []
+    used = 0
+    for residues in range(0, shards, _EVEN_OVER):
+        wanted = set(range(min(_EVEN_OVER, shards - residues)))
+        found: dict[int, int] = {}
+        while wanted:
+            residue = spark_hash(used) % _EVEN_OVER
+            if residue in wanted:
+                wanted.remove(residue)
+                found[residue] = used
+            used += 1
+        labels += [found[residue] for residue in sorted(found)]
+    return labels
+
+
+def spark_hash(label: int) -> int:
+    """Spark's `hash(int)`: Murmur3 x86 32-bit of four bytes with seed 42, as a signed number."""
+    k = _rotate(label * 0xCC9E2D51 & _U32, 15) * 0x1B873593 & _U32
+    h = (_rotate(42 ^ k, 13) * 5 + 0xE6546B64) & _U32
+    h ^= 4
+    h = (h ^ h >> 16) * 0x85EBCA6B & _U32
+    h = (h ^ h >> 13) * 0xC2B2AE35 & _U32
+    h ^= h >> 16
+    return h - (1 << 32) if h >> 31 else h
+
+
+def _rotate(value: int, bits: int) -> int:
+    return (value << bits | value >> 32 - bits) & _U32

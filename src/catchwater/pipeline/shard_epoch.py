@@ -26,9 +26,8 @@ from catchwater.pipeline.calls.answers import Answers, bind
 from catchwater.pipeline.calls.ask import Calls
 from catchwater.pipeline.calls.journal import Journal
 from catchwater.pipeline.calls.policy import override
-from catchwater.pipeline.functions.policy import HANDLER_TIMEOUT_MS, Poison
-from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.pipeline.pack import pack, read_blocks, read_events, read_table, shard_labels
+from catchwater.pipeline.functions.spec import HANDLER_TIMEOUT_MS, FunctionSpec, Poison
+from catchwater.pipeline.pack import pack, read_blocks, read_events, read_table
 from catchwater.pipeline.process.batch import Batch, Poisoned, Processed, Times
 from catchwater.pipeline.process.epoch import process
 from catchwater.pipeline.process.poison import Progress
@@ -41,6 +40,7 @@ from catchwater.pipeline.rows import (
     Row,
     by_shard,
     head_of,
+    shard_labels,
 )
 from catchwater.pipeline.run.artefact import FunctionCode
 from catchwater.pipeline.run.config import DEAD_LETTER

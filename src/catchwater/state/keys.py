@@ -30,11 +30,15 @@ MAX_KEY_BYTES = 255
 """An entry of the embedded store has at most 511 bytes of key; the rest is for names and ids."""
 
 
-class KeyTooLong(CatchwaterError):
+class EventRefused(CatchwaterError):
+    """An event cannot be handled, through no fault of the machinery: the poison policy decides."""
+
+
+class KeyTooLong(EventRefused):
     """A key that the embedded store cannot hold."""
 
 
-class KeyUnusable(CatchwaterError):
+class KeyUnusable(EventRefused):
     """A value that is not equal to itself, or of a type that no key has."""
 
 

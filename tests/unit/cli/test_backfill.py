@@ -41,7 +41,7 @@ def test_a_rebuild_that_was_stopped_leaves_the_pipeline_alone(
     def halted(folder: Path) -> None:
         pytest.fail(f"{folder} was stopped")
 
-    monkeypatch.setattr("catchwater.pipeline.supervisor.supervise.halt", halted)
+    monkeypatch.setattr("catchwater.pipeline.supervise.halt", halted)
     answer = catchwater("pipeline", "rebuild", file, "--label", "june", "--yes")
     assert answer.code == 1
     assert "cards.june was stopped" in answer.err

@@ -16,7 +16,7 @@ from tests.unit.cli.conftest import offset_at
 from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.backfill import Bounds
-from catchwater.pipeline.supervisor.supervise import Supervision
+from catchwater.pipeline.supervise import Supervision
 from catchwater.recovery import handover
 from catchwater.recovery.contract import PartitionTail
 from catchwater.recovery.estimate import RestoreSample, add_sample

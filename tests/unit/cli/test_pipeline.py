@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from catchwater.pipeline.run import identity
-from catchwater.pipeline.supervisor.supervise import Supervision
+from catchwater.pipeline.supervise import Supervision
 from catchwater.recovery.folder import SUPERVISOR, lock
 from catchwater.recovery.ledger import Ledger, ShardEpoch
 

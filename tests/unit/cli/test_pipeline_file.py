@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from catchwater.cli import init
-from catchwater.cli.pipeline_file import open_here
+from catchwater.cli.console import open_here
 from catchwater.pipeline.opened import OpenPipeline
 from catchwater.recovery import pins
 from catchwater.recovery.contract import PartitionTail

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from catchwater.cli.pipeline_file import load_here
+from catchwater.cli.console import load_here
 from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.run import identity
 from catchwater.recovery.folder import home_of

@@ -14,16 +14,16 @@ from examples.fraud_routing import CardScore, ReviewDesk
 
 import catchwater
 from catchwater import Files, Http, Iceberg, Kafka, Pipeline, RunningPipeline, Table, Topic
-from catchwater.cli.pipeline_file import load_here
+from catchwater.cli.console import load_here
 from catchwater.config import CatchwaterError, ConfigError
 from catchwater.demo.card_risk import CardRisk
 from catchwater.pipeline import pipeline as public
-from catchwater.pipeline.functions.checks import DeclarationError
+from catchwater.pipeline.functions.declare import DeclarationError
 from catchwater.pipeline.run import config as files
 from catchwater.pipeline.run import driver
 from catchwater.pipeline.run.artefact import _importing
 from catchwater.pipeline.spark import session
-from catchwater.pipeline.supervisor.drivers import Stop, take_report
+from catchwater.pipeline.supervise import Stop, take_report
 from catchwater.recovery.ledger import LedgerDamaged
 
 KAFKA = Kafka("localhost:9092", "payments")

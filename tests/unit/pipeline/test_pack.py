@@ -20,9 +20,8 @@ from catchwater.pipeline.pack import (
     pack_table,
     read_events,
     read_table,
-    shard_labels,
-    spark_hash,
 )
+from catchwater.pipeline.rows import shard_labels, spark_hash
 from catchwater.state.keys import shard_of, stored_key
 
 

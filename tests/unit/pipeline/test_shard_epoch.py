@@ -15,10 +15,10 @@ from catchwater import Context, Keyed, Out, Retraction, function
 from catchwater.clock import SYSTEM, Clock
 from catchwater.pipeline import shard_epoch
 from catchwater.pipeline.functions.declare import spec_of
-from catchwater.pipeline.functions.policy import Poison
-from catchwater.pipeline.pack import pack, pack_table, shard_labels
+from catchwater.pipeline.functions.spec import Poison
+from catchwater.pipeline.pack import pack, pack_table
 from catchwater.pipeline.process.poison import EventFailed
-from catchwater.pipeline.rows import DRIVER, EVENTS, HEAD, TABLES, Head, Manifest, Row
+from catchwater.pipeline.rows import DRIVER, EVENTS, HEAD, TABLES, Head, Manifest, Row, shard_labels
 from catchwater.pipeline.run.artefact import publish
 from catchwater.pipeline.shard_epoch import Stage, run_stage
 from catchwater.recovery.ledger import ShardEpoch

@@ -70,8 +70,9 @@ import os, signal, sys, time, traceback
 from pathlib import Path
 import msgspec, pyarrow as pa
 from catchwater.pipeline import watchdog, workers
-from catchwater.pipeline.functions.policy import Poison
-from catchwater.pipeline.pack import pack, shard_labels
+from catchwater.pipeline.functions.spec import Poison
+from catchwater.pipeline.pack import pack
+from catchwater.pipeline.rows import shard_labels
 from catchwater.pipeline.rows import DRIVER, EVENTS, HEAD, Head, Manifest, Row
 from catchwater.pipeline.run.artefact import find_function, publish
 from catchwater.pipeline.shard_epoch import Stage, run_stage

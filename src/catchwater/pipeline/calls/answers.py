@@ -18,8 +18,7 @@ import msgspec
 
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.calls.policy import Call, Policy, check
-from catchwater.pipeline.functions.mistakes import uncallable
-from catchwater.pipeline.functions.policy import EventRefused
+from catchwater.state.keys import EventRefused
 from catchwater.state.records import from_plain, to_plain
 
 Key = tuple[str, bytes]
@@ -72,31 +71,11 @@ class BoundCall:
     @cached_property
     def decode_answer(self) -> Callable[[bytes], Any]:
         """Bytes to an answer of the annotated type; raises msgspec.DecodeError."""
-        return _answer_decoder(self._declared)
+        return answer_decoder(self._declared)
 
     @cached_property
     def _encoder(self) -> msgspec.msgpack.Encoder:
         return msgspec.msgpack.Encoder(enc_hook=to_plain, order="deterministic")
-
-
-def check_calls(target: Any, calls: Mapping[str, Call]) -> None:
-    """ValueError saying what is wrong with a function's calls, and where."""
-    if calls and not isinstance(target, type):
-        raise ValueError("calls= needs a class with ask_NAME and call_NAME methods")
-    for name, call in calls.items():
-        if not isinstance(name, str) or not name.isidentifier():
-            raise ValueError(f"the call {name!r} must be named like a variable")
-        for method, given in ((f"ask_{name}", "e"), (f"call_{name}", "question")):
-            if not callable(getattr(target, method, None)):
-                raise ValueError(f"the call {name!r} needs a method {method}")
-            bound = getattr(object.__new__(target), method)
-            for wrong in uncallable(bound, 1, f"write {method}(self, {given})"):
-                raise ValueError(f"the call {name!r}: {wrong}")
-        try:
-            check(call)
-            _answer_decoder(getattr(target, f"call_{name}"))
-        except (TypeError, ValueError, NameError) as error:
-            raise ValueError(f"the call {name!r}: {error}") from None
 
 
 def bind(target: Any, calls: Mapping[str, Call]) -> dict[str, BoundCall]:
@@ -155,7 +134,8 @@ class Answers:
         raise AnswerMissing(f"The call {name!r} was not answered: {outcome.why}.")
 
 
-def _answer_decoder(method: Callable[..., Any]) -> Callable[[bytes], Any]:
+def answer_decoder(method: Callable[..., Any]) -> Callable[[bytes], Any]:
+    """Bytes to what the method is annotated to return; ValueError if it is not annotated."""
     hints = typing.get_type_hints(method)
     if "return" not in hints:
         raise ValueError(f"{method.__name__} must say what it returns: write -> Answer")

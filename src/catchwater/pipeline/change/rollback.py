@@ -23,7 +23,7 @@ from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.versions import Version, Versions
-from catchwater.pipeline.supervisor.supervise import halt, running
+from catchwater.pipeline.supervise import halt, running
 from catchwater.recovery import handover, rewind
 from catchwater.recovery.handover import Restore, alone
 from catchwater.recovery.ledger import EpochEntry, numbered

@@ -24,9 +24,8 @@ from typing import Any, ClassVar, Generic, TypeVar, overload
 
 import msgspec
 
-from catchwater.pipeline.functions.policy import EventRefused
 from catchwater.state.entries import ShardState, Table, pack_time, unpack_time
-from catchwater.state.keys import canonical
+from catchwater.state.keys import EventRefused, canonical
 from catchwater.state.records import Record, from_plain, to_plain
 
 OWN = b""

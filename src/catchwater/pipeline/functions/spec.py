@@ -1,8 +1,10 @@
-"""A checked declaration, and the classes a user derives from.
+"""A checked declaration, the classes a user derives from, and their records as JSON.
 
-Relies on `encoding` for the types. Imports no Spark. Runs nothing: `process` does.
+Events and outputs are decoded by msgspec straight into the declared class. Imports no Spark. Runs
+nothing: `process` does.
 """
 
+import dataclasses
 import re
 import typing
 from abc import ABC, abstractmethod
@@ -13,10 +15,10 @@ from operator import attrgetter, itemgetter
 from random import Random  # noqa: TID251  (seeded by key and event: a replay draws the same)
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
+import msgspec
+
 from catchwater.config import duration_ms
-from catchwater.pipeline.functions import encoding
 from catchwater.pipeline.functions.entries import EntryField, from_record, to_record
-from catchwater.pipeline.functions.policy import FAIL, HANDLER_TIMEOUT_MS, Poison
 from catchwater.state.keys import (
     KeyType,
     KeyValue,
@@ -25,7 +27,7 @@ from catchwater.state.keys import (
     key_encoder,
     stored_key,
 )
-from catchwater.state.records import RecordCodec
+from catchwater.state.records import RecordCodec, from_plain, is_pydantic, to_plain
 
 EventT = TypeVar("EventT")
 StateT = TypeVar("StateT")
@@ -60,6 +62,25 @@ Late = Literal["drop", "process", "dead-letter"] | str
 
 MAX_FUTURE = "1d"
 """How far ahead of its record's timestamp an event may lie, where a function says nothing."""
+
+PoisonPolicy = Literal["fail", "skip", "dead-letter"]
+
+
+@dataclass(frozen=True)
+class Poison:
+    """A record is poison if it cannot be decoded, has no usable key, or makes its handler raise."""
+
+    policy: PoisonPolicy = "fail"
+    """`fail` stops the pipeline; `skip` counts the record, `dead-letter` also sends it there."""
+    limit: int | None = None
+    """More poisoned records than this stop the pipeline all the same; None: no limit."""
+
+
+FAIL = Poison()
+"""The policy of a function that declares none."""
+HANDLER_TIMEOUT_MS = 60_000
+"""How long one call of a handler may take that declares nothing; then its record is poison."""
+MIN_HANDLER_TIMEOUT_MS = 1_000
 
 _IDS = (str, int, bytes)
 _MIGRATION = re.compile(r"from_v(\d+)")
@@ -170,7 +191,7 @@ class TableSpec:
     @cached_property
     def decode_row(self) -> Callable[[bytes], Any]:
         """One JSON document to one row; raises msgspec.DecodeError."""
-        return encoding.json_decoder(self.row_type)
+        return json_decoder(self.row_type)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the decoder, which does not pickle."""
@@ -272,12 +293,12 @@ class FunctionSpec:
     @cached_property
     def decode_event(self) -> Callable[[bytes], Any]:
         """One JSON document to one event; raises msgspec.DecodeError."""
-        return encoding.json_decoder(self.event_type)
+        return json_decoder(self.event_type)
 
     @cached_property
     def encode_output(self) -> Callable[[Any], bytes]:
         """One output to one JSON document; of a retraction what it takes back."""
-        return encoding.json_encoder(_without_retraction)
+        return json_encoder(_without_retraction)
 
     def check_outputs(self, outputs: Sequence[Any]) -> None:
         """TypeError naming one that is not of the declared type, where that is of records."""
@@ -301,8 +322,8 @@ class FunctionSpec:
     @cached_property
     def _output_types(self) -> tuple[type, ...] | None:
         """Classes of which an output is one; None: it may be anything."""
-        members = encoding.union_members(self.output_type)
-        if not all(map(encoding.is_record, members)):
+        members = union_members(self.output_type)
+        if not all(map(is_record, members)):
             return None
         return tuple(dict if typing.is_typeddict(each) else each for each in members)
 
@@ -324,7 +345,7 @@ class FunctionSpec:
     @cached_property
     def decode_key_fields(self) -> Callable[[bytes], Any]:
         """Of one JSON document only the key's fields; `key_of_fields` takes them."""
-        return encoding.json_decoder(encoding.fields_type(self.event_type, self.key, self.key_type))
+        return json_decoder(fields_type(self.event_type, self.key, self.key_type))
 
     @cached_property
     def key_of_fields(self) -> Callable[[Any], KeyValue]:
@@ -385,3 +406,66 @@ def _without_retraction(output: Any) -> Any:
 
 def _same(at: int) -> int:
     return at
+
+
+# Records as JSON.
+
+
+def is_record(declared: Any) -> bool:
+    """Whether a type is one of those an event or a state may be."""
+    if not isinstance(declared, type):
+        return typing.is_typeddict(declared)
+    return (
+        dataclasses.is_dataclass(declared)
+        or issubclass(declared, msgspec.Struct)
+        or typing.is_typeddict(declared)
+        or is_pydantic(declared)
+    )
+
+
+def union_members(declared: Any) -> tuple[Any, ...]:
+    """The members of `A | B`, or the type alone."""
+    if isinstance(declared, type) or typing.get_origin(declared) is None:
+        return (declared,)
+    return typing.get_args(declared)
+
+
+def fields_type(declared: Any, fields: tuple[str, ...], types: Any) -> type[msgspec.Struct]:
+    """A struct of some fields of a record type, to decode only these out of its JSON."""
+    names = {}
+    if isinstance(declared, type) and issubclass(declared, msgspec.Struct):
+        names = {field.name: field.encode_name for field in msgspec.structs.fields(declared)}
+    typed = zip(fields, types if isinstance(types, tuple) else (types,), strict=True)
+    return msgspec.defstruct("KeyFields", list(typed), rename=names)
+
+
+def json_decoder(declared: Any) -> Callable[[bytes], Any]:
+    """JSON to a value of the type; raises msgspec.DecodeError."""
+    return msgspec.json.Decoder(declared, dec_hook=from_plain).decode
+
+
+def json_encoder(unwrap: Callable[[Any], Any] | None = None) -> Callable[[Any], bytes]:
+    """A value of any declared type to JSON; `unwrap` is asked for what is of no known type."""
+    if unwrap is None:
+        return msgspec.json.Encoder(enc_hook=to_plain).encode
+
+    def plain(value: Any) -> Any:
+        inner = unwrap(value)
+        return to_plain(value) if inner is value else inner
+
+    return msgspec.json.Encoder(enc_hook=plain).encode
+
+
+def encode_named(encode: Callable[[Any], Any], record: Any, role: str) -> None:
+    """TypeError naming the field if a record cannot be encoded."""
+    try:
+        encode(record)
+    except TypeError as error:
+        named, kind = f"{role} {type(record).__name__}", type(record)
+        names = getattr(kind, "__dataclass_fields__", getattr(kind, "__struct_fields__", ()))
+        for name in names:
+            try:
+                encode(getattr(record, name))
+            except TypeError:
+                named = f"{role}'s field {name!r}"
+        raise TypeError(f"the {named} cannot be encoded: {error}") from None

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from catchwater.config import duration_ms
 from catchwater.pipeline.functions.entries import MapState, map_state
-from catchwater.pipeline.functions.policy import EventRefused
 from catchwater.pipeline.functions.spec import (
     Context,
     EventT,
@@ -25,6 +24,7 @@ from catchwater.pipeline.functions.spec import (
     type_arguments,
 )
 from catchwater.pipeline.operators.lifetime import lasting, wake
+from catchwater.state.keys import EventRefused
 
 RowT = TypeVar("RowT")
 

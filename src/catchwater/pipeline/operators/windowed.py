@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from catchwater.config import duration_ms
-from catchwater.pipeline.functions.encoding import is_record
 from catchwater.pipeline.functions.entries import MapState, map_state
 from catchwater.pipeline.functions.spec import (
     Context,
@@ -37,6 +36,7 @@ from catchwater.pipeline.functions.spec import (
     Out,
     OutT,
     Retraction,
+    is_record,
     type_arguments,
 )
 from catchwater.pipeline.operators.lifetime import bound_to, lasting, wake

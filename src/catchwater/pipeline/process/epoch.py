@@ -28,9 +28,7 @@ from heapq import heapify, heappop, heappush
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from catchwater.pipeline.functions.encoding import encode_named
-from catchwater.pipeline.functions.policy import EventRefused, Poison
-from catchwater.pipeline.functions.spec import FunctionSpec, Retraction
+from catchwater.pipeline.functions.spec import FunctionSpec, Poison, Retraction, encode_named
 from catchwater.pipeline.process import poison as bad
 from catchwater.pipeline.process.batch import (
     Answers,
@@ -54,7 +52,7 @@ from catchwater.pipeline.process.live import (
 from catchwater.pipeline.process.poison import TIMER, Cause, HandlerTimeout, Progress
 from catchwater.state.entries import ShardState, Table, pack_time, unpack_time
 from catchwater.state.expiry import take_due
-from catchwater.state.keys import HASH_BYTES
+from catchwater.state.keys import HASH_BYTES, EventRefused
 from catchwater.state.records import NEVER, Record, coarse
 
 EXPIRED_AT_ONCE = 2_000

@@ -20,7 +20,6 @@ from typing import Any
 
 import msgspec
 
-from catchwater.pipeline.functions.encoding import encode_named
 from catchwater.pipeline.functions.entries import (
     Declared,
     EntryState,
@@ -28,7 +27,7 @@ from catchwater.pipeline.functions.entries import (
     Place,
     to_record,
 )
-from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.functions.spec import FunctionSpec, encode_named
 from catchwater.state.entries import ShardState, Table, key_of, pack_time, prefix_of, unpack_time
 from catchwater.state.expiry import Journal
 from catchwater.state.keys import encode_key

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from catchwater.config import CatchwaterError, Restart
-from catchwater.pipeline.functions.policy import EventRefused, Poison
-from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.functions.spec import FunctionSpec, Poison
 from catchwater.pipeline.process.batch import Batch, Poisoned, Processed
 from catchwater.pipeline.process.context import EpochContext
-from catchwater.state.keys import HASH_BYTES, KeyTooLong, KeyUnusable
+from catchwater.state.keys import HASH_BYTES, EventRefused
 
 TIMER = "timer "
 """Before a timer's name, where else a topic and partition stand."""
@@ -83,7 +82,6 @@ class Progress:
         return Cause(batch.origin_of(index), int(batch.offsets[index]), key)
 
 
-_REFUSALS = (EventRefused, KeyTooLong, KeyUnusable)
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 
 
@@ -101,7 +99,7 @@ class PoisonLimitReached(CatchwaterError):
 
 def is_poison(error: Exception) -> bool:
     """Whether an error is the event's fault or the handler's, and not the machinery's."""
-    return not isinstance(error, CatchwaterError) or isinstance(error, _REFUSALS)
+    return not isinstance(error, CatchwaterError) or isinstance(error, EventRefused)
 
 
 def take(

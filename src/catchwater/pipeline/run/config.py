@@ -24,8 +24,7 @@ from catchwater.config import (
     toml_line,
 )
 from catchwater.pipeline.calls.policy import SETTINGS
-from catchwater.pipeline.functions.policy import MIN_HANDLER_TIMEOUT_MS, PoisonPolicy
-from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.functions.spec import MIN_HANDLER_TIMEOUT_MS, FunctionSpec, PoisonPolicy
 from catchwater.recovery.handover import current
 from catchwater.recovery.ledger import OffsetMap
 from catchwater.sinks import config as sinks

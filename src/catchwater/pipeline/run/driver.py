@@ -20,7 +20,7 @@ from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.spark import session
 from catchwater.pipeline.spark.failure import Traces
 from catchwater.pipeline.spark.zygote import scratch, zygote
-from catchwater.pipeline.supervisor.drivers import Stop, Turn, stop_requested
+from catchwater.pipeline.supervise import Stop, Turn, stop_requested
 from catchwater.recovery.folder import Lock
 from catchwater.recovery.ledger import FOLDER
 

@@ -22,11 +22,9 @@ import pyarrow as pa
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError, Restart
 from catchwater.pipeline.epochs import EpochWriter, Upkeep
-from catchwater.pipeline.functions.policy import Poison
-from catchwater.pipeline.functions.spec import FunctionSpec
+from catchwater.pipeline.functions.spec import FunctionSpec, Poison
 from catchwater.pipeline.opened import OpenPipeline, check_fit, check_sinks, source_of
-from catchwater.pipeline.pack import shard_labels
-from catchwater.pipeline.rows import from_arrow, to_arrow
+from catchwater.pipeline.rows import from_arrow, shard_labels, to_arrow
 from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.artefact import publish
 from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS, DEAD_LETTER, PipelineConfig
@@ -34,8 +32,7 @@ from catchwater.pipeline.run.metrics import PipelineMetrics
 from catchwater.pipeline.shard_epoch import Stage, run_stage
 from catchwater.pipeline.spark import session
 from catchwater.pipeline.spark.failure import Traces, cause, is_starved
-from catchwater.pipeline.supervisor.drivers import Stop, take_report
-from catchwater.pipeline.supervisor.supervise import read_supervision
+from catchwater.pipeline.supervise import Stop, read_supervision, take_report
 from catchwater.recovery import checkpoint, contract, handover, pins, rewind
 from catchwater.recovery.checkpoint import settle
 from catchwater.recovery.contract import FunctionVersion, Terms

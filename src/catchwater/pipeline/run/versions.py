@@ -15,8 +15,7 @@ from pathlib import Path
 import msgspec
 
 from catchwater.config import CatchwaterError
-from catchwater.pipeline.functions.compatible import compare
-from catchwater.pipeline.functions.schema import StateSchema, describe
+from catchwater.pipeline.functions.schema import StateSchema, compare, describe
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run.artefact import FunctionCode
 from catchwater.recovery.ledger import FOLDER, read_json, write_whole

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from catchwater.pipeline.functions.compatible import compare
-from catchwater.pipeline.functions.schema import Kind, StateSchema, describe_type
+from catchwater.pipeline.functions.schema import Kind, StateSchema, compare, describe_type
 
 Declared = Any
 TYPES: list[Declared] = [

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from catchwater import Context, Keyed, MapState, Out, function, map_state
 from catchwater.pipeline import pack as pack_module
 from catchwater.pipeline.functions.declare import spec_of
-from catchwater.pipeline.functions.policy import Poison
+from catchwater.pipeline.functions.spec import Poison
 from catchwater.pipeline.pack import pack, read_blocks, read_events
 from catchwater.pipeline.process import live as live_module
 from catchwater.pipeline.process.batch import Times

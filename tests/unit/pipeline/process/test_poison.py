@@ -6,7 +6,7 @@ import pytest
 
 from catchwater import Context, Keyed, Out, function
 from catchwater.pipeline.functions.declare import spec_of
-from catchwater.pipeline.functions.policy import EventRefused, Poison
+from catchwater.pipeline.functions.spec import Poison
 from catchwater.pipeline.process.batch import Batch, Poisoned, Times
 from catchwater.pipeline.process.epoch import process
 from catchwater.pipeline.process.poison import (
@@ -17,6 +17,7 @@ from catchwater.pipeline.process.poison import (
     Progress,
 )
 from catchwater.state.entries import DictEntries, ShardState
+from catchwater.state.keys import EventRefused
 from catchwater.state.parts import ShardDamaged
 from catchwater.testing import Harness
 

@@ -10,8 +10,7 @@ from catchwater.config import ConfigError
 from catchwater.demo.card_risk import CardRisk
 from catchwater.pipeline.calls.policy import Call
 from catchwater.pipeline.functions.declare import spec_of
-from catchwater.pipeline.functions.policy import Poison
-from catchwater.pipeline.functions.spec import InputSpec, TableSpec
+from catchwater.pipeline.functions.spec import InputSpec, Poison, TableSpec
 from catchwater.pipeline.opened import check_fit, source_of
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.sinks.config import SinkConfig, parse

@@ -9,8 +9,7 @@ import pytest
 from catchwater.clock import ManualClock
 from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS
 from catchwater.pipeline.run.run import STARTS, InputMissing, run_to_end, take
-from catchwater.pipeline.supervisor.drivers import Stop
-from catchwater.pipeline.supervisor.supervise import Failure, Restarts
+from catchwater.pipeline.supervise import Failure, Restarts, Stop
 from catchwater.replay.subscription import TopicUnknown
 
 STARVED = "terminated with exception: Python worker failed to connect back. SQLSTATE: XXKST"

@@ -10,14 +10,13 @@ import pytest
 
 from catchwater.clock import SYSTEM
 from catchwater.config import ConfigError
-from catchwater.pipeline.supervisor import drivers
-from catchwater.pipeline.supervisor.drivers import DriverProcess
-from catchwater.pipeline.supervisor.supervise import Failure
+from catchwater.pipeline import supervise as drivers
+from catchwater.pipeline.supervise import DriverProcess, Failure
 
 WAITS = """
 import sys
 from catchwater.clock import SYSTEM
-from catchwater.pipeline.supervisor.drivers import Turn
+from catchwater.pipeline.supervise import Turn
 turn = Turn()
 while not turn.come:
     SYSTEM.pause(0.005)
@@ -69,7 +68,7 @@ def test_what_it_left_word_of_is_its_failure(
     driver = start(
         "import sys; from pathlib import Path\n"
         "from catchwater.config import ConfigError\n"
-        "from catchwater.pipeline.supervisor.drivers import report\n"
+        "from catchwater.pipeline.supervise import report\n"
         f"report(Path({str(tmp_path)!r}), ConfigError('No such topic.', hint='Make it.'))\n"
         "sys.exit(2)"
     )
@@ -100,7 +99,7 @@ def test_a_driver_dies_with_its_supervisor(tmp_path: Path) -> None:
     program = WAITS.format(then="")
     supervisor = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from catchwater.pipeline.supervisor.drivers import DriverProcess\n"
+        "from catchwater.pipeline.supervise import DriverProcess\n"
         f"driver = DriverProcess([sys.executable, '-c', {program!r}], Path({str(tmp_path)!r}))\n"
         f"Path({str(tmp_path)!r}, 'driver').write_text(str(driver.pid))\n"
         "os.kill(os.getpid(), signal.SIGKILL)"

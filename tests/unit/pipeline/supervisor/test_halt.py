@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from catchwater.clock import ManualClock
-from catchwater.pipeline.supervisor.supervise import NotStopped, halt, running
+from catchwater.pipeline.supervise import NotStopped, halt, running
 
 RUNS = """
 import signal, sys

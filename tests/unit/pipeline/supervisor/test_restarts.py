@@ -9,8 +9,7 @@ from catchwater.pipeline.process.poison import EventFailed, PoisonLimitReached
 from catchwater.pipeline.run.artefact import CodeChanged
 from catchwater.pipeline.run.run import InputMissing
 from catchwater.pipeline.spark.session import JavaMissing, SparkMissing
-from catchwater.pipeline.supervisor.drivers import Failure
-from catchwater.pipeline.supervisor.supervise import HOUR_S, Restarts
+from catchwater.pipeline.supervise import HOUR_S, Failure, Restarts
 from catchwater.recovery.folder import CheckpointInUse
 from catchwater.recovery.ledger import LedgerDamaged
 from catchwater.sinks import kafka_client as kafka

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from catchwater.clock import ManualClock
-from catchwater.pipeline.supervisor.drivers import Stop
-from catchwater.pipeline.supervisor.supervise import (
+from catchwater.pipeline.supervise import (
     STOP_S,
     Failure,
     GivenUp,
     Restarts,
+    Stop,
     Supervision,
     Supervisor,
     read_supervision,

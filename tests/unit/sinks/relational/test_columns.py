@@ -12,7 +12,7 @@ import msgspec
 import pydantic
 import pytest
 
-from catchwater.pipeline.functions.encoding import json_encoder
+from catchwater.pipeline.functions.spec import json_encoder
 from catchwater.sinks.base import OutputRecord
 from catchwater.sinks.columns import Column, RowUnfit, codec_of, digest_of
 

@@ -1,41 +1,243 @@
 """The supervisor: starts a pipeline's driver, and starts it again when it fails.
 
 It does no work of its own, so there is little that could fail it: it watches a child process, and
-holds a lock so that there is one of it for a checkpoint. A failed driver is ended with all it has
-started, so that nobody waits for a lock that an orphaned JVM still holds, and the next one goes on
-from the last complete checkpoint. With a spare, the next one has its Spark session already.
+holds a lock so that there is one of it for a checkpoint. The first failure, and every one after an
+epoch was committed, is followed by a start at once; failures in a row wait 1, 2, 4 … 60 seconds,
+give or take a fifth. More than `limit` failures within an hour end it. Errors say themselves what
+another start would do for them (`Restart`); a usage error or a checkpoint that is refused (exit
+codes 2 and 5) is never tried again. Its state is in `<checkpoint>/catchwater/supervisor.json`.
 
-The first failure, and every one after an epoch was committed, is followed by a start at once;
-failures in a row wait 1, 2, 4 … 60 seconds, give or take a fifth. More than `limit` failures
-within an hour end it. Errors say themselves what another start would do for them (`Restart`); a
-usage error or a checkpoint that is refused (exit codes 2 and 5) is never tried again.
+A driver leads a session of its own, so that everything it has started (the JVM, Spark's Python
+daemon and its workers, each in a process group of its own) is found again by the session's number
+and ended with it: no orphaned JVM keeps the checkpoint's lock. Linux tells the session of a process
+in /proc; elsewhere the process group is ended, and Python workers follow when their JVM is gone.
 
-What is going on is in `<checkpoint>/catchwater/supervisor.json`, for `pipeline status`. SIGTERM
-and Ctrl-C are passed on to the driver; the supervisor ends as it does. `halt` sends such a signal
-from another process.
+A driver gets ready (Python, Spark's session, Python workers) and reads its standard input. A line
+means that the checkpoint is its own now: most get it at once, a warm spare when the driver before
+it has died. The end of the input means that the supervisor is dead: the driver then ends its whole
+process group at once, JVM included, and the next start recovers. A driver that fails leaves a
+`Report` in its checkpoint. SIGTERM and Ctrl-C are passed on to the driver; `halt` sends such a
+signal from another process.
 """
 
 import logging
 import os
 import signal
+import subprocess
+import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random  # noqa: TID251  (only its type; drawn from a clock's)
+from types import FrameType
 from typing import Protocol
 
 import msgspec
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError, Restart
-from catchwater.pipeline.supervisor.drivers import DriverProcess, Failure, Stop, stop_requested
-from catchwater.recovery import checkpoint
+from catchwater.pipeline.workers import ended
+from catchwater.recovery.checkpoint import last_commit
 from catchwater.recovery.folder import DRIVER, SUPERVISOR, holder, lock
 from catchwater.recovery.ledger import FOLDER, read_json, write_whole
 
 _log = logging.getLogger("catchwater.supervisor")
+
+_GO = b"go\n"
+_PROC = Path("/proc")
+_WAKING = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a driver ended."""
+
+    exit_code: int
+    """Negative: the signal that ended it."""
+    message: str = ""
+    """Of its error, where it could still say."""
+    hint: str | None = None
+    restart: Restart = Restart.AGAIN
+
+    def __str__(self) -> str:
+        if self.message:
+            return self.message
+        return f"The driver {ended(self.exit_code)}."
+
+
+class DriverProcess:
+    """One driver, from its start until all of it is gone."""
+
+    def __init__(self, command: Sequence[str], checkpoint: Path, clock: Clock = SYSTEM) -> None:
+        self._checkpoint = checkpoint
+        self._clock = clock
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        self.pid = self._process.pid
+
+    def go(self) -> None:
+        """Give it its turn."""
+        assert self._process.stdin is not None, "it was started with a pipe"
+        with suppress(BrokenPipeError):  # it has died: `ended` says how
+            self._process.stdin.write(_GO)
+            self._process.stdin.flush()
+
+    def ended(self) -> Failure | None:
+        """How it ended (exit code 0 is no failure), None while it runs."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        told = read_report(self._checkpoint, self.pid) if code else None
+        if told is None:
+            return Failure(code)
+        return Failure(code, told.message, told.hint, told.restart)
+
+    def stop(self) -> None:
+        """Ask it to finish its epoch and end."""
+        self._process.terminate()
+
+    def end(self) -> None:
+        """End it and all that it has started, and wait until they are gone."""
+        while alive := list(_session(self.pid)):
+            for pid in alive:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._process.poll()
+            self._clock.pause(0.002)
+        self._process.wait()
+        assert self._process.stdin is not None, "it was started with a pipe"
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+
+def _session(leader: int) -> Iterator[int]:
+    """The live processes of a session, where the system tells; else its leader, if it lives."""
+    if not (_PROC / "self" / "stat").exists():
+        with suppress(ProcessLookupError):
+            os.killpg(leader, signal.SIGKILL)
+        return
+    for entry in os.scandir(_PROC):
+        if entry.name.isdigit():
+            with suppress(OSError):
+                fields = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
+                if int(fields[3]) == leader and fields[0] not in "ZX":
+                    yield int(entry.name)
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Why a driver failed, for its supervisor and for `pipeline status`."""
+
+    pid: int
+    kind: str
+    message: str
+    hint: str | None
+    exit_code: int
+    restart: Restart = Restart.AGAIN
+
+
+class Turn:
+    """The end of the supervisor's pipe that the driver holds."""
+
+    def __init__(self, descriptor: int = 0) -> None:
+        self._descriptor = descriptor
+        self._come = threading.Event()
+        threading.Thread(target=self._listen, name="supervisor", daemon=True).start()
+
+    @property
+    def come(self) -> bool:
+        """Whether the supervisor has said go."""
+        return self._come.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether the supervisor says go within so long."""
+        return self._come.wait(timeout_s)
+
+    def _listen(self) -> None:
+        while os.read(self._descriptor, len(_GO)):
+            self._come.set()
+        end_group()
+
+
+def end_group() -> None:
+    """End this process and, where it leads its process group, all that it has started."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def report(checkpoint: Path, error: CatchwaterError) -> None:
+    """Leave word of why this process fails."""
+    told = Report(
+        os.getpid(),
+        getattr(error, "kind", type(error).__name__),
+        str(error),
+        error.hint,
+        error.exit_code,
+        error.restart,
+    )
+    write_whole(_report_file(checkpoint), msgspec.json.encode(told))
+
+
+def read_report(checkpoint: Path, pid: int) -> Report | None:
+    """What the process of this id left, if it was the last to leave word."""
+    told = read_json(_report_file(checkpoint), Report)
+    return told if told is not None and told.pid == pid else None
+
+
+def take_report(checkpoint: Path) -> Report | None:
+    """What the last process to fail left, for the one that goes on in its place; read once."""
+    try:
+        return read_json(_report_file(checkpoint), Report)
+    finally:
+        _report_file(checkpoint).unlink(missing_ok=True)
+
+
+def _report_file(checkpoint: Path) -> Path:
+    return checkpoint / FOLDER / "failure.json"
+
+
+class Stop:
+    """Whether a signal has asked us to stop."""
+
+    requested = False
+
+    def __init__(self, woken: int | None = None) -> None:
+        self._woken = woken
+        """Readable when a signal has come; None: none will."""
+
+    def pause(self, clock: Clock, seconds: float) -> None:
+        """Block for so long; less where a signal asks us to stop, or a child ends."""
+        clock.pause(seconds, self._woken)
+        if self._woken is not None:
+            with suppress(BlockingIOError):
+                os.read(self._woken, 4096)
+
+
+@contextmanager
+def stop_requested() -> Iterator[Stop]:
+    """Turn SIGTERM and Ctrl-C into a flag, for as long as this lasts. In the main thread only."""
+    woken, wake = os.pipe()
+    for end in (woken, wake):
+        os.set_blocking(end, False)
+    stop = Stop(woken)
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        stop.requested = stop.requested or number != signal.SIGCHLD
+
+    before = {number: signal.signal(number, ask) for number in _WAKING}
+    woken_before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    try:
+        yield stop
+    finally:
+        signal.set_wakeup_fd(woken_before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(woken)
+        os.close(wake)
+
+
+# The supervisor.
 
 LOCK_WAIT_S = 1.0
 STOP_S = 90.0
@@ -159,8 +361,8 @@ def supervise(wanted: Wanted, clock: Clock = SYSTEM) -> None:
         supervisor = Supervisor(
             start=lambda: DriverProcess(wanted.command, folder, clock),
             restarts=Restarts(wanted.restarts, clock.random),
-            committed=lambda: checkpoint.last_commit(folder),
-            tell=lambda told: write_whole(_path(folder), msgspec.json.encode(told)),
+            committed=lambda: last_commit(folder),
+            tell=lambda told: write_whole(_supervision_file(folder), msgspec.json.encode(told)),
             spare=wanted.spare,
             stop=stop,
             clock=clock,
@@ -170,10 +372,10 @@ def supervise(wanted: Wanted, clock: Clock = SYSTEM) -> None:
 
 def read_supervision(folder: Path) -> Supervision | None:
     """What the checkpoint's last supervisor said, None if it never had one."""
-    return read_json(_path(folder), Supervision)
+    return read_json(_supervision_file(folder), Supervision)
 
 
-def _path(folder: Path) -> Path:
+def _supervision_file(folder: Path) -> Path:
     return folder / FOLDER / "supervisor.json"
 
 

@@ -1,1 +1,0 @@
-"""What keeps a pipeline running: a process that starts its driver, and starts it again."""
