@@ -18,9 +18,11 @@ from catchwater.broker.api.k00_produce import Unanswered
 from catchwater.log.topic_settings import LATEST_MS
 from catchwater.log.write import prepare
 from catchwater.log.write.prepare import MAX_OPENED_BYTES
+from catchwater.log.write.writer import Appended
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.batch import HEADER_BYTES, assembled, check, read_single
 from catchwater.wire.codecs import compress
+from catchwater.wire.errors import ErrorCode
 
 
 def produce(*partitions, topic="t", acks=-1, transactional_id=None):
@@ -73,8 +75,25 @@ async def test_one_bad_partition_does_not_hold_back_the_others(client, batch) ->
 
 
 async def test_acks_0_appends_and_is_not_answered(client, batch, topic) -> None:
-    assert await client.send(produce((0, batch(1)), acks=0)) is None
-    assert client.log.state((topic.id, 0)).high_watermark == 1
+    for number in range(2):  # the first request of a topic goes the careful way, the second not
+        assert await client.send(produce((0, batch(1)), acks=0)) is None
+        assert client.log.state((topic.id, 0)).high_watermark == number + 1
+
+
+async def test_an_error_of_the_log_is_answered_either_way(client, batch, monkeypatch) -> None:
+    await client.send(produce((0, batch(1))))  # from now on the plain way
+    code = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+    def refuse(batches, answer, frame) -> None:
+        frame.release()
+        answer.set_result([Appended(code, -1, -1, 0) for _ in batches])
+
+    monkeypatch.setattr(client.log, "append", refuse)
+    for asked in (produce((0, batch(1))), produce((0, batch(1)), (1, batch(1)))):
+        given = answers(await client.send(asked))
+        assert [(name, offset) for _, name, offset in given] == [
+            ("out_of_order_sequence_number", -1)
+        ] * len(given)
 
 
 def changed(data: bytes, at: int, value: int, size: int) -> bytes:
