@@ -13,7 +13,6 @@ Relies on `wire.batch` for batch headers. Does not know the catalog, which says 
 """
 
 import struct
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -101,11 +100,6 @@ class Footer:
     """Those with records or marker here that were known when the segment was written."""
     is_cleaned: bool = False
     """Written by compaction: offsets may be missing in front of a batch."""
-
-    def entry_at(self, offset: int) -> int:
-        """The number of the index entry from which a search for this offset begins."""
-        assert self.base_offset <= offset <= self.last_offset, f"offset {offset} lies elsewhere"
-        return bisect_right(self.index, offset, key=lambda entry: entry.base_offset) - 1
 
 
 class SegmentWriter:
