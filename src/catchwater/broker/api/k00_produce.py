@@ -87,9 +87,12 @@ def _plain(broker: Broker, call: Call, request: ProduceRequest) -> list[Submissi
 
     Nothing is changed and nothing refused here: who finds something leaves it to the careful way.
     """
-    preparation, left = broker.log.preparation, broker.log.preparation.quick_records()
-    most_left, latest_ms = left, broker.clock.now_ms() + LATEST_MS
+    preparation = broker.log.preparation
+    left = preparation.quick_records
+    latest_ms = broker.clock.now_ms() + LATEST_MS
     if request.transactional_id is not None or request.acks not in _ACKS:
+        return None
+    if preparation.load_after_records <= 0:
         return None
     plain_topics = broker.log.plain_topics
     batches: list[Submission] = []
@@ -108,7 +111,7 @@ def _plain(broker: Broker, call: Call, request: ProduceRequest) -> list[Submissi
                 return None
             left -= header.record_count
             batches.append(Submission((topic.id, index), header, data))
-    preparation.walked(most_left - left)
+    preparation.load_after_records -= preparation.quick_records - left
     return batches
 
 

@@ -24,6 +24,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from math import inf
 from typing import NamedTuple, TypeAlias
 
 from catchwater.catalog.rows import PartitionKey
@@ -102,48 +103,56 @@ class Preparation:
         self._working: asyncio.Task[None] | None = None
         self._room = memoryview(bytearray(_ROOM_BYTES))
         """The thread's own, which costs memory once it is used."""
-        self._plain_left = LOAD_AFTER_RECORDS
-        """Records to be walked before the compiled loop is loaded."""
-
-    def quick_records(self) -> int:
+        self.quick_records = 0
         """How many records of plain batches a caller may walk itself, on the event loop.
 
         None while batches wait here, which no other may overtake.
         """
-        if self._partitions:
-            return 0
-        return QUICK_EFFORT if walk_is_compiled() else QUICK_EFFORT // PLAIN_FACTOR
+        self.load_after_records: float = LOAD_AFTER_RECORDS
+        """So many records are walked before the compiled loop is loaded.
 
-    def walked(self, records: int) -> None:
-        """Count what was walked; have the compiled loop loaded once there is work for it."""
-        if self._plain_left > 0:
-            self._plain_left -= records
-            if self._plain_left <= 0 and not walk_is_compiled():
-                # No daemon: the process must not end in the midst of a compilation.
-                threading.Thread(target=_load, name="load-walk").start()
+        A caller that walks some itself counts them down here, and leaves its request to `submit`
+        once there are none left.
+        """
+        self._see_what_is_quick()
 
     def submit(self, batches: Sequence[Unprepared], frame: Held | None) -> Outcomes:
         """Append batches; the outcomes come in the same order, once all are durable or refused.
 
         The batches lie in `frame`, which is released when it is needed no more; not if this raises.
         """
-        self.walked(sum(batch.header.record_count for batch in batches))
+        self.load_after_records -= sum(batch.header.record_count for batch in batches)
+        if self.load_after_records <= 0:
+            self.load_after_records = inf
+            if not walk_is_compiled():
+                # No daemon: the process must not end in the midst of a compilation.
+                threading.Thread(target=_load, name="load-walk").start()
         try:
-            return self._hand_on(batches, self._at_once(batches), frame)
+            made = self._at_once(batches)
         except NotQuick:
-            pass
-        answer: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(batches, frame, answer))
-        self._partitions.update(batch.partition for batch in batches)
-        if self._working is None:
-            self._working = asyncio.ensure_future(self._work())
-        return answer
+            return self._later(batches, frame)
+        self._see_what_is_quick()
+        return self._hand_on(batches, made, frame)
 
     async def close(self) -> None:
         """Hand on what was submitted, and end the thread."""
         if self._working is not None:
             await self._working
         self._worker.shutdown()
+
+    def _see_what_is_quick(self) -> None:
+        compiled, plain = QUICK_EFFORT, QUICK_EFFORT // PLAIN_FACTOR
+        may_walk = compiled if walk_is_compiled() else plain
+        self.quick_records = 0 if self._partitions else may_walk
+
+    def _later(self, batches: Sequence[Unprepared], frame: Held | None) -> Outcomes:
+        answer: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(batches, frame, answer))
+        self._partitions.update(batch.partition for batch in batches)
+        self._see_what_is_quick()
+        if self._working is None:
+            self._working = asyncio.ensure_future(self._work())
+        return answer
 
     def _at_once(self, batches: Sequence[Unprepared]) -> list[_Made]:
         """What becomes of the batches. Raises `NotQuick`: then nothing was done."""
@@ -178,6 +187,7 @@ class Preparation:
                 self._partitions[batch.partition] -= 1
                 if not self._partitions[batch.partition]:
                     del self._partitions[batch.partition]
+            self._see_what_is_quick()
         self._working = None
 
     def _hand_on(

@@ -197,7 +197,7 @@ async def test_the_compiled_loop_is_loaded_once_there_is_work_for_it(
 
     monkeypatch.setattr(batch, "walk", batch.walk_plainly)
     monkeypatch.setattr(prepare, "load_walk", load)
-    preparation._plain_left = 6
+    preparation.load_after_records = 6
     for _ in range(5):
         await preparation.submit([unprepared()], None)
     assert not loads
