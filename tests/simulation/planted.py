@@ -17,7 +17,7 @@ from catchwater.log.keep import clean, housekeeping, pack
 from catchwater.log.keep.clean import Cleaning
 from catchwater.log.log import Log
 from catchwater.log.read.stable import Stability
-from catchwater.log.write import commit, sequence, txn
+from catchwater.log.write import sequence, shared, txn
 from catchwater.log.write.sequence import Result
 from catchwater.wire.errors import ErrorCode
 
@@ -54,7 +54,7 @@ def all_of(*patches: Any) -> Iterator[None]:
 
 def acknowledge_before_commit() -> Any:
     """Some chunks are acknowledged as soon as they are written, and then never committed."""
-    original = commit.SharedCommitter._transact
+    original = shared.SharedCommitter._transact
 
     async def transact(self: Any, write: Any) -> Any:
         if write.place.sequence % 8 != 5:
@@ -63,7 +63,7 @@ def acknowledge_before_commit() -> Any:
         ends = [states[e.topic_id, e.partition].high_watermark for e in write.chunk.entries]
         return [Result(ErrorCode.NONE, end) for end in ends], Changes()
 
-    return patch.object(commit.SharedCommitter, "_transact", transact)
+    return patch.object(shared.SharedCommitter, "_transact", transact)
 
 
 def forget_the_duplicate_check() -> Any:
@@ -88,7 +88,7 @@ def forget_a_settled_commit() -> Any:
         return None
 
     return all_of(
-        patch.object(commit.SharedCommitter, "_settle", settle),
+        patch.object(shared.SharedCommitter, "_settle", settle),
         patch.object(sequence, "known_or_refused", lambda entry, known: None),
     )
 

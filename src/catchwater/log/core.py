@@ -8,10 +8,9 @@ Used on the one event loop that opened the log.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from asyncio import wrap_future
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
 
 from catchwater.catalog.base import Catalog
 from catchwater.catalog.rows import PartitionKey, PartitionRow, Session, Topic
@@ -24,8 +23,6 @@ from catchwater.log.write.sequence import PartitionState
 from catchwater.log.write.txn import Txns
 from catchwater.log.write.writer import Committer, Intake, Writer
 from catchwater.room import Reserve
-
-T = TypeVar("T")
 
 States = dict[PartitionKey, PartitionState]
 
@@ -61,8 +58,6 @@ class Core:
     by handlers that have looked; a topic that changes is taken out."""
     pins_change: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
     """Held from a look at the pins to what follows from it, and while a pin is set."""
-    # Work that goes on when its caller stops waiting, and that `close` waits for.
-    working: set[asyncio.Future[Any]] = field(init=False, default_factory=set)
 
     @property
     def session(self) -> Session | None:
@@ -90,52 +85,33 @@ class Core:
                 for key, log_start in log_starts.items()
                 if key in self.states and log_start > self.states[key].log_start
             }
-            moved = await done(self.catalog.trim(wanted, self.held(lease) if lease else None))
+            moved = await wrap_future(
+                self.catalog.trim(wanted, self.held(lease) if lease else None)
+            )
             self.show(moved)
 
-        await self.between_chunks(change)
+        await self.writer.between_chunks(change)
 
     async def forget_producers(self, last_ms_below: int) -> None:
         """Drop those that the sequencer would not know any more anyway."""
 
         async def change() -> None:
-            await done(self.catalog.forget_producers(last_ms_below))
+            await wrap_future(self.catalog.forget_producers(last_ms_below))
             for state in self.states.values():
                 for producer_id, producer in list(state.producers.items()):
                     if producer.last_ms < last_ms_below:
                         del state.producers[producer_id]
 
-        await self.between_chunks(change)
+        await self.writer.between_chunks(change)
 
     async def forget_txns(self, updated_ms_below: int) -> None:
         """Drop transactional ids that have been silent since, none with something open."""
 
         async def change() -> None:
-            for producer_id in await done(self.catalog.forget_txns(updated_ms_below)):
+            for producer_id in await wrap_future(self.catalog.forget_txns(updated_ms_below)):
                 self.txns.pop(producer_id, None)
 
-        await self.between_chunks(change)
-
-    async def between_chunks(self, change: Callable[[], Awaitable[T]]) -> T:
-        """Make a change that lies between two chunks; never half, even if the caller goes away."""
-
-        async def held() -> T:
-            async with self.writer.between_chunks():
-                return await change()
-
-        return await self.to_the_end(held())
-
-    async def to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for work that goes on to its end even if its caller is cancelled."""
-        task = asyncio.ensure_future(work)
-        self.working.add(task)
-        task.add_done_callback(self._ended)
-        return await asyncio.shield(task)
-
-    def _ended(self, task: asyncio.Future[Any]) -> None:
-        self.working.discard(task)
-        if not task.cancelled():
-            task.exception()  # retrieved, so that asyncio does not log it: the caller raises it
+        await self.writer.between_chunks(change)
 
     def learn_topic(self, topic: Topic) -> None:
         """A topic is there, or has other settings or more partitions than before."""
@@ -172,8 +148,3 @@ class Core:
             state.high_watermark = max(state.high_watermark, row.high_watermark)
             state.log_start = max(state.log_start, row.log_start)
         self.intake.wake(moved)
-
-
-async def done(future: Future[T]) -> T:
-    """The result of a change of the catalog."""
-    return await asyncio.wrap_future(future)

@@ -9,6 +9,7 @@ Coroutines run on the one event loop that opened the log; what blocks runs in th
 
 import asyncio
 import logging
+from asyncio import wrap_future
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -35,7 +36,7 @@ from catchwater.catalog.topics import Topics
 from catchwater.clock import Clock
 from catchwater.config import LogConfig
 from catchwater.log.cluster import Cluster
-from catchwater.log.core import RangeMissing, done
+from catchwater.log.core import RangeMissing
 from catchwater.log.keep.housekeeping import Housekeeping
 from catchwater.log.keep.pins import in_force
 from catchwater.log.open import OpenLog, SharedStores, connect, embedded, shared
@@ -43,10 +44,10 @@ from catchwater.log.read.planner import Planner
 from catchwater.log.read.reader import Reader
 from catchwater.log.read.stable import Stability
 from catchwater.log.transactions import Transactions
-from catchwater.log.write.commit import OpenWal
 from catchwater.log.write.epochs import Epochs
 from catchwater.log.write.prepare import Preparation
 from catchwater.log.write.sequence import PartitionState
+from catchwater.log.write.shared import OpenWal
 from catchwater.log.write.writer import Appended, Submission
 from catchwater.objects.base import Buffer, ObjectStore
 from catchwater.wire.errors import ErrorCode
@@ -94,8 +95,7 @@ class Log:
         self.planner = Planner(core.topics, core.states, self._reader, self.stability)
         self.txns = Transactions(core, self.allocate_producer_id)
         self.keeping = Housekeeping(core, config)
-        core.writer.on_appended = self.keeping.appended
-        self.epochs = Epochs(core, self.keeping.appended)
+        self.epochs = Epochs(core)
         self.preparation = Preparation(core.writer.submit)
         self.append = core.writer.append
         self.plain_topics = core.plain_topics
@@ -176,11 +176,11 @@ class Log:
         topic = Topic(self._core.clock.uuid().bytes, name, partitions, dict(config or {}))
 
         async def change() -> None:
-            await done(self._catalog.create_topic(topic))
+            await wrap_future(self._catalog.create_topic(topic))
             self._core.learn_topic(topic)
 
         try:
-            await self._core.between_chunks(change)
+            await self._core.writer.between_chunks(change)
         except TopicExists:
             await self.look_up([name])  # another broker has made it just now
             raise
@@ -192,10 +192,10 @@ class Log:
 
         async def change() -> None:
             topic = self.topics.find(name)
-            await done(self._catalog.delete_topic(topic.id))
+            await wrap_future(self._catalog.delete_topic(topic.id))
             self._core.forget_topic(topic)
 
-        await self._core.between_chunks(change)
+        await self._core.writer.between_chunks(change)
 
     async def alter_topic_config(self, name: str, alter: AlterConfig) -> None:
         """Give a topic the settings that `alter` makes of those it has, in one step.
@@ -207,10 +207,10 @@ class Log:
         topic_id = self.topics.find(name).id
 
         async def change() -> None:
-            config = await done(self._catalog.alter_topic_config(topic_id, alter))
+            config = await wrap_future(self._catalog.alter_topic_config(topic_id, alter))
             self._core.learn_topic(replace(self.topics.find(name), config=dict(config)))
 
-        await self._core.between_chunks(change)
+        await self._core.writer.between_chunks(change)
         await self._see_again()
 
     async def add_partitions(self, name: str, partitions: int) -> None:
@@ -219,12 +219,12 @@ class Log:
         topic_id = self.topics.find(name).id
 
         async def change() -> None:
-            await done(self._catalog.add_partitions(topic_id, partitions))
+            await wrap_future(self._catalog.add_partitions(topic_id, partitions))
             topic = self.topics.find(name)
             more = max(partitions, topic.partitions)
             self._core.learn_topic(replace(topic, partitions=more))
 
-        await self._core.between_chunks(change)
+        await self._core.writer.between_chunks(change)
         await self._see_again()
 
     async def _see_again(self) -> None:
@@ -385,7 +385,7 @@ class Log:
     async def storage(self, topic: str) -> list[StorageRow]:
         """Where a topic's bytes lie, by partition. Raises `TopicUnknown`."""
         topic_id = self.topics.find(topic).id
-        await done(self._catalog.flush())
+        await wrap_future(self._catalog.flush())
         return await asyncio.to_thread(self._catalog.storage, topic_id)
 
     # --- producers, groups, pins -----------------------------------------------------------------
@@ -395,7 +395,7 @@ class Log:
 
         Raises `CatalogUnavailable`.
         """
-        await done(self._catalog.flush())
+        await wrap_future(self._catalog.flush())
         rows = await asyncio.to_thread(self._catalog.producers, key)
         opened = await asyncio.to_thread(self._catalog.open_txns_on, key)
         return rows, {txn.producer_id: txn.first_offset for txn in opened}
@@ -403,7 +403,7 @@ class Log:
     async def allocate_producer_id(self) -> int:
         """A producer id that was never given out."""
         while not self._producer_ids:
-            first = await done(self._catalog.allocate_producer_ids(_PRODUCER_IDS_A_BLOCK))
+            first = await wrap_future(self._catalog.allocate_producer_ids(_PRODUCER_IDS_A_BLOCK))
             # Two callers may both have taken a block; the ids of one are then never used.
             self._producer_ids = range(first, first + _PRODUCER_IDS_A_BLOCK)
         producer_id = self._producer_ids[0]
@@ -420,17 +420,17 @@ class Log:
 
         Raises `CoordinatorMoved`, and what every change of the catalog may raise.
         """
-        await done(self._catalog.commit_offsets(group, offsets, claim_epoch=claim_epoch))
+        await wrap_future(self._catalog.commit_offsets(group, offsets, claim_epoch=claim_epoch))
 
     async def delete_group(self, group: str, claim_epoch: int | None = None) -> bool:
         """Forget a group and its positions; whether it had any. Raises as `commit_offsets`."""
-        return await done(self._catalog.delete_group(group, claim_epoch=claim_epoch))
+        return await wrap_future(self._catalog.delete_group(group, claim_epoch=claim_epoch))
 
     async def delete_offsets(
         self, group: str, keys: Collection[tuple[str, int]], claim_epoch: int | None = None
     ) -> None:
         """Forget a group's positions in these (topic, partition). Raises as `commit_offsets`."""
-        await done(self._catalog.delete_offsets(group, keys, claim_epoch=claim_epoch))
+        await wrap_future(self._catalog.delete_offsets(group, keys, claim_epoch=claim_epoch))
 
     async def expire_offsets(
         self,
@@ -448,7 +448,7 @@ class Log:
         change = self._catalog.expire_offsets(
             group, keys, committed_until_ms, with_group=with_group, claim_epoch=claim_epoch
         )
-        return await done(change)
+        return await wrap_future(change)
 
     async def take_group(self, group: str) -> GroupRow:
         """Become a group's coordinator, and see what the last one has left.
@@ -461,7 +461,7 @@ class Log:
         self, group: str, changes: GroupChanges, claim_epoch: int | None = None
     ) -> None:
         """Leave this to the coordinators that follow. Raises as `commit_offsets`."""
-        await done(self._catalog.keep_group(group, changes, claim_epoch=claim_epoch))
+        await wrap_future(self._catalog.keep_group(group, changes, claim_epoch=claim_epoch))
 
     async def group(self, group: str) -> GroupRow:
         """A group as its coordinator has left it."""
@@ -498,9 +498,9 @@ class Log:
                     log_start = offset + 1 if state is None else state.log_start
                     if offset < log_start:
                         raise RangeMissing(topic, [(partition, offset, log_start)])
-                await done(self._catalog.set_pin(pin))
+                await wrap_future(self._catalog.set_pin(pin))
 
-        await self._core.to_the_end(change())
+        await self._core.writer.to_the_end(change())
 
     async def renew_pin(self, pin_id: str, lease_until_ms: int) -> Pin | None:
         """Move the end of a pin's lease; None if there is no such pin, or it promises nothing."""
@@ -511,14 +511,14 @@ class Log:
                 found = next((pin for pin in held if pin.id == pin_id), None)
                 if found is not None:
                     found = replace(found, lease_until_ms=lease_until_ms)
-                    await done(self._catalog.set_pin(found))
+                    await wrap_future(self._catalog.set_pin(found))
                 return found
 
-        return await self._core.to_the_end(change())
+        return await self._core.writer.to_the_end(change())
 
     async def release_pin(self, pin_id: str) -> bool:
         """Whether there was such a pin."""
-        return await done(self._catalog.release_pin(pin_id))
+        return await wrap_future(self._catalog.release_pin(pin_id))
 
     async def pins(self) -> list[Pin]:
         """All pins, also those whose lease has ended."""
@@ -532,8 +532,8 @@ class Log:
         Raises `CatalogDead` if the catalog could not be written; the WAL then has the rest.
         """
         await self.keeping.stop()
-        if self._core.working:
-            await asyncio.wait(self._core.working)
+        if self._core.writer.working:
+            await asyncio.wait(self._core.writer.working)
         await self.preparation.close()
         await self._core.writer.close()
         await self._reader.close()

@@ -23,8 +23,8 @@ from catchwater.log.directory import DataDirectory, new_cluster_id
 from catchwater.log.repair.backup import refuse_older
 from catchwater.log.storage import Storage
 from catchwater.log.view import View
-from catchwater.log.write.commit import EmbeddedCommitter, OpenWal, SharedCommitter
-from catchwater.log.write.writer import Intake, Writer
+from catchwater.log.write.shared import OpenWal, SharedCommitter
+from catchwater.log.write.writer import EmbeddedCommitter, Intake, Writer
 from catchwater.objects.base import ObjectStore
 from catchwater.objects.open import open_store
 from catchwater.room import Reserve

@@ -19,6 +19,7 @@ only. Errors of a request are raised as `TxnRefused`; a catalog that fails raise
 
 import asyncio
 import logging
+from asyncio import wrap_future
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -39,7 +40,7 @@ from catchwater.catalog.rows import (
     ScopeRows,
     TxnRow,
 )
-from catchwater.log.core import Core, done
+from catchwater.log.core import Core
 from catchwater.log.format.chunk import marker
 from catchwater.log.write import txn
 from catchwater.log.write.txn import LAST_EPOCH, PREPARED, TxnRefused
@@ -160,7 +161,7 @@ class Transactions:
 
     async def open_on(self, producer_id: int) -> list[OpenTxnRow]:
         """The partitions on which a producer's transaction is open."""
-        await done(self._core.catalog.flush())
+        await wrap_future(self._core.catalog.flush())
         return await asyncio.to_thread(self._core.catalog.open_txns, producer_id)
 
     async def unstable(self, group: str) -> set[tuple[str, int]]:
@@ -189,7 +190,7 @@ class Transactions:
         self.open_count = len(prepared) + sum(row.state == "ongoing" for row in rows)
         for row in left:
             if row.transactional_id not in self._ending:
-                await done(self._core.catalog.flush())
+                await wrap_future(self._core.catalog.flush())
                 with suppress(TxnRefused):  # ended by another, and no longer this producer's
                     await self._finish(row)
         for row in self._overdue(rows):
@@ -230,7 +231,7 @@ class Transactions:
         """Write the markers of a prepared transaction; the row as it is then."""
         self._ending.add(row.transactional_id)
         try:
-            return await self._core.to_the_end(self._write_end(row))
+            return await self._core.writer.to_the_end(self._write_end(row))
         finally:
             self._ending.discard(row.transactional_id)
 
@@ -247,7 +248,7 @@ class Transactions:
         answers = await core.writer.submit(markers)
         if await asyncio.to_thread(core.catalog.txn_offsets, row.producer_id):
             # Positions are read from what is durable, also where another broker wrote their end.
-            await done(core.catalog.flush())
+            await wrap_future(core.catalog.flush())
         if all(answer.error is not ErrorCode.NONE for answer in answers):
             # Nothing was written, or another broker was faster.
             _LOG.info("No end of %s was written: %s", row.transactional_id, answers[0].error.name)
@@ -303,4 +304,4 @@ class Transactions:
             scope = Scope(transactional_ids=[transactional_id], claim=claim)
             return await core.committer.transact(scope, on_seen)
 
-        return await core.between_chunks(change)
+        return await core.writer.between_chunks(change)

@@ -1,10 +1,10 @@
 """A log in miniature for the tests of its parts: real WAL, catalog and store, no event loop."""
 
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from crc32c import crc32c
@@ -23,6 +23,7 @@ from catchwater.clock import ManualClock
 from catchwater.log.core import Core
 from catchwater.log.storage import Storage
 from catchwater.log.write.sequence import PartitionState
+from catchwater.log.write.writer import Appends
 from catchwater.objects.local import LocalStore
 from catchwater.wal.base import Position
 from catchwater.wal.file import FileWal
@@ -63,14 +64,17 @@ class _Writer:
 
     def __init__(self, log: "MiniLog") -> None:
         self._log = log
+        self.appends = Appends()
 
     @property
     def sequenced(self) -> int:
         return self._log.applied
 
-    @asynccontextmanager
-    async def between_chunks(self) -> AsyncIterator[None]:
-        yield
+    async def between_chunks(self, change: Callable[[], Awaitable[Any]]) -> Any:
+        return await change()
+
+    async def to_the_end(self, work: Awaitable[Any]) -> Any:
+        return await work
 
 
 class MiniLog:

@@ -374,7 +374,7 @@ async def test_a_caller_who_goes_away_leaves_a_whole_epoch(any_log: Log) -> None
     topic = await log.create_topic("alerts", 1)
     staged = stage(log, "staged/p/s/a.chunk", [((topic.id, 0), batch(2))])
     commit = asyncio.ensure_future(log.epochs.commit("p", "s", 0, "alerts", [staged], ""))
-    while not log._core.working:
+    while not log._core.writer.working:
         await asyncio.sleep(0)
     commit.cancel()
     again = await log.epochs.commit("p", "s", 0, "alerts", [staged], "")

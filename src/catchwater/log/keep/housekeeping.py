@@ -12,6 +12,7 @@ storage or space is logged and tried again when it is next due.
 
 import asyncio
 import logging
+from asyncio import wrap_future
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -24,7 +25,7 @@ from catchwater.catalog.errors import (
 from catchwater.catalog.rows import ObjectRow, PartitionKey, Pin, RunRow, Topic
 from catchwater.clock import ClockJumps
 from catchwater.config import CatchwaterError, LogConfig
-from catchwater.log.core import Core, done
+from catchwater.log.core import Core
 from catchwater.log.keep.compact import Compactor
 from catchwater.log.keep.leases import PINS, Lease, Leases, bucket_of
 from catchwater.log.keep.pack import Backlog, Packer
@@ -59,7 +60,7 @@ class Housekeeping:
         self._leases = Leases(core)
         self._jumps = ClockJumps(core.clock)
         self._packer = Packer(core.catalog, core.storage, core.clock, config, core.topics.name_of)
-        self._backlog = Backlog(config, core.clock.monotonic_s())
+        self._backlog = Backlog(config, core.writer.appends, core.clock.monotonic_s())
         self._parquet = ParquetWriter(core, config)
         self._compactor = Compactor(core, config)
         self._policy = Policy(config.retention_ms, config.retention_bytes)
@@ -73,10 +74,6 @@ class Housekeeping:
             back_up_to=self._backups.cover,
         )
         self._loop = asyncio.ensure_future(self._run()) if config.background else None
-
-    def appended(self, size_bytes: int) -> None:
-        """Take note of bytes that were added in chunks."""
-        self._backlog.appended(size_bytes, self._core.clock.monotonic_s())
 
     def pins_steady(self) -> AbstractAsyncContextManager[None]:
         """Inside, a pin may be set: nothing is deleted or compacted past one meanwhile.
@@ -131,7 +128,7 @@ class Housekeeping:
         pins = await asyncio.to_thread(self._core.catalog.pins)
         gone = [pin for pin in pins if any(name == topic for name, _ in pin.positions)]
         changed = with_states(gone, {pin.id: "lost" for pin in gone})
-        await done(self._core.catalog.set_pin_states({pin.id: pin.state for pin in changed}))
+        await wrap_future(self._core.catalog.set_pin_states({pin.id: pin.state for pin in changed}))
         for pin in changed:
             there = {place: at for place, at in pin.positions.items() if place[0] != topic}
             _LOG.error("%s", sentence(pin, there, 0))
@@ -156,7 +153,7 @@ class Housekeeping:
                 await self._core.trim(free, PINS)
                 return held
 
-        return await self._core.to_the_end(delete())
+        return await self._core.writer.to_the_end(delete())
 
     async def stop(self) -> None:
         """End the loop. A job under way makes an end soon; the log waits for it."""
@@ -189,7 +186,8 @@ class Housekeeping:
             raise
         backlog.end(packed_bytes)
         if self._core.cluster is not None:
-            self.appended(1)  # others append too, and may not live to pack it
+            # Others append too, and may not live to pack it.
+            self._core.writer.appends.add(1, clock.monotonic_s())
         return written
 
     def _is_in(self, bucket: int, key: PartitionKey) -> bool:
@@ -255,14 +253,14 @@ class Housekeeping:
                 return False
 
             async def change() -> None:
-                await done(
+                await wrap_future(
                     self._core.catalog.replace_runs(old, [run], [row], self._core.held(PINS))
                 )
                 state = self._core.states.get(run[:2])
                 if state is not None:
                     state.bytes += run.byte_size - sum(each.byte_size for each in old)
 
-            await self._core.between_chunks(change)
+            await self._core.writer.between_chunks(change)
             return True
 
     async def _retain(self) -> None:
@@ -285,7 +283,7 @@ class Housekeeping:
                         raise
                     return await job()
 
-        return await self._core.to_the_end(alone())
+        return await self._core.writer.to_the_end(alone())
 
     # --- the loop --------------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ from catchwater.log.format.segment import (
     segment_key,
 )
 from catchwater.log.storage import SEGMENTS, UNREADABLE, Storage
+from catchwater.log.write.writer import Appends
 
 _LOG = logging.getLogger(__name__)
 _RUNS_A_PASS = 10_000
@@ -55,25 +56,27 @@ class Backlog:
     it then stops when they are not.
     """
 
-    def __init__(self, config: LogConfig, now_s: float) -> None:
+    def __init__(self, config: LogConfig, appends: Appends, now_s: float) -> None:
         self._config = config
-        self._waiting_bytes = 1  # unknown after a start, so there may be something
-        self._since_s = self._appended_s = now_s
+        self._appends = appends
+        self._done_bytes = appends.size_bytes - 1  # after a start there may be something
+        """So many of the bytes appended do not wait any more."""
+        self._since_s = now_s
         """What waits has come since then."""
         # Of the packing under way: what waited when it began, and since when; whether it makes way
         # for producers, and has.
-        self._begun_bytes, self._begun_since_s = 0, now_s
+        self._begun_bytes, self._begun_at_bytes = 0, appends.size_bytes
+        self._begun_since_s = now_s
         self._makes_way = self._has_stopped = False
 
-    def appended(self, size_bytes: int, now_s: float) -> None:
-        """Bytes were added in chunks."""
-        if not self._waiting_bytes:
-            self._since_s = now_s
-        self._waiting_bytes += size_bytes
-        self._appended_s = now_s
+    @property
+    def _waiting_bytes(self) -> int:
+        return self._appends.size_bytes - self._done_bytes
 
     def is_due(self, now_s: float) -> bool:
-        """Whether to begin packing."""
+        """Whether to begin packing; to be asked about once a second."""
+        if not self._waiting_bytes:
+            self._since_s = now_s
         has_much = self._waiting_bytes >= self._config.pack_min_bytes
         return self._is_pressing(now_s) or (has_much and self._is_quiet(now_s))
 
@@ -81,7 +84,7 @@ class Backlog:
         """Packing begins, of all that there is; whether it may stop for producers."""
         self._makes_way = makes_way and not self._is_pressing(now_s)
         self._has_stopped = False
-        self._begun_bytes = self._waiting_bytes
+        self._begun_bytes, self._begun_at_bytes = self._waiting_bytes, self._appends.size_bytes
         self._begun_since_s, self._since_s = self._since_s, now_s
 
     def goes_on(self, now_s: float) -> bool:
@@ -95,7 +98,7 @@ class Backlog:
         if self._has_stopped and not has_failed:
             left_bytes = max(1, self._begun_bytes - packed_bytes)
             self._since_s = self._begun_since_s
-        self._waiting_bytes += left_bytes - self._begun_bytes
+        self._done_bytes = self._begun_at_bytes - left_bytes
 
     def _is_pressing(self, now_s: float) -> bool:
         is_late = (now_s - self._since_s) * 1000 >= self._config.pack_interval_ms
@@ -104,7 +107,7 @@ class Backlog:
         )
 
     def _is_quiet(self, now_s: float) -> bool:
-        return now_s - self._appended_s >= _QUIET_S
+        return now_s - self._appends.last_s >= _QUIET_S
 
 
 class Packer:

@@ -9,12 +9,13 @@ runs in threads.
 
 import asyncio
 import logging
+from asyncio import wrap_future
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from catchwater.catalog.rows import PartitionKey, PartitionRow, Pin, PinState, RunRow, Topic
-from catchwater.log.core import Core, done
+from catchwater.log.core import Core
 from catchwater.log.keep.leases import PINS
 from catchwater.log.keep.pins import (
     Place,
@@ -88,7 +89,7 @@ class Retention:
         async with self._steady():
             pins = await asyncio.to_thread(self._core.catalog.pins)
             for pin in lapsed(pins, now_ms):
-                await done(self._core.catalog.release_pin(pin.id))
+                await wrap_future(self._core.catalog.release_pin(pin.id))
             force = [pin for pin in in_force(pins, now_ms) if self._is_known(pin)]
             found = await asyncio.to_thread(self._look, list(self._core.topics), force, now_ms)
             states = {p.id: judged(p, found.log_starts, found.held_bytes[p.id]) for p in force}
@@ -118,7 +119,7 @@ class Retention:
         states = {p.id: judged(p, found.log_starts, found.held_bytes[p.id]) for p in pins}
         changed = with_states(pins, states)
         if changed:
-            await done(self._core.catalog.set_pin_states({p.id: p.state for p in changed}))
+            await wrap_future(self._core.catalog.set_pin_states({p.id: p.state for p in changed}))
         for pin in changed:
             news = sentence(pin, found.log_starts, found.held_bytes[pin.id])
             _LOG.log(_LOUD.get(pin.state, logging.INFO), "%s", news)

@@ -5,7 +5,7 @@ become visible together with the mark that the epoch was written.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -20,10 +20,8 @@ from catchwater.log.write.sequence import sequence_staged, states_of
 class Epochs:
     """The sink epochs of one log, used on its event loop."""
 
-    def __init__(self, core: Core, on_appended: Callable[[int], None]) -> None:
-        """`on_appended` is called with the size in bytes of what was committed."""
+    def __init__(self, core: Core) -> None:
         self._core = core
-        self._on_appended = on_appended
 
     async def commit(
         self, pipeline: str, sink: str, epoch: int, topic: str, staged: Sequence[str], checksum: str
@@ -57,10 +55,11 @@ class Epochs:
                     raise
                 return known  # another broker was just quicker
             core.show(changes.partitions)
-            self._on_appended(sum(row.size_bytes for row in changes.objects))
+            size_bytes = sum(row.size_bytes for row in changes.objects)
+            core.writer.appends.add(size_bytes, core.clock.monotonic_s())
             return commit
 
-        return await core.between_chunks(change)
+        return await core.writer.between_chunks(change)
 
     async def last(self, pipeline: str, sink: str) -> EpochCommit | None:
         """The last epoch that a sink has committed."""

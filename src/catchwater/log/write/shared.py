@@ -1,23 +1,19 @@
-"""How a chunk that is written gets its offsets, and becomes visible.
+"""How the chunks of one broker among many get their offsets, and become visible.
 
-*Embedded*: the partition states and what is known of producers and transactions live in memory,
-beside the catalog. `EmbeddedCommitter.commit` runs the sequencer over them and hands the outcome to
-the catalog's trail; a replay of the write-ahead log does the same, hence gives the same offsets.
-
-*Shared*: one transaction checks this broker's session, runs the sequencer over the rows it has
-locked and makes the chunk visible. There is nothing to recover: what was written and not committed
-was never acknowledged. Where it is not known whether a commit happened, that is found out before
-anything else (`SharedCommitter._settle`), by a transaction over the same rows, which waits for
-the end of the first.
+One transaction checks this broker's session, runs the sequencer over the rows it has locked and
+makes the chunk visible. There is nothing to recover: what was written and not committed was never
+acknowledged. Where it is not known whether a commit happened, that is found out before anything
+else (`SharedCommitter._settle`), by a transaction over the same rows, which waits for the end of
+the first.
 """
 
 import asyncio
 import logging
+from asyncio import wrap_future
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from catchwater.catalog.base import EmbeddedCatalog
 from catchwater.catalog.errors import CatalogUncertain
 from catchwater.catalog.rows import (
     Changes,
@@ -26,30 +22,24 @@ from catchwater.catalog.rows import (
     Scope,
     ScopeRows,
     Session,
-    Snapshot,
     TxnRow,
 )
 from catchwater.catalog.shared import SharedCatalog
 from catchwater.config import CatchwaterError
 from catchwater.log.cluster import BrokerReplaced, Cluster
-from catchwater.log.core import Core, done
+from catchwater.log.core import Core
 from catchwater.log.format.chunk import Chunk, Entry
 from catchwater.log.view import View
 from catchwater.log.write.sequence import (
     Result,
-    Sequenced,
-    decoded,
     refused,
-    replay,
     scope_of,
     sequence,
     states_of,
     take_chunk,
     txns_of,
 )
-from catchwater.log.write.txn import IDLE
-from catchwater.log.write.writer import Committed, Write
-from catchwater.objects.base import Buffer
+from catchwater.log.write.writer import Committed, OnCommitted, Write
 from catchwater.wal.base import Position, Wal
 from catchwater.wire.errors import ErrorCode
 
@@ -60,71 +50,6 @@ _LOG = logging.getLogger(__name__)
 _REOPEN_S = 1.0
 
 OpenWal = Callable[[Session], Wal]
-OnCommitted = Callable[[Sequence[RunRow], int, bytearray], None]
-
-
-class EmbeddedCommitter:
-    """The states of a broker alone, over its catalog. Used by one thread at a time."""
-
-    in_memory = True
-
-    def __init__(self, catalog: EmbeddedCatalog, snapshot: Snapshot) -> None:
-        """`snapshot` is what the catalog holds."""
-        self._catalog = catalog
-        self.states = states_of(snapshot)
-        self.txns_by_producer = txns_of(snapshot)
-        self.on_committed: OnCommitted = lambda runs, start, payload: None
-
-    def catch_up(self, frames: Iterable[tuple[Position, Buffer]]) -> int:
-        """Take the frames of the WAL that the catalog has not applied; the last one's number.
-
-        Raises `ChunkError` for a frame that is no chunk of a known format.
-        """
-
-        def apply(position: Position, _: Chunk, __: Sequenced, changes: Changes) -> None:
-            self._catalog.apply(position.sequence, changes)
-
-        return replay(decoded(frames), self.states, self.txns_by_producer, after=apply)
-
-    def commit(self, write: Write) -> Committed:
-        """Commit a chunk that is written, at once. Raises `CatalogDead`."""
-        position = write.place
-        sequenced, changes = take_chunk(write.chunk, position, self.states, self.txns_by_producer)
-        self._catalog.apply(position.sequence, changes)
-        self.on_committed(changes.runs, position.offset, write.payload)
-        return Committed(sequenced.results, sequenced.changed)
-
-    async def renew(self, ended: Session) -> tuple[Session, Wal]:
-        """A broker alone has no session."""
-        raise AssertionError("a broker alone is never superseded")
-
-    async def transact(self, scope: Scope, decide: Callable[[ScopeRows], tuple[Changes, T]]) -> T:
-        """The catalog first, then the transactional ids in memory."""
-
-        def noting(seen: ScopeRows) -> tuple[Changes, tuple[ScopeRows, Changes, T]]:
-            changes, result = decide(seen)
-            return changes, (seen, changes, result)
-
-        seen, changes, result = await done(self._catalog.transact(scope, noting))
-        changed = {row.transactional_id for row in changes.txns}
-        for row in seen.txns:
-            if row.transactional_id in changed:
-                self.txns_by_producer.pop(row.producer_id, None)
-        self.txns_by_producer.update({row.producer_id: row for row in changes.txns})
-        return result
-
-    async def txns(self, *, unfinished: bool = False) -> list[TxnRow]:
-        """Those in memory, of which the catalog may not have the newest yet."""
-        rows = self.txns_by_producer.values()
-        return [row for row in rows if not unfinished or row.state not in IDLE]
-
-    async def take_lease(self, name: str, ttl_ms: int) -> bool:
-        """Always granted: there is no other broker."""
-        return True
-
-    async def take_group(self, group: str) -> GroupRow:
-        """The group as this broker has left it."""
-        return await asyncio.to_thread(self._catalog.group, group)
 
 
 class SharedCommitter:
@@ -163,7 +88,7 @@ class SharedCommitter:
         scope = scope_of(chunk, write.source.session)
         while True:
             try:
-                return await done(self._catalog.transact(scope, decide))
+                return await wrap_future(self._catalog.transact(scope, decide))
             except CatalogUncertain as error:
                 _LOG.warning("%s", error)
                 settled = await self._settle(scope, chunk, position, wal)
@@ -186,7 +111,7 @@ class SharedCommitter:
             again = sequence(chunk.entries, states_of(seen), txns_of(seen), chunk.created_ms)
             return Changes(), (again.results, seen)
 
-        again, seen = await done(self._catalog.transact(scope, look))
+        again, seen = await wrap_future(self._catalog.transact(scope, look))
         runs = await asyncio.to_thread(_runs_of, self._catalog, position)
         if not runs:
             # A chunk that is all its file holds has a row for the file, even if every batch was
@@ -222,7 +147,7 @@ class SharedCommitter:
     async def transact(self, scope: Scope, decide: Callable[[ScopeRows], tuple[Changes, T]]) -> T:
         """The catalog's transaction is all there is."""
         scope = replace(scope, session=self._cluster.session)
-        return await done(self._catalog.transact(scope, decide))
+        return await wrap_future(self._catalog.transact(scope, decide))
 
     async def txns(self, *, unfinished: bool = False) -> list[TxnRow]:
         """Those in the catalog."""
@@ -231,11 +156,11 @@ class SharedCommitter:
 
     async def take_lease(self, name: str, ttl_ms: int) -> bool:
         """By this broker's session."""
-        return await done(self._catalog.take_lease(name, self._cluster.session, ttl_ms))
+        return await wrap_future(self._catalog.take_lease(name, self._cluster.session, ttl_ms))
 
     async def take_group(self, group: str) -> GroupRow:
         """Claim it, with an epoch above all earlier ones."""
-        return await done(self._catalog.claim_group(group, self._cluster.session))
+        return await wrap_future(self._catalog.claim_group(group, self._cluster.session))
 
 
 def _runs_of(catalog: SharedCatalog, position: Position) -> list[RunRow]:

@@ -2,9 +2,10 @@
 
 Requests that arrive while a write is under way become one chunk, the batches of a partition side
 by side. A thread writes it to the write-ahead log, looks for more, and posts one callback to the
-loop for every chunk; no timer, but where the log asks for lingering. Chunks are committed one after
-the other in the order in which they were gathered, by a `Committer`: over the states in memory of
-a broker alone, or in a transaction of the shared catalog. Only then they are acknowledged.
+loop for every chunk; no timer, but where the log asks for lingering. Chunks are committed one
+after the other in the order in which they were gathered, by a `Committer`: a broker alone has the
+one here, over states in memory, one among many that of `shared.py`, over the shared catalog. Only
+then they are acknowledged.
 
 Promises: nothing is acknowledged that is not durable and committed. What goes wrong, and the answer
 to the producer:
@@ -28,14 +29,14 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from catchwater.catalog.base import EmbeddedCatalog
 from catchwater.catalog.errors import CatalogDead, SessionFenced
 from catchwater.catalog.rows import (
     Changes,
@@ -45,12 +46,24 @@ from catchwater.catalog.rows import (
     Scope,
     ScopeRows,
     Session,
+    Snapshot,
     TxnRow,
 )
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.log.format.chunk import Chunk, encode
-from catchwater.log.write.sequence import PartitionState, Result
+from catchwater.log.write.sequence import (
+    PartitionState,
+    Result,
+    Sequenced,
+    decoded,
+    replay,
+    states_of,
+    take_chunk,
+    txns_of,
+)
+from catchwater.log.write.txn import IDLE
+from catchwater.objects.base import Buffer
 from catchwater.wal.base import Position, Wal, WalDead
 from catchwater.wire.batch import BatchHeader
 from catchwater.wire.errors import ErrorCode
@@ -70,6 +83,20 @@ class Held(Protocol):
 
     def release(self) -> None:
         """The bytes are no longer needed."""
+
+
+@dataclass(slots=True)
+class Appends:
+    """What was appended since the log was opened, for those who look from time to time."""
+
+    size_bytes: int = 0
+    last_s: float = 0.0
+    """When the last of it was, on a clock that never jumps."""
+
+    def add(self, size_bytes: int, now_s: float) -> None:
+        """So many bytes were appended just now."""
+        self.size_bytes += size_bytes
+        self.last_s = now_s
 
 
 class Submission(NamedTuple):
@@ -273,6 +300,9 @@ class Committed(NamedTuple):
     """Partitions with something new, if the readers who wait there are still to be woken."""
 
 
+OnCommitted = Callable[[Sequence[RunRow], int, bytearray], None]
+
+
 class Committer(Protocol):
     """Gives chunks their offsets and makes them visible, one after the other.
 
@@ -283,7 +313,7 @@ class Committer(Protocol):
     in_memory: bool
     """This broker is alone: `commit` answers at once, and a change of the catalog must lie between
     two chunks."""
-    on_committed: Callable[[Sequence[RunRow], int, bytearray], None]
+    on_committed: OnCommitted
     """Called with every chunk before it is acknowledged: its runs, where it begins in the file they
     point into, and its bytes, which it then owns."""
 
@@ -373,6 +403,70 @@ class Write:
         self.payload = bytearray().join(parts)
 
 
+class EmbeddedCommitter:
+    """The states of a broker alone, over its catalog. Used by one thread at a time."""
+
+    in_memory = True
+
+    def __init__(self, catalog: EmbeddedCatalog, snapshot: Snapshot) -> None:
+        """`snapshot` is what the catalog holds."""
+        self._catalog = catalog
+        self.states = states_of(snapshot)
+        self.txns_by_producer = txns_of(snapshot)
+        self.on_committed: OnCommitted = lambda runs, start, payload: None
+
+    def catch_up(self, frames: Iterable[tuple[Position, Buffer]]) -> int:
+        """Take the frames of the WAL that the catalog has not applied; the last one's number.
+
+        Raises `ChunkError` for a frame that is no chunk of a known format.
+        """
+
+        def apply(position: Position, _: Chunk, __: Sequenced, changes: Changes) -> None:
+            self._catalog.apply(position.sequence, changes)
+
+        return replay(decoded(frames), self.states, self.txns_by_producer, after=apply)
+
+    def commit(self, write: Write) -> Committed:
+        """Commit a chunk that is written, at once. Raises `CatalogDead`."""
+        position = write.place
+        sequenced, changes = take_chunk(write.chunk, position, self.states, self.txns_by_producer)
+        self._catalog.apply(position.sequence, changes)
+        self.on_committed(changes.runs, position.offset, write.payload)
+        return Committed(sequenced.results, sequenced.changed)
+
+    async def renew(self, ended: Session) -> tuple[Session, Wal]:
+        """A broker alone has no session."""
+        raise AssertionError("a broker alone is never superseded")
+
+    async def transact(self, scope: Scope, decide: Callable[[ScopeRows], tuple[Changes, T]]) -> T:
+        """The catalog first, then the transactional ids in memory."""
+
+        def noting(seen: ScopeRows) -> tuple[Changes, tuple[ScopeRows, Changes, T]]:
+            changes, result = decide(seen)
+            return changes, (seen, changes, result)
+
+        seen, changes, result = await asyncio.wrap_future(self._catalog.transact(scope, noting))
+        changed = {row.transactional_id for row in changes.txns}
+        for row in seen.txns:
+            if row.transactional_id in changed:
+                self.txns_by_producer.pop(row.producer_id, None)
+        self.txns_by_producer.update({row.producer_id: row for row in changes.txns})
+        return result
+
+    async def txns(self, *, unfinished: bool = False) -> list[TxnRow]:
+        """Those in memory, of which the catalog may not have the newest yet."""
+        rows = self.txns_by_producer.values()
+        return [row for row in rows if not unfinished or row.state not in IDLE]
+
+    async def take_lease(self, name: str, ttl_ms: int) -> bool:
+        """Always granted: there is no other broker."""
+        return True
+
+    async def take_group(self, group: str) -> GroupRow:
+        """The group as this broker has left it."""
+        return await asyncio.to_thread(self._catalog.group, group)
+
+
 class Writer:
     """Created and used on the event loop; its threads end with `close`."""
 
@@ -398,8 +492,9 @@ class Writer:
         """The WAL or the catalog has failed for good: everything is refused from then on."""
         self.on_wal_append: Callable[[float], None] = lambda took_s: None
         """Called with the seconds that every append to the write-ahead log took."""
-        self.on_appended: Callable[[int], None] = lambda size_bytes: None
-        """Called with the size of every chunk that was committed."""
+        self.appends = Appends(last_s=clock.monotonic_s())
+        self.working: set[asyncio.Future[Any]] = set()
+        """Work that goes on when its caller stops waiting; to be waited for before `close`."""
         self._held = asyncio.Lock()
         self._closing = False
         self._all_answered: asyncio.Future[None] = self._loop.create_future()
@@ -461,21 +556,34 @@ class Writer:
             elif may_begin:
                 self._begin_writes()
 
-    def between_chunks(self) -> AbstractAsyncContextManager[None]:
-        """Make a change of the catalog that lies between two chunks.
+    async def between_chunks(self, change: Callable[[], Awaitable[T]]) -> T:
+        """Make a change that lies between two chunks; never half, even if the caller goes away.
 
         Holds back committing and acknowledging, not writing. Where the catalog's transactions keep
         chunks and changes apart there is nothing to hold back.
         """
-        return self._hold() if self._committer.in_memory else nullcontext()
+        return await self.to_the_end(self._hold(change))
 
-    @asynccontextmanager
-    async def _hold(self) -> AsyncIterator[None]:
+    async def _hold(self, change: Callable[[], Awaitable[T]]) -> T:
+        if not self._committer.in_memory:
+            return await change()
         async with self._held:
             try:
-                yield
+                return await change()
             finally:
                 self._commit_written()
+
+    async def to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for work that goes on to its end even if its caller is cancelled."""
+        task = asyncio.ensure_future(work)
+        self.working.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Future[Any]) -> None:
+        self.working.discard(task)
+        if not task.cancelled():
+            task.exception()  # retrieved, so that asyncio does not log it: the caller raises it
 
     async def close(self) -> None:
         """Write, commit and answer what was submitted, and end the threads."""
@@ -483,7 +591,7 @@ class Writer:
         self._begin_writes()
         self._note_all_answered()
         await self._all_answered
-        async with self.between_chunks():
+        async with self._held:  # a change may still be under way
             pass
         if self._renewing is not None:
             self._renewing.cancel()
@@ -642,7 +750,7 @@ class Writer:
         if write.source is self._source:
             self.sequenced = max(self.sequenced, write.place.sequence)
         self._writes.popleft()
-        self.on_appended(write.place.size)
+        self.appends.add(write.place.size, self._clock.monotonic_s())
         self._intake.answer(write, committed.results)
         self._intake.wake(committed.changed)
 

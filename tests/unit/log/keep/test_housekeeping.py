@@ -139,7 +139,7 @@ async def test_packing_waits_for_busy_producers_and_stops_for_them_up_to_its_bou
     original = log.objects.put_if_absent
 
     def beside_a_producer(*args: Any) -> int:
-        log.keeping.appended(1)
+        log._core.writer.appends.add(1, clocks.monotonic_s())
         return int(original(*args))
 
     def due() -> bool:
@@ -163,9 +163,9 @@ async def test_packing_waits_for_busy_producers_and_stops_for_them_up_to_its_bou
 
     monkeypatch.setattr(log.objects, "put_if_absent", beside_a_producer)
     await append(log, *(batch(key) for key in keys))
-    log.keeping.appended(2000)
+    log._core.writer.appends.add(2000, clocks.monotonic_s())
     assert not due()
-    log.keeping.appended(1000)
+    log._core.writer.appends.add(1000, clocks.monotonic_s())
     assert due(), "as much waits as may"
     assert await in_background() == 3, "all of it, however busy producers are"
 
@@ -174,7 +174,7 @@ async def test_packing_waits_for_busy_producers_and_stops_for_them_up_to_its_bou
     await append(log, *(batch(key) for key in keys))
     assert not due()
     clocks.advance(1_000)
-    log.keeping.appended(1)
+    log._core.writer.appends.add(1, clocks.monotonic_s())
     assert due(), "an interval has passed"
     assert await in_background() == 3
     await log.close()

@@ -20,6 +20,7 @@ from catchwater.log.format.segment import read_footer
 from catchwater.log.keep.pack import Backlog, Packer, groups
 from catchwater.log.keep.sweep import Sweeper
 from catchwater.log.read.history import History
+from catchwater.log.write.writer import Appends
 from catchwater.objects.base import StoreFull
 from catchwater.wire.batch import split
 
@@ -286,19 +287,20 @@ def test_a_segment_keeps_to_its_target_size(open_log: OpenLog, make_batch: MakeB
 
 
 def test_packing_is_due_by_bytes_or_by_time_but_not_for_nothing() -> None:
-    backlog = Backlog(LogConfig(pack_min_bytes=100, pack_interval_ms=10_000), now_s=0)
+    appends = Appends()
+    backlog = Backlog(LogConfig(pack_min_bytes=100, pack_interval_ms=10_000), appends, now_s=0)
     assert not backlog.is_due(9.9)
     assert backlog.is_due(10), "what an earlier process left"
     pack_all(backlog, 10)
     assert not backlog.is_due(30)
-    backlog.appended(60, 30)
-    backlog.appended(10, 39)
+    appends.add(60, 30)
+    appends.add(10, 39)
     assert not backlog.is_due(39.9)
     assert backlog.is_due(40), "what came first has waited for an interval"
     pack_all(backlog, 40)
-    backlog.appended(60, 45)
+    appends.add(60, 45)
     assert not backlog.is_due(46)
-    backlog.appended(60, 46)
+    appends.add(60, 46)
     assert not backlog.is_due(46.4), "producers are busy"
     assert backlog.is_due(46.5)
 
@@ -310,15 +312,16 @@ def pack_all(backlog: Backlog, now_s: float) -> None:
 
 
 def test_what_was_packed_before_producers_came_waits_no_more() -> None:
-    backlog = Backlog(LogConfig(pack_min_bytes=100, pack_backlog_bytes=1000), now_s=0)
-    backlog.appended(800, 0)
+    appends = Appends()
+    backlog = Backlog(LogConfig(pack_min_bytes=100, pack_backlog_bytes=1000), appends, now_s=0)
+    appends.add(800, 0)
     backlog.begin(1, makes_way=True)
-    backlog.appended(600, 2)
+    appends.add(600, 2)
     assert not backlog.goes_on(2)
     assert not backlog.goes_on(100), "once for all"
     backlog.end(packed_bytes=500)
     assert not backlog.is_due(2), "some 900 wait, of 1000"
-    backlog.appended(100, 2)
+    appends.add(100, 2)
     assert backlog.is_due(2)
     backlog.begin(2, makes_way=True)
     assert backlog.goes_on(2), "it goes on until all is packed"

@@ -13,8 +13,7 @@ from catchwater.catalog.rows import Changes, PartitionRow, Snapshot
 from catchwater.clock import ManualClock
 from catchwater.log.format.chunk import ChunkError, decode_index
 from catchwater.log.write import writer
-from catchwater.log.write.commit import EmbeddedCommitter
-from catchwater.log.write.writer import Intake, Submission, Writer
+from catchwater.log.write.writer import EmbeddedCommitter, Intake, Submission, Writer
 from catchwater.objects.base import Buffer
 from catchwater.wal.base import Position, WalDead, WalFull
 from catchwater.wal.file import FileWal
@@ -322,16 +321,19 @@ async def test_between_chunks_nothing_is_sequenced_and_after_it_all_in_order(
 ) -> None:
     log = bench()
     answers = []
+
+    async def change() -> None:
+        for n in range(3):
+            log.wal.entered.clear()
+            answers.append(log.writer.submit([log.batch(0, b"%d" % n)]))
+            await asyncio.to_thread(log.wal.entered.wait, 60)
+        await asyncio.to_thread(lambda: None)
+        assert log.states[T1, 0].high_watermark == 0
+        assert not any(answer.done() for answer in answers)
+        raise KeyError
+
     with pytest.raises(KeyError):
-        async with log.writer.between_chunks():
-            for n in range(3):
-                log.wal.entered.clear()
-                answers.append(log.writer.submit([log.batch(0, b"%d" % n)]))
-                await asyncio.to_thread(log.wal.entered.wait, 60)
-            await asyncio.to_thread(lambda: None)
-            assert log.states[T1, 0].high_watermark == 0
-            assert not any(answer.done() for answer in answers)
-            raise KeyError
+        await log.writer.between_chunks(change)
     offsets = [(await answer)[0].base_offset for answer in answers]
     assert offsets == [0, 1, 2]
     await log.writer.close()
