@@ -24,6 +24,7 @@ import os
 import struct
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -359,9 +360,9 @@ class FileWal(WalDirectory):
         """The files there are, oldest first."""
         found = []
         for first in self._firsts.copy():
-            path = self._root / self._name(first)
-            if path.exists():  # else it is being removed
-                found.append(WalFile(self._name(first), first, path.stat().st_size))
+            name = self._name(first)
+            with suppress(FileNotFoundError):  # it is being removed
+                found.append(WalFile(name, first, (self._root / name).stat().st_size))
         return found
 
     def roll(self) -> None:

@@ -392,6 +392,25 @@ def test_only_its_own_files_are_its_own_but_all_are_listed(
     neighbour.close()
 
 
+def test_a_file_may_be_removed_while_the_files_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wal = opened(tmp_path, segment_bytes=FILE_HEADER_BYTES + 1)  # every frame begins a file
+    first, second = wal.append([b"one"]), wal.append([b"two"])
+    look = Path.stat
+
+    def remove_after_a_look(path: Path, **how: bool) -> os.stat_result:
+        status = look(path, **how)
+        if path == tmp_path / first.file:
+            path.unlink()
+        return status
+
+    monkeypatch.setattr(Path, "stat", remove_after_a_look)
+    assert [file.name for file in wal.files()] == [first.file, second.file]
+    assert [file.name for file in wal.files()] == [second.file]
+    wal.close()
+
+
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
 def test_without_descriptors_it_refuses_for_now_and_is_not_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
