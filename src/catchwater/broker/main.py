@@ -29,7 +29,7 @@ from catchwater.broker.coordination.held import LogClaims
 from catchwater.broker.coordination.members import GroupLimits
 from catchwater.broker.metrics import Metrics
 from catchwater.broker.peers import Peers
-from catchwater.broker.pressure import AT_ONCE, RESERVE, fitted
+from catchwater.broker.pressure import AT_ONCE, RESERVE, fitted, printable
 from catchwater.broker.router import APIS
 from catchwater.broker.server import Server
 from catchwater.catalog.rows import BrokerRow
@@ -79,11 +79,19 @@ class _ControlServer(uvicorn.Server):
         yield
 
 
+class OneLine(logging.Formatter):
+    """Escapes what does not print, so that no name that a client chose can look like a line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+
 def run(config: BrokerConfig) -> None:
     """Serve until SIGTERM or Ctrl-C. Raises `CatchwaterError` when it cannot start."""
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     limit = _raise_limit(config)
     bounded = fitted(config, limit)
     if bounded != config:

@@ -7,7 +7,6 @@ rename and link within one file system; does not cache (the page cache does).
 """
 
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -112,10 +111,11 @@ class LocalStore:
     @contextmanager
     def _incoming_file(self, parts: Sequence[Buffer]) -> Iterator[tuple[str, int]]:
         """A synced file with these bytes, under a temporary name that is removed afterwards."""
-        descriptor, temporary = tempfile.mkstemp(dir=self._incoming)
+        temporary = str(self._incoming / SYSTEM.token())
+        # By open(2), not mkstemp(3): who may read an object is for the umask to say.
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             try:
-                os.fchmod(descriptor, 0o644)
                 size = _write_all(descriptor, parts)
                 os.fsync(descriptor)
             finally:

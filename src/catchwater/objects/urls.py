@@ -8,6 +8,7 @@ the durable bytes of WAL files never changing; does not check the content.
 import http.client
 import mmap
 import os
+import stat
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -53,10 +54,28 @@ def read_range(
     )
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A signature is one for its host: nobody sends a reader on."""
+
+    def redirect_request(self, *asked: object) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect)
+
+
+def _open_object(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
 def _mapped(path: Path, offset: int, size: int) -> memoryview:
     try:
-        with open(path, "rb", buffering=0) as file:
-            check_range(str(path), offset, size, os.fstat(file.fileno()).st_size)
+        # Neither a link nor a pipe, a device or a folder is an object.
+        with open(path, "rb", buffering=0, opener=_open_object) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise StoreError(f"{path} is no object: it is not a plain file.")
+            check_range(str(path), offset, size, status.st_size)
             if size == 0:
                 return memoryview(b"")
             skipped = offset % mmap.ALLOCATIONGRANULARITY
@@ -75,7 +94,7 @@ def _requested(url: str, offset: int, size: int) -> memoryview:
     last = offset + max(size, 1) - 1
     request = urllib.request.Request(url, headers={"Range": f"bytes={offset}-{last}"})
     try:
-        with urllib.request.urlopen(request, timeout=_REQUEST_S) as reply:
+        with _OPENER.open(request, timeout=_REQUEST_S) as reply:
             served = reply.headers.get("Content-Range", "")
             data = reply.read()
     except urllib.error.HTTPError as error:
@@ -102,7 +121,7 @@ def _refused(url: str, offset: int, size: int, error: urllib.error.HTTPError) ->
             check_range(name, offset, size, int(total) if total.isdecimal() else offset)
             return memoryview(b"")  # an empty range at the object's end
         case code if code == 403 or (code == 400 and _has_expired(error)):
-            hint = "A signed URL ends after some hours: ask for the plan again."
+            hint = "A signed URL ends after some minutes: ask for the plan again."
             raise AccessEnded(f"{name} answered {code} {error.reason}.", hint=hint) from error
         case code if code >= 500 or code in _MAY_PASS:
             raise StoreUnavailable(f"{name} answered {code} {error.reason}.") from error

@@ -176,7 +176,10 @@ class OpenPipeline:
         """
         with closing(self.source):
             url = self.source.log_control_url()
-        return Control(url, timeout_s=self.timeout_s, clock=self.clock) if url else None
+        if not url:
+            return None
+        locations = self.options.locations
+        return Control(url, timeout_s=self.timeout_s, clock=self.clock, locations=locations)
 
     def tails(self, topics: Iterable[str] | None = None) -> dict[tuple[str, int], PartitionTail]:
         """What the log holds now of these topics; otherwise of all that the pipeline reads."""

@@ -17,6 +17,7 @@ from urllib.parse import quote, urlsplit
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 from catchwater.replay.plan import Aborted, Missing, PlanRange, Quota, Wanted
+from catchwater.replay.reach import check_host, check_location
 from catchwater.wire.client import TopicDenied
 
 CONTROL_URL = "catchwater.control.url"
@@ -75,8 +76,15 @@ class Control:
     """The control API at `url`, such as `http://127.0.0.1:9644`, asked in the name of a client."""
 
     def __init__(
-        self, url: str, *, timeout_s: float = 60.0, clock: Clock = SYSTEM, client_id: str = ""
+        self,
+        url: str,
+        *,
+        timeout_s: float = 60.0,
+        clock: Clock = SYSTEM,
+        client_id: str = "",
+        locations: Sequence[str] = (),
     ) -> None:
+        """`locations` are the stores that plans may name; see `reach`."""
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise CatchwaterError(f"The control URL {url!r} is not of the form http://host:port.")
@@ -85,13 +93,15 @@ class Control:
         self._timeout_s = timeout_s
         self._clock = clock
         self._client_id = client_id
+        self.locations = locations
 
     def plan(self, wanted: Sequence[Wanted], *, read_committed: bool = False) -> Plan:
         """Where these offsets of one topic lie; `missing` names what retention has deleted.
 
         With `read_committed`, waits for the end of transactions that are open among them, and
         raises `TransactionOpen` when that takes too long; `PlanUncommitted` for an old broker,
-        `TopicDenied` where the broker does not let us read the topic.
+        `TopicDenied` where the broker does not let us read the topic, `SentAstray` where it names a
+        place that it has no say in.
         """
         topic = wanted[0].topic
         ranges = [{"partition": w.partition, "start": w.start, "end": w.end} for w in wanted]
@@ -106,11 +116,23 @@ class Control:
             if not refusal.missing:
                 raise
             return Plan((), tuple(Missing(topic, *gap) for gap in refusal.missing))
+        found = tuple(PlanRange.from_json(topic, each) for each in answer["ranges"])
+        self._check(found)
+        if "quota" in answer:
+            check_host(urlsplit(str(answer["quota"]["url"])).hostname, self.url)
         return Plan(
-            tuple(PlanRange.from_json(topic, each) for each in answer["ranges"]),
+            found,
             aborted=tuple(Aborted.from_json(topic, each) for each in answer.get("aborted", ())),
             quota=Quota.from_json(answer["quota"], self._client_id) if "quota" in answer else None,
         )
+
+    def _check(self, ranges: Sequence[PlanRange]) -> None:
+        """Raise `SentAstray` if one of them lies where a plan may not send us."""
+        named = {url for each in ranges for url in (each.url, each.parquet)}
+        if not self.locations:  # then only the host counts
+            named = set({urlsplit(url)[:2]: url for url in named}.values())
+        for url in named:
+            check_location(url, self.url, self.locations)
 
     def _planned(self, body: Mapping[str, Any]) -> dict[str, Any]:
         return self.request("POST", "/api/v1/plans", body)
@@ -207,7 +229,9 @@ class Control:
 
     def objects_url(self) -> str:
         """Where staged objects are to be put."""
-        return str(self.request("GET", "/api/v1/storage")["objects"])
+        url = str(self.request("GET", "/api/v1/storage")["objects"])
+        check_location(url, self.url, self.locations)
+        return url
 
     def request(self, method: str, path: str, content: object = None) -> dict[str, Any]:
         """One call, repeated while the API is not there or not ready; its JSON answer.

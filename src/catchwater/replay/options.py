@@ -16,6 +16,7 @@ from enum import Enum
 from catchwater.config import CatchwaterError, duration_ms
 from catchwater.replay.control import CONTROL_URL
 from catchwater.replay.plan import Wanted
+from catchwater.replay.reach import LOCATIONS
 from catchwater.values.settings import (
     BINARY_VALUES,
     VALUE_OPTIONS,
@@ -71,6 +72,7 @@ _KNOWN = (
     _CATALOG,
     _OBJECTS,
     CONTROL_URL,
+    LOCATIONS,
     # Taken so that a query of Spark's Kafka source runs unchanged; they have no effect.
     "groupIdPrefix",
     "kafkaConsumer.pollTimeoutMs",
@@ -144,6 +146,8 @@ class SourceOptions:
     columns: tuple[str, ...] = COLUMNS[:-1]
     read_path: ReadPath = ReadPath.AUTO
     control_url: str | None = None
+    locations: tuple[str, ...] = ()
+    """The stores that plans may name; none: see `reach`."""
     read_committed: bool = False
     min_offsets_per_trigger: int | None = None
     max_trigger_delay_ms: int = 900_000
@@ -206,6 +210,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         columns=columns,
         read_path=read_path,
         control_url=given.get(CONTROL_URL),
+        locations=tuple(filter(None, map(str.strip, given.get(LOCATIONS, "").split(",")))),
         read_committed=_choice(
             given, _ISOLATION, ["read_uncommitted", "read_committed"], "read_uncommitted"
         )

@@ -92,6 +92,8 @@ class ReadSettings:
     """The name by which the leaders know the query."""
     bundled: bool = False
     """Whether records are handed over as bundles (see `bundles`)."""
+    locations: tuple[str, ...] = ()
+    """The stores that a new plan may name (see `reach`)."""
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
@@ -294,7 +296,8 @@ def _planned_again(each: Slice, settings: ReadSettings) -> list[Slice]:
     if settings.control_url is None:
         return [each]
     wanted = Wanted(each.topic, each.partition, each.first, each.stop)
-    plan = Control(settings.control_url).plan([wanted], read_committed=settings.read_committed)
+    control = Control(settings.control_url, locations=settings.locations)
+    plan = control.plan([wanted], read_committed=settings.read_committed)
     if plan.missing:
         raise HistoryLost(plan.missing, "Deleted while the query was reading it")
     return slices_of([wanted], plan.ranges, plan.aborted)

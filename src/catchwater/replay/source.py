@@ -331,6 +331,7 @@ def read_partition(options: SourceOptions, partition: InputPartition) -> Iterato
         options.security,
         options.client_id,
         options.bundled,
+        options.locations,
     )
     batches = read_task(partition.task, settings)
     return typed(batches, options.values, options.columns) if decoded else batches

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
@@ -22,6 +23,7 @@ from catchwater.replay.control import CONTROL_URL, Control
 from catchwater.replay.offsets import HistoryLost, at_most, wanted
 from catchwater.replay.options import BadOption, Offsets, Position, ReadPath, SourceOptions
 from catchwater.replay.plan import Missing, Quota, Slice, Task, Wanted
+from catchwater.replay.reach import check_host
 from catchwater.wire.client import EARLIEST, LATEST, Client, RequestRefused
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.fields import TopicPartition
@@ -149,12 +151,16 @@ class Subscription:
 
     def _advertised_control_url(self) -> str | None:
         try:
-            return self._connected().broker_config().get(CONTROL_URL)
+            url = self._connected().broker_config().get(CONTROL_URL)
         except RequestRefused as refused:
             # Who may read topics need not be allowed this; then the leaders are read.
             if refused.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
                 return None
             raise
+        if url:
+            first = self.options.bootstrap.partition(",")[0].strip()
+            check_host(urlsplit(url).hostname, f"kafka://{first}")
+        return url
 
     def tasks(
         self,
@@ -248,7 +254,11 @@ class Subscription:
             return None
         client_id = self.options.client_id
         return Control(
-            control_url, timeout_s=self._timeout_s, clock=self._clock, client_id=client_id
+            control_url,
+            timeout_s=self._timeout_s,
+            clock=self._clock,
+            client_id=client_id,
+            locations=self.options.locations,
         )
 
     def _resolve(self, position: Position, which: str) -> Offsets:

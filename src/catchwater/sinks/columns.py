@@ -159,7 +159,9 @@ def _decoder(columns: Sequence[Column]) -> Callable[[OutputRecord], Values]:
         try:
             found = msgspec.structs.astuple(decode(record.value))
         except msgspec.DecodeError as error:
-            raise RowUnfit(f"The output {record.value[:200]!r} is not a row: {error}.") from error
+            raise RowUnfit(
+                f"An output of {len(record.value)} bytes is not a row: {error}."
+            ) from error
         if not other:
             return found
         row = list(found)
@@ -201,7 +203,7 @@ def _json_text(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError as error:
-        raise RowUnfit(f"The output {value[:200]!r} is not JSON: {error}.") from error
+        raise RowUnfit(f"An output of {len(value)} bytes is not JSON: {error}.") from error
 
 
 def _fields(declared: Any) -> list[Column]:

@@ -47,7 +47,9 @@ from catchwater.wire.fetch import Fetched
 # Without a cache of the tail, which compaction does not reach, the leader reads storage too.
 QUIET = LogConfig(background=False, catalog_lag_ms=3_600_000, cache_bytes=1)
 COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
-SETTINGS = ReadSettings("h:1", ("key", "value", "offset"), "http://h:1", read_committed=True)
+SETTINGS = ReadSettings(
+    "h:1", ("key", "value", "offset"), "http://127.0.0.1:1", read_committed=True
+)
 PARTITIONS = 2
 KEYS = 4
 
@@ -229,7 +231,7 @@ async def from_storage(partition: int, start: int, end: int, tasks: int = 1) -> 
     wanted = [Wanted("t", partition, start, end)]
 
     def read() -> list[Row]:
-        plan = Control("http://h:1").plan(wanted, read_committed=True)
+        plan = Control("http://127.0.0.1:1").plan(wanted, read_committed=True)
         assert not plan.missing
         return rows_of(slices_of(wanted, plan.ranges, plan.aborted), tasks)
 
@@ -422,7 +424,7 @@ async def test_a_new_plan_for_an_object_that_is_gone_says_again_what_was_aborted
     wanted = [Wanted("t", 0, 1, 8)]
 
     def read() -> list[Row]:
-        plan = Control("http://h:1").plan(wanted, read_committed=True)
+        plan = Control("http://127.0.0.1:1").plan(wanted, read_committed=True)
         gone = [replace(each, url=each.url + ".gone") for each in plan.ranges]
         return rows_of(slices_of(wanted, gone))
 

@@ -168,3 +168,15 @@ def test_a_directory_is_no_object(tmp_path: Path) -> None:
         store.get("a")
     with pytest.raises(ObjectMissing):
         store.get("b")
+
+
+def test_who_may_read_an_object_is_for_the_umask_to_say(tmp_path: Path) -> None:
+    """In a process of its own, for the umask is one of the whole process."""
+    script = (
+        "import os, sys; from pathlib import Path; from catchwater.objects.local import LocalStore;"
+        "os.umask(int(sys.argv[2], 8)); LocalStore(Path(sys.argv[1])).put('a/b', [b'x'])"
+    )
+    for umask, mode in (("077", 0o600), ("027", 0o640), ("022", 0o644)):
+        root = tmp_path / umask
+        subprocess.run([sys.executable, "-c", script, str(root), umask], check=True, timeout=60)
+        assert (root / "a" / "b").stat().st_mode & 0o777 == mode

@@ -1,6 +1,9 @@
 """Ranges by URL, as a Spark task reads them."""
 
+import http.server
 import io
+import os
+import threading
 import urllib.request
 from email.message import Message
 from pathlib import Path
@@ -9,6 +12,7 @@ from urllib.error import HTTPError
 
 import pytest
 
+from catchwater.objects import urls
 from catchwater.objects.base import (
     ObjectMissing,
     ObjectTruncated,
@@ -71,8 +75,45 @@ def test_a_url_that_has_ended_is_told_from_one_that_is_wrong(
     def urlopen(request: urllib.request.Request, timeout: float) -> NoReturn:
         raise HTTPError(request.full_url, status, "No", Message(), io.BytesIO(body))
 
-    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    monkeypatch.setattr(urls._OPENER, "open", urlopen)
     with pytest.raises(StoreError, match=f"http://h/a answered {status}|no object at") as caught:
         read_range("http://h/a?X-Amz-Signature=secret", 0, 1)
     assert type(caught.value) is kind
     assert "secret" not in str(caught.value)
+
+
+def test_a_redirect_is_not_followed() -> None:
+    asked = []
+
+    class Elsewhere(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(302)
+            self.send_header("Location", "/secret")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            with pytest.raises(StoreRefused, match="answered 302"):
+                read_range(f"http://127.0.0.1:{server.server_port}/a", 0, 1)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert asked == ["/a"]
+
+
+def test_only_a_plain_file_is_an_object(tmp_path: Path) -> None:
+    (tmp_path / "real").write_bytes(b"hello")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe"):
+        with pytest.raises(StoreError):
+            read_range((tmp_path / name).as_uri(), 0, 1)
+    with pytest.raises(StoreError, match="no object"):
+        read_range("file:///dev/zero", 0, 1)

@@ -59,7 +59,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Api:
 
 @pytest.fixture
 def control() -> Control:
-    return Control("http://h:9644/", timeout_s=5, clock=ManualClock(), client_id="nightly")
+    return Control("http://127.0.0.1:9644/", timeout_s=5, clock=ManualClock(), client_id="nightly")
 
 
 CLIENT = {"client_id": "nightly"}
@@ -82,7 +82,7 @@ def test_a_plan_says_where_the_bytes_lie(api: Api, control: Control) -> None:
     assert plan.missing == ()
     body = {**CLIENT, "topic": "t", "ranges": [{"partition": 1, "start": 3, "end": 5}]}
     assert api.calls == [("POST", "/api/v1/plans", body)]
-    assert api.address == ("h", 9644)
+    assert api.address == ("127.0.0.1", 9644)
 
 
 def committed(stable: int) -> tuple[int, dict[str, Any]]:
@@ -92,8 +92,10 @@ def committed(stable: int) -> tuple[int, dict[str, Any]]:
 
 
 def test_a_plan_says_what_its_readers_pay_from(api: Api, control: Control) -> None:
-    api.answers.append((200, {"ranges": [RANGE], "quota": {"bytes_per_s": 7, "url": "http://k:1"}}))
-    assert control.plan([Wanted("t", 1, 3, 5)]).quota == Quota(7, "http://k:1", "nightly")
+    api.answers.append(
+        (200, {"ranges": [RANGE], "quota": {"bytes_per_s": 7, "url": "http://127.0.0.1:1"}})
+    )
+    assert control.plan([Wanted("t", 1, 3, 5)]).quota == Quota(7, "http://127.0.0.1:1", "nightly")
 
 
 def test_a_grant_is_of_bytes_and_says_when(api: Api, control: Control) -> None:
@@ -173,7 +175,7 @@ def test_a_broker_on_its_way_up_is_waited_for(api: Api, control: Control) -> Non
 def test_a_broker_that_stays_away_is_named(api: Api, control: Control) -> None:
     api.answers += [ConnectionRefusedError("refused")] * 100
     with pytest.raises(
-        ControlUnreachable, match=r"http://h:9644 did not answer GET .* 5 s: refused"
+        ControlUnreachable, match=r"http://127.0.0.1:9644 did not answer GET .* 5 s: refused"
     ):
         control.pins()
 

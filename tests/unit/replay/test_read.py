@@ -136,8 +136,8 @@ class Planner:
 
     answer = Plan(())
 
-    def __init__(self, url: str) -> None:
-        assert url == "http://c"
+    def __init__(self, url: str, locations: Sequence[str]) -> None:
+        assert (url, locations) == ("http://c", ())
 
     def plan(self, wanted: Sequence[Wanted], *, read_committed: bool) -> Plan:
         assert wanted == [Wanted("t", 3, 12, 15)]

@@ -13,6 +13,8 @@ from catchwater.broker.control.replies import Refusal, json_reply, read_body
 from catchwater.broker.gate import Operation
 from catchwater.catalog.rows import Pin
 
+LONGEST_NAME = 1_000
+
 
 class _Position(msgspec.Struct):
     topic: str
@@ -58,6 +60,8 @@ class Pins:
 
     async def set_pin(self, request: Request) -> Response:
         body = await read_body(request, _PinBody)
+        _check_name("id", request.path_params["id"])
+        _check_name("owner", body.owner)
         positions = {(p.topic, p.partition): p.offset for p in body.positions}
         await replies.check_pin(self._broker, request)
         for topic, _ in positions:
@@ -89,6 +93,13 @@ class Pins:
         if not await self._log.release_pin(request.path_params["id"]):
             raise Refusal(404, "UNKNOWN_PIN", f"There is no pin {request.path_params['id']}.")
         return json_reply({"released": request.path_params["id"]})
+
+
+def _check_name(what: str, name: str) -> None:
+    """Refuse what could not stand in a line of the log as it is."""
+    if not (name.isprintable() and len(name) <= LONGEST_NAME):
+        message = f"The {what} of a pin has up to {LONGEST_NAME} characters, all of which print."
+        raise Refusal(400, "INVALID_PIN", message)
 
 
 def _pin(pin: Pin) -> dict[str, Any]:

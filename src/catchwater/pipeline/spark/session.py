@@ -14,12 +14,14 @@ after looking whether that can run a pipeline.
 """
 
 import fcntl
+import functools
 import importlib.metadata
 import importlib.util
 import os
 import re
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -159,7 +161,29 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     writable = next((p for p in (base, *base.parents) if p.exists()), Path("/"))
     if os.access(writable, os.W_OK):
         return base / "catchwater"
-    return Path(tempfile.gettempdir()) / f"catchwater-{os.getuid()}"
+    return _temporary_folder(Path(tempfile.gettempdir()))
+
+
+@functools.cache
+def _temporary_folder(within: Path) -> Path:
+    """A folder there that only this user writes; where another has taken its name, a fresh one.
+
+    Java's classes and a `bin/java` are run from it.
+    """
+    folder = within / f"catchwater-{os.getuid()}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    return folder if _is_trusted(folder) else Path(tempfile.mkdtemp(prefix="catchwater-"))
+
+
+def _is_trusted(path: Path) -> bool:
+    """Whether nobody but this user, root and a group they chose can have written it."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    is_plain = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
+    return is_plain and status.st_uid in (0, os.getuid()) and not status.st_mode & stat.S_IWOTH
 
 
 def check_packages() -> dict[str, str]:
@@ -332,7 +356,7 @@ def _make_class_archive_alone() -> None:
 def _java_options(java: Java, *, quick: bool) -> list[str]:
     options = [f"-Dlog4j2.configurationFile={_log_settings()}"]
     archive = class_archive(java)
-    if archive.exists() and not java.bundled:
+    if not java.bundled and _is_trusted(archive) and _is_trusted(archive.parent):
         options += [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", "-Xlog:cds=off"]
         options += ["-Xlog:cds+dynamic=off"]
     return [*options, *_JVM, *(_C1_ONLY if quick else _C2_LATER)]

@@ -340,6 +340,7 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             self._options.fail_on_data_loss,
             self._options.security,
             self._options.client_id,
+            locations=self._options.locations,
         )
         if partition.heads:
             yield to_arrow(partition.heads)

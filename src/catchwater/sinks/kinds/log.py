@@ -405,7 +405,9 @@ def read_records(
     wanted = [Wanted(topic, p, start, end) for p, (start, end) in ranges.items() if start < end]
     if not wanted:
         return
-    settings = ReadSettings("", _COLUMNS, control_url=control.url)
+    settings = ReadSettings(
+        "", _COLUMNS, control_url=control.url, locations=tuple(control.locations)
+    )
     for each in slices_of(wanted, control.plan(wanted).ranges):
         for batch in read_task(Task((each,)), settings):
             micros = batch.column("timestamp").cast("int64").to_pylist()

@@ -237,7 +237,11 @@ class PostgresDatabase:
         if isinstance(error, away):
             return SinkUnavailable(f"PostgreSQL at {self.name} is out of reach: {text}.")
         if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
-            return RowUnfit(f"A table at {self.name} refuses an output: {text}.", hint=UNFIT)
+            # Neither the detail nor what stands in a data error's quotes: that is the output's.
+            said = error.diag.message_primary or text
+            if isinstance(error, psycopg.DataError):
+                said = re.sub(r'".*"', '"…"', said, flags=re.DOTALL)
+            return RowUnfit(f"A table at {self.name} refuses an output: {said}.", hint=UNFIT)
         return TargetDiffers(
             f"PostgreSQL at {self.name} cannot take the outputs: {text}.",
             hint=_HINTS.get(type(error).__name__, CHANGED),

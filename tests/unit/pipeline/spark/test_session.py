@@ -97,6 +97,47 @@ def test_the_cache_is_where_the_environment_says_or_where_one_can_write(tmp_path
     assert cache_folder({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "catchwater"
 
 
+def test_a_cache_in_the_temporary_folder_is_one_that_nobody_else_can_write(tmp_path: Path) -> None:
+    ours = tmp_path / f"catchwater-{os.getuid()}"
+    assert session._temporary_folder.__wrapped__(tmp_path) == ours
+    assert ours.stat().st_mode & 0o777 == 0o700
+    assert session._temporary_folder.__wrapped__(tmp_path) == ours, "it is found again"
+    ours.chmod(0o777)
+    assert session._temporary_folder.__wrapped__(tmp_path) != ours
+    ours.rmdir()
+    (tmp_path / "elsewhere").mkdir()
+    ours.symlink_to(tmp_path / "elsewhere")
+    assert session._temporary_folder.__wrapped__(tmp_path) != ours
+
+
+def test_an_archive_of_classes_that_others_may_have_written_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CATCHWATER_CACHE", str(tmp_path / "cache"))
+    java = session.Java(tmp_path, 17, bundled=False)
+    archive = session.class_archive(java)
+
+    def is_used() -> bool:
+        return any(str(archive) in each for each in session._java_options(java, quick=False))
+
+    assert not is_used()
+    archive.parent.mkdir(mode=0o755)
+    archive.touch(0o644)
+    assert is_used()
+    archive.chmod(0o666)
+    assert not is_used()
+    archive.chmod(0o644)
+    archive.parent.chmod(0o777)
+    assert not is_used()
+    archive.parent.chmod(0o755)
+    archive.rename(tmp_path / "theirs")
+    archive.symlink_to(tmp_path / "theirs")
+    assert not is_used()
+    monkeypatch.setattr(os, "getuid", lambda: os.stat(tmp_path).st_uid + 1)
+    (tmp_path / "theirs").rename(archive)
+    assert is_used() == (os.stat(tmp_path).st_uid == 0), "it is another user's"
+
+
 def test_a_jvm_that_does_not_end_is_ended() -> None:
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:

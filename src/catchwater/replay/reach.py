@@ -1,0 +1,108 @@
+"""Whether a reader goes where it is sent: plans name files and hosts, a Kafka its control API.
+
+Who answers may be anybody, and a reader stands where others cannot go: on a machine with files, in
+a network with servers that ask nobody for a password. So nobody may send it further in than they
+are themselves: a broker of this machine may name its files and ports; one of a private network
+hosts of such networks, and none of this machine; one of the internet none of either. Where that is
+too strict (a directory that brokers of other machines share with this one), `catchwater.locations`
+names the log's stores, and nothing else is read.
+
+Names are resolved once, here. Redirects are followed nowhere.
+"""
+
+import socket
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import PurePosixPath
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from catchwater.config import CatchwaterError, Restart
+
+LOCATIONS = "catchwater.locations"
+"""The option with the URLs of the stores that may be read; without it, see above."""
+
+_HERE, _LINK, _PRIVATE, _ANYWHERE = range(4)
+"""How far away an address is."""
+
+
+class SentAstray(CatchwaterError):
+    """Somebody names a place that is nearer to us than they are."""
+
+    restart = Restart.NEVER
+
+
+def check_location(url: str, named_by: str, allowed: Sequence[str] = ()) -> None:
+    """Raise `SentAstray` unless `url`, of an object or a store, may be used because of `named_by`.
+
+    `allowed` are the prefixes that count alone, if there are any.
+    """
+    if not url:
+        return
+    parts = urlsplit(url)
+    if allowed:
+        if not any(_lies_in(url, each) for each in allowed):
+            raise _astray(url, named_by, f"lies in no store that {LOCATIONS} names")
+        return
+    if parts.scheme == "s3":
+        endpoint = dict(parse_qsl(parts.query)).get("endpoint", "")
+        if not endpoint:
+            return  # what the environment says, or Amazon's own
+        parts = urlsplit(endpoint)
+    if parts.scheme == "file":
+        if _distance(urlsplit(named_by).hostname) != _HERE:
+            raise _astray(url, named_by, "is a file, and they are another machine")
+    elif parts.scheme in ("http", "https"):
+        check_host(parts.hostname, named_by)
+
+
+def check_host(host: str | None, named_by: str) -> None:
+    """Raise `SentAstray` if the host is nearer than that of the URL `named_by`."""
+    if _distance(host) < _distance(urlsplit(named_by).hostname):
+        raise _astray(str(host), named_by, "is nearer to this machine than they are")
+
+
+def _astray(what: str, named_by: str, why: str) -> SentAstray:
+    return SentAstray(
+        f"{named_by} sends readers to {what.partition('?')[0]}, which {why}: nothing was read.",
+        hint=f"If it is the log's own, name its store: {LOCATIONS}=file:///directory or "
+        "https://host/bucket. Or read from the leaders: catchwater.read=kafka.",
+    )
+
+
+def _lies_in(url: str, store: str) -> bool:
+    """Whether the object or store lies in this one; a path cannot climb out of it."""
+    has, wanted = urlsplit(url), urlsplit(store)
+    if (has.scheme, has.netloc) != (wanted.scheme, wanted.netloc):
+        return False
+    path = PurePosixPath(unquote(has.path) or "/")
+    return ".." not in path.parts and path.is_relative_to(unquote(wanted.path) or "/")
+
+
+def _distance(host: str | None) -> int:
+    """How far away the nearest address of this name is; a name that is not known is far away."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
+    except (OSError, UnicodeError):
+        return _ANYWHERE  # connecting will say so, or a proxy knows it
+    addresses = [ip_address(str(address[0]).partition("%")[0]) for *_, address in found]
+    return min(map(_how_far, addresses), default=_HERE)
+
+
+def _how_far(address: IPv4Address | IPv6Address) -> int:
+    plain = getattr(address, "ipv4_mapped", None) or address
+    if plain.is_loopback or plain.is_unspecified or _is_ours(plain):
+        return _HERE
+    if plain.is_link_local:
+        return _LINK
+    return _ANYWHERE if plain.is_global else _PRIVATE
+
+
+def _is_ours(address: IPv4Address | IPv6Address) -> bool:
+    """Whether this machine has the address: only then can it be bound."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(address), 0))
+    except OSError:
+        return False
+    return True
