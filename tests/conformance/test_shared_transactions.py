@@ -20,6 +20,7 @@ from catchwater.config import LogConfig
 from catchwater.log.format.chunk import ADDS_PARTITION
 from catchwater.log.log import Log
 from catchwater.log.transactions import Producer
+from catchwater.log.write.txn import TxnRefused
 from catchwater.log.write.writer import Submission
 from catchwater.objects.memory import MemoryStore
 from catchwater.wal.base import Wal
@@ -99,6 +100,21 @@ async def test_an_id_introduced_by_both_at_once_has_one_producer(two: list[Log])
         newer, older = sorted(given, key=lambda producer: -producer.epoch)
         assert await send(two[0], older, 0) is ErrorCode.INVALID_PRODUCER_EPOCH
         assert await send(two[1], newer, 0) is ErrorCode.NONE
+
+
+async def test_an_id_that_postgresql_cannot_look_for_is_refused_as_an_unknown_one(
+    two: list[Log],
+) -> None:
+    txns, producer = two[0].txns, Producer(0, 0)
+    positions = {("t", 0): OffsetCommit(1, -1, "")}
+    for asking in (
+        txns.end("i\0d", producer, committed=True, version=2),
+        txns.add_partitions("i\0d", producer, ()),
+        txns.commit_offsets("i\0d", producer, "g", positions, implicit=True),
+    ):
+        with pytest.raises(TxnRefused) as refused:
+            await asking
+        assert refused.value.code is ErrorCode.INVALID_PRODUCER_ID_MAPPING
 
 
 async def test_an_id_that_is_just_being_used_is_not_forgotten(two: list[Log]) -> None:

@@ -289,6 +289,11 @@ class Transactions:
         claim: tuple[str, int] | None = None,
     ) -> TxnRow:
         """Change an id's row, and what goes with it, in one commit; the row as it is then."""
+        if "\0" in transactional_id:
+            # InitProducerId takes no such id, and PostgreSQL cannot even look for it.
+            raise TxnRefused(
+                ErrorCode.INVALID_PRODUCER_ID_MAPPING, "No transactional id has the character 0."
+            )
         core = self._core
         now_ms = core.clock.now_ms()
 
