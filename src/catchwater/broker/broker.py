@@ -172,8 +172,8 @@ Encode = Callable[[int, int, Any], Sequence[Buffer]]
 class Later:
     """A reply to come: the one object that goes with a request, from its handler to the socket.
 
-    Whoever has what the request came to calls `set_result`, once and on the event loop, as the log
-    does with what it appended. `encode` makes the reply's bytes of it, none for no reply.
+    The outcome is given to `set_result`, once and on the event loop: the log does so with what it
+    appended. `encode` makes the reply's bytes of it, none for no reply.
     """
 
     __slots__ = (

@@ -182,7 +182,7 @@ class Connection(asyncio.BufferedProtocol):
         queued.sum_s += queued_s
         try:
             later = router.start(self._broker, frame, self.host)
-        except Exception as error:  # noqa: BLE001 - whatever it is, only this connection ends
+        except Exception as error:  # noqa: BLE001 - of any class: only this connection ends
             self._fail(error)
             frame.release()
             return
@@ -211,7 +211,7 @@ class Connection(asyncio.BufferedProtocol):
             answered_bytes += later.size_bytes
             try:
                 reply = later.encode()
-            except Exception as error:  # noqa: BLE001 - whatever it is, only this connection ends
+            except Exception as error:  # noqa: BLE001 - of any class: only this connection ends
                 self._fail(error)
             else:
                 if reply:

@@ -4,7 +4,7 @@ A batch's records are compressed as one block, in the framing that the Java clie
 codec: gzip members, xerial's snappy blocks, the lz4 frame with independent blocks, zstd frames.
 Other producers write raw snappy, and frames that say how much they hold or do not; all are read.
 
-`decompress` reads whatever can be read; `decompress_checked` what every client can read, for those
+`decompress` reads all that can be read; `decompress_checked` what every client can read, for those
 stop at different places: one frame, with blocks that stand alone, and nothing behind it.
 
 Relies on the caller to choose the cap. Promises never to hold more than the cap of output, however

@@ -1,6 +1,6 @@
 """Kafka's encodings of numbers, lengths, strings and tagged fields, both ways; no message.
 
-Whoever sends a message says how long its strings and arrays are. A `Cursor` checks every such
+The sender of a message says how long its strings and arrays are. A `Cursor` checks every such
 claim against the bytes that are really there, before anything is allocated for it
 (CVE-2026-111108, CVE-2026-111115: a few bytes that announce millions of elements), and never
 goes past the end. *Flexible* versions of a message write lengths as varints, one more than the

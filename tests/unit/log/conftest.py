@@ -23,7 +23,7 @@ from catchwater.clock import ManualClock
 from catchwater.log.core import Core
 from catchwater.log.storage import Storage
 from catchwater.log.write.sequence import PartitionState
-from catchwater.log.write.writer import Appends
+from catchwater.log.write.writer import Appends, EmbeddedCommitter
 from catchwater.objects.local import LocalStore
 from catchwater.wal.base import Position
 from catchwater.wal.file import FileWal
@@ -138,6 +138,8 @@ class MiniLog:
         intake = SimpleNamespace(wake=list)
         core = Core(self.catalog, self.storage, topics, states, {}, self.clock, intake)
         core.writer = _Writer(self)
+        core.committer = EmbeddedCommitter(self.catalog, self.catalog.load())
+        core.committer.states = states
         return core
 
     def _run(self, position: Position, key: PartitionKey, at: int, headers: list) -> RunRow:

@@ -2,8 +2,8 @@
 
 A full fetch is served in the order of its partitions (the client rotates them), an incremental one
 in the order of its session (`broker/fetch_sessions.py`, KIP-227), which puts those behind that
-had records. Batches are gathered until `max_bytes`; the first batch of the request is sent whatever
-its size, so that nobody is stuck behind a large one, and only the first, so that a reply has a
+had records. Batches are gathered until `max_bytes`; the first batch of the request is sent, of
+any size, so that nobody is stuck behind a large one, and only the first, so that a reply has a
 bound. They go out as the buffers the log returns.
 
 A client in a zone (`client.rack`) that has brokers, of which this is none, is sent to

@@ -28,7 +28,6 @@ from catchwater.log.keep.pins import (
     with_states,
 )
 from catchwater.log.topic_settings import Policy
-from catchwater.log.write.sequence import partition_row
 
 _LOG = logging.getLogger(__name__)
 _LOUD: Mapping[PinState, int] = {"lost": logging.ERROR, "unreserved": logging.WARNING}
@@ -112,7 +111,7 @@ class Retention:
     def _is_known(self, pin: Pin) -> bool:
         """Whether we can judge it: a topic we lack is gone, unless another broker just made it."""
         known = all(self._core.topics.get(topic) for topic, _ in pin.positions)
-        return known or self._core.session is None
+        return known or self._core.committer.in_memory
 
     async def _report(self, pins: list[Pin], found: _Finding) -> None:
         """Store and log what the pins have come to."""
@@ -132,7 +131,8 @@ class Retention:
                 holders.setdefault(place, []).append(pin)
         for topic in topics:
             policy = self._default.of(topic)
-            for row in self._partitions(topic):
+            keys = [(topic.id, index) for index in range(topic.partitions)]
+            for row in self._core.committer.partitions(keys):
                 place = topic.name, row.partition
                 may_go = not policy.deletes_nothing(row, now_ms)
                 if may_go or place in holders:
@@ -145,14 +145,6 @@ class Retention:
                         held = sum(run.byte_size for run in runs if run.last_offset >= offset)
                         found.held_bytes[pin.id] += held
         return found
-
-    def _partitions(self, topic: Topic) -> list[PartitionRow]:
-        """Embedded the states are ahead of the catalog, among brokers the catalog is of them."""
-        keys = [(topic.id, index) for index in range(topic.partitions)]
-        if self._core.session is not None:
-            return self._core.catalog.partitions(keys)
-        states = self._core.states
-        return [partition_row(key, states[key]) for key in keys if key in states]
 
     def _runs(self, key: PartitionKey) -> Iterator[RunRow]:
         """All runs of the partition, a few at a time: most often only the first is looked at."""

@@ -18,6 +18,8 @@ from catchwater.catalog.errors import CatalogUncertain
 from catchwater.catalog.rows import (
     Changes,
     GroupRow,
+    PartitionKey,
+    PartitionRow,
     RunRow,
     Scope,
     ScopeRows,
@@ -153,6 +155,10 @@ class SharedCommitter:
         """Those in the catalog."""
         find = self._catalog.unfinished_txns if unfinished else self._catalog.txns
         return await asyncio.to_thread(find)
+
+    def partitions(self, keys: Iterable[PartitionKey]) -> list[PartitionRow]:
+        """From the catalog, which is ahead of the states."""
+        return self._catalog.partitions(list(keys))
 
     async def take_lease(self, name: str, ttl_ms: int) -> bool:
         """By this broker's session."""

@@ -42,6 +42,7 @@ from catchwater.catalog.rows import (
     Changes,
     GroupRow,
     PartitionKey,
+    PartitionRow,
     RunRow,
     Scope,
     ScopeRows,
@@ -57,6 +58,7 @@ from catchwater.log.write.sequence import (
     Result,
     Sequenced,
     decoded,
+    partition_row,
     replay,
     states_of,
     take_chunk,
@@ -341,6 +343,10 @@ class Committer(Protocol):
         """All transactional ids as they are now, or those whose transaction is not ended."""
         ...
 
+    def partitions(self, keys: Iterable[PartitionKey]) -> list[PartitionRow]:
+        """The partitions that exist, as they are now. May block, hence for a thread."""
+        ...
+
     async def take_lease(self, name: str, ttl_ms: int) -> bool:
         """As `SharedCatalog.take_lease`; a broker alone is always granted it."""
         ...
@@ -457,6 +463,10 @@ class EmbeddedCommitter:
         """Those in memory, of which the catalog may not have the newest yet."""
         rows = self.txns_by_producer.values()
         return [row for row in rows if not unfinished or row.state not in IDLE]
+
+    def partitions(self, keys: Iterable[PartitionKey]) -> list[PartitionRow]:
+        """From the states, which are ahead of the catalog."""
+        return [partition_row(key, self.states[key]) for key in keys if key in self.states]
 
     async def take_lease(self, name: str, ttl_ms: int) -> bool:
         """Always granted: there is no other broker."""
