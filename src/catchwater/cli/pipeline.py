@@ -97,7 +97,9 @@ def stop(
     file: PipelineFile, yes: Yes = False, dry_run: DryRun = False, as_json: AsJson = False
 ) -> None:
     """Stop the pipeline after its epoch, and wait until it ends."""
+    from catchwater.clock import SYSTEM
     from catchwater.pipeline.supervise import halt, running
+    from catchwater.recovery.remote import shown, works_elsewhere
 
     folder = load_here(file).checkpoint
     process = running(folder)
@@ -108,7 +110,11 @@ def stop(
     if as_json:
         print_json({"process": process, "stopped": stopped})
     elif process is None:
-        talk(f"Nothing works on {folder}.")
+        elsewhere = works_elsewhere(folder, SYSTEM)
+        if elsewhere is None:
+            talk(f"Nothing works on {shown(folder)}.")
+        else:
+            talk(f"Nothing here works on {shown(folder)}; {elsewhere} does, or has been lost.")
     else:
         talk(f"Process {process} {'has ended' if stopped else 'was left running'}.")
 

@@ -55,7 +55,8 @@ def place(store: ObjectStore, key: str) -> str:
     return join(store.url(), key)
 
 
-def _s3(url: str, parts: SplitResult) -> ObjectStore:
+def s3_options(parts: SplitResult) -> dict[str, str]:
+    """What an S3 URL says besides bucket and prefix. Raises `ConfigError`; opens nothing."""
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     unknown = options.keys() - set(_S3_OPTIONS)
     if unknown or "@" in parts.netloc:
@@ -65,6 +66,11 @@ def _s3(url: str, parts: SplitResult) -> ObjectStore:
             hint="Options are endpoint and region; credentials come from AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY.",
         )
+    return options
+
+
+def _s3(url: str, parts: SplitResult) -> ObjectStore:
+    options = s3_options(parts)
     try:
         from catchwater.objects.s3 import S3Store
     except ModuleNotFoundError as error:

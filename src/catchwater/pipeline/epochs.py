@@ -23,7 +23,7 @@ from catchwater.config import CatchwaterError
 from catchwater.pipeline.calls.journal import Journal
 from catchwater.pipeline.process.poison import PoisonLimitReached
 from catchwater.pipeline.rows import Manifest
-from catchwater.recovery import checkpoint, contract, handover, pins
+from catchwater.recovery import checkpoint, contract, handover, pins, remote
 from catchwater.recovery.contract import Contract, PartitionTail, Terms
 from catchwater.recovery.estimate import PaceMeter, RestoreWatch, add_sample, load_samples
 from catchwater.recovery.folder import held
@@ -135,6 +135,8 @@ class EpochWriter:
                 f"are allowed; epoch {epoch} was not committed.",
                 hint="Correct the function or its event class, or raise poison_limit.",
             )
+        # Where the epoch ends is decided for whoever runs it again, on another machine perhaps.
+        remote.publish_plan(self._ledger.checkpoint)
         sink_ms: dict[str, float] = {}
         written = self._commit(epoch, manifests, sink_ms)
         seen = dict(base.seen) if base else {}
@@ -155,6 +157,7 @@ class EpochWriter:
                 sink_ms=sink_ms,
             )
         )
+        remote.publish(self._ledger.checkpoint)
 
 
 class Upkeep:
@@ -248,6 +251,7 @@ class Upkeep:
         oldest = min([newest[0].epoch, *held(self._folder)])
         contract.forget_contracts_before(self._folder, oldest)
         self._ledger.forget_before(oldest)
+        remote.publish(self._folder)
         if self._clock.monotonic_s() - self._swept_s >= SWEEP_EVERY_S:
             self.sweep()
 

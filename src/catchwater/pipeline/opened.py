@@ -21,13 +21,14 @@ from typing import Self
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError, ConfigError
+from catchwater.objects.open import join
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run import identity, versions
 from catchwater.pipeline.run.artefact import FunctionCode, find_function
 from catchwater.pipeline.run.backfill import BACKFILLS
 from catchwater.pipeline.run.config import DEAD_LETTER, PipelineConfig
 from catchwater.pipeline.run.identity import Identity
-from catchwater.recovery import checkpoint, pins
+from catchwater.recovery import checkpoint, pins, remote
 from catchwater.recovery.contract import LogState, PartitionTail, check_covered
 from catchwater.recovery.estimate import RestoreWatch
 from catchwater.recovery.folder import home_of, key_part
@@ -208,6 +209,8 @@ class OpenPipeline:
 
         A rebuild that has taken the pipeline's place lies in a folder of its own, and they stay.
         """
+        if (url := remote.url_of(self.config.checkpoint)) is not None:
+            return self.config.savepoints or join(url, "savepoints")
         folder = self.config.checkpoint.resolve()
         while folder.parent.name.endswith(BACKFILLS):
             folder = folder.parent

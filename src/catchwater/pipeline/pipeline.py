@@ -61,6 +61,7 @@ class Settings(TypedDict, total=False):
     handler_timeout: str
     restarts: int
     spare: bool
+    lease: str
     metrics: str
     retain: int
     max_restore: str

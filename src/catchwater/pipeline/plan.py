@@ -15,6 +15,7 @@ from catchwater.pipeline.opened import OpenPipeline, check_fit, packages_missing
 from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.config import DEAD_LETTER
 from catchwater.pipeline.spark.session import check_packages
+from catchwater.recovery.remote import shown
 from catchwater.replay.control import ControlUnreachable
 from catchwater.sinks.base import SinkUnavailable
 from catchwater.sinks.config import SinkConfig, guarantee
@@ -59,7 +60,7 @@ def plan_of(pipeline: OpenPipeline) -> dict[str, Any]:
         "shards": config.shard_count,
         "tasks": config.tasks,
         "trigger": config.trigger,
-        "checkpoint": str(config.checkpoint),
+        "checkpoint": shown(config.checkpoint),
         "functions": [
             {
                 "function": spec.name,

@@ -31,6 +31,7 @@ from catchwater.recovery.ledger import (
     operator_ms,
     parts_ms,
 )
+from catchwater.recovery.remote import shown
 from catchwater.replay.offsets import from_json
 from catchwater.replay.options import parse_options
 from catchwater.wire.batch import BatchError, read_header
@@ -59,7 +60,7 @@ def status_of(config: PipelineConfig, found: Look, clock: Clock) -> dict[str, An
     return {
         "name": config.name or (bound.pipeline if bound else _function_name(config)),
         "state": state,
-        "checkpoint": str(folder),
+        "checkpoint": shown(folder),
         "committed_epoch": found.last if found.last >= 0 else None,
         "planned_epoch": found.planned.epoch if found.planned else None,
         "last_finished_ms": entries[-1].finished_ms if entries else None,

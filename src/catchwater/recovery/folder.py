@@ -15,6 +15,9 @@ what is gone: look once more, once it is held.
 pipeline may name another store (`[pipeline] state`), such as a bucket: then every checkpoint has a
 folder of its own there, drawn once and kept in `home.json`, so that two checkpoints of one pipeline
 never sweep each other's objects.
+
+**A checkpoint at a URL** has a folder here that is scratch (`remote`): who takes its lock takes the
+lease in the store as well, and the objects lie at the URL.
 """
 
 import fcntl
@@ -29,6 +32,7 @@ import msgspec
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError, Restart
 from catchwater.objects.open import join
+from catchwater.recovery import fenced, remote
 from catchwater.recovery.ledger import FOLDER, read_json, write_whole
 
 WAIT_S = 20.0
@@ -51,20 +55,31 @@ class CheckpointInUse(CatchwaterError):
 class Lock:
     """A checkpoint's lock, opened and not yet held; hand `descriptor` to a JVM to hold it too."""
 
-    def __init__(self, checkpoint: Path, name: str = DRIVER, clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self,
+        checkpoint: Path,
+        name: str = DRIVER,
+        clock: Clock = SYSTEM,
+        *,
+        lease_ms: int = fenced.LEASE_MS,
+    ) -> None:
         self._checkpoint = checkpoint
         self._path = checkpoint / FOLDER / name
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._clock = clock
+        self._lease_ms = lease_ms if name == DRIVER else None
         self.descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
 
     def acquire(self, wait_s: float = WAIT_S) -> None:
-        """Hold it. Raises `CheckpointInUse` when another process does for so long."""
+        """Hold it. Raises `CheckpointInUse` when another process does for so long.
+
+        And `LeaseHeld` where that one is on another machine, which works at the same URL.
+        """
         deadline_s = self._clock.monotonic_s() + wait_s
         while not _try_lock(self.descriptor):
             if self._clock.monotonic_s() > deadline_s:
                 raise CheckpointInUse(
-                    f"The checkpoint {self._checkpoint} is in use by process "
+                    f"The checkpoint {remote.shown(self._checkpoint)} is in use by process "
                     f"{_pid_in(self._path) or 'unknown'}.",
                     hint="Stop that pipeline first (catchwater pipeline stop, or SIGTERM), or use "
                     "another checkpoint.",
@@ -72,9 +87,13 @@ class Lock:
             self._clock.pause(_POLL_S)
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, f"{os.getpid()}\n".encode(), 0)
+        if self._lease_ms is not None:
+            remote.take(self._checkpoint, self._clock, lease_ms=self._lease_ms)
 
     def close(self) -> None:
         """Let go of it."""
+        if self._lease_ms is not None:
+            remote.release(self._checkpoint)
         os.close(self.descriptor)
 
 
@@ -82,10 +101,28 @@ class Lock:
 def lock(
     checkpoint: Path, clock: Clock = SYSTEM, *, name: str = DRIVER, wait_s: float = WAIT_S
 ) -> Iterator[None]:
-    """Hold the checkpoint for as long as the block lasts. Raises `CheckpointInUse`."""
+    """Hold the checkpoint for as long as the block lasts. Raises `CheckpointInUse`.
+
+    At a URL, what the block has changed is published behind it, if it does not raise.
+    """
     with closing(Lock(checkpoint, name, clock)) as held:
         held.acquire(wait_s)
         yield
+        if name == DRIVER:
+            remote.publish(checkpoint)
+
+
+def refresh(checkpoint: Path, clock: Clock = SYSTEM) -> None:
+    """Bring the folder of a checkpoint at a URL up to date, unless a process here works on it."""
+    if remote.url_of(checkpoint) is None:
+        return
+    path = checkpoint / FOLDER / DRIVER
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        if _try_lock(descriptor):
+            remote.refresh(checkpoint, clock)
+    finally:
+        os.close(descriptor)
 
 
 def holder(checkpoint: Path, name: str = DRIVER) -> int | None:
@@ -116,7 +153,8 @@ def _pid_in(path: Path) -> int:
 
 @contextmanager
 def hold(checkpoint: Path, epoch: int, clock: Clock) -> Iterator[None]:
-    """Hold an epoch, and with it all later ones."""
+    """Hold an epoch, and with it all later ones. Raises `ElsewhereInUse`."""
+    remote.refuse_elsewhere(checkpoint, clock)
     path = _holds(checkpoint) / f"{epoch}-{clock.token()}"
     path.parent.mkdir(parents=True, exist_ok=True)
     # Locked under a name that no process looks at: the file is never seen without its lock.
@@ -180,7 +218,9 @@ class _Home(msgspec.Struct, frozen=True):
 def home_of(checkpoint: Path) -> str:
     """The URL of the checkpoint's object store."""
     kept = read_json(_home_file(checkpoint), _Home)
-    return kept.url if kept else (checkpoint / FOLDER).absolute().as_uri()
+    if kept is not None:
+        return kept.url
+    return remote.url_of(checkpoint) or (checkpoint / FOLDER).absolute().as_uri()
 
 
 def claim_home(checkpoint: Path, store: str | None, pipeline: str, clock: Clock) -> str:

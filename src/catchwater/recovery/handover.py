@@ -27,7 +27,8 @@ import msgspec
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
-from catchwater.recovery.folder import CheckpointInUse, holder, lock
+from catchwater.recovery import remote
+from catchwater.recovery.folder import CheckpointInUse, holder, lock, refresh
 from catchwater.recovery.ledger import (
     FOLDER,
     EpochEntry,
@@ -253,7 +254,8 @@ def current(checkpoint: Path) -> Path:
 
 
 def find_current(checkpoint: Path) -> tuple[Path, LedgerDamaged | None]:
-    """The same as far as it can be read, and what cannot be."""
+    """The same as far as it can be read, and what cannot be. One at a URL is brought up to date."""
+    refresh(checkpoint)
     for _ in range(_MOST_HANDOVERS):
         try:
             handed = successor_of(checkpoint)
@@ -387,6 +389,7 @@ def begin_restore(checkpoint: Path, restore: Restore) -> None:
     """Let nobody run the checkpoint before `end_restore`."""
     check(checkpoint, Event.RESTORE)
     write_whole(_path(checkpoint, "restoring-savepoint"), msgspec.json.encode(restore))
+    remote.publish(checkpoint)  # sinks lose rows next
 
 
 def end_restore(checkpoint: Path) -> None:

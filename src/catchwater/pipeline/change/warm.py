@@ -34,6 +34,7 @@ from catchwater.recovery.checkpoint import settle
 from catchwater.recovery.folder import CheckpointInUse, holder, home_of, lock
 from catchwater.recovery.handover import Role
 from catchwater.recovery.ledger import Ledger
+from catchwater.recovery.remote import refuse_url
 from catchwater.recovery.savepoint.create import Progress, Source
 from catchwater.recovery.savepoint.restore import CheckpointTaken, refuse_taken, restore
 from catchwater.sinks.base import Truth
@@ -143,8 +144,9 @@ def prepare(
 
     Raises what `upgrade.look` does, `NotRunning`, `AnotherChange`. The caller is `alone`.
     """
-    changes = look(pipeline, to, alter=alter)
     leader = pipeline.config.checkpoint
+    refuse_url(leader, "An upgrade beside the old version")
+    changes = look(pipeline, to, alter=alter)
     if (asked := handover.fenced_by(leader)) is not None:
         raise handover.AnotherChange(
             f"{leader} is asked to hand over to {asked} already.",

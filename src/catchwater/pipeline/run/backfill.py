@@ -24,6 +24,7 @@ from catchwater.pipeline.run.artefact import find_function
 from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
 from catchwater.recovery import checkpoint, handover
 from catchwater.recovery.ledger import FOLDER, OffsetMap, read_json, write_whole
+from catchwater.recovery.remote import refuse_url
 from catchwater.replay.offsets import from_json, to_json
 from catchwater.replay.options import parse_options
 from catchwater.replay.subscription import COMMAND_S, Subscription
@@ -126,6 +127,7 @@ def backfill_of(live: PipelineConfig, label: str) -> PipelineConfig:
             f"{label!r} cannot name a backfill.",
             hint="Use lower-case letters, digits and hyphens, at most 63.",
         )
+    refuse_url(live.checkpoint, "A backfill")
     name = live.name or find_function(live.functions[0], live.folder).name
     root = _root(live.checkpoint)
     folder = root.with_name(f"{root.name}{BACKFILLS}") / label

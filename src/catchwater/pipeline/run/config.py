@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
+from urllib.parse import urlsplit
 
 from catchwater.config import (
     CatchwaterError,
@@ -23,10 +24,13 @@ from catchwater.config import (
     nearest,
     toml_line,
 )
+from catchwater.objects.open import s3_options
 from catchwater.pipeline.calls.policy import SETTINGS
 from catchwater.pipeline.functions.spec import MIN_HANDLER_TIMEOUT_MS, FunctionSpec, PoisonPolicy
+from catchwater.recovery.fenced import LEASE_MS, SHORTEST_LEASE_MS
 from catchwater.recovery.handover import current
 from catchwater.recovery.ledger import OffsetMap
+from catchwater.recovery.remote import folder_of
 from catchwater.sinks import config as sinks
 from catchwater.sinks.config import SinkConfig
 from catchwater.wire.connection import parse_bootstrap
@@ -114,6 +118,21 @@ def _path(setting: _Setting, folder: Path) -> Path:
     return folder / _text(setting)
 
 
+def _checkpoint(setting: _Setting, folder: Path) -> Path:
+    """A folder, or the URL of a place in a store that all machines see."""
+    text = _text(setting)
+    if "://" not in text:
+        return folder / text
+    parts = urlsplit(text)
+    if parts.scheme == "s3" and parts.netloc:
+        s3_options(parts)
+    elif parts.scheme != "file":
+        raise _wrong(setting, "a folder, or a URL such as s3://bucket/cards")
+    from catchwater.pipeline.spark.session import cache_folder
+
+    return folder_of(text, cache_folder().absolute())
+
+
 def _count(setting: _Setting, _: Path) -> int:
     value = _text(setting)
     if not re.fullmatch(r"\d{1,9}", value) or int(value) < 1:
@@ -149,6 +168,16 @@ def _handler_timeout(setting: _Setting, folder: Path) -> int:
     found = _duration(setting, folder)
     if found < MIN_HANDLER_TIMEOUT_MS:
         raise ConfigError(f"{setting.where}: handler_timeout must be at least 1s.")
+    return found
+
+
+def _lease(setting: _Setting, folder: Path) -> int:
+    found = _duration(setting, folder)
+    if found < SHORTEST_LEASE_MS:
+        raise ConfigError(
+            f"{setting.where}: lease must be at least {SHORTEST_LEASE_MS // 1000}s.",
+            hint="A driver that is held up for longer than its lease loses the checkpoint.",
+        )
     return found
 
 
@@ -194,7 +223,8 @@ class PipelineConfig:
 
     functions: Annotated[tuple[str, ...], _Key("pipeline", "functions", _chain)]
     """The chain, each `module:Class`; the modules are looked for beside the file first."""
-    checkpoint: Annotated[Path, _Key("pipeline", "checkpoint", _path)]
+    checkpoint: Annotated[Path, _Key("pipeline", "checkpoint", _checkpoint)]
+    """A folder; where the file names a URL, this machine's scratch of it (`recovery.remote`)."""
     source: Mapping[str, str] = field(repr=False)
     """The data source's options, a password among them."""
     sinks: Mapping[str, SinkConfig]
@@ -234,6 +264,8 @@ class PipelineConfig:
     """How often a failed query is started again before it fails for good; None: the default."""
     spare: Annotated[bool, _Key("pipeline", "spare", _flag)] = False
     """Whether a started Spark session waits for the one that runs to fail."""
+    lease_ms: Annotated[int, _Key("pipeline", "lease", _lease)] = LEASE_MS
+    """How long the driver of a checkpoint at a URL may be silent before another may take over."""
     metrics: Annotated[str | None, _Key("pipeline", "metrics", _address)] = None
     """`host:port` where Prometheus finds them; None: nowhere."""
     retain: Annotated[int, _Key("recovery", "retain", _count)] = 5

@@ -58,7 +58,7 @@ def run_pipeline(
     log_path = config.checkpoint / FOLDER / "spark.log"
     with (
         session.environment_kept(),
-        closing(Lock(config.checkpoint, clock=clock)) as held,
+        closing(Lock(config.checkpoint, clock=clock, lease_ms=config.lease_ms)) as held,
         scratch(clock) as own,
         stop_requested() if stop is None else nullcontext(stop) as stop,
         log_path.open("ab") as log,
@@ -115,7 +115,7 @@ def run_in(
     began_s = clock.monotonic_s()
     session.check_packages()
     mine = session.borrow(spark, settings_of(config), python_path(config))
-    with closing(Lock(config.checkpoint, clock=clock)) as held:
+    with closing(Lock(config.checkpoint, clock=clock, lease_ms=config.lease_ms)) as held:
         from catchwater.pipeline.run.run import look_before, run_query
 
         held.acquire()

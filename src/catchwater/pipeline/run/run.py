@@ -33,7 +33,7 @@ from catchwater.pipeline.shard_epoch import Stage, run_stage
 from catchwater.pipeline.spark import session
 from catchwater.pipeline.spark.failure import Traces, cause, is_starved
 from catchwater.pipeline.supervise import Stop, read_supervision, take_report
-from catchwater.recovery import checkpoint, contract, handover, pins, rewind
+from catchwater.recovery import checkpoint, contract, handover, pins, remote, rewind
 from catchwater.recovery.checkpoint import settle
 from catchwater.recovery.contract import FunctionVersion, Terms
 from catchwater.recovery.estimate import RestoreWatch, near_s
@@ -226,6 +226,7 @@ def run_query(
 ) -> None:
     """Until the input ends, someone takes over or a stop is asked for. Raises what failed it."""
     config = pipeline.config
+    remote.publish(config.checkpoint)
     if config.local is None:
         sweep_cache(config.checkpoint)
     # What stands behind each epoch: the writer commits it, upkeep pins it and tells of it.
@@ -235,11 +236,12 @@ def run_query(
     writer = EpochWriter(ledger, pipeline.sinks, shards, clock, poison_limit=limit)
     chain = stages(pipeline)
     upkeep = upkeep_of(pipeline, chain, clock)
-    _log.info("Running %s, checkpoint %s.", pipeline.name, config.checkpoint)
+    _log.info("Running %s, checkpoint %s.", pipeline.name, remote.shown(config.checkpoint))
     traces = replace(traces, since_ms=clock.now_ms())
 
     # A shadow's epochs are not its own to pin until it leads.
     def look() -> bool:
+        remote.check(config.checkpoint)
         if beside is not None:
             beside()
         done = upkeep.look() if handover.take_over(config.checkpoint) else []
@@ -258,6 +260,7 @@ def run_query(
         raise writer.failure or cause(failure, traces)
     if handover.fenced_by(config.checkpoint) is not None:
         handover.hand_over(config.checkpoint, settle(config.checkpoint))
+    remote.publish(config.checkpoint)
     _log.info("Stopped after epoch %d.", checkpoint.last_commit(config.checkpoint))
 
 

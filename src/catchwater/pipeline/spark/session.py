@@ -592,7 +592,8 @@ def check_executors(spark: "SparkSession", checkpoint: Path, clock: Clock) -> No
         if not sees:
             raise SessionUnfit(
                 f"{host} does not see the checkpoint {checkpoint}.",
-                hint="Name a folder in [pipeline] checkpoint that driver and executors share.",
+                hint="Name a folder in [pipeline] checkpoint that driver and executors share; for "
+                "one at a URL, let CATCHWATER_CACHE be such a folder.",
             )
 
 

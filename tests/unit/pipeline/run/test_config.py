@@ -1,11 +1,13 @@
 """A pipeline's file: what it may say, and how a mistake in it is told."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from catchwater.config import ConfigError
 from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig, load
+from catchwater.recovery.remote import shown
 from catchwater.replay.options import parse_options
 
 FILE = """\
@@ -40,6 +42,39 @@ def test_paths_are_relative_to_the_file_and_the_rest_has_defaults(tmp_path: Path
     assert config.sinks["alerts"].options.topic == "alerts"
     assert config.functions == ("card_risk:CardRisk",)
     assert (config.tasks, config.shard_count, config.retain) == (2, 4, 5)
+
+
+def test_a_checkpoint_at_a_url_has_scratch_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CATCHWATER_CACHE", str(tmp_path / "cache"))
+    url = (tmp_path / "store").as_uri()
+    text = FILE.replace('"checkpoint"', f'"{url}"\nlease = "5s"')
+    config = read(tmp_path, text)
+    assert config.checkpoint.parent == tmp_path / "cache" / "checkpoints"
+    assert (shown(config.checkpoint), config.lease_ms) == (url, 5000)
+    assert read(tmp_path, text).checkpoint == config.checkpoint
+    other = read(tmp_path, text.replace("store", "store-2")).checkpoint
+    assert other not in (config.checkpoint, tmp_path / "store-2")
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ('"hdfs://host/cards"', "checkpoint must be a folder, or a URL such as s3://bucket/cards"),
+        ('"memory://cards"', "checkpoint must be a folder, or a URL such as s3://bucket/cards"),
+        ('"s3://key:secret@bucket/cards"', "must not hold credentials"),
+        ('"s3://bucket/cards?retries=3"', "has no option retries"),
+        ('"checkpoint"\nlease = "1s"', "lease must be at least 2s"),
+    ],
+)
+def test_a_place_that_no_checkpoint_can_have_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, told: str
+) -> None:
+    monkeypatch.setenv("CATCHWATER_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        read(tmp_path, FILE.replace('"checkpoint"', said))
+    assert not (tmp_path / "cache").exists()
 
 
 def test_dotted_keys_may_be_quoted_or_not(tmp_path: Path) -> None:

@@ -1,0 +1,334 @@
+"""A checkpoint at a URL: its files in a log in an object store, and a folder here that is scratch.
+
+All code works on a folder. Where the checkpoint is a URL, that folder lies in this machine's cache
+and holds nothing of its own: who takes the checkpoint's lock takes its lease in the store as well
+(`fenced`), and makes the folder again from the log; what changes there counts once it is published:
+
+- an epoch's end (Spark's `offsets/N`) before any sink is given the epoch's outputs, so that whoever
+  goes on runs the same epoch;
+- its entry in the ledger before Spark commits it: with that, the epoch is;
+- contracts, and what is forgotten, behind it.
+
+Spark's `commits/N` are made up of the entries. Locks, the supervisor's notes and Spark's log belong
+to this machine and stay here. State, staged outputs and answers are objects in the same store
+(`folder.home_of`).
+
+A process that only reads has the folder brought up to date first (`refresh`), unless one on this
+machine works on it.
+"""
+
+import hashlib
+import logging
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from catchwater.clock import Clock
+from catchwater.config import CatchwaterError
+from catchwater.objects.base import StoreError
+from catchwater.objects.open import open_store
+from catchwater.recovery import checkpoint as spark_log
+from catchwater.recovery import fenced
+from catchwater.recovery.fenced import Files, Holder, LeaseLost
+from catchwater.recovery.ledger import (
+    FOLDER,
+    EpochEntry,
+    LedgerDamaged,
+    numbered,
+    read_json,
+    write_whole,
+)
+
+_log = logging.getLogger("catchwater.recovery")
+
+_EPOCHS = re.compile(rf"{FOLDER}/epochs/(\d+)\.json")
+_HERE = {"failure.json", "spark.log", "supervisor.json", "url.json", "holds"}
+"""What belongs to this machine, in the ledger's folder; locks do as well."""
+_KEPT_CODE = f"{FOLDER}/code/"
+"""Files named by their content: one too many does no harm, and may be about to be needed."""
+
+
+class Url(msgspec.Struct, frozen=True):
+    """`url.json`, beside the files that are published."""
+
+    url: str
+    token: str = ""
+    """Of the last claim that was made from here."""
+
+
+class NotAtUrl(CatchwaterError):
+    """What was asked for needs a checkpoint that is a folder."""
+
+    exit_code = 2
+
+
+class ElsewhereInUse(CatchwaterError):
+    """A process on another machine works on this checkpoint, or has been lost there."""
+
+
+class Remote:
+    """A checkpoint at a URL, in the hands of this process."""
+
+    def __init__(self, folder: Path, writer: fenced.Writer, clock: Clock) -> None:
+        self._folder = folder
+        self._writer = writer
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._seen: dict[str, tuple[int, int, int]] = {}
+        """Path → what its status was when it was found to be as published."""
+        self._ended = threading.Event()
+
+    def publish(self) -> None:
+        """Commit what has changed in the folder. Raises `LeaseLost`, `StoreError`."""
+        with self._lock:
+            self._writer.check()
+            while changes := self._changes():
+                self._writer.append(changes)
+
+    def still(self) -> None:
+        """Raise `LeaseLost` if another driver has begun to take over. Asks the store."""
+        with self._lock:
+            self._writer.look()
+
+    def check(self) -> None:
+        """Raise `LeaseLost` if that is known by now."""
+        self._writer.check()
+
+    def keep(self) -> None:
+        """Renew the lease until `release`, on a thread of its own."""
+        threading.Thread(target=self._renew, name="lease", daemon=True).start()
+
+    def release(self) -> None:
+        """Let go: another driver need not wait."""
+        self._ended.set()
+        with suppress(LeaseLost, StoreError):
+            self._writer.beat(released=True)
+
+    def _renew(self) -> None:
+        while not self._ended.wait(self._writer.mine.lease_ms / 1000 / fenced.BEATS):
+            try:
+                self._writer.beat()
+            except LeaseLost as lost:
+                _log.error("%s", lost)
+                return
+            except StoreError as error:
+                _log.warning("The lease was not renewed: %s", error)
+
+    def _changes(self) -> dict[str, bytes | None]:
+        """What is in the folder and not in the log, and the other way."""
+        published = self._writer.files
+        changes: dict[str, bytes | None] = {}
+        there = set()
+        for path, status in _files(self._folder):
+            there.add(path)
+            if self._seen.get(path) == status and path in published:
+                continue
+            try:
+                content = (self._folder / path).read_bytes()
+            except FileNotFoundError:
+                there.discard(path)
+                continue
+            if published.get(path) != content:
+                changes[path] = content
+            else:
+                self._seen[path] = status
+        gone = published.keys() - there
+        return {**changes, **dict.fromkeys(gone)}
+
+
+_taken: dict[Path, Remote] = {}
+"""Folder → the checkpoint that this process has in hand."""
+
+
+# Where it lies.
+
+
+def folder_of(url: str, cache: Path) -> Path:
+    """The folder here of the checkpoint at this URL; there afterwards."""
+    named = re.sub(r"[^A-Za-z0-9-]+", "-", url.partition("://")[2].partition("?")[0]).strip("-")
+    folder = cache / "checkpoints" / f"{named}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
+    if url_of(folder) != url:
+        write_whole(_url_file(folder), msgspec.json.encode(Url(url)))
+    return folder
+
+
+def url_of(folder: Path) -> str | None:
+    """The URL that the folder is scratch of; None: it is a checkpoint itself."""
+    kept = _kept(folder)
+    return kept.url if kept else None
+
+
+def shown(folder: Path) -> str:
+    """The checkpoint, as the pipeline's file names it."""
+    return url_of(folder) or str(folder)
+
+
+def refuse_url(folder: Path, what: str) -> None:
+    """Raise `NotAtUrl` for what needs a second checkpoint beside this one."""
+    if (url := url_of(folder)) is not None:
+        raise NotAtUrl(
+            f"{what} needs a checkpoint that is a folder, and this one is {url}.",
+            hint="Take a savepoint and restore it by a file that names a folder: catchwater "
+            "savepoint create FILE; savepoint restore FILE NAME.",
+        )
+
+
+def _kept(folder: Path) -> Url | None:
+    return read_json(_url_file(folder), Url)
+
+
+def _url_file(folder: Path) -> Path:
+    return folder / FOLDER / "url.json"
+
+
+# In the hands of this process. For a folder that is a checkpoint itself, all this does nothing.
+
+
+def take(folder: Path, clock: Clock, *, lease_ms: int = fenced.LEASE_MS) -> None:
+    """Take the lease, and make the folder again. The caller holds its lock, and calls `release`.
+
+    Raises `LeaseHeld`, `LedgerDamaged`, `StoreError`.
+    """
+    if (kept := _kept(folder)) is None:
+        return
+    # Whoever took it from here last is gone: it held the lock that is ours now.
+    writer = fenced.take(open_store(kept.url, clock), clock, gone=kept.token, lease_ms=lease_ms)
+    write_whole(_url_file(folder), msgspec.json.encode(Url(kept.url, writer.mine.token)))
+    remote = Remote(folder, writer, clock)
+    _taken[folder] = remote
+    remote.keep()
+    _make(folder, writer.files, clock)
+
+
+def release(folder: Path) -> None:
+    """Let go of it. What was not published is not."""
+    if (remote := _taken.pop(folder, None)) is not None:
+        remote.release()
+
+
+def publish(folder: Path) -> None:
+    """Commit what has changed. Raises `LeaseLost`, `StoreError`."""
+    if (remote := _taken.get(folder)) is not None:
+        remote.publish()
+
+
+def publish_plan(folder: Path) -> None:
+    """Commit where an epoch ends, and be the driver still: sinks are given its outputs next."""
+    if (remote := _taken.get(folder)) is not None:
+        remote.publish()
+        remote.still()
+
+
+def check(folder: Path) -> None:
+    """Raise `LeaseLost` if another driver has taken over."""
+    if (remote := _taken.get(folder)) is not None:
+        remote.check()
+
+
+# In nobody's hands here.
+
+
+def refresh(folder: Path, clock: Clock) -> None:
+    """Make the folder as the log has it. The caller holds its lock, and does not go on to write."""
+    if (kept := _kept(folder)) is not None and folder not in _taken:
+        _make(folder, fenced.read_end(open_store(kept.url, clock)).files, clock)
+
+
+def works_elsewhere(folder: Path, clock: Clock) -> Holder | None:
+    """Who holds the lease and has not let go, on another machine than this or in another folder."""
+    if (kept := _kept(folder)) is None or folder in _taken:
+        return None
+    end = fenced.read_end(open_store(kept.url, clock))
+    if end.holder is None or end.holder.token == kept.token or (end.beat and end.beat.released):
+        return None
+    return end.holder
+
+
+def refuse_elsewhere(folder: Path, clock: Clock) -> None:
+    """Raise `ElsewhereInUse` where what is read here could be deleted from there meanwhile."""
+    if (holder := works_elsewhere(folder, clock)) is not None:
+        raise ElsewhereInUse(
+            f"The checkpoint {shown(folder)} is in use by {holder}.",
+            hint="Do it there, or stop the pipeline there first. If that machine is lost, start "
+            "the pipeline here: catchwater pipeline run FILE.",
+        )
+
+
+# Folder and log.
+
+
+def _files(folder: Path) -> Iterator[tuple[str, tuple[int, int, int]]]:
+    """What is published of a folder: path, and a status that changes with the content."""
+    for top in (FOLDER, "offsets"):
+        for parent, names, files in os.walk(folder / top):
+            inside = Path(parent).relative_to(folder)
+            names[:] = [name for name in names if _is_shared(inside / name)]
+            for name in files:
+                if _is_shared(inside / name):
+                    with suppress(FileNotFoundError):
+                        status = os.stat(folder / inside / name)
+                        found = (status.st_mtime_ns, status.st_size, status.st_ino)
+                        yield (inside / name).as_posix(), found
+
+
+def _is_shared(path: Path) -> bool:
+    name = path.name
+    if name.startswith("."):
+        return False
+    if path.parent.as_posix() != FOLDER:
+        return True
+    return not (name in _HERE or name.startswith("seen-") or name.endswith("lock"))
+
+
+def _make(folder: Path, files: Files, clock: Clock) -> None:
+    """Make the folder what the log says, Spark's own files included.
+
+    Not synced, for it can be made again. What Spark has of an epoch goes first, its commit last, so
+    that a folder that was made in part is one of a driver that was killed; and it is made again.
+    """
+    _forget_spark(folder, files)
+    for path, _ in list(_files(folder)):
+        if path not in files and not path.startswith(_KEPT_CODE):
+            (folder / path).unlink(missing_ok=True)
+    for path, content in files.items():
+        if path.startswith("/") or ".." in path.split("/"):
+            raise LedgerDamaged(f"The log of {shown(folder)} names a file {path!r}.")
+        at = folder / path
+        if not (at.is_file() and at.read_bytes() == content):
+            at.parent.mkdir(parents=True, exist_ok=True)
+            at.unlink(missing_ok=True)
+            at.write_bytes(content)
+    ends = {*numbered(folder / "offsets")}
+    for epoch, entry in _entries(files).items():
+        if epoch in ends and not (folder / "commits" / str(epoch)).exists():
+            spark_log.write_commit(folder, epoch, entry.finished_ms)
+    if ends:
+        spark_log.name_query(folder, clock)
+        for log in ("sources", "commits"):
+            (folder / log).mkdir(exist_ok=True)
+
+
+def _forget_spark(folder: Path, files: Files) -> None:
+    """Take away the commits that are no longer, and checksums of files that may change."""
+    entries = _entries(files)
+    for epoch in list(numbered(folder / "commits")):
+        if epoch not in entries:
+            (folder / "commits" / str(epoch)).unlink(missing_ok=True)
+    for log in ("commits", "offsets"):
+        for path in (folder / log).glob(".*"):
+            path.unlink(missing_ok=True)
+
+
+def _entries(files: Files) -> dict[int, EpochEntry]:
+    """The ledger's entries; one that cannot be read is for the start to find."""
+    found = {}
+    for path, content in files.items():
+        if match := _EPOCHS.fullmatch(path):
+            with suppress(msgspec.DecodeError):
+                found[int(match[1])] = msgspec.json.decode(content, type=EpochEntry)
+    return found
