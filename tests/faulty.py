@@ -25,6 +25,7 @@ from catchwater.objects.base import (
     ObjectExists,
     ObjectInfo,
     ObjectStore,
+    Part,
     StoreFull,
     StoreUnavailable,
 )
@@ -176,8 +177,8 @@ class FaultyStore:
                     shown[key] = was
         yield from (shown[key] for key in sorted(shown))
 
-    def url(self, key: str = "") -> str:
-        return self._store.url(key)
+    def url(self, key: str = "", part: Part | None = None) -> str:
+        return self._store.url(key, part)
 
     def _finish_late(self) -> None:
         """What callers have given up on happens now."""
@@ -225,8 +226,8 @@ class FaultyWal:
             self._clock.pause(self._plan.delay_s())
         return self._wal.read(file, offset, size)
 
-    def url(self, file: str) -> str:
-        return self._wal.url(file)
+    def url(self, file: str, part: Part | None = None) -> str:
+        return self._wal.url(file, part)
 
     def files(self) -> list[WalFile]:
         return self._wal.files()

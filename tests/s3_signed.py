@@ -62,8 +62,10 @@ class _Checked(_Handler):
     def _signature(self, query: dict[str, str]) -> str:
         path, _, text = self.path.partition("?")
         pairs = sorted(pair for pair in text.split("&") if "X-Amz-Signature=" not in pair)
-        canonical = [self.command, path, "&".join(pairs), f"host:{self.headers['Host']}"]
-        request = "\n".join([*canonical, "", query["X-Amz-SignedHeaders"], "UNSIGNED-PAYLOAD"])
+        signed = query["X-Amz-SignedHeaders"]
+        headers = [f"{name}:{self.headers.get(name, '')}" for name in signed.split(";")]
+        canonical = [self.command, path, "&".join(pairs), *headers]
+        request = "\n".join([*canonical, "", signed, "UNSIGNED-PAYLOAD"])
         _, _, scope = query["X-Amz-Credential"].partition("/")
         digest = hashlib.sha256(request.encode()).hexdigest()
         text = "\n".join(["AWS4-HMAC-SHA256", query["X-Amz-Date"], scope, digest])

@@ -24,7 +24,7 @@ from catchwater.objects.base import StoreRefused
 from catchwater.objects.urls import AccessEnded, read_range
 from catchwater.replay.control import Control
 from catchwater.replay.options import parse_options
-from catchwater.replay.plan import Wanted
+from catchwater.replay.plan import PlanRange, Wanted
 from catchwater.replay.source import BatchReader
 from catchwater.wire.arrow import encode_batch
 from catchwater.wire.client import Client
@@ -62,9 +62,17 @@ def broker(make_broker, proxy):
     return broker
 
 
-def url_of(broker, topic: str) -> str:
+def range_of(broker, topic: str) -> PlanRange:
     (one,) = Control(broker.control_url).plan([Wanted(topic, 0, 0, RECORDS)]).ranges
-    return one.url
+    return one
+
+
+def url_of(broker, topic: str) -> str:
+    return range_of(broker, topic).url
+
+
+def read_whole(one: PlanRange) -> bool:
+    return len(read_range(one.url, one.byte_offset, one.byte_size)) == one.byte_size
 
 
 def described(broker) -> bytes:
@@ -116,37 +124,50 @@ def test_a_task_s_description_holds_no_secret(broker) -> None:
 
 @pytest.mark.parametrize("change", ["another object", "unsigned", "longer"])
 def test_a_signed_url_is_good_for_nothing_else(broker, change) -> None:
-    url, other = url_of(broker, "mine"), url_of(broker, "theirs")
-    assert len(read_range(url, 0, 16)) == len(read_range(other, 0, 16)) == 16
+    mine, theirs = range_of(broker, "mine"), range_of(broker, "theirs")
+    url, other = mine.url, theirs.url
+    assert read_whole(mine) and read_whole(theirs)
     bare, _, query = url.partition("?")
     changed = {
         "another object": urlsplit(url)._replace(path=urlsplit(other).path).geturl(),
         "unsigned": bare,
-        "longer": f"{bare}?{query.replace('X-Amz-Expires=43200', 'X-Amz-Expires=604800')}",
+        "longer": f"{bare}?{query.replace('X-Amz-Expires=900', 'X-Amz-Expires=604800')}",
     }[change]
     assert changed != url
     with pytest.raises(StoreRefused, match="answered 403") as refused:
-        read_range(changed, 0, 16)
+        read_range(changed, mine.byte_offset, mine.byte_size)
     assert "Signature" not in str(refused.value)
+
+
+@pytest.mark.parametrize("part", [(0, 16), (-1, 1), (0, 1), (1, -1), (0, -1)])
+def test_a_url_gives_the_bytes_that_it_was_signed_for_and_no_other(broker, part) -> None:
+    """Chunks hold batches of many topics: their URLs would open those of others, too."""
+    mine = range_of(broker, "mine")
+    offset = mine.byte_offset + part[0]
+    size = part[1] if part[1] > 1 else mine.byte_size + part[1]
+    with pytest.raises(AccessEnded, match="answered 403"):
+        read_range(mine.url, offset, size)
+    assert read_whole(mine)
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE"])
 def test_a_signed_url_changes_nothing(broker, method) -> None:
-    url = url_of(broker, "mine")
+    mine = range_of(broker, "mine")
+    url = mine.url
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(urllib.request.Request(url, b"", method=method), timeout=60)
     refused.value.close()
     assert refused.value.code == 403
-    assert len(read_range(url, 0, 16)) == 16
+    assert read_whole(mine)
 
 
 def test_a_url_that_has_ended_is_refused_and_a_task_asks_for_another(
     broker, proxy, tmp_path
 ) -> None:
-    description, url = described(broker), url_of(broker, "mine")
+    description, mine = described(broker), range_of(broker, "mine")
     ended_at = proxy.end_all()
     with pytest.raises(AccessEnded, match="answered 403") as refused:
-        read_range(url, 0, 16)
+        read_whole(mine)
     assert "ask for the plan again" in (refused.value.hint or "")
     while datetime.now(UTC).replace(microsecond=0) <= ended_at:
         time.sleep(0.01)  # the signature's time has whole seconds

@@ -24,7 +24,14 @@ from catchwater.catalog.errors import CatalogUnavailable, CatalogUncertain
 from catchwater.catalog.memory import MemoryCatalog, MemoryDatabase
 from catchwater.catalog.rows import Changes, Notice, Scope, ScopeRows
 from catchwater.clock import Clock
-from catchwater.objects.base import Buffer, ObjectInfo, ObjectStore, StoreError, StoreUnavailable
+from catchwater.objects.base import (
+    Buffer,
+    ObjectInfo,
+    ObjectStore,
+    Part,
+    StoreError,
+    StoreUnavailable,
+)
 
 T = TypeVar("T")
 EPOCH_MS = 1_700_000_000_000
@@ -142,8 +149,8 @@ class GatedStore:
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         return iter(self._read(lambda: list(self._store.list(prefix))))
 
-    def url(self, key: str = "") -> str:
-        return self._store.url(key)
+    def url(self, key: str = "", part: Part | None = None) -> str:
+        return self._store.url(key, part)
 
     def _write(self, effect: Callable[[], T]) -> T:
         gate, weather = self._gate, self._gate.weather

@@ -6,7 +6,7 @@ written by the event loop's thread alone, and a reader may see a sum that is one
 
 Units are base units. Labels are bounded: APIs are labelled by Kafka's names, refusals by our own
 short reasons, and of what clients name themselves only groups, and topics that exist. `MAX_GROUPS`
-of them are shown.
+of them are shown, and `MAX_LAGS` of their partitions.
 """
 
 from bisect import bisect_left
@@ -14,7 +14,11 @@ from collections.abc import Iterator
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
 from prometheus_client.registry import Collector
 
 from catchwater.objects.retry import RequestCounts
@@ -75,6 +79,37 @@ class TimesByLabel(Collector):
 
 
 MAX_GROUPS = 1_000
+MAX_LAGS = 20_000
+"""Pairs of a group and a partition."""
+
+
+class Groups(Collector):
+    """Members and lags of consumer groups, set as a whole when metrics are asked for."""
+
+    def __init__(self) -> None:
+        self.members: dict[str, int] = {}
+        self.lags: list[tuple[str, str, int, int]] = []
+        """Group, topic, partition, and the offsets between its position and the end."""
+        self.left_out = 0
+        """Lags beyond `MAX_LAGS`."""
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """What Prometheus asks for."""
+        members = GaugeMetricFamily(
+            "catchwater_group_members", "Members of a consumer group.", labels=["group"]
+        )
+        for group, count in self.members.items():
+            members.add_metric([group], count)
+        lags = GaugeMetricFamily(
+            "catchwater_consumer_lag_records",
+            "Offsets from a group's committed position to the high watermark.",
+            labels=["group", "topic", "partition"],
+        )
+        for group, topic, partition, lag in self.lags:
+            lags.add_metric([group, topic, str(partition)], lag)
+        yield from (members, lags)
+        about = f"Lags that are not shown, for there are more than {MAX_LAGS}."
+        yield GaugeMetricFamily("catchwater_consumer_lags_left_out", about, self.left_out)
 
 
 class Metrics:
@@ -103,12 +138,8 @@ class Metrics:
         self.batches_refused = self._counter(
             "batches_refused", "Record batches not appended, by Kafka's error name.", "error"
         )
-        self.group_members = self._gauge("group_members", "Members of a consumer group.", "group")
-        self.consumer_lag_records = self._gauge(
-            "consumer_lag_records",
-            "Offsets from a group's committed position to the high watermark.",
-            *("group", "topic", "partition"),
-        )
+        self.groups = Groups()
+        self._registry.register(self.groups)
         self.wal_unflushed_bytes = self._gauge(
             "wal_unflushed_bytes", "Record bytes submitted and not yet durable."
         )

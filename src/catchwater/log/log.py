@@ -382,6 +382,10 @@ class Log:
         """Offset and timestamp of the first record with the largest timestamp, if there is one."""
         return await self._reader.newest(key)
 
+    def read_object(self, key: str, offset: int, size: int) -> bytes:
+        """Exactly these bytes of an object; blocks. Raises `UNREADABLE`, or `StoreError`."""
+        return self._core.storage.read(key, offset, size)
+
     async def storage(self, topic: str) -> list[StorageRow]:
         """Where a topic's bytes lie, by partition. Raises `TopicUnknown`."""
         topic_id = self.topics.find(topic).id

@@ -11,7 +11,7 @@ from catchwater.catalog.rows import (
 )
 from catchwater.config import CatchwaterError
 from catchwater.log.format.chunk import Chunk, ChunkError, decode
-from catchwater.objects.base import BadKey, ObjectMissing, ObjectStore, ObjectTruncated
+from catchwater.objects.base import BadKey, ObjectMissing, ObjectStore, ObjectTruncated, Part
 from catchwater.wal.base import Wal, WalReadError
 from catchwater.wire.batch import NO_PRODUCER_ID
 
@@ -40,8 +40,8 @@ class Readable(Protocol):
         """Exactly these bytes. Raises one of `UNREADABLE`, or `StoreError`."""
         ...
 
-    def url(self, key: str) -> str:
-        """The object's URL for readers in other processes."""
+    def url(self, key: str, part: Part | None = None) -> str:
+        """The URL of the object, or of these bytes of it, for readers in other processes."""
         ...
 
 
@@ -57,8 +57,8 @@ class Storage:
             return self.wal.read(key, offset, size)
         return self.objects.get_range(key, offset, size)
 
-    def url(self, key: str) -> str:
-        return self.wal.url(key) if key.startswith(WAL) else self.objects.url(key)
+    def url(self, key: str, part: Part | None = None) -> str:
+        return self.wal.url(key, part) if key.startswith(WAL) else self.objects.url(key, part)
 
     def delete(self, key: str) -> None:
         """Delete the object; a missing one is no error."""

@@ -20,6 +20,8 @@ from typing import Protocol
 from catchwater.config import CatchwaterError
 
 Buffer = bytes | bytearray | memoryview
+Part = tuple[int, int]
+"""The first byte of a range, and its size."""
 
 _KEY = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)*[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
@@ -98,10 +100,11 @@ class ObjectStore(Protocol):
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """The objects whose key starts with the prefix, in key order."""
 
-    def url(self, key: str = "") -> str:
+    def url(self, key: str = "", part: Part | None = None) -> str:
         """The object's URL for readers without this store, see `objects.urls.read_range`.
 
-        Without a key, the store's own URL for `objects.open.open_store`.
+        Of a store that can grant so little, it is good for these bytes alone. Without a key, the
+        store's own URL for `objects.open.open_store`.
         """
 
 
@@ -118,6 +121,11 @@ def check_key(key: str) -> str:
             "joined by '/'.",
         )
     return key
+
+
+def range_header(offset: int, size: int) -> str:
+    """HTTP's `Range` of these bytes; one at least, for there is no header for none."""
+    return f"bytes={offset}-{offset + max(size, 1) - 1}"
 
 
 def check_range(key: str, offset: int, size: int, object_bytes: int) -> None:

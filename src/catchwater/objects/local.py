@@ -17,6 +17,7 @@ from catchwater.objects.base import (
     ObjectExists,
     ObjectInfo,
     ObjectMissing,
+    Part,
     StoreError,
     StoreFull,
     StoreUnavailable,
@@ -97,7 +98,7 @@ class LocalStore:
                     continue  # deleted since the directory was read
                 yield ObjectInfo(key, status.st_size, status.st_mtime_ns // 1_000_000)
 
-    def url(self, key: str = "") -> str:
+    def url(self, key: str = "", part: Part | None = None) -> str:
         return (self._path(key) if key else self.root).as_uri()
 
     def _path(self, key: str) -> Path:

@@ -12,6 +12,7 @@ from catchwater.objects.base import (
     ObjectExists,
     ObjectInfo,
     ObjectMissing,
+    Part,
     StoreFull,
     check_key,
     check_range,
@@ -66,7 +67,7 @@ class MemoryStore:
             if key.startswith(prefix):
                 yield ObjectInfo(key, len(data), modified_ms)
 
-    def url(self, key: str = "") -> str:
+    def url(self, key: str = "", part: Part | None = None) -> str:
         """A name for messages; no other process can read it."""
         return f"memory:///{check_key(key) if key else ''}"
 

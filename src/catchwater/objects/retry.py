@@ -22,6 +22,7 @@ from catchwater.objects.base import (
     ObjectMissing,
     ObjectStore,
     ObjectTruncated,
+    Part,
     StoreError,
     StoreUnavailable,
 )
@@ -172,8 +173,8 @@ class RetryingStore:
                 self.requests.add("list", "ok")
                 return
 
-    def url(self, key: str = "") -> str:
-        return self._store.url(key)
+    def url(self, key: str = "", part: Part | None = None) -> str:
+        return self._store.url(key, part)
 
     def _request(self, operation: str, call: Callable[[], T]) -> T:
         attempts = Attempts(self._clock, self._patience)

@@ -10,12 +10,15 @@ Relies on obstore for signatures and connections; its own retries are switched o
 with conditional writes. Imported only by `open_store`, for obstore is an extra (`s3`).
 """
 
+import hashlib
+import hmac
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import obstore
 from obstore.exceptions import (
@@ -31,11 +34,13 @@ from catchwater.objects.base import (
     ObjectExists,
     ObjectInfo,
     ObjectMissing,
+    Part,
     StoreError,
     StoreRefused,
     StoreUnavailable,
     check_key,
     check_range,
+    range_header,
 )
 
 if TYPE_CHECKING:  # obstore has these names for type checkers only
@@ -45,7 +50,7 @@ if TYPE_CHECKING:  # obstore has these names for type checkers only
 PART_BYTES = 8 * 1024 * 1024
 LARGE_BYTES = 2 * PART_BYTES
 """Larger objects are uploaded in parts, if possible, and get more time."""
-URL_LIFE = timedelta(hours=12)
+URL_LIFE = timedelta(minutes=15)
 
 _CONNECT_S = 5
 _REQUEST_S = 20
@@ -170,15 +175,21 @@ class S3Store:
         with self._named(folder, "listed"):
             return next(pages, ())
 
-    def url(self, key: str = "") -> str:
-        """A signed `https://` URL that grants read access to the object for twelve hours.
+    def url(self, key: str = "", part: Part | None = None) -> str:
+        """A signed `https://` URL that grants read access to the object, or to this part of it.
 
-        Without a key: what `open_store` takes, for others who have credentials.
+        A part can be signed only with credentials that do not change; without them it is "". Signed
+        is the header `Range` with just these bytes. Without a key: what `open_store` takes, for
+        others who have credentials.
         """
         if not key:
             return self._url
         with self._named(check_key(key), "signed for"):
-            return obstore.sign(self._small, "GET", key, URL_LIFE)
+            url = obstore.sign(self._small, "GET", key, URL_LIFE)
+        if part is None:
+            return url
+        secret = os.environ.get("AWS_SECRET_ACCESS_KEY", "")
+        return signed_for_part(url, part, secret) if secret else ""
 
     def _for(self, size: int) -> Bucket:
         return self._small if size <= LARGE_BYTES else self._large
@@ -225,6 +236,28 @@ class S3Store:
             hint = "Check that the endpoint can be reached; requests are repeated by themselves."
             return StoreUnavailable(sentence, hint=hint)
         return StoreRefused(sentence, hint="Check the URL in catchwater.objects and AWS_*.")
+
+
+def signed_for_part(url: str, part: Part, secret: str) -> str:
+    """The signed URL, signed anew for a request with the header `Range` of this part alone.
+
+    AWS Signature Version 4 in the query, with `range` among the signed headers.
+    """
+    parts = urlsplit(url)
+    fields = dict(parse_qsl(parts.query))
+    fields.pop("X-Amz-Signature")
+    fields["X-Amz-SignedHeaders"] = "host;range"
+    query = urlencode(sorted(fields.items()), quote_via=quote, safe="-_.~")
+    offset, size = part
+    headers = f"host:{parts.netloc}\nrange:{range_header(offset, size)}\n"
+    request = f"GET\n{parts.path}\n{query}\n{headers}\nhost;range\nUNSIGNED-PAYLOAD"
+    _, _, scope = fields["X-Amz-Credential"].partition("/")
+    digest = hashlib.sha256(request.encode()).hexdigest()
+    text = f"AWS4-HMAC-SHA256\n{fields['X-Amz-Date']}\n{scope}\n{digest}"
+    key = f"AWS4{secret}".encode()
+    for each in (*scope.split("/"), text):
+        key = hmac.new(key, each.encode(), hashlib.sha256).digest()
+    return parts._replace(query=f"{query}&X-Amz-Signature={key.hex()}").geturl()
 
 
 class _RangeOutside(StoreError):

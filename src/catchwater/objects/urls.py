@@ -21,6 +21,7 @@ from catchwater.objects.base import (
     StoreRefused,
     StoreUnavailable,
     check_range,
+    range_header,
 )
 from catchwater.objects.retry import PATIENT, Patience, retried
 
@@ -90,9 +91,8 @@ def _mapped(path: Path, offset: int, size: int) -> memoryview:
 
 
 def _requested(url: str, offset: int, size: int) -> memoryview:
-    # One byte at least, so that an empty range shows whether the object exists.
-    last = offset + max(size, 1) - 1
-    request = urllib.request.Request(url, headers={"Range": f"bytes={offset}-{last}"})
+    # Of an empty range one byte, which shows whether the object exists.
+    request = urllib.request.Request(url, headers={"Range": range_header(offset, size)})
     try:
         with _OPENER.open(request, timeout=_REQUEST_S) as reply:
             served = reply.headers.get("Content-Range", "")

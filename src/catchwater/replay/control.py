@@ -104,6 +104,21 @@ class Control:
         place that it has no say in.
         """
         topic = wanted[0].topic
+        try:
+            return self._plan(topic, wanted, read_committed)
+        except ControlRefused as refusal:
+            halves = _halves(wanted)
+            if refusal.code != "PLAN_TOO_LARGE" or halves is None:
+                raise
+        first, second = (self.plan(half, read_committed=read_committed) for half in halves)
+        return Plan(
+            first.ranges + second.ranges,
+            first.missing + second.missing,
+            first.aborted + tuple(each for each in second.aborted if each not in first.aborted),
+            first.quota or second.quota,
+        )
+
+    def _plan(self, topic: str, wanted: Sequence[Wanted], read_committed: bool) -> Plan:
         ranges = [{"partition": w.partition, "start": w.start, "end": w.end} for w in wanted]
         body: dict[str, Any] = {"topic": topic, "ranges": ranges, "client_id": self._client_id}
         if read_committed:
@@ -273,6 +288,17 @@ class Control:
         if response.status >= 400 or not isinstance(answer, dict):
             raise ControlRefused(response.status, answer if isinstance(answer, dict) else {})
         return answer
+
+
+def _halves(wanted: Sequence[Wanted]) -> tuple[Sequence[Wanted], Sequence[Wanted]] | None:
+    """The same offsets in two parts; None of one offset."""
+    if len(wanted) > 1:
+        return wanted[: len(wanted) // 2], wanted[len(wanted) // 2 :]
+    (one,) = wanted
+    at = (one.start + one.end) // 2
+    if at == one.start:
+        return None
+    return [one._replace(end=at)], [one._replace(start=at)]
 
 
 def _path(*names: str) -> str:

@@ -167,8 +167,9 @@ def slices_of(
     """The wanted part of each range, in order of topic, partition and offset.
 
     A partition may be wanted in several pieces that do not overlap, and a range that reaches over
-    some of them be listed for each. Each slice has those of the aborted transactions that reach
-    into it.
+    some of them be listed for each, by other URLs, or meanwhile by another range with the same
+    offsets: no offset is in two slices. Each slice has those of the aborted transactions that
+    reach into it.
     """
     pieces: dict[tuple[str, int], list[Wanted]] = {}
     for want in wanted:
@@ -179,9 +180,23 @@ def slices_of(
             first, stop = max(want.start, each.base_offset), min(want.end, each.last_offset + 1)
             if first < stop:
                 slices.append(Slice(each.topic, each.partition, first, stop, each))
-    slices.sort(key=lambda s: (s.topic, s.partition, s.first))
+    slices = list(_once(sorted(slices, key=lambda s: (s.topic, s.partition, s.first))))
     voids = list(aborted)
     return list(_with_aborted(slices, voids)) if voids else slices
+
+
+def _once(slices: Iterable[Slice]) -> Iterator[Slice]:
+    """The slices, in order, without the offsets that one before has."""
+    key, at = ("", -1), 0
+    for each in slices:
+        if (each.topic, each.partition) != key:
+            key, at = (each.topic, each.partition), each.first
+        if each.first < at:
+            if each.stop <= at:
+                continue
+            each = replace(each, first=at)
+        yield each
+        at = each.stop
 
 
 def _with_aborted(slices: Iterable[Slice], aborted: Iterable[Aborted]) -> Iterator[Slice]:

@@ -10,19 +10,15 @@ names the log's stores, and nothing else is read.
 Names are resolved once, here. Redirects are followed nowhere.
 """
 
-import socket
 from collections.abc import Sequence
-from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import PurePosixPath
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from catchwater.config import CatchwaterError, Restart
+from catchwater.hosts import HERE, farthest, nearest
 
 LOCATIONS = "catchwater.locations"
 """The option with the URLs of the stores that may be read; without it, see above."""
-
-_HERE, _LINK, _PRIVATE, _ANYWHERE = range(4)
-"""How far away an address is."""
 
 
 class SentAstray(CatchwaterError):
@@ -49,7 +45,7 @@ def check_location(url: str, named_by: str, allowed: Sequence[str] = ()) -> None
             return  # what the environment says, or Amazon's own
         parts = urlsplit(endpoint)
     if parts.scheme == "file":
-        if _distance(urlsplit(named_by).hostname) != _HERE:
+        if farthest(urlsplit(named_by).hostname) != HERE:
             raise _astray(url, named_by, "is a file, and they are another machine")
     elif parts.scheme in ("http", "https"):
         check_host(parts.hostname, named_by)
@@ -57,7 +53,7 @@ def check_location(url: str, named_by: str, allowed: Sequence[str] = ()) -> None
 
 def check_host(host: str | None, named_by: str) -> None:
     """Raise `SentAstray` if the host is nearer than that of the URL `named_by`."""
-    if _distance(host) < _distance(urlsplit(named_by).hostname):
+    if nearest(host) < farthest(urlsplit(named_by).hostname):
         raise _astray(str(host), named_by, "is nearer to this machine than they are")
 
 
@@ -76,33 +72,3 @@ def _lies_in(url: str, store: str) -> bool:
         return False
     path = PurePosixPath(unquote(has.path) or "/")
     return ".." not in path.parts and path.is_relative_to(unquote(wanted.path) or "/")
-
-
-def _distance(host: str | None) -> int:
-    """How far away the nearest address of this name is; a name that is not known is far away."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
-    except (OSError, UnicodeError):
-        return _ANYWHERE  # connecting will say so, or a proxy knows it
-    addresses = [ip_address(str(address[0]).partition("%")[0]) for *_, address in found]
-    return min(map(_how_far, addresses), default=_HERE)
-
-
-def _how_far(address: IPv4Address | IPv6Address) -> int:
-    plain = getattr(address, "ipv4_mapped", None) or address
-    if plain.is_loopback or plain.is_unspecified or _is_ours(plain):
-        return _HERE
-    if plain.is_link_local:
-        return _LINK
-    return _ANYWHERE if plain.is_global else _PRIVATE
-
-
-def _is_ours(address: IPv4Address | IPv6Address) -> bool:
-    """Whether this machine has the address: only then can it be bound."""
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((str(address), 0))
-    except OSError:
-        return False
-    return True

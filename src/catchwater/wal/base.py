@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from catchwater.config import CatchwaterError
-from catchwater.objects.base import Buffer, ObjectInfo
+from catchwater.objects.base import Buffer, ObjectInfo, Part
 
 
 class Position(NamedTuple):
@@ -122,8 +122,8 @@ class WalPlace(Protocol):
         """
         ...
 
-    def url(self, file: str) -> str:
-        """Where a reader in another process finds the file: see `objects.urls.read_range`."""
+    def url(self, file: str, part: Part | None = None) -> str:
+        """Where a reader in another process finds the file, as `ObjectStore.url`."""
         ...
 
     def listing(self) -> Iterator[ObjectInfo]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from catchwater.objects.base import ObjectInfo, ObjectTruncated, StoreUnavailable
+from catchwater.objects.base import ObjectInfo, ObjectTruncated, Part, StoreUnavailable
 from catchwater.objects.local import read_file_range
 from catchwater.room import NO_DESCRIPTORS
 from catchwater.wal.base import WalReadError, WalUnavailable
@@ -42,7 +42,7 @@ class WalDirectory:
                 ) from error
             raise WalReadError(f"{self._root / file} cannot be read: {error.strerror}.") from error
 
-    def url(self, file: str) -> str:
+    def url(self, file: str, part: Part | None = None) -> str:
         """A `file:` URL of the file."""
         return (self._root / file).absolute().as_uri()
 

@@ -25,6 +25,7 @@ from catchwater.objects.base import (
     ObjectMissing,
     ObjectStore,
     ObjectTruncated,
+    Part,
     StoreError,
     StoreFull,
 )
@@ -116,9 +117,9 @@ class ObjectWal:
         except (ObjectMissing, ObjectTruncated) as error:
             raise WalReadError(str(error), hint=error.hint) from error
 
-    def url(self, file: str) -> str:
+    def url(self, file: str, part: Part | None = None) -> str:
         """The object's URL."""
-        return self._store.url(file)
+        return self._store.url(file, part)
 
     def files(self) -> list[WalFile]:
         """None: an object is complete when it is there."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from catchwater.catalog.errors import CatalogRetriable
 from catchwater.catalog.shared import SharedCatalog
-from catchwater.objects.base import Buffer, ObjectInfo
+from catchwater.objects.base import Buffer, ObjectInfo, Part
 from catchwater.wal.base import Position, WalDescription, WalFile, WalReadError, WalUnavailable
 
 DESCRIPTION = WalDescription(
@@ -54,7 +54,7 @@ class PostgresWal:
             )
         return data
 
-    def url(self, file: str) -> str:
+    def url(self, file: str, part: Part | None = None) -> str:
         """A name for messages: only brokers read the database."""
         return f"postgresql:{file}"
 

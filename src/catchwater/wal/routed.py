@@ -8,7 +8,7 @@ looked for once: by reading the first byte of a file.
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from catchwater.objects.base import Buffer, ObjectInfo
+from catchwater.objects.base import Buffer, ObjectInfo, Part
 from catchwater.wal.base import Position, Wal, WalDescription, WalFile, WalPlace, WalReadError
 
 
@@ -35,9 +35,9 @@ class RoutedWal:
         """Bytes of a file, wherever it lies."""
         return self._place_of(file).read(file, offset, size)
 
-    def url(self, file: str) -> str:
+    def url(self, file: str, part: Part | None = None) -> str:
         """Where a reader in another process finds the file."""
-        return self._place_of(file).url(file)
+        return self._place_of(file).url(file, part)
 
     def remove(self, file: str) -> None:
         """Delete a file, wherever it lies."""

@@ -360,7 +360,7 @@ async def test_a_plan_names_the_aborted_transactions_that_reach_into_it(written:
     await written.write((None, 0, 4))  # 6 to 9
     await written.end(1, committed=False)  # 10
     first, second = ((p.id) for p in written._producers.values())
-    whole = await answer("read_committed", (0, 0, 11), (0, 2, 4), (1, 0, 2))
+    whole = await answer("read_committed", (0, 0, 2), (0, 2, 11), (1, 0, 2))
     names = ("partition", "producer_id", "first_offset", "last_offset")
     assert [tuple(each[name] for name in names) for each in whole["aborted"]] == [
         (0, first, 0, 5),
@@ -429,3 +429,97 @@ async def test_a_new_plan_for_an_object_that_is_gone_says_again_what_was_aborted
         return rows_of(slices_of(wanted, gone))
 
     assert await beside(read) == written.expected(0, 1, 8) != []
+
+
+async def asked(
+    log: Log, method: str, url: str, body: object = None, client: str = "127.0.0.1"
+) -> tuple[int, bytes]:
+    """One request to the control API, from an address."""
+    quotas = ReplayQuotas(ConfiguredLimits(-1, {}), ManualClock())
+    broker = SimpleNamespace(
+        log=log, may=lambda *_: True, replay_quotas=quotas, clock=ManualClock(), control_url=""
+    )
+    path, _, query = url.partition("?")
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": json.dumps(body).encode()}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http", "method": method, "path": path, "query_string": query.encode(),
+        "headers": [], "client": (client, 1),
+    }  # fmt: skip
+    await create_app(cast(Any, broker))(scope, receive, send)
+    return sent[0]["status"], b"".join(each.get("body", b"") for each in sent)
+
+
+def wanted(*ranges: tuple[int, int, int]) -> dict[str, object]:
+    names = ("partition", "start", "end")
+    return {"topic": "t", "ranges": [dict(zip(names, each, strict=True)) for each in ranges]}
+
+
+@pytest.mark.parametrize(
+    ("ranges", "status", "code"),
+    [
+        ([(0, 0, 2), (0, 1, 3)], 400, "INVALID_RANGES"),
+        ([(0, 0, 3)] * 5_000, 400, "INVALID_RANGES"),
+        ([(0, n, n + 1) for n in range(10_001)], 413, "PLAN_TOO_LARGE"),
+    ],
+    ids=["overlapping", "repeated", "too many"],
+)
+async def test_a_request_asks_for_no_offset_twice_and_for_no_end_of_ranges(
+    written: Written, ranges: list[tuple[int, int, int]], status: int, code: str
+) -> None:
+    await written.write((None, 0, 3))
+    answer = await asked(written.log, "POST", "/api/v1/plans", wanted(*ranges))
+    assert (answer[0], json.loads(answer[1])["error"]) == (status, code)
+
+
+async def test_a_plan_that_would_be_too_large_is_asked_for_in_parts(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(8):
+        await written.write((None, 0, 1), (None, 1, 1))
+    monkeypatch.setattr("catchwater.broker.control.plans.MOST_PLACES", 3)
+    status, answer = await asked(written.log, "POST", "/api/v1/plans", wanted((0, 0, 8)))
+    assert (status, json.loads(answer)["error"]) == (413, "PLAN_TOO_LARGE")
+    with served(written.log):
+        both = [Wanted("t", 0, 0, 8), Wanted("t", 1, 0, 8)]
+        plan = await beside(lambda: Control("http://127.0.0.1:1").plan(both))
+    found = [(each.partition, each.base_offset) for each in plan.ranges]
+    assert found == [(p, n) for p in (0, 1) for n in range(8)]
+
+
+async def test_a_reader_elsewhere_gets_bytes_from_the_broker_and_these_alone(
+    written: Written,
+) -> None:
+    await written.write((None, 0, 3), (None, 1, 3))
+    here = json.loads((await asked(written.log, "POST", "/api/v1/plans", wanted((0, 0, 3))))[1])
+    (local,) = here["ranges"]
+    assert local["url"].startswith("file:")
+    answer = await asked(written.log, "POST", "/api/v1/plans", wanted((0, 0, 3)), "203.0.113.9")
+    (remote,) = json.loads(answer[1])["ranges"]
+    assert remote["url"].startswith("/api/v1/bytes/")
+    status, data = await asked(written.log, "GET", remote["url"], client="203.0.113.9")
+    with open(local["url"].removeprefix("file://"), "rb") as file:
+        file.seek(local["byte_offset"])
+        assert (status, data) == (206, file.read(local["byte_size"]))
+    path, _, query = remote["url"].partition("?")
+    for changed in (
+        path,
+        f"{path}?{query.replace('from=', 'from=1')}",
+        f"{path}?{query.replace('size=', 'size=1')}",
+        f"{path}?{query.replace('until=', 'until=9')}",
+        f"{path}x?{query}",
+        f"{path}?{query}0",
+    ):
+        status, _ = await asked(written.log, "GET", changed, client="203.0.113.9")
+        assert status == 403, changed
+    late = ManualClock()
+    late.advance(16 * 60_000)
+    with patch(f"{__name__}.ManualClock", lambda: late):
+        status, _ = await asked(written.log, "GET", remote["url"], client="203.0.113.9")
+    assert status == 403

@@ -1,6 +1,10 @@
 """The page that Prometheus reads."""
 
-from catchwater.broker.metrics import Metrics
+from types import SimpleNamespace
+from typing import Any, cast
+
+from catchwater.broker.control.app import Health
+from catchwater.broker.metrics import MAX_LAGS, Metrics
 from catchwater.objects.retry import RequestCounts
 
 
@@ -38,3 +42,41 @@ def test_what_is_counted_at_every_request_is_shown_as_prometheus_shows_it() -> N
     assert shown[name + '_count{api="Fetch"}'] == 3
     assert abs(shown[name + '_sum{api="Fetch"}'] - 9.0012) < 1e-9
     assert "catchwater_request_queue_seconds_count 0.0" in page
+
+
+class Lagging:
+    """The parts of a broker that the page is made of: one group that is behind everywhere."""
+
+    def __init__(self, partitions: int) -> None:
+        key = SimpleNamespace(high_watermark=9)
+        commits = {("t", index): SimpleNamespace(offset=2) for index in range(partitions)}
+
+        async def groups() -> list[str]:
+            return ["g"]
+
+        async def committed(group: str) -> Any:
+            return commits
+
+        async def pins() -> list[Any]:
+            return []
+
+        self.turns = 0
+        self.metrics, self.clock, self.brokers = Metrics(), self, [1]
+        self.groups = SimpleNamespace(groups={})
+        self.log = SimpleNamespace(
+            groups=groups, committed=committed, pins=pins, unflushed_bytes=0,
+            txns=SimpleNamespace(open_count=0), state=lambda _: key,
+            topics={"t": SimpleNamespace(id=b"t")},
+        )  # fmt: skip
+
+    async def sleep(self, seconds: float) -> None:
+        self.turns += 1
+
+
+async def test_lags_are_shown_up_to_a_bound_and_others_have_their_turn_meanwhile() -> None:
+    broker = Lagging(MAX_LAGS + 5)
+    page = (await Health(cast(Any, broker)).metrics(cast(Any, None))).body.decode()
+    assert 'catchwater_consumer_lag_records{group="g",partition="3",topic="t"} 7.0' in page
+    assert page.count("catchwater_consumer_lag_records{") == MAX_LAGS
+    assert "catchwater_consumer_lags_left_out 5.0" in page
+    assert broker.turns >= MAX_LAGS // 1_000

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from catchwater.replay import reach
+from catchwater import hosts
 from catchwater.replay.control import Control
 from catchwater.replay.plan import Wanted
 from catchwater.replay.reach import SentAstray, check_host, check_location
@@ -56,7 +56,7 @@ def test_a_place_that_is_nearer_is_not_read(url: str, named_by: str) -> None:
 def test_the_machine_s_own_addresses_are_as_near_as_its_loopback(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reach, "_is_ours", lambda address: str(address) == "10.9.8.7")
+    monkeypatch.setattr(hosts, "_is_ours", lambda address: str(address) == "10.9.8.7")
     check_location("file:///data/a", NEAR)
     with pytest.raises(SentAstray):
         check_host("10.9.8.7", "http://10.9.8.8:9644")

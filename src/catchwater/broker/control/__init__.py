@@ -9,6 +9,7 @@
     GET    /api/v1/topics/{topic}                     offsets, bytes and places of each partition
     POST   /api/v1/plans                              where ranges of offsets lie in storage, and
                                                       which transactions in them were aborted
+    GET    /api/v1/bytes/{object}        the bytes that a plan has named to a reader elsewhere
     GET    /api/v1/pins                               {"pins": [...]}
     PUT    /api/v1/pins/{id}             {"owner", "positions", a lease, "max_bytes"}
     PATCH  /api/v1/pins/{id}             {"lease_ms"}: its lease ends so long from now

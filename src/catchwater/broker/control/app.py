@@ -3,6 +3,7 @@
 The paths about the broker and its topics are here; plans, pins and epochs have their own modules.
 """
 
+import asyncio
 from collections import Counter
 from functools import partial
 from itertools import islice
@@ -20,9 +21,12 @@ from catchwater.broker.control.pins import Pins
 from catchwater.broker.control.plans import Plans
 from catchwater.broker.control.replies import Refusal, find, http_error, json_reply, operating_error
 from catchwater.broker.gate import ANONYMOUS, ClusterDenied, Operation
-from catchwater.broker.metrics import MAX_GROUPS
+from catchwater.broker.metrics import MAX_GROUPS, MAX_LAGS
 from catchwater.catalog.rows import PinState, Topic
 from catchwater.config import Address, CatchwaterError
+
+_AT_ONCE = 1_000
+"""Lags that are looked at in one turn of the event loop."""
 
 
 class Health:
@@ -31,6 +35,7 @@ class Health:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._log = broker.log
+        self._measuring = asyncio.Lock()
 
     def routes(self) -> list[Route]:
         return [
@@ -54,29 +59,40 @@ class Health:
         return json_reply({"status": "ready"})
 
     async def metrics(self, request: Request) -> Response:
-        await self._measure_groups()
+        async with self._measuring:  # two that ask at once do not cost twice as much at a time
+            await self._measure_groups()
+            return await self._page()
+
+    async def _page(self) -> Response:
         states = Counter(pin.state for pin in await self._log.pins())
         for state in get_args(PinState):
             self._broker.metrics.pins.labels(state).set(states[state])
         self._broker.metrics.wal_unflushed_bytes.set(self._log.unflushed_bytes)
         self._broker.metrics.txn_open.set(self._log.txns.open_count)
         self._broker.metrics.brokers.set(len(self._broker.brokers))
-        return Response(self._broker.metrics.page(), media_type="text/plain; version=0.0.4")
+        page = await asyncio.to_thread(self._broker.metrics.page)
+        return Response(page, media_type="text/plain; version=0.0.4")
 
     async def _measure_groups(self) -> None:
         """Lag is computed when metrics are read, so that commits and appends cost nothing more."""
-        metrics = self._broker.metrics
-        metrics.group_members.clear()
-        metrics.consumer_lag_records.clear()
-        for group in islice(self._broker.groups.groups.values(), MAX_GROUPS):
-            metrics.group_members.labels(group.id).set(len(group.members))
+        shown, left_out = self._broker.metrics.groups, 0
+        lags: list[tuple[str, str, int, int]] = []
+        groups = islice(self._broker.groups.groups.values(), MAX_GROUPS)
+        members = {group.id: len(group.members) for group in groups}
         for group_id in (await self._log.groups())[:MAX_GROUPS]:
-            for (name, partition), commit in (await self._log.committed(group_id)).items():
+            committed = await self._log.committed(group_id)
+            for at, ((name, partition), commit) in enumerate(committed.items()):
+                if at % _AT_ONCE == 0:
+                    await self._broker.clock.sleep(0)  # the turn of others
                 topic = self._log.topics.get(name)
-                if topic is not None:
-                    end = self._log.state((topic.id, partition)).high_watermark
-                    lag = metrics.consumer_lag_records.labels(group_id, name, str(partition))
-                    lag.set(max(0, end - commit.offset))
+                if topic is None:
+                    continue
+                if len(lags) >= MAX_LAGS:
+                    left_out += 1
+                    continue
+                end = self._log.state((topic.id, partition)).high_watermark
+                lags.append((group_id, name, partition, max(0, end - commit.offset)))
+        shown.members, shown.lags, shown.left_out = members, lags, left_out
 
     async def cluster(self, request: Request) -> Response:
         session = self._log.session

@@ -1,10 +1,23 @@
 """Plans of replays: the objects and byte ranges of offsets, and grants of a quota to read them.
 
+A plan grants what it names and nothing else: a URL of a bucket is signed for the very bytes and for
+a quarter of an hour. Files are named only to readers on this machine. Other readers, and those of
+bytes that nobody but a broker can read, get a URL of this broker (`Bytes`), signed with a key of
+this process.
+
 A plan of committed records also lists the aborted transactions in its ranges. If a quota applies, a
 plan names it, and a grant is a part of it.
 """
 
+import asyncio
+import hashlib
+import hmac
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
 from typing import Annotated, Any, Literal
+from urllib.parse import quote, urlencode
 
 import msgspec
 from starlette.requests import Request
@@ -16,9 +29,19 @@ from catchwater.broker.control import replies
 from catchwater.broker.control.replies import Refusal, json_reply, read_body
 from catchwater.broker.gate import ANONYMOUS, Operation
 from catchwater.broker.quotas import Grant
-from catchwater.log.read.planner import CommittedPlan
+from catchwater.hosts import HERE, nearest
+from catchwater.log.read.planner import CommittedPlan, PlanRange
+from catchwater.objects.base import range_header
 
 READ_COMMITTED = "read_committed"
+MOST_RANGES = 10_000
+"""Of a request."""
+MOST_PLACES = 20_000
+"""Of an answer: some 8 MB."""
+GRANT_S = 900
+_READS_AT_ONCE = 4
+_KEY = os.urandom(32)
+"""Signs this process's own URLs."""
 
 
 class _Range(msgspec.Struct):
@@ -45,10 +68,12 @@ class Plans:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._log = broker.log
+        self._bytes = Bytes(broker)
 
     def routes(self) -> list[Route]:
         return [
             Route("/api/v1/plans", self.plan, methods=["POST"]),
+            Route("/api/v1/bytes/{object:path}", self._bytes.read),
             Route("/api/v1/grants", self.grant, methods=["POST"]),
         ]
 
@@ -61,21 +86,25 @@ class Plans:
                     404, "UNKNOWN_PARTITION", f"{topic.name} has no partition {wanted.partition}."
                 )
         ranges = [(wanted.partition, wanted.start, wanted.end) for wanted in body.ranges]
+        _check_ranges(ranges)
+        planner = self._log.planner
         if body.isolation == READ_COMMITTED:
-            committed = await self._log.planner.plan_committed(topic.name, ranges)
+            committed = await planner.plan_committed(topic.name, ranges, MOST_PLACES)
             planned, more = committed.ranges, _committed(committed)
         else:
-            planned, more = await self._log.planner.plan(topic.name, ranges), {}
+            planned, more = await planner.plan(topic.name, ranges, MOST_PLACES), {}
+        is_here = await asyncio.to_thread(_is_here, request)
         states = {p: self._log.state((topic.id, p)) for p in range(topic.partitions)}
-        return json_reply(
+        return await asyncio.to_thread(
+            json_reply,
             {
                 "topic": topic.name,
-                "ranges": planned,
+                "ranges": [self._bytes.granted(each, is_here) for each in planned],
                 "log_start": {str(p): state.log_start for p, state in states.items()},
                 "high_watermark": {str(p): state.high_watermark for p, state in states.items()},
             }
             | more
-            | self._quota(body.client_id)
+            | self._quota(body.client_id),
         )
 
     def _quota(self, client_id: str) -> dict[str, Any]:
@@ -94,6 +123,66 @@ class Plans:
         self._broker.metrics.replay_granted_bytes.inc(grant.size_bytes)
         self._broker.metrics.replay_throttled_seconds.inc(grant.throttle_ms / 1000)
         return json_reply({"bytes": grant.size_bytes, "throttle_ms": grant.throttle_ms})
+
+
+class Bytes:
+    """`/api/v1/bytes`: ranges of objects for who got their URL in a plan."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._reads = asyncio.Semaphore(_READS_AT_ONCE)
+
+    def granted(self, each: PlanRange, is_here: bool) -> PlanRange:
+        """The range as this reader may be told of it."""
+        if each.url.startswith("https:") or each.url.startswith("http:"):
+            return replace(each, parquet="")  # Spark's own reader takes no signed URL
+        if each.url.startswith("file:") and is_here:
+            return each
+        until_s = self._broker.clock.now_ms() // 1000 + GRANT_S
+        asked = (each.object, each.byte_offset, each.byte_size, until_s)
+        query = urlencode(
+            {"from": asked[1], "size": asked[2], "until": asked[3], "key": _sign(asked)}
+        )
+        url = f"{self._broker.control_url}/api/v1/bytes/{quote(each.object)}?{query}"
+        return replace(each, url=url, parquet="")
+
+    async def read(self, request: Request) -> Response:
+        """Exactly the bytes that the URL was given for, whatever `Range` says."""
+        query = request.query_params
+        try:
+            numbers = int(query["from"]), int(query["size"]), int(query["until"])
+        except (KeyError, ValueError):
+            numbers = (0, 0, 0)
+        asked = (request.path_params["object"], *numbers)
+        offset, size, until_s = numbers
+        is_signed = hmac.compare_digest(_sign(asked), query.get("key", ""))
+        if not is_signed or self._broker.clock.now_ms() > until_s * 1000:
+            raise Refusal(403, "NOT_GRANTED", "This URL grants nothing (any more).")
+        async with self._reads:
+            data = await asyncio.to_thread(self._broker.log.read_object, asked[0], offset, size)
+        where = range_header(offset, size).replace("=", " ")
+        headers = {"content-range": f"{where}/{offset + size}"}
+        return Response(data, 206, headers, media_type="application/octet-stream")
+
+
+def _sign(asked: tuple[str, int, int, int]) -> str:
+    return hmac.new(_KEY, repr(asked).encode(), hashlib.sha256).hexdigest()
+
+
+def _is_here(request: Request) -> bool:
+    """Whether the reader is on this machine."""
+    return request.client is None or nearest(request.client.host) == HERE
+
+
+def _check_ranges(ranges: Iterable[tuple[int, int, int]]) -> None:
+    """Refuse so many, or offsets that are named twice: an answer would be endless."""
+    inorder = sorted(ranges)
+    if len(inorder) > MOST_RANGES:
+        raise Refusal(413, "PLAN_TOO_LARGE", f"A request has up to {MOST_RANGES} ranges.")
+    for (partition, _, end), (following, start, _) in pairwise(inorder):
+        if partition == following and start < end:
+            message = f"Offset {start} of partition {partition} is asked for twice."
+            raise Refusal(400, "INVALID_RANGES", message)
 
 
 def _committed(plan: CommittedPlan) -> dict[str, Any]:

@@ -27,7 +27,10 @@ from catchwater.catalog.errors import (
 from catchwater.catalog.rows import Pin, Topic
 from catchwater.config import CatchwaterError
 from catchwater.log.core import RangeMissing
+from catchwater.log.read.history import PlanTooLarge
 from catchwater.log.storage import StagedDamaged
+from catchwater.objects.base import ObjectMissing
+from catchwater.wal.base import WalReadError
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 
@@ -48,6 +51,9 @@ _STATUSES: Mapping[type[CatchwaterError], tuple[int, str]] = {
     ClusterDenied: (403, "CLUSTER_AUTHORIZATION_FAILED"),
     TopicUnknown: (404, "UNKNOWN_TOPIC"),
     TopicExists: (409, "TOPIC_EXISTS"),
+    ObjectMissing: (404, "NO_OBJECT"),
+    WalReadError: (404, "NO_OBJECT"),
+    PlanTooLarge: (413, "PLAN_TOO_LARGE"),
     EpochGap: (409, "EPOCH_GAP"),
     StagedDamaged: (422, "STAGED_DAMAGED"),
     CatalogFull: (507, "STORAGE_FULL"),

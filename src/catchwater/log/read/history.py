@@ -24,6 +24,7 @@ from catchwater.catalog.rows import (
     PartitionKey,
     RunRow,
 )
+from catchwater.config import CatchwaterError
 from catchwater.log.format.batches import (
     Block,
     DamagedObject,
@@ -82,6 +83,17 @@ class PlanRange:
     parquet_first: int = 0
     parquet_stop: int = 0
     """The offsets [first, stop) of that segment."""
+    object: str = ""
+    """The object's key, by which the broker itself reads it."""
+
+
+class PlanTooLarge(CatchwaterError):
+    """So many places hold the offsets that are asked for that an answer would be endless."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The offsets lie in more places than one plan names.", hint="Ask for fewer at once."
+        )
 
 
 class History:
@@ -143,29 +155,44 @@ class History:
                 largest, step = run.max_timestamp, step * 2
         return None if largest < 0 else self.first_at(key, largest)
 
-    def plan(self, key: PartitionKey, start: int, end: int) -> list[PlanRange]:
+    def plan(self, key: PartitionKey, start: int, end: int, most: int = 2**31) -> list[PlanRange]:
         """Where the offsets [start, end) lie: ranges of about 8 MiB, made of whole pieces.
 
-        Ends early where the catalog holds no consecutive run.
+        Ends early where the catalog holds no consecutive run. Raises `PlanTooLarge`.
         """
         ranges: list[PlanRange] = []
         parquet = {row.segment: row for row in self._catalog.parquet(key, start, end)}
         for run in self._consecutive(key, start, end):
             kind = "segment" if run.object.startswith(SEGMENTS) else "chunk"
             kind = "cleaned" if is_cleaned(run.object) else kind
-            url = self._storage.url(run.object)
             pieces = [
                 piece._replace(holes=None)  # it is of a piece, and ranges are read in other parts
                 for piece in _from_offset(self._pieces(run), start)
                 if piece.base_offset < end
             ]
             planned = [
-                _plan_range(key[1], kind, url, piece) for piece in _joined(pieces, PLAN_RANGE_BYTES)
+                self._plan_range(key[1], kind, run.object, piece)
+                for piece in _joined(pieces, PLAN_RANGE_BYTES)
             ]
             if run.object in parquet:
                 planned = self._with_parquet(planned, run, parquet[run.object])
             ranges += planned
+            if len(ranges) > most:
+                raise PlanTooLarge
         return ranges
+
+    def _plan_range(self, partition: int, kind: str, key: str, piece: Piece) -> PlanRange:
+        return PlanRange(
+            partition=partition,
+            kind=kind,
+            url=self._storage.url(key, (piece.position, piece.size_bytes)),
+            byte_offset=piece.position,
+            byte_size=piece.size_bytes,
+            base_offset=piece.base_offset,
+            last_offset=piece.last_offset,
+            max_timestamp=piece.max_timestamp,
+            object=key,
+        )
 
     def _with_parquet(
         self, planned: list[PlanRange], run: RunRow, parquet: ParquetRow
@@ -347,16 +374,3 @@ def _joined(pieces: Iterable[Piece], max_bytes: int) -> Iterator[Piece]:
 def _from_offset(pieces: tuple[Piece, ...], offset: int) -> tuple[Piece, ...]:
     """The piece that holds the offset and those after it."""
     return pieces[bisect_left(pieces, offset, key=lambda piece: piece.last_offset) :]
-
-
-def _plan_range(partition: int, kind: str, url: str, piece: Piece) -> PlanRange:
-    return PlanRange(
-        partition=partition,
-        kind=kind,
-        url=url,
-        byte_offset=piece.position,
-        byte_size=piece.size_bytes,
-        base_offset=piece.base_offset,
-        last_offset=piece.last_offset,
-        max_timestamp=piece.max_timestamp,
-    )

@@ -37,10 +37,13 @@ class Planner:
     reader: Reader
     stability: Stability
 
-    async def plan(self, topic: str, ranges: Iterable[tuple[int, int, int]]) -> list[PlanRange]:
+    async def plan(
+        self, topic: str, ranges: Iterable[tuple[int, int, int]], most: int = 2**31
+    ) -> list[PlanRange]:
         """Where the bytes of (partition, start, end) lie, end exclusive.
 
-        Raises `TopicUnknown`, or `RangeMissing` with every offset that is not there.
+        Raises `TopicUnknown`, or `RangeMissing` with every offset that is not there; `PlanTooLarge`
+        where they lie in more than `most` places.
         """
         topic_id = self.topics.find(topic).id
         planned: list[PlanRange] = []
@@ -53,7 +56,7 @@ class Planner:
             missing += [(partition, *gap) for gap in (below, above) if gap[0] < gap[1]]
             at, last = max(start, state.log_start), min(end, state.high_watermark)
             while at < last:
-                found = await self.reader.plan(key, at, last)
+                found = await self.reader.plan(key, at, last, most - len(planned))
                 planned += found
                 at = found[-1].last_offset + 1 if found else at
                 if at < last:
@@ -65,11 +68,11 @@ class Planner:
         return planned
 
     async def plan_committed(
-        self, topic: str, ranges: Iterable[tuple[int, int, int]]
+        self, topic: str, ranges: Iterable[tuple[int, int, int]], most: int = 2**31
     ) -> CommittedPlan:
         """As `plan`, up to the last stable offset; what lies beyond is not there yet, not missing.
 
-        Raises `TopicUnknown` and `RangeMissing` as `plan` does.
+        Raises what `plan` raises.
         """
         topic_id = self.topics.find(topic).id
         wanted = list(ranges)
@@ -82,7 +85,7 @@ class Planner:
             # What was never written stays missing, as it is to readers of everything.
             is_written = end <= self.states[topic_id, partition].high_watermark
             bounded.append((partition, start, min(end, stable[partition]) if is_written else end))
-        found = await self.plan(topic, bounded)
+        found = await self.plan(topic, bounded, most)
         aborted = {
             row
             for partition, start, end in bounded

@@ -240,13 +240,15 @@ class Reader:
         """
         return await self._in_worker(key, lambda: self._history.newest(key))
 
-    async def plan(self, key: PartitionKey, start: int, end: int) -> list[PlanRange]:
+    async def plan(
+        self, key: PartitionKey, start: int, end: int, most: int = 2**31
+    ) -> list[PlanRange]:
         """Where the bytes of the offsets [start, end) lie, in offset order.
 
         Whole batches, and up to a piece (1 MiB) of them before `start` and behind `end`.
-        Ends early where the catalog holds no consecutive run. Raises `Unreadable`.
+        Ends early where the catalog holds no consecutive run. Raises `Unreadable`, `PlanTooLarge`.
         """
-        return await self._in_worker(key, lambda: self._history.plan(key, start, end))
+        return await self._in_worker(key, lambda: self._history.plan(key, start, end, most))
 
     async def next_stored(self, key: PartitionKey, offset: int) -> int:
         """The first offset from `offset` on that a run holds; 2**63 - 1 if none does."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from catchwater.log.storage import WAL
-from catchwater.objects.base import ObjectMissing, ObjectStore, ObjectTruncated, StoreError
+from catchwater.objects.base import ObjectMissing, ObjectStore, ObjectTruncated, Part, StoreError
 from catchwater.objects.local import read_file_range
 from catchwater.wal.base import Position
 from catchwater.wal.directory import FILE_NAME
@@ -59,10 +59,10 @@ class LogFiles:
         except OSError as error:
             raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
 
-    def url(self, key: str) -> str:
+    def url(self, key: str, part: Part | None = None) -> str:
         """The object's URL for other processes; not for rows of the catalog."""
         path = self._path(key)
-        return self.objects.url(key) if path is None else path.absolute().as_uri()
+        return self.objects.url(key, part) if path is None else path.absolute().as_uri()
 
     def read_all(self, key: str) -> bytes:
         """The whole object."""

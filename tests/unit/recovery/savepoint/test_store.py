@@ -3,6 +3,7 @@
 import pytest
 
 from catchwater.clock import Clock
+from catchwater.objects.base import Part
 from catchwater.objects.memory import MemoryStore
 from catchwater.recovery.savepoint.create import create
 from catchwater.recovery.savepoint.format import SavepointDamaged
@@ -42,7 +43,7 @@ class Signing(MemoryStore):
 
     signed = 0
 
-    def url(self, key: str = "") -> str:
+    def url(self, key: str = "", part: Part | None = None) -> str:
         """Signed, but for the root's."""
         self.signed += bool(key)
         return f"https://host/{key}?signature={self.signed}" if key else "s3://bucket/x?region=y"

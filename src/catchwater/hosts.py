@@ -1,0 +1,48 @@
+"""How far away a host is: this machine, its network, or anywhere."""
+
+import socket
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+HERE, LINK, PRIVATE, ANYWHERE = range(4)
+"""This machine, link-local, addresses that are not routed, and all others."""
+
+
+def nearest(host: str | None) -> int:
+    """How far away the nearest address of this name is."""
+    return min(_distances(host))
+
+
+def farthest(host: str | None) -> int:
+    """How far away the farthest address of this name is."""
+    return max(_distances(host))
+
+
+def _distances(host: str | None) -> list[int]:
+    """Of every address; a name that is not known is far away. Asks the resolver."""
+    if not host:
+        return [HERE]
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return [ANYWHERE]  # connecting will say so, or a proxy knows it
+    return [_how_far(ip_address(str(at[0]).partition("%")[0])) for *_, at in found]
+
+
+def _how_far(address: IPv4Address | IPv6Address) -> int:
+    plain = getattr(address, "ipv4_mapped", None) or address
+    if plain.is_loopback or plain.is_unspecified or _is_ours(plain):
+        return HERE
+    if plain.is_link_local:
+        return LINK
+    return ANYWHERE if plain.is_global else PRIVATE
+
+
+def _is_ours(address: IPv4Address | IPv6Address) -> bool:
+    """Whether this machine has the address: only then can it be bound."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(address), 0))
+    except OSError:
+        return False
+    return True
