@@ -360,7 +360,9 @@ async def test_a_plan_names_the_aborted_transactions_that_reach_into_it(written:
     await written.write((None, 0, 4))  # 6 to 9
     await written.end(1, committed=False)  # 10
     first, second = ((p.id) for p in written._producers.values())
-    whole = await answer("read_committed", (0, 0, 2), (0, 2, 11), (1, 0, 2))
+    whole = await answer("read_committed", (0, 0, 11), (1, 0, 2))
+    pieces = await answer("read_committed", (0, 0, 4), (0, 4, 11), (1, 0, 2))
+    assert pieces["aborted"] == whole["aborted"], "one that reaches into both is listed once"
     names = ("partition", "producer_id", "first_offset", "last_offset")
     assert [tuple(each[name] for name in names) for each in whole["aborted"]] == [
         (0, first, 0, 5),

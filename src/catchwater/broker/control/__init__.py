@@ -1,8 +1,7 @@
 """The HTTP port for operators and for our own clients of plans, pins and epochs.
 
     GET    /healthz                                   the process is up
-    GET    /readyz                                    it takes requests; 503 while it stops or
-                                                      cannot reach its storage or its catalog
+    GET    /readyz                 it takes requests; 503 while it stops or lacks its storage
     GET    /metrics                                   Prometheus
     GET    /api/v1/cluster                            the brokers, and this one's session
     GET    /api/v1/topics                             {"topics": [{"name", "id", "partitions"}]}
