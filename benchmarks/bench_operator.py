@@ -31,7 +31,7 @@ from catchwater import Context, Keyed, Out, function
 from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.pack import pack
 from catchwater.pipeline.rows import DRIVER, EVENTS, HEAD, Head, Manifest, Row, shard_labels
-from catchwater.pipeline.run.artefact import publish as publish_code
+from catchwater.pipeline.run.versions import publish as publish_code
 from catchwater.pipeline.shard_epoch import Stage, run_stage
 from catchwater.state.roll import EMPTY, Position
 

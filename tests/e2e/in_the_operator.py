@@ -10,7 +10,7 @@ import pyarrow as pa
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.pack import pack
 from catchwater.pipeline.rows import DRIVER, EVENTS, HEAD, Head, Manifest, Row, shard_labels
-from catchwater.pipeline.run.artefact import publish
+from catchwater.pipeline.run.versions import publish
 from catchwater.pipeline.shard_epoch import Stage, run_stage
 from catchwater.recovery.ledger import ShardEpoch
 from catchwater.state.roll import EMPTY

@@ -24,7 +24,7 @@ from catchwater.pipeline import supervise as halting
 from catchwater.pipeline.change import rebuild as changing
 from catchwater.pipeline.run import backfill as backfills
 from catchwater.pipeline.run import config
-from catchwater.pipeline.supervise import stop_requested
+from catchwater.pipeline.run.driver import stop_requested
 from catchwater.recovery.folder import lock
 from catchwater.sinks.table import TableSink
 

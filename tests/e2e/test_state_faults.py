@@ -26,7 +26,7 @@ from catchwater.config import CatchwaterError
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.pack import pack
 from catchwater.pipeline.rows import DRIVER, EVENTS, HEAD, Head, Manifest, Row
-from catchwater.pipeline.run.artefact import find_function, publish
+from catchwater.pipeline.run.versions import find_function, publish
 from catchwater.pipeline.shard_epoch import Stage, run_stage
 from catchwater.recovery import checkpoint, pins, rewind
 from catchwater.recovery.intact import newest_intact

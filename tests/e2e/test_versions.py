@@ -33,9 +33,9 @@ from catchwater.pipeline.change.warm import prepare as prepare_warm
 from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.run import config as files
 from catchwater.pipeline.run import run
+from catchwater.pipeline.run.driver import Stop
 from catchwater.pipeline.run.run import prepare
 from catchwater.pipeline.spark.failure import Traces
-from catchwater.pipeline.supervise import Stop
 from catchwater.recovery import checkpoint, handover
 from catchwater.recovery.folder import hold, lock
 from catchwater.recovery.ledger import Ledger

@@ -78,8 +78,7 @@ def _drive(
 ) -> None:
     """Run the pipeline in this process, with a supervisor at standard input if it stands by."""
     from catchwater.pipeline.run.config import AVAILABLE_NOW
-    from catchwater.pipeline.run.driver import run_pipeline
-    from catchwater.pipeline.supervise import Turn, report
+    from catchwater.pipeline.run.driver import Turn, report, run_pipeline
 
     if available_now:
         config = replace(config, trigger=AVAILABLE_NOW)

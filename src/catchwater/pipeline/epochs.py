@@ -13,6 +13,7 @@ Either may be killed between any two steps: the epoch runs again, the next look 
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,7 @@ class Upkeep:
         terms: Terms,
         *,
         retain: int,
-        logs: Logs,
+        logs: Callable[[], Logs],
         sinks: Mapping[str, Sink],
         journals: Sequence[Journal],
         watch: RestoreWatch | None,
@@ -183,7 +184,7 @@ class Upkeep:
         self._tails = tails
         self._terms = terms
         self._retain = retain
-        self._logs = logs
+        self._open_logs = logs
         self._sinks = sinks
         self._journals = journals
         self._watch = watch
@@ -217,6 +218,11 @@ class Upkeep:
         settle_claim(self._folder, newest, release, self._clock)
         self._done = newest
         return entries
+
+    @cached_property
+    def _logs(self) -> Logs:
+        """The shards' state logs; opened by the first sweep, and no start waits for that."""
+        return self._open_logs()
 
     def _entry(self, epoch: int) -> EpochEntry:
         entry = self._ledger.read(epoch)

@@ -24,10 +24,10 @@ from catchwater.config import CatchwaterError, ConfigError
 from catchwater.objects.open import join
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.run import identity, versions
-from catchwater.pipeline.run.artefact import FunctionCode, find_function
 from catchwater.pipeline.run.backfill import BACKFILLS
 from catchwater.pipeline.run.config import DEAD_LETTER, PipelineConfig
 from catchwater.pipeline.run.identity import Identity
+from catchwater.pipeline.run.versions import FunctionCode, find_function
 from catchwater.recovery import checkpoint, pins, remote
 from catchwater.recovery.contract import LogState, PartitionTail, check_covered
 from catchwater.recovery.estimate import RestoreWatch

@@ -29,10 +29,10 @@ from catchwater.pipeline.functions.spec import PoisonPolicy
 from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.plan import ASK_S, Problem, plan_of, problems_of
 from catchwater.pipeline.run import config as files
-from catchwater.pipeline.run.artefact import declared_in, find_module, is_importing, name_of
 from catchwater.pipeline.run.config import AVAILABLE_NOW, RECOVERY_KEYS, PipelineConfig
+from catchwater.pipeline.run.driver import Stop, report, stop_requested
+from catchwater.pipeline.run.versions import declared_in, find_module, is_importing, name_of
 from catchwater.pipeline.status import epoch_told
-from catchwater.pipeline.supervise import Stop, report, stop_requested
 from catchwater.recovery.checkpoint import last_commit
 from catchwater.recovery.contract import Contract, NoContract, load_contract
 from catchwater.recovery.folder import key_part

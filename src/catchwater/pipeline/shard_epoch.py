@@ -42,8 +42,8 @@ from catchwater.pipeline.rows import (
     head_of,
     shard_labels,
 )
-from catchwater.pipeline.run.artefact import FunctionCode
 from catchwater.pipeline.run.config import DEAD_LETTER
+from catchwater.pipeline.run.versions import FunctionCode
 from catchwater.pipeline.watchdog import watched
 from catchwater.pipeline.workers import Doing, notes
 from catchwater.recovery.folder import key_part

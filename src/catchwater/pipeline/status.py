@@ -16,8 +16,8 @@ import msgspec
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.pipeline.run import identity
-from catchwater.pipeline.run.artefact import find_function
 from catchwater.pipeline.run.config import PipelineConfig
+from catchwater.pipeline.run.versions import find_function
 from catchwater.pipeline.supervise import Supervision, read_supervision
 from catchwater.recovery.checkpoint import commit_ms
 from catchwater.recovery.contract import Contract, budgets

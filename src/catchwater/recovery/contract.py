@@ -7,10 +7,8 @@ takes is the business of `estimate`.
 Pure but for the files of contracts; the log is read by others.
 """
 
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -399,12 +397,3 @@ def forget_contracts_before(folder: Path, epoch: int) -> None:
     for number in list(numbered(contracts, ".json")):
         if number < epoch:
             (contracts / f"{number}.json").unlink(missing_ok=True)
-
-
-def versions() -> dict[str, str]:
-    """Of this product, of Python, and of Spark where it is installed."""
-    found = {"catchwater": version("catchwater"), "python": platform.python_version()}
-    try:
-        return {**found, "pyspark": version("pyspark")}
-    except PackageNotFoundError:
-        return found

@@ -21,9 +21,9 @@ from catchwater.pipeline import pipeline as public
 from catchwater.pipeline.functions.declare import DeclarationError
 from catchwater.pipeline.run import config as files
 from catchwater.pipeline.run import driver
-from catchwater.pipeline.run.artefact import _importing
+from catchwater.pipeline.run.driver import Stop, take_report
+from catchwater.pipeline.run.versions import _importing
 from catchwater.pipeline.spark import session
-from catchwater.pipeline.supervise import Stop, take_report
 from catchwater.recovery.ledger import LedgerDamaged
 
 KAFKA = Kafka("localhost:9092", "payments")

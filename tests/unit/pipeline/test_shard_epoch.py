@@ -19,7 +19,7 @@ from catchwater.pipeline.functions.spec import Poison
 from catchwater.pipeline.pack import pack, pack_table
 from catchwater.pipeline.process.poison import EventFailed
 from catchwater.pipeline.rows import DRIVER, EVENTS, HEAD, TABLES, Head, Manifest, Row, shard_labels
-from catchwater.pipeline.run.artefact import publish
+from catchwater.pipeline.run.versions import publish
 from catchwater.pipeline.shard_epoch import Stage, run_stage
 from catchwater.recovery.ledger import ShardEpoch
 from catchwater.sinks.base import RETRACTS_ID_HEADER, OutputRecord, Staged

@@ -41,8 +41,8 @@ def upkeep(made: Made, sink: Any, terms: Terms = TERMS) -> Upkeep:
         return {key: tail for key, tail in TAILS.items() if key[0] in topics}
 
     return Upkeep(
-        made.folder, None, tails, terms, retain=2, logs=made.logs, journals=[], sinks={"out": sink},
-        watch=None, clock=made.clock,
+        made.folder, None, tails, terms, retain=2, logs=lambda: made.logs, journals=[],
+        sinks={"out": sink}, watch=None, clock=made.clock,
     )  # fmt: skip
 
 

@@ -74,7 +74,7 @@ from catchwater.pipeline.functions.spec import Poison
 from catchwater.pipeline.pack import pack
 from catchwater.pipeline.rows import shard_labels
 from catchwater.pipeline.rows import DRIVER, EVENTS, HEAD, Head, Manifest, Row
-from catchwater.pipeline.run.artefact import find_function, publish
+from catchwater.pipeline.run.versions import find_function, publish
 from catchwater.pipeline.shard_epoch import Stage, run_stage
 from catchwater.state.roll import EMPTY
 

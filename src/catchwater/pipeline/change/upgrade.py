@@ -25,8 +25,13 @@ from catchwater.config import CatchwaterError
 from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.opened import OpenPipeline, check_fit, check_sinks
 from catchwater.pipeline.run import identity, versions
-from catchwater.pipeline.run.artefact import FunctionCode, publish
-from catchwater.pipeline.run.versions import StateIncompatible, Version, Versions
+from catchwater.pipeline.run.versions import (
+    FunctionCode,
+    StateIncompatible,
+    Version,
+    Versions,
+    publish,
+)
 from catchwater.pipeline.supervise import halt, running
 from catchwater.recovery.checkpoint import settle
 from catchwater.recovery.folder import key_part

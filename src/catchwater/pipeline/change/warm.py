@@ -26,8 +26,8 @@ from catchwater.config import CatchwaterError
 from catchwater.pipeline.change.upgrade import alter_targets, look, new_versions, save
 from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.run import versions
-from catchwater.pipeline.run.artefact import publish
 from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS, PipelineConfig
+from catchwater.pipeline.run.versions import publish
 from catchwater.recovery import checkpoint as checkpoints
 from catchwater.recovery import handover
 from catchwater.recovery.checkpoint import settle

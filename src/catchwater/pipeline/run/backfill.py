@@ -20,8 +20,8 @@ from catchwater.clock import Clock
 from catchwater.config import CatchwaterError
 from catchwater.objects.open import join
 from catchwater.pipeline.run import identity
-from catchwater.pipeline.run.artefact import find_function
 from catchwater.pipeline.run.config import AVAILABLE_NOW, PipelineConfig
+from catchwater.pipeline.run.versions import find_function
 from catchwater.recovery import checkpoint, handover
 from catchwater.recovery.ledger import FOLDER, OffsetMap, read_json, write_whole
 from catchwater.recovery.remote import refuse_url

@@ -1,28 +1,39 @@
 """One driver of a pipeline: Spark starts while what needs it is imported and looked at.
 
 `catchwater pipeline run` ends up here. SIGTERM and Ctrl-C stop it after what Spark is doing was
-undone or done: at most an epoch runs again. A driver that stands by has its Spark session ready and
-looks at the checkpoint when its turn comes.
+undone or done: at most an epoch runs again.
+
+Under a supervisor a driver gets ready (Python, Spark's session, Python workers) and reads its
+standard input. A line means that it is its turn, and the checkpoint is its own now: most get it at
+once, a warm spare when the driver before it has died. The end of the input means that the
+supervisor is dead: the driver then ends its whole process group at once, JVM included, and the next
+start recovers. A driver that fails leaves a `Report` in its checkpoint.
 """
 
 import logging
+import os
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from catchwater.clock import SYSTEM, Clock
+from catchwater.config import CatchwaterError, Restart
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.pipeline.run.artefact import declared_in
 from catchwater.pipeline.run.config import PipelineConfig
+from catchwater.pipeline.run.versions import declared_in
 from catchwater.pipeline.spark import session
 from catchwater.pipeline.spark.failure import Traces
 from catchwater.pipeline.spark.zygote import scratch, zygote
-from catchwater.pipeline.supervise import Stop, Turn, stop_requested
 from catchwater.recovery.folder import Lock
-from catchwater.recovery.ledger import FOLDER
+from catchwater.recovery.ledger import FOLDER, read_json, write_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,6 +42,80 @@ _log = logging.getLogger("catchwater.pipeline")
 
 _LOOK_S = 0.1
 """How often a driver that stands by looks whether it is to stop."""
+
+GO = b"go\n"
+"""The line by which a supervisor gives a driver its turn."""
+_WAKING = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+
+
+class Stop:
+    """Whether a signal has asked us to stop."""
+
+    requested = False
+
+    def __init__(self, woken: int | None = None) -> None:
+        self._woken = woken
+        """Readable when a signal has come; None: none will."""
+
+    def pause(self, clock: Clock, seconds: float) -> None:
+        """Block for so long; less where a signal asks us to stop, or a child ends."""
+        clock.pause(seconds, self._woken)
+        if self._woken is not None:
+            with suppress(BlockingIOError):
+                os.read(self._woken, 4096)
+
+
+@contextmanager
+def stop_requested() -> Iterator[Stop]:
+    """Turn SIGTERM and Ctrl-C into a flag, for as long as this lasts. In the main thread only."""
+    woken, wake = os.pipe()
+    for end in (woken, wake):
+        os.set_blocking(end, False)
+    stop = Stop(woken)
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        stop.requested = stop.requested or number != signal.SIGCHLD
+
+    before = {number: signal.signal(number, ask) for number in _WAKING}
+    woken_before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    try:
+        yield stop
+    finally:
+        signal.set_wakeup_fd(woken_before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(woken)
+        os.close(wake)
+
+
+class Turn:
+    """The end of the supervisor's pipe that the driver holds."""
+
+    def __init__(self, descriptor: int = 0) -> None:
+        self._descriptor = descriptor
+        self._come = threading.Event()
+        threading.Thread(target=self._listen, name="supervisor", daemon=True).start()
+
+    @property
+    def come(self) -> bool:
+        """Whether the supervisor has said go."""
+        return self._come.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether the supervisor says go within so long."""
+        return self._come.wait(timeout_s)
+
+    def _listen(self) -> None:
+        while os.read(self._descriptor, len(GO)):
+            self._come.set()
+        end_group()
+
+
+def end_group() -> None:
+    """End this process and, where it leads its process group, all that it has started."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def run_pipeline(
@@ -166,3 +251,48 @@ def settings_of(config: PipelineConfig) -> dict[str, str]:
         "spark.sql.streaming.minBatchesToRetain": str(config.retain + 1),
         "spark.sql.streaming.pollingDelay": "20",
     }
+
+
+# What a failed driver leaves for the next start.
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Why a driver failed, for its supervisor and for `pipeline status`."""
+
+    pid: int
+    kind: str
+    message: str
+    hint: str | None
+    exit_code: int
+    restart: Restart = Restart.AGAIN
+
+
+def report(checkpoint: Path, error: CatchwaterError) -> None:
+    """Leave word of why this process fails."""
+    told = Report(
+        os.getpid(),
+        getattr(error, "kind", type(error).__name__),
+        str(error),
+        error.hint,
+        error.exit_code,
+        error.restart,
+    )
+    write_whole(_report_file(checkpoint), msgspec.json.encode(told))
+
+
+def read_report(checkpoint: Path, pid: int) -> Report | None:
+    """What the process of this id left, if it was the last to leave word."""
+    told = read_json(_report_file(checkpoint), Report)
+    return told if told is not None and told.pid == pid else None
+
+
+def take_report(checkpoint: Path) -> Report | None:
+    """What the last process to fail left, for the one that goes on in its place; read once."""
+    try:
+        return read_json(_report_file(checkpoint), Report)
+    finally:
+        _report_file(checkpoint).unlink(missing_ok=True)
+
+
+def _report_file(checkpoint: Path) -> Path:
+    return checkpoint / FOLDER / "failure.json"

@@ -9,11 +9,13 @@ function a shuffle to the shards and an operator.
 import hashlib
 import logging
 import os
+import platform
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,18 +23,20 @@ import pyarrow as pa
 
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError, Restart
+from catchwater.objects.open import open_store
 from catchwater.pipeline.epochs import EpochWriter, Upkeep
 from catchwater.pipeline.functions.spec import FunctionSpec, Poison
 from catchwater.pipeline.opened import OpenPipeline, check_fit, check_sinks, source_of
-from catchwater.pipeline.rows import from_arrow, shard_labels, to_arrow
+from catchwater.pipeline.rows import from_arrow, to_arrow
 from catchwater.pipeline.run import identity, versions
-from catchwater.pipeline.run.artefact import publish
 from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS, DEAD_LETTER, PipelineConfig
+from catchwater.pipeline.run.driver import Stop, take_report
 from catchwater.pipeline.run.metrics import PipelineMetrics
+from catchwater.pipeline.run.versions import publish
 from catchwater.pipeline.shard_epoch import Stage, run_stage
 from catchwater.pipeline.spark import session
 from catchwater.pipeline.spark.failure import Traces, cause, is_starved
-from catchwater.pipeline.supervise import Stop, read_supervision, take_report
+from catchwater.pipeline.supervise import read_supervision
 from catchwater.recovery import checkpoint, contract, handover, pins, remote, rewind
 from catchwater.recovery.checkpoint import settle
 from catchwater.recovery.contract import FunctionVersion, Terms
@@ -129,6 +133,8 @@ def prepare(config: PipelineConfig, began_s: float, clock: Clock) -> OpenPipelin
     # Does the file fit the functions, and the pipeline the checkpoint?
     check_fit(config, specs)
     check_sinks(config, specs)
+    if config.state is not None:
+        open_store(config.state, clock)  # refused, where it is no store's URL, before it is kept
     identity.bind(config.checkpoint, pipeline.identity(), pipeline.doubt)
     # May these versions of the functions go on from its state?
     published = [(spec, publish(spec, config.checkpoint)) for spec in specs]
@@ -389,7 +395,7 @@ def source_settings(pipeline: OpenPipeline) -> "PackedSettings":
         options=config.source_options,
         checkpoint=str(config.checkpoint),
         functions=list(pipeline.codes),
-        labels=shard_labels(config.shard_count),
+        shards=config.shard_count,
         tasks=config.tasks,
         record_key_is_function_key=config.record_key_is_function_key,
         idle_timeout_ms=config.idle_timeout_ms,
@@ -455,7 +461,7 @@ def upkeep_of(pipeline: OpenPipeline, chain: Sequence[Stage], clock: Clock) -> U
         pipeline.tails,
         terms_of(pipeline),
         retain=pipeline.config.retain,
-        logs={
+        logs=lambda: {
             (stage.index, shard): stage.log(shard)
             for stage in chain
             for shard in range(stage.shards)
@@ -483,9 +489,18 @@ def terms_of(pipeline: OpenPipeline) -> Terms:
         needs_history_ms=max(spec.needs_history_ms or 0 for spec in pipeline.specs),
         max_restore_s=max_restore_ms / 1000 if max_restore_ms else None,
         max_replay_s=max_replay_ms / 1000 if max_replay_ms else None,
-        versions=contract.versions(),
+        versions=_versions(),
         pinned=pipeline.control is not None,
     )
+
+
+def _versions() -> dict[str, str]:
+    """Of this product, of Python, and of Spark where it is installed."""
+    found = {"catchwater": version("catchwater"), "python": platform.python_version()}
+    try:
+        return {**found, "pyspark": version("pyspark")}
+    except PackageNotFoundError:
+        return found
 
 
 def poison_limit(pipeline: OpenPipeline) -> int | None:

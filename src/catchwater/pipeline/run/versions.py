@@ -1,24 +1,218 @@
-"""The version ledger: which versions of its functions a checkpoint has seen, and which runs now.
+"""Which code runs on a checkpoint: functions as artefacts, and the ledger of their versions.
+
+The module that declares a function is copied into the checkpoint under the SHA-256 of its source.
+Workers load that file and nothing else, and refuse one whose hash is another. Pickling a class by
+reference would let a worker that imported it earlier, or that finds another copy on its path, run
+old code without a word. Modules that the function's module imports are found on the path as usual.
+
+Which of a module's functions a change concerns, its *part* says: the statements that make the
+function and all that these name, directly or not, with every statement that may do more than bind
+its names. A part may be too large, so that an unchanged function counts as changed; not too small.
 
 `<checkpoint>/catchwater/versions.json` keeps, for every version and every change of its code, what
 its state looks like, from which epoch on it ran, and the savepoint that was taken before it. Stored
 state may stem from any of them (records are brought over when they are next touched), so another
-version has to read them all: that is asked here, before anything is started.
-
-A version that was rolled back is remembered as withdrawn. Where the pipeline's file still names it,
-the version that came before runs from its artefact.
+version has to read them all: that is checked here, before anything is started. A version that was
+rolled back is remembered as withdrawn. Where the pipeline's file still names it, the version that
+came before runs from its artefact.
 """
 
-from collections.abc import Sequence
+import ast
+import builtins
+import hashlib
+import importlib
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import msgspec
 
-from catchwater.config import CatchwaterError
+from catchwater.config import CatchwaterError, ConfigError, Restart, nearest
+from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.functions.schema import StateSchema, compare, describe
 from catchwater.pipeline.functions.spec import FunctionSpec
-from catchwater.pipeline.run.artefact import FunctionCode
 from catchwater.recovery.ledger import FOLDER, read_json, write_whole
+
+_LOADED = "__catchwater_code__"
+"""The attribute of a module that says which artefact it was made from."""
+_NOT_THE_USERS = (
+    "<",
+    str(Path(__file__).parents[2]),
+    sysconfig.get_path("stdlib"),
+    sysconfig.get_path("purelib"),
+)
+"""How names of files begin that are not the user's."""
+_QUIET = sys.stdlib_module_names | {"catchwater", "msgspec", "pydantic"}
+"""What is imported from here has no effect on others when a module calls it, decorates with it, or
+derives from it."""
+_SEES_ALL = frozenset(
+    {"eval", "exec", "compile", "globals", "locals", "vars", "__import__"}
+    | {"sys", "importlib", "inspect"}
+)
+"""A function that names one of these may use anything in its module."""
+
+
+class CodeChanged(CatchwaterError):
+    """An artefact's bytes are not those it was published with."""
+
+    restart = Restart.NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCode:
+    """Where a function's code lies and what it must be; pickles, and is short."""
+
+    module: str
+    name: str
+    path: str
+    sha256: str
+
+    def load(self) -> FunctionSpec:
+        """The function's declaration, from the artefact. Raises `CodeChanged`."""
+        module = sys.modules.get(self.module)
+        if module is None or getattr(module, _LOADED, None) != self.sha256:
+            module = self._execute()
+        return spec_of(getattr(module, self.name))
+
+    def part_sha256(self) -> str:
+        """Of the function's part of its module; comments and its place there do not count."""
+        return part_sha256(Path(self.path).read_bytes(), self.name)
+
+    def _execute(self) -> Any:
+        path = Path(self.path)
+        if hashlib.sha256(path.read_bytes()).hexdigest() != self.sha256:
+            raise CodeChanged(
+                f"The code of {self.module}:{self.name} at {path} is not what was published.",
+                hint="Start the pipeline again.",
+            )
+        found = spec_from_file_location(self.module, path)
+        assert found is not None and found.loader is not None, "a .py file has a loader"
+        module = module_from_spec(found)
+        # Annotations are resolved through sys.modules, by the module's own name.
+        sys.modules[self.module] = module
+        with _importing():
+            found.loader.exec_module(module)
+        setattr(module, _LOADED, self.sha256)
+        return module
+
+
+def find_function(named: str, folder: Path) -> FunctionSpec:
+    """The function `module:Class`, looked for in `folder` first. Raises `ConfigError`."""
+    module_name, _, name = named.partition(":")
+    if not module_name or not name.isidentifier():
+        raise ConfigError(f"function = {named!r} is not of the form module:Class.")
+    module = find_module(module_name, folder)
+    target = getattr(module, name, None)
+    if target is None:
+        raise ConfigError(
+            f"The module {module_name!r} ({module.__file__}) has no {name!r}.",
+            hint=f"The nearest is {nearest(name, vars(module))}.",
+        )
+    return spec_of(target)
+
+
+def find_module(name: str, folder: Path) -> ModuleType:
+    """The user's module, looked for in `folder` first.
+
+    Raises `ConfigError`, with the line, for any error of its own.
+    """
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        with _importing():
+            return importlib.import_module(name)
+    except CatchwaterError:  # a declaration says by itself what is wrong
+        raise
+    except Exception as error:  # a module is the user's, and may raise anything
+        absent = isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]
+        why = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"The function's module {name!r} cannot be imported: {why}{_line(error)}.",
+            hint=f"It is looked for in {folder} and on the Python path." if absent else None,
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    """The innermost line of the user's that led to the error, to end a sentence with."""
+    if isinstance(error, SyntaxError):
+        return ""  # it names its own
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
+    return f", at {own[-1].filename} line {own[-1].lineno}: {own[-1].line}" if own else ""
+
+
+def publish(spec: FunctionSpec, checkpoint: Path) -> FunctionCode:
+    """Copy the module that declares the function into the checkpoint."""
+    target = spec.target
+    module, file = declared_in(target)
+    source = file.read_bytes()
+    sha256 = hashlib.sha256(source).hexdigest()
+    path = checkpoint / FOLDER / "code" / f"{sha256}.py"
+    if not path.exists():
+        write_whole(path, source)
+    return FunctionCode(module, name_of(target), str(path), sha256)
+
+
+def declared_in(target: Any) -> tuple[str, Path]:
+    """The module that declares a function, as others import it, and its file.
+
+    Raises `ConfigError` for one that is declared in no file, as in a notebook's cell.
+    """
+    module = sys.modules.get(target.__module__)
+    file = getattr(module, "__file__", None)
+    if module is None or file is None:
+        raise ConfigError(
+            f"The function {target.__qualname__} is declared in no file, and workers load a "
+            "function from a copy of its file.",
+            hint="Write the cell into a module beside the notebook (%%writefile cards.py) and "
+            "import the function from there.",
+        )
+    if module.__name__ != "__main__":
+        return module.__name__, Path(file)
+    return (module.__spec__.name if module.__spec__ else Path(file).stem), Path(file)
+
+
+_IMPORTS = 0
+
+
+@contextmanager
+def _importing() -> Iterator[None]:
+    global _IMPORTS
+    _IMPORTS += 1
+    try:
+        yield
+    finally:
+        _IMPORTS -= 1
+
+
+def is_importing() -> bool:
+    """Whether a function's module is being imported, here or by a worker: nothing may run then."""
+    return _IMPORTS > 0
+
+
+def name_of(target: Any) -> str:
+    """What the function's module calls it. Raises `ConfigError` if it has no name there."""
+    if "<locals>" not in target.__qualname__:
+        return str(target.__qualname__)
+    for name, each in vars(sys.modules[target.__module__]).items():
+        if each is target:
+            return name
+    raise ConfigError(
+        f"The function {target.__qualname__} has no name in the module that makes it, "
+        f"{target.__module__!r}, where workers look for it.",
+        hint="Give it one there: name = made(…), and let function = name that module.",
+    )
+
+
+# The ledger of versions.
 
 
 class VersionDiffers(CatchwaterError):
@@ -136,11 +330,11 @@ def kept(checkpoint: Path, version: Version) -> Function:
     try:
         return code.load(), code
     except Exception as error:  # the module, and what it imports, is the user's: it may raise any
-        told = str(error) if isinstance(error, CatchwaterError | OSError) else repr(error)
-        told = told.rstrip(".")
+        why = str(error) if isinstance(error, CatchwaterError | OSError) else repr(error)
+        why = why.rstrip(".")
         raise CodeGone(
             f"Version {version.version} of {version.function!r} cannot be run from the code that "
-            f"{checkpoint} keeps ({code.path}): {told}.",
+            f"{checkpoint} keeps ({code.path}): {why}.",
             hint=f"Put the module {version.module} of version {version.version} back, and what it "
             "imports, beside the pipeline's file.",
         ) from error
@@ -214,7 +408,7 @@ def _is_withdrawn(ledger: Versions, code: FunctionCode) -> bool:
 
 
 def _is_same(version: Version, code: FunctionCode) -> bool:
-    """Whether that is the function as this code makes it, whatever else its module says."""
+    """Whether that is the function as this code makes it; the rest of its module may differ."""
     if version.code == code.sha256 or not version.part:
         return version.code == code.sha256
     return (version.module, version.name, version.part) == (
@@ -226,3 +420,121 @@ def _is_same(version: Version, code: FunctionCode) -> bool:
 
 def _path(checkpoint: Path) -> Path:
     return checkpoint / FOLDER / "versions.json"
+
+
+# A function's part of its module.
+
+
+def part_sha256(source: bytes, name: str) -> str:
+    """SHA-256 of what a module says of the function of this name."""
+    statements = ast.parse(source).body
+    quiet = {*dir(builtins)} - _SEES_ALL
+    imports = (each for each in statements if isinstance(each, ast.Import | ast.ImportFrom))
+    quiet.update(n for each in imports if _module_of(each) in _QUIET for n in _bound(each))
+    made = [each for each in statements if not isinstance(each, ast.Import | ast.ImportFrom)]
+    quiet.difference_update(bound for each in made for bound in _bound(each))
+    classes = {each.name for each in made if isinstance(each, ast.ClassDef)}
+    watches_subclasses = "__init_subclass__" in source.decode()
+    bases = quiet | (set() if watches_subclasses else classes) | {*dir(builtins)}
+    makers: dict[str, list[int]] = {}
+    waiting = []
+    for index, each in enumerate(statements):
+        for bound in _bound(each):
+            makers.setdefault(bound, []).append(index)
+        if not _is_inert(each, quiet, bases):
+            waiting.append(index)
+    part: set[int] = set()
+    waiting += makers.get(name, range(len(statements)))
+    while waiting:
+        index = waiting.pop()
+        if index not in part:
+            part.add(index)
+            named = {*_named(statements[index])}
+            if named & _SEES_ALL and not isinstance(statements[index], ast.Import | ast.ImportFrom):
+                waiting += range(len(statements))
+            waiting += (maker for each in named for maker in makers.get(each, ()))
+    dumped = "\n".join(ast.dump(statements[index]) for index in sorted(part))
+    return hashlib.sha256(dumped.encode()).hexdigest()
+
+
+def _module_of(statement: ast.Import | ast.ImportFrom) -> str:
+    """The top-level package that it imports from; empty: of several, or beside this module."""
+    if isinstance(statement, ast.ImportFrom):
+        return "" if statement.level else (statement.module or "").partition(".")[0]
+    found = {each.name.partition(".")[0] for each in statement.names}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _bound(statement: ast.stmt) -> Iterator[str]:
+    """The names of the module that it binds."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield statement.name
+        return
+    for each in ast.walk(statement):
+        if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load):
+            yield each.id
+        elif isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield each.name
+        elif isinstance(each, ast.alias):
+            yield each.asname or each.name.partition(".")[0]
+
+
+def _is_inert(statement: ast.stmt, quiet: set[str], bases: set[str]) -> bool:
+    """Whether it does nothing but bind its names: then it counts for those who use them.
+
+    `quiet` may be called, `bases` derived from.
+    """
+    run: list[ast.expr | None] = []
+    match statement:
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            run += [*statement.args.defaults, *statement.args.kw_defaults]
+            called = statement.decorator_list
+        case ast.ClassDef():
+            run += (each.value for each in statement.keywords)
+            called = [*statement.decorator_list]
+            called += (k.value for k in statement.keywords if k.arg in (None, "metaclass"))
+            derived = all(_root(each) in bases for each in statement.bases)
+            if not (derived and all(_is_inert(each, quiet, bases) for each in statement.body)):
+                return False
+        case ast.Assign(targets=targets, value=value):
+            run, called = [*targets, value], []
+        case ast.AnnAssign(target=target, value=declared):
+            run, called = [target, declared], []
+        case ast.Import() | ast.ImportFrom():
+            stars = any(each.name == "*" for each in statement.names)
+            return not stars and _module_of(statement) in _QUIET - {"__future__"}
+        case ast.Expr(ast.Constant()) | ast.Pass():
+            return True
+        case _:
+            return False
+    return all(_root(each) in quiet for each in called) and not any(
+        _acts(each, quiet) for part in run if part is not None for each in ast.walk(part)
+    )
+
+
+def _acts(expression: ast.AST, quiet: set[str]) -> bool:
+    """Whether evaluating this alone may change something that has a name already."""
+    if isinstance(expression, ast.Attribute | ast.Subscript):
+        return not isinstance(expression.ctx, ast.Load)
+    return isinstance(expression, ast.Call) and _root(expression) not in quiet
+
+
+def _root(expression: ast.expr) -> str | None:
+    """`a` of `a.b(c)[d].e()`."""
+    while isinstance(expression, ast.Attribute | ast.Subscript | ast.Call):
+        expression = expression.func if isinstance(expression, ast.Call) else expression.value
+    return expression.id if isinstance(expression, ast.Name) else None
+
+
+def _named(statement: ast.stmt) -> Iterator[str]:
+    """All names in it, those in texts too: annotations, and names that are looked up."""
+    docstrings = {id(each.value) for each in ast.walk(statement) if isinstance(each, ast.Expr)}
+    for each in ast.walk(statement):
+        if isinstance(each, ast.Name):
+            yield each.id
+        elif (
+            id(each) not in docstrings
+            and isinstance(each, ast.Constant)
+            and isinstance(each.value, str)
+        ):
+            yield from re.findall(r"[^\W\d]\w*", each.value)

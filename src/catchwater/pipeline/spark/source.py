@@ -43,9 +43,10 @@ from catchwater.pipeline.rows import (
     TABLES,
     Head,
     Row,
+    shard_labels,
     to_arrow,
 )
-from catchwater.pipeline.run.artefact import FunctionCode
+from catchwater.pipeline.run.versions import FunctionCode
 from catchwater.pipeline.watermark import FIRST_WATERMARK_MS, EventTime
 from catchwater.recovery import handover
 from catchwater.recovery.ledger import EpochEntry, Ledger, OffsetMap, SourceOffset
@@ -68,14 +69,13 @@ RUN_BYTES = 32 << 20
 
 
 class PackedSettings(msgspec.Struct, frozen=True):
-    """What the source is told, as the one option Spark carries for it."""
+    """The settings of the source, which Spark carries as one option."""
 
     options: dict[str, str]
     checkpoint: str
     functions: list[FunctionCode]
     """Of the chain, in order."""
-    labels: list[int]
-    """Of the shards, by index."""
+    shards: int
     tasks: int
     record_key_is_function_key: bool
     idle_timeout_ms: int | None = None
@@ -166,6 +166,10 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     @cached_property
     def _specs(self) -> list[FunctionSpec]:
         return [code.load() for code in self._settings.functions]
+
+    @cached_property
+    def _labels(self) -> list[int]:
+        return shard_labels(self._settings.shards)
 
     @cached_property
     def _time(self) -> EventTime:
@@ -313,7 +317,7 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         before = {(each.stage, each.shard): each for each in base.shards} if base else {}
         rows = []
         for stage in range(len(self._settings.functions)):
-            for shard, label in enumerate(self._settings.labels):
+            for shard, label in enumerate(self._labels):
                 stood = before.get((stage, shard))
                 head = Head(
                     end.epoch,
@@ -373,11 +377,11 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             self._specs[0],
             batches,
             origin=f"{topic}-{run[0].column('partition')[0].as_py()}",
-            shards=len(settings.labels),
+            shards=settings.shards,
             input=settings.inputs.get(topic, ""),
         )
         for blobs, sequence in zip(packed, sequences, strict=False):
-            yield [Row(settings.labels[shard], 0, shard, sequence, blob) for shard, blob in blobs]
+            yield [Row(self._labels[shard], 0, shard, sequence, blob) for shard, blob in blobs]
 
     def _table_rows(
         self, run: Sequence[pa.RecordBatch], sequences: Iterator[int]
@@ -398,10 +402,10 @@ class PackedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
                     batch.column("value"),
                     batch.column("offset"),
                     origin=f"{topic}-{batch.column('partition')[0].as_py()}",
-                    shards=len(settings.labels),
+                    shards=settings.shards,
                 )
                 for shard, blob in packed:
-                    yield Row(settings.labels[shard], stage, shard, sequence, blob)
+                    yield Row(self._labels[shard], stage, shard, sequence, blob)
 
     def stop(self) -> None:
         """Close the connections."""

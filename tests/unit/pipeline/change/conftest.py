@@ -23,8 +23,8 @@ from catchwater.pipeline.functions.spec import FunctionSpec
 from catchwater.pipeline.opened import OpenPipeline
 from catchwater.pipeline.rows import Manifest
 from catchwater.pipeline.run import identity, versions
-from catchwater.pipeline.run.artefact import publish
 from catchwater.pipeline.run.config import PipelineConfig
+from catchwater.pipeline.run.versions import publish
 from catchwater.recovery import handover
 from catchwater.recovery.contract import PartitionTail
 from catchwater.recovery.folder import home_of

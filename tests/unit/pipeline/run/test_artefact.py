@@ -8,7 +8,7 @@ import pytest
 
 from catchwater.config import ConfigError
 from catchwater.pipeline.functions.declare import DeclarationError, spec_of
-from catchwater.pipeline.run.artefact import CodeChanged, find_function, part_sha256, publish
+from catchwater.pipeline.run.versions import CodeChanged, find_function, part_sha256, publish
 
 SOURCE = """\
 from dataclasses import dataclass

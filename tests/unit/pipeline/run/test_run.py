@@ -8,8 +8,9 @@ import pytest
 
 from catchwater.clock import ManualClock
 from catchwater.pipeline.run.config import AVAILABLE_NOW, CONTINUOUS
+from catchwater.pipeline.run.driver import Stop
 from catchwater.pipeline.run.run import STARTS, InputMissing, run_to_end, take
-from catchwater.pipeline.supervise import Failure, Restarts, Stop
+from catchwater.pipeline.supervise import Failure, Restarts
 from catchwater.replay.subscription import TopicUnknown
 
 STARVED = "terminated with exception: Python worker failed to connect back. SQLSTATE: XXKST"

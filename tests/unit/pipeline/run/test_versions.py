@@ -9,7 +9,6 @@ from textwrap import dedent
 import msgspec
 import pytest
 
-from catchwater.pipeline.run.artefact import find_function, publish
 from catchwater.pipeline.run.versions import (
     CodeGone,
     Function,
@@ -18,8 +17,10 @@ from catchwater.pipeline.run.versions import (
     Versions,
     admit,
     check_reach,
+    find_function,
     kept,
     load,
+    publish,
     store,
     version_of,
 )

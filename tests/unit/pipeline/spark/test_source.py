@@ -10,8 +10,8 @@ import pytest
 from catchwater.clock import Clock
 from catchwater.demo.card_risk import CardRisk
 from catchwater.pipeline.functions.declare import spec_of
-from catchwater.pipeline.rows import EVENTS, HEAD, TABLES, Head
-from catchwater.pipeline.run.artefact import publish
+from catchwater.pipeline.rows import EVENTS, HEAD, TABLES, Head, shard_labels
+from catchwater.pipeline.run.versions import publish
 from catchwater.pipeline.spark import source
 from catchwater.pipeline.spark.source import PackedReader, PackedSettings
 from catchwater.recovery import handover
@@ -89,7 +89,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackedSettings:
         options={**servers, "subscribe": "pay"},
         checkpoint=str(tmp_path),
         functions=[publish(spec_of(CardRisk), tmp_path)],
-        labels=[7, 3],
+        shards=2,
         tasks=2,
         record_key_is_function_key=False,
         table_options={**servers, "subscribe": "shops"},
@@ -292,7 +292,9 @@ def test_every_shard_gets_a_head_with_the_position_of_the_entry_before(
     first = driver.at
     driver.run(keys=5)
     heads = driver.reader.partitions(first, driver.at)[0].heads
-    assert [(row.label, row.shard, row.sequence) for row in heads] == [(7, 0, HEAD), (3, 1, HEAD)]
+    first, second = shard_labels(2)
+    at = [(row.label, row.shard, row.sequence) for row in heads]
+    assert at == [(first, 0, HEAD), (second, 1, HEAD)]
     assert msgspec.msgpack.decode(heads[0].blob, type=Head).base == EMPTY
     FakeLog.ends = {("pay", 0): 3, ("pay", 1): 2}
     second = driver.at

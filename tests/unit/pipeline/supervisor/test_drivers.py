@@ -10,13 +10,13 @@ import pytest
 
 from catchwater.clock import SYSTEM
 from catchwater.config import ConfigError
-from catchwater.pipeline import supervise as drivers
+from catchwater.pipeline.run.driver import report
 from catchwater.pipeline.supervise import DriverProcess, Failure
 
 WAITS = """
 import sys
 from catchwater.clock import SYSTEM
-from catchwater.pipeline.supervise import Turn
+from catchwater.pipeline.run.driver import Turn
 turn = Turn()
 while not turn.come:
     SYSTEM.pause(0.005)
@@ -68,7 +68,7 @@ def test_what_it_left_word_of_is_its_failure(
     driver = start(
         "import sys; from pathlib import Path\n"
         "from catchwater.config import ConfigError\n"
-        "from catchwater.pipeline.supervise import report\n"
+        "from catchwater.pipeline.run.driver import report\n"
         f"report(Path({str(tmp_path)!r}), ConfigError('No such topic.', hint='Make it.'))\n"
         "sys.exit(2)"
     )
@@ -78,7 +78,7 @@ def test_what_it_left_word_of_is_its_failure(
 def test_word_of_an_earlier_driver_is_not_taken_for_this_ones(
     start: Callable[[str], DriverProcess], tmp_path: Path
 ) -> None:
-    drivers.report(tmp_path, ConfigError("No such topic."))
+    report(tmp_path, ConfigError("No such topic."))
     assert wait_for(start("import sys; sys.exit(1)")) == Failure(1)
 
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from catchwater.config import CatchwaterError, ConfigError, Restart
-from catchwater.pipeline.supervise import read_report, report, take_report
+from catchwater.pipeline.run.driver import read_report, report, take_report
 
 
 def test_a_report_is_of_the_process_that_left_it(tmp_path: Path) -> None:

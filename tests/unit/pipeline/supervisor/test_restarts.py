@@ -6,8 +6,8 @@ import pytest
 
 from catchwater.config import CatchwaterError, Restart
 from catchwater.pipeline.process.poison import EventFailed, PoisonLimitReached
-from catchwater.pipeline.run.artefact import CodeChanged
 from catchwater.pipeline.run.run import InputMissing
+from catchwater.pipeline.run.versions import CodeChanged
 from catchwater.pipeline.spark.session import JavaMissing, SparkMissing
 from catchwater.pipeline.supervise import HOUR_S, Failure, Restarts
 from catchwater.recovery.folder import CheckpointInUse

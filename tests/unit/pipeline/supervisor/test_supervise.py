@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from catchwater.clock import ManualClock
+from catchwater.pipeline.run.driver import Stop
 from catchwater.pipeline.supervise import (
     STOP_S,
     Failure,
     GivenUp,
     Restarts,
-    Stop,
     Supervision,
     Supervisor,
     read_supervision,
