@@ -24,7 +24,7 @@ the true end.
 
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -131,6 +131,11 @@ class End:
     """The number of the newest full record."""
     beat: Beat | None = None
     """Of this fence."""
+
+    @property
+    def released(self) -> bool:
+        """Whether its holder has let go."""
+        return self.beat is not None and self.beat.released
 
 
 def read_end(store: ObjectStore) -> End:
@@ -298,17 +303,16 @@ def take(
     store: ObjectStore,
     clock: Clock,
     *,
-    gone: str | None = None,
+    gone: Container[str] = (),
     lease_ms: int = LEASE_MS,
 ) -> Writer:
-    """Become the writer. `gone` is the token of a holder that is known to have ended.
+    """Become the writer. `gone` are tokens of holders that have ended, or were silent for a lease.
 
     Waits for as long as the lease of a holder that has not let go. Raises `LeaseHeld` if it turns
     out to live, or another one is faster; `StoreError`, `LedgerDamaged`.
     """
     end = read_end(store)
-    released = end.beat is not None and end.beat.released
-    if end.holder is not None and not released and end.holder.token != gone:
+    if end.holder is not None and not end.released and end.holder.token not in gone:
         _watch(store, clock, end, end.holder)
         found = read_end(store)
         if (found.number, found.fence, found.beat) != (end.number, end.fence, end.beat):

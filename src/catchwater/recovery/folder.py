@@ -70,10 +70,11 @@ class Lock:
         self._lease_ms = lease_ms if name == DRIVER else None
         self.descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
 
-    def acquire(self, wait_s: float = WAIT_S) -> None:
+    def acquire(self, wait_s: float = WAIT_S, *, lapsed: str = "") -> None:
         """Hold it. Raises `CheckpointInUse` when another process does for so long.
 
-        And `LeaseHeld` where that one is on another machine, which works at the same URL.
+        And `LeaseHeld` where that one is on another machine, which works at the same URL; but see
+        `remote.take` for `lapsed`.
         """
         deadline_s = self._clock.monotonic_s() + wait_s
         while not _try_lock(self.descriptor):
@@ -88,7 +89,7 @@ class Lock:
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, f"{os.getpid()}\n".encode(), 0)
         if self._lease_ms is not None:
-            remote.take(self._checkpoint, self._clock, lease_ms=self._lease_ms)
+            remote.take(self._checkpoint, self._clock, lease_ms=self._lease_ms, lapsed=lapsed)
 
     def close(self) -> None:
         """Let go of it."""

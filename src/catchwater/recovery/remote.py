@@ -22,7 +22,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,6 +49,8 @@ _log = logging.getLogger("catchwater.recovery")
 _EPOCHS = re.compile(rf"{FOLDER}/epochs/(\d+)\.json")
 _HERE = {"failure.json", "spark.log", "supervisor.json", "url.json", "holds"}
 """What belongs to this machine, in the ledger's folder; locks do as well."""
+LOOKS = 10
+"""So often in a lease one that waits for its turn looks."""
 _KEPT_CODE = f"{FOLDER}/code/"
 """Files named by their content: one too many does no harm, and may be about to be needed."""
 
@@ -189,15 +191,18 @@ def _url_file(folder: Path) -> Path:
 # In the hands of this process. For a folder that is a checkpoint itself, all this does nothing.
 
 
-def take(folder: Path, clock: Clock, *, lease_ms: int = fenced.LEASE_MS) -> None:
+def take(folder: Path, clock: Clock, *, lease_ms: int = fenced.LEASE_MS, lapsed: str = "") -> None:
     """Take the lease, and make the folder again. The caller holds its lock, and calls `release`.
 
-    Raises `LeaseHeld`, `LedgerDamaged`, `StoreError`.
+    `lapsed` is the token of a holder that has been silent for its whole lease. Raises `LeaseHeld`,
+    `LedgerDamaged`, `StoreError`.
     """
     if (kept := _kept(folder)) is None:
         return
     # Whoever took it from here last is gone: it held the lock that is ours now.
-    writer = fenced.take(open_store(kept.url, clock), clock, gone=kept.token, lease_ms=lease_ms)
+    writer = fenced.take(
+        open_store(kept.url, clock), clock, gone=(kept.token, lapsed), lease_ms=lease_ms
+    )
     write_whole(_url_file(folder), msgspec.json.encode(Url(kept.url, writer.mine.token)))
     remote = Remote(folder, writer, clock)
     _taken[folder] = remote
@@ -233,6 +238,29 @@ def check(folder: Path) -> None:
 # In nobody's hands here.
 
 
+def await_turn(folder: Path, wait: Callable[[float], bool], clock: Clock) -> str:
+    """Wait until nobody elsewhere works on it; the token of a holder that was silent for a lease.
+
+    `wait` waits for so many seconds, and says whether to go on waiting. Raises `StoreError`.
+    """
+    if (kept := _kept(folder)) is None:
+        return ""
+    store, seen, since_s, said = open_store(kept.url, clock), None, 0.0, ""
+    while True:
+        end = fenced.read_end(store)
+        if end.holder is None or end.released or end.holder.token == kept.token:
+            return ""
+        if (end.number, end.fence, end.beat) != seen:
+            seen, since_s = (end.number, end.fence, end.beat), clock.monotonic_s()
+        elif clock.monotonic_s() - since_s >= end.holder.lease_ms / 1000:
+            return end.holder.token
+        if said != end.holder.token:
+            said = end.holder.token
+            _log.info("Standing by: %s works on %s.", end.holder, kept.url)
+        if not wait(end.holder.lease_ms / 1000 / LOOKS):
+            return ""
+
+
 def refresh(folder: Path, clock: Clock) -> None:
     """Make the folder as the log has it. The caller holds its lock, and does not go on to write."""
     if (kept := _kept(folder)) is not None and folder not in _taken:
@@ -244,7 +272,7 @@ def works_elsewhere(folder: Path, clock: Clock) -> Holder | None:
     if (kept := _kept(folder)) is None or folder in _taken:
         return None
     end = fenced.read_end(open_store(kept.url, clock))
-    if end.holder is None or end.holder.token == kept.token or (end.beat and end.beat.released):
+    if end.holder is None or end.holder.token == kept.token or end.released:
         return None
     return end.holder
 

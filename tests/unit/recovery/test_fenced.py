@@ -43,7 +43,7 @@ def test_a_holder_that_is_known_to_be_gone_is_not_waited_for() -> None:
     store, clock = MemoryStore(), ManualClock()
     gone = take(store, clock).mine.token
     before_ms = clock.now_ms()
-    take(store, clock, gone=gone)
+    take(store, clock, gone={gone})
     assert clock.now_ms() == before_ms
 
 
@@ -316,12 +316,12 @@ class Actor(Clock):
 
     def _live(self) -> None:
         self._go.acquire()
-        gone = None
+        gone = ""
         try:
             while not self.world.ended:
                 writer = None
                 try:
-                    writer = take(self.store, self, gone=gone, lease_ms=LEASE_MS)
+                    writer = take(self.store, self, gone={gone}, lease_ms=LEASE_MS)
                     gone = writer.mine.token
                     self.world.takes += 1
                     self.world.newest = max(self.world.newest, writer.fence)

@@ -232,6 +232,44 @@ def test_the_next_start_on_a_machine_does_not_wait_for_its_last_one(
     assert clock.now_ms() == before_ms
 
 
+def test_a_spare_waits_until_the_driver_elsewhere_is_silent_for_a_lease(
+    machine: Callable[[str], Path],
+) -> None:
+    here, there, clock = machine("a"), machine("b"), ManualClock()
+    beats_until_s = clock.monotonic_s() + 60
+
+    def wait(seconds: float) -> bool:
+        clock.pause(seconds)
+        if clock.monotonic_s() < beats_until_s:
+            remote._taken[here]._writer.beat()
+        return True
+
+    with closing(Lock(here)) as held, closing(Lock(there, clock=clock)) as spare:
+        held.acquire()
+        run(here, [0], FakeSink())
+        lapsed = remote.await_turn(there, wait, clock)
+        assert clock.monotonic_s() - beats_until_s >= fenced.LEASE_MS / 1000 - 2
+        before_s = clock.monotonic_s()
+        spare.acquire(lapsed=lapsed)
+        assert clock.monotonic_s() == before_s, "it has waited already"
+        run(there, [1], FakeSink())
+        with pytest.raises(LeaseLost):
+            run(here, [1], FakeSink())
+
+
+def test_a_spare_has_its_turn_when_the_driver_lets_go_or_is_its_own_machines(
+    machine: Callable[[str], Path], tmp_path: Path
+) -> None:
+    here, there = machine("a"), machine("b")
+    waits = iter([True, False])
+    with lock(here):
+        assert remote.await_turn(here, lambda _: False, Clock(1)) == "", "the lock here tells"
+        assert remote.await_turn(there, lambda _: next(waits), Clock(1)) == "", "asked to stop"
+        assert next(waits, None) is None
+    assert remote.await_turn(there, lambda _: False, Clock(1)) == ""
+    assert remote.await_turn(tmp_path, lambda _: False, Clock(1)) == ""
+
+
 def test_an_entry_that_the_store_did_not_take_is_not_there(
     machine: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

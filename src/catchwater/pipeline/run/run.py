@@ -41,6 +41,7 @@ from catchwater.recovery import checkpoint, contract, handover, pins, remote, re
 from catchwater.recovery.checkpoint import settle
 from catchwater.recovery.contract import FunctionVersion, Terms
 from catchwater.recovery.estimate import RestoreWatch, near_s
+from catchwater.recovery.fenced import LeaseHeld
 from catchwater.recovery.folder import Lock, claim_home, key_part, state_folder
 from catchwater.recovery.intact import check_files
 from catchwater.recovery.ledger import EpochEntry, Ledger, LedgerDamaged, numbered
@@ -80,10 +81,12 @@ def take(
 ) -> OpenPipeline | None:
     """Take the checkpoint, and look at everything that a start could fail on.
 
-    Waits for topics that are not there yet, where the run has no end; None: it was to stop then.
-    Raises `InputMissing` where it has one.
+    Waits for topics that are not there yet, where the run has no end, and as a spare until no other
+    machine works on the checkpoint; None: it was to stop then. Raises `InputMissing` where it has
+    an end, `LeaseHeld` where it is no spare.
     """
-    held.acquire()
+    if not _acquire(config, held, stop, clock):
+        return None
     waits_for = ""
     while not stop.requested:
         try:
@@ -102,6 +105,27 @@ def take(
         while not stop.requested and (left_s := until_s - clock.monotonic_s()) > 0:
             stop.pause(clock, left_s)
     return None
+
+
+def _acquire(config: PipelineConfig, held: Lock, stop: Stop, clock: Clock) -> bool:
+    """Hold the checkpoint; False: it was to stop while it waited for its turn."""
+
+    def wait(seconds: float) -> bool:
+        stop.pause(clock, seconds)
+        return not stop.requested
+
+    while not stop.requested:
+        lapsed = remote.await_turn(config.checkpoint, wait, clock) if config.spare else ""
+        if stop.requested:
+            break
+        try:
+            held.acquire(lapsed=lapsed)
+        except LeaseHeld:  # another spare was faster
+            if not config.spare:
+                raise
+        else:
+            return True
+    return False
 
 
 def look_before(config: PipelineConfig, began_s: float, clock: Clock) -> OpenPipeline:

@@ -79,8 +79,8 @@ class Missing:
 
 
 def prepared(trigger: str, stop: Stop) -> object:
-    config = SimpleNamespace(trigger=trigger)
-    held = SimpleNamespace(acquire=lambda: None)
+    config = SimpleNamespace(trigger=trigger, spare=False)
+    held = SimpleNamespace(acquire=lambda lapsed: None)
     return take(config, held, 0.0, stop, ManualClock())  # type: ignore[arg-type]
 
 
