@@ -137,7 +137,7 @@ class EpochWriter:
                 hint="Correct the function or its event class, or raise poison_limit.",
             )
         # Where the epoch ends is decided for whoever runs it again, on another machine perhaps.
-        remote.publish_plan(self._ledger.checkpoint)
+        remote.publish(self._ledger.checkpoint, ask=True)
         sink_ms: dict[str, float] = {}
         written = self._commit(epoch, manifests, sink_ms)
         seen = dict(base.seen) if base else {}
@@ -285,6 +285,7 @@ class Upkeep:
 
     def sweep(self) -> None:
         """Delete what no entry of the ledger refers to and no running epoch can have written."""
+        remote.publish(self._folder, ask=True)
         # An entry that Spark has not committed may be replaced by one with other tokens.
         committed = checkpoint.last_commit(self._folder)
         epochs = (epoch for epoch in self._ledger.epochs() if epoch <= committed)

@@ -103,11 +103,13 @@ class Remote:
 
     def keep(self) -> None:
         """Renew the lease until `release`, on a thread of its own."""
-        threading.Thread(target=self._renew, name="lease", daemon=True).start()
+        self._renewing = threading.Thread(target=self._renew, name="lease", daemon=True)
+        self._renewing.start()
 
     def release(self) -> None:
         """Let go: another driver need not wait."""
         self._ended.set()
+        self._renewing.join(self._writer.mine.lease_ms / 1000)
         with suppress(LeaseLost, StoreError):
             self._writer.beat(released=True)
 
@@ -216,17 +218,15 @@ def release(folder: Path) -> None:
         remote.release()
 
 
-def publish(folder: Path) -> None:
-    """Commit what has changed. Raises `LeaseLost`, `StoreError`."""
+def publish(folder: Path, *, ask: bool = False) -> None:
+    """Commit what has changed; `ask` whether this is the driver still, also where nothing has.
+
+    What a store cannot take back comes next then. Raises `LeaseLost`, `StoreError`.
+    """
     if (remote := _taken.get(folder)) is not None:
         remote.publish()
-
-
-def publish_plan(folder: Path) -> None:
-    """Commit where an epoch ends, and be the driver still: sinks are given its outputs next."""
-    if (remote := _taken.get(folder)) is not None:
-        remote.publish()
-        remote.still()
+        if ask:
+            remote.still()
 
 
 def check(folder: Path) -> None:
