@@ -101,13 +101,14 @@ def _state(status: dict[str, Any]) -> str:
     state, supervisor = status["state"], status["supervisor"]
     if state == "never started":
         return "never started; catchwater pipeline run FILE starts it"
-    since_ms = supervisor["since_ms"] if supervisor else None
+    since_ms = supervisor["since_ms"] if supervisor and state != "elsewhere" else None
     if state == "idle":
         since_ms = status["last_finished_ms"]
     words = {
         "waiting": "waits to start again",
         "killed": "was killed, having run",
         "ended": "has ended",
+        "elsewhere": f"{status['elsewhere']} runs it, or was lost",
     }
     since = iso(since_ms)
     return words.get(state, str(state)) + (f" since {since}" if since else "")

@@ -31,7 +31,7 @@ from catchwater.recovery.ledger import (
     operator_ms,
     parts_ms,
 )
-from catchwater.recovery.remote import shown
+from catchwater.recovery.remote import elsewhere, shown
 from catchwater.replay.offsets import from_json
 from catchwater.replay.options import parse_options
 from catchwater.wire.batch import BatchError, read_header
@@ -56,10 +56,12 @@ def status_of(config: PipelineConfig, found: Look, clock: Clock) -> dict[str, An
         supervisor = None  # it is gone, and another driver was started without one
     lag, now_ms = lag_told(config, end.offsets if end else None, clock), clock.now_ms()
     state = state_of(supervisor.state if supervisor else None, process, found, lag, now_ms)
+    other = elsewhere(folder) if state not in (*_SUPERVISES, "idle") else None
     bound = _bound(folder)
     return {
         "name": config.name or (bound.pipeline if bound else _function_name(config)),
-        "state": state,
+        "state": "elsewhere" if other else state,
+        "elsewhere": other,
         "checkpoint": shown(folder),
         "committed_epoch": found.last if found.last >= 0 else None,
         "planned_epoch": found.planned.epoch if found.planned else None,

@@ -61,6 +61,8 @@ class Url(msgspec.Struct, frozen=True):
     url: str
     token: str = ""
     """Of the last claim that was made from here."""
+    elsewhere: str = ""
+    """Who held the lease when the folder was last brought up to date, if not a process here."""
 
 
 class NotAtUrl(CatchwaterError):
@@ -263,15 +265,29 @@ def await_turn(folder: Path, wait: Callable[[float], bool], clock: Clock) -> str
 
 def refresh(folder: Path, clock: Clock) -> None:
     """Make the folder as the log has it. The caller holds its lock, and does not go on to write."""
-    if (kept := _kept(folder)) is not None and folder not in _taken:
-        _make(folder, fenced.read_end(open_store(kept.url, clock)).files, clock)
+    if (kept := _kept(folder)) is None or folder in _taken:
+        return
+    end = fenced.read_end(open_store(kept.url, clock))
+    _make(folder, end.files, clock)
+    found = msgspec.structs.replace(kept, elsewhere=str(_other(end, kept) or ""))
+    if found != kept:
+        write_whole(_url_file(folder), msgspec.json.encode(found))
+
+
+def elsewhere(folder: Path) -> str | None:
+    """Who else held the lease when the folder was last brought up to date, in words."""
+    kept = _kept(folder)
+    return kept.elsewhere or None if kept else None
 
 
 def works_elsewhere(folder: Path, clock: Clock) -> Holder | None:
     """Who holds the lease and has not let go, on another machine than this or in another folder."""
     if (kept := _kept(folder)) is None or folder in _taken:
         return None
-    end = fenced.read_end(open_store(kept.url, clock))
+    return _other(fenced.read_end(open_store(kept.url, clock)), kept)
+
+
+def _other(end: fenced.End, kept: Url) -> Holder | None:
     if end.holder is None or end.holder.token == kept.token or end.released:
         return None
     return end.holder

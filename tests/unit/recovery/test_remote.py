@@ -1,5 +1,6 @@
 """A checkpoint at a URL: what one machine committed is there on another, and nothing else is."""
 
+import re
 import shutil
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
@@ -295,18 +296,20 @@ def test_an_entry_that_the_store_did_not_take_is_not_there(
 
 
 def test_who_only_reads_sees_what_is_there_and_takes_nothing(
-    machine: Callable[[str], Path],
+    machine: Callable[[str], Path], tmp_path: Path
 ) -> None:
     here, there = machine("a"), machine("b")
     with lock(here):
         run(here, range(2), FakeSink())
         refresh(there)
         assert checkpoint.last_commit(there) == 1
+        assert re.fullmatch(r"process \d+ on .+", remote.elsewhere(there) or "")
         run(here, [2], FakeSink())
         refresh(here)
         assert checkpoint.last_commit(here) == 2
     refresh(there)
     assert checkpoint.last_commit(there) == 2
+    assert remote.elsewhere(there) is remote.elsewhere(here) is remote.elsewhere(tmp_path) is None
 
 
 def test_what_another_machine_may_delete_is_not_copied(machine: Callable[[str], Path]) -> None:
