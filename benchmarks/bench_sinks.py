@@ -37,8 +37,7 @@ from benchmarks.our_broker import catchwater_broker
 from catchwater.clock import SYSTEM
 from catchwater.replay.control import Control
 from catchwater.sinks.base import OutputRecord, Sink
-from catchwater.sinks.config import parse
-from catchwater.sinks.open import SinkContext, open_sink
+from catchwater.sinks.config import SinkContext, open_sink, parse
 
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
 ROWS = int(os.environ.get("ROWS", "100000"))

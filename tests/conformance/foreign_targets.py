@@ -22,7 +22,7 @@ from catchwater.sinks.base import (
     RowId,
 )
 from catchwater.sinks.columns import ROW_COLUMNS
-from catchwater.sinks.open import SinkContext
+from catchwater.sinks.config import SinkContext
 
 _NAMES = ("card", "id", "amount", "at", "tags")
 

@@ -18,8 +18,7 @@ import pytest
 from catchwater.clock import SYSTEM, Clock
 from catchwater.replay.control import Control
 from catchwater.sinks.base import OutputRecord, RowId, Sink, Staged, TargetState
-from catchwater.sinks.config import SinkConfig, parse
-from catchwater.sinks.open import SinkContext, look_at, open_sink
+from catchwater.sinks.config import SinkConfig, SinkContext, look_at, open_sink, parse
 
 
 @dataclass

@@ -19,8 +19,7 @@ from catchwater.objects.base import StoreRefused
 from catchwater.objects.open import open_store
 from catchwater.sinks import reconcile
 from catchwater.sinks.base import Sink, SinkUnavailable
-from catchwater.sinks.config import parse
-from catchwater.sinks.open import SinkContext, open_sink
+from catchwater.sinks.config import SinkContext, open_sink, parse
 
 EPOCHS = 6
 ROWS = 20

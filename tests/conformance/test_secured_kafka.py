@@ -34,10 +34,9 @@ from catchwater.replay.read import ReadSettings, read_task
 from catchwater.replay.subscription import Subscription
 from catchwater.sinks import kafka_client as client
 from catchwater.sinks.base import OutputRecord, Staged
-from catchwater.sinks.config import parse
+from catchwater.sinks.config import SinkContext, parse
 from catchwater.sinks.kafka_client import NotAdmitted
 from catchwater.sinks.kinds.kafka import KIND, KafkaSink
-from catchwater.sinks.open import SinkContext
 from catchwater.sinks.reconcile import verify
 from catchwater.sinks.staged import Archive, StagedFile
 from catchwater.wire.client import EARLIEST, LATEST, Client

@@ -21,9 +21,8 @@ from catchwater.clock import Clock
 from catchwater.replay.control import Control
 from catchwater.replay.options import parse_options
 from catchwater.sinks.base import OutputRecord
-from catchwater.sinks.config import parse
+from catchwater.sinks.config import SinkContext, parse
 from catchwater.sinks.kinds.log import KIND, LogSink
-from catchwater.sinks.open import SinkContext
 from catchwater.sinks.reconcile import verify
 from catchwater.sinks.staged import Archive, StagedFile
 from catchwater.wire.client import LATEST, Client

@@ -48,7 +48,7 @@ from catchwater.sinks.base import (
     TargetState,
     TargetTaken,
 )
-from catchwater.sinks.open import alter_target
+from catchwater.sinks.config import alter_target
 
 ROWS = 5
 """Of each of the two shards that put something out."""

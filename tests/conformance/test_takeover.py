@@ -18,10 +18,9 @@ from tests.conformance.sink_targets import (
 
 from catchwater.clock import SYSTEM
 from catchwater.sinks.base import TargetDiffers
-from catchwater.sinks.config import parse
+from catchwater.sinks.config import open_sink, parse
 from catchwater.sinks.kinds.postgres import PostgresTransaction
 from catchwater.sinks.kinds.sqlite import SqliteTransaction
-from catchwater.sinks.open import open_sink
 from catchwater.sinks.table import TableSink
 
 ROWS = 4

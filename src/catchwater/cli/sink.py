@@ -137,7 +137,7 @@ def moved(
     from catchwater.cli.console import load_here
     from catchwater.pipeline.run import identity
     from catchwater.recovery.folder import lock
-    from catchwater.sinks.open import target_of
+    from catchwater.sinks.config import target_of
 
     config = load_here(file)
     (sink,) = _with_only(config, name).every_sink.values()

@@ -40,11 +40,12 @@ from catchwater.replay.control import Control
 from catchwater.replay.options import SourceOptions, parse_options
 from catchwater.replay.subscription import COMMAND_S, Subscription
 from catchwater.sinks.base import RowsUnreadable, Sink, Superseded
-from catchwater.sinks.config import SinkConfig, guarantee
-from catchwater.sinks.open import (
+from catchwater.sinks.config import (
     PackageMissing,
+    SinkConfig,
     SinkContext,
     check_sink,
+    guarantee,
     look_at,
     open_sink,
     target_of,

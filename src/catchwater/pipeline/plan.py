@@ -18,8 +18,7 @@ from catchwater.pipeline.spark.session import check_packages
 from catchwater.recovery.remote import shown
 from catchwater.replay.control import ControlUnreachable
 from catchwater.sinks.base import SinkUnavailable
-from catchwater.sinks.config import SinkConfig, guarantee
-from catchwater.sinks.open import look_at
+from catchwater.sinks.config import SinkConfig, guarantee, look_at
 from catchwater.wire.client import RequestTimedOut
 from catchwater.wire.connection import ConnectionLost
 from catchwater.wire.security.settings import UNSECURED

@@ -20,8 +20,10 @@ from catchwater.replay.reach import LOCATIONS
 from catchwater.values.settings import (
     BINARY_VALUES,
     VALUE_OPTIONS,
+    BadSchema,
+    OnMalformed,
+    ValueFormat,
     ValueSettings,
-    parse_values,
 )
 from catchwater.wire.client import EARLIEST, LATEST
 from catchwater.wire.fields import TopicPartition
@@ -451,3 +453,31 @@ def _columns(given: Mapping[str, str]) -> tuple[str, ...]:
     if unknown or not names or len(set(names)) < len(names):
         raise BadOption(f"columns is {text!r}, but takes some of: {', '.join(COLUMNS)}; each once.")
     return names
+
+
+def parse_values(given: Mapping[str, str], columns: tuple[str, ...]) -> ValueSettings:
+    """How the options want values decoded in these columns. Raises `BadSchema`, `BadOption`."""
+    formats = [each.value for each in ValueFormat]
+    kind = ValueFormat(_choice(given, "valueFormat", formats, ValueFormat.BINARY.value))
+    others = [name for name in VALUE_OPTIONS[1:] if name.lower() in given]
+    if kind is ValueFormat.BINARY:
+        if others:
+            raise BadSchema(f"{others[0]} is given, but valueFormat is binary: nothing is decoded.")
+        return BINARY_VALUES
+    if not given.get("valueschema", "").strip():
+        raise BadSchema(f"valueFormat {kind.value} needs the option valueSchema.")
+    if (kind is ValueFormat.PROTOBUF) != bool(given.get("valuemessage")):
+        raise BadSchema(
+            "valueMessage names the message where valueFormat is protobuf, and only there.",
+            hint="Give it as package.Message.",
+        )
+    if "value" not in columns:
+        raise BadSchema(f"columns leaves out value, which valueFormat {kind.value} would decode.")
+    names = given.get("valuefields", "").split(",")
+    return ValueSettings(
+        kind,
+        given["valueschema"],
+        given.get("valuemessage", ""),
+        tuple(name.strip() for name in names if name.strip()),
+        OnMalformed(_choice(given, "onMalformed", [each.value for each in OnMalformed], "fail")),
+    )

@@ -43,7 +43,7 @@ from catchwater.sinks.table_target import (
 )
 
 if TYPE_CHECKING:
-    from catchwater.sinks.open import SinkContext
+    from catchwater.sinks.config import SinkContext
     from catchwater.sinks.staged import Archive, StagedFile
 
 _SWEEP_EPOCHS = 64

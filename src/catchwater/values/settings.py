@@ -1,17 +1,13 @@
 """What the options say about values: their format, their schema, what happens to malformed ones.
 
-`parse_values` is pure; it is given the options by their names in lower case.
-
 `load` reads the files that `valueSchema` names. The driver calls it; tasks run on machines that
 need not have the files.
 """
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import TypeVar
 
 from catchwater.config import CatchwaterError
 
@@ -60,46 +56,6 @@ class ValueSettings:
 
 BINARY_VALUES = ValueSettings()
 """Nothing is decoded."""
-
-
-_Choice = TypeVar("_Choice", bound=Enum)
-
-
-def parse_values(given: Mapping[str, str], columns: tuple[str, ...]) -> ValueSettings:
-    """How the options want values decoded in these columns. Raises `BadSchema`."""
-    kind = _one_of(ValueFormat, given, "valueFormat", ValueFormat.BINARY)
-    others = [name for name in VALUE_OPTIONS[1:] if name.lower() in given]
-    if kind is ValueFormat.BINARY:
-        if others:
-            raise BadSchema(f"{others[0]} is given, but valueFormat is binary: nothing is decoded.")
-        return BINARY_VALUES
-    if not given.get("valueschema", "").strip():
-        raise BadSchema(f"valueFormat {kind.value} needs the option valueSchema.")
-    if (kind is ValueFormat.PROTOBUF) != bool(given.get("valuemessage")):
-        raise BadSchema(
-            "valueMessage names the message where valueFormat is protobuf, and only there.",
-            hint="Give it as package.Message.",
-        )
-    if "value" not in columns:
-        raise BadSchema(f"columns leaves out value, which valueFormat {kind.value} would decode.")
-    names = given.get("valuefields", "").split(",")
-    return ValueSettings(
-        kind,
-        given["valueschema"],
-        given.get("valuemessage", ""),
-        tuple(name.strip() for name in names if name.strip()),
-        _one_of(OnMalformed, given, "onMalformed", OnMalformed.FAIL),
-    )
-
-
-def _one_of(
-    kind: type[_Choice], given: Mapping[str, str], option: str, default: _Choice
-) -> _Choice:
-    text = given.get(option.lower())
-    choices = {str(each.value): each for each in kind}
-    if text is not None and text.strip().lower() not in choices:
-        raise BadSchema(f"{option} is {text!r}, but takes one of: {', '.join(choices)}.")
-    return default if text is None else choices[text.strip().lower()]
 
 
 def load(settings: ValueSettings) -> ValueSettings:

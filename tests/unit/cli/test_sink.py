@@ -14,8 +14,7 @@ from catchwater.pipeline.run import identity
 from catchwater.recovery.folder import home_of
 from catchwater.recovery.ledger import SinkEpoch
 from catchwater.sinks.base import OutputRecord
-from catchwater.sinks.config import parse
-from catchwater.sinks.open import SinkContext, open_sink
+from catchwater.sinks.config import SinkContext, open_sink, parse
 
 FUNCTION = """
 from dataclasses import dataclass

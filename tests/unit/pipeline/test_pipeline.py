@@ -15,8 +15,7 @@ from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.recovery.folder import home_of
 from catchwater.sinks.base import OutputRecord
-from catchwater.sinks.config import parse
-from catchwater.sinks.open import SinkContext, open_sink
+from catchwater.sinks.config import SinkContext, open_sink, parse
 
 
 def opened(config: PipelineConfig) -> OpenPipeline:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from catchwater.config import CatchwaterError
 from catchwater.replay import history
 from catchwater.replay.history import Parts, split
-from catchwater.replay.options import RANGES, SourceOptions, parse_options
+from catchwater.replay.options import RANGES, SourceOptions, parse_options, parse_values
 from catchwater.replay.pin import ReadPin
 from catchwater.replay.plan import (
     CHUNK,
@@ -25,7 +25,7 @@ from catchwater.replay.plan import (
     Wanted,
     slices_of,
 )
-from catchwater.values.settings import identity, parse_values
+from catchwater.values.settings import identity
 
 LEAST = {"kafka.bootstrap.servers": "h:1", "subscribe": "t"}
 

@@ -13,8 +13,7 @@ from catchwater.pipeline.plan import plan_of
 from catchwater.pipeline.run.config import load
 from catchwater.sinks import kinds as folder
 from catchwater.sinks.base import EpochMissing, OutputRecord, Sink
-from catchwater.sinks.config import kinds, parse
-from catchwater.sinks.open import SinkContext, look_at, open_sink, target_of
+from catchwater.sinks.config import SinkContext, kinds, look_at, open_sink, parse, target_of
 from catchwater.sinks.reconcile import repair, verify
 
 LINES = '''

@@ -7,8 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from catchwater.sinks.config import ImpossibleDelivery, Kind, kinds, parse
-from catchwater.sinks.open import PackageMissing, SinkContext, open_sink, preload, target_of
+from catchwater.sinks.config import (
+    ImpossibleDelivery,
+    Kind,
+    PackageMissing,
+    SinkContext,
+    kinds,
+    open_sink,
+    parse,
+    preload,
+    target_of,
+)
 
 
 def around(tmp_path: Path) -> SinkContext:
@@ -39,7 +48,7 @@ def test_to_know_all_kinds_needs_nothing_that_one_of_them_needs() -> None:
 _PRELOADED = """
 import ast, inspect, sys
 from catchwater.sinks.config import kinds
-from catchwater.sinks.open import preload
+from catchwater.sinks.config import preload
 preload([sys.argv[1]])
 module = sys.modules[f"catchwater.sinks.kinds.{sys.argv[1]}"]
 functions = [each for each in ast.walk(ast.parse(inspect.getsource(module)))

@@ -31,7 +31,7 @@ from catchwater.recovery.savepoint.create import Progress
 from catchwater.recovery.savepoint.format import Savepoint
 from catchwater.recovery.savepoint.restore import restore
 from catchwater.recovery.savepoint.store import Claim, NoSuchSavepoint, Shelf, keep_claim
-from catchwater.sinks.open import target_of
+from catchwater.sinks.config import target_of
 
 # A rollback.
 

@@ -41,7 +41,7 @@ from catchwater.recovery.savepoint.create import Progress, Source, create
 from catchwater.recovery.savepoint.format import Savepoint
 from catchwater.recovery.savepoint.view import View, shown
 from catchwater.sinks.base import TargetDiffers
-from catchwater.sinks.open import alter_target, look_at
+from catchwater.sinks.config import alter_target, look_at
 from catchwater.state.entries import Table, key_of
 from catchwater.state.keys import HASH_BYTES
 

@@ -28,7 +28,7 @@ from catchwater.recovery.remote import refuse_url
 from catchwater.replay.offsets import from_json, to_json
 from catchwater.replay.options import parse_options
 from catchwater.replay.subscription import COMMAND_S, Subscription
-from catchwater.sinks.open import target_of
+from catchwater.sinks.config import target_of
 from catchwater.wire.client import EARLIEST
 
 BACKFILLS = ".backfills"

@@ -215,7 +215,7 @@ def _stand_by(
 ) -> None:
     """Make ready what can be made ready, and wait for the turn."""
     from catchwater.pipeline.spark.warmup import warm_up
-    from catchwater.sinks.open import preload
+    from catchwater.sinks.config import preload
 
     warm_up(spark, config.tasks, lambda: turn.come or stop.requested, clock)
     preload(

@@ -17,8 +17,7 @@ from catchwater.pipeline.run.config import DEAD_LETTER
 from catchwater.recovery import handover
 from catchwater.recovery.handover import refuse_unfinished
 from catchwater.recovery.ledger import FOLDER, Ledger, numbered, read_json, write_whole
-from catchwater.sinks.config import SinkConfig
-from catchwater.sinks.open import target_of
+from catchwater.sinks.config import SinkConfig, target_of
 
 
 class OtherPipeline(CatchwaterError):
@@ -36,7 +35,7 @@ class Identity(msgspec.Struct, frozen=True):
     shards: int
     topics: list[str]
     sinks: dict[str, str]
-    """Sink → what it writes to, told apart from every other target (`sinks.open.target_of`)."""
+    """Sink → what it writes to, told apart from every other target (`sinks.config.target_of`)."""
 
 
 Doubts = Callable[[str, str], str]

@@ -67,7 +67,7 @@ from catchwater.sinks.config import (
 from catchwater.sinks.marks import Mark, Marks, Owner, decode_marks
 
 if TYPE_CHECKING:
-    from catchwater.sinks.open import SinkContext
+    from catchwater.sinks.config import SinkContext
     from catchwater.sinks.staged import Archive, StagedFile
 
 T = TypeVar("T")

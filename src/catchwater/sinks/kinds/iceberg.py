@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
     from catchwater.sinks.arrow_columns import Columns
-    from catchwater.sinks.open import SinkContext
+    from catchwater.sinks.config import SinkContext
     from catchwater.sinks.staged import Archive, StagedFile
 
 MARKS_PROPERTY = "catchwater.marks"

@@ -63,8 +63,8 @@ from catchwater.wire.security.settings import (
 if TYPE_CHECKING:
     from confluent_kafka import Message as Received
 
+    from catchwater.sinks.config import SinkContext
     from catchwater.sinks.kafka_client import Brokers, Message, Offsets, Writer
-    from catchwater.sinks.open import SinkContext
     from catchwater.sinks.staged import Archive, StagedFile
     from catchwater.wire.security.oauth import OAuth
 

@@ -45,8 +45,8 @@ from catchwater.sinks.marks import Mark, Owner, TargetEpochs, admit, refuse_supe
 
 if TYPE_CHECKING:
     from catchwater.replay.control import Control, ControlRefused
+    from catchwater.sinks.config import SinkContext
     from catchwater.sinks.log_stager import LogAppender, LogStager
-    from catchwater.sinks.open import SinkContext
     from catchwater.sinks.staged import Archive
 
 WITHDRAWN, REPAIRED = ":withdrawn", ":repaired"

@@ -63,7 +63,7 @@ from catchwater.sinks.marks import Mark, Marks, Owner, decode_marks
 
 if TYPE_CHECKING:
     from catchwater.sinks.arrow_columns import Columns
-    from catchwater.sinks.open import SinkContext
+    from catchwater.sinks.config import SinkContext
     from catchwater.sinks.staged import Archive, StagedFile
 
 MARKS_KEY = "_catchwater/marks.json"

@@ -13,8 +13,7 @@ from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.opened import OpenPipeline, check_sinks
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.sinks.arrow_columns import ColumnUnsupported
-from catchwater.sinks.config import SinkConfig, parse
-from catchwater.sinks.open import PackageMissing
+from catchwater.sinks.config import PackageMissing, SinkConfig, parse
 
 FIRST = spec_of(CardRisk)
 LAST = replace(FIRST, name="last")

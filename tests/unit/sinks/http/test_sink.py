@@ -10,9 +10,8 @@ from tests.conformance.kv_server import KeyValueServer, key_value_server
 from catchwater.clock import ManualClock
 from catchwater.config import ConfigError
 from catchwater.sinks.base import OutputRecord, RowId, RowsUnreadable, SinkUnavailable, StagedRow
-from catchwater.sinks.config import parse
+from catchwater.sinks.config import SinkContext, open_sink, parse
 from catchwater.sinks.kinds.http import RecordRefused, names_of
-from catchwater.sinks.open import SinkContext, open_sink
 
 
 @pytest.fixture

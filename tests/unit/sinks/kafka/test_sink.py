@@ -20,11 +20,10 @@ from catchwater.sinks.base import (
     Staged,
     Superseded,
 )
-from catchwater.sinks.config import parse
+from catchwater.sinks.config import SinkContext, parse
 from catchwater.sinks.kafka_client import Brokers, Message, RecordRefused, Writer
 from catchwater.sinks.kinds.kafka import KIND, LEDGER_TOPIC, KafkaSink, Terms
 from catchwater.sinks.marks import Owner
-from catchwater.sinks.open import SinkContext
 from catchwater.sinks.reconcile import repair, verify
 from catchwater.sinks.staged import Archive, StagedFile
 

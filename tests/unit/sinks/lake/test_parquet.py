@@ -27,10 +27,9 @@ from catchwater.sinks.base import (
     TargetDiffers,
     TargetTaken,
 )
-from catchwater.sinks.config import parse
+from catchwater.sinks.config import SinkContext, parse
 from catchwater.sinks.kinds.parquet import KIND, ParquetSink
 from catchwater.sinks.marks import Owner
-from catchwater.sinks.open import SinkContext
 from catchwater.sinks.staged import Archive, StagedFile
 
 

@@ -17,11 +17,10 @@ from catchwater.sinks.base import (
     Superseded,
     TargetDiffers,
 )
-from catchwater.sinks.config import parse
+from catchwater.sinks.config import SinkContext, open_sink, parse
 from catchwater.sinks.kinds.log import LogMarks, LogSink, NotOurLog
 from catchwater.sinks.log_stager import LogStager
 from catchwater.sinks.marks import Owner
-from catchwater.sinks.open import SinkContext, open_sink
 from catchwater.sinks.staged import Archive, StagedFile
 
 

@@ -15,9 +15,8 @@ from catchwater.config import ConfigError
 from catchwater.sinks import reconcile
 from catchwater.sinks.base import NotAdmitted, OutputRecord, SinkUnavailable, TargetDiffers
 from catchwater.sinks.columns import RowUnfit
-from catchwater.sinks.config import parse
+from catchwater.sinks.config import SinkContext, open_sink, parse
 from catchwater.sinks.kinds.postgres import PostgresDatabase
-from catchwater.sinks.open import SinkContext, open_sink
 
 
 @pytest.fixture
