@@ -13,7 +13,7 @@ MINUTES ?= 10
 STORM_S ?= 60
 MEMBERS ?= 50
 
-.PHONY: help setup style format types tidy unit test slow sim kill-points conformance suites differences chaos storm soak e2e slice bench bench-functions bench-replay hops demo docs check lock clean
+.PHONY: help setup style format types tidy unit test slow sim kill-points conformance suites differences chaos storm soak e2e slice bench bench-functions bench-replay hops demo drill docs check lock clean
 .DEFAULT_GOAL := help
 
 help:            ## show this list
@@ -105,6 +105,9 @@ hops: $(STAMP)   ## how many files one Produce, Fetch, EndTxn and pipeline start
 
 demo: $(STAMP)   ## the main job, killed and restored, with a verdict: make demo ARGS="--data FILE.csv --json"
 	@$(BIN)/catchwater demo $(ARGS)
+
+drill: $(STAMP)  ## rehearse failures against a budget: make drill ARGS="run older-checkpoint", ARGS="all --json"
+	@$(BIN)/catchwater drill $(or $(ARGS),list)
 
 docs: $(STAMP)   ## regenerate what is generated (protocol coverage, BENCHMARKS.md)
 	$(BIN)/python -m docs.generate

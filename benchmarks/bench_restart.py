@@ -23,7 +23,7 @@ from pathlib import Path
 from benchmarks.functions.ours import FUNCTION
 from benchmarks.measure import cpu_seconds, publish, row
 from benchmarks.our_broker import catchwater_broker
-from catchwater.demo.feeder import Event, Feeder
+from catchwater.drill.feeder import Event, Feeder
 from catchwater.pipeline.supervise import Supervision, read_supervision
 from catchwater.recovery import checkpoint
 from catchwater.wire.client import Client

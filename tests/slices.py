@@ -26,7 +26,7 @@ GRACE_S = 60.0
 
 NOT_LONG = frozenset(
     "help setup style format types tidy unit test check docs lock clean demo slice hops".split()
-    + "bench bench-functions bench-replay".split()
+    + "drill bench bench-functions bench-replay".split()
 )
 """Targets of the Makefile that are no long form of the tests: all others stand in a slice."""
 
@@ -64,6 +64,8 @@ SLICES: dict[str, Slice] = {
     "slow-examples": Slice(
         (_slow("examples", *_e2e("examples", "demo", "backfill", "history_corpus")),)
     ),
+    "drills": Slice((_slow(*_e2e("drills")),)),
+    "drills-worse": Slice((_slow(*_e2e("drills_worse")),)),
     "kills": Slice((("make", "e2e", "TESTS=" + " ".join(_e2e("pipeline", "sinks"))),)),
     "operator-kills": Slice(
         (

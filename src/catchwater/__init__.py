@@ -13,7 +13,7 @@ The chapters, in the order of a record's journey:
  9. pipeline   stateful functions on Spark
 10. sinks      an epoch is written once
 11. recovery   what a restore would need
-12. drill      compares what happened with what may happen
+12. drill      breaks things on purpose, and compares what happened with what may happen
 
 Besides: `demo` runs the whole journey, `operators` are classes to derive a function from, `spark`
 reads the log in a user's own session, `testing` runs a function without a cluster, `values` decodes

@@ -18,9 +18,9 @@ import pytest
 from tests.e2e import in_session
 
 from catchwater.config import CatchwaterError
-from catchwater.demo.feeder import Feeder
-from catchwater.demo.reference import canonical
 from catchwater.demo.scenarios import Scenario, card_payments
+from catchwater.drill.feeder import Feeder
+from catchwater.drill.rows import canonical
 from catchwater.recovery import checkpoint
 from catchwater.recovery.ledger import Ledger, numbered
 from catchwater.replay.control import Control

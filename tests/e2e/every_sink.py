@@ -15,7 +15,7 @@ from tests.e2e.life import Life
 from tests.e2e.test_sinks import SINKS, counted, in_files, in_postgres, in_sqlite, in_table
 
 from catchwater.clock import SYSTEM
-from catchwater.demo.reference import canonical
+from catchwater.drill.rows import canonical
 from catchwater.sinks.base import RETRACTS_HEADER
 from catchwater.sinks.kafka_client import Brokers, read
 

@@ -24,8 +24,8 @@ from typer.testing import CliRunner
 
 from catchwater.cli.app import app
 from catchwater.config import CatchwaterError
-from catchwater.demo.feeder import Event, Feeder
-from catchwater.demo.reference import canonical
+from catchwater.drill.feeder import Event, Feeder
+from catchwater.drill.rows import canonical
 from catchwater.objects.local import LocalStore
 from catchwater.recovery import checkpoint, ledger, pins, rewind
 from catchwater.recovery.ledger import EpochEntry, Ledger

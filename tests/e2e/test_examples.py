@@ -29,8 +29,8 @@ from tests.conformance.kv_server import KeyValueServer, key_value_server
 from tests.e2e.conftest import PATIENCE_S, python_workers
 from tests.e2e.test_operators import values_of
 
-from catchwater.demo.feeder import Event, Feeder
-from catchwater.demo.reference import canonical
+from catchwater.drill.feeder import Event, Feeder
+from catchwater.drill.rows import canonical
 from catchwater.testing import Harness
 from catchwater.wire.client import Client
 

@@ -23,9 +23,9 @@ from tests.unit.pipeline.operators import models, shop
 from tests.unit.pipeline.operators.streams import END, Epochs, fresh, shuffled
 
 from catchwater.clock import SYSTEM, Clock
-from catchwater.demo.feeder import Event, Feeder
 from catchwater.demo.online_retail import read_rows
-from catchwater.demo.reference import canonical
+from catchwater.drill.feeder import Event, Feeder
+from catchwater.drill.rows import canonical
 from catchwater.wire.arrow import decode, place
 from catchwater.wire.client import LATEST, Client
 

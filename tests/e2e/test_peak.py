@@ -16,7 +16,7 @@ import pytest
 from tests.e2e.in_session import Pipeline, read
 
 from catchwater.clock import SYSTEM
-from catchwater.demo.feeder import Event, Feeder
+from catchwater.drill.feeder import Event, Feeder
 from catchwater.wire.client import Client
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from catchwater.demo.card_risk import CardRisk, Txn
-from catchwater.demo.reference import canonical
+from catchwater.drill.rows import canonical
 from catchwater.testing import Harness
 
 KILLS = int(os.environ.get("KILLS", "2"))

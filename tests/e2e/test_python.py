@@ -17,7 +17,7 @@ from tests.e2e.test_examples import COMMAND, PARTITIONS, ROOT, counted, rows, ti
 from catchwater import Kafka, Pipeline, Topic
 from catchwater.clock import SYSTEM
 from catchwater.demo.card_risk import CardRisk
-from catchwater.demo.feeder import Event, Feeder
+from catchwater.drill.feeder import Event, Feeder
 from catchwater.pipeline.spark import session
 from catchwater.testing import Harness
 from catchwater.wire.client import Client

@@ -16,9 +16,9 @@ from benchmarks.kafka_jars import MavenMissing
 from tests.secured_kafka import PASSWORD, USERS, Kafka, SecuredKafkaMissing, secured_kafka
 
 from catchwater.clock import SYSTEM
-from catchwater.demo.feeder import Feeder
-from catchwater.demo.reference import canonical
 from catchwater.demo.scenarios import card_payments
+from catchwater.drill.feeder import Feeder
+from catchwater.drill.rows import canonical
 from catchwater.recovery import checkpoint
 from catchwater.sinks.kafka_client import Brokers, read
 from catchwater.sinks.kinds.kafka import LEDGER_TOPIC

@@ -20,7 +20,7 @@ from tests.conformance.kv_server import KeyValueServer, key_value_server
 from tests.conftest import COMMAND
 
 from catchwater.clock import SYSTEM
-from catchwater.demo.reference import canonical
+from catchwater.drill.rows import canonical
 from catchwater.sinks.kafka_client import Brokers, read
 
 KILLS = int(os.environ.get("KILLS", "4"))

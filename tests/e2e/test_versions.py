@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 from catchwater.cli.app import app
 from catchwater.clock import SYSTEM
 from catchwater.config import CatchwaterError
-from catchwater.demo.feeder import Event, Feeder
+from catchwater.drill.feeder import Event, Feeder
 from catchwater.pipeline.change.warm import NEAR, Comparison, Conductor
 from catchwater.pipeline.change.warm import prepare as prepare_warm
 from catchwater.pipeline.opened import OpenPipeline

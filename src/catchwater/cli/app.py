@@ -31,6 +31,7 @@ NOUNS = {
     "savepoint": "copy a pipeline's state to where it outlives the pipeline",
     "state": "show a key's state, and compare two states",
     "sink": "compare what a sink holds with the outputs, and repair it",
+    "drill": "rehearse failures, and hold what happens against a budget",
     "check": "check a recorded history for anomalies",
     "config": "check configuration files",
 }

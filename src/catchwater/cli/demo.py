@@ -13,9 +13,9 @@ from catchwater.cli.console import AsJson, console, noun, print_json, spaced, ta
 from catchwater.config import CatchwaterError
 
 if TYPE_CHECKING:
-    from catchwater.demo.run import Tell
     from catchwater.demo.scenarios import Scenario
     from catchwater.demo.verdict import Verdict
+    from catchwater.drill.stage import Tell
 
 app = noun(has_verbs=False)
 

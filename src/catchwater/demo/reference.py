@@ -12,10 +12,9 @@ from decimal import Decimal
 from itertools import groupby, repeat
 from pathlib import Path
 
-import msgspec
-
-from catchwater.demo.card_risk import Txn
 from catchwater.demo.online_retail import read_rows
+from catchwater.drill.rows import canonical
+from catchwater.drill.workload import Payment
 
 
 @dataclass
@@ -32,12 +31,7 @@ class Expected:
         self.rows[canonical(row)] += 1
 
 
-def canonical(row: object) -> bytes:
-    """One spelling for equal JSON values."""
-    return msgspec.json.encode(row, order="deterministic")
-
-
-def card_risk(payments: Iterable[Txn]) -> Expected:
+def card_risk(payments: Iterable[Payment]) -> Expected:
     """Every payment above 500 within a minute of the card's last one below 1.
 
     A payment more than 30 s older than the newest is too late to count, and a repeated id counts

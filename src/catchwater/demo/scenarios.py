@@ -8,11 +8,11 @@ import msgspec
 
 from catchwater.demo import reference
 from catchwater.demo.card_risk import CardRisk
-from catchwater.demo.feeder import Event
-from catchwater.demo.generator import Recipe, payments
 from catchwater.demo.online_retail import read_rows
 from catchwater.demo.reference import Expected
 from catchwater.demo.retail import RetailReturns
+from catchwater.drill.feeder import Event
+from catchwater.drill.workload import Recipe, payments
 from catchwater.pipeline.functions.declare import spec_of
 from catchwater.pipeline.functions.spec import FunctionSpec
 

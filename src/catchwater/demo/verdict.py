@@ -1,9 +1,6 @@
 """What the sink holds against what it should hold. Pure."""
 
-from collections import Counter
 from dataclasses import dataclass
-
-from catchwater.demo.reference import Expected
 
 
 @dataclass(frozen=True)
@@ -50,8 +47,3 @@ class Verdict:
             "estimate_s": self.estimate_s,
             "seconds": self.seconds,
         }
-
-
-def differences(expected: Expected, actual: Counter[bytes]) -> tuple[int, int]:
-    """(rows missing from `actual`, rows in it that should not be there)."""
-    return (expected.rows - actual).total(), (actual - expected.rows).total()

@@ -6,8 +6,8 @@ import pytest
 
 from catchwater.demo import reference
 from catchwater.demo.card_risk import Alert, CardRisk, Txn
-from catchwater.demo.generator import Recipe, payments
 from catchwater.demo.reference import Expected
+from catchwater.drill.workload import Recipe, payments
 from catchwater.testing import Harness
 
 

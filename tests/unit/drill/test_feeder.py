@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from catchwater.demo.feeder import Event, Feeder
+from catchwater.drill.feeder import Event, Feeder
 from catchwater.wire.batch import BatchHeader, read_header
 
 

@@ -7,14 +7,23 @@ never sees one partition far ahead of another.
 
 from collections.abc import Iterator
 from itertools import islice
+from threading import Event as ThreadEvent
+from threading import Thread
 from typing import NamedTuple
 from zlib import crc32
 
+from catchwater.clock import SYSTEM, Clock
+from catchwater.config import CatchwaterError
 from catchwater.wire.arrow import Record, encode_batch
 from catchwater.wire.client import Client
 
 ROUND_EVENTS = 4_000
 """Most events of a round: below the broker's largest batch even if all have the same key."""
+
+
+FEED_PATIENCE_S = 300.0
+"""How long brokers may be away before a feed gives up."""
+_BREATH_S = 0.05
 
 
 class Event(NamedTuple):
@@ -60,3 +69,50 @@ class Feeder:
                 batches.append(((self._topic, partition), batch))
                 self._sequences[partition] += len(chosen)
         self._client.produce(batches)
+
+
+class Feed(Thread):
+    """Feeds events at a rate until it is ended; what an outage kept back comes as soon as it can.
+
+    An error of the client's is kept, and raised by `end`.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        partitions: int,
+        events: Iterator[Event],
+        rate: float,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        super().__init__(daemon=True, name="feed")
+        self._place = bootstrap, topic, partitions
+        self._events = events
+        self._rate = rate
+        self._clock = clock
+        self._over = ThreadEvent()
+        self._error: CatchwaterError | None = None
+        self.acknowledged = 0
+
+    def run(self) -> None:
+        """Until `end`."""
+        bootstrap, topic, partitions = self._place
+        try:
+            with Client(bootstrap, timeout_s=FEED_PATIENCE_S) as client:
+                feeder = Feeder(client, topic, partitions, ROUND_EVENTS)
+                began_s = self._clock.monotonic_s()
+                while not self._over.wait(_BREATH_S):
+                    due = int((self._clock.monotonic_s() - began_s) * self._rate)
+                    feeder.feed(self._events, due - feeder.acknowledged)
+                    self.acknowledged = feeder.acknowledged
+        except CatchwaterError as error:
+            self._error = error
+
+    def end(self) -> int:
+        """Stop; how many events were fed. Raises what the client did."""
+        self._over.set()
+        self.join()
+        if self._error is not None:
+            raise self._error
+        return self.acknowledged

@@ -1,4 +1,4 @@
-"""Child processes that the demo starts, kills without warning, and never leaves behind.
+"""Child processes that a demo or a drill starts, kills without warning, and never leaves behind.
 
 Each child leads a process group of its own, so that killing a pipeline takes its JVM with it. What
 a child says goes to a log file, whose last line explains a death nobody asked for.
@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,6 +16,8 @@ from typing import Self
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 
+CATCHWATER = (sys.executable, "-c", "from catchwater.cli import main; main()")
+"""The command, as this very installation has it."""
 POLL_S = 0.02
 STOP_S = 180.0
 """How long a child may take to end after SIGTERM."""
@@ -32,18 +34,29 @@ class ChildStuck(CatchwaterError):
 
 
 class Child:
-    """One `catchwater` command in a process group of its own; ended when the block is left."""
+    """One command in a process group of its own; ended when the block is left.
+
+    The command is one of `catchwater` unless another program is named; `marks` are added to its
+    environment, and to that of all it starts.
+    """
 
     def __init__(
-        self, name: str, arguments: Sequence[str], log: Path, clock: Clock = SYSTEM
+        self,
+        name: str,
+        arguments: Sequence[str],
+        log: Path,
+        clock: Clock = SYSTEM,
+        *,
+        program: Sequence[str] = CATCHWATER,
+        marks: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self._log = log
         self._clock = clock
-        command = [sys.executable, "-c", "from catchwater.cli import main; main()", *arguments]
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                command,
+                [*program, *arguments],
+                env={**os.environ, **(marks or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -60,6 +73,11 @@ class Child:
         trace: TracebackType | None,
     ) -> None:
         self.kill()
+
+    @property
+    def pid(self) -> int:
+        """Of the process, and of its group."""
+        return self._process.pid
 
     @property
     def running(self) -> bool:
@@ -79,6 +97,15 @@ class Child:
         except subprocess.TimeoutExpired:
             raise self._stuck(f"did not stop within {STOP_S:.0f} s") from None
         if code not in (0, -signal.SIGTERM):
+            raise self._died()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until it has done what it was started for. Raises `ChildStuck`, `ChildDied`."""
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise self._stuck(f"has not ended within {timeout_s:.0f} s") from None
+        if code:
             raise self._died()
 
     def wait_until(self, done: Callable[[], bool], what: str, timeout_s: float) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from catchwater.demo.processes import Child, ChildDied, ChildStuck
+from catchwater.drill.processes import Child, ChildDied, ChildStuck
 
 
 def test_a_child_that_ends_by_itself_is_explained_by_its_last_line(tmp_path: Path) -> None:

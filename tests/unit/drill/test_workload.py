@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from catchwater.demo.generator import DISORDER_MS, WATERMARK_MS, Recipe, payments
+from catchwater.drill.workload import DISORDER_MS, WATERMARK_MS, Recipe, payments
 
 RECIPE = Recipe(events=60_000, seed=7, epoch_events=2_000)
 

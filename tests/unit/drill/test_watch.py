@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from catchwater.demo.watch import Watch
+from catchwater.drill.watch import Watch
 from catchwater.recovery.ledger import EpochEntry, Ledger, ShardEpoch, SourceOffset
 
 

@@ -1,0 +1,234 @@
+"""Drills of the log alone: clients write and read through a fault, and the checker judges them."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+
+from catchwater.config import CatchwaterError
+from catchwater.drill.clients import Acknowledged, Clients
+from catchwater.drill.journal import Move
+from catchwater.drill.platforms import OwnLog
+from catchwater.drill.processes import Child
+from catchwater.drill.result import Finding, Workload, at_most
+from catchwater.drill.scene import Scene
+from catchwater.wire.arrow import Record, encode_batch
+from catchwater.wire.client import Client
+
+PARTITIONS = 4
+BEFORE_S, AFTER_S = 2.0, 2.0
+"""How long clients are at work before a fault, and after it is over."""
+OUTAGE_S = 5.0
+PATIENCE_S = 240.0
+_FLOOR_S = 0.02
+"""An acknowledgement below is at once, on any machine: twice nothing is nothing."""
+_LEAST_ROUNDS = 20
+_HISTORY_BYTES = 30 << 20
+_READERS = 2
+
+_READ_ALL = """
+import sys, json
+from catchwater.drill.rows import ends_of
+from catchwater.wire.arrow import place
+from catchwater.wire.client import Client
+bootstrap, topic = sys.argv[1:]
+read = 0
+with Client(bootstrap) as client:
+    for partition, end in ends_of(client, topic).items():
+        offset = 0
+        while offset < end:
+            fetched = client.fetch({(topic, partition): offset})[topic, partition]
+            offset = place(fetched.records, partial_tail=True)[-1].next_offset
+            read += len(fetched.records)
+print(json.dumps(read))
+"""
+_HOLD_CATALOG = """
+import sqlite3, sys, time
+catalog = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=60)
+catalog.execute("BEGIN EXCLUSIVE")
+print("held", flush=True)
+time.sleep(3600)
+"""
+
+
+def replace_broker(scene: Scene) -> None:
+    """The broker dies under load and begins again."""
+    with _under_load(scene) as clients:
+        scene.kill_broker()
+        scene.platform.start()
+        _acknowledged_again(scene, clients)
+    _judge(scene, clients)
+
+
+def object_store_outage(scene: Scene) -> None:
+    """The object store is away: whatever is asked of it fails."""
+    log = _own(scene)
+    home, away = log.data / "objects", log.data / "objects.away"
+
+    def take_away() -> None:
+        home.replace(away)
+        home.write_text("no directory, so that every request fails\n")
+
+    with _under_load(scene) as clients:
+        before = len(clients.rounds)
+        undo = Move(str(away), str(home))
+        scene.fault(f"the object store is away for {OUTAGE_S:.0f} s", take_away, undo)
+        scene.clock.pause(OUTAGE_S)
+        meanwhile = len(clients.rounds) - before
+        home.unlink(missing_ok=True)
+        away.replace(home)
+        _acknowledged_again(scene, clients)
+    went_on = "records were acknowledged meanwhile" if meanwhile else "no record was acknowledged"
+    scene.find(Finding("acknowledged during the outage", "pass" if meanwhile else "warn",
+                       meanwhile * PARTITIONS, None, "batches", went_on))  # fmt: skip
+    _judge(scene, clients)
+
+
+def catalog_restart(scene: Scene) -> None:
+    """Somebody else holds the catalog: nothing can be written to it."""
+    log = _own(scene)
+    holder = log.folder / "hold.log"
+    with _under_load(scene) as clients:
+        started: list[Child] = []
+
+        def hold() -> None:
+            program = [sys.executable, "-c", _HOLD_CATALOG]
+            path = str(log.data / "catalog.db")
+            child = Child("holder", [path], holder, scene.clock, program=program, marks=scene.marks)
+            started.append(scene.children.enter_context(child))
+            child.wait_until(lambda: "held" in holder.read_text(), "held the catalog", PATIENCE_S)
+
+        scene.fault(f"the catalog is locked for {OUTAGE_S:.0f} s", hold)
+        scene.clock.pause(OUTAGE_S)
+        started[0].kill()
+        scene.platform.kill()  # and what it had not told the catalog is told by the log's files
+        scene.faults.append("kill -9 of the broker")
+        scene.platform.start()
+        _acknowledged_again(scene, clients)
+    _judge(scene, clients)
+
+
+def cold_replay(scene: Scene) -> None:
+    """Readers start from the beginning of a long history, while others write at the tail."""
+    with _under_load(scene) as clients:
+        _fill(scene)
+        scene.clock.pause(BEFORE_S)
+        quiet = _took_since(scene, clients, scene.clock.monotonic_s() - BEFORE_S)
+        began_s = scene.clock.monotonic_s()
+        readers: list[Child] = []
+        outputs = [scene.folder / f"reader-{number}.log" for number in range(_READERS)]
+
+        def read_all() -> None:
+            arguments = [scene.platform.bootstrap, _history(scene)]
+            program = [sys.executable, "-c", _READ_ALL]
+            for path in outputs:
+                child = Child(
+                    path.stem, arguments, path, scene.clock, program=program, marks=scene.marks
+                )
+                readers.append(scene.children.enter_context(child))
+
+        scene.fault(f"{_READERS} readers read all of the history", read_all)
+        for reader in readers:
+            reader.wait(PATIENCE_S)
+        busy = _took_since(scene, clients, began_s)
+    read = sum(json.loads(path.read_text().splitlines()[-1]) for path in outputs)
+    short = _READERS * _HISTORY_BYTES - read
+    scene.find(at_most("history that was not read", max(0, short), 0, "bytes"))
+    if quiet is None or busy is None:
+        scene.unseen("acknowledgements beside the replay", "too few records were acknowledged")
+    else:
+        ratio = max(busy, _FLOOR_S) / max(quiet, _FLOOR_S)
+        told = f"p99 {1000 * quiet:.1f} ms before, {1000 * busy:.1f} ms beside the replay"
+        scene.find(at_most("acknowledgements beside the replay", round(ratio, 2),
+                           scene.budget.slower, "times", told))  # fmt: skip
+    _judge(scene, clients)
+
+
+def _fill(scene: Scene) -> None:
+    """A history of some size in a topic of its own."""
+    topic = _history(scene)
+    value = scene.clock.random.randbytes(1 << 16)
+    with Client(scene.platform.bootstrap, timeout_s=PATIENCE_S) as client:
+        client.create_topics({topic: PARTITIONS})
+        records: list[Record] = [(None, value, scene.clock.now_ms(), ())] * 8
+        batch = encode_batch(records)
+        for _ in range(-(-_HISTORY_BYTES // (len(batch) * PARTITIONS))):
+            client.produce([((topic, partition), batch) for partition in range(PARTITIONS)])
+
+
+def _history(scene: Scene) -> str:
+    return scene.topic("history")
+
+
+@contextmanager
+def _under_load(scene: Scene) -> Iterator[Clients]:
+    """The platform runs, and clients write and read until the block is left."""
+    scene.platform.start()
+    topic = scene.topic("records")
+    with Client(scene.platform.bootstrap, timeout_s=PATIENCE_S) as client:
+        client.create_topics({topic: PARTITIONS})
+    clients = Clients(scene.platform.bootstrap, topic, PARTITIONS, scene.clock)
+    clients.start()
+    _wait(scene, lambda: len(clients.rounds) > 10, "acknowledged the first records")
+    scene.clock.pause(BEFORE_S)
+    try:
+        yield clients
+    except CatchwaterError:
+        clients.give_up()
+        raise
+    clients.end()
+
+
+def _acknowledged_again(scene: Scene, clients: Clients) -> None:
+    before = len(clients.rounds)
+    _wait(scene, lambda: len(clients.rounds) > before + 10, "acknowledged anything again")
+    scene.clock.pause(AFTER_S)
+
+
+def _wait(scene: Scene, done: Callable[[], bool], what: str) -> None:
+    """Until it is so; a log that does not come back is for the findings to say."""
+    deadline_s = scene.clock.monotonic_s() + PATIENCE_S
+    while not done() and scene.clock.monotonic_s() < deadline_s:
+        scene.clock.pause(0.02)
+    if not done():
+        scene.find(Finding("came back", "fail", None, PATIENCE_S, "s", f"has not {what}"))
+
+
+def _judge(scene: Scene, clients: Clients) -> None:
+    report = clients.judge()
+    wrong = [found for found in report.findings if found.count and not found.allowed]
+    names = ", ".join(f"{found.anomaly} ({found.count})" for found in wrong)
+    counted = sum(found.count for found in wrong)
+    scene.find(at_most("anomalies", counted, scene.budget.anomalies, "anomalies", names))
+    if report.verdict == "unknown" or not report.records:
+        scene.unseen("history", f"{report.unjudged} partitions could not be judged")
+    longest = _longest_gap_s(clients.rounds)
+    scene.find(at_most("without an acknowledgement", longest, scene.budget.unavailable_s, "s"))
+    scene.workload = Workload(clients.records, 0.0)
+
+
+def _longest_gap_s(rounds: Sequence[Acknowledged]) -> float:
+    times = [each.at_s for each in rounds]
+    gaps = (after - before for before, after in pairwise(times))
+    return round(max(gaps, default=0.0), 2)
+
+
+def _took_since(scene: Scene, clients: Clients, since_s: float) -> float | None:
+    """What a request took that came at any moment, seconds, at the 99th percentile of the moments.
+
+    One that takes long counts for as long as it took: who came meanwhile would have waited, too.
+    None: there were too few.
+    """
+    took = sorted(each.took_s for each in clients.rounds if each.at_s >= since_s)
+    if len(took) < _LEAST_ROUNDS:
+        return None
+    left = 0.01 * sum(took)
+    while took and (left := left - took[-1]) > 0:
+        took.pop()
+    return took[-1]
+
+
+def _own(scene: Scene) -> OwnLog:
+    assert isinstance(scene.platform, OwnLog), "a drill that says it needs a log of ours"
+    return scene.platform

@@ -1,0 +1,358 @@
+"""Drills of a pipeline: it runs under load, is hurt, and has to come back with every row once.
+
+Each of them feeds payments at a rate, which goes on through fault and restore. What a restore took
+is measured from the fault until an epoch ends near the log's end by then. In the end all that was
+fed has to be in the sink exactly once, by a plain loop over it, and by `catchwater sink verify`.
+"""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from catchwater.drill.feeder import Event, Feed
+from catchwater.drill.job import FUNCTION, NAME, write_function
+from catchwater.drill.journal import processes_of
+from catchwater.drill.processes import Child
+from catchwater.drill.result import Finding, Workload, at_most, foretold
+from catchwater.drill.rows import differences
+from catchwater.drill.scene import Scene
+from catchwater.drill.stage import PARTITIONS, Job, Stage
+from catchwater.drill.workload import Payment, Recipe, payments, totals
+from catchwater.recovery.contract import Contract, load_contract
+from catchwater.recovery.estimate import near_s
+from catchwater.recovery.folder import holder
+from catchwater.recovery.ledger import Ledger
+
+EPOCH_EVENTS = 5_000
+_FOR_EVER = 1 << 40
+_LEAST_RESTORABLE = 3
+PATIENCE_S = 300.0
+_WORKER = b"catchwater.pipeline.spark.zygote"
+"""In the command line of the process that Python's workers are forked from, and in theirs."""
+
+
+class Play:
+    """A pipeline under load, and the restore of it."""
+
+    def __init__(self, scene: Scene, retain: int = 10) -> None:
+        self.scene = scene
+        shape = scene.shape
+        self.recipe = Recipe(
+            _FOR_EVER, shape.seed, EPOCH_EVENTS, cards=shape.cards, skew=shape.skew, late=shape.late
+        )
+        self.keep_bytes = shape.state_bytes // shape.cards
+        topics = scene.topic("payments"), scene.topic("totals")
+        job = Job(NAME, FUNCTION, *topics, EPOCH_EVENTS, retain)
+        self.stage = Stage(
+            job, scene.platform, scene.folder, scene.children, scene.clock, marks=scene.marks
+        )
+        self._feed: Feed | None = None
+        self._fault_s = 0.0
+        self._promised: Contract | None = None
+
+    @property
+    def checkpoint(self) -> Path:
+        """The pipeline's."""
+        return self.scene.folder / "checkpoint"
+
+    def begin(self) -> Child:
+        """A supervised pipeline that has caught up with its load, has a contract, and is busy."""
+        stage, scene = self.stage, self.scene
+        write_function(scene.folder, keep_bytes=self.keep_bytes)
+        stage.start_log()
+        bootstrap, topic = scene.platform.bootstrap, stage.job.topic
+        self._feed = Feed(
+            bootstrap, topic, PARTITIONS, self._events(), scene.shape.rate, scene.clock
+        )
+        self._feed.start()
+        scene.tell("starting the pipeline")
+        pipeline = stage.start_pipeline(supervised=True)
+        stage.wait_until_busy(pipeline)
+        stage.wait_until_caught_up(pipeline, near_s([]))
+        self.wait_for_checkpoints(pipeline, 1)
+        stage.wait_until_busy(pipeline)
+        return pipeline
+
+    def _events(self) -> Iterator[Event]:
+        encode = msgspec.json.Encoder().encode
+        for payment in payments(self.recipe):
+            yield Event(payment.card.encode(), encode(payment), payment.at)
+
+    def wait_for_checkpoints(self, pipeline: Child, count: int) -> None:
+        """Until so many can be gone back to."""
+        contracts = self.checkpoint / "catchwater" / "contracts"
+
+        def enough() -> bool:
+            return len(list(contracts.glob("*.json"))) >= count
+
+        pipeline.wait_until(enough, f"made {count} checkpoints", PATIENCE_S)
+
+    def promise(self, checkpoint: int | None = None) -> None:
+        """The fault comes now: what the contract says of it, or of an older one, is what counts."""
+        self._promised = self.stage.contract()
+        if checkpoint is not None:
+            self._promised = load_contract(self.checkpoint, checkpoint)
+        self._fault_s = self.scene.clock.monotonic_s()
+
+    def catch_up(self, pipeline: Child, estimate: tuple[float, float, float] | None = None) -> None:
+        """Wait for the restore to be over, and say how long it took."""
+        entries = [entry for entry in map(self._ledger.read, self._ledger.epochs()) if entry]
+        self.scene.tell("waiting until it has caught up")
+        self.stage.wait_until_caught_up(pipeline, near_s(entries))
+        took = round(self.scene.clock.monotonic_s() - self._fault_s, 2)
+        self.scene.restore_s = took
+        self.scene.find(at_most("restore", took, self.scene.budget.restore_s, "s"))
+        told = self._promised.restore if self._promised else None
+        low, seconds, high = estimate or (
+            (told.low_s, told.seconds, told.high_s) if told else (None, None, None)
+        )
+        self.scene.estimate_s = seconds
+        self.scene.find(foretold(took, low, high))
+
+    @property
+    def _ledger(self) -> Ledger:
+        return Ledger(self.checkpoint)
+
+    def estimate_of(self, restore_s: float | None) -> tuple[float, float, float] | None:
+        """By the log as it is now, with the error bar of the contract's."""
+        told = self._promised.restore if self._promised else None
+        if restore_s is None or told is None or not told.seconds or told.low_s is None:
+            return None
+        high = restore_s * (told.high_s or 10 * told.seconds) / told.seconds
+        return restore_s * told.low_s / told.seconds, restore_s, high
+
+    def end_feed(self) -> int:
+        """No more comes; how much came."""
+        assert self._feed is not None
+        return self._feed.end()
+
+    def fed(self, count: int) -> Iterator[Payment]:
+        """The payments that were fed, again."""
+        return islice(payments(self.recipe), count)
+
+    def judge(self, pipeline: Child) -> None:
+        """Let it read to the end, stop it, and compare its sink with what should be in it."""
+        scene, stage = self.scene, self.stage
+        count = self.end_feed()
+        scene.tell("reading to the end")
+        stage.wait_until_reached(pipeline, stage.ends())
+        pipeline.stop()
+        self.compare(count)
+        shape = scene.shape
+        scene.workload = Workload(
+            count, shape.rate, shape.state_bytes, shape.cards, shape.skew, shape.late
+        )
+
+    def compare(self, count: int) -> None:
+        """The rows of the sink, by a plain loop over the payments, and by the sink itself."""
+        scene, budget = self.scene, self.scene.budget
+        scene.tell("comparing every row")
+        expected = totals(self.fed(count))
+        missing, extra = differences(expected, self.stage.rows())
+        scene.find(at_most("rows missing", missing, budget.missing, "rows"))
+        scene.find(at_most("rows too many", extra, budget.duplicate, "rows"))
+        told = scene.catchwater("sink", "verify", str(self.stage.file), "--json", codes=(0, 4))
+        wrong = sum(len(sink["findings"]) + len(sink["epochs_lost"]) for sink in json.loads(told))
+        scene.find(at_most("rows that sink verify finds", wrong, 0, "rows"))
+        if not expected:
+            scene.unseen("rows", "nothing was fed")
+
+    def pin(self) -> None:
+        """Whether anything keeps what a restore needs."""
+        pin = self._promised.retention.pin if self._promised else ""
+        why = f"the log keeps it by the pin {pin}" if pin else "retention alone keeps it: no pins"
+        self.scene.find(
+            Finding("input that is kept", "pass" if pin else "warn", None, None, "", why)
+        )
+
+
+def kill_driver(scene: Scene) -> None:
+    """The driver dies in mid-epoch; its supervisor starts another."""
+    play = Play(scene)
+    pipeline = play.begin()
+    driver = holder(play.checkpoint) or 0
+    play.promise()
+    scene.fault(f"kill -9 of the driver, process {driver}", lambda: _kill([driver]))
+    play.catch_up(pipeline)
+    if driver and holder(play.checkpoint) in (driver, None):
+        scene.unseen("another driver", "the same process works on, or none does")
+    play.judge(pipeline)
+
+
+def kill_task(scene: Scene) -> None:
+    """All Python workers of Spark's tasks die at once."""
+    play = Play(scene)
+    pipeline = play.begin()
+    workers: list[int] = []
+
+    def found() -> bool:
+        workers[:] = _workers(scene.journal.run)
+        return bool(workers)
+
+    pipeline.wait_until(found, "had any Python worker", PATIENCE_S)
+    play.promise()
+    scene.fault(f"kill -9 of {len(workers)} Python workers", lambda: _kill(workers))
+    play.catch_up(pipeline)
+    play.judge(pipeline)
+
+
+def lose_machine(scene: Scene) -> None:
+    """The driver's machine is gone: every process of the pipeline, and its local state."""
+    play = Play(scene)
+    pipeline = play.begin()
+    play.promise()
+
+    def lose() -> None:
+        pipeline.kill()
+        _kill(_of_pipeline(scene, pipeline))
+        shutil.rmtree(scene.folder / "local", ignore_errors=True)
+
+    scene.fault("kill -9 of all processes of the pipeline; its local state is deleted", lose)
+    scene.manual("start the pipeline on another machine: catchwater pipeline run FILE")
+    pipeline = play.stage.start_pipeline(supervised=True)
+    play.catch_up(pipeline)
+    play.judge(pipeline)
+
+
+def redeploy_at_peak(scene: Scene) -> None:
+    """The pipeline is stopped and started again while input goes on."""
+    play = Play(scene)
+    pipeline = play.begin()
+    play.promise()
+    scene.fault("SIGTERM to the pipeline, and a new start", pipeline.stop)
+    pipeline = play.stage.start_pipeline(supervised=True)
+    play.catch_up(pipeline)
+    play.judge(pipeline)
+
+
+def older_checkpoint(scene: Scene) -> None:
+    """Go back to the oldest checkpoint that is retained, and replay from there."""
+    play = Play(scene)
+    pipeline = play.begin()
+    play.wait_for_checkpoints(pipeline, _LEAST_RESTORABLE)
+    scene.manual("catchwater pipeline stop FILE")
+    pipeline.stop()
+    file = str(play.stage.file)
+    told = json.loads(scene.catchwater("recovery", "explain", file, "--json"))
+    oldest = next((row for row in told if row["restorable"]), None)
+    if oldest is None:
+        scene.unseen("an older checkpoint", "none can be restored")
+        return
+    play.promise(oldest["checkpoint"])
+    play.pin()
+    number = str(oldest["checkpoint"])
+
+    def restore() -> None:
+        scene.catchwater("recovery", "restore", file, "--checkpoint", number, "--yes")
+
+    replayed = f"{oldest['replay_records']} records to replay"
+    scene.fault(f"back to checkpoint {number} of {told[-1]['checkpoint']}: {replayed}", restore)
+    scene.manual(f"catchwater recovery restore FILE --checkpoint {number} --yes")
+    scene.manual("catchwater pipeline run FILE")
+    pipeline = play.stage.start_pipeline(supervised=True)
+    play.catch_up(pipeline, play.estimate_of(oldest["restore_s"]))
+    play.judge(pipeline)
+
+
+def backfill_live(scene: Scene) -> None:
+    """A backfill reads all of the history beside the live pipeline, into a topic of its own."""
+    play = Play(scene)
+    pipeline = play.begin()
+    topic = scene.topic("totals-again")
+    ends = play.stage.ends()
+    play.promise()
+    variables = {"CATCHWATER_SINK__ALERTS__TOPIC": topic}
+
+    def backfill() -> None:
+        scene.catchwater(
+            "pipeline", "backfill", str(play.stage.file), "--label", "drill", "--quick", "--yes",
+            variables=variables,
+        )  # fmt: skip
+
+    scene.fault(f"a backfill of {sum(ends.values())} records or more", backfill)
+    play.catch_up(pipeline)
+    again = _backfilled(play, topic)
+    play.judge(pipeline)
+    scene.find(at_most("rows of the backfill that differ", again, 0, "rows"))
+
+
+def rollback_version(scene: Scene) -> None:
+    """A bad version goes live, writes, and is rolled back with its state and its rows."""
+    play = Play(scene)
+    pipeline = play.begin()
+    file = str(play.stage.file)
+    pipeline.stop()
+    write_function(scene.folder, version=2, keep_bytes=play.keep_bytes)
+    scene.catchwater("pipeline", "upgrade", file, "--to", "2", "--yes")
+    before = play.stage.watch.committed
+
+    def run_bad_version() -> None:
+        bad = play.stage.start_pipeline(supervised=True)
+
+        def written() -> bool:
+            play.stage.watch.look()
+            return play.stage.watch.committed > before + 1
+
+        bad.wait_until(written, "written anything", PATIENCE_S)
+        bad.stop()
+
+    scene.fault("version 2 counts a cent too many, and writes", run_bad_version)
+    play.promise()
+    scene.manual("catchwater pipeline rollback FILE --yes")
+    scene.catchwater("pipeline", "rollback", file, "--yes")
+    write_function(scene.folder, version=1, keep_bytes=play.keep_bytes)
+    scene.manual("catchwater pipeline run FILE, with the code of version 1")
+    pipeline = play.stage.start_pipeline(supervised=True)
+    play.catch_up(pipeline)
+    play.judge(pipeline)
+
+
+def _backfilled(play: Play, topic: str) -> int:
+    """Rows of a backfill that are not those of the payments it read."""
+    from catchwater.drill.rows import read_rows
+
+    with play.stage.client() as client:
+        rows = read_rows(client, topic)
+    # It ends where the log did when it began: in each partition at another payment.
+    expected = totals(play.fed(rows.total() * 2 + 1))
+    return (rows - expected).total()
+
+
+def _workers(run: str) -> list[int]:
+    """The processes of a run in which Spark's tasks call the function."""
+    parents = {}
+    for pid in processes_of(run):
+        with suppress(OSError, ValueError):
+            if _WORKER in Path(f"/proc/{pid}/cmdline").read_bytes():
+                stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                parents[pid] = int(stat[1])
+    # The first is forked from nobody of them, Spark's daemon from it, and the workers from that.
+    return [pid for pid, parent in parents.items() if parents.get(parent) in parents]
+
+
+def _of_pipeline(scene: Scene, pipeline: Child) -> list[int]:
+    """What is left of the run but for the platform's processes."""
+    log = getattr(scene.platform, "process", None)
+    group = log.pid if log is not None else 0
+    left = []
+    for pid in processes_of(scene.journal.run):
+        with suppress(ProcessLookupError):
+            if os.getpgid(pid) != group:
+                left.append(pid)
+    return left
+
+
+def _kill(pids: list[int]) -> None:
+    for pid in filter(None, pids):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+Run = Callable[[Scene], None]
