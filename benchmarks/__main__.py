@@ -19,6 +19,7 @@ NAMES = (
     "catalog",
     "partitions",
     "restart",
+    "recovery",
     "microbatch",
     "idle",
     "operator",

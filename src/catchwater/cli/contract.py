@@ -131,6 +131,13 @@ def _timelines(restore: "Estimate") -> list[tuple[str, str]]:
         ("application", f"state {after.state_s:.1f} s, replay {replay}"),
         ("input", f"{restore.input_per_s:.0f} records/s"),
         ("capacity", f"{restore.capacity_per_s:.0f} records/s ({_BASIS[restore.capacity]})"),
+        *(
+            [("with local state", f"{restore.with_local_s:.1f} s")]
+            if after.state_s and restore.with_local_s is not None
+            else []
+        ),
+        *([("assumed", f"{', '.join(restore.assumed)}: not measured yet")] if restore.assumed
+          else []),
         *rows,
     ]  # fmt: skip
 

@@ -196,6 +196,7 @@ class Supervision(msgspec.Struct, frozen=True):
     restarts_in_hour: int = 0
     last_cause: str | None = None
     last_failed_ms: int | None = None
+    """When it was noticed, before what the driver had started was ended."""
 
 
 class Driver(Protocol):
@@ -283,6 +284,8 @@ class Supervisor:
         self._driver: Driver | None = None
         self._spare: Driver | None = None
         self._no_spare_before_s = clock.monotonic_s()
+        self._noticed_ms = clock.now_ms()
+        """When the last driver was seen to have ended."""
         self._told = Supervision(os.getpid(), "running", clock.now_ms())
 
     def run(self) -> None:
@@ -325,6 +328,7 @@ class Supervisor:
                 look_s += _LOOK_S
                 self._look_after_spare(before)
             self._stop.pause(self._clock, _LOOK_S)
+        self._noticed_ms = self._clock.now_ms()
         driver.end()
         self._driver = None
         return failure, self._committed() > before
@@ -381,7 +385,7 @@ class Supervisor:
             restarts=told.restarts + 1,
             restarts_in_hour=self._restarts.recent,
             last_cause=str(failure),
-            last_failed_ms=self._clock.now_ms(),
+            last_failed_ms=self._noticed_ms,
         )
 
     def _say(self, state: str) -> None:

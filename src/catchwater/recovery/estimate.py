@@ -10,27 +10,39 @@ replayed is the tail at the failure and all that comes until the end of it is re
 
 where the input comes as fast as the pipeline can work there is no end: `never`.
 
-The constants are those of restores measured before, else cautious defaults. A restore is measured
-while it happens: it begins with the pipeline's process and is over when an epoch ends near the end
-that the log has by then. It is measured only where there was something to catch up with; else the
-time would be that of waiting for input.
+The constants are those of restores measured before, else cautious defaults, and an estimate names
+what it assumes. A restore is measured while it happens: it begins with the pipeline's process and
+is over when an epoch ends near the end that the log has by then. It is measured only where there
+was something to catch up with; else the time would be that of waiting for input.
 
-Pure but for the file of samples: time comes as an argument, and the log is read by others.
+How long a failure went unnoticed is measured by a sign of life: a file that a driver touches all
+the time and takes away when it stops as it was asked.
+
+Pure but for the files of samples and of the sign of life: time comes as an argument, and the log is
+read by others.
 """
 
+import os
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
-from catchwater.recovery.ledger import EpochEntry, Ledger, LedgerDamaged, read_lines, write_whole
+from catchwater.recovery.ledger import (
+    EpochEntry,
+    Ledger,
+    LedgerDamaged,
+    parts_ms,
+    read_lines,
+    write_whole,
+)
 
 DEFAULT_DETECTION_S = 0.5
-"""A supervisor is told by the system that its child has ended; its own look is a second."""
 DEFAULT_SCHEDULING_S = 0.5
 DEFAULT_STARTUP_S = 20.0
 DEFAULT_STATE_BYTES_PER_S = 20e6
@@ -51,6 +63,7 @@ _FIRST_S = 1.0
 Tail = Mapping[tuple[str, int], int]
 """Partition → where the log ends."""
 Basis = Literal["restores", "epochs", "assumed"]
+Part = Literal["detection", "scheduling", "session", "state", "capacity"]
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -63,6 +76,9 @@ class Pace(msgspec.Struct, frozen=True):
     """It worked all the time and fell behind: then `busy_per_s` is all that it can do."""
     interval_s: float = 0.0
     """From one checkpoint to the next."""
+    work_per_s: float = 0.0
+    """While functions and sinks were at work; 0: not measured. What else an epoch takes hardly
+    depends on its records, so this is what a larger one would do."""
 
 
 class Infrastructure(msgspec.Struct, frozen=True):
@@ -112,6 +128,11 @@ class Estimate(msgspec.Struct, frozen=True):
     """What the capacity was measured by."""
     missing_per_s: float = 0.0
     """Headroom that is missing: so many records a second more come than can be processed."""
+    assumed: list[Part] = []
+    """What was not measured on this pipeline yet, in the order of a restore."""
+    with_local_s: float | None = None
+    """`seconds` where this machine's local state is intact, as after the loss of only a process:
+    then no state is read. None: never, or not known."""
 
     @property
     def infrastructure_s(self) -> float | None:
@@ -128,7 +149,12 @@ class Estimate(msgspec.Struct, frozen=True):
     def pace(self) -> Pace:
         """What it went by, for an estimate of another checkpoint."""
         busy_per_s = self.capacity_per_s if self.capacity == "epochs" else 0.0
-        return Pace(self.input_per_s, busy_per_s, saturated=bool(busy_per_s and self.missing_per_s))
+        return Pace(
+            self.input_per_s,
+            busy_per_s,
+            saturated=bool(busy_per_s and self.missing_per_s),
+            work_per_s=busy_per_s,
+        )
 
 
 class RestoreSample(msgspec.Struct, frozen=True):
@@ -147,6 +173,9 @@ class RestoreSample(msgspec.Struct, frozen=True):
     """What the first epoch took beside state. Where 0, `startup_s` has it."""
     scheduling_s: float | None = None
     """From the failure's detection to the start of the process; None: nobody knows."""
+    detection_s: float | None = None
+    """From the last sign of life to the failure's detection; None: nobody knows. 0 where nobody
+    noticed who said so: then `scheduling_s` begins at the last sign of life."""
 
     @property
     def seconds(self) -> float:
@@ -158,14 +187,17 @@ class RestoreSample(msgspec.Struct, frozen=True):
 class _Constants:
     """What restores are made of, by those that were measured."""
 
+    detection_s: float
     scheduling_s: float
     session_s: float
     state_bytes_per_s: float
     records_per_s: float | None
     """None: no restore was long enough to tell."""
+    assumed: frozenset[Part]
 
     def down_s(self, state_bytes: int) -> float:
-        return self.scheduling_s + self.session_s + state_bytes / self.state_bytes_per_s
+        before_s = self.detection_s + self.scheduling_s + self.session_s
+        return before_s + state_bytes / self.state_bytes_per_s
 
 
 def estimate(
@@ -184,12 +216,11 @@ def estimate(
     constants = _constants(recent)
     capacity, basis = _capacity(constants, pace)
     spread = _spread(recent, constants)
-    down_s = DEFAULT_DETECTION_S + constants.down_s(state_bytes)
     arriving = pace.input_per_s
 
-    def caught_up_s(tail: float, slower: float) -> float | None:
+    def caught_up_s(tail: float, slower: float, state_bytes: int = state_bytes) -> float | None:
         """Where everything takes `slower` times as long."""
-        left = capacity / slower - arriving
+        left, down_s = capacity / slower - arriving, constants.down_s(state_bytes)
         if left <= 0:
             return None
         return down_s * slower + (tail + arriving * down_s * slower) / left
@@ -198,14 +229,16 @@ def estimate(
     seconds = caught_up_s(tail, 1.0)
     low_s = caught_up_s(replay_records, max(1 - spread, 1e-9))
     high_s = caught_up_s(replay_records + arriving * pace.interval_s, 1 + spread)
-    replay_s = None if seconds is None else seconds - down_s
+    replay_s = None if seconds is None else seconds - constants.down_s(state_bytes)
     return Estimate(
         seconds=_rounded(seconds),
         low_s=_rounded(None if seconds is None else low_s),
         high_s=_rounded(high_s),
         samples=len(recent),
         infrastructure=Infrastructure(
-            DEFAULT_DETECTION_S, round(constants.scheduling_s, 2), round(constants.session_s, 2)
+            round(constants.detection_s, 2),
+            round(constants.scheduling_s, 2),
+            round(constants.session_s, 2),
         ),
         application=Application(
             round(state_bytes / constants.state_bytes_per_s, 2),
@@ -216,7 +249,19 @@ def estimate(
         capacity_per_s=round(capacity, 1),
         capacity=basis,
         missing_per_s=round(max(0.0, arriving - capacity), 1),
+        assumed=_assumed(constants, basis, state_bytes),
+        with_local_s=_rounded(caught_up_s(tail, 1.0, 0)),
     )
+
+
+def _assumed(constants: _Constants, capacity: Basis, state_bytes: int) -> list[Part]:
+    """What the estimate rests on that nobody measured; without state its rate does not matter."""
+    return [
+        part
+        for part in get_args(Part)
+        if (capacity == "assumed" if part == "capacity" else part in constants.assumed)
+        and (state_bytes or part != "state")
+    ]
 
 
 def _rounded(seconds: float | None) -> float | None:
@@ -231,13 +276,17 @@ def _capacity(constants: _Constants, pace: Pace) -> tuple[float, Basis]:
     if known is not None and known >= pace.busy_per_s:
         return known, "restores"
     # Epochs that do more than restores did refute them, and say no more than the least: a pipeline
-    # of many small epochs is at work all the time with what comes, whatever it could do.
+    # of many small epochs is at work all the time with what comes, whatever it could do. How slow
+    # its functions and sinks are shows then, too.
     if pace.busy_per_s > DEFAULT_REPLAY_RECORDS_PER_S:
         return pace.busy_per_s, "epochs"
+    if 0 < pace.work_per_s < DEFAULT_REPLAY_RECORDS_PER_S:
+        return max(pace.work_per_s, pace.busy_per_s), "epochs"
     return DEFAULT_REPLAY_RECORDS_PER_S, "assumed"
 
 
 def _constants(samples: Sequence[RestoreSample]) -> _Constants:
+    noticed = [each.detection_s for each in samples if each.detection_s is not None]
     waited = [each.scheduling_s for each in samples if each.scheduling_s is not None]
     small = [each.first_s for each in samples if each.first_records < _LEAST_RECORDS]
     first_s = median(small) if small else _FIRST_S if samples else 0.0
@@ -254,11 +303,14 @@ def _constants(samples: Sequence[RestoreSample]) -> _Constants:
         if each.first_records >= _LEAST_RECORDS
     ]
     state = _rate([(each.state_bytes, each.state_s) for each in samples])
+    measured = {"detection": noticed, "scheduling": waited, "session": samples, "state": state}
     return _Constants(
+        detection_s=median(noticed) if noticed else DEFAULT_DETECTION_S,
         scheduling_s=median(waited) if waited else DEFAULT_SCHEDULING_S,
         session_s=startup_s + first_s,
         state_bytes_per_s=state or DEFAULT_STATE_BYTES_PER_S,
         records_per_s=_rate(replayed),
+        assumed=frozenset(part for part in get_args(Part) if not measured.get(part, True)),
     )
 
 
@@ -301,9 +353,22 @@ def records_of(entry: EpochEntry) -> int:
 WINDOW_MS = 300_000
 _LOOK_MS = 5_000
 """Ends of the log are remembered no more often than this."""
+_LEAST_WORK_MS = 200.0
+"""What functions and sinks take for less is what an epoch costs them, whatever is in it."""
 _SATURATED_MS = 30_000
 """A pipeline that falls behind for less has met a burst."""
 _BUSY, _KEPT_UP = 0.8, 0.95
+
+
+class _Ran(NamedTuple):
+    """One epoch, as far as the pace goes."""
+
+    ended_ms: int
+    records: int
+    busy_ms: int
+    """How long it was under way."""
+    work_ms: float
+    """How long its functions and sinks took; 0: not measured."""
 
 
 class PaceMeter:
@@ -312,8 +377,7 @@ class PaceMeter:
     def __init__(self) -> None:
         self._ends: deque[tuple[int, dict[tuple[str, int], int]]] = deque()
         """When, and where the log ended; oldest first."""
-        self._epochs: deque[tuple[int, int, int]] = deque()
-        """When an epoch ended, its records, and how long it was under way, ms."""
+        self._epochs: deque[_Ran] = deque()
 
     def look(self, tail: Tail, now_ms: int) -> None:
         """Where the log ends now."""
@@ -327,12 +391,16 @@ class PaceMeter:
         """An epoch that was committed; in their order."""
         began_ms = entry.end.clock_ms  # an old one, where the epoch is a replayed one
         if self._epochs:
-            began_ms = max(began_ms, self._epochs[-1][0])
+            began_ms = max(began_ms, self._epochs[-1].ended_ms)
         elif entry.run_ms:
             began_ms = max(began_ms, entry.finished_ms - round(entry.run_ms))
         busy_ms = max(1, entry.finished_ms - began_ms)
-        self._epochs.append((entry.finished_ms, records_of(entry), busy_ms))
-        while self._epochs[0][0] < entry.finished_ms - WINDOW_MS:
+        parts = parts_ms(entry)
+        work_ms = parts["function"] + parts["sinks"] if parts else 0.0
+        if entry.total("rebuilt_bytes"):
+            work_ms = 0.0  # and most of it was reading state
+        self._epochs.append(_Ran(entry.finished_ms, records_of(entry), busy_ms, work_ms))
+        while self._epochs[0].ended_ms < entry.finished_ms - WINDOW_MS:
             self._epochs.popleft()
 
     def pace(self) -> Pace:
@@ -340,16 +408,25 @@ class PaceMeter:
         input_per_s = self._input_per_s()
         if not self._epochs:
             return Pace(input_per_s)
-        records = sum(count for _, count, _ in self._epochs)
-        busy_ms = sum(took for _, _, took in self._epochs)
-        span_ms = self._epochs[-1][0] - self._epochs[0][0] + self._epochs[0][2]
+        records = sum(each.records for each in self._epochs)
+        busy_ms = sum(each.busy_ms for each in self._epochs)
+        first = self._epochs[0]
+        span_ms = self._epochs[-1].ended_ms - first.ended_ms + first.busy_ms
         kept_up = records >= _KEPT_UP * input_per_s * span_ms / 1000
         return Pace(
             input_per_s=input_per_s,
             busy_per_s=1000 * records / busy_ms,
             saturated=not kept_up and span_ms >= _SATURATED_MS and busy_ms >= _BUSY * span_ms,
             interval_s=span_ms / 1000 / len(self._epochs),
+            work_per_s=self._work_per_s(),
         )
+
+    def _work_per_s(self) -> float:
+        read = [each for each in self._epochs if each.records]
+        long = [each for each in read if each.work_ms >= _LEAST_WORK_MS]
+        if not long or 2 * len(long) < len(read):
+            return 0.0
+        return 1000 * sum(each.records for each in long) / sum(each.work_ms for each in long)
 
     def _input_per_s(self) -> float:
         if len(self._ends) < 2:
@@ -381,13 +458,14 @@ class RestoreWatch:
         looked_s: float | None = None,
         near_s: float = LEAST_NEAR_S,
         scheduling_s: float | None = None,
+        detection_s: float | None = None,
     ) -> None:
         self._began_s = began_s
         self._tail = tail
         self._tasks = tasks
         self._looked_s = began_s if looked_s is None else looked_s
         self._near_s = near_s
-        self._scheduling_s = scheduling_s
+        self._scheduling_s, self._detection_s = scheduling_s, detection_s
         self._first: EpochEntry | None = None
         self._first_end_s = 0.0
         self._records = 0
@@ -423,6 +501,7 @@ class RestoreWatch:
             first_records=records_of(first) if first_s else 0,
             first_s=round(first_s, 3),
             scheduling_s=self._scheduling_s,
+            detection_s=self._detection_s,
         )
 
     def _is_over(self, entry: EpochEntry, now_s: float, tail: Tail) -> bool:
@@ -473,3 +552,54 @@ def add_sample(folder: Path, sample: RestoreSample) -> None:
 
 def _samples_file(folder: Path) -> Path:
     return Ledger(folder).folder / "restores.jsonl"
+
+
+# A sign of life: when did the last driver die?
+
+_LONGEST_WAIT_MS = 120_000
+"""A start that follows a failure so much later does not follow from it."""
+
+
+def show_life(folder: Path) -> None:
+    """Let the next start know that a driver is alive now; no error where it cannot."""
+    path = _life_file(folder)
+    with suppress(OSError):
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            path.touch()
+
+
+def rest(folder: Path) -> None:
+    """The driver has stopped as it was asked: what comes after is no failure."""
+    with suppress(OSError):
+        _life_file(folder).unlink(missing_ok=True)
+
+
+def last_alive_ms(folder: Path) -> int | None:
+    """When a driver was last alive that did not stop as it was asked; None: there is none."""
+    with suppress(OSError):
+        return _life_file(folder).stat().st_mtime_ns // 1_000_000
+    return None
+
+
+def down_s(
+    alive_ms: int | None, noticed_ms: int | None, began_ms: int
+) -> tuple[float | None, float | None]:
+    """Seconds until a failure was noticed, and from there until the process began.
+
+    `alive_ms` is the last sign of life, `noticed_ms` when a supervisor last saw a driver fail. None
+    where that is not known; where no supervisor has noticed, all is in the second.
+    """
+    if noticed_ms is not None and not 0 <= began_ms - noticed_ms <= _LONGEST_WAIT_MS:
+        noticed_ms = None
+    if alive_ms is not None and not 0 <= began_ms - alive_ms <= _LONGEST_WAIT_MS:
+        alive_ms = None
+    if noticed_ms is None:
+        return (None, None) if alive_ms is None else (0.0, (began_ms - alive_ms) / 1000)
+    waited_s = (began_ms - noticed_ms) / 1000
+    return (None if alive_ms is None else max(0, noticed_ms - alive_ms) / 1000), waited_s
+
+
+def _life_file(folder: Path) -> Path:
+    return Ledger(folder).folder / "alive"

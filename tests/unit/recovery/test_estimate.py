@@ -2,6 +2,7 @@
 
 from statistics import median
 
+import msgspec
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -131,13 +132,51 @@ def test_waiting_for_the_next_process_is_measured_where_a_supervisor_saw_the_fai
     assert guess.infrastructure is not None and guess.infrastructure.scheduling_s == 8.0
 
 
+def test_an_estimate_names_what_nobody_has_measured() -> None:
+    nothing = estimate([], state_bytes=1, replay_records=0)
+    assert nothing.assumed == ["detection", "scheduling", "session", "state", "capacity"]
+    assert "state" not in estimate([], state_bytes=0, replay_records=0).assumed
+    assert estimate([SAMPLE], state_bytes=1, replay_records=0).assumed == [
+        "detection", "scheduling",
+    ]  # fmt: skip
+    all_of_it = RestoreSample(1, 5.0, 100, 2.0, 10_000, 10.0, scheduling_s=0.2, detection_s=1.5)
+    guess = estimate([all_of_it], state_bytes=1, replay_records=0)
+    assert guess.assumed == []
+    assert guess.infrastructure is not None and guess.infrastructure.detection_s == 1.5
+
+
+def test_where_local_state_is_intact_none_is_read() -> None:
+    pace = Pace(input_per_s=50_000)
+    guess = estimate([SAMPLE], state_bytes=50_000_000, replay_records=0, pace=pace)
+    stateless = estimate([SAMPLE], state_bytes=0, replay_records=0, pace=pace)
+    assert guess.with_local_s == stateless.seconds == stateless.with_local_s
+    assert guess.seconds is not None and guess.with_local_s is not None
+    assert guess.with_local_s < guess.seconds
+
+
+def test_a_slow_function_shows_in_its_epochs_before_any_restore_was_measured() -> None:
+    """Forty thousand a second would be said of it otherwise, and a restore to take no time."""
+    pace = Pace(input_per_s=400, busy_per_s=420, interval_s=0.5, work_per_s=600)
+    guess = estimate([], state_bytes=0, replay_records=0, pace=pace)
+    assert (guess.capacity_per_s, guess.capacity) == (600, "epochs")
+    assert "capacity" not in guess.assumed
+    again = estimate([], state_bytes=0, replay_records=0, pace=guess.pace)
+    assert (again.capacity_per_s, again.capacity) == (600, "epochs")
+    # A measured restore knows better: it had epochs as a restore has them.
+    known = estimate([SAMPLE], state_bytes=0, replay_records=0, pace=pace)
+    assert known.capacity == "restores"
+
+
 spans = st.floats(0.1, 1000)
 samples_drawn = st.lists(
     st.builds(RestoreSample, st.just(0), spans, st.integers(0, 10**9), spans,
               st.integers(0, 10**9), spans, st.integers(0, 10**6), spans),
     max_size=15,
 )  # fmt: skip
-paces = st.builds(Pace, st.floats(0, 10**6), st.floats(0, 10**6), st.booleans(), st.floats(0, 600))
+paces = st.builds(
+    Pace, st.floats(0, 10**6), st.floats(0, 10**6), st.booleans(), st.floats(0, 600),
+    st.floats(0, 10**6),
+)  # fmt: skip
 
 
 @given(samples_drawn, st.integers(0, 10**10), st.integers(0, 10**9), st.integers(1, 10**6), paces)
@@ -154,7 +193,7 @@ def test_more_to_replay_and_more_input_never_take_less_time(
     assert longer.seconds is not None and longer.seconds >= less.seconds
     assert less.infrastructure_s is not None and less.application_s is not None
     assert less.infrastructure_s + less.application_s == pytest.approx(less.seconds, abs=0.05)
-    busier = Pace(pace.input_per_s * 1.1 + 1, pace.busy_per_s, pace.saturated, pace.interval_s)
+    busier = msgspec.structs.replace(pace, input_per_s=pace.input_per_s * 1.1 + 1)
     loaded = estimate(samples, state_bytes=state, replay_records=records, pace=busier)
     assert loaded.seconds is None or loaded.seconds >= less.seconds
 
@@ -253,6 +292,31 @@ def test_the_pace_forgets_what_is_older_than_five_minutes_and_a_replayed_clock()
     assert pace.input_per_s == 0
     assert pace.busy_per_s == pytest.approx(10, rel=0.01)
     assert len(meter._ends) < 100 and len(meter._epochs) < 400
+
+
+def worked(records: int, function_ms: float, sink_ms: float, epochs: int = 20) -> PaceMeter:
+    """A pipeline with an epoch a second, and a tenth of one beside functions and sinks."""
+    meter = PaceMeter()
+    for n in range(epochs):
+        ran = entry(n, records * n, records * (n + 1), 1000 * n, 1000 * (n + 1), function_ms + 100)
+        shards = [
+            ShardEpoch(0, operator_ms=function_ms / 2),
+            ShardEpoch(1, operator_ms=function_ms),
+        ]
+        meter.epoch_done(msgspec.structs.replace(ran, shards=shards, sink_ms={"out": sink_ms}))
+    return meter
+
+
+def test_the_pace_of_functions_and_sinks_is_that_of_the_slowest_task_and_the_commits() -> None:
+    assert worked(300, 500.0, 100.0).pace().work_per_s == pytest.approx(500)
+
+
+def test_small_epochs_say_nothing_of_how_fast_functions_are() -> None:
+    assert worked(3, 20.0, 30.0).pace().work_per_s == 0
+    stalled = worked(3, 20.0, 30.0)
+    ran = worked(3, 5_000.0, 30.0, 1)
+    stalled._epochs.extend(ran._epochs)
+    assert stalled.pace().work_per_s == 0, "one that the machine held up is no measure"
 
 
 def test_nothing_is_known_before_anything_was_seen() -> None:

@@ -1,8 +1,20 @@
 """A restore is measured from the process's start to the tail of that moment."""
 
+import os
 from pathlib import Path
 
-from catchwater.recovery.estimate import RestoreSample, RestoreWatch, add_sample, load_samples
+import pytest
+
+from catchwater.recovery.estimate import (
+    RestoreSample,
+    RestoreWatch,
+    add_sample,
+    down_s,
+    last_alive_ms,
+    load_samples,
+    rest,
+    show_life,
+)
 from catchwater.recovery.ledger import EpochEntry, ShardEpoch, SourceOffset, operator_ms
 
 
@@ -37,3 +49,45 @@ def test_time_in_the_operator_is_counted_by_events() -> None:
     shards = [ShardEpoch(0, events=98, operator_ms=10.0), ShardEpoch(1, events=2, operator_ms=70.0)]
     assert operator_ms(shards, 0.5, 0.98, 0.99) == [10.0, 10.0, 70.0]
     assert operator_ms([ShardEpoch(0, operator_ms=5.0)], 0.5) == [0.0]
+
+
+NOW_MS = 10_000_000
+
+
+@pytest.mark.parametrize(
+    ("alive_ms", "noticed_ms", "detection_s", "scheduling_s"),
+    [
+        (NOW_MS - 5_000, NOW_MS - 2_000, 3.0, 2.0),
+        (NOW_MS - 1_000, NOW_MS - 2_000, 0, 2.0),  # its driver lived on for a moment
+        (None, NOW_MS - 2_000, None, 2.0),
+        (NOW_MS - 5_000, None, 0.0, 5.0),
+        (None, None, None, None),
+        (NOW_MS - 900_000, NOW_MS - 2_000, None, 2.0),  # of another failure
+        (NOW_MS - 5_000, NOW_MS - 900_000, 0.0, 5.0),  # the supervisor has died with its driver
+        (NOW_MS - 900_000, None, None, None),  # a start so much later does not follow from it
+        (NOW_MS + 5_000, None, None, None),  # a clock that was set back
+    ],
+)
+def test_how_long_nobody_noticed_and_how_long_it_took_to_begin(
+    alive_ms: int | None,
+    noticed_ms: int | None,
+    detection_s: float | None,
+    scheduling_s: float | None,
+) -> None:
+    assert down_s(alive_ms, noticed_ms, NOW_MS) == (detection_s, scheduling_s)
+
+
+def test_a_sign_of_life_is_renewed_and_ends_with_a_stop_that_was_asked_for(tmp_path: Path) -> None:
+    assert last_alive_ms(tmp_path) is None
+    show_life(tmp_path)  # of a checkpoint that is gone: no run fails for it
+    (tmp_path / "catchwater").mkdir()
+    show_life(tmp_path)
+    file = tmp_path / "catchwater" / "alive"
+    os.utime(file, (1_000, 1_000))
+    assert last_alive_ms(tmp_path) == 1_000_000
+    show_life(tmp_path)
+    found = last_alive_ms(tmp_path)
+    assert found is not None and found > 1_000_000
+    rest(tmp_path)
+    rest(tmp_path)
+    assert last_alive_ms(tmp_path) is None

@@ -37,7 +37,7 @@ from catchwater.pipeline.shard_epoch import Stage, run_stage
 from catchwater.pipeline.spark import session
 from catchwater.pipeline.spark.failure import Traces, cause, is_starved
 from catchwater.pipeline.supervise import read_supervision
-from catchwater.recovery import checkpoint, contract, handover, pins, remote, rewind
+from catchwater.recovery import checkpoint, contract, estimate, handover, pins, remote, rewind
 from catchwater.recovery.checkpoint import settle
 from catchwater.recovery.contract import FunctionVersion, Terms
 from catchwater.recovery.estimate import RestoreWatch, near_s
@@ -64,8 +64,6 @@ TOPIC_S = 1.0
 """How often to look for a topic that is not there yet."""
 STARTS = 3
 """How often a query is started whose Python process does not come up in time."""
-_LONGEST_WAIT_MS = 120_000
-"""A start that follows a failure so much later does not follow from it."""
 _LOOK_S = 0.1
 """How often to look whether to stop, and at what is due behind the epochs."""
 
@@ -213,13 +211,18 @@ def _check(pipeline: OpenPipeline, began_s: float) -> RestoreWatch | None:
     if not behind:
         return None
     now_s, now_ms = pipeline.clock.monotonic_s(), pipeline.clock.now_ms()
+    began_ms = now_ms - round(1000 * (now_s - began_s))
+    detection_s, scheduling_s = estimate.down_s(
+        estimate.last_alive_ms(config.checkpoint), _noticed_ms(config.checkpoint), began_ms
+    )
     return RestoreWatch(
         began_s,
         goal,
         config.tasks,
         looked_s=now_s,
         near_s=near_s(_readable(Ledger(config.checkpoint))),
-        scheduling_s=_scheduling_s(config.checkpoint, now_ms - round(1000 * (now_s - began_s))),
+        scheduling_s=scheduling_s,
+        detection_s=detection_s,
     )
 
 
@@ -232,18 +235,12 @@ def _readable(ledger: Ledger) -> list[EpochEntry]:
     return [entry for entry in found if entry is not None]
 
 
-def _scheduling_s(folder: Path, began_ms: int) -> float | None:
-    """From when the supervisor saw the last driver fail to this one's turn; None: there was none.
-
-    A supervisor that waits longer and longer between failures says so: that, too, is downtime.
-    """
-    supervisor = None
+def _noticed_ms(folder: Path) -> int | None:
+    """When the supervisor last saw a driver fail; None: it never did, or there is none."""
     with suppress(LedgerDamaged):
         supervisor = read_supervision(folder)
-    if supervisor is None or supervisor.last_failed_ms is None:
-        return None
-    waited_ms = began_ms - supervisor.last_failed_ms
-    return max(0, waited_ms) / 1000 if waited_ms <= _LONGEST_WAIT_MS else None
+        return supervisor.last_failed_ms if supervisor else None
+    return None
 
 
 def run_query(
@@ -272,6 +269,7 @@ def run_query(
     # A shadow's epochs are not its own to pin until it leads.
     def look() -> bool:
         remote.check(config.checkpoint)
+        estimate.show_life(config.checkpoint)
         if beside is not None:
             beside()
         done = upkeep.look() if handover.take_over(config.checkpoint) else []
@@ -291,6 +289,7 @@ def run_query(
     if handover.fenced_by(config.checkpoint) is not None:
         handover.hand_over(config.checkpoint, settle(config.checkpoint))
     remote.publish(config.checkpoint)
+    estimate.rest(config.checkpoint)
     _log.info("Stopped after epoch %d.", checkpoint.last_commit(config.checkpoint))
 
 

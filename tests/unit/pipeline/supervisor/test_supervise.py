@@ -133,6 +133,30 @@ def test_a_driver_is_ended_whole_before_the_next_gets_its_turn():
     play.supervisor().run()
 
 
+def test_a_failure_is_dated_when_it_was_noticed_not_when_the_rest_was_gone():
+    """Ending a JVM takes a while: that belongs to the way to the next start, not before it."""
+
+    class Slow(Stage):
+        def start(self) -> Actor:
+            actor = super().start()
+            end = actor.end
+
+            def end_slowly() -> None:
+                self.noticed_ms.append(self.clock.now_ms())
+                self.clock.advance(7)
+                end()
+
+            actor.end = end_slowly  # type: ignore[method-assign]
+            return actor
+
+        noticed_ms: list[int]
+
+    play = Slow(iter([Play(5, KILLED, epochs=3), Play(5, DONE)]))
+    play.noticed_ms = []
+    play.supervisor().run()
+    assert play.told[-1].last_failed_ms == play.noticed_ms[0]
+
+
 def test_failures_without_an_epoch_between_are_spaced():
     play = stage(*[Play(1, KILLED) for _ in range(4)], Play(1, DONE))
     play.supervisor().run()
