@@ -25,21 +25,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from catchwater.demo.feeder import Event, Feeder
+
 from benchmarks.measure import Row, publish, row
 from benchmarks.our_broker import catchwater_broker
-from catchwater.demo.feeder import Event, Feeder
-from catchwater.pipeline.supervisor.supervise import read_supervision
+from catchwater.pipeline.supervise import read_supervision
 from catchwater.recovery import checkpoint
 from catchwater.recovery.contract import Contract, load_contract, spelled
 from catchwater.recovery.estimate import load_samples, near_s
 from catchwater.recovery.ledger import EpochEntry, Ledger
 from catchwater.wire.client import LATEST, Client
 
-SIZES_MB = tuple(int(each) for each in os.environ.get("SIZES_MB", "10 60 200").split())
-LOADS = tuple(float(each) for each in os.environ.get("LOADS", "0 0.5 0.8").split())
+SIZES_MB = tuple(int(each) for each in os.environ.get("SIZES_MB", "5 40 120").split())
+RUNS = (((0.0, False), (0.5, False)), ((0.8, False),), ((0.5, True),))
+"""Load, and whether local state is left; the last with the largest state only. A run's pace is that
+of its own time, so a load begins in a new run or after a kill of an idle one."""
 KEY_BYTES = 1_000
 """What a key's state takes, of bytes that no codec makes smaller."""
-STEADY_S = float(os.environ.get("STEADY_S", "20"))
+STEADY_S = float(os.environ.get("STEADY_S", "12"))
 PARTITIONS = 2
 TOPIC = "asked"
 PATIENCE_S = 400.0
@@ -258,15 +261,18 @@ def restores(pipeline: Pipeline) -> list[Restore]:
     found = []
     with pipeline.running():
         pipeline.grow(SIZES_MB[0])
+    with pipeline.running():
         pipeline.kill(0, CALIBRATING_PER_S, SIZES_MB[0], local=False)
     for size_mb in SIZES_MB:
-        for load, local in (*((each, False) for each in LOADS), (0.5, True)):
-            if local and size_mb != SIZES_MB[-1]:
-                continue
+        with (
+            pipeline.running()
+        ):  # of its own: what it is fed is no input that a load is measured by
+            pipeline.grow(size_mb)
+        for together in RUNS if size_mb == SIZES_MB[-1] else RUNS[:-1]:
             with pipeline.running():
-                pipeline.grow(size_mb)
-                per_s = load * pipeline.contract.restore.capacity_per_s
-                found.append(pipeline.kill(load, per_s, size_mb, local=local))
+                capacity_per_s = pipeline.contract.restore.capacity_per_s
+                for load, local in together:
+                    found.append(pipeline.kill(load, load * capacity_per_s, size_mb, local=local))
     return found
 
 

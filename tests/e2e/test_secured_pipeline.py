@@ -155,7 +155,9 @@ def test_a_pipeline_on_a_secured_kafka_is_killed_and_writes_every_row_once(
     assert [(each["sink"], each["findings"]) for each in verified] == [
         ("alerts", []), ("dead-letter", []),
     ]  # fmt: skip
-    explained = json.loads(pipeline.catchwater("recovery", "explain", "--json"))
+    told = json.loads(pipeline.catchwater("recovery", "explain", "--json"))
+    assert told["now"]["in_flight"] is None and told["now"]["epoch"] is not None
+    explained = told["checkpoints"]
     assert explained and all(each["restorable"] for each in explained)
     findings = json.loads(pipeline.catchwater("contract", "check", "--json", code=3))
     assert {each["subject"] for each in findings if each["verdict"] != "pass"} == {"pin"}

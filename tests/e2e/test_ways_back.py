@@ -201,7 +201,7 @@ def test_the_pipeline_goes_on(
     life.produce(1)
     assert life.run() == 1
     life.check()
-    rows = json.loads(life.type("recovery", "explain", str(life.file), "--json"))
+    rows = json.loads(life.type("recovery", "explain", str(life.file), "--json"))["checkpoints"]
     retained = life.epochs
     assert [(row["checkpoint"], row["restorable"]) for row in rows] == [(e, True) for e in retained]
     assert len(retained) <= RETAIN

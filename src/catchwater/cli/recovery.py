@@ -1,6 +1,7 @@
 """`catchwater recovery …`: what a restore would do, and doing it. Nothing is ever deleted."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,17 +13,22 @@ from catchwater.cli.console import (
     Yes,
     agreed,
     noun,
-    print_rows,
+    print_json,
+    print_table,
     spaced,
     talk,
 )
 
 if TYPE_CHECKING:
+    from catchwater.pipeline.run.config import PipelineConfig
     from catchwater.recovery.checkpoint import Checkpoint
     from catchwater.recovery.contract import PartitionTail
+    from catchwater.recovery.explain import Account
     from catchwater.recovery.intact import Look
 
 app = noun()
+
+_UNASKED = "the log could not be asked"
 
 
 @app.callback()
@@ -32,10 +38,11 @@ def recovery() -> None:
 
 @app.command()
 def explain(file: PipelineFile, as_json: AsJson = False) -> None:
-    """List every checkpoint with what a restore would replay, and how long that would take.
+    """Say what is done and what was under way, and list every checkpoint with what a restore takes.
 
-    Says of each whether its files are whole and the log still holds that, and if not, which file
-    is damaged or what is missing.
+    Inputs processed, outputs in each sink, state that is durable, and the epoch in flight: wherever
+    the last process was when it died. Of each checkpoint: whether its files are whole and the log
+    still holds what would be replayed; if not, which file is damaged or what is missing.
     """
     from catchwater.cli.console import look_here
     from catchwater.config import CatchwaterError
@@ -46,21 +53,19 @@ def explain(file: PipelineFile, as_json: AsJson = False) -> None:
     rows: dict[int, Sequence[object]] = {
         epoch: (epoch, False, None, None, None, None, why) for epoch, why in found.broken.items()
     }
+    pipeline = OpenPipeline(config)
     tails, unasked = {}, None
+    sinks: dict[str, int | str | None] = dict.fromkeys(config.every_sink, _UNASKED)
     try:
         topics = {topic for each in found.whole for topic in each.end.needed}
-        tails = OpenPipeline(config).tails(topics) if topics else {}
+        tails = pipeline.tails(topics) if topics else {}
     except CatchwaterError as error:
         unasked = error
+    if unasked is None and (topics or found.planned):
+        with suppress(CatchwaterError):
+            sinks = pipeline.sink_epochs()
     for each in found.whole:
-        if unasked:
-            unknown = "the log could not be asked"
-            rows[each.epoch] = (each.epoch, None, None, None, None, None, unknown)
-        else:
-            why = _why_not(each, tails)
-            replay_records = _to_replay(each, tails)
-            took = _takes(found, each.epoch, replay_records)
-            rows[each.epoch] = (each.epoch, not why, replay_records, *took, why)
+        rows[each.epoch] = _row(found, each, None if unasked else tails)
     for problem in found.problems:
         if problem not in found.broken.values():
             talk(problem)
@@ -68,12 +73,50 @@ def explain(file: PipelineFile, as_json: AsJson = False) -> None:
         talk(f"a restore takes for ever: {spelled(found.contract.restore)}")
     times = ["restore_s", "infrastructure_s", "application_s"]
     columns = ["checkpoint", "restorable", "replay_records", *times, "why_not"]
-    if rows or as_json:
-        print_rows(columns, [rows[epoch] for epoch in sorted(rows)], as_json=as_json)
+    listed = [rows[epoch] for epoch in sorted(rows)]
+    if as_json:
+        checkpoints = [dict(zip(columns, row, strict=True)) for row in listed]
+        print_json({"now": _account(config, found, sinks), "checkpoints": checkpoints})
+    elif rows or found.planned:
+        print_table(["now", ""], _account(config, found, sinks).words)
+        typer.echo()
+        print_table(columns, listed)
     else:
         talk(f"there is no checkpoint in {config.checkpoint} yet")
     if unasked:
         raise unasked
+
+
+def _row(
+    found: "Look", checkpoint: "Checkpoint", tails: "Mapping[tuple[str, int], PartitionTail] | None"
+) -> Sequence[object]:
+    """A whole checkpoint's; None: the log could not be asked."""
+    if tails is None:
+        return (checkpoint.epoch, None, None, None, None, None, _UNASKED)
+    why, replay_records = _why_not(checkpoint, tails), _to_replay(checkpoint, tails)
+    took = _takes(found, checkpoint.epoch, replay_records)
+    return (checkpoint.epoch, not why, replay_records, *took, why)
+
+
+def _account(
+    config: "PipelineConfig", found: "Look", sinks: "Mapping[str, int | str | None]"
+) -> "Account":
+    """What is done and what is under way, as far as the files can be read."""
+    from catchwater.recovery import handover
+    from catchwater.recovery.explain import account
+    from catchwater.recovery.ledger import Ledger, LedgerDamaged
+
+    ledger = Ledger(found.folder)
+    try:
+        beginning = ledger.beginning()
+        under_way = handover.in_words(found.folder)
+    except LedgerDamaged as damage:  # which is among the problems that were shown
+        beginning, under_way = None, str(damage)
+    unmarked = [name for name, each in config.every_sink.items() if not each.exactly_once]
+    return account(
+        found, beginning, sinks, unmarked=unmarked, recorded=ledger.recorded_epochs(),
+        under_way=under_way,
+    )  # fmt: skip
 
 
 def _takes(

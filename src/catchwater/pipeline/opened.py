@@ -316,6 +316,20 @@ class OpenPipeline:
             return f"which lacks epochs: it has {has} of {committed}"
         return ""
 
+    def sink_epochs(self) -> dict[str, int | str | None]:
+        """Sink → the newest epoch that its target has, None if none, or why that is not known.
+
+        Looks at the targets and changes none. Raises what a log that is away does.
+        """
+        found: dict[str, int | str | None] = {}
+        self.with_log()
+        for name, sink in self.config.every_sink.items():
+            try:
+                found[name] = look_at(sink, self.context_of(sink)).newest
+            except CatchwaterError as error:
+                found[name] = str(error).rstrip(".")
+        return found
+
     def withdraw(
         self, specs: Sequence[FunctionSpec], into: Path, epoch: int, generation: int
     ) -> int:

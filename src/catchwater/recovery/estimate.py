@@ -6,9 +6,10 @@ is there, until the input has been caught up with. Input goes on meanwhile. So w
 replayed is the tail at the failure and all that comes until the end of it is reached:
 
     down = detection + scheduling + session + state
-    replay = (tail + input rate * down) / (capacity - input rate)
+    replay = (tail + input rate * (down - near)) / (capacity - input rate)
 
-where the input comes as fast as the pipeline can work there is no end: `never`.
+until no more is left than comes in `near`, as behind every ordinary epoch. Where the input comes as
+fast as the pipeline can work there is no end: `never`.
 
 The constants are those of restores measured before, else cautious defaults, and an estimate names
 what it assumes. A restore is measured while it happens: it begins with the pipeline's process and
@@ -53,6 +54,7 @@ LEAST_SPREAD = 0.25
 LAST_SAMPLES = 10
 """Older restores say little of today's machine."""
 
+LEAST_NEAR_S = 2.0
 _LEAST_S = 0.05
 """Shorter spans are noise of the clock, not a rate."""
 _LEAST_RECORDS = 1_000
@@ -76,6 +78,8 @@ class Pace(msgspec.Struct, frozen=True):
     """It worked all the time and fell behind: then `busy_per_s` is all that it can do."""
     interval_s: float = 0.0
     """From one checkpoint to the next."""
+    near_s: float = LEAST_NEAR_S
+    """What comes in so long may be left when it has caught up (`near_s`)."""
     work_per_s: float = 0.0
     """While functions and sinks were at work; 0: not measured. What else an epoch takes hardly
     depends on its records, so this is what a larger one would do."""
@@ -223,7 +227,8 @@ def estimate(
         left, down_s = capacity / slower - arriving, constants.down_s(state_bytes)
         if left <= 0:
             return None
-        return down_s * slower + (tail + arriving * down_s * slower) / left
+        behind = tail + arriving * (down_s * slower - pace.near_s)
+        return down_s * slower + max(0.0, behind) / left
 
     tail = replay_records + arriving * pace.interval_s / 2
     seconds = caught_up_s(tail, 1.0)
@@ -353,7 +358,7 @@ def records_of(entry: EpochEntry) -> int:
 WINDOW_MS = 300_000
 _LOOK_MS = 5_000
 """Ends of the log are remembered no more often than this."""
-_LEAST_WORK_MS = 200.0
+_LEAST_WORK_MS = 100.0
 """What functions and sinks take for less is what an epoch costs them, whatever is in it."""
 _SATURATED_MS = 30_000
 """A pipeline that falls behind for less has met a burst."""
@@ -418,6 +423,7 @@ class PaceMeter:
             busy_per_s=1000 * records / busy_ms,
             saturated=not kept_up and span_ms >= _SATURATED_MS and busy_ms >= _BUSY * span_ms,
             interval_s=span_ms / 1000 / len(self._epochs),
+            near_s=_near_s(median(each.busy_ms for each in self._epochs)),
             work_per_s=self._work_per_s(),
         )
 
@@ -436,7 +442,6 @@ class PaceMeter:
         return 1000 * came / max(1, now_ms - began_ms)
 
 
-LEAST_NEAR_S = 2.0
 _STEADY = 0.97
 """So much of what was left after one epoch, or more, is left after the next when it is steady."""
 
@@ -527,8 +532,11 @@ class RestoreWatch:
 def near_s(entries: Sequence[EpochEntry]) -> float:
     """How near the log's end is near, seconds: twice what an epoch took before the failure."""
     took = [entry.finished_ms - entry.end.clock_ms for entry in entries]
-    usual_s = median(took) / 1000 if took else 0.0
-    return max(LEAST_NEAR_S, 2 * usual_s)
+    return _near_s(median(took) if took else 0.0)
+
+
+def _near_s(usual_ms: float) -> float:
+    return max(LEAST_NEAR_S, 2 * usual_ms / 1000)
 
 
 def read_samples(folder: Path) -> list[RestoreSample]:

@@ -209,6 +209,20 @@ def work_of(checkpoint: Path) -> Work:
     return Work.WHOLE if rewind_under_way(checkpoint) is None else Work.REWINDING
 
 
+def in_words(checkpoint: Path) -> str:
+    """What is being done to the checkpoint, for a person; nothing: "". Raises `LedgerDamaged`."""
+    if (restore := restore_under_way(checkpoint)) is not None:
+        return f"{restore.savepoint} is restored into it, which was cut short: {restore.command}"
+    if (rewind := rewind_under_way(checkpoint)) is not None:
+        return f"a rewind to epoch {rewind.epoch}, which the next start ends"
+    shadow, fence = shadow_of(checkpoint), _fence(checkpoint)
+    if shadow is not None and shadow.until is None:
+        return f"it repeats the epochs of {shadow.leader}, and writes to no sink"
+    if fence is not None:
+        return f"{fence.to} {'takes its place' if fence.closed else 'waits to take over'}"
+    return ""
+
+
 def shadow_of(checkpoint: Path) -> Shadow | None:
     """Whom the checkpoint follows or has followed; None: it always led."""
     return read_json(_path(checkpoint, "shadow"), Shadow)

@@ -47,7 +47,7 @@ from catchwater.recovery.ledger import (
 _log = logging.getLogger("catchwater.recovery")
 
 _EPOCHS = re.compile(rf"{FOLDER}/epochs/(\d+)\.json")
-_HERE = {"failure.json", "spark.log", "supervisor.json", "url.json", "holds"}
+_HERE = {"alive", "failure.json", "spark.log", "supervisor.json", "url.json", "holds"}
 """What belongs to this machine, in the ledger's folder; locks do as well."""
 LOOKS = 10
 """So often in a lease one that waits for its turn looks."""

@@ -65,6 +65,7 @@ def whole(pipeline_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkpoint that has every kind of file; the file that names it."""
     tails = {("payments", 0): PartitionTail(0, 100, 1_000)}
     monkeypatch.setattr(OpenPipeline, "tails", lambda *_: tails)
+    monkeypatch.setattr(OpenPipeline, "sink_epochs", lambda _: {"alerts": EPOCHS - 1})
     folder = pipeline_file.parent / "checkpoint"
     Ledger(folder).begin(offset_at(-1))
     versions.store(folder, versions.Versions())
@@ -117,7 +118,7 @@ def test_the_damaged_file_is_named_and_the_rest_is_shown(
         status = catchwater("pipeline", "status", whole, "--json")
         explain = catchwater("recovery", "explain", whole, "--json")
         assert (status.code, explain.code) == (0, 0), (path, status.err, explain.err)
-        told, rows = json.loads(status.out), json.loads(explain.out)
+        told, rows = json.loads(status.out), json.loads(explain.out)["checkpoints"]
         assert (str(path) in " ".join(told["problems"])) == is_told(path, how), (path, status.err)
         if is_told(path, how):
             assert str(path) in status.err
@@ -173,6 +174,11 @@ def test_without_a_broker_the_checkpoints_are_shown_and_why_no_more_is_known(
 
     monkeypatch.setattr(OpenPipeline, "tails", lost)
     answer = catchwater("recovery", "explain", whole, "--json")
-    rows = [(row["checkpoint"], row["restorable"]) for row in json.loads(answer.out)]
+    told = json.loads(answer.out)
+    rows = [(row["checkpoint"], row["restorable"]) for row in told["checkpoints"]]
     assert rows == [(epoch, None) for epoch in range(EPOCHS)]
     assert answer.code == 1 and "No broker at 127.0.0.1:9092." in answer.err
+    assert told["now"]["epoch"] == EPOCHS - 1
+    assert {each["words"] for each in told["now"]["sinks"]} == {
+        "unknown: the log could not be asked"
+    }

@@ -22,10 +22,11 @@ def log_begins_at_15(monkeypatch: pytest.MonkeyPatch) -> None:
     tails = {("payments", 0): PartitionTail(15, 100, 1_000)}
     monkeypatch.setattr(OpenPipeline, "tails", lambda *_: tails)
     monkeypatch.setattr(OpenPipeline, "control", NoPins())
+    monkeypatch.setattr(OpenPipeline, "sink_epochs", lambda _: {"alerts": 2})
 
 
 def test_every_checkpoint_is_explained(catchwater: Any, pipeline_file: Path) -> None:
-    rows = json.loads(catchwater("recovery", "explain", pipeline_file, "--json").out)
+    rows = json.loads(catchwater("recovery", "explain", pipeline_file, "--json").out)["checkpoints"]
     assert [(row["checkpoint"], row["restorable"], row["replay_records"]) for row in rows] == [
         (0, False, 90), (1, True, 80), (2, True, 70),
     ]  # fmt: skip

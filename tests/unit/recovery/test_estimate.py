@@ -42,7 +42,7 @@ def test_measured_restores_replace_the_defaults() -> None:
 
 
 def test_the_two_timelines_add_up() -> None:
-    pace = Pace(input_per_s=50_000)
+    pace = Pace(input_per_s=50_000, near_s=0)
     guess = estimate([SAMPLE], state_bytes=50_000_000, replay_records=500_000, pace=pace)
     before, after = guess.infrastructure, guess.application
     assert before is not None and after is not None and guess.seconds is not None
@@ -58,8 +58,13 @@ def test_the_two_timelines_add_up() -> None:
 
 def test_what_comes_while_it_is_down_counts_even_if_nothing_lies_behind() -> None:
     idle = estimate([SAMPLE], state_bytes=0, replay_records=0)
-    loaded = estimate([SAMPLE], state_bytes=0, replay_records=0, pace=Pace(input_per_s=80_000))
+    pace = Pace(input_per_s=80_000)
+    loaded = estimate([SAMPLE], state_bytes=0, replay_records=0, pace=pace)
     assert idle.seconds == 6.0
+    # Until two seconds' input is left, as behind ordinary epochs.
+    assert loaded.seconds == 6.0 + (6.0 - 2.0) * 80_000 / 20_000
+    nothing_left = msgspec.structs.replace(pace, near_s=0)
+    loaded = estimate([SAMPLE], state_bytes=0, replay_records=0, pace=nothing_left)
     assert loaded.seconds == 6.0 + 6.0 * 80_000 / 20_000
 
 
@@ -175,7 +180,7 @@ samples_drawn = st.lists(
 )  # fmt: skip
 paces = st.builds(
     Pace, st.floats(0, 10**6), st.floats(0, 10**6), st.booleans(), st.floats(0, 600),
-    st.floats(0, 10**6),
+    st.floats(0, 60), st.floats(0, 10**6),
 )  # fmt: skip
 
 
@@ -218,7 +223,7 @@ def test_a_simulated_pipeline_is_useful_again_when_the_estimate_says(
 ) -> None:
     sample = RestoreSample(1, 5.0, 100_000_000, 2.0, 100_000, 10.0, scheduling_s=scheduling_s)
     guess = estimate(
-        [sample], state_bytes=state_bytes, replay_records=tail, pace=Pace(10_000 * load)
+        [sample], state_bytes=state_bytes, replay_records=tail, pace=Pace(10_000 * load, near_s=0)
     )
     down_s = DEFAULT_DETECTION_S + scheduling_s + 5.0 + state_bytes / 50e6
     assert guess.seconds == pytest.approx(
