@@ -1,4 +1,4 @@
-"""`catchwater contract show --group`: of any consumer group, here and at Apache Kafka."""
+"""Consumer groups by command, here and at Apache Kafka: what they need, and where they go on."""
 
 import io
 import json
@@ -28,10 +28,14 @@ class Answer(NamedTuple):
 
 
 def contract(verb: str, bootstrap: str, *arguments: str) -> Answer:
-    """Type `catchwater contract VERB`."""
+    return typed("contract", verb, bootstrap, *arguments)
+
+
+def typed(noun: str, verb: str, bootstrap: str, *arguments: str) -> Answer:
+    """Type `catchwater NOUN VERB`."""
     # JSON is written as bytes.
     out, err = (io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2))
-    argv = ["catchwater", "contract", verb, "--bootstrap", bootstrap, *arguments]
+    argv = ["catchwater", noun, verb, "--bootstrap", bootstrap, *arguments]
     with patch.object(sys, "argv", argv), redirect_stdout(out), redirect_stderr(err):
         with pytest.raises(SystemExit) as left:
             main()
@@ -116,6 +120,91 @@ def broker(make_broker: Callable[..., BrokerProcess]) -> BrokerProcess:
 
 def test_a_group_here(broker: BrokerProcess) -> None:
     check_group(broker.bootstrap)
+
+
+def check_reset(bootstrap: str, protocol: str) -> None:
+    """Where a group goes on, at any Kafka: with members it is left alone."""
+    topic = group = f"reset-{protocol}"
+    filled(bootstrap, topic, 1_000_000, retention_ms="-1")
+    commit(bootstrap, group, topic)
+    assert typed("group", "reset", bootstrap, group, "--to", "earliest", "--yes").returncode == 0
+    assert positions(bootstrap, group) == [0, 0]
+    # A dry run says what would be, and changes nothing.
+    dry = typed("group", "reset", bootstrap, group, "--to", "40", "--dry-run", "--json")
+    assert [(row["position"], row["to"], row["again"]) for row in json.loads(dry.stdout)] == [
+        (0, 40, -40),
+        (0, 40, -40),
+    ]
+    assert "would reset 2 partitions" in dry.stderr
+    assert positions(bootstrap, group) == [0, 0]
+    # By time: all is of 1970, so an hour ago is the end, and the epoch the beginning.
+    for where, there in (("1h ago", RECORDS), ("1970-01-01T00:00:00Z", 0), ("latest", RECORDS)):
+        done = typed("group", "reset", bootstrap, group, "--to", where, "--yes")
+        assert (done.returncode, positions(bootstrap, group)) == (0, [there, there])
+    again = typed("group", "reset", bootstrap, group, "--to", "latest", "--yes")
+    assert again.returncode == 0 and "stands there already" in again.stderr
+    beyond = typed("group", "reset", bootstrap, group, "--to", "101", "--yes")
+    assert beyond.returncode == 5
+    assert f"{topic}-0 holds 0 to 100, and not 101; {topic}-1 holds" in beyond.stderr
+    assert positions(bootstrap, group) == [RECORDS, RECORDS]
+    # A group that nobody knows is begun where it is asked to.
+    fresh = f"fresh-{protocol}"
+    nowhere = typed("group", "reset", bootstrap, fresh, "--to", "7", "--yes")
+    assert nowhere.returncode == 1 and "no committed position" in nowhere.stderr
+    begun = typed("group", "reset", bootstrap, fresh, "--to", "7", "--topic", topic, "--yes")
+    assert (begun.returncode, positions(bootstrap, fresh)) == (0, [7, 7])
+    absent = typed("group", "reset", bootstrap, fresh, "--to", "7", "--topic", "absent", "--yes")
+    assert absent.returncode == 1 and "There is no topic absent" in absent.stderr
+    # One that is read now.
+    assert typed("group", "reset", bootstrap, group, "--to", "10", "--yes").returncode == 0
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "client.id": "reader",
+            "group.protocol": protocol,
+            "enable.auto.commit": False,
+            "log_level": 0,
+        }
+    )
+    consumer.subscribe([topic])
+    try:
+        first = None
+        while first is None:
+            first = consumer.poll(1)
+        assert first.offset() == 10
+        code, described = shown_group(bootstrap, group)
+        assert (code, described["state"]) == (0, "Stable")
+        assert [row["member"].partition("@")[0] for row in described["positions"]] == ["reader"] * 2
+        refused = typed("group", "reset", bootstrap, group, "--to", "latest", "--yes")
+        assert refused.returncode == 1
+        assert "has 1 members" in refused.stderr and "reader at " in refused.stderr
+        assert positions(bootstrap, group) == [10, 10]
+    finally:
+        consumer.close()
+    listed = json.loads(typed("group", "list", bootstrap, "--json").stdout)
+    assert {each["group"]: each["state"] for each in listed}[fresh] == "Empty"
+
+
+def shown_group(bootstrap: str, group: str) -> tuple[int, dict[str, Any]]:
+    answer = typed("group", "describe", bootstrap, group, "--json")
+    assert answer.stdout, answer.stderr
+    return answer.returncode, json.loads(answer.stdout)
+
+
+def positions(bootstrap: str, group: str) -> list[int]:
+    return [row["position"] for row in shown_group(bootstrap, group)[1]["positions"]]
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_group_is_reset_here(broker: BrokerProcess, protocol: str) -> None:
+    check_reset(broker.bootstrap, protocol)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_group_is_reset_at_apache_kafka(apache_kafka: str, protocol: str) -> None:
+    check_reset(apache_kafka, protocol)
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ NOUNS = {
     "init": "write a small pipeline to start from",
     "broker": "run a broker",
     "topic": "list, create, delete and describe topics",
+    "group": "list, describe and reset consumer groups",
     "txn": "list transactions, and abort one that hangs",
     "log": "describe, check and repair the log's storage",
     "pipeline": "run, inspect, upgrade, roll back and rebuild a pipeline",

@@ -31,6 +31,16 @@ class NoPositions(CatchwaterError):
     """The group has committed nothing in a topic that is there."""
 
 
+class GroupBusy(CatchwaterError):
+    """The group has members, which would go on from where they are."""
+
+
+class NoSuchPosition(CatchwaterError):
+    """A group cannot be reset to there: the log does not have it."""
+
+    exit_code = 5
+
+
 class NoPins(CatchwaterError):
     """The log is another Kafka, which keeps nothing for anybody."""
 
@@ -70,7 +80,7 @@ class GroupPosition(msgspec.Struct, frozen=True):
     replay_bytes: int | None
     """To the end of the log, in proportion to records; None: no broker tells sizes."""
     retention_left_s: float | None
-    """Until retention may delete what comes next; None: it does not, or nothing comes next."""
+    """Goal retention may delete what comes next; None: it does not, or nothing comes next."""
     pin: str
     """Which of the log's pins keeps it; empty: none."""
     verdict: Verdict
@@ -216,7 +226,7 @@ def _judged(
 def _left_s(
     settings: Mapping[str, str], age_s: float | None, replay_bytes: int | None
 ) -> float | None:
-    """Until retention, by time or by size, may delete the batch that comes next; None: never.
+    """Goal retention, by time or by size, may delete the batch that comes next; None: never.
 
     By size nothing is left once more lies behind the position than may; before that nobody knows.
     """
@@ -286,3 +296,78 @@ def check_held(seen: Observed) -> None:
 def pin_of(group: str) -> str:
     """The name, and the owner, of the pin that keeps a group's input."""
     return f"group/{group}"
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a reset does to a group's position in one partition."""
+
+    topic: str
+    partition: int
+    offset: int | None
+    """Where the group stands; None: nowhere yet."""
+    to: int
+
+    @property
+    def again(self) -> int:
+        """Offsets that are read again; negative: that are passed over."""
+        return 0 if self.offset is None else self.offset - self.to
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """Where a reset leads: to the first record written at or after a time, or to an offset."""
+
+    timestamp_ms: int | None = None
+    """Also EARLIEST and LATEST."""
+    offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
+    offset: int | None = None
+    """In every partition."""
+
+
+def plan_reset(client: Client, group: str, goal: Goal, topics: Sequence[str] = ()) -> list[Move]:
+    """The moves of a reset, of all topics in which the group has positions unless some are named.
+
+    Nothing is changed. A time after the last record is the end of the partition. Raises
+    `GroupBusy`, `NoPositions`, `NoSuchPosition`, and what the client raises.
+    """
+    members = client.members(group)
+    if members:
+        who = ", ".join(sorted({f"{each.client_id} at {each.host}" for each in members}))
+        raise GroupBusy(
+            f"Group {group} has {len(members)} members, which would go on from where they are: "
+            f"{who}.",
+            hint="Stop them first; a member that died leaves when its session times out.",
+        )
+    before, cluster = client.committed(group), client.metadata()
+    wanted = set(topics) or {topic for topic, _ in goal.offsets or before}
+    keys = sorted(key for key in cluster.leaders if key[0] in wanted)
+    if goal.offsets:
+        keys = [key for key in keys if key in goal.offsets]
+    missing = sorted(wanted - {topic for topic, _ in keys})
+    if not wanted or missing:
+        raise NoPositions(
+            f"Group {group} has no committed position."
+            if not wanted
+            else f"There is no topic {', '.join(missing)}.",
+            hint="Name the topics with --topic; catchwater topic list shows them.",
+        )
+    starts = client.list_offsets(dict.fromkeys(keys, EARLIEST))
+    ends = client.list_offsets(dict.fromkeys(keys, LATEST))
+    if goal.timestamp_ms is not None:
+        found = client.list_offsets(dict.fromkeys(keys, goal.timestamp_ms))
+        goals = {key: ends[key] if found[key] < 0 else found[key] for key in keys}
+    else:
+        goals = {key: goal.offsets.get(key, goal.offset or 0) for key in keys}
+    outside = [
+        f"{topic}-{partition} holds {starts[key]} to {ends[key]}, and not {goals[key]}"
+        for key in keys
+        for topic, partition in [key]
+        if not starts[key] <= goals[key] <= ends[key]
+    ]
+    if outside:
+        raise NoSuchPosition(
+            f"Group {group} cannot be reset to there: {'; '.join(outside)}.",
+            hint="Name one that the log holds, or earliest.",
+        )
+    return [Move(*key, before.get(key), goals[key]) for key in keys]

@@ -7,8 +7,8 @@ until it succeeds, is refused for good, or `timeout_s` is over.
 
 Promises: an error names topic and partition; a batch that carries a producer id and sequence is
 written once however often it is sent. Batches without may be repeated or change places when a
-connection breaks. Looks at groups and is no member of any; does not do transactions. Not
-thread-safe.
+connection breaks. Looks at groups and sets the positions of empty ones, but is no member of any;
+does not do transactions. Not thread-safe.
 """
 
 from collections import defaultdict, deque
@@ -17,11 +17,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Self, TypeVar
 
+from kio.schema.consumer_group_describe.v0 import ConsumerGroupDescribeRequest
+from kio.schema.consumer_protocol_assignment.v0 import ConsumerProtocolAssignment
 from kio.schema.create_topics.v5 import CreateTopicsRequest
 from kio.schema.create_topics.v5.request import CreatableTopic, CreatableTopicConfig
 from kio.schema.delete_topics.v5 import DeleteTopicsRequest
 from kio.schema.describe_configs.v4 import DescribeConfigsRequest
 from kio.schema.describe_configs.v4.request import DescribeConfigsResource
+from kio.schema.describe_groups.v5 import DescribeGroupsRequest
 from kio.schema.describe_log_dirs.v2 import DescribeLogDirsRequest
 from kio.schema.describe_log_dirs.v2.request import DescribableLogDirTopic
 from kio.schema.find_coordinator.v3 import FindCoordinatorRequest
@@ -32,6 +35,11 @@ from kio.schema.list_offsets.v5.request import ListOffsetsPartition, ListOffsets
 from kio.schema.list_transactions.v0 import ListTransactionsRequest
 from kio.schema.metadata.v9 import MetadataRequest
 from kio.schema.metadata.v9.request import MetadataRequestTopic
+from kio.schema.offset_commit.v8 import OffsetCommitRequest
+from kio.schema.offset_commit.v8.request import (
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
 from kio.schema.offset_fetch.v7 import OffsetFetchRequest
 from kio.schema.types import BrokerId, GroupId, ProducerId, TopicName, TransactionalId
 from kio.static.primitive import i8, i16, i32, i32Timedelta, i64
@@ -44,6 +52,7 @@ from catchwater.wire.connection import Address, Connection, ConnectionLost, Conn
 from catchwater.wire.errors import ErrorCode
 from catchwater.wire.fetch import Fetched
 from catchwater.wire.fields import ApiVersion, Buffer, TopicPartition, encode_header
+from catchwater.wire.messages import decode
 from catchwater.wire.security.settings import UNSECURED, Security
 
 _Answer = TypeVar("_Answer")
@@ -58,6 +67,8 @@ _MOST_IN_FLIGHT = 5
 _REQUEST_BYTES = 2**20
 _TOPIC, _BROKER = 2, 4  # resource types of DescribeConfigs
 _ANY_COUNT = -1  # KIP-464: the broker's default number of replicas
+_CONSUMERS = "consumer"
+"""The protocol type of groups whose assignments are partitions; Connect's are its own."""
 _HINTS = {
     ErrorCode.INVALID_TOPIC_EXCEPTION: "A topic's name has 1 to 249 of the characters a-z, A-Z, "
     "0-9, '.', '_' and '-', and is not '.' or '..'.",
@@ -104,6 +115,16 @@ class Cluster:
 
     def topics(self) -> list[str]:
         return sorted({name for name, _ in self.leaders})
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """A consumer that is in a group now, and what it reads."""
+
+    member_id: str
+    client_id: str
+    host: str
+    partitions: Sequence[TopicPartition]
 
 
 class _Again(Exception):
@@ -392,6 +413,71 @@ class Client:
 
         return self._repeat(attempt)
 
+    def commit(self, group: str, positions: Mapping[TopicPartition, int]) -> None:
+        """Set positions of a group that has no members.
+
+        Raises `RequestRefused` with UNKNOWN_MEMBER_ID where it has some, which would go on from
+        their own. Positions of a topic that exists are taken all or, where one is refused, in part.
+        """
+        by_topic: dict[str, list[OffsetCommitRequestPartition]] = defaultdict(list)
+        for (topic, partition), offset in sorted(positions.items()):
+            by_topic[topic].append(
+                OffsetCommitRequestPartition(
+                    partition_index=i32(partition),
+                    committed_offset=i64(offset),
+                    committed_metadata="",
+                )
+            )
+        request = OffsetCommitRequest(
+            group_id=GroupId(group),
+            member_id="",
+            topics=tuple(
+                OffsetCommitRequestTopic(name=TopicName(topic), partitions=tuple(partitions))
+                for topic, partitions in by_topic.items()
+            ),
+        )
+
+        def attempt() -> None:
+            for topic in self._exchange(self._coordinator(group), request).topics:
+                for each in topic.partitions:
+                    key = (str(topic.name), int(each.partition_index))
+                    _check(each.error_code, f"OffsetCommit of group {group}", key)
+
+        self._repeat(attempt)
+
+    def groups(self) -> dict[str, tuple[str, str]]:
+        """Every group of the cluster -> its state and protocol type, as Kafka names them."""
+
+        def attempt() -> dict[str, tuple[str, str]]:
+            found: dict[str, tuple[str, str]] = {}
+            for address in self._metadata(()).brokers.values():
+                reply = self._exchange(address, ListGroupsRequest())
+                _check(reply.error_code, "ListGroups", "all groups")
+                for each in reply.groups:
+                    found[str(each.group_id)] = (each.group_state, each.protocol_type)
+            return found
+
+        return self._repeat(attempt)
+
+    def members(self, group: str) -> list[GroupMember]:
+        """Who is in a group now, of either protocol; nobody where there is no such group."""
+        classic = DescribeGroupsRequest(
+            groups=(GroupId(group),), include_authorized_operations=False
+        )
+
+        def attempt() -> list[GroupMember]:
+            address = self._coordinator(group)
+            (reply,) = self._exchange(address, classic).groups
+            if int(reply.error_code) != ErrorCode.GROUP_ID_NOT_FOUND:
+                _check(reply.error_code, "DescribeGroups", f"group {group}")
+            if reply.members or reply.group_state != "Dead":
+                is_consumer = reply.protocol_type == _CONSUMERS
+                return [_classic_member(each, is_consumer) for each in reply.members]
+            # Dead is also what this request is answered of a group of the newer protocol (KIP-848).
+            return self._newer_members(address, group)
+
+        return self._repeat(attempt)
+
     def group_state(self, group: str) -> tuple[str, str] | None:
         """A group's state and protocol type as Kafka names them; None: there is no such group."""
 
@@ -409,6 +495,29 @@ class Client:
         reply = self._exchange(self._any_broker(), FindCoordinatorRequest(key=group))
         _check(reply.error_code, "FindCoordinator", f"group {group}", reply.error_message)
         return reply.host, int(reply.port)
+
+    def _newer_members(self, address: Address, group: str) -> list[GroupMember]:
+        listed = self._exchange(address, ListGroupsRequest()).groups
+        if all(each.group_id != group for each in listed):
+            return []
+        request = ConsumerGroupDescribeRequest(
+            group_ids=(GroupId(group),), include_authorized_operations=False
+        )
+        (reply,) = self._exchange(address, request).groups
+        _check(reply.error_code, "ConsumerGroupDescribe", f"group {group}", reply.error_message)
+        return [
+            GroupMember(
+                str(member.member_id),
+                member.client_id,
+                member.client_host,
+                [
+                    (str(topic.topic_name), int(partition))
+                    for topic in member.assignment.topic_partitions
+                    for partition in topic.partitions
+                ],
+            )
+            for member in reply.members
+        ]
 
     def _configs(
         self, address: Address, kind: int, names: Sequence[str]
@@ -556,6 +665,19 @@ def _check(
         raise _Again(text)
     hint = None if message else _HINTS.get(error)
     raise RequestRefused(f"{text}: {message}" if message else f"{text}.", code=error, hint=hint)
+
+
+def _classic_member(member: Any, is_consumer: bool) -> GroupMember:
+    partitions: list[TopicPartition] = []
+    if is_consumer and member.member_assignment:
+        version_bytes = 2  # all versions there are begin with the same fields
+        assigned = decode(ConsumerProtocolAssignment, member.member_assignment[version_bytes:])
+        partitions = [
+            (str(each.topic), int(partition))
+            for each in assigned.assigned_partitions
+            for partition in each.partitions
+        ]
+    return GroupMember(str(member.member_id), member.client_id, member.client_host, partitions)
 
 
 def _requests(
