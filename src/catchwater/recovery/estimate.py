@@ -59,6 +59,8 @@ _LEAST_S = 0.05
 """Shorter spans are noise of the clock, not a rate."""
 _LEAST_RECORDS = 1_000
 """Fewer take as long as epochs take, and say nothing of a rate."""
+_LARGE = 3
+"""A first epoch that took so many times as long as a small one was a large one."""
 _FIRST_S = 1.0
 """What a session's first epoch costs beside its records, where no small one was measured."""
 
@@ -76,6 +78,8 @@ class Pace(msgspec.Struct, frozen=True):
     """While an epoch was under way; 0: not measured. A lower bound of what it can do."""
     saturated: bool = False
     """It worked all the time and fell behind: then `busy_per_s` is all that it can do."""
+    kept_up: bool = False
+    """It read what came: then it can do at least that."""
     interval_s: float = 0.0
     """From one checkpoint to the next."""
     near_s: float = LEAST_NEAR_S
@@ -278,15 +282,16 @@ def _capacity(constants: _Constants, pace: Pace) -> tuple[float, Basis]:
     if pace.saturated:
         return pace.busy_per_s, "epochs"
     known = constants.records_per_s
-    if known is not None and known >= pace.busy_per_s:
+    least = max(pace.busy_per_s, pace.input_per_s if pace.kept_up else 0.0)
+    if known is not None and known >= least:
         return known, "restores"
-    # Epochs that do more than restores did refute them, and say no more than the least: a pipeline
-    # of many small epochs is at work all the time with what comes, whatever it could do. How slow
-    # its functions and sinks are shows then, too.
+    # A pipeline that keeps up with more than restores did refutes them, and says no more than the
+    # least: one of many small epochs is at work all the time with what comes, whatever it could do.
+    # How slow its functions and sinks are shows then, too.
     if pace.busy_per_s > DEFAULT_REPLAY_RECORDS_PER_S:
         return pace.busy_per_s, "epochs"
-    if 0 < pace.work_per_s < DEFAULT_REPLAY_RECORDS_PER_S:
-        return max(pace.work_per_s, pace.busy_per_s), "epochs"
+    if least <= pace.work_per_s < DEFAULT_REPLAY_RECORDS_PER_S and pace.work_per_s:
+        return pace.work_per_s, "epochs"
     return DEFAULT_REPLAY_RECORDS_PER_S, "assumed"
 
 
@@ -301,11 +306,12 @@ def _constants(samples: Sequence[RestoreSample]) -> _Constants:
         for each in samples
         if each.replay_records >= _LEAST_RECORDS
     ]
-    # A large first epoch is part of the replay, a small one part of the start.
+    # A large first epoch is part of the replay, a small one part of the start; of one that took
+    # hardly longer than a small one nobody can say what its records took.
     replayed += [
-        (each.first_records, max(each.first_s - first_s, each.first_s / 2))
+        (each.first_records, each.first_s - first_s)
         for each in samples
-        if each.first_records >= _LEAST_RECORDS
+        if each.first_records >= _LEAST_RECORDS and each.first_s >= _LARGE * first_s
     ]
     state = _rate([(each.state_bytes, each.state_s) for each in samples])
     measured = {"detection": noticed, "scheduling": waited, "session": samples, "state": state}
@@ -422,6 +428,7 @@ class PaceMeter:
             input_per_s=input_per_s,
             busy_per_s=1000 * records / busy_ms,
             saturated=not kept_up and span_ms >= _SATURATED_MS and busy_ms >= _BUSY * span_ms,
+            kept_up=kept_up and span_ms >= _SATURATED_MS,
             interval_s=span_ms / 1000 / len(self._epochs),
             near_s=_near_s(median(each.busy_ms for each in self._epochs)),
             work_per_s=self._work_per_s(),

@@ -172,6 +172,20 @@ def test_a_slow_function_shows_in_its_epochs_before_any_restore_was_measured() -
     assert known.capacity == "restores"
 
 
+def test_a_first_epoch_that_took_as_long_as_small_ones_do_says_nothing_of_a_rate() -> None:
+    """Two thousand records in the three seconds that a cold session takes for ten."""
+    cold = RestoreSample(1, 5.0, 0, 0.0, 0, 0.0, first_records=2_000, first_s=2.9)
+    guess = estimate([cold], state_bytes=0, replay_records=0)
+    assert guess.capacity == "assumed"
+
+
+def test_a_pipeline_that_keeps_up_with_more_than_a_restore_did_is_not_said_never_to() -> None:
+    slow = RestoreSample(1, 5.0, 0, 0.0, 5_000, 5.0)
+    pace = Pace(input_per_s=1_100, busy_per_s=990, kept_up=True)
+    guess = estimate([slow], state_bytes=0, replay_records=0, pace=pace)
+    assert guess.seconds is not None and guess.capacity == "assumed"
+
+
 spans = st.floats(0.1, 1000)
 samples_drawn = st.lists(
     st.builds(RestoreSample, st.just(0), spans, st.integers(0, 10**9), spans,
@@ -179,7 +193,8 @@ samples_drawn = st.lists(
     max_size=15,
 )  # fmt: skip
 paces = st.builds(
-    Pace, st.floats(0, 10**6), st.floats(0, 10**6), st.booleans(), st.floats(0, 600),
+    Pace, st.floats(0, 10**6), st.floats(0, 10**6), st.booleans(), st.just(False),
+    st.floats(0, 600),
     st.floats(0, 60), st.floats(0, 10**6),
 )  # fmt: skip
 
@@ -262,7 +277,7 @@ def test_the_pace_of_a_pipeline_with_headroom() -> None:
     assert pace.input_per_s == pytest.approx(100, rel=0.02)
     assert pace.busy_per_s == pytest.approx(400, rel=0.02)
     assert pace.interval_s == pytest.approx(1, rel=0.05)
-    assert not pace.saturated
+    assert pace.kept_up and not pace.saturated
 
 
 def test_the_pace_of_a_pipeline_that_falls_behind() -> None:
