@@ -22,7 +22,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from catchwater.objects.base import StoreError
 from catchwater.objects.open import open_store
 from catchwater.recovery import checkpoint as spark_log
 from catchwater.recovery import fenced
-from catchwater.recovery.fenced import Files, Holder, LeaseLost
+from catchwater.recovery.fenced import Changes, Files, Holder, LeaseLost
 from catchwater.recovery.ledger import (
     FOLDER,
     EpochEntry,
@@ -49,6 +49,8 @@ _log = logging.getLogger("catchwater.recovery")
 _EPOCHS = re.compile(rf"{FOLDER}/epochs/(\d+)\.json")
 _HERE = {"alive", "failure.json", "spark.log", "supervisor.json", "url.json", "holds"}
 """What belongs to this machine, in the ledger's folder; locks do as well."""
+_LASTING = {"beginning.json", "pipeline.json", "versions.json"}
+"""What no process of ours takes out of the ledger's folder."""
 LOOKS = 10
 """So often in a lease one that waits for its turn looks."""
 _KEPT_CODE = f"{FOLDER}/code/"
@@ -73,6 +75,10 @@ class NotAtUrl(CatchwaterError):
 
 class ElsewhereInUse(CatchwaterError):
     """A process on another machine works on this checkpoint, or has been lost there."""
+
+
+class ScratchGone(CatchwaterError):
+    """Something else has deleted in the scratch folder of a checkpoint that is in use."""
 
 
 class Remote:
@@ -144,7 +150,30 @@ class Remote:
             else:
                 self._seen[path] = status
         gone = published.keys() - there
+        lost = [path for path in sorted(gone) if not self._may_go(path, there, changes)]
+        if lost:
+            raise ScratchGone(
+                f"Files have vanished from {self._folder}, a checkpoint's scratch folder, "
+                f"{lost[0]} among them; nothing was published.",
+                hint="A start makes the folder again. Keep other programs from deleting in it.",
+            )
         return {**changes, **dict.fromkeys(gone)}
+
+    def _may_go(self, path: str, there: Set[str], changes: Changes) -> bool:
+        """Whether a file is gone because we moved or forgot it, and not with the whole folder."""
+        parent, _, name = path.rpartition("/")
+        if parent == FOLDER:
+            return name not in _LASTING
+        content = self._writer.files[path]
+        kept = (each for other, each in self._writer.files.items() if other in there)
+        if parent == f"{FOLDER}/contracts" or content in changes.values() or content in kept:
+            return True
+        number = name.partition(".")[0]
+        left = [*numbered(self._folder / parent, name.removeprefix(number))]
+        if not (number.isdigit() and left):
+            return False
+        # We forget the oldest first; Spark purges in any order, and keeps the newest two at least.
+        return int(number) < (max(left) - 1 if parent == "offsets" else min(left))
 
 
 _taken: dict[Path, Remote] = {}
@@ -158,7 +187,11 @@ def folder_of(url: str, cache: Path) -> Path:
     """The folder here of the checkpoint at this URL; there afterwards."""
     named = re.sub(r"[^A-Za-z0-9-]+", "-", url.partition("://")[2].partition("?")[0]).strip("-")
     folder = cache / "checkpoints" / f"{named}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
-    if url_of(folder) != url:
+    try:
+        known = url_of(folder)
+    except LedgerDamaged:
+        known = None
+    if known != url:
         write_whole(_url_file(folder), msgspec.json.encode(Url(url)))
     return folder
 

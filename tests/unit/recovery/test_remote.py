@@ -18,8 +18,8 @@ from catchwater.recovery import checkpoint, fenced, handover, remote, rewind
 from catchwater.recovery.contract import PartitionTail
 from catchwater.recovery.fenced import LeaseHeld, LeaseLost
 from catchwater.recovery.folder import Lock, hold, home_of, lock, refresh
-from catchwater.recovery.ledger import Ledger, SinkEpoch, SourceOffset
-from catchwater.recovery.remote import ElsewhereInUse, NotAtUrl, folder_of
+from catchwater.recovery.ledger import Ledger, SinkEpoch, SourceOffset, write_whole
+from catchwater.recovery.remote import ElsewhereInUse, NotAtUrl, ScratchGone, folder_of
 from catchwater.sinks.base import Staged
 
 FIRST = SourceOffset(-1, {"t": {"0": 0}}, [0], 5)
@@ -115,6 +115,38 @@ def test_the_end_of_an_epoch_is_there_before_a_sink_has_its_outputs(
         assert found.last is None and found.planned is not None
         assert found.planned.epoch == 0
         assert Ledger(there).first() == FIRST
+
+
+@pytest.mark.parametrize("gone", [".", "offsets", "catchwater/epochs", "catchwater/versions.json"])
+def test_a_scratch_folder_that_something_deletes_takes_nothing_with_it(
+    machine: Callable[[str], Path], gone: str
+) -> None:
+    here, there = machine("a"), machine("b")
+    with pytest.raises(ScratchGone, match="nothing was published"), lock(here):
+        write_whole(here / "catchwater" / "versions.json", b"{}")
+        run(here, range(3), FakeSink())
+        before = files(here)
+        if (here / gone).is_dir():
+            shutil.rmtree(here / gone)
+        else:
+            (here / gone).unlink()
+        remote.publish(here)
+    with lock(there):
+        assert files(there) == before
+        assert checkpoint.last_commit(there) == 2
+
+
+def test_what_is_forgotten_and_purged_is_gone_everywhere(machine: Callable[[str], Path]) -> None:
+    here, there = machine("a"), machine("b")
+    with lock(here):
+        run(here, range(5), FakeSink())
+        Ledger(here).forget_before(3)
+        for epoch in (1, 0):  # Spark purges in any order, beside what we do
+            (here / "offsets" / str(epoch)).unlink()
+            remote.publish(here)
+    with lock(there):
+        assert Ledger(there).epochs() == [3, 4]
+        assert [each.epoch for each in checkpoint.read(there).committed] == [3, 4]
 
 
 def test_what_a_command_began_and_did_not_end_is_not_there(machine: Callable[[str], Path]) -> None:
