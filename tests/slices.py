@@ -58,7 +58,7 @@ SLICES: dict[str, Slice] = {
     "slow-operators": Slice((_slow(*_e2e("operators")),)),
     "slow-operator-lives": Slice((_slow(*_e2e("operator_lives")),)),
     "slow-states": Slice((_slow(*_e2e("large_state", "peak", "state_faults")),)),
-    "slow-lives": Slice((_slow(*_e2e("sink_lives", "ways_back", "rebuild_steps")),)),
+    "slow-lives": Slice((_slow(*_e2e("sink_lives", "ways_back", "rebuild_steps", "readiness")),)),
     "slow-runs": Slice((_slow(*_e2e("pipeline", "sinks", "supervisor", "versions", "calls")),)),
     "slow-sink-away": Slice((_slow(*_e2e("slow_sink")),)),
     "slow-examples": Slice(

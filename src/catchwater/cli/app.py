@@ -33,6 +33,7 @@ NOUNS = {
     "state": "show a key's state, and compare two states",
     "sink": "compare what a sink holds with the outputs, and repair it",
     "drill": "rehearse failures, and hold what happens against a budget",
+    "readiness": "say whether pipelines and their log are ready for production, by evidence",
     "check": "check a recorded history for anomalies",
     "config": "check configuration files",
 }

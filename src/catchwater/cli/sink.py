@@ -154,6 +154,14 @@ def moved(
         talk(f"{name} goes on at {target}: catchwater pipeline run {file}")
 
 
+def verified(file: Path) -> "dict[str, Report]":
+    """What `verify` finds in each sink."""
+    from catchwater.sinks import reconcile
+
+    with _opened(file, None) as opened:
+        return {n: reconcile.verify(each, opened.committed) for n, each in opened.sinks.items()}
+
+
 def last_epochs(file: Path) -> dict[str, int | None]:
     """The newest epoch of each sink; None for one without marks, absent for one without epochs."""
     with _opened(file, None) as opened:

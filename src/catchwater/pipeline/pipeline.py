@@ -63,6 +63,8 @@ class Settings(TypedDict, total=False):
     spare: bool
     lease: str
     metrics: str
+    owner: str
+    runbook: str
     retain: int
     max_restore: str
     max_replay: str

@@ -268,6 +268,10 @@ class PipelineConfig:
     """How long the driver of a checkpoint at a URL may be silent before another may take over."""
     metrics: Annotated[str | None, _Key("pipeline", "metrics", _address)] = None
     """`host:port` where Prometheus finds them; None: nowhere."""
+    owner: Annotated[str | None, _Key("pipeline", "owner", _text)] = None
+    """Who answers for it, for people and reports."""
+    runbook: Annotated[str | None, _Key("pipeline", "runbook", _text)] = None
+    """Where it says what to do when it fails: a URL or a path."""
     retain: Annotated[int, _Key("recovery", "retain", _count)] = 5
     """Checkpoints that can be restored."""
     max_restore_ms: Annotated[int | None, _Key("recovery", "max_restore", _duration)] = None

@@ -1,0 +1,139 @@
+"""The report on a real log and a real checkpoint: what is planted in them is found, by asking."""
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from tests.e2e.in_session import produce
+from tests.e2e.tally import order
+from tests.e2e.test_ways_back import Life
+
+from catchwater.cli import readiness
+from catchwater.replay.control import Control
+from catchwater.wire.client import Client
+
+AS_IT_IS = {"brokers", "owner", "metrics", "savepoint", "budget", "drill"}
+"""What a small pipeline lacks that was only just started."""
+
+
+@pytest.fixture(scope="module")
+def broker(make_broker: Callable[..., Any]) -> Any:
+    return make_broker({"log.retention.ms": "-1"})
+
+
+class Usage(NamedTuple):
+    """Of a disk that is half empty, whatever this machine's is."""
+
+    total: int = 100
+    used: int = 50
+    free: int = 50
+
+
+@pytest.fixture
+def life(broker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage())
+    life = Life(broker, tmp_path)
+    (life.checkpoint / "metadata").write_text('{"id":"as Spark writes it"}')
+    return life
+
+
+def weaknesses(life: Life, *, code: int | None = None) -> set[str]:
+    """The lines of the report that did not pass; a gate that stops has a reason among them."""
+    drills = str(life.folder / "drills")
+    told = json.loads(
+        life.type("readiness", "report", str(life.file), "--drills", drills, "--json")
+    )
+    if code is not None:
+        life.type("readiness", "gate", str(life.file), "--drills", drills, code=code)
+    return {line["id"] for line in told["lines"] if line["verdict"] != "pass"}
+
+
+def test_what_a_fresh_pipeline_lacks_is_named_until_it_is_there(life: Life) -> None:
+    assert weaknesses(life, code=3) == AS_IT_IS
+    life.save()
+    text = life.file.read_text()
+    head = '[pipeline]\nowner = "payments"\nrunbook = "docs/cards.md"\nmetrics = "127.0.0.1:9400"\n'
+    text = text.replace("[pipeline]\n", head).replace(
+        "[recovery]\n", '[recovery]\nmax_restore = "10m"\n'
+    )
+    life.file.write_text(text)
+    assert weaknesses(life, code=3) == {"brokers", "drill"}
+    page = life.folder / "readiness.html"
+    life.type(
+        "readiness", "report", str(life.file), "--drills", str(life.folder), "--out", str(page)
+    )
+    assert "payments" in page.read_text()
+
+
+def damage_a_row(life: Life) -> str:
+    with sqlite3.connect(life.folder / "rows.db") as table:
+        table.execute("DELETE FROM live WHERE rowid = (SELECT max(rowid) FROM live)")
+    return "sink"
+
+
+def damage_the_checkpoint(life: Life) -> str:
+    path = life.checkpoint / "catchwater" / "epochs" / f"{life.epochs[0]}.json"
+    path.write_bytes(path.read_bytes()[:-3])
+    return "checkpoint"
+
+
+def move_the_pin(life: Life) -> str:
+    control = Control(life.broker.control_url)
+    (pin,) = [each for each in control.pins() if each["id"].endswith(f"/{life.epochs[-1]}")
+              and life.topic in each["id"]]  # fmt: skip
+    positions = [{**each, "offset": each["offset"] + 1} for each in pin["positions"]]
+    life.produce(5)
+    control.set_pin(pin["id"], {"owner": pin["owner"], "positions": positions})
+    return "pin"
+
+
+def take_all_at_once(life: Life) -> str:
+    lines = life.file.read_text().splitlines()
+    life.file.write_text("\n".join(x for x in lines if "maxOffsetsPerTrigger" not in x) + "\n")
+    return "bounded"
+
+
+def partition_otherwise(life: Life) -> str:
+    topic = f"{life.topic}-two"
+    with Client(life.broker.bootstrap) as client:
+        client.create_topics({topic: 2})
+    for partition in (0, 1):
+        produce(life.broker.bootstrap, topic, partition, order(0, 1))
+    life.file.write_text(life.file.read_text().replace(f'"{life.topic}"', f'"{topic}"'))
+    return "partitioner"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "plant", [damage_a_row, damage_the_checkpoint, move_the_pin, take_all_at_once]
+)
+def test_what_is_planted_is_found(life: Life, plant: Callable[[Life], str]) -> None:
+    assert weaknesses(life) == AS_IT_IS
+    name = plant(life)
+    assert weaknesses(life) == AS_IT_IS | {name}
+
+
+def test_a_disk_that_is_nearly_full_is_found(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(100, 97, 3))
+    assert weaknesses(life, code=4) == AS_IT_IS | {"disk"}
+
+
+@pytest.mark.slow
+def test_two_partitioners_on_one_topic_are_found(life: Life) -> None:
+    assert "partitioner" in {partition_otherwise(life)} & weaknesses(life)
+
+
+def test_where_the_log_is_away_nothing_of_it_is_good(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "ASK_S", 1.0)
+    life.broker.stop()
+    try:
+        found = weaknesses(life)
+    finally:
+        life.broker.start()
+    assert found > {"wal", "access", "brokers", "pin", "partitioner"}
