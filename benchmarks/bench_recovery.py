@@ -25,10 +25,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from catchwater.demo.feeder import Event, Feeder
-
 from benchmarks.measure import Row, publish, row
 from benchmarks.our_broker import catchwater_broker
+from catchwater.drill.feeder import Event, Feeder
 from catchwater.pipeline.supervise import read_supervision
 from catchwater.recovery import checkpoint
 from catchwater.recovery.contract import Contract, load_contract, spelled
