@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from catchwater.cli.app import app
 from catchwater.objects.local import LocalStore
+from catchwater.recovery import progress
 from catchwater.recovery.ledger import Ledger, numbered
 from catchwater.replay.control import Control
 from catchwater.sinks.kinds.log import LogSink
@@ -72,6 +73,7 @@ class Life:
     def run(self) -> None:
         """To the end of what there is."""
         in_session.Pipeline(None, self.folder, self.file).run()
+        assert progress.read(self.folder / "checkpoint") is None, "it has caught up"
 
     def die(self, step: int, steps_of: str = "few") -> bool:
         """Whether the process got as far as the step."""

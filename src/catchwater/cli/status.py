@@ -27,7 +27,13 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 def page(status: dict[str, Any], now_ms: int) -> list[str]:
     """The lines of a status."""
     lines = [*_head(status, now_ms)]
-    for table in (_functions(status), _sinks(status), _epochs(status), status["problems"]):
+    for table in (
+        _catching_up(status),
+        _functions(status),
+        _sinks(status),
+        _epochs(status),
+        status["problems"],
+    ):
         lines += ["", *table] if table else []
     return lines
 
@@ -151,6 +157,23 @@ def _rate(rate: dict[str, Any]) -> str:
         f"{_count(rate['in_per_s'])} records/s in, {_count(rate['out_per_s'])}/s out "
         f"(over {_span(rate['over_s'])})"
     )
+
+
+def _catching_up(status: dict[str, Any]) -> list[str]:
+    """A restore that is under way: all of it, then its parts."""
+    told = status["catching_up"]
+    if told is None:
+        return []
+    left = "" if told["eta_s"] is None else f", {_span(told['eta_s'])} left"
+    after = f"{told['percent']:.0f} % of the input, {_span(told['since_s'])} after the start{left}"
+    rows = [
+        [each["name"], f"{each['percent']:.0f} %", each["done"], each["of"],
+         "" if each["bytes_per_s"] is None else f"{each['bytes_per_s'] / 1e6:.1f}",
+         "" if each["eta_s"] is None else _span(each["eta_s"])]
+        for each in (*told["shards"], *told["partitions"])
+    ]  # fmt: skip
+    columns = ["shard or partition", "done", "read", "of", "MB/s", "left"]
+    return [*_wrapped("catching up", f"{told['phase']}: {after}"), *_table(columns, rows)]
 
 
 def _functions(status: dict[str, Any]) -> list[str]:

@@ -24,7 +24,7 @@ from catchwater.config import CatchwaterError
 from catchwater.pipeline.calls.journal import Journal
 from catchwater.pipeline.process.poison import PoisonLimitReached
 from catchwater.pipeline.rows import Manifest
-from catchwater.recovery import checkpoint, contract, handover, pins, remote
+from catchwater.recovery import checkpoint, contract, handover, pins, progress, remote
 from catchwater.recovery.contract import Contract, PartitionTail, Terms
 from catchwater.recovery.estimate import PaceMeter, RestoreWatch, add_sample, load_samples
 from catchwater.recovery.folder import held
@@ -241,6 +241,9 @@ class Upkeep:
             if sample is not None:
                 add_sample(self._folder, sample)
                 self._watch = None
+                progress.end(self._folder)
+        if self._watch is not None:
+            progress.move_on(self._folder, ends)
 
     def _bind(self, entries: Sequence[EpochEntry], tails: Tails) -> None:
         newest = checkpoint.read(self._folder).retained(self._retain)

@@ -32,12 +32,14 @@ from catchwater.pipeline.run import config as files
 from catchwater.pipeline.run.config import AVAILABLE_NOW, RECOVERY_KEYS, PipelineConfig
 from catchwater.pipeline.run.driver import Stop, report, stop_requested
 from catchwater.pipeline.run.versions import declared_in, find_module, is_importing, name_of
-from catchwater.pipeline.status import epoch_told
+from catchwater.pipeline.status import catching_up_told, epoch_told
 from catchwater.recovery.checkpoint import last_commit
 from catchwater.recovery.contract import Contract, NoContract, load_contract
 from catchwater.recovery.folder import key_part
 from catchwater.recovery.handover import current
+from catchwater.recovery.intact import look
 from catchwater.recovery.ledger import Ledger
+from catchwater.recovery.progress import read as under_way
 from catchwater.recovery.savepoint.format import Savepoint
 
 if TYPE_CHECKING:
@@ -390,11 +392,17 @@ class RunningPipeline:
     def progress(self) -> Mapping[str, Any] | None:
         """The last committed epoch: its number, events, outputs and where its time went.
 
-        None before the first. As one of `recent_epochs` in `pipeline status --json`.
+        None before the first. As one of `recent_epochs` in `pipeline status --json`, and with it
+        `catching_up`, as there: how far a restore is that is under way, else None.
         """
         last = last_commit(self.checkpoint)
         entry = Ledger(self.checkpoint).read(last) if last >= 0 else None
-        return epoch_told(entry, self.checkpoint) if entry else None
+        if entry is None:
+            return None
+        restore = None
+        if self.is_active and under_way(self.checkpoint) is not None:
+            restore = catching_up_told(look(self.checkpoint), SYSTEM.now_ms())
+        return {**epoch_told(entry, self.checkpoint), "catching_up": restore}
 
     @property
     def exception(self) -> BaseException | None:

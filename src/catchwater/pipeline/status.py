@@ -19,6 +19,7 @@ from catchwater.pipeline.run import identity
 from catchwater.pipeline.run.config import PipelineConfig
 from catchwater.pipeline.run.versions import find_function
 from catchwater.pipeline.supervise import Supervision, read_supervision
+from catchwater.recovery import progress
 from catchwater.recovery.checkpoint import commit_ms
 from catchwater.recovery.contract import Contract, budgets
 from catchwater.recovery.folder import SUPERVISOR, holder
@@ -77,6 +78,7 @@ def status_of(config: PipelineConfig, found: Look, clock: Clock) -> dict[str, An
         "sinks": sinks_told(entries),
         "recent_epochs": [epoch_told(entry, folder) for entry in entries],
         "restore": restore_told(found.contract),
+        "catching_up": None if process is None else catching_up_told(found, now_ms),
         "problems": found.problems,
     }
 
@@ -105,6 +107,21 @@ def restore_told(contract: Contract | None) -> dict[str, Any] | None:
         "max_replay_s": contract.max_replay_s,
         "budgets": [asdict(each) for each in budgets(contract)],
     }
+
+
+def catching_up_told(found: Look, now_ms: int) -> dict[str, Any] | None:
+    """How far a restore is that is under way; None: there is none."""
+    under_way = progress.read(found.folder)
+    if under_way is None:
+        return None
+    restore = found.contract.restore if found.contract else None
+    told = progress.progress(
+        under_way, found.entries, now_ms=now_ms,
+        input_per_s=restore.input_per_s if restore else 0.0,
+        capacity_per_s=restore.capacity_per_s if restore else None,
+    )  # fmt: skip
+    plain: dict[str, Any] = msgspec.to_builtins(told)
+    return plain
 
 
 def _function_name(config: PipelineConfig) -> str:

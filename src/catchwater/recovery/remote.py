@@ -47,7 +47,15 @@ from catchwater.recovery.ledger import (
 _log = logging.getLogger("catchwater.recovery")
 
 _EPOCHS = re.compile(rf"{FOLDER}/epochs/(\d+)\.json")
-_HERE = {"alive", "failure.json", "spark.log", "supervisor.json", "url.json", "holds"}
+_HERE = {
+    "alive",
+    "catching-up.json",
+    "failure.json",
+    "spark.log",
+    "supervisor.json",
+    "url.json",
+    "holds",
+}
 """What belongs to this machine, in the ledger's folder; locks do as well."""
 _LASTING = {"beginning.json", "pipeline.json", "versions.json"}
 """What no process of ours takes out of the ledger's folder."""

@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import lmdb
+import msgspec
 
+from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 from catchwater.state.entries import Changes, ShardState, Table, no_changes
 from catchwater.state.frame import FrameDamaged, decode_object
@@ -57,6 +59,30 @@ class _Moved(Exception):
     """Another attempt moved the entries in the meantime."""
 
 
+class Rebuilding(msgspec.Struct, frozen=True):
+    """How far a shard's entries are read from the log; kept when they are, until the next time."""
+
+    began_ms: int
+    at_ms: int
+    read_bytes: int
+    bytes: int
+
+
+_NOTE_MS = 500
+"""How often that is noted."""
+
+
+def read_rebuilding(directory: Path) -> Rebuilding | None:
+    """How far the shard in this directory is, or was when it was last rebuilt."""
+    with suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode(_rebuilding(directory).read_bytes(), type=Rebuilding)
+    return None
+
+
+def _rebuilding(directory: Path) -> Path:
+    return directory / "rebuilding.json"
+
+
 def read_boot_id() -> str:
     """Names the running boot of the operating system; empty if unknown: nothing is trusted then."""
     try:
@@ -72,7 +98,10 @@ class ShardStore:
     the epochs up to its position made, in one transaction with it.
     """
 
-    def __init__(self, directory: Path, fresh: Meta, local: LocalEntries) -> None:
+    def __init__(
+        self, directory: Path, fresh: Meta, local: LocalEntries, clock: Clock = SYSTEM
+    ) -> None:
+        self._clock = clock
         self._directory = directory
         self._fresh = fresh
         self._local = local
@@ -195,7 +224,7 @@ class ShardStore:
         with self._local.begin() as txn:
             found = self._local.read_meta(txn)
         if found is None or _identity(found) != _identity(self._fresh):
-            self._move(found, wanted, log.read(wanted), anew=True)
+            self._move(found, wanted, self._read_all(wanted, log), anew=True)
             return
         if found.moving is None and found.at == wanted:
             return
@@ -208,9 +237,26 @@ class ShardStore:
         else:
             changes = log.read_since(found.at, wanted)
         if changes is None:
-            self._move(found, wanted, log.read(wanted), anew=True)
+            self._move(found, wanted, self._read_all(wanted, log), anew=True)
         else:
             self._move(found, wanted, changes)
+
+    def _read_all(self, wanted: Position, log: StateLog) -> Iterator[Changes]:
+        """All that the position needs; how far it is is noted for whoever asks how it gets on."""
+        before, size = log.read_bytes, log.roll_of(wanted).size_bytes
+        began_ms = noted_ms = self._clock.now_ms()
+        self._note(Rebuilding(began_ms, began_ms, 0, size))
+        for changes in log.read(wanted):
+            yield changes
+            now_ms = self._clock.now_ms()
+            if now_ms - noted_ms >= _NOTE_MS:
+                self._note(Rebuilding(began_ms, now_ms, log.read_bytes - before, size))
+                noted_ms = now_ms
+        self._note(Rebuilding(began_ms, self._clock.now_ms(), size, size))
+
+    def _note(self, note: Rebuilding) -> None:
+        with suppress(OSError):  # nothing rests on it
+            _rebuilding(self._directory).write_bytes(msgspec.json.encode(note))
 
     def _move(
         self, found: Meta | None, to: Position, changes: Iterable[Changes], *, anew: bool = False

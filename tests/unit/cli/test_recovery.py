@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from catchwater.pipeline.opened import OpenPipeline
+from catchwater.recovery import progress
 from catchwater.recovery.contract import PartitionTail
+from catchwater.recovery.folder import lock
+from catchwater.recovery.progress import CatchingUp, Range
 
 
 class NoPins:
@@ -88,3 +91,22 @@ def test_a_checkpoint_that_is_not_there_is_a_usage_error(
     answer = catchwater("recovery", "restore", pipeline_file, "--checkpoint", 9, "--yes")
     assert answer.code == 2
     assert "there are: 0, 1, 2" in answer.err
+
+
+def test_how_far_a_restore_is_is_shown_while_a_process_works_on_it(
+    catchwater: Any, pipeline_file: Path
+) -> None:
+    folder = pipeline_file.parent / "checkpoint"
+    under_way = CatchingUp(500, 3, [Range("payments", 0, 30, 80, 10.0)])
+    progress.begin(folder, under_way)
+    stopped = json.loads(catchwater("pipeline", "status", pipeline_file, "--json").out)
+    assert stopped["catching_up"] is None, "nobody works on it"
+    with lock(folder):
+        told = json.loads(catchwater("pipeline", "status", pipeline_file, "--json").out)
+        page = catchwater("pipeline", "status", pipeline_file).out
+    assert told["catching_up"]["partitions"] == [
+        {"name": "payments-0", "done": 0, "of": 50, "percent": 0.0, "per_s": None,
+         "bytes_per_s": None, "eta_s": None},
+    ]  # fmt: skip
+    assert "catching up" in page and "session: 0 % of the input" in page
+    assert "payments-0" in page

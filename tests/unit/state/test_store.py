@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from tests.unit.state.rolling import Failing, small_units
 
+from catchwater.clock import ManualClock
 from catchwater.objects.base import StoreUnavailable
 from catchwater.objects.local import LocalStore
 from catchwater.objects.memory import MemoryStore
@@ -24,7 +25,12 @@ from catchwater.state.local import LocalEntries, Meta
 from catchwater.state.log import StateLog
 from catchwater.state.parts import ShardDamaged
 from catchwater.state.roll import EMPTY, Position
-from catchwater.state.store import ShardStore, ShardStoreFailed, read_boot_id
+from catchwater.state.store import (
+    ShardStore,
+    ShardStoreFailed,
+    read_boot_id,
+    read_rebuilding,
+)
 
 KEYS = st.binary(min_size=1, max_size=3)
 CHANGES = st.lists(
@@ -379,6 +385,7 @@ def test_an_attempt_in_another_process_cannot_mislead_this_one(tmp_path):
         ours = epoch(store, log, EMPTY, "ours", a="ours")
         code = f"""
 from pathlib import Path
+from catchwater.clock import ManualClock
 from catchwater.objects.base import StoreUnavailable
 from catchwater.objects.local import LocalStore
 from catchwater.state.log import StateLog
@@ -622,3 +629,38 @@ def test_entries_that_another_attempt_moves_meanwhile_are_not_mixed_with_ours(
     written = LocalEntries.write
     replace_write(monkeypatch, number, move)
     assert records_of(store, log, at) == expected
+
+
+def test_how_far_a_shard_is_read_is_noted_beside_it(tmp_path):
+    """Whoever waits for a large state can see it come."""
+    objects, clock = MemoryStore(), ManualClock()
+    log = StateLog(objects, "cards", "cards", 0)
+    first = ShardStore.open(tmp_path / "a", "cards", 0, "boot")
+    at = EMPTY
+    for n in range(3):
+        state = first.begin(at, log)
+        put(state, **{f"key-{n}": "x" * 1000})
+        at = first.finish(f"t{n}").at
+    first.close()
+    assert read_rebuilding(tmp_path / "b") is None
+    other = ShardStore.open(tmp_path / "b", "cards", 0, "boot")
+    other._clock = clock
+    log = StateLog(objects, "cards", "cards", 0)  # of another machine, which has read nothing
+    seen = []
+    read = log.read
+
+    def slowly(wanted):
+        for changes in read(wanted):
+            clock.advance(600)
+            yield changes
+            seen.append(read_rebuilding(tmp_path / "b"))
+
+    log.read = slowly
+    other.begin(at, log)
+    other.close()
+    size = log.roll_of(at).size_bytes
+    assert [note.bytes for note in seen] == [size] * len(seen)
+    assert all(0 < note.read_bytes for note in seen) and seen
+    done = read_rebuilding(tmp_path / "b")
+    assert (done.read_bytes, done.bytes) == (size, size)
+    assert done.at_ms - done.began_ms == 600 * len(seen)

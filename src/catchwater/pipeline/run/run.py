@@ -24,7 +24,7 @@ import pyarrow as pa
 from catchwater.clock import Clock
 from catchwater.config import CatchwaterError, Restart
 from catchwater.objects.open import open_store
-from catchwater.pipeline.epochs import EpochWriter, Upkeep
+from catchwater.pipeline.epochs import EpochWriter, Tails, Upkeep
 from catchwater.pipeline.functions.spec import FunctionSpec, Poison
 from catchwater.pipeline.opened import OpenPipeline, check_fit, check_sinks, source_of
 from catchwater.pipeline.rows import from_arrow, to_arrow
@@ -37,14 +37,24 @@ from catchwater.pipeline.shard_epoch import Stage, run_stage
 from catchwater.pipeline.spark import session
 from catchwater.pipeline.spark.failure import Traces, cause, is_starved
 from catchwater.pipeline.supervise import read_supervision
-from catchwater.recovery import checkpoint, contract, estimate, handover, pins, remote, rewind
-from catchwater.recovery.checkpoint import settle
+from catchwater.recovery import (
+    checkpoint,
+    contract,
+    estimate,
+    handover,
+    pins,
+    progress,
+    remote,
+    rewind,
+)
+from catchwater.recovery.checkpoint import Checkpoint, settle
 from catchwater.recovery.contract import FunctionVersion, Terms
 from catchwater.recovery.estimate import RestoreWatch, near_s
 from catchwater.recovery.fenced import LeaseHeld
 from catchwater.recovery.folder import Lock, claim_home, key_part, state_folder
 from catchwater.recovery.intact import check_files
 from catchwater.recovery.ledger import EpochEntry, Ledger, LedgerDamaged, numbered
+from catchwater.recovery.progress import CatchingUp, Range
 from catchwater.recovery.rewind import fall_back
 from catchwater.replay.options import parse_options
 from catchwater.replay.subscription import TIMEOUT_S, Subscription, TopicUnknown
@@ -194,6 +204,7 @@ def _check(pipeline: OpenPipeline, began_s: float) -> RestoreWatch | None:
                 hint="Start from the checkpoint this sink was written from, or set another name "
                 "in [pipeline].",
             )
+    progress.end(config.checkpoint)  # of a process before
     if found.last is None:
         # A first start restores nothing, but its first epoch, which needs no input, says how long
         # starting takes: without it the first estimate would be a guess.
@@ -212,6 +223,7 @@ def _check(pipeline: OpenPipeline, began_s: float) -> RestoreWatch | None:
         return None
     now_s, now_ms = pipeline.clock.monotonic_s(), pipeline.clock.now_ms()
     began_ms = now_ms - round(1000 * (now_s - began_s))
+    progress.begin(config.checkpoint, _catching_up(pipeline, found.last, tails, began_ms))
     detection_s, scheduling_s = estimate.down_s(
         estimate.last_alive_ms(config.checkpoint), _noticed_ms(config.checkpoint), began_ms
     )
@@ -224,6 +236,21 @@ def _check(pipeline: OpenPipeline, began_s: float) -> RestoreWatch | None:
         scheduling_s=scheduling_s,
         detection_s=detection_s,
     )
+
+
+def _catching_up(
+    pipeline: OpenPipeline, last: Checkpoint, tails: Tails, began_ms: int
+) -> CatchingUp:
+    """What this start has before it, for those who ask how it gets on."""
+    config, topics = pipeline.config, pipeline.options.topics
+    local = config.local or _cached(config.checkpoint)
+    inputs = [
+        Range(topic, number, last.end.offsets.get(topic, {}).get(str(number), tail.log_start),
+              tail.high_watermark, tail.bytes / max(1, tail.high_watermark - tail.log_start))
+        for (topic, number), tail in sorted(tails.items()) if topic in topics
+    ]  # fmt: skip
+    shards = {spec.name: str(local / key_part(spec.name)) for spec in pipeline.specs}
+    return CatchingUp(began_ms, last.epoch + 1, inputs, shards)
 
 
 def _readable(ledger: Ledger) -> list[EpochEntry]:
