@@ -17,6 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from catchwater.hosts import is_loopback
 from catchwater.kafka_settings import Setting, understood
 
 _LOG = logging.getLogger("catchwater.broker")
@@ -127,6 +128,10 @@ class BrokerConfig:
     SQLite in `log.dirs`. `catchwater.objects` is a store's URL, empty for a folder in `log.dirs`;
     `catchwater.wal` a kind, by default `file` alone and `object` among several.
     `catchwater.replay.quota.overrides` is a list as `replay_quotas` reads it.
+
+    `catchwater.access.file` has users and rules; without it everybody may do everything.
+    `catchwater.insecure` lets the ports be reached from other machines without TLS.
+    `catchwater.control.hosts` are further names by which clients may call the control API.
     """
 
     listeners: Address = DEFAULT_LISTENER
@@ -179,6 +184,27 @@ class BrokerConfig:
     catchwater_session_timeout_ms: int = LogConfig.session_ms
     catchwater_replay_quota_bytes_per_second: int = -1
     catchwater_replay_quota_overrides: str = ""
+    catchwater_listener_protocol: str = "PLAINTEXT"
+    """Of `listeners`, where it stands in front of the address."""
+    catchwater_control_protocol: str = "http"
+    """Of `catchwater.control.listener`, in the same way."""
+    catchwater_control_hosts: str = ""
+    catchwater_insecure: bool = False
+    catchwater_access_file: Path | None = None
+    super_users: str = ""
+    sasl_enabled_mechanisms: str = "SCRAM-SHA-512,SCRAM-SHA-256"
+    ssl_keystore_location: Path | None = None
+    ssl_keystore_type: str = "PEM"
+
+    @property
+    def super_user_names(self) -> list[str]:
+        """As principals: `User:alice`."""
+        return [each.strip() for each in self.super_users.split(";") if each.strip()]
+
+    @property
+    def mechanisms(self) -> list[str]:
+        """By which clients may log in."""
+        return [each.strip() for each in self.sasl_enabled_mechanisms.split(",") if each.strip()]
 
     @property
     def is_shared(self) -> bool:
@@ -240,6 +266,8 @@ def load_broker_config(
     for setting in found.settings:
         target = _FIELDS[setting.key]
         values[target.name] = _convert(setting, target.type)
+        if setting.key in _PROTOCOLS and "://" in str(setting.value):
+            values[_PROTOCOLS[setting.key]] = str(setting.value).partition("://")[0]
     if found.left_out:
         _LOG.warning(
             "These settings of Apache Kafka have no meaning here: %s.", ", ".join(found.left_out)
@@ -248,6 +276,7 @@ def load_broker_config(
     _check_stores(config)
     _check_quotas(config)
     _check_groups(config)
+    _check_security(config)
     return config
 
 
@@ -290,6 +319,72 @@ def _check_groups(config: BrokerConfig) -> None:
             f"group.consumer.heartbeat.interval.ms is {interval_ms}, not less than "
             f"group.consumer.session.timeout.ms, {session_ms}.",
             hint="Let a session last for several heartbeats; Kafka's defaults are 5000 and 45000.",
+        )
+
+
+_PROTOCOLS = {
+    "listeners": "catchwater_listener_protocol",
+    "catchwater.control.listener": "catchwater_control_protocol",
+}
+LISTENER_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+
+
+def _check_security(config: BrokerConfig) -> None:
+    """Refuse what would let everybody in, or nobody."""
+    protocol = config.catchwater_listener_protocol
+    if protocol not in LISTENER_PROTOCOLS or config.catchwater_control_protocol not in (
+        "http",
+        "https",
+    ):
+        raise ConfigError(
+            f"There is no listener of {protocol} and {config.catchwater_control_protocol}.",
+            hint=f"Clients may use {', '.join(LISTENER_PROTOCOLS)}, the control API http or https.",
+        )
+    for key, address, is_encrypted in (
+        ("listeners", config.listeners, protocol.endswith("SSL")),
+        (
+            "catchwater.control.listener",
+            config.catchwater_control_listener,
+            config.catchwater_control_protocol == "https",
+        ),
+    ):
+        if not (is_encrypted or config.catchwater_insecure or is_loopback(address.host)):
+            raise ConfigError(
+                f"{key}={address} can be reached from other machines, and is not encrypted.",
+                hint="Use SASL_SSL:// or https://, or let only trusted machines reach it and say "
+                "so: catchwater.insecure=true, or broker run --insecure.",
+            )
+        if is_encrypted and config.ssl_keystore_location is None:
+            raise ConfigError(
+                f"{key} is to be encrypted, but there is no certificate.",
+                hint="Set ssl.keystore.location to a PEM file with the private key and the chain.",
+            )
+    _check_access(config, protocol)
+
+
+def _check_access(config: BrokerConfig, protocol: str) -> None:
+    wrong = [each for each in config.mechanisms if each not in MECHANISMS]
+    if wrong or not config.mechanisms:
+        raise ConfigError(
+            f"sasl.enabled.mechanisms cannot have {', '.join(wrong) or 'nothing'}.",
+            hint=f"Choose of {', '.join(MECHANISMS)}.",
+        )
+    if config.ssl_keystore_type != "PEM":
+        raise ConfigError("ssl.keystore.type must be PEM.", hint="openssl pkcs12 -nodes converts.")
+    if config.catchwater_access_file is not None:
+        if not config.super_user_names or not all(
+            re.fullmatch(r"User:.+", each) for each in config.super_user_names
+        ):
+            raise ConfigError(
+                "catchwater.access.file is set, but super.users names nobody: nobody could do "
+                "anything.",
+                hint="Set super.users=User:admin; several are separated by semicolons.",
+            )
+    elif protocol.startswith("SASL_"):
+        raise ConfigError(
+            f"With listeners={protocol}://… clients log in, but there are no users.",
+            hint="Set catchwater.access.file; catchwater access user NAME --file FILE makes one.",
         )
 
 
@@ -485,8 +580,8 @@ def _integer(value: Any, least: int) -> int:
 
 
 def _address(value: str) -> Address:
-    """`host:port` or Kafka's `PLAINTEXT://host:port`; an IPv6 host is in brackets."""
-    match = re.fullmatch(r"(?:PLAINTEXT://)?(\[[0-9a-fA-F:]+\]|[^:/\[\],]+):(\d{1,5})", value)
+    """`host:port` or Kafka's `SASL_SSL://host:port`; an IPv6 host is in brackets."""
+    match = re.fullmatch(r"(?:\w+://)?(\[[0-9a-fA-F:]+\]|[^:/\[\],]+):(\d{1,5})", value)
     if match is None or int(match[2]) > 65_535:
         raise ValueError("one address like PLAINTEXT://127.0.0.1:9092")
     return Address(match[1].strip("[]"), int(match[2]))

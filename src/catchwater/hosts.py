@@ -17,6 +17,14 @@ def farthest(host: str | None) -> int:
     return max(_distances(host))
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to what listens at this address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _distances(host: str | None) -> list[int]:
     """Of every address; a name that is not known is far away. Asks the resolver."""
     if not host:

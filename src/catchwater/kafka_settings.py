@@ -40,7 +40,7 @@ _WITHOUT_MEANING = (
     *("auto.include.jmx.reporter", "telemetry.max.bytes", "confluent.*"),
 )
 
-_NO_SECURITY = "there is no TLS, authentication or authorisation"
+_NO_SECURITY = "of security there is what docs/security.md names"
 _ONLY: Sequence[tuple[str, frozenset[str], str]] = (
     ("process.roles", frozenset({"broker", "broker,controller", "controller,broker"}),
      "this process serves clients; there are no controllers to run"),
@@ -133,8 +133,8 @@ def _own_listener(setting: Setting, texts: dict[str, str]) -> Setting:
         name, separator, address = each.rpartition("://")
         if name in names and name:
             continue
-        if separator and protocols.get(name) == "PLAINTEXT":
-            name = "PLAINTEXT"
+        if separator and name in protocols:
+            name = protocols[name]
         if separator and setting.key == "listeners" and address.startswith(":"):
             address = f"0.0.0.0{address}"
         own.append(f"{name}{separator}{address}")

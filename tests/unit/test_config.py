@@ -101,8 +101,13 @@ log.retention.check.interval.ms=300000
 def test_apache_kafkas_own_file_starts_and_one_warning_names_what_means_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = load_broker_config(written(tmp_path, KAFKA_4), {})
+    with pytest.raises(ConfigError, match="can be reached from other machines") as told:
+        load_broker_config(written(tmp_path, KAFKA_4), {})
+    assert "--insecure" in (told.value.hint or "")
+    caplog.clear()
+    config = load_broker_config(written(tmp_path, KAFKA_4), {}, {"catchwater.insecure": "true"})
     assert config == BrokerConfig(
+        catchwater_insecure=True,
         listeners=Address("0.0.0.0", 9092),
         advertised_listeners=Address("localhost", 9092),
         log_dirs=Path("/tmp/kraft-combined-logs"),
@@ -118,9 +123,9 @@ def test_apache_kafkas_own_file_starts_and_one_warning_names_what_means_nothing(
 def test_what_would_mean_something_else_is_refused_at_one_go_with_reasons(tmp_path: Path) -> None:
     lines = {
         "process.roles=controller": "no controllers to run",
-        "ssl.keystore.location=/k": "no TLS",
-        "sasl.enabled.mechanisms=PLAIN": "authentication",
-        "authorizer.class.name=kafka.X": "authorisation",
+        "ssl.truststore.location=/k": "docs/security.md",
+        "sasl.kerberos.service.name=k": "docs/security.md",
+        "authorizer.class.name=kafka.X": "docs/security.md",
         "delete.topic.enable=false": "always be deleted",
         "log.cleanup.policy=compact": "cleanup.policy",
         "compression.type=zstd": "compression.type",
@@ -159,10 +164,11 @@ def test_the_finest_unit_of_retention_wins_as_in_kafka(
 
 def test_a_named_listener_is_what_its_protocol_says(tmp_path: Path) -> None:
     names = "listener.security.protocol.map=INSIDE:PLAINTEXT,OUTSIDE:SSL\n"
-    config = load_broker_config(written(tmp_path, f"{names}listeners=INSIDE://h:1\n"), {})
-    assert config.listeners == Address("h", 1)
+    config = load_broker_config(written(tmp_path, f"{names}listeners=INSIDE://localhost:1\n"), {})
+    assert config.listeners == Address("localhost", 1)
+    assert config.catchwater_listener_protocol == "PLAINTEXT"
     error = refusal(written(tmp_path, f"{names}listeners=OUTSIDE://h:1\n"))
-    assert "listeners must be one address like" in str(error)
+    assert "listeners is to be encrypted, but there is no certificate" in str(error)
 
 
 def test_an_unknown_key_in_a_toml_table_names_its_line(tmp_path: Path) -> None:
@@ -188,7 +194,6 @@ def test_an_unknown_environment_variable_is_named() -> None:
         ("node.id=" + "9" * 400, "a whole number of at least 0"),
         ("auto.create.topics.enable=yes", "true or false"),
         ("listeners=PLAINTEXT://127.0.0.1", "one address like"),
-        ("listeners=SSL://127.0.0.1:9093", "one address like"),
         ("listeners=PLAINTEXT://a:1,PLAINTEXT://b:2", "one address like"),
         ("listeners=127.0.0.1:70000", "one address like"),
         ("log.dirs=", "a text"),
@@ -330,3 +335,42 @@ def test_durations_have_units():
 def test_a_traceback_shows_what_to_do_too() -> None:
     shown = "".join(traceback.format_exception_only(CatchwaterError("It broke.", hint="Mend it.")))
     assert shown == "catchwater.config.CatchwaterError: It broke.\nhint: Mend it.\n"
+
+
+SECURE = {"catchwater.access.file": "/a.json", "super.users": "User:admin"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"listeners": "SSL://127.0.0.1:9093"}, "there is no certificate"),
+        ({"listeners": "FOO://127.0.0.1:9093"}, "no listener of FOO"),
+        ({"listeners": "SASL_PLAINTEXT://127.0.0.1:9093"}, "there are no users"),
+        ({"listeners": "PLAINTEXT://10.0.0.1:9092"}, "can be reached from other machines"),
+        ({"listeners": "SASL_PLAINTEXT://10.0.0.1:9092", **SECURE}, "can be reached from other"),
+        ({"catchwater.control.listener": "0.0.0.0:9644"}, "can be reached from other machines"),
+        ({"catchwater.control.listener": "[::]:9644"}, "can be reached from other machines"),
+        ({"catchwater.control.listener": "https://10.0.0.1:9644"}, "there is no certificate"),
+        ({"catchwater.access.file": "/a.json"}, "super.users names nobody"),
+        ({"catchwater.access.file": "/a.json", "super.users": "alice"}, "super.users names nobody"),
+        ({"sasl.enabled.mechanisms": "GSSAPI"}, "cannot have GSSAPI"),
+        ({"ssl.keystore.type": "JKS"}, "must be PEM"),
+    ],
+)
+def test_what_would_let_everybody_in_or_nobody_is_refused(
+    settings: dict[str, str], expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        load_broker_config(None, {}, settings)
+
+
+def test_a_listener_s_protocol_stands_before_its_address() -> None:
+    more = {"ssl.keystore.location": "/k.pem", "catchwater.control.listener": "https://[::]:1"}
+    config = load_broker_config(
+        None, {}, {"listeners": "SASL_SSL://0.0.0.0:9093", **more, **SECURE}
+    )
+    assert config.listeners == Address("0.0.0.0", 9093)
+    assert (config.catchwater_listener_protocol, config.catchwater_control_protocol) == (
+        *("SASL_SSL", "https"),
+    )
+    assert config.super_user_names == ["User:admin"]

@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+from catchwater.broker.access import Guard
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.held import MOVED
 from catchwater.broker.fetch_sessions import FetchSessions
@@ -23,7 +24,6 @@ from catchwater.broker.gate import (
     Ask,
     ByHandler,
     Gate,
-    Operation,
     Resource,
     ResourceType,
     allowed_operations,
@@ -63,6 +63,8 @@ class Broker:
     """Live brokers that clients had better not be sent to; see `peers`."""
     gate: Gate = field(default_factory=AllowAll)
     """What requests are let through, by the Kafka protocol and by the control API alike."""
+    guard: Guard | None = None
+    """Users and rules, where there are any; its gates then take the place of `gate`."""
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the broker is about to stop: long polls end at once."""
     replay_quotas: ReplayQuotas = field(init=False)
@@ -106,17 +108,9 @@ class Broker:
         name = getattr(wanted, "name", None)
         return self.find_topic(name, topic_id.bytes if topic_id else NO_TOPIC_ID)
 
-    def may(self, principal: str, operation: Operation, topic: str) -> bool:
-        """Whether the gate lets the principal do this with the topic, which need not exist."""
-        return self.gate.may(principal, operation, Resource(ResourceType.TOPIC, topic))
-
-    def may_administer(self, principal: str, operation: Operation) -> bool:
-        """Whether the gate lets the principal do this with the cluster as a whole."""
-        return self.gate.may(principal, operation, THE_CLUSTER)
-
-    def operations(self, principal: str, kind: ResourceType, name: str = THE_CLUSTER.name) -> int:
-        """All that the gate lets the principal do with a resource, as a set of bits (KIP-430)."""
-        return allowed_operations(self.gate, principal, Resource(kind, name))
+    def gate_of(self, principal: str, host: str) -> Gate:
+        """What lets a principal pass that comes from this host; to be kept for its connection."""
+        return self.gate if self.guard is None else self.guard.gate(principal, host)
 
     def keeper_url(self, account: str) -> str:
         """The control API of the live broker that keeps this account, the same for all who ask.
@@ -137,6 +131,16 @@ class Broker:
             draining.cancel()
 
 
+_OPEN = AllowAll()
+
+
+class User(NamedTuple):
+    """Who has come in at a connection, and what lets them pass."""
+
+    principal: str
+    gate: Gate
+
+
 class Call(NamedTuple):
     """One request as it came; its handler, or the router, releases the frame."""
 
@@ -154,6 +158,10 @@ class Call(NamedTuple):
         if ask.or_cluster and self.gate.may(self.principal, ask.operation, THE_CLUSTER):
             return True
         return self.gate.may(self.principal, ask.operation, Resource(ask.type, name))
+
+    def operations(self, kind: ResourceType, name: str = THE_CLUSTER.name) -> int:
+        """All that the gate allows with a resource, as a set of bits (KIP-430)."""
+        return allowed_operations(self.gate or _OPEN, self.principal, Resource(kind, name))
 
     @property
     def version(self) -> int:

@@ -8,10 +8,10 @@ Operations and resources are Kafka's. Every handler declares its checks (`Api.as
 - `ByHandler`: the handler itself asks `Call.may`, and leaves out or marks what is denied, because
   only it knows what the reply would show (Metadata, Fetch).
 
-The control API asks the same gate: READ for a plan and for the topics of a pin, DESCRIBE for what
-it lists, WRITE for an epoch of a sink. A direct read is not checked by itself: a query learns the
-URLs of objects from a plan only. `/metrics` is not checked, and the gate does not protect the
-storage from somebody who has its credentials.
+The control API asks the same gate (`control.entry`): READ for a plan and for the topics of a pin,
+DESCRIBE for what it lists, WRITE for an epoch of a sink. A direct read is not checked by itself: a
+query learns the URLs of objects from a plan only. The gate does not protect the storage from
+somebody who has its credentials.
 
 The event loop asks the gate for every topic of every request, so it must answer from memory;
 with `AllowAll` it is not asked at all. A caller learns whether a topic exists only if the gate

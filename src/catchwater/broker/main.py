@@ -19,6 +19,7 @@ from typing import NamedTuple, cast
 import msgspec
 import uvicorn
 
+from catchwater.broker.access import Guard
 from catchwater.broker.broker import Broker
 from catchwater.broker.control.app import create_app
 from catchwater.broker.control.port import ControlPort
@@ -32,6 +33,7 @@ from catchwater.broker.peers import Peers
 from catchwater.broker.pressure import AT_ONCE, RESERVE, fitted, printable
 from catchwater.broker.router import APIS
 from catchwater.broker.server import Server
+from catchwater.broker.tls import Certificate
 from catchwater.catalog.rows import BrokerRow
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import Address, BrokerConfig, CatchwaterError, LogConfig
@@ -140,7 +142,8 @@ async def serve(config: BrokerConfig, clock: Clock) -> None:
         control = bound.enter_context(_bind(config.catchwater_control_listener, _CONTROL))
         places = Places(
             config.advertised_listeners or _address(config.listeners, kafka),
-            f"http://{_address(config.catchwater_control_listener, control)}",
+            f"{config.catchwater_control_protocol}://"
+            f"{_address(config.catchwater_control_listener, control)}",
         )
         log = await _open_log(config, places, clock)
         try:
@@ -214,6 +217,8 @@ def _broker(config: BrokerConfig, clock: Clock, log: Log, places: Places, peers:
     if isinstance(log.objects, RetryingStore):
         broker.metrics.show_store(log.objects.requests)
     broker.kafka_address, broker.control_url = places
+    if config.catchwater_access_file is not None:
+        broker.guard = Guard(config.catchwater_access_file, config.super_user_names)
     broker.unreachable = peers.unreachable
     return broker
 
@@ -228,22 +233,26 @@ async def _serve_log(
 ) -> None:
     peers = Peers(log, config.node_id, clock)
     broker = _broker(config, clock, log, places, peers)
+    keystore = config.ssl_keystore_location
+    certificate = None if keystore is None else Certificate(keystore)
     server = Server(broker)
     stop = _stop_signal()
     control_port = ControlPort(broker)
-    control_server = _ControlServer(
-        uvicorn.Config(
-            create_app(broker),
-            http=control_port.protocol,
-            backlog=AT_ONCE,
-            log_config=None,
-            log_level="error",  # it warns of each bad request; the control port counts them
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            timeout_graceful_shutdown=2,
-        )
+    serving_http = uvicorn.Config(
+        create_app(broker),
+        http=control_port.protocol,
+        backlog=AT_ONCE,
+        log_config=None,
+        log_level="error",  # it warns of each bad request; the control port counts them
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=2,
     )
+    serving_http.load()
+    if certificate is not None and config.catchwater_control_protocol == "https":
+        serving_http.ssl = certificate.context
+    control_server = _ControlServer(serving_http)
     _listen(control, config.catchwater_control_listener, _CONTROL)
     _listen(kafka, config.listeners, _KAFKA)
     server.listen(kafka)
@@ -257,6 +266,7 @@ async def _serve_log(
             tasks.create_task(server.sweep()),
             tasks.create_task(control_port.sweep()),
             tasks.create_task(_measure_loop_lag(broker)),
+            tasks.create_task(_refresh_security(broker, certificate)),
             tasks.create_task(_stop_if_replaced(log, stop)),
         ]
         _announce(config, broker, _address(config.listeners, kafka))
@@ -341,6 +351,15 @@ def _announce(config: BrokerConfig, broker: Broker, bound: Address) -> None:
         draft = path.with_name(f"{path.name}.{os.getpid()}")
         draft.write_bytes(msgspec.json.encode(ready))
         draft.replace(path)
+
+
+async def _refresh_security(broker: Broker, certificate: Certificate | None) -> None:
+    """Look for other users and rules twice a second: what was taken away ends within one."""
+    watched = [each.refresh for each in (broker.guard, certificate) if each is not None]
+    while watched:
+        await broker.clock.sleep(0.5)
+        for refresh in watched:
+            await asyncio.to_thread(refresh)
 
 
 async def _measure_loop_lag(broker: Broker) -> None:

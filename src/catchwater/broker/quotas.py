@@ -14,10 +14,13 @@ another broker takes over, it begins anew.
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+from catchwater.broker.gate import ANONYMOUS
 from catchwater.clock import Clock
 
 STEP_S = 0.25
 """A grant is at most what the account earns in this time."""
+MOST_DEBT_S = 60.0
+"""Beyond this nothing is granted for a moment: nobody can run up the debt of an account."""
 FORGIVEN_S = 2.0
 """Up to this long an account that nobody uses goes on earning, as between two micro-batches; after
 a longer pause it begins anew."""
@@ -52,10 +55,14 @@ class ConfiguredLimits:
         self._overrides = overrides
 
     def quota(self, principal: str, client_id: str) -> Quota | None:
-        """The client id's rate, else the principal's, else the default."""
-        for account in (CLIENT_ID + client_id, principal):
-            if account in self._overrides:
-                return _limited(account, self._overrides[account])
+        """The client id's rate, else the principal's, else the default.
+
+        Anybody can take a client id: whoever has logged in pays from an account of their own.
+        """
+        for named in (CLIENT_ID + client_id, principal):
+            if named in self._overrides:
+                account = named if principal in (named, ANONYMOUS) else f"{principal} {named}"
+                return _limited(account, self._overrides[named])
         return _limited(principal, self._default)
 
 
@@ -87,6 +94,8 @@ class ReplayQuotas:
         spent_s = self._spent_until_s.get(quota.account, now_s)
         if spent_s < now_s - FORGIVEN_S:
             spent_s = now_s
+        if spent_s > now_s + MOST_DEBT_S:
+            return Grant(0, round((spent_s - now_s - MOST_DEBT_S + STEP_S) * 1000))
         size_bytes = min(wanted_bytes, max(int(quota.bytes_per_s * STEP_S), 1))
         spent_s += size_bytes / quota.bytes_per_s
         self._spent_until_s[quota.account] = spent_s

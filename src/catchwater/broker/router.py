@@ -22,7 +22,7 @@ from uuid import UUID
 
 from catchwater.broker import api as handlers
 from catchwater.broker.api import k18_api_versions
-from catchwater.broker.broker import Api, Broker, Call, Cold, Fields, Later, LaterOf
+from catchwater.broker.broker import Api, Broker, Call, Cold, Fields, Later, LaterOf, User
 from catchwater.broker.gate import (
     DENIED,
     THE_CLUSTER,
@@ -62,8 +62,10 @@ class NotServed(CatchwaterError):
     """A request of an API or version that is not in the table."""
 
 
-def start(broker: Broker, frame: Frame, client_host: str) -> Later:
+def start(broker: Broker, frame: Frame, client_host: str, user: User | None = None) -> Later:
     """Begin to answer a request. If anything is raised, the frame is still the caller's.
+
+    `user` has come in by the broker's users and rules; None: there are none.
 
     Raises `MalformedMessage` for bytes that are no request, `NotServed`.
     """
@@ -76,8 +78,11 @@ def start(broker: Broker, frame: Frame, client_host: str) -> Later:
         later = Later(_as_it_is)
         later.set_result(_encode(api, header, 0, k18_api_versions.unsupported(broker)))
     else:
-        gate = None if type(broker.gate) is AllowAll else broker.gate
-        call = Call(header, client_host, frame, gate=gate)
+        if user is not None:
+            call = Call(header, client_host, frame, user.principal, user.gate)
+        else:
+            gate = None if type(broker.gate) is AllowAll else broker.gate
+            call = Call(header, client_host, frame, gate=gate)
         later = (api.start or _start_cold)(broker, call)
     later.api = api
     return later

@@ -22,6 +22,7 @@ NOUNS = {
     "doctor": "name what is missing on this machine, and how to fix it",
     "init": "write a small pipeline to start from",
     "broker": "run a broker",
+    "access": "who may log in at a broker, and what they may do",
     "topic": "list, create, delete and describe topics",
     "group": "list, describe and reset consumer groups",
     "txn": "list transactions, and abort one that hangs",

@@ -33,6 +33,9 @@ def run(
     control_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="The control API's port; 0: a free one.")
     ] = None,
+    insecure: Annotated[
+        bool, typer.Option(help="Let other machines in without TLS (catchwater.insecure).")
+    ] = False,
     ready_file: Annotated[
         Path | None, typer.Option(help="Where to write the addresses once both ports are open.")
     ] = None,
@@ -51,6 +54,7 @@ def run(
             None if control_port is None else f"127.0.0.1:{control_port}"
         ),
         "catchwater.ready.file": ready_file,
+        "catchwater.insecure": "true" if insecure else None,
     }
     overrides = dict(setting.partition("=")[::2] for setting in settings or ())
     overrides |= {key: str(value) for key, value in chosen.items() if value is not None}

@@ -7,15 +7,18 @@ Relies on the JSON of the control API. Promises that a refusal keeps the API's c
 hint. Does not read data: plans say where it lies.
 """
 
+import base64
 import http.client
 import json
+import ssl
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
+from catchwater.hosts import HERE, farthest
 from catchwater.replay.plan import Aborted, Missing, PlanRange, Quota, Wanted
 from catchwater.replay.reach import check_host, check_location
 from catchwater.wire.client import TopicDenied
@@ -86,10 +89,19 @@ class Control:
     ) -> None:
         """`locations` are the stores that plans may name; see `reach`."""
         parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname:
-            raise CatchwaterError(f"The control URL {url!r} is not of the form http://host:port.")
-        self.url = url.rstrip("/")
-        self._host, self._port = parts.hostname, parts.port or 80
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            form = "http://host:port or https://host:port"
+            raise CatchwaterError(f"The control URL {shown(url)!r} is not of the form {form}.")
+        self.location = url.rstrip("/")
+        """With the password, if there is one."""
+        self.url = shown(self.location)
+        self._is_encrypted = parts.scheme == "https"
+        self._host, self._port = parts.hostname, parts.port or (443 if self._is_encrypted else 80)
+        self._headers = {"content-type": "application/json"}
+        # A password goes to nobody who could be overheard.
+        if parts.username and (self._is_encrypted or farthest(parts.hostname) == HERE):
+            login = ":".join(_login(url)).encode()
+            self._headers["authorization"] = "Basic " + base64.b64encode(login).decode()
         self._timeout_s = timeout_s
         self._clock = clock
         self._client_id = client_id
@@ -138,8 +150,12 @@ class Control:
         return Plan(
             found,
             aborted=tuple(Aborted.from_json(topic, each) for each in answer.get("aborted", ())),
-            quota=Quota.from_json(answer["quota"], self._client_id) if "quota" in answer else None,
+            quota=self._quota(answer["quota"]) if "quota" in answer else None,
         )
+
+    def _quota(self, answer: Mapping[str, Any]) -> Quota:
+        quota = Quota.from_json(answer, self._client_id)
+        return replace(quota, keeper_url=logged_in(quota.keeper_url, *_login(self.location)))
 
     def _check(self, ranges: Sequence[PlanRange]) -> None:
         """Raise `SentAstray` if one of them lies where a plan may not send us."""
@@ -258,6 +274,11 @@ class Control:
         while True:
             try:
                 return self._attempt(method, path, content)
+            except ssl.SSLCertVerificationError as error:
+                raise ControlUnreachable(
+                    f"The control API at {self.url} is not trusted: {error.verify_message}.",
+                    hint="Name the authority that signed its certificate: SSL_CERT_FILE.",
+                ) from error
             except (OSError, http.client.HTTPException, ControlRefused) as error:
                 if isinstance(error, ControlRefused) and error.status != _UNAVAILABLE:
                     raise
@@ -271,12 +292,12 @@ class Control:
             backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
 
     def _attempt(self, method: str, path: str, content: object) -> dict[str, Any]:
-        connection = http.client.HTTPConnection(
-            self._host, self._port, timeout=min(self._timeout_s, _ATTEMPT_TIMEOUT_S)
-        )
+        made = http.client.HTTPSConnection if self._is_encrypted else http.client.HTTPConnection
+        timeout_s = min(self._timeout_s, _ATTEMPT_TIMEOUT_S)
+        connection = made(self._host, self._port, timeout=timeout_s)
         try:
             body = None if content is None else json.dumps(content)
-            connection.request(method, path, body, {"content-type": "application/json"})
+            connection.request(method, path, body, self._headers)
             response = connection.getresponse()
             text = response.read()
         finally:
@@ -288,6 +309,26 @@ class Control:
         if response.status >= 400 or not isinstance(answer, dict):
             raise ControlRefused(response.status, answer if isinstance(answer, dict) else {})
         return answer
+
+
+def logged_in(url: str, user: str, password: str) -> str:
+    """The URL with a login in its own place; without a user as it is."""
+    parts = urlsplit(url)
+    if not user:
+        return url
+    login = f"{quote(user, safe='')}:{quote(password, safe='')}"
+    return parts._replace(netloc=f"{login}@{parts.netloc.rpartition('@')[2]}").geturl()
+
+
+def _login(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return unquote(parts.username or ""), unquote(parts.password or "")
+
+
+def shown(url: str) -> str:
+    """The URL without a login."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _halves(wanted: Sequence[Wanted]) -> tuple[Sequence[Wanted], Sequence[Wanted]] | None:

@@ -15,7 +15,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from catchwater.clock import SYSTEM, Clock
@@ -48,7 +48,7 @@ _due_s: dict[tuple[str, str], float] = {}
 class ReadPin:
     """The pin of one query, as its tasks know it."""
 
-    control_url: str
+    control_url: str = field(repr=False)
     id: str
     lease_ms: int
 

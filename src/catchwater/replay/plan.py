@@ -11,7 +11,7 @@ carries the aborted transactions that reach into it, for who reads committed rec
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -130,7 +130,7 @@ class Quota:
     """What a job may read from storage in a second, and who keeps the account it pays from."""
 
     bytes_per_s: int
-    keeper_url: str
+    keeper_url: str = field(repr=False)
     """The control API of that broker."""
     client_id: str = ""
     tasks: int = 1

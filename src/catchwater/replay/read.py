@@ -13,6 +13,7 @@ partition and offset. Holds one range, or one Fetch reply, at a time.
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from dataclasses import field as declared
 
 import pyarrow as pa
 
@@ -83,7 +84,7 @@ class ReadSettings:
 
     bootstrap: str
     columns: tuple[str, ...]
-    control_url: str | None = None
+    control_url: str | None = declared(default=None, repr=False)
     read_committed: bool = False
     fail_on_data_loss: bool = True
     security: Security = UNSECURED

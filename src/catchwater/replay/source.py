@@ -112,7 +112,7 @@ class SourcePartition(InputPartition):  # type: ignore[misc]
     """One task, where it may ask for a new plan, and the pin that it renews."""
 
     task: Task
-    control_url: str | None
+    control_url: str | None = field(repr=False)
     pin: ReadPin | None = None
     planned_ms: int = field(default_factory=SYSTEM.now_ms, compare=False)
     """By the driver's wall clock."""

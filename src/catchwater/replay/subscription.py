@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from catchwater.clock import SYSTEM, Clock
 from catchwater.config import CatchwaterError
 from catchwater.replay import plan
-from catchwater.replay.control import CONTROL_URL, Control
+from catchwater.replay.control import CONTROL_URL, Control, logged_in
 from catchwater.replay.offsets import HistoryLost, at_most, wanted
 from catchwater.replay.options import BadOption, Offsets, Position, ReadPath, SourceOptions
 from catchwater.replay.plan import Missing, Quota, Slice, Task, Wanted
@@ -145,7 +145,10 @@ class Subscription:
     def log_control_url(self) -> str | None:
         """Where the log's control API is, read from or not; None if it is another Kafka."""
         if not self._control_asked:
-            self._control_url = self.options.control_url or self._advertised_control_url()
+            url = self.options.control_url or self._advertised_control_url()
+            security = self.options.security
+            by_password = security.username if security.oauth is None else ""
+            self._control_url = url and logged_in(url, by_password, security.password)
             self._control_asked = True
         return self._control_url
 

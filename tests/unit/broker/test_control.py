@@ -25,9 +25,10 @@ from hypothesis import strategies as st
 from tests.unit.log.shared import World
 
 from catchwater.broker.control.app import create_app
+from catchwater.broker.gate import AllowAll
 from catchwater.broker.quotas import ConfiguredLimits, ReplayQuotas
 from catchwater.clock import ManualClock
-from catchwater.config import LogConfig
+from catchwater.config import Address, BrokerConfig, LogConfig
 from catchwater.log.format import segment
 from catchwater.log.format.chunk import ADDS_PARTITION
 from catchwater.log.log import Log
@@ -189,12 +190,23 @@ class Leader:
         return {key: Fetched(records, read.high_watermark, 0, read.error, aborted)}
 
 
+class Serving(SimpleNamespace):
+    """The parts of a broker that plans are made of."""
+
+    def __init__(self, log: Log, quotas: ReplayQuotas) -> None:
+        super().__init__(
+            log=log, replay_quotas=quotas, clock=ManualClock(), control_url="",
+            config=BrokerConfig(), kafka_address=Address("127.0.0.1", 1), guard=None,
+            gate_of=lambda *_: AllowAll(),
+        )  # fmt: skip
+
+
 @contextmanager
 def served(log: Log) -> Iterator[None]:
     """The log's control API and its leader, for readers in other threads."""
     Wires.log, Wires.loop = log, asyncio.get_running_loop()
     quotas = ReplayQuotas(ConfiguredLimits(-1, {}), ManualClock())
-    broker = SimpleNamespace(log=log, may=lambda *_: True, replay_quotas=quotas)
+    broker = Serving(log, quotas)
     Wires.app = create_app(cast(Any, broker))
     with (
         patch.object(http.client, "HTTPConnection", Connection),
@@ -438,9 +450,7 @@ async def asked(
 ) -> tuple[int, bytes]:
     """One request to the control API, from an address."""
     quotas = ReplayQuotas(ConfiguredLimits(-1, {}), ManualClock())
-    broker = SimpleNamespace(
-        log=log, may=lambda *_: True, replay_quotas=quotas, clock=ManualClock(), control_url=""
-    )
+    broker = Serving(log, quotas)
     path, _, query = url.partition("?")
     sent: list[dict[str, Any]] = []
 

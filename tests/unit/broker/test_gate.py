@@ -87,7 +87,9 @@ def fetched(reply: Any) -> list[tuple[str, bool]]:
 def test_everybody_may_do_everything_by_default(broker) -> None:
     assert isinstance(broker.gate, AllowAll)
     for operation in Operation:
-        assert broker.may(ANONYMOUS, operation, SECRET)
+        assert broker.gate_of(ANONYMOUS, "h").may(
+            ANONYMOUS, operation, Resource(ResourceType.TOPIC, SECRET)
+        )
 
 
 async def test_nothing_is_written_to_a_topic_that_is_denied(client, deny, batch) -> None:

@@ -75,7 +75,7 @@ class Lagging:
 
 async def test_lags_are_shown_up_to_a_bound_and_others_have_their_turn_meanwhile() -> None:
     broker = Lagging(MAX_LAGS + 5)
-    page = (await Health(cast(Any, broker)).metrics(cast(Any, None))).body.decode()
+    page = (await Health(cast(Any, broker)).metrics(cast(Any, None), cast(Any, None))).body.decode()
     assert 'catchwater_consumer_lag_records{group="g",partition="3",topic="t"} 7.0' in page
     assert page.count("catchwater_consumer_lag_records{") == MAX_LAGS
     assert "catchwater_consumer_lags_left_out 5.0" in page

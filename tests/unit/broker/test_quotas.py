@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from catchwater.broker import quotas as module
-from catchwater.broker.quotas import ConfiguredLimits, Quota, ReplayQuotas
+from catchwater.broker.quotas import MOST_DEBT_S, STEP_S, ConfiguredLimits, Quota, ReplayQuotas
 from catchwater.clock import ManualClock
 
 RATE = 1_000_000
@@ -117,6 +117,21 @@ def test_the_most_specific_name_decides() -> None:
     limits = ConfiguredLimits(10, {"User:a": 20, "client-id:nightly": 30, "client-id:free": -1})
     assert limits.quota("User:b", "x") == ("User:b", 10)
     assert limits.quota("User:a", "x") == ("User:a", 20)
-    assert limits.quota("User:a", "nightly") == ("client-id:nightly", 30)
+    assert limits.quota("User:ANONYMOUS", "nightly") == ("client-id:nightly", 30)
+    assert limits.quota("User:a", "nightly") == ("User:a client-id:nightly", 30), (
+        "who takes another's client id runs up their own debt"
+    )
     assert limits.quota("User:a", "free") is None
     assert ConfiguredLimits(-1, {}).quota("User:a", "") is None
+
+
+def test_nobody_can_run_up_a_debt_without_end() -> None:
+    clock = ManualClock()
+    quotas = ReplayQuotas(ConfiguredLimits(100, {}), clock)
+    granted = [quotas.grant(Quota("User:a", 100), 25) for _ in range(10_000)]
+    assert max(each.throttle_ms for each in granted) <= (MOST_DEBT_S + 2 * STEP_S) * 1000
+    assert sum(each.size_bytes for each in granted) <= 100 * (MOST_DEBT_S + 2 * STEP_S)
+    last = granted[-1]
+    assert last.size_bytes == 0 < last.throttle_ms
+    clock.advance(last.throttle_ms)
+    assert quotas.grant(Quota("User:a", 100), 25).size_bytes == 25

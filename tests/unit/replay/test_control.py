@@ -223,7 +223,7 @@ def test_staged_objects_have_a_place(api: Api, control: Control) -> None:
     assert control.objects_url() == "file:///data/objects"
 
 
-@pytest.mark.parametrize("url", ["", "h:9644", "https://h", "http://", "ftp://h"])
+@pytest.mark.parametrize("url", ["", "h:9644", "https://", "http://", "ftp://h"])
 def test_a_url_of_another_form_is_refused(url: str) -> None:
     with pytest.raises(CatchwaterError, match="control URL"):
         Control(url)
@@ -237,3 +237,28 @@ def test_a_plan_that_is_denied_is_not_asked_for_again(api: Api, control: Control
     assert caught.value.topic == "t"
     assert "READ" in (caught.value.hint or "")
     assert len(api.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://al%40ice:s%3Acret@h:9644", "Basic YWxAaWNlOnM6Y3JldA=="),
+        ("http://al%40ice:s%3Acret@127.0.0.1:9644", "Basic YWxAaWNlOnM6Y3JldA=="),
+        ("http://al%40ice:s%3Acret@203.0.113.9:9644", None),
+        ("https://h:9644", None),
+    ],
+)
+def test_a_login_goes_to_nobody_who_could_be_overheard(url: str, shown: str | None) -> None:
+    control = Control(url)
+    assert control._headers.get("authorization") == shown
+    assert "cret" not in control.url
+
+
+def test_the_keeper_of_a_quota_is_asked_by_the_same_user() -> None:
+    class Answering(Control):
+        def request(self, method: str, path: str, content: object = None) -> dict[str, Any]:
+            return {"ranges": [], "quota": {"bytes_per_s": 1, "url": "https://h:9645"}}
+
+    quota = Answering("https://alice:secret@h:9644").plan([Wanted("t", 0, 0, 1)]).quota
+    assert quota is not None
+    assert quota.keeper_url == "https://alice:secret@h:9645"

@@ -94,15 +94,13 @@ def _with_operations(
         topics = [
             topic
             if topic.error or topic.name is None
-            else topic._replace(
-                operations=broker.operations(call.principal, ResourceType.TOPIC, topic.name)
-            )
+            else topic._replace(operations=call.operations(ResourceType.TOPIC, topic.name))
             for topic in reply.topics
         ]
         reply = reply._replace(topics=topics)
     if getattr(request, "include_cluster_authorized_operations", False):
         may = call.may(_DESCRIBE_CLUSTER)
-        operations = broker.operations(call.principal, ResourceType.CLUSTER) if may else 0
+        operations = call.operations(ResourceType.CLUSTER) if may else 0
         reply = reply._replace(operations=operations)
     return reply
 

@@ -23,9 +23,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     for name in request.groups:
         fields = await _group(broker, call, name)
         if tells_operations and fields["error_code"] is ErrorCode.NONE:
-            fields["authorized_operations"] = broker.operations(
-                call.principal, ResourceType.GROUP, name
-            )
+            fields["authorized_operations"] = call.operations(ResourceType.GROUP, name)
         groups.append(fields)
     return {"groups": groups}
 

@@ -28,7 +28,7 @@ async def handle(broker: Broker, call: Call, request: Any) -> Fields:
     operations = OPERATIONS_NOT_ASKED
     if request.include_cluster_authorized_operations:
         may = call.may(_DESCRIBE)
-        operations = broker.operations(call.principal, ResourceType.CLUSTER) if may else 0
+        operations = call.operations(ResourceType.CLUSTER) if may else 0
     return error_fields(ErrorCode.NONE) | {
         "endpoint_type": endpoint_type,
         "cluster_id": broker.log.cluster_id,

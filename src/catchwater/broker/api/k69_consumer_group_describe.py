@@ -40,11 +40,7 @@ async def _group(
     if not all(call.may(_DESCRIBE_TOPIC, name) for name in _topics(group)):
         message = "The group has topics that the caller may not DESCRIBE."
         return _nothing(group_id, ErrorCode.TOPIC_AUTHORIZATION_FAILED, message)
-    operations = (
-        broker.operations(call.principal, ResourceType.GROUP, group_id)
-        if tells_operations
-        else None
-    )
+    operations = call.operations(ResourceType.GROUP, group_id) if tells_operations else None
     return {
         "error_code": ErrorCode.NONE,
         "error_message": None,

@@ -64,7 +64,7 @@ def _page(
             is_legal = is_legal_topic_name(name)
             unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             error = unknown if is_legal else ErrorCode.INVALID_TOPIC_EXCEPTION
-            operations = broker.operations(call.principal, ResourceType.TOPIC, name)
+            operations = call.operations(ResourceType.TOPIC, name)
             topics.append(_error(name, error) | {"topic_authorized_operations": operations})
             continue
         start = starts.get(name, 0)
@@ -96,9 +96,7 @@ def _topic(broker: Broker, call: Call, topic: Topic, indexes: range) -> dict[str
             }
             for index, leader in leaders.items()
         ],
-        "topic_authorized_operations": broker.operations(
-            call.principal, ResourceType.TOPIC, topic.name
-        ),
+        "topic_authorized_operations": call.operations(ResourceType.TOPIC, topic.name),
     }
 
 

@@ -21,6 +21,5 @@
 
 Every error is JSON: {"error": code, "message": sentence, "hint": sentence or null}. A plan for
 offsets that were deleted is answered 416 with the missing ranges, a topic that the gate denies 403.
-Bodies are bounded. The port binds loopback unless the configuration says otherwise, and has no
-authentication yet.
+Bodies are bounded. Every path declares what it asks (`entry`); users log in by HTTP Basic.
 """

@@ -16,11 +16,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from catchwater.broker.broker import Broker
+from catchwater.broker.control.entry import ByHandler, Caller, Free, OfCluster, entry
 from catchwater.broker.control.epochs import Epochs
 from catchwater.broker.control.pins import Pins
 from catchwater.broker.control.plans import Plans
 from catchwater.broker.control.replies import Refusal, find, http_error, json_reply, operating_error
-from catchwater.broker.gate import ANONYMOUS, ClusterDenied, Operation
+from catchwater.broker.gate import Operation
 from catchwater.broker.metrics import MAX_GROUPS, MAX_LAGS
 from catchwater.catalog.rows import PinState, Topic
 from catchwater.config import Address, CatchwaterError
@@ -38,18 +39,19 @@ class Health:
         self._measuring = asyncio.Lock()
 
     def routes(self) -> list[Route]:
+        describe = OfCluster(Operation.DESCRIBE)
         return [
-            Route("/healthz", self.healthz),
-            Route("/readyz", self.readyz),
-            Route("/metrics", self.metrics),
-            Route("/api/v1/cluster", self.cluster),
-            Route("/api/v1/storage", self.storage),
+            entry(self._broker, "/healthz", self.healthz, Free()),
+            entry(self._broker, "/readyz", self.readyz, Free()),
+            entry(self._broker, "/metrics", self.metrics, describe),
+            entry(self._broker, "/api/v1/cluster", self.cluster, describe),
+            entry(self._broker, "/api/v1/storage", self.storage, describe),
         ]
 
-    async def healthz(self, request: Request) -> Response:
+    async def healthz(self, request: Request, caller: Caller) -> Response:
         return json_reply({"status": "up"})
 
-    async def readyz(self, request: Request) -> Response:
+    async def readyz(self, request: Request, caller: Caller) -> Response:
         if self._broker.draining.is_set():
             raise Refusal(503, "NOT_READY", "The broker is stopping.")
         if self._log.has_failed:
@@ -58,7 +60,7 @@ class Health:
             raise Refusal(503, "NO_SESSION", "The broker's session is not renewed at the moment.")
         return json_reply({"status": "ready"})
 
-    async def metrics(self, request: Request) -> Response:
+    async def metrics(self, request: Request, caller: Caller) -> Response:
         async with self._measuring:  # two that ask at once do not cost twice as much at a time
             await self._measure_groups()
             return await self._page()
@@ -94,7 +96,7 @@ class Health:
                 lags.append((group_id, name, partition, max(0, end - commit.offset)))
         shown.members, shown.lags, shown.left_out = members, lags, left_out
 
-    async def cluster(self, request: Request) -> Response:
+    async def cluster(self, request: Request, caller: Caller) -> Response:
         session = self._log.session
         return json_reply(
             {
@@ -116,9 +118,7 @@ class Health:
             }
         )
 
-    async def storage(self, request: Request) -> Response:
-        if not self._broker.may_administer(ANONYMOUS, Operation.DESCRIBE):
-            raise ClusterDenied(ANONYMOUS, Operation.DESCRIBE)
+    async def storage(self, request: Request, caller: Caller) -> Response:
         return json_reply({"objects": self._log.objects.url()})
 
 
@@ -130,19 +130,22 @@ class Topics:
         self._log = broker.log
 
     def routes(self) -> list[Route]:
+        describe = ByHandler(Operation.DESCRIBE)
         return [
-            Route("/api/v1/topics", self.topics),
-            Route("/api/v1/topics/{topic}", self.topic),
+            entry(self._broker, "/api/v1/topics", self.topics, describe),
+            entry(self._broker, "/api/v1/topics/{topic}", self.topic, describe),
         ]
 
-    async def topics(self, request: Request) -> Response:
-        may = partial(self._broker.may, ANONYMOUS, Operation.DESCRIBE)
+    async def topics(self, request: Request, caller: Caller) -> Response:
+        may = partial(caller.may, Operation.DESCRIBE)
         return json_reply(
             {"topics": [_topic(topic) for topic in self._log.topics if may(topic.name)]}
         )
 
-    async def topic(self, request: Request) -> Response:
-        topic = await find(self._broker, request.path_params["topic"], Operation.DESCRIBE)
+    async def topic(self, request: Request, caller: Caller) -> Response:
+        name = request.path_params["topic"]
+        caller.check(Operation.DESCRIBE, name)
+        topic = await find(self._broker, name)
         places = {row.partition: row for row in await self._log.storage(topic.name)}
         states = [(index, self._log.state((topic.id, index))) for index in range(topic.partitions)]
         return json_reply(

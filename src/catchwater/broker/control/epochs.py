@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from catchwater.broker.broker import Broker
-from catchwater.broker.control import replies
+from catchwater.broker.control.entry import ByHandler, Caller, entry
 from catchwater.broker.control.replies import Refusal, json_reply, read_body
 from catchwater.broker.gate import Operation
 from catchwater.catalog.rows import EpochCommit
@@ -29,21 +29,22 @@ class Epochs:
 
     def routes(self) -> list[Route]:
         sink = "/api/v1/sinks/{pipeline}/{sink}"
+        epoch, shows = sink + "/epochs/{epoch:int}", ByHandler(Operation.DESCRIBE)
         return [
-            Route(sink, self.last_epoch),
-            Route(sink + "/epochs/{epoch:int}", self.epoch),
-            Route(sink + "/epochs/{epoch:int}", self.commit_epoch, methods=["PUT"]),
+            entry(self._broker, sink, self.last_epoch, shows),
+            entry(self._broker, epoch, self.epoch, shows),
+            entry(self._broker, epoch, self.commit_epoch, ByHandler(Operation.WRITE), "PUT"),
         ]
 
-    async def last_epoch(self, request: Request) -> Response:
+    async def last_epoch(self, request: Request, caller: Caller) -> Response:
         pipeline, sink = request.path_params["pipeline"], request.path_params["sink"]
         commit = await self._log.epochs.last(pipeline, sink)
         if commit is None:
             raise Refusal(404, "NO_EPOCH", f"Sink {sink} of {pipeline} has written no epoch yet.")
-        replies.check(self._broker, Operation.DESCRIBE, commit.topic)
+        caller.check(Operation.DESCRIBE, commit.topic)
         return json_reply(_epoch(commit))
 
-    async def epoch(self, request: Request) -> Response:
+    async def epoch(self, request: Request, caller: Caller) -> Response:
         path = request.path_params
         commit = await self._log.epochs.find(path["pipeline"], path["sink"], path["epoch"])
         if commit is None:
@@ -52,13 +53,14 @@ class Epochs:
                 "NO_EPOCH",
                 f"Sink {path['sink']} of {path['pipeline']} has not written epoch {path['epoch']}.",
             )
-        replies.check(self._broker, Operation.DESCRIBE, commit.topic)
+        caller.check(Operation.DESCRIBE, commit.topic)
         return json_reply(_epoch(commit))
 
-    async def commit_epoch(self, request: Request) -> Response:
+    async def commit_epoch(self, request: Request, caller: Caller) -> Response:
         body = await read_body(request, _EpochBody)
         path = request.path_params
-        replies.check(self._broker, Operation.WRITE, body.topic)
+        caller.check_pipeline(Operation.WRITE, path["pipeline"])
+        caller.check(Operation.WRITE, body.topic)
         await self._log.look_up([body.topic])
         commit = await self._log.epochs.commit(
             path["pipeline"], path["sink"], path["epoch"], body.topic, body.staged, body.checksum

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from catchwater.broker.broker import Broker
-from catchwater.broker.control import replies
+from catchwater.broker.control.entry import ByHandler, Caller, entry
 from catchwater.broker.control.replies import Refusal, json_reply, read_body
 from catchwater.broker.gate import Operation
 from catchwater.catalog.rows import Pin
@@ -43,29 +43,38 @@ class Pins:
         self._log = broker.log
 
     def routes(self) -> list[Route]:
+        one, reads = "/api/v1/pins/{id:path}", ByHandler(Operation.READ)
         return [
-            Route("/api/v1/pins", self.pins),
-            Route("/api/v1/pins/{id:path}", self.set_pin, methods=["PUT"]),
-            Route("/api/v1/pins/{id:path}", self.renew_pin, methods=["PATCH"]),
-            Route("/api/v1/pins/{id:path}", self.release_pin, methods=["DELETE"]),
+            entry(self._broker, "/api/v1/pins", self.pins, ByHandler(Operation.DESCRIBE)),
+            entry(self._broker, one, self.set_pin, reads, "PUT"),
+            entry(self._broker, one, self.renew_pin, reads, "PATCH"),
+            entry(self._broker, one, self.release_pin, reads, "DELETE"),
         ]
 
-    async def pins(self, request: Request) -> Response:
+    async def _check(self, caller: Caller, pin_id: str) -> None:
+        """Raise `Refusal` if there is such a pin and the caller may not READ all its topics.
+
+        The error does not name the topics, which the caller may not know.
+        """
+        for pin in await self._log.pins():
+            if pin.id == pin_id and not _may(caller, Operation.READ, pin):
+                message = f"{caller.principal} may not READ all topics of the pin {pin_id}."
+                raise Refusal(403, "TOPIC_AUTHORIZATION_FAILED", message)
+
+    async def pins(self, request: Request, caller: Caller) -> Response:
         pins = [
-            _pin(pin)
-            for pin in await self._log.pins()
-            if replies.may_pin(self._broker, Operation.DESCRIBE, pin)
+            _pin(pin) for pin in await self._log.pins() if _may(caller, Operation.DESCRIBE, pin)
         ]
         return json_reply({"pins": pins})
 
-    async def set_pin(self, request: Request) -> Response:
+    async def set_pin(self, request: Request, caller: Caller) -> Response:
         body = await read_body(request, _PinBody)
         _check_name("id", request.path_params["id"])
         _check_name("owner", body.owner)
         positions = {(p.topic, p.partition): p.offset for p in body.positions}
-        await replies.check_pin(self._broker, request)
+        await self._check(caller, request.path_params["id"])
         for topic, _ in positions:
-            replies.check(self._broker, Operation.READ, topic)
+            caller.check(Operation.READ, topic)
         now_ms = self._broker.clock.now_ms()
         pin = Pin(
             request.path_params["id"],
@@ -78,21 +87,26 @@ class Pins:
         await self._log.set_pin(pin)
         return json_reply(_pin(pin))
 
-    async def renew_pin(self, request: Request) -> Response:
+    async def renew_pin(self, request: Request, caller: Caller) -> Response:
         body = await read_body(request, _LeaseBody)
         pin_id = request.path_params["id"]
-        await replies.check_pin(self._broker, request)
+        await self._check(caller, request.path_params["id"])
         pin = await self._log.renew_pin(pin_id, self._broker.clock.now_ms() + body.lease_ms)
         if pin is None:
             message = f"There is no pin {pin_id} that still holds anything."
             raise Refusal(404, "UNKNOWN_PIN", message)
         return json_reply(_pin(pin))
 
-    async def release_pin(self, request: Request) -> Response:
-        await replies.check_pin(self._broker, request)
+    async def release_pin(self, request: Request, caller: Caller) -> Response:
+        await self._check(caller, request.path_params["id"])
         if not await self._log.release_pin(request.path_params["id"]):
             raise Refusal(404, "UNKNOWN_PIN", f"There is no pin {request.path_params['id']}.")
         return json_reply({"released": request.path_params["id"]})
+
+
+def _may(caller: Caller, operation: Operation, pin: Pin) -> bool:
+    """Whether the caller may do this with all topics of the pin."""
+    return all(caller.may(operation, topic) for topic in {topic for topic, _ in pin.positions})
 
 
 def _check_name(what: str, name: str) -> None:

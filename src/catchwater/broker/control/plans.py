@@ -26,8 +26,9 @@ from starlette.routing import Route
 
 from catchwater.broker.broker import Broker
 from catchwater.broker.control import replies
+from catchwater.broker.control.entry import ByHandler, ByUrl, Caller, Free, entry
 from catchwater.broker.control.replies import Refusal, json_reply, read_body
-from catchwater.broker.gate import ANONYMOUS, Operation
+from catchwater.broker.gate import Operation
 from catchwater.broker.quotas import Grant
 from catchwater.hosts import HERE, nearest
 from catchwater.log.read.planner import CommittedPlan, PlanRange
@@ -72,14 +73,15 @@ class Plans:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/api/v1/plans", self.plan, methods=["POST"]),
-            Route("/api/v1/bytes/{object:path}", self._bytes.read),
-            Route("/api/v1/grants", self.grant, methods=["POST"]),
+            entry(self._broker, "/api/v1/plans", self.plan, ByHandler(Operation.READ), "POST"),
+            entry(self._broker, "/api/v1/bytes/{object:path}", self._bytes.read, ByUrl()),
+            entry(self._broker, "/api/v1/grants", self.grant, Free(), "POST"),
         ]
 
-    async def plan(self, request: Request) -> Response:
+    async def plan(self, request: Request, caller: Caller) -> Response:
         body = await read_body(request, _PlanBody)
-        topic = await replies.find(self._broker, body.topic, Operation.READ)
+        caller.check(Operation.READ, body.topic)
+        topic = await replies.find(self._broker, body.topic)
         for wanted in body.ranges:
             if not 0 <= wanted.partition < topic.partitions:
                 raise Refusal(
@@ -104,21 +106,22 @@ class Plans:
                 "high_watermark": {str(p): state.high_watermark for p, state in states.items()},
             }
             | more
-            | self._quota(body.client_id),
+            | self._quota(caller, body.client_id),
         )
 
-    def _quota(self, client_id: str) -> dict[str, Any]:
+    def _quota(self, caller: Caller, client_id: str) -> dict[str, Any]:
         """The quota that applies to the reader of a plan, if there is one."""
-        quota = self._broker.replay_quotas.limits.quota(ANONYMOUS, client_id)
+        quota = self._broker.replay_quotas.limits.quota(caller.principal, client_id)
         if quota is None:
             return {}
         url = self._broker.keeper_url(quota.account)
         return {"quota": {"bytes_per_s": quota.bytes_per_s, "url": url}}
 
-    async def grant(self, request: Request) -> Response:
+    async def grant(self, request: Request, caller: Caller) -> Response:
+        """Asks nothing of the gate: everybody spends what is their own."""
         body = await read_body(request, _GrantBody)
         quotas = self._broker.replay_quotas
-        quota = quotas.limits.quota(ANONYMOUS, body.client_id)
+        quota = quotas.limits.quota(caller.principal, body.client_id)
         grant = Grant(body.bytes, 0) if quota is None else quotas.grant(quota, body.bytes)
         self._broker.metrics.replay_granted_bytes.inc(grant.size_bytes)
         self._broker.metrics.replay_throttled_seconds.inc(grant.throttle_ms / 1000)
@@ -146,7 +149,7 @@ class Bytes:
         url = f"{self._broker.control_url}/api/v1/bytes/{quote(each.object)}?{query}"
         return replace(each, url=url, parquet="")
 
-    async def read(self, request: Request) -> Response:
+    async def read(self, request: Request, caller: Caller) -> Response:
         """Exactly the bytes that the URL was given for, whatever `Range` says."""
         query = request.query_params
         try:

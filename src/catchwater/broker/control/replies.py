@@ -1,8 +1,7 @@
-"""Parsing bodies, encoding replies and errors, and the checks of the gate.
+"""Parsing bodies, encoding replies and errors.
 
 Promises that a body is bounded and of the requested type, and that every error has a code, a
-sentence and, if there is one, a hint. The control API has no authentication yet: every caller is
-`ANONYMOUS` to the gate.
+sentence and, if there is one, a hint.
 """
 
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from catchwater.broker.broker import Broker
-from catchwater.broker.gate import ANONYMOUS, ClusterDenied, Operation, TopicDenied
+from catchwater.broker.gate import ClusterDenied, TopicDenied
 from catchwater.catalog.errors import (
     CatalogFull,
     CatalogUnavailable,
@@ -24,7 +23,7 @@ from catchwater.catalog.errors import (
     TopicExists,
     TopicUnknown,
 )
-from catchwater.catalog.rows import Pin, Topic
+from catchwater.catalog.rows import Topic
 from catchwater.config import CatchwaterError
 from catchwater.log.core import RangeMissing
 from catchwater.log.read.history import PlanTooLarge
@@ -100,7 +99,10 @@ async def operating_error(request: Request, error: Exception) -> Response:
     """The reply to an error that a handler raised; each class has its status and code."""
     assert isinstance(error, CatchwaterError)
     if isinstance(error, Refusal):
-        return _error(error.status, error.code, str(error), error.hint)
+        reply = _error(error.status, error.code, str(error), error.hint)
+        if error.status == 401:
+            reply.headers["www-authenticate"] = 'Basic realm="catchwater", charset="UTF-8"'
+        return reply
     if isinstance(error, RangeMissing):
         missing = [{"partition": p, "start": s, "end": e} for p, s, e in error.missing]
         return _error(416, "OFFSET_OUT_OF_RANGE", str(error), error.hint, missing=missing)
@@ -110,36 +112,11 @@ async def operating_error(request: Request, error: Exception) -> Response:
     return _error(status, code, str(error), error.hint)
 
 
-def check(broker: Broker, operation: Operation, topic: str) -> None:
-    """Raise `TopicDenied` if the gate denies the caller this operation."""
-    if not broker.may(ANONYMOUS, operation, topic):
-        raise TopicDenied(ANONYMOUS, operation, topic)
-
-
-def may_pin(broker: Broker, operation: Operation, pin: Pin) -> bool:
-    """Whether the gate lets the caller do this to all topics of the pin."""
-    topics = {topic for topic, _ in pin.positions}
-    return all(broker.may(ANONYMOUS, operation, topic) for topic in topics)
-
-
-async def check_pin(broker: Broker, request: Request) -> None:
-    """Raise `Refusal` if there is such a pin and the caller may not READ all its topics.
-
-    The error does not name the topics, which the caller may not know.
-    """
-    pin_id = request.path_params["id"]
-    for pin in await broker.log.pins():
-        if pin.id == pin_id and not may_pin(broker, Operation.READ, pin):
-            message = f"{ANONYMOUS} may not READ all topics of the pin {pin_id}."
-            raise Refusal(403, "TOPIC_AUTHORIZATION_FAILED", message)
-
-
-async def find(broker: Broker, name: str, operation: Operation) -> Topic:
+async def find(broker: Broker, name: str) -> Topic:
     """The topic, with its partitions' states read anew from a shared catalog.
 
-    Raises `TopicDenied` before looking whether the topic exists.
+    Raises `TopicUnknown`; that the caller may know of it is checked before.
     """
-    check(broker, operation, name)
     await broker.log.look_up([name])
     topic = broker.log.topics.find(name)
     await broker.log.refresh((topic.id, index) for index in range(topic.partitions))

@@ -17,7 +17,7 @@ before Spark commits it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -104,7 +104,7 @@ class PackedPartition(InputPartition):  # type: ignore[misc]
 
     index: int
     task: Task
-    control_url: str | None
+    control_url: str | None = field(repr=False)
     heads: list[Row]
     of_tables: bool = False
 

@@ -406,7 +406,7 @@ def read_records(
     if not wanted:
         return
     settings = ReadSettings(
-        "", _COLUMNS, control_url=control.url, locations=tuple(control.locations)
+        "", _COLUMNS, control_url=control.location, locations=tuple(control.locations)
     )
     for each in slices_of(wanted, control.plan(wanted).ranges):
         for batch in read_task(Task((each,)), settings):

@@ -1,0 +1,153 @@
+"""The one door of the control API: whose request it is, and whether its path may be asked at all.
+
+Every path is an `Entry` and declares what it asks, as the APIs of the Kafka port do; the handler
+gets a `Caller`, and has nothing else to ask the gate with. Whoever shows no password is
+`User:ANONYMOUS`, for whom there may be rules. A password (HTTP Basic) is one of the users that
+log in at the Kafka port.
+
+A browser on this machine must not be made to ask for others (DNS rebinding): the `Host` of a
+request is an address, `localhost`, or a name of this broker.
+"""
+
+import asyncio
+import base64
+import binascii
+import socket
+from collections.abc import Awaitable, Callable
+from ipaddress import ip_address
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from catchwater.broker.broker import Broker
+from catchwater.broker.control.replies import Refusal
+from catchwater.broker.gate import (
+    ANONYMOUS,
+    THE_CLUSTER,
+    ClusterDenied,
+    Gate,
+    Operation,
+    Resource,
+    ResourceType,
+    TopicDenied,
+)
+from catchwater.wire.security.verifiers import NotProved
+
+
+class Caller(NamedTuple):
+    """Who asks, and what lets them do it."""
+
+    principal: str
+    gate: Gate
+
+    def may(self, operation: Operation, topic: str) -> bool:
+        """Whether the caller may do this with the topic, which need not exist."""
+        return self.may_with(operation, Resource(ResourceType.TOPIC, topic))
+
+    def may_with(self, operation: Operation, resource: Resource) -> bool:
+        """Whether the caller may do this."""
+        return self.gate.may(self.principal, operation, resource)
+
+    def check(self, operation: Operation, topic: str) -> None:
+        """Raise `TopicDenied` unless the caller may do this with the topic."""
+        if not self.may(operation, topic):
+            raise TopicDenied(self.principal, operation, topic)
+
+    def check_cluster(self, operation: Operation) -> None:
+        """Raise `ClusterDenied` unless the caller may do this with the cluster."""
+        if not self.may_with(operation, THE_CLUSTER):
+            raise ClusterDenied(self.principal, operation)
+
+    def check_pipeline(self, operation: Operation, pipeline: str) -> None:
+        """Raise `Refusal` unless the caller may act as this pipeline.
+
+        To the gate it is the transactional id of its name: who writes under it shuts others out.
+        """
+        if not self.may_with(operation, Resource(ResourceType.TRANSACTIONAL_ID, pipeline)):
+            message = f"{self.principal} may not {operation} as the pipeline {pipeline}."
+            raise Refusal(403, "TRANSACTIONAL_ID_AUTHORIZATION_FAILED", message)
+
+
+class Free:
+    """The path says, and spends, only what is everybody's or the caller's own."""
+
+
+class OfCluster(NamedTuple):
+    """The path asks for this with the cluster."""
+
+    operation: Operation
+
+
+class ByHandler(NamedTuple):
+    """The handler asks for this with each topic, pin or pipeline that it meets."""
+
+    operation: Operation
+
+
+class ByUrl:
+    """The URL itself is the permission."""
+
+
+Asks = Free | OfCluster | ByHandler | ByUrl
+Handle = Callable[[Request, Caller], Awaitable[Response]]
+
+
+def entry(broker: Broker, path: str, handle: Handle, asks: Asks, method: str = "GET") -> Route:
+    """A path, and what it asks before its handler is called."""
+    names = _names(broker)
+
+    async def serve(request: Request) -> Response:
+        _check_host(request, names)
+        caller = await _caller(broker, request, asks)
+        try:
+            if isinstance(asks, OfCluster):
+                caller.check_cluster(asks.operation)
+            return await handle(request, caller)
+        except (TopicDenied, ClusterDenied, Refusal) as denied:
+            is_denied = not isinstance(denied, Refusal) or denied.status == 403
+            if is_denied and broker.guard is not None and caller.principal == ANONYMOUS:
+                raise Refusal(401, "NOT_AUTHENTICATED", f"{denied} Log in to do it.") from denied
+            raise
+
+    return Route(path, serve, methods=[method])
+
+
+async def _caller(broker: Broker, request: Request, asks: Asks) -> Caller:
+    shown = request.headers.get("authorization")
+    host = request.client.host if request.client else ""
+    guard = broker.guard
+    if guard is None or shown is None or isinstance(asks, ByUrl):
+        return Caller(ANONYMOUS, broker.gate_of(ANONYMOUS, host))
+    kind, _, token = shown.partition(" ")
+    try:
+        user, colon, password = base64.b64decode(token, validate=True).decode().partition(":")
+        if kind.lower() != "basic" or not colon:
+            raise NotProved("Users log in by HTTP Basic.")
+        await asyncio.to_thread(guard.check_password, user, password)
+    except (binascii.Error, ValueError, NotProved) as error:
+        message = "User name or password is wrong."
+        raise Refusal(401, "NOT_AUTHENTICATED", message) from error
+    principal = f"User:{user}"
+    return Caller(principal, broker.gate_of(principal, host))
+
+
+def _names(broker: Broker) -> frozenset[str]:
+    """The names by which clients may call this broker."""
+    more = (each.strip() for each in broker.config.catchwater_control_hosts.split(","))
+    ours = (broker.config.catchwater_control_listener.host, broker.kafka_address.host)
+    url = urlsplit(broker.control_url).hostname or ""
+    return frozenset(map(str.lower, (*more, *ours, url, socket.gethostname(), "localhost", "")))
+
+
+def _check_host(request: Request, names: frozenset[str]) -> None:
+    host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    if host.lower() in names:
+        return
+    try:
+        ip_address(host.partition("%")[0])
+    except ValueError:
+        message = f"This broker is not called {host[:100]!r}; see catchwater.control.hosts."
+        raise Refusal(421, "NOT_THIS_HOST", message) from None

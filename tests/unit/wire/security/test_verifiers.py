@@ -1,0 +1,105 @@
+"""SCRAM from the server's side, against the client's and the RFC's examples."""
+
+import base64
+
+import pytest
+
+from catchwater.wire.security.sasl import Scram
+from catchwater.wire.security.verifiers import (
+    HASHES,
+    NotProved,
+    ScramServer,
+    check_password,
+    verifier,
+    verifiers,
+)
+
+USERS = {"al=i,ce": verifiers("secret"), "bob": verifiers("other")}
+
+
+def converse(mechanism: str, user: str, password: str) -> ScramServer:
+    client, server = Scram(mechanism, user, password, "cn"), ScramServer(mechanism, USERS, "sn")
+    client.verify(server.final(client.final(server.first(client.first()))))
+    return server
+
+
+@pytest.mark.parametrize("mechanism", HASHES)
+def test_both_sides_prove_what_they_know(mechanism: str) -> None:
+    assert converse(mechanism, "al=i,ce", "secret").user == "al=i,ce"
+
+
+@pytest.mark.parametrize("mechanism", HASHES)
+@pytest.mark.parametrize(
+    ("user", "password"), [("bob", "secret"), ("nobody", "secret"), ("bob", "")]
+)
+def test_whoever_does_not_know_the_password_is_not_told_why(
+    mechanism: str, user: str, password: str
+) -> None:
+    with pytest.raises(NotProved, match="User name or password is wrong"):
+        converse(mechanism, user, password)
+
+
+def test_the_example_of_rfc_7677_is_answered() -> None:
+    salt = base64.b64decode("W22ZaJ0SNY7soEsUEjb6gQ==")
+    users = {"user": {"SCRAM-SHA-256": verifier("SCRAM-SHA-256", "pencil", salt, 4096)}}
+    server = ScramServer("SCRAM-SHA-256", users, "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0")
+    first = server.first(b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO")
+    nonce = "rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
+    assert first.decode() == f"r={nonce},s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
+    proof = "dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
+    final = server.final(f"c=biws,r={nonce},p={proof}".encode())
+    assert final == b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
+
+
+def test_a_user_that_is_not_there_always_has_the_same_salt() -> None:
+    def first(user: str) -> bytes:
+        return ScramServer("SCRAM-SHA-256", USERS, "sn").first(f"n,,n={user},r=cn".encode())
+
+    assert first("nobody") == first("nobody") != first("somebody")
+    assert len(first("nobody")) == len(first("bob"))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"\xff",
+        b"n,,",
+        b"n,,n=a",
+        b"n,,r=x,n=a",
+        b"n,,n=,r=x",
+        b"p=tls,,n=a,r=x",
+        b"n,,m=1,n=a,r=x",
+    ],
+)
+def test_what_is_no_first_message_is_refused(message: bytes) -> None:
+    with pytest.raises(NotProved):
+        ScramServer("SCRAM-SHA-256", USERS, "sn").first(message)
+
+
+def test_a_proof_for_another_conversation_is_refused() -> None:
+    client = Scram("SCRAM-SHA-256", "bob", "other", "cn")
+    proof = client.final(ScramServer("SCRAM-SHA-256", USERS, "old").first(client.first()))
+    again = ScramServer("SCRAM-SHA-256", USERS, "new")
+    again.first(client.first())
+    with pytest.raises(NotProved):
+        again.final(proof)
+    again = ScramServer("SCRAM-SHA-256", USERS, "new")
+    again.first(client.first())
+    with pytest.raises(NotProved):
+        again.final(proof.replace(b"cnold", b"cnnew"))
+
+
+@pytest.mark.parametrize("proof", [b"", b"c=biws,r=cnsn,p=", b"c=biws,r=cnsn,p=!", b"p=AAAA"])
+def test_what_is_no_proof_is_refused(proof: bytes) -> None:
+    server = ScramServer("SCRAM-SHA-256", USERS, "sn")
+    server.first(b"n,,n=bob,r=cn")
+    with pytest.raises(NotProved):
+        server.final(proof)
+
+
+def test_a_password_is_checked_against_what_is_kept() -> None:
+    check_password(USERS["bob"], "bob", "other")
+    for user, password in (("bob", "wrong"), ("nobody", "other"), ("bob", "")):
+        with pytest.raises(NotProved, match="User name or password is wrong"):
+            check_password(USERS.get(user), user, password)
