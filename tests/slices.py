@@ -59,7 +59,9 @@ SLICES: dict[str, Slice] = {
     "slow-operator-lives": Slice((_slow(*_e2e("operator_lives")),)),
     "slow-states": Slice((_slow(*_e2e("large_state", "peak", "state_faults")),)),
     "slow-lives": Slice((_slow(*_e2e("sink_lives", "ways_back", "rebuild_steps", "readiness")),)),
-    "slow-runs": Slice((_slow(*_e2e("pipeline", "sinks", "supervisor", "versions", "calls")),)),
+    "slow-runs": Slice(
+        (_slow(*_e2e("pipeline", "one_url", "sinks", "supervisor", "versions", "calls")),)
+    ),
     "slow-sink-away": Slice((_slow(*_e2e("slow_sink")),)),
     "slow-examples": Slice(
         (_slow("examples", *_e2e("examples", "demo", "backfill", "history_corpus")),)
