@@ -34,6 +34,11 @@ class Event(NamedTuple):
     at: int
 
 
+def partition_of(key: bytes, partitions: int) -> int:
+    """Where the events of this key go."""
+    return crc32(key) % partitions
+
+
 class Feeder:
     """One idempotent producer for one topic; the same key always goes to the same partition."""
 
@@ -55,7 +60,7 @@ class Feeder:
     def _send(self, events: list[Event]) -> None:
         records: list[list[Record]] = [[] for _ in self._sequences]
         for event in events:
-            partition = crc32(event.key) % len(records)
+            partition = partition_of(event.key, len(records))
             records[partition].append((event.key, event.value, event.at, ()))
         batches = []
         for partition, chosen in enumerate(records):

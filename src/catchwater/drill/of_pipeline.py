@@ -9,19 +9,19 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
 import msgspec
 
-from catchwater.drill.feeder import Event, Feed
+from catchwater.drill.feeder import Event, Feed, partition_of
 from catchwater.drill.job import FUNCTION, NAME, write_function
 from catchwater.drill.journal import processes_of
 from catchwater.drill.processes import Child
 from catchwater.drill.result import Finding, Workload, at_most, foretold
-from catchwater.drill.rows import differences
+from catchwater.drill.rows import differences, read_rows
 from catchwater.drill.scene import Scene
 from catchwater.drill.stage import PARTITIONS, Job, Stage
 from catchwater.drill.workload import Payment, Recipe, payments, totals
@@ -54,8 +54,10 @@ class Play:
             job, scene.platform, scene.folder, scene.children, scene.clock, marks=scene.marks
         )
         self._feed: Feed | None = None
-        self._fault_s = 0.0
+        self._fault_s = self.took_s = 0.0
         self._promised: Contract | None = None
+        self.count = 0
+        """How many payments were fed, once no more come."""
 
     @property
     def checkpoint(self) -> Path:
@@ -101,20 +103,23 @@ class Play:
             self._promised = load_contract(self.checkpoint, checkpoint)
         self._fault_s = self.scene.clock.monotonic_s()
 
-    def catch_up(self, pipeline: Child, estimate: tuple[float, float, float] | None = None) -> None:
-        """Wait for the restore to be over, and say how long it took."""
+    def catch_up(self, pipeline: Child, what: str = "restore") -> None:
+        """Wait for it to be over, and say how long it took since the fault."""
         entries = [entry for entry in map(self._ledger.read, self._ledger.epochs()) if entry]
         self.scene.tell("waiting until it has caught up")
         self.stage.wait_until_caught_up(pipeline, near_s(entries))
-        took = round(self.scene.clock.monotonic_s() - self._fault_s, 2)
-        self.scene.restore_s = took
-        self.scene.find(at_most("restore", took, self.scene.budget.restore_s, "s"))
+        self.took_s = round(self.scene.clock.monotonic_s() - self._fault_s, 2)
+        self.scene.find(at_most(what, self.took_s, self.scene.budget.restore_s, "s"))
+
+    def restored(self, pipeline: Child, estimate: tuple[float, float, float] | None = None) -> None:
+        """The same of a restore, which the contract has foretold; of an older one, `estimate`."""
+        self.catch_up(pipeline)
         told = self._promised.restore if self._promised else None
         low, seconds, high = estimate or (
             (told.low_s, told.seconds, told.high_s) if told else (None, None, None)
         )
-        self.scene.estimate_s = seconds
-        self.scene.find(foretold(took, low, high))
+        self.scene.restore_s, self.scene.estimate_s = self.took_s, seconds
+        self.scene.find(foretold(self.took_s, low, high))
 
     @property
     def _ledger(self) -> Ledger:
@@ -140,7 +145,7 @@ class Play:
     def judge(self, pipeline: Child) -> None:
         """Let it read to the end, stop it, and compare its sink with what should be in it."""
         scene, stage = self.scene, self.stage
-        count = self.end_feed()
+        self.count = count = self.end_feed()
         scene.tell("reading to the end")
         stage.wait_until_reached(pipeline, stage.ends())
         pipeline.stop()
@@ -180,7 +185,7 @@ def kill_driver(scene: Scene) -> None:
     driver = holder(play.checkpoint) or 0
     play.promise()
     scene.fault(f"kill -9 of the driver, process {driver}", lambda: _kill([driver]))
-    play.catch_up(pipeline)
+    play.restored(pipeline)
     if driver and holder(play.checkpoint) in (driver, None):
         scene.unseen("another driver", "the same process works on, or none does")
     play.judge(pipeline)
@@ -199,7 +204,7 @@ def kill_task(scene: Scene) -> None:
     pipeline.wait_until(found, "had any Python worker", PATIENCE_S)
     play.promise()
     scene.fault(f"kill -9 of {len(workers)} Python workers", lambda: _kill(workers))
-    play.catch_up(pipeline)
+    play.restored(pipeline)
     play.judge(pipeline)
 
 
@@ -217,7 +222,7 @@ def lose_machine(scene: Scene) -> None:
     scene.fault("kill -9 of all processes of the pipeline; its local state is deleted", lose)
     scene.manual("start the pipeline on another machine: catchwater pipeline run FILE")
     pipeline = play.stage.start_pipeline(supervised=True)
-    play.catch_up(pipeline)
+    play.restored(pipeline)
     play.judge(pipeline)
 
 
@@ -228,7 +233,7 @@ def redeploy_at_peak(scene: Scene) -> None:
     play.promise()
     scene.fault("SIGTERM to the pipeline, and a new start", pipeline.stop)
     pipeline = play.stage.start_pipeline(supervised=True)
-    play.catch_up(pipeline)
+    play.restored(pipeline)
     play.judge(pipeline)
 
 
@@ -240,7 +245,7 @@ def older_checkpoint(scene: Scene) -> None:
     scene.manual("catchwater pipeline stop FILE")
     pipeline.stop()
     file = str(play.stage.file)
-    told = json.loads(scene.catchwater("recovery", "explain", file, "--json"))
+    told = json.loads(scene.catchwater("recovery", "explain", file, "--json"))["checkpoints"]
     oldest = next((row for row in told if row["restorable"]), None)
     if oldest is None:
         scene.unseen("an older checkpoint", "none can be restored")
@@ -257,7 +262,7 @@ def older_checkpoint(scene: Scene) -> None:
     scene.manual(f"catchwater recovery restore FILE --checkpoint {number} --yes")
     scene.manual("catchwater pipeline run FILE")
     pipeline = play.stage.start_pipeline(supervised=True)
-    play.catch_up(pipeline, play.estimate_of(oldest["restore_s"]))
+    play.restored(pipeline, play.estimate_of(oldest["restore_s"]))
     play.judge(pipeline)
 
 
@@ -267,7 +272,6 @@ def backfill_live(scene: Scene) -> None:
     pipeline = play.begin()
     topic = scene.topic("totals-again")
     ends = play.stage.ends()
-    play.promise()
     variables = {"CATCHWATER_SINK__ALERTS__TOPIC": topic}
 
     def backfill() -> None:
@@ -277,10 +281,16 @@ def backfill_live(scene: Scene) -> None:
         )  # fmt: skip
 
     scene.fault(f"a backfill of {sum(ends.values())} records or more", backfill)
-    play.catch_up(pipeline)
-    again = _backfilled(play, topic)
+    play.promise()
+    play.catch_up(pipeline, "caught up beside the backfill")
     play.judge(pipeline)
-    scene.find(at_most("rows of the backfill that differ", again, 0, "rows"))
+    with play.stage.client() as client:
+        rows = read_rows(client, topic)
+    # It ends where the log did when it began: behind these ends, in each partition elsewhere.
+    least = totals(_before(play, ends))
+    most = totals(play.fed(play.count))
+    scene.find(at_most("rows the backfill lacks", (least - rows).total(), 0, "rows"))
+    scene.find(at_most("rows of the backfill too many", (rows - most).total(), 0, "rows"))
 
 
 def rollback_version(scene: Scene) -> None:
@@ -291,6 +301,7 @@ def rollback_version(scene: Scene) -> None:
     pipeline.stop()
     write_function(scene.folder, version=2, keep_bytes=play.keep_bytes)
     scene.catchwater("pipeline", "upgrade", file, "--to", "2", "--yes")
+    play.stage.watch.look()
     before = play.stage.watch.committed
 
     def run_bad_version() -> None:
@@ -302,6 +313,9 @@ def rollback_version(scene: Scene) -> None:
 
         bad.wait_until(written, "written anything", PATIENCE_S)
         bad.stop()
+        fed = play.fed(sum(play.stage.ends().values()))
+        if not differences(totals(fed), play.stage.rows())[1]:
+            scene.unseen("a bad version", "none of its rows was wrong")
 
     scene.fault("version 2 counts a cent too many, and writes", run_bad_version)
     play.promise()
@@ -310,19 +324,18 @@ def rollback_version(scene: Scene) -> None:
     write_function(scene.folder, version=1, keep_bytes=play.keep_bytes)
     scene.manual("catchwater pipeline run FILE, with the code of version 1")
     pipeline = play.stage.start_pipeline(supervised=True)
-    play.catch_up(pipeline)
+    play.catch_up(pipeline, "rolled back and caught up")
     play.judge(pipeline)
 
 
-def _backfilled(play: Play, topic: str) -> int:
-    """Rows of a backfill that are not those of the payments it read."""
-    from catchwater.drill.rows import read_rows
-
-    with play.stage.client() as client:
-        rows = read_rows(client, topic)
-    # It ends where the log did when it began: in each partition at another payment.
-    expected = totals(play.fed(rows.total() * 2 + 1))
-    return (rows - expected).total()
+def _before(play: Play, ends: Mapping[int, int]) -> Iterator[Payment]:
+    """The payments that lie before these ends of their partitions."""
+    counts = dict.fromkeys(ends, 0)
+    for payment in play.fed(play.count):
+        partition = partition_of(payment.card.encode(), len(ends))
+        counts[partition] += 1
+        if counts[partition] <= ends[partition]:
+            yield payment
 
 
 def _workers(run: str) -> list[int]:
@@ -353,6 +366,3 @@ def _kill(pids: list[int]) -> None:
     for pid in filter(None, pids):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-Run = Callable[[Scene], None]
