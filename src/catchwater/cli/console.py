@@ -103,11 +103,11 @@ def load_here(file: Path) -> "PipelineConfig":
     """What the file says, and the checkpoint that it goes on from. Raises `ConfigError`."""
     from catchwater.recovery.handover import current
 
-    config = _read(file)
+    config = declared_here(file)
     return replace(config, checkpoint=current(config.checkpoint))
 
 
-def _read(file: Path) -> "PipelineConfig":
+def declared_here(file: Path) -> "PipelineConfig":
     """`pipeline.toml` with this environment over it, or `cards.py:pipeline`, which Python makes."""
     script, colon, name = str(file).rpartition(":")
     if colon and script.endswith(".py"):
@@ -130,7 +130,7 @@ def look_here(file: Path) -> "tuple[PipelineConfig, Look]":
     from catchwater.recovery.handover import find_current
     from catchwater.recovery.intact import look
 
-    config = _read(file)
+    config = declared_here(file)
     checkpoint, _ = find_current(config.checkpoint)
     readers = (
         identity.read, versions.load, backfill.begun, read_supervision,

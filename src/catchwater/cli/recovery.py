@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from catchwater.recovery.contract import PartitionTail
     from catchwater.recovery.explain import Account
     from catchwater.recovery.intact import Look
+    from catchwater.recovery.reprocess import Letters
 
 app = noun()
 
@@ -181,6 +182,71 @@ def restore(
     rewind(config.checkpoint, checkpoint, tails)
     talk(f"checkpoint {checkpoint} is the newest now; start the pipeline: "
          f"catchwater pipeline run {file}")  # fmt: skip
+
+
+@app.command()
+def reprocess(
+    file: PipelineFile,
+    skip_gone: Annotated[
+        bool, typer.Option("--skip-gone", help="Also if the log has deleted some of them.")
+    ] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Send dead letters again, after a fix: each goes once to the partition it came from.
+
+    The pipeline may run meanwhile. If it is cut short, the same command goes on; letters that were
+    sent before are not sent again. A range of the input is run again by `pipeline backfill`.
+    Exit 5 if the log has deleted letters that were not sent yet.
+    """
+    from contextlib import closing
+
+    from catchwater.cli.console import declared_here, open_here
+    from catchwater.clock import SYSTEM
+    from catchwater.recovery.folder import lock
+    from catchwater.recovery.remote import refuse_url
+    from catchwater.recovery.reprocess import NoDeadLetters, Reprocessing
+    from catchwater.wire.client import Client
+
+    pipeline = open_here(file)
+    letters = pipeline.config.dead_letter
+    if letters is None or letters.kind != "log":
+        has = "none" if letters is None else f"them in a {letters.kind} sink"
+        raise NoDeadLetters(
+            f"Dead letters are sent again from a topic of the pipeline's own log; it has {has}.",
+            hint="A range of the input is run again by: catchwater pipeline backfill FILE.",
+        )
+    folder = declared_here(file).checkpoint
+    refuse_url(folder, "Sending dead letters again")
+    options = pipeline.options
+    client = Client(options.bootstrap, clock=SYSTEM, security=options.security)
+    with closing(client), lock(folder, name="reprocess.lock", wait_s=0):
+        work = Reprocessing(client, folder, letters.options.topic, options.topics)
+        found = work.find(skip_gone=skip_gone)
+        if not as_json:
+            _show_letters(found)
+        targets = ", ".join(f"{count} to {topic}" for topic, count in found.by_topic.items())
+        plan = f"send {spaced(len(found.letters))} dead letters again: {targets or 'none'}"
+        sent = 0
+        if found.letters and agreed(plan, dry_run=dry_run, yes=yes):
+            sent = work.send(found)
+    if as_json:
+        print_json({
+            "found": len(found.letters), "sent": sent, "skipped": found.skipped,
+            "by_topic": found.by_topic, "by_error": found.by_error,
+        })  # fmt: skip
+    else:
+        talk(f"sent {spaced(sent)} of {spaced(len(found.letters))}")
+
+
+def _show_letters(found: "Letters") -> None:
+    """What there is, by its error, and what is not sent."""
+    if found.letters:
+        rows = [(count, error) for error, count in found.by_error.most_common(20)]
+        print_table(["letters", "error"], rows)
+    for why, count in found.skipped.items():
+        talk(f"{spaced(count)} are not sent: {why}")
 
 
 def _to_replay(checkpoint: "Checkpoint", tails: "Mapping[tuple[str, int], PartitionTail]") -> int:
