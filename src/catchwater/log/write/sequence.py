@@ -101,7 +101,8 @@ class PartitionState:
         return min(self.open_txns.values()) if self.open_txns else self.high_watermark
 
 
-class NewRun(NamedTuple):
+@dataclass(slots=True)
+class NewRun:
     """Accepted batches of one partition that lie side by side in the chunk."""
 
     key: PartitionKey
@@ -269,8 +270,17 @@ def catalog_changes(
     """What the catalog has to store of a sequenced chunk that begins at byte `at` of an object."""
     file = object_row.key
     runs = [
-        RunRow(topic_id, partition, first, last, file, at + byte_offset, size, newest, count)
-        for (topic_id, partition), first, last, byte_offset, size, newest, count in done.runs
+        RunRow(
+            *run.key,
+            run.base_offset,
+            run.last_offset,
+            file,
+            at + run.byte_offset,
+            run.byte_size,
+            run.max_timestamp,
+            run.record_count,
+        )
+        for run in done.runs
     ]
     partitions = []
     producers = []
@@ -403,15 +413,11 @@ def _extend(runs: list[NewRun], key: PartitionKey, entry: Entry, base_offset: in
         run = runs[-1]
         if run.key == key and run.byte_offset + run.byte_size == entry.byte_offset:
             assert run.last_offset + 1 == base_offset, "a run's offsets are consecutive"
-            runs[-1] = NewRun(
-                key,
-                run.base_offset,
-                last_offset,
-                run.byte_offset,
-                run.byte_size + entry.size_bytes,
-                max(run.max_timestamp, entry.max_timestamp),
-                run.record_count + entry.record_count,
-            )
+            run.last_offset = last_offset
+            run.byte_size += entry.size_bytes
+            run.record_count += entry.record_count
+            if entry.max_timestamp > run.max_timestamp:
+                run.max_timestamp = entry.max_timestamp
             return
     runs.append(
         NewRun(

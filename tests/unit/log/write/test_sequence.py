@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catchwater.log.format.chunk import Entry
-from catchwater.log.write.sequence import PRODUCER_EXPIRY_MS, PartitionState, Result, sequence
+from catchwater.log.write.sequence import (
+    PRODUCER_EXPIRY_MS,
+    NewRun,
+    PartitionState,
+    Result,
+    sequence,
+)
 from catchwater.wire.errors import ErrorCode
 
 T1 = b"1" * 16
@@ -64,8 +70,8 @@ def test_batches_of_a_partition_side_by_side_are_one_run() -> None:
         entry(1, at=200, partition=1),
     ]
     first, second = sequence(entries, states, {}, 1).runs
-    assert first == (KEY, 0, 4, 0, 200, 9, 5)
-    assert second == ((T1, 1), 0, 0, 200, 100, 5, 1)
+    assert first == NewRun(KEY, 0, 4, 0, 200, 9, 5)
+    assert second == NewRun((T1, 1), 0, 0, 200, 100, 5, 1)
 
 
 def test_a_refused_batch_parts_the_run_it_lies_in() -> None:
