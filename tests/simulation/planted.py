@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
+
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.catalog import commit as catalog_commit
 from catchwater.catalog.rows import Changes, EndedTxn, ScopeRows
@@ -192,7 +194,7 @@ def answer_a_duplicate_wrongly() -> Any:
     def known_or_refused(entry: Any, known: Any) -> Any:
         answer = original(entry, known)
         if answer is not None and answer.duplicate:
-            return answer._replace(base_offset=answer.base_offset + 1)
+            return msgspec.structs.replace(answer, base_offset=answer.base_offset + 1)
         return answer
 
     return patch.object(sequence, "known_or_refused", known_or_refused)

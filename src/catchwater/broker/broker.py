@@ -13,6 +13,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from catchwater.broker.access import Guard
 from catchwater.broker.coordination.coordinator import Coordinator
 from catchwater.broker.coordination.held import MOVED
@@ -141,7 +143,7 @@ class User(NamedTuple):
     gate: Gate
 
 
-class Call(NamedTuple):
+class Call(msgspec.Struct, frozen=True):
     """One request as it came; its handler, or the router, releases the frame."""
 
     header: RequestHeader

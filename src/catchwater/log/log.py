@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+
+import msgspec
 
 from catchwater.catalog.base import AlterConfig
 from catchwater.catalog.errors import CatalogRetriable, TopicExists
@@ -57,7 +58,7 @@ _LOG = logging.getLogger(__name__)
 _PRODUCER_IDS_A_BLOCK = 1000
 
 
-class Read(NamedTuple):
+class Read(msgspec.Struct, frozen=True):
     """Whole batches with their final offsets, as buffers to be sent one after the other."""
 
     parts: Sequence[Buffer]

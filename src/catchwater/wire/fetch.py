@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
+import msgspec
+
 from catchwater.wire.errors import ErrorCode, known_error
 from catchwater.wire.fields import (
     I16,
@@ -37,7 +39,7 @@ _TOPIC_ID_SINCE = 13  # topics are named by their ids (KIP-516)
 _NO_SESSION = (0, -1)
 
 
-class FetchPartition(NamedTuple):
+class FetchPartition(msgspec.Struct, frozen=True):
     """`leader_epoch` is the newest the client knows, -1 if none (KIP-320)."""
 
     partition: int
@@ -46,7 +48,7 @@ class FetchPartition(NamedTuple):
     leader_epoch: int
 
 
-class FetchTopic(NamedTuple):
+class FetchTopic(msgspec.Struct, frozen=True):
     """A topic by `name`, or from version 13 by its 16-byte `id`; the other one is None."""
 
     name: str | None
@@ -62,7 +64,7 @@ class ForgottenTopic(NamedTuple):
     partitions: list[int]
 
 
-class FetchRequest(NamedTuple):
+class FetchRequest(msgspec.Struct, frozen=True):
     """`replica_id` is -1 from every consumer; only a Kafka broker gives its own."""
 
     replica_id: int
@@ -77,7 +79,7 @@ class FetchRequest(NamedTuple):
     rack: str
 
 
-class FetchReplyPartition(NamedTuple):
+class FetchReplyPartition(msgspec.Struct, frozen=True):
     """`records` are buffers to be sent one after the other, whole batches only.
 
     `aborted` are (producer id, first offset) of transactions among them that a client who reads
@@ -95,7 +97,7 @@ class FetchReplyPartition(NamedTuple):
     aborted: Sequence[tuple[int, int]] | None = ()
 
 
-class FetchReplyTopic(NamedTuple):
+class FetchReplyTopic(msgspec.Struct, frozen=True):
     """A topic by `name`, or from version 13 by its 16-byte `id`, as it was asked for."""
 
     name: str | None
@@ -186,9 +188,10 @@ def _add_fetched(
     out: bytearray, version: int, flexible: bool, partition: FetchReplyPartition
 ) -> None:
     """What stands before a partition's records."""
-    index, error, high, stable, log_start, _, preferred, aborted = partition
+    index, error, aborted = partition.partition, partition.error, partition.aborted
+    high, stable = partition.high_watermark, partition.last_stable_offset
     if version >= 5:
-        out += _FETCHED.pack(index, error, high, stable, log_start)
+        out += _FETCHED.pack(index, error, high, stable, partition.log_start)
     else:
         out += _FETCHED_V4.pack(index, error, high, stable)
     if aborted is None:
@@ -198,7 +201,7 @@ def _add_fetched(
         out += encode_size(len(aborted), flexible)
         out += b"".join([_ABORTED.pack(*transaction) + end for transaction in aborted])
     if version >= 11:
-        out += pack_i32(preferred)
+        out += pack_i32(partition.preferred_replica)
 
 
 def _take_fetch_topics(cursor: Cursor, version: int, flexible: bool) -> list[FetchTopic]:

@@ -14,7 +14,8 @@ thread-safe: all connections of a pool, and the releases of their frames, belong
 import mmap
 from collections.abc import Sequence
 from struct import Struct
-from typing import NamedTuple
+
+import msgspec
 
 from catchwater.config import CatchwaterError
 from catchwater.wire.fields import Buffer, MalformedMessage
@@ -201,7 +202,7 @@ class FrameBuffer:
             self._arena.drop()
 
 
-class RequestHeader(NamedTuple):
+class RequestHeader(msgspec.Struct, frozen=True):
     """What precedes every request."""
 
     api_key: int

@@ -19,6 +19,8 @@ from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
 
+import msgspec
+
 from catchwater.wire.errors import ErrorCode, known_error
 from catchwater.wire.fields import (
     I16,
@@ -42,14 +44,14 @@ FLEXIBLE_SINCE = 9  # lengths are compact and structs end with tagged fields (KI
 _TOPIC_ID_SINCE = 13  # topics are named by their ids (KIP-516)
 
 
-class ProducePartition(NamedTuple):
+class ProducePartition(msgspec.Struct, frozen=True):
     """A partition's batch as a view of the frame; null, as Kafka allows, is None."""
 
     partition: int
     records: memoryview | None
 
 
-class ProduceTopic(NamedTuple):
+class ProduceTopic(msgspec.Struct, frozen=True):
     """A topic by `name`, or from version 13 by its 16-byte `id`; the other one is None."""
 
     name: str | None
@@ -57,7 +59,7 @@ class ProduceTopic(NamedTuple):
     partitions: list[ProducePartition]
 
 
-class ProduceRequest(NamedTuple):
+class ProduceRequest(msgspec.Struct, frozen=True):
     """`acks` is 0, 1 or -1 (all) from a good client; anything else is for the handler to refuse."""
 
     transactional_id: str | None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from catchwater.broker.broker import Broker, Later
 from catchwater.broker.coordination.coordinator import Coordinator
@@ -195,7 +196,7 @@ class MemoryLog:
         stable = self.stable.get(key, high_watermark)
         nothing = Read((), 0, high_watermark, stable, 0)
         if not 0 <= offset <= high_watermark:
-            return nothing._replace(error=ErrorCode.OFFSET_OUT_OF_RANGE)
+            return structs.replace(nothing, error=ErrorCode.OFFSET_OUT_OF_RANGE)
         parts: list[bytes] = []
         size = 0
         for _, last, data in self.batches[key]:
@@ -205,7 +206,7 @@ class MemoryLog:
                 parts.append(data)
                 size += len(data)
         aborted = self.aborted if committed else ()
-        return nothing._replace(parts=parts, size_bytes=size, aborted=aborted)
+        return structs.replace(nothing, parts=parts, size_bytes=size, aborted=aborted)
 
     def wait_for(self, keys: Iterable[PartitionKey]) -> asyncio.Future[None]:
         self.waiters.append(asyncio.get_running_loop().create_future())

@@ -1,6 +1,7 @@
 """Fetch sessions: what is kept, what is told, and how room is made (KIP-227)."""
 
 import pytest
+from msgspec import structs
 
 from catchwater.broker import fetch_sessions as module
 from catchwater.broker.fetch_sessions import (
@@ -32,9 +33,8 @@ def request(session_id: int, epoch: int, wanted=(), forgotten=()) -> FetchReques
 
 
 def answer(index: int, high: int = 0, records: bytes = b"", **changes) -> FetchReplyPartition:
-    return FetchReplyPartition(
-        index, ErrorCode.NONE, high, high, 0, [records] if records else ()
-    )._replace(**changes)
+    given = FetchReplyPartition(index, ErrorCode.NONE, high, high, 0, [records] if records else ())
+    return structs.replace(given, **changes)
 
 
 def begin(sessions: FetchSessions, count: int, by_id: bool = False) -> int:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -158,7 +159,7 @@ def _kio_fetch_request(version: int, request: FetchRequest, other: int, text: st
         return kio(FETCH, version, EntityType.request, struct, values)
 
     replica = {"replica_id": request.replica_id, "replica_epoch": other}
-    values = request._asdict() | {
+    values = msgspec.structs.asdict(request) | {
         "cluster_id": text,
         "replica_id": request.replica_id,
         "max_wait": milliseconds(request.max_wait_ms),
@@ -557,7 +558,7 @@ def test_a_mutated_request_is_read_as_the_generic_decoder_reads_it(
 
 def _essence(request: Any) -> list[Any]:
     return [
-        (topic.name, uuid(topic.id), [partition[0] for partition in topic.partitions])
+        (topic.name, uuid(topic.id), [partition.partition for partition in topic.partitions])
         for topic in request.topics
     ]
 

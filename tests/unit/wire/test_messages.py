@@ -19,6 +19,7 @@ from kio.schema.errors import ErrorCode as KioErrorCode
 from kio.schema.index import api_key_map, schema_name_map
 from kio.serial import entity_reader
 from kio.static.constants import EntityType
+from msgspec.structs import astuple
 
 from catchwater.wire.fields import MAX_REQUEST_ELEMENTS, MalformedMessage, body_of
 from catchwater.wire.frames import decode_header
@@ -96,7 +97,7 @@ def test_every_request_reads_as_kio_reads_it() -> None:
         message = some_entity(entity, source)
         frame = b"".join(encode_request(7, "a client", message))
         header = decode_header(memoryview(frame))
-        assert header[:4] == (api_key, version, 7, "a client")
+        assert astuple(header)[:4] == (api_key, version, 7, "a client")
         assert decode_request(header, memoryview(frame)) == message
         body_at = body_of(
             memoryview(frame), header.rest_at, entity.__header_schema__.__flexible__
@@ -141,7 +142,7 @@ def test_a_reply_to_api_versions_has_the_oldest_header_in_every_version() -> Non
 
 def test_the_header_of_an_unknown_version_still_tells_whom_to_answer() -> None:
     frame = struct.pack(">hhih", API_VERSIONS, 99, 1234, 2) + b"me" + b"whatever"
-    assert decode_header(memoryview(frame))[:4] == (API_VERSIONS, 99, 1234, "me")
+    assert astuple(decode_header(memoryview(frame)))[:4] == (API_VERSIONS, 99, 1234, "me")
 
 
 @pytest.mark.parametrize(("api_key", "version"), [(999, 0), (-1, 0), (METADATA, 99)])

@@ -96,14 +96,15 @@ def _plain(broker: Broker, call: Call, request: ProduceRequest) -> list[Submissi
         return None
     plain_topics = broker.log.plain_topics
     batches: list[Submission] = []
-    for name, topic_id, partitions in request.topics:
-        topic = broker.find_topic(name, topic_id or b"")
+    for wanted in request.topics:
+        topic = broker.find_topic(wanted.name, wanted.id or b"")
         if topic is None or (call.gate is not None and not call.may(_WRITE_TOPIC, topic.name)):
             return None
         max_bytes = plain_topics.get(topic.id)
         if max_bytes is None:  # its settings ask for more, or nobody has looked
             return None
-        for index, data in partitions:
+        for part in wanted.partitions:
+            index, data = part.partition, part.records
             if data is None or not 0 <= index < topic.partitions:
                 return None
             header = plain(data, max_bytes, latest_ms, left)
@@ -132,12 +133,12 @@ def _start_with_care(broker: Broker, call: Call, request: ProduceRequest) -> Lat
         rules = rules_of(topic, broker.config.message_max_bytes) if topic else None
         if topic and rules and rules.are_plain:
             broker.log.plain_topics[topic.id] = rules.max_bytes
-        for index, records in wanted.partitions:
+        for part in wanted.partitions:
+            index, data = part.partition, part.records or memoryview(b"")
             try:
                 _check_allowed(request, may_use_id, may_write, name)
                 _check_request(request, topic, index, by_id)
                 assert topic is not None and rules is not None
-                data = records or memoryview(b"")
                 header = _check_batch(request, call.version, rules, data, now_ms)
             except BatchError as error:
                 answers.append(_refusal(broker, index, error))
@@ -223,9 +224,9 @@ def _encode_plain(
     is_one: bool,
     outcomes: Sequence[Appended],
 ) -> list[Buffer]:
-    error, base_offset, log_start, _ = outcomes[0]
-    if is_one and request.acks != 0 and error is ErrorCode.NONE:
-        return encode_one(correlation_id, request.topics[0], base_offset, log_start)
+    first = outcomes[0]
+    if is_one and request.acks != 0 and first.error is ErrorCode.NONE:
+        return encode_one(correlation_id, request.topics[0], first.base_offset, first.log_start)
     times = [_NO_TIME] * len(outcomes)
     return _encode(broker, correlation_id, version, request, times, outcomes)
 
@@ -250,8 +251,8 @@ def _encode(
         return _answer(index, outcome, version, refusal)
 
     topics = [
-        ProduceReplyTopic(topic.name, topic.id, [answer(index) for index, _ in topic.partitions])
-        for topic in request.topics
+        ProduceReplyTopic(each.name, each.id, [answer(part.partition) for part in each.partitions])
+        for each in request.topics
     ]
     if request.acks != 0:
         return encode_produce_reply(correlation_id, version, topics)

@@ -22,7 +22,9 @@ current leader and its endpoint (v16, KIP-951).
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from catchwater.broker import placement
 from catchwater.broker.broker import Api, Broker, Call, Later, LaterOf
@@ -69,7 +71,7 @@ _ZSTD_SINCE = 10
 Answers = list[tuple[Place, FetchReplyPartition]]
 
 
-class _Reply(NamedTuple):
+class _Reply(msgspec.Struct, frozen=True):
     """With an error of the request nothing else."""
 
     error: ErrorCode
@@ -98,8 +100,9 @@ def start(broker: Broker, call: Call) -> Later:
 
 
 def _encode(correlation_id: int, version: int, reply: _Reply) -> list[Buffer]:
-    error, session_id, topics = reply
-    return encode_fetch_reply(correlation_id, version, topics, error=error, session_id=session_id)
+    return encode_fetch_reply(
+        correlation_id, version, reply.topics, error=reply.error, session_id=reply.session_id
+    )
 
 
 def _open(broker: Broker, request: FetchRequest, call: Call) -> "_Fetch | _Reply":
@@ -238,7 +241,7 @@ class Reading:
             topic = self._topics[name] = self._readable(name)
         if partition.high_watermark >= 0 and self._is_known(topic, index, partition):
             return None
-        leader_epoch = partition.wanted[3]
+        leader_epoch = partition.wanted.leader_epoch
         if isinstance(topic, ErrorCode):
             self._answer(place, FetchReplyPartition(index, topic))
         elif not 0 <= index < topic.partitions:
@@ -257,10 +260,10 @@ class Reading:
 
     def _asked(self, partition: SessionPartition) -> dict[str, Any]:
         """The arguments of `Log.read` after the key."""
-        _, offset, wanted_bytes, _ = partition.wanted
+        wanted = partition.wanted
         return {
-            "offset": offset,
-            "max_bytes": max(0, min(wanted_bytes, self._left_bytes)),
+            "offset": wanted.offset,
+            "max_bytes": max(0, min(wanted.max_bytes, self._left_bytes)),
             "at_least_one": not self._size_bytes,
             "committed": self._committed,
         }
@@ -334,15 +337,15 @@ class Reading:
         if isinstance(topic, ErrorCode) or index >= topic.partitions:
             return False
         state = self._broker.log.state((topic.id, index))
-        _, offset, _, leader_epoch = partition.wanted
+        wanted = partition.wanted
         return (
-            partition.high_watermark == state.high_watermark == offset
+            partition.high_watermark == state.high_watermark == wanted.offset
             and partition.log_start == state.log_start
-            and leader_epoch <= 0
+            and wanted.leader_epoch <= 0
         )
 
 
-class _Fetch(NamedTuple):
+class _Fetch(msgspec.Struct, frozen=True):
     """A fetch under way."""
 
     request: FetchRequest

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import msgspec
+
 from catchwater.catalog.rows import (
     AbortedRow,
     Changes,
@@ -72,7 +74,7 @@ class ProducerState(NamedTuple):
     last_ms: int
 
 
-class Result(NamedTuple):
+class Result(msgspec.Struct, frozen=True):
     """The answer to one batch; a duplicate is a success with its first offset."""
 
     error: ErrorCode

@@ -36,6 +36,8 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import msgspec
+
 from catchwater.catalog.base import EmbeddedCatalog
 from catchwater.catalog.errors import CatalogDead, SessionFenced
 from catchwater.catalog.rows import (
@@ -109,7 +111,7 @@ class Submission(NamedTuple):
     data: memoryview
 
 
-class Appended(NamedTuple):
+class Appended(msgspec.Struct, frozen=True):
     """The answer to one submission; the time is milliseconds since the Unix epoch."""
 
     error: ErrorCode
@@ -143,7 +145,7 @@ class _Refused(NamedTuple):
     until_s: float
 
 
-class Request(NamedTuple):
+class Request(msgspec.Struct, frozen=True):
     """What was submitted at once, and is answered at once."""
 
     batches: Sequence[Submission]
