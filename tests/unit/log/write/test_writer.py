@@ -13,7 +13,7 @@ from catchwater.catalog.rows import Changes, PartitionRow, Snapshot
 from catchwater.clock import ManualClock
 from catchwater.log.format.chunk import ChunkError, decode_index
 from catchwater.log.write import writer
-from catchwater.log.write.writer import EmbeddedCommitter, Intake, Submission, Writer
+from catchwater.log.write.writer import Appended, EmbeddedCommitter, Intake, Submission, Writer
 from catchwater.objects.base import Buffer
 from catchwater.wal.base import Position, WalDead, WalFull
 from catchwater.wal.file import FileWal
@@ -140,7 +140,7 @@ async def test_answers_come_in_the_order_of_the_batches_whatever_the_chunks_orde
     await first
     assert [answer.base_offset for answer in await one] == [0, 1, 1, 2]
     assert [answer.base_offset for answer in await two] == [2, 3]
-    assert (await one)[0] == (ErrorCode.NONE, 0, 0, 77)
+    assert (await one)[0] == Appended(ErrorCode.NONE, 0, 0, 77)
     entries = decode_index(log.wal.payloads[1]).entries
     assert [entry.partition for entry in entries] == [0, 0, 0, 1, 1, 1]
     assert len(log.catalog.applied[1][1].runs) == 2
