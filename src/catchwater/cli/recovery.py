@@ -151,7 +151,17 @@ def _why_not(checkpoint: "Checkpoint", tails: "Mapping[tuple[str, int], Partitio
 @app.command()
 def restore(
     file: PipelineFile,
-    checkpoint: Annotated[int, typer.Option("--checkpoint", metavar="N", help="The epoch.")],
+    checkpoint: Annotated[
+        int | None, typer.Option("--checkpoint", metavar="N", help="The epoch.")
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="PLACE",
+            help="Instead: last, -2 for two before it, or an ISO time, for the newest not younger.",
+        ),
+    ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
@@ -162,25 +172,28 @@ def restore(
     """
     from catchwater.cli.console import open_here
     from catchwater.pipeline.run.versions import check_reach
-    from catchwater.recovery.checkpoint import find
+    from catchwater.recovery.checkpoint import find, find_by_name
     from catchwater.recovery.contract import check_covered
     from catchwater.recovery.pins import refuse_lost
     from catchwater.recovery.rewind import rewind
 
     pipeline = open_here(file)
     config = pipeline.config
-    chosen = find(config.checkpoint, checkpoint)
+    if (checkpoint is None) == (to is None):
+        raise typer.BadParameter("Name the epoch with --checkpoint, or a place with --to.")
+    folder = config.checkpoint
+    chosen = find_by_name(folder, to) if to is not None else find(folder, int(checkpoint or 0))
     tails = pipeline.tails(chosen.end.needed)
     check_covered(chosen.end, tails)
-    check_reach(config.checkpoint, checkpoint)
+    check_reach(config.checkpoint, chosen.epoch)
     if pipeline.control is not None:  # another Kafka has no pins that could be lost
         refuse_lost(pipeline.control, chosen.end, tails)
-    plan = f"restore checkpoint {checkpoint} of {config.checkpoint} and replay "
+    plan = f"restore checkpoint {chosen.epoch} of {config.checkpoint} and replay "
     plan += f"{spaced(_to_replay(chosen, tails))} records"
     if not agreed(plan, dry_run=dry_run, yes=yes):
         return
-    rewind(config.checkpoint, checkpoint, tails)
-    talk(f"checkpoint {checkpoint} is the newest now; start the pipeline: "
+    rewind(config.checkpoint, chosen.epoch, tails)
+    talk(f"checkpoint {chosen.epoch} is the newest now; start the pipeline: "
          f"catchwater pipeline run {file}")  # fmt: skip
 
 

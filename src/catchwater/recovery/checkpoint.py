@@ -8,8 +8,10 @@ in Spark's own words.
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -190,6 +192,47 @@ def find(folder: Path, epoch: int) -> Checkpoint:
         return found
     there = ", ".join(map(str, committed)) or "none"
     raise NoSuchCheckpoint(f"{folder} has no checkpoint {epoch}; there are: {there}.")
+
+
+def find_by_name(folder: Path, place: str) -> Checkpoint:
+    """The committed checkpoint that is meant: `last`, `-2` (two before it), or an ISO time.
+
+    A time stands for the newest that is not younger. Raises `NoSuchCheckpoint`.
+    """
+    committed = committed_epochs(folder)
+    if not committed:
+        raise NoSuchCheckpoint(f"{folder} has no checkpoint yet.")
+    if place == "last":
+        return find(folder, committed[-1])
+    if re.fullmatch(r"-\d+", place):
+        back = int(place[1:])
+        if back < len(committed):
+            return find(folder, committed[-1 - back])
+        raise NoSuchCheckpoint(
+            f"There is no checkpoint {back} before the newest: {len(committed)} are kept, "
+            f"{committed[0]} to {committed[-1]}.",
+            hint="[recovery] retain says how many are kept; older state may be in a savepoint.",
+        )
+    try:
+        at = datetime.fromisoformat(place)
+    except ValueError:
+        raise NoSuchCheckpoint(
+            f"{place!r} names no checkpoint.",
+            hint="Give last, -2 for two before it, or an ISO time with its zone. A savepoint is "
+            f"restored by: catchwater savepoint restore FILE {place}.",
+        ) from None
+    if at.tzinfo is None:
+        raise NoSuchCheckpoint(f"{place!r} names no time zone.", hint=f"Is it {at.isoformat()}Z?")
+    kept = [each for epoch in committed if (each := read_one(folder, epoch))]
+    older = [each for each in kept if each.end.clock_ms <= at.timestamp() * 1000]
+    if not older:
+        oldest = datetime.fromtimestamp(kept[0].end.clock_ms / 1000, UTC)
+        raise NoSuchCheckpoint(
+            f"No checkpoint is as old as {place}: the oldest, {kept[0].epoch}, is of "
+            f"{oldest:%Y-%m-%dT%H:%M:%SZ}.",
+            hint="[recovery] retain says how many are kept; older state may be in a savepoint.",
+        )
+    return older[-1]
 
 
 def settle(folder: Path) -> int:

@@ -349,13 +349,20 @@ def _gap(name: str, offset: int, tail: PartitionTail | None) -> _Gap | None:
 
 
 def check_covered(end: SourceOffset, tails: Mapping[tuple[str, int], PartitionTail]) -> None:
-    """Raise `HistoryGone` or `LogBehind` unless the log can go on from these offsets."""
-    for topic, partitions in end.needed.items():
-        for partition, offset in partitions.items():
-            gap = _gap(f"{topic}-{partition}", offset, tails.get((topic, int(partition))))
-            if gap is not None:
-                message = f"The checkpoint of epoch {end.epoch} {gap.message}."
-                raise gap.error(message, hint=gap.hint)
+    """Raise `HistoryGone` or `LogBehind` unless the log can go on from these offsets.
+
+    The error names every partition that is in the way, and what of it is missing.
+    """
+    found = [
+        gap
+        for topic, partitions in end.needed.items()
+        for partition, offset in partitions.items()
+        if (gap := _gap(f"{topic}-{partition}", offset, tails.get((topic, int(partition)))))
+    ]
+    if found:
+        named = "; it ".join(gap.message for gap in found)
+        message = f"The checkpoint of epoch {end.epoch} {named}."
+        raise found[0].error(message, hint=found[0].hint)
 
 
 # The files.

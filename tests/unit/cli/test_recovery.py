@@ -8,8 +8,9 @@ import pytest
 
 from catchwater.pipeline.opened import OpenPipeline
 from catchwater.recovery import progress
-from catchwater.recovery.contract import PartitionTail
+from catchwater.recovery.contract import HistoryGone, PartitionTail, check_covered
 from catchwater.recovery.folder import lock
+from catchwater.recovery.ledger import SourceOffset
 from catchwater.recovery.progress import CatchingUp, Range
 
 
@@ -110,3 +111,46 @@ def test_how_far_a_restore_is_is_shown_while_a_process_works_on_it(
     ]  # fmt: skip
     assert "catching up" in page and "session: 0 % of the input" in page
     assert "payments-0" in page
+
+
+@pytest.mark.parametrize(
+    ("place", "epoch"),
+    [("last", 2), ("-0", 2), ("-1", 1), ("1970-01-01T00:00:05Z", 1), ("2030-01-01T00:00Z", 2)],
+)
+def test_a_checkpoint_is_named_by_its_place(
+    catchwater: Any, pipeline_file: Path, place: str, epoch: int
+) -> None:
+    answer = catchwater("recovery", "restore", pipeline_file, "--to", place, "--dry-run")
+    assert (answer.code, f"would restore checkpoint {epoch} " in answer.err) == (0, True), answer
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("-3", "3 are kept, 0 to 2"),
+        ("1960-01-01T00:00Z", "the oldest, 0, is of"),
+        ("2030-01-01T00:00", "names no time zone"),
+        ("friday", "catchwater savepoint restore FILE friday"),
+    ],
+)
+def test_a_place_that_is_none_is_named(
+    catchwater: Any, pipeline_file: Path, place: str, said: str
+) -> None:
+    answer = catchwater("recovery", "restore", pipeline_file, "--to", place, "--yes")
+    assert (answer.code, said in answer.err) == (2, True), answer.err
+    assert catchwater("recovery", "restore", pipeline_file, "--yes").code == 2
+
+
+def test_all_that_the_log_lacks_is_named() -> None:
+    end = SourceOffset(0, {"a": {"0": 5}, "b": {"0": 7, "1": 3, "2": 9}}, [0], 0)
+    tails = {
+        ("a", 0): PartitionTail(9, 20, 1), ("b", 1): PartitionTail(0, 20, 1),
+        ("b", 2): PartitionTail(0, 4, 1),
+    }  # fmt: skip
+    with pytest.raises(HistoryGone) as refused:
+        check_covered(end, tails)
+    assert str(refused.value) == (
+        "The checkpoint of epoch 0 needs a-0 from offset 5 on, and the log begins at offset 9: 4 "
+        "records are gone; it needs b-0, and the log has no partition b-0 any more; it stands at "
+        "offset 9 of b-2, and the log ends at offset 4."
+    )
