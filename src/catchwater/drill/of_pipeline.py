@@ -45,8 +45,9 @@ class Play:
         self.scene = scene
         shape = scene.shape
         self.recipe = Recipe(
-            _FOR_EVER, shape.seed, EPOCH_EVENTS, cards=shape.cards, skew=shape.skew, late=shape.late
-        )
+            _FOR_EVER, shape.seed, EPOCH_EVENTS, cards=shape.cards, skew=shape.skew,
+            late=shape.late, each_first=True,
+        )  # fmt: skip
         self.keep_bytes = shape.state_bytes // shape.cards
         topics = scene.topic("payments"), scene.topic("totals")
         job = Job(NAME, FUNCTION, *topics, EPOCH_EVENTS, retain)
@@ -152,8 +153,15 @@ class Play:
         self.compare(count)
         shape = scene.shape
         scene.workload = Workload(
-            count, shape.rate, shape.state_bytes, shape.cards, shape.skew, shape.late
-        )
+            count, shape.rate, shape.state_bytes, shape.cards, shape.skew, shape.late,
+            self._state_bytes(),
+        )  # fmt: skip
+
+    def _state_bytes(self) -> int | None:
+        """What a restore reads of the state, by the newest epoch."""
+        newest = max(self._ledger.epochs(), default=-1)
+        entry = self._ledger.read(newest) if newest >= 0 else None
+        return entry.total("state_bytes") if entry else None
 
     def compare(self, count: int) -> None:
         """The rows of the sink, by a plain loop over the payments, and by the sink itself."""

@@ -69,6 +69,8 @@ class Workload(msgspec.Struct, frozen=True):
     cards: int = 0
     skew: float = 0.0
     late: float = 0.0
+    state_read_bytes: int | None = None
+    """What a restore reads of the state in the end, ids against repeats among it."""
 
 
 class Result(msgspec.Struct, frozen=True):

@@ -61,6 +61,8 @@ class Recipe:
     """The n-th most used card has a share proportional to 1 / n^skew; 0: all have the same."""
     late: float = 0.001
     """The share of payments that come too late to count."""
+    each_first: bool = False
+    """The first payments are one of each card, so that all of the state is there soon."""
 
 
 def payments(recipe: Recipe) -> Iterator[Payment]:
@@ -124,6 +126,8 @@ def _zipf_cards(clock: Clock, recipe: Recipe) -> Iterator[str]:
     """Card numbers for ever."""
     names = [f"c{number:05d}" for number in range(recipe.cards)]
     weights = list(accumulate(rank**-recipe.skew for rank in range(1, recipe.cards + 1)))
+    if recipe.each_first:
+        yield from names
     while True:
         yield from clock.random.choices(names, cum_weights=weights, k=1_000)
 
