@@ -379,7 +379,7 @@ class Server:
         self.broker.metrics.connections.set(len(self._connections))
 
     async def sweep(self) -> None:
-        """Once a second, until cancelled: close who is too slow or silent, wake who waits."""
+        """Once a second, until cancelled: close slow and silent clients, wake those that wait."""
         while True:
             await self.broker.clock.sleep(1.0)
             now_s = self.broker.clock.monotonic_s()

@@ -58,8 +58,8 @@ class SharedCatalog(Catalog):
     def heartbeat(
         self, db: Db, session: Session, state: BrokerState, ttl_ms: int
     ) -> list[BrokerRow]:
-        """Move the session's deadline and supersede those whose deadline has passed; who is alive
-        then, by id.
+        """Move the session's deadline and supersede those whose deadline has passed; returns the
+        brokers that are alive then, by id.
 
         Fails with `SessionFenced`.
         """

@@ -306,7 +306,7 @@ class Writer:
         except sqlite3.Error as error:
             self._failed(error, barriers, last_try=last_try)
             return
-        # A thread's end is seen by nobody: what a defect raises goes to those who wait for this
+        # Nothing watches the thread: what a defect raises goes to the callers who wait for this
         # transaction, and to every call from then on.
         except Exception as error:  # noqa: BLE001
             dead = self._die(error)

@@ -546,7 +546,7 @@ class Log:
 
 
 def _nothing(state: PartitionState, offset: int, stable: int) -> Read:
-    """The answer to who asks for what is not there, or not there yet."""
+    """The answer for an offset that is not there, or not there yet."""
     is_there = state.log_start <= offset <= state.high_watermark
     error = ErrorCode.NONE if is_there else ErrorCode.OFFSET_OUT_OF_RANGE
     return Read((), 0, state.high_watermark, stable, state.log_start, error)

@@ -54,7 +54,7 @@ _TRIES = 5
 
 
 class Producer(NamedTuple):
-    """Who asks: a producer id and the epoch it believes to have."""
+    """The producer that asks: its id, and the epoch it believes to have."""
 
     id: int
     epoch: int

@@ -85,7 +85,7 @@ def start(broker: Broker, call: Call) -> Later:
 def _plain(broker: Broker, call: Call, request: ProduceRequest) -> list[Submission] | None:
     """The batches of a request that is good as it is, in the order they have; None for any other.
 
-    Nothing is changed and nothing refused here: who finds something leaves it to the careful way.
+    Nothing is changed or refused here: what is not plain is left to the careful way.
     """
     preparation = broker.log.preparation
     left = preparation.quick_records

@@ -112,7 +112,7 @@ def encode(
 ) -> tuple[list[Buffer], Chunk]:
     """The buffers of a chunk that holds these batches, and the index as a reader will see it.
 
-    The batches are laid down in the order given: bring those of one partition together, and
+    The batches keep the order given: bring those of one partition together, and
     they become one run. `created_ms` is the time of the append, milliseconds. The headers'
     attributes may bear the index's own bits.
     """

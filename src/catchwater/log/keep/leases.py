@@ -1,4 +1,4 @@
-"""Who does a job, where several brokers share one log: the one that holds its lease.
+"""Which of the brokers that share a log does a job: the one that holds its lease.
 
 A lease keeps brokers from doing the same work twice; it does not keep anything safe. A broker that
 goes on after its lease has ended does no harm, because every commit checks what it replaces. Only
@@ -91,7 +91,7 @@ class Leases:
 
     @asynccontextmanager
     async def pins(self) -> AsyncIterator[None]:
-        """Nobody else sets a pin, or deletes or compacts past one, meanwhile.
+        """Meanwhile no other broker sets a pin, or deletes or compacts past one.
 
         Raises `CatalogUnavailable` if others hold the lease for too long, or `SessionFenced`.
         """

@@ -74,7 +74,7 @@ def is_settled(run: RunRow, written_ms: int, topic: Topic, now_ms: int, config: 
 
 
 class _Stopped(Exception):
-    """Somebody wants the thread back; what was begun is forgotten."""
+    """The thread is wanted back; what was begun is given up."""
 
 
 class ParquetWriter:

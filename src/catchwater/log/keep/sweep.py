@@ -1,14 +1,14 @@
 """Deletion of objects and WAL files that are no longer referred to, in two steps with a grace.
 
-An object no run lies in is marked in the catalog first; its bytes go a grace later, so that a
-reader who looked it up just before still finds it, and its row last. A deletion that fails leaves
-the mark, and is tried again. Objects that a crash left without a row are found by listing; a
+An object in which no run lies is marked in the catalog first; its bytes go a grace later, so that
+a reader that looked it up just before still finds it, and its row last. A deletion that fails
+leaves the mark, and is tried again. Objects that a crash left without a row are found by listing; a
 listing may be stale, so nothing is deleted for having been seen, only for being old and unknown.
 
-A WAL file may go once nothing can be committed any more that lies in it. Embedded: when it is
-finished and every frame in it was applied. Among brokers, who commit in the order they write: when
-its session has ended, when a later file of the session has been committed from, or when each file
-is one frame, which its row then says to be committed.
+A WAL file may go once nothing that lies in it can be committed any more. Embedded: when it is
+finished and every frame in it was applied. Among brokers, which commit in the order in which they
+write: when its session has ended, when a frame of a later file of the session was committed, or,
+where each file is one frame, when its row says that it was committed.
 
 Everything here blocks. It works in steps of `STEP_OBJECTS` and rests in between.
 """
