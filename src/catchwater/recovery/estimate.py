@@ -52,7 +52,9 @@ UNMEASURED_SPREAD = 0.6
 """Half-width of the error bar, as a share of the estimate, before any restore was measured."""
 LEAST_SPREAD = 0.25
 LAST_SAMPLES = 10
-"""Older restores say little of today's machine."""
+LAST_STARTS = 5
+"""Older restores say little of today's machine, and less of how long it takes to start something
+than of how fast it then is."""
 
 LEAST_NEAR_S = 2.0
 _LEAST_S = 0.05
@@ -296,23 +298,13 @@ def _capacity(constants: _Constants, pace: Pace) -> tuple[float, Basis]:
 
 
 def _constants(samples: Sequence[RestoreSample]) -> _Constants:
-    noticed = [each.detection_s for each in samples if each.detection_s is not None]
-    waited = [each.scheduling_s for each in samples if each.scheduling_s is not None]
+    noticed = [s.detection_s for s in samples if s.detection_s is not None][-LAST_STARTS:]
+    waited = [s.scheduling_s for s in samples if s.scheduling_s is not None][-LAST_STARTS:]
     small = [each.first_s for each in samples if each.first_records < _LEAST_RECORDS]
-    first_s = median(small) if small else _FIRST_S if samples else 0.0
-    startup_s = median(s.startup_s for s in samples) if samples else DEFAULT_STARTUP_S
-    replayed = [
-        (each.replay_records, each.replay_s)
-        for each in samples
-        if each.replay_records >= _LEAST_RECORDS
-    ]
-    # A large first epoch is part of the replay, a small one part of the start; of one that took
-    # hardly longer than a small one nobody can say what its records took.
-    replayed += [
-        (each.first_records, each.first_s - first_s)
-        for each in samples
-        if each.first_records >= _LEAST_RECORDS and each.first_s >= _LARGE * first_s
-    ]
+    first_s = median(small[-LAST_STARTS:]) if small else _FIRST_S if samples else 0.0
+    starts = [each.startup_s for each in samples[-LAST_STARTS:]]
+    startup_s = median(starts) if starts else DEFAULT_STARTUP_S
+    replayed = [_replayed(each, first_s) for each in samples]
     state = _rate([(each.state_bytes, each.state_s) for each in samples])
     measured = {"detection": noticed, "scheduling": waited, "session": samples, "state": state}
     return _Constants(
@@ -325,12 +317,35 @@ def _constants(samples: Sequence[RestoreSample]) -> _Constants:
     )
 
 
+def _replayed(sample: RestoreSample, first_s: float) -> tuple[int, float]:
+    """Records and seconds that say how fast a restore was; none where they say nothing.
+
+    A large first epoch is part of the replay, a small one part of the start; of one that took
+    hardly longer than a small one nobody can say what its records took.
+    """
+    records, seconds = 0, 0.0
+    if sample.replay_records >= _LEAST_RECORDS:
+        records, seconds = sample.replay_records, sample.replay_s
+    if sample.first_records >= _LEAST_RECORDS and sample.first_s >= _LARGE * first_s:
+        records, seconds = records + sample.first_records, seconds + sample.first_s - first_s
+    return records, seconds
+
+
 def _rate(measured: Sequence[tuple[int, float]]) -> float | None:
-    """Units a second over all that were long enough to be a measurement."""
-    long = [(units, seconds) for units, seconds in measured if units and seconds > _LEAST_S]
-    if not long:
-        return None
-    return sum(units for units, _ in long) / sum(seconds for _, seconds in long)
+    """Units a second, by those that were long enough to be a measurement; None: there is none.
+
+    The median, each counted as often as it has units: in small ones it is other things that take
+    the time, and many of them must not outweigh a large one.
+    """
+    rates = sorted(
+        (units / seconds, units) for units, seconds in measured if units and seconds > _LEAST_S
+    )
+    half, passed = sum(units for _, units in rates) / 2, 0
+    for rate, units in rates:
+        passed += units
+        if passed >= half:
+            return rate
+    return None
 
 
 def _spread(samples: Sequence[RestoreSample], constants: _Constants) -> float:

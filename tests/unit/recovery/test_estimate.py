@@ -172,6 +172,20 @@ def test_a_slow_function_shows_in_its_epochs_before_any_restore_was_measured() -
     assert known.capacity == "restores"
 
 
+def test_a_large_restore_says_more_of_a_rate_than_many_small_ones() -> None:
+    """As measured: a planned start took 2 s for 1,716 records, a restore 9.2 s for 30,462."""
+    small = RestoreSample(1, 5.0, 0, 0.0, 1_716, 2.128)
+    large = RestoreSample(2, 5.0, 0, 0.0, 30_462, 9.228)
+    guess = estimate([small, large, *[small] * 8], state_bytes=0, replay_records=0)
+    assert guess.capacity_per_s == pytest.approx(30_462 / 9.228, abs=1)
+
+
+def test_the_last_five_starts_say_how_long_a_start_takes() -> None:
+    slow, fast = (RestoreSample(1, s, 0, 0.0, 0, 0.0, first_s=1.0) for s in (25.0, 10.0))
+    guess = estimate([*[slow] * 9, *[fast] * 3], state_bytes=0, replay_records=0)
+    assert guess.infrastructure is not None and guess.infrastructure.session_s == 11.0
+
+
 def test_a_first_epoch_that_took_as_long_as_small_ones_do_says_nothing_of_a_rate() -> None:
     """Two thousand records in the three seconds that a cold session takes for ten."""
     cold = RestoreSample(1, 5.0, 0, 0.0, 0, 0.0, first_records=2_000, first_s=2.9)
